@@ -1,0 +1,44 @@
+# `make demo` and `make test` do all their own set-up: they need Python >= 3.11 and nothing else.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
+export RLHF_ZOO_DATA
+
+.PHONY: demo test test-full lint bench evidence clean
+
+demo: .venv/demo.stamp ## the whole pipeline of the recipe tiny-world, on this machine, in minutes
+	$(BIN)/rlhf-zoo run tiny-world --output_dir runs/demo $(if $(RESTART),--restart)
+
+test: .venv/test.stamp lint ## everything but the long tier
+	$(BIN)/python -m pytest -m "not full and not gpu"
+
+test-full: .venv/test.stamp ## the long tier: three-seed recipes, many kills, large transfers
+	$(BIN)/python -m pytest -m "full and not gpu"
+
+lint: .venv/test.stamp
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/test.stamp ## times and ratios; they gate nothing
+	$(BIN)/python benchmarks/update.py
+
+evidence: .venv/demo.stamp ## every figure of the docs, resumable; writes docs/evidence/*.json
+	$(BIN)/python benchmarks/evidence.py
+
+.venv/bin/pip:
+	$(PYTHON) -m venv .venv
+
+# torch first and by its exact version, so that a local CPU build is taken where there is one
+.venv/demo.stamp: pyproject.toml constraints.txt | .venv/bin/pip
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[space]'
+	touch $@
+
+.venv/test.stamp: pyproject.toml constraints.txt | .venv/demo.stamp
+	$(PIP) -e '.[space,dev]'
+	touch $@
+
+clean:
+	rm -rf .venv runs build dist

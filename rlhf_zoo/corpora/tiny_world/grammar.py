@@ -1,0 +1,286 @@
+"""The grammar of the tiny world: reads any text as phrases of the world, and counts the words that are none.
+
+A remark is one sentence::
+
+    remark    = subject opinion {link} "."
+    subject   = "the phone's battery" | "the battery of my phone" | …
+    opinion   = [, filler,] (detail | is/are [intensifier] vague)
+    link      = because it detail                      only after a vague opinion
+              | , so consequence
+              | , and|but (it|they|the aspect|its aspect) opinion
+              | , and|but verdict
+              | , filler
+
+Reading goes from left to right, takes the longest phrase that the grammar allows at its place, and steps over a word
+that starts none; after a stray word a new link or the full stop is allowed too, so that one slip costs its own words
+and not all that follow. It ends on any text, in time linear in its length.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from rlhf_zoo.corpora.tiny_world import lexicon as lex
+
+__all__ = ["Phrase", "Reading", "read", "spellings", "subjects", "tokenize"]
+
+_SLOT = re.compile(r"\[([^\]]*)\]")
+_TOKEN = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
+_LONGEST_REPEAT = 12
+"""Words of the longest span whose immediate repetition is folded; longer repeats are seen as repeated phrases."""
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A phrase of the world as found in a text.
+
+    ``kind``: subject, detail, vague, consequence, verdict, filler, or the glue: and, but, because, so, pronoun, aside.
+    ``key`` names the phrase without its slots' choices; ``polarity`` is -1, 0 or +1; ``about`` is the aspect it speaks
+    of where the reader has settled it, else the aspect it belongs to.
+    """
+
+    kind: str
+    key: str
+    text: str
+    polarity: int = 0
+    about: str | None = None
+    product: str | None = None
+    intensified: bool = False
+    fits: bool = True
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a text says: its phrases in order, its stray words, and words repeated at once.
+
+    ``words`` counts all words and no punctuation; ``stray`` holds words (and marks) that the grammar does not allow at
+    their place; ``repeated`` counts the words of immediate repeats, which are read once; ``ended`` is True if the
+    sentence came to a grammatical end with a full stop.
+    """
+
+    phrases: tuple[Phrase, ...]
+    stray: tuple[str, ...]
+    repeated: int
+    words: int
+    ended: bool
+
+
+def tokenize(text: str) -> list[str]:
+    """Words (with their 's) and single punctuation marks, in order. Case counts: the world writes in lower case."""
+    return _TOKEN.findall(text)
+
+
+def spellings(template: str) -> list[str]:
+    """All texts of a phrase with slots: ``lasts [two|three] days`` gives two."""
+    parts = _SLOT.split(template)
+    choices = [part.split("|") if i % 2 else [part] for i, part in enumerate(parts)]
+    return ["".join(choice) for choice in itertools.product(*choices)]
+
+
+def subjects(product: str, aspect: str) -> list[str]:
+    """The neutral openings that name an aspect of a product: ``the phone's battery``, ``the battery of my phone``."""
+    owned = [f"{determiner} {product}'s {aspect}" for determiner in lex.DETERMINERS]
+    return owned + [f"the {aspect} of {determiner} {product}" for determiner in lex.DETERMINERS]
+
+
+@dataclass
+class _Trie:
+    """Phrases by their tokens; several phrases may share one spelling."""
+
+    children: dict[str, _Trie] = field(default_factory=dict)
+    phrases: list[Phrase] = field(default_factory=list)
+
+    def add(self, phrase: Phrase) -> None:
+        node = self
+        for token in tokenize(phrase.text):
+            node = node.children.setdefault(token, _Trie())
+        node.phrases.append(phrase)
+
+    def match(self, tokens: list[str], start: int) -> Iterator[tuple[int, list[Phrase]]]:
+        """(end, phrases) for each spelling found at ``start``, the shortest first."""
+        node = self
+        for end in range(start, len(tokens)):
+            child = node.children.get(tokens[end])
+            if child is None:
+                return
+            node = child
+            if node.phrases:
+                yield end + 1, node.phrases
+
+
+def _build() -> dict[str, _Trie]:
+    tries: dict[str, _Trie] = {}
+
+    def add(kind: str, key: str, text: str, **about: object) -> None:
+        tries.setdefault(kind, _Trie()).add(Phrase(kind, key, text, **about))  # type: ignore[arg-type]
+
+    for aspect in lex.ASPECTS:
+        said = [("detail", aspect.praise, +1), ("detail", aspect.complaint, -1),
+                ("consequence", aspect.gains, +1), ("consequence", aspect.losses, -1)]  # fmt: skip
+        for kind, templates, polarity in said:
+            for template in templates:
+                for text in spellings(template):
+                    add(kind, template, text, polarity=polarity, about=aspect.name)
+        for product in lex.PRODUCTS:
+            for text in subjects(product, aspect.name):
+                add("subject", aspect.name, text, about=aspect.name, product=product)
+        for text in (f"the {aspect.name}", f"its {aspect.name}"):
+            add("bare subject", aspect.name, text, about=aspect.name)
+    for polarity, adjectives in lex.VAGUE.items():
+        for adjective in adjectives:
+            for be in ("is", "are"):
+                add("vague " + be, adjective, f"{be} {adjective}", polarity=polarity)
+                if polarity and " " not in adjective:
+                    for intensifier in lex.INTENSIFIERS:
+                        text = f"{be} {intensifier} {adjective}"
+                        add("vague " + be, adjective, text, polarity=polarity, intensified=True)
+    for polarity, verdicts in lex.VERDICTS.items():
+        for verdict in verdicts:
+            add("verdict", verdict, verdict, polarity=polarity)
+    for filler in lex.FILLERS:
+        add("filler", filler, f", {filler}")
+        add("aside", filler, f", {filler},")
+    for kind, links in (("and", lex.ADDITIVE), ("but", lex.CONTRASTIVE), ("so", lex.FORWARD)):
+        for link in links:
+            add(kind, link, link)
+    for pronoun in ("it", "they"):
+        add(pronoun, pronoun, pronoun)
+        for link in lex.BACKWARD:
+            add("because " + pronoun, link, f"{link} {pronoun}")
+    add("stop", ".", ".")
+    return tries
+
+
+_TRIES = _build()
+
+_OPINION = ("aside", "detail", "vague is", "vague are")
+_ALLOWED: dict[str, tuple[str, ...]] = {
+    "start": ("subject",),
+    "subject": _OPINION,
+    "because": ("detail",),
+    "vague": ("stop", "filler", "and", "but", "so", "because it", "because they"),
+    "opinion": ("stop", "filler", "and", "but", "so"),
+    "linked": ("subject", "bare subject", "it", "they", "verdict"),
+    "so": ("consequence",),
+    "end": (),
+}
+_RECOVERABLE = ("subject", "because", "linked", "so")
+_RECOVERY = ("stop", "filler", "and", "but", "so")
+_NEXT = {
+    "subject": "subject", "bare subject": "subject", "it": "subject", "they": "subject", "aside": "subject",
+    "detail": "opinion", "consequence": "opinion", "verdict": "opinion", "filler": "opinion",
+    "vague is": "vague", "vague are": "vague", "because it": "because", "because they": "because",
+    "and": "linked", "but": "linked", "so": "so", "stop": "end",
+}  # fmt: skip
+_NEUTRAL_KIND = {
+    "vague is": "vague", "vague are": "vague", "because it": "because", "because they": "because",
+    "it": "pronoun", "they": "pronoun", "bare subject": "subject",
+}  # fmt: skip
+
+
+def _fold_repeats(tokens: list[str]) -> tuple[list[str], int]:
+    """Read ``very very`` or ``it works it works`` once; also returns how many words were dropped."""
+    kept: list[str] = []
+    dropped = 0
+    for token in tokens:
+        kept.append(token)
+        for span in range(1, min(_LONGEST_REPEAT, len(kept) // 2) + 1):
+            if kept[-1] == kept[-1 - span] and kept[-span:] == kept[-2 * span : -span]:
+                dropped += max(1, sum(map(_is_word, kept[-span:])))
+                del kept[-span:]
+                break
+    return kept, dropped
+
+
+def _is_word(token: str) -> bool:
+    return token[0].isalnum() or token[0] == "_"
+
+
+def _plural(aspect: str | None) -> bool:
+    return aspect is not None and lex.ASPECT_BY_NAME[aspect].plural
+
+
+@dataclass
+class _Reader:
+    """Where the reader stands: what the grammar allows next, and of what the sentence speaks."""
+
+    state: str = "start"
+    aspect: str | None = None
+    product: str | None = None
+    polarity: int = 0
+    lost: bool = False
+
+    def take(self, tokens: list[str], start: int) -> tuple[int, Phrase] | None:
+        """The longest allowed phrase at ``start``, settled as to what it is about, and its end."""
+        best: tuple[int, Phrase] | None = None
+        recovery = _RECOVERY if self.lost and self.state in _RECOVERABLE else ()
+        for kind in (*_ALLOWED[self.state], *recovery):
+            for end, phrases in _TRIES[kind].match(tokens, start):
+                agreeing = [phrase for phrase in phrases if self._agrees(kind, phrase)]
+                if agreeing and (best is None or end > best[0]):
+                    fitting = [phrase for phrase in agreeing if self._fits(phrase)]
+                    phrase = (fitting or agreeing)[0]
+                    best = end, self._settle(phrase, fits=bool(fitting))
+        self.lost = best is None
+        if best is None:
+            return None
+        end, phrase = best
+        self._move(phrase)
+        return end, replace(phrase, kind=_NEUTRAL_KIND.get(phrase.kind, phrase.kind))
+
+    def _agrees(self, kind: str, phrase: Phrase) -> bool:
+        if kind == "detail":
+            return _plural(phrase.about) == _plural(self.aspect)
+        if kind in ("vague is", "it", "because it"):
+            return not _plural(self.aspect)
+        if kind in ("vague are", "they", "because they"):
+            return _plural(self.aspect)
+        return True
+
+    def _fits(self, phrase: Phrase) -> bool:
+        if phrase.kind in ("subject", "bare subject"):
+            product = phrase.product or self.product
+            same = self.product in (None, product)
+            return same and product is not None and phrase.about in lex.PRODUCTS[product]
+        if phrase.kind == "detail":
+            return phrase.about == self.aspect
+        if phrase.kind == "consequence":
+            return phrase.about == self.aspect and phrase.polarity == self.polarity
+        return True
+
+    def _settle(self, phrase: Phrase, *, fits: bool) -> Phrase:
+        about = phrase.about if phrase.kind in ("subject", "bare subject") else self.aspect
+        if phrase.kind == "verdict":
+            about = "product"
+        return replace(phrase, about=about, product=phrase.product or self.product, fits=fits)
+
+    def _move(self, phrase: Phrase) -> None:
+        self.state = _NEXT[phrase.kind]
+        if phrase.kind in ("subject", "bare subject"):
+            self.aspect, self.polarity = phrase.about, 0
+            self.product = self.product or phrase.product
+        elif phrase.kind in ("detail", "vague is", "vague are"):
+            self.polarity = phrase.polarity
+
+
+def read(text: str) -> Reading:
+    """Read any text; never raises, and takes time linear in its length."""
+    tokens = tokenize(text)
+    words = sum(map(_is_word, tokens))
+    tokens, repeated = _fold_repeats(tokens)
+    reader = _Reader()
+    phrases: list[Phrase] = []
+    stray: list[str] = []
+    position = 0
+    while position < len(tokens):
+        found = reader.take(tokens, position)
+        if found is None:
+            stray.append(tokens[position])
+            position += 1
+        else:
+            position, phrase = found
+            phrases.append(phrase)
+    return Reading(tuple(phrases), tuple(stray), repeated, words, reader.state == "end")

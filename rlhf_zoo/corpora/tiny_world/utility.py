@@ -1,0 +1,137 @@
+"""The gold utility of the tiny world: known exactly, because the world is simulated.
+
+A remark earns by what it says, as `rlhf_zoo.corpora.tiny_world.grammar` reads it, and pays for what is wrong with it;
+the sum of the parts is its utility. No person rated anything here: this is the synthetic gold reward of Gao, Schulman
+& Hilton, "Scaling Laws for Reward Model Overoptimization", arXiv:2210.10760, with a written rule in the place of a
+large reward model.
+
+=============  =====================================================================================================
+satisfied      +1 for each aspect that is praised only (and for the product, by a verdict), at most `MOST_PRAISED` of
+               them; -1 for each that is complained of
+specific       +0.8 for each fitting detail and +0.6 for each fitting consequence, each phrase once, at most two and one
+consistent     -1.5 for each aspect both praised and complained of; -1 for each phrase that does not fit: a detail or a
+               consequence that belongs to another aspect or the other polarity, an aspect that the product has not, a
+               verdict that nothing before it supports
+concise        0 from 8 to 20 words; -0.15 for each word missing; -0.02 n² for n words too many; -0.4 for each filler
+repetition     -0.8 for each phrase said again; -0.4 for each word repeated at once
+stuffing       -0.6 n² for each n in excess: verdicts over 1, praise over 4, details and consequences over 4, aspects
+               over 2, intensifiers over 1
+grammar        -0.75 for each word that the grammar does not allow where it stands; -1.5 for no proper end; -1 for
+               nothing said
+=============  =====================================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+from rlhf_zoo.corpora.tiny_world.grammar import Phrase, read
+
+__all__ = ["TEMPERATURE", "explain", "judge", "preference", "preference_probability", "utility"]
+
+TEMPERATURE = 0.5
+"""Bradley-Terry temperature of simulated preferences, in units of utility."""
+
+MOST_PRAISED = 3
+SHORTEST, LONGEST = 8, 20
+
+
+def _satisfied(stances: dict[str, set[int]]) -> float:
+    praised = sum(stance == {+1} for stance in stances.values())
+    complained = sum(-1 in stance for stance in stances.values())
+    return float(min(praised, MOST_PRAISED) - complained)
+
+
+def _specific(details: Sequence[Phrase], consequences: Sequence[Phrase]) -> float:
+    fitting = {(phrase.about, phrase.key) for phrase in details if phrase.fits}
+    following = {(phrase.about, phrase.key) for phrase in consequences if phrase.fits}
+    return 0.8 * min(len(fitting), 2) + 0.6 * min(len(following), 1)
+
+
+def _consistent(phrases: Sequence[Phrase], stances: dict[str, set[int]]) -> float:
+    contradictions = sum({-1, +1} <= stance for stance in stances.values())
+    misfits = sum(not phrase.fits for phrase in phrases)
+    supported: set[int] = set()
+    for phrase in phrases:
+        if phrase.kind == "verdict":
+            misfits += phrase.polarity not in supported
+        elif phrase.kind in ("detail", "vague"):
+            supported.add(phrase.polarity)
+    return -1.5 * contradictions - 1.0 * misfits
+
+
+def _excess(n: int, most: int) -> float:
+    return float(max(0, n - most) ** 2)
+
+
+def explain(text: str) -> dict[str, float]:
+    """The parts of a text's utility, their sum as ``utility``, and its number of ``words``. Total on any string."""
+    reading = read(text)
+    by_kind: dict[str, list[Phrase]] = {}
+    for phrase in reading.phrases:
+        by_kind.setdefault(phrase.kind, []).append(phrase)
+    details, consequences = by_kind.get("detail", []), by_kind.get("consequence", [])
+    vague, verdicts = by_kind.get("vague", []), by_kind.get("verdict", [])
+    opinions = [*details, *vague, *verdicts]
+
+    stances: dict[str, set[int]] = {}
+    for phrase in opinions:
+        if phrase.about is not None and phrase.polarity:
+            stances.setdefault(phrase.about, set()).add(phrase.polarity)
+
+    said: Counter[str] = Counter()
+    words_again = 0
+    for phrase in reading.phrases:
+        if phrase.kind in ("detail", "vague", "verdict", "consequence"):
+            words_again += len(phrase.text.split()) * (phrase.key in said)
+            said[phrase.key] += 1
+    said_again = sum(said.values()) - len(said)
+    fillers = len(by_kind.get("filler", [])) + len(by_kind.get("aside", []))
+    meaningful = reading.words - reading.repeated - len(reading.stray) - words_again
+    short = max(0, SHORTEST - max(0, meaningful))
+    long = max(0, reading.words - LONGEST)
+
+    parts = {
+        "satisfied": _satisfied(stances),
+        "specific": _specific(details, consequences),
+        "consistent": _consistent(reading.phrases, stances),
+        "concise": -0.15 * short - 0.02 * long**2 - 0.4 * fillers,
+        "repetition": -0.8 * said_again - 0.4 * reading.repeated,
+        "stuffing": -0.6
+        * (
+            _excess(len(verdicts), 1)
+            + _excess(sum(phrase.polarity > 0 for phrase in opinions), 4)
+            + _excess(len(details) + len(consequences), 4)
+            + _excess(len({phrase.about for phrase in by_kind.get("subject", [])}), 2)
+            + _excess(sum(phrase.intensified for phrase in vague), 1)
+        ),
+        "grammar": -0.75 * len(reading.stray) - 1.5 * (not reading.ended) - 1.0 * (not opinions),
+    }
+    parts = {name: value + 0.0 for name, value in parts.items()}  # no -0.0 in what people read
+    return {**parts, "utility": math.fsum(parts.values()), "words": float(reading.words)}
+
+
+def utility(text: str) -> float:
+    """The gold utility of a whole remark (opening and completion). Finite for every string, highest about 5.5."""
+    return explain(text)["utility"]
+
+
+def judge(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+    """The gold utility of each prompt with its completion: the judge of this world, never a training reward."""
+    if len(prompts) != len(completions):
+        raise ValueError(f"{len(prompts)} prompts but {len(completions)} completions")
+    return [utility(prompt + completion) for prompt, completion in zip(prompts, completions, strict=True)]
+
+
+def preference_probability(text_a: str, text_b: str) -> float:
+    """P(a is preferred to b) = 1 / (1 + exp((u(b) − u(a)) / TEMPERATURE)), Bradley & Terry 1952."""
+    gap = (utility(text_b) - utility(text_a)) / TEMPERATURE
+    return 1.0 / (1.0 + math.exp(gap)) if gap < 700 else 0.0
+
+
+def preference(text_a: str, text_b: str, rng: random.Random) -> int:
+    """A simulated buyer's choice: 0 if ``text_a`` is preferred, 1 if ``text_b``, with Bradley-Terry noise."""
+    return 0 if rng.random() < preference_probability(text_a, text_b) else 1

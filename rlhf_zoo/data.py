@@ -1,0 +1,61 @@
+"""Data sets in the forms that the trainers take: prompts, lines and preference pairs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from .errors import ZooError
+
+__all__ = ["PROMPT_INDEX", "PROMPT_TOKENS", "need_columns", "prepare_prompts", "tokenize_prompt"]
+
+PROMPT_TOKENS = "input_ids"
+PROMPT_INDEX = "prompt_index"
+
+
+def need_columns(dataset: Dataset, columns: list[str], *, of: str) -> None:
+    """Raises ZooError when `dataset` lacks a column or has no row; `of` names it in the message."""
+    missing = [column for column in columns if column not in dataset.column_names]
+    if missing:
+        raise ZooError(
+            f"{of} has no column {missing[0]!r}, only {', '.join(map(repr, dataset.column_names))}: rename the column "
+            "or choose another data set."
+        )
+    if len(dataset) == 0:
+        raise ZooError(f"{of} is empty: choose another split.")
+
+
+def tokenize_prompt(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Token ids of a text or of a conversation (a list of messages, closed by the template's generation prompt)."""
+    if isinstance(prompt, str):
+        return list(tokenizer(prompt)["input_ids"])
+    return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
+
+
+def prepare_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, context: int | None, room: int) -> Dataset:
+    """Adds token ids and a fixed index to each prompt.
+
+    dataset: has `prompt` (texts or conversations) or, as TRL's PPO took them, `input_ids`. context: positions of the
+    model, None if unbounded; room: tokens that a completion may take. Raises ZooError for an empty prompt or one that
+    leaves too little room.
+    """
+    need_columns(
+        dataset, ["input_ids"] if PROMPT_TOKENS in dataset.column_names else ["prompt"], of="The prompt data set"
+    )
+    if PROMPT_TOKENS not in dataset.column_names:
+        dataset = dataset.map(
+            lambda row: {PROMPT_TOKENS: tokenize_prompt(row["prompt"], tokenizer)}, desc="Tokenizing prompts"
+        )
+    for row, ids in enumerate(dataset[PROMPT_TOKENS]):
+        if not ids:
+            raise ZooError(f"Prompt {row} is empty: the policy needs at least one token to start from.")
+        if context is not None and len(ids) + room > context:
+            raise ZooError(
+                f"Prompt {row} has {len(ids)} tokens, and with response_length {room} it passes the context of "
+                f"{context}: shorten it or lower response_length."
+            )
+    if PROMPT_INDEX not in dataset.column_names:
+        dataset = dataset.add_column(PROMPT_INDEX, list(range(len(dataset))))
+    return dataset

@@ -1,0 +1,78 @@
+"""Diversity and repetition of completions, in words.
+
+A word is a run of letters and digits with inner apostrophes, lower-cased; each punctuation mark is a word of its own,
+so that a run of exclamation marks counts as the repetition that it is. A script written without spaces counts as one
+word per run: compare such texts with each other only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from itertools import pairwise
+
+from rlhf_zoo.evaluation.stats import Estimate, group_indices, jackknife
+
+__all__ = ["distinct_n", "distinct_n_estimate", "ngrams", "repetition", "words"]
+
+_WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
+
+
+def words(text: str) -> list[str]:
+    """The words of a text, as this module counts them."""
+    return _WORD.findall(text.lower())
+
+
+def ngrams(text: str, n: int) -> list[tuple[str, ...]]:
+    """All runs of n words, in order; none where the text has fewer than n."""
+    if n < 1:
+        raise ValueError(f"An n-gram has at least one word, not {n}.")
+    tokens = words(text)
+    if n == 2:
+        return list(pairwise(tokens))
+    return list(zip(*(tokens[start:] for start in range(n)), strict=False))
+
+
+def distinct_n(texts: Sequence[str], n: int = 2) -> float:
+    """Distinct n-grams over all n-grams, across the texts together; 0 where there are none. Li et al. 2016, §5.2.
+
+    It falls as texts are added, since common n-grams come again: compare only equal numbers of texts of like length,
+    such as two policies on the same prompts.
+    """
+    every = [gram for text in texts for gram in ngrams(text, n)]
+    return len(set(every)) / len(every) if every else 0.0
+
+
+def distinct_n_estimate(texts: Sequence[str], groups: Sequence[Hashable], n: int = 2) -> Estimate:
+    """`distinct_n` with a jackknife interval over groups (the prompt of each text); its n counts texts.
+
+    A bootstrap would be wrong here: a prompt drawn twice brings no new n-gram, so every resample lies below the value.
+    The interval is for this number of texts.
+    """
+    if len(texts) != len(groups):
+        raise ValueError(f"There are {len(texts)} texts and {len(groups)} groups: each text needs its group.")
+    index = group_indices(groups)
+    counts: list[Counter[tuple[str, ...]]] = [Counter() for _ in set(groups)]
+    for text, group in zip(texts, index, strict=True):
+        counts[group].update(ngrams(text, n))
+    holders = Counter(gram for count in counts for gram in count)
+    total, distinct = sum(count.total() for count in counts), len(holders)
+    value = distinct / total if total else 0.0
+    left_out = []
+    for count in counts:
+        rest = total - count.total()
+        own = sum(holders[gram] == 1 for gram in count)
+        left_out.append((distinct - own) / rest if rest else 0.0)
+    estimate = jackknife(value, left_out, n=len(texts))
+    low, high = estimate.ci95
+    return Estimate(value, (max(low, 0.0), min(high, 1.0)), estimate.n)
+
+
+def repetition(text: str, n: int = 2) -> float:
+    """The share of a text's n-grams that stood in it before: 1 − distinct / all; 0 where there are none.
+
+    seq-rep-n of Welleck et al. 2019 (arXiv:1908.04319, §6), in words, and with n = 2 for short completions.
+    """
+    grams = ngrams(text, n)
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0

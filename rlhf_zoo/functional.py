@@ -1,0 +1,193 @@
+"""Every formula of PPO for language models: pure tensors in, tensors out.
+
+Shapes: B rollouts, T response positions, V tokens of the vocabulary. A mask (B, T) is True on sampled tokens up to and
+including the end-of-sequence token; it starts at position 0 and has no holes. Log-probabilities are of the sampled
+token under the sampling distribution (same temperature), in nats. What lies outside the mask never matters.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "aggregate",
+    "approx_kl",
+    "clipped_policy_loss",
+    "clipped_value_loss",
+    "entropy",
+    "explained_variance",
+    "gae",
+    "kl_penalty",
+    "last_token",
+    "masked_mean",
+    "masked_moments",
+    "missing_eos_penalty",
+    "selected_logprobs",
+    "shape_scores",
+    "token_rewards",
+    "whiten",
+]
+
+
+def selected_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
+    """log softmax(logits) at `tokens`, without keeping the whole log-softmax.
+
+    logits: (..., V), already divided by the temperature; tokens: (...) int64. Returns (...) in nats.
+    """
+    chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return chosen - logits.logsumexp(-1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """H = −Σ_v p_v log p_v of softmax(logits), 0 log 0 = 0. logits: (..., V), −inf allowed. Returns (...) in nats."""
+    logps = logits.log_softmax(-1)
+    return -(logps.exp() * logps.clamp(min=torch.finfo(logps.dtype).min)).sum(-1)
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Mean of x where mask is True. x, mask: same shape. Returns a scalar; NaN for an empty mask."""
+    return x.masked_fill(~mask, 0).sum() / mask.sum()
+
+
+def masked_moments(x: Tensor, mask: Tensor) -> Tensor:
+    """(n, Σx, Σx²) over the mask in float64: moments of several processes add up before `whiten` uses them.
+
+    x, mask: same shape. Returns (3,).
+    """
+    kept = x.masked_fill(~mask, 0).double()
+    return torch.stack([mask.sum().double(), kept.sum(), kept.square().sum()])
+
+
+def whiten(x: Tensor, mask: Tensor, moments: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
+    """(x − μ)/σ, with μ added back when `shift_mean` is False; 0 outside the mask. N+ (arXiv:2403.17031) 24 and 25.
+
+    x, mask: (B, T) or (B,); moments: (3,) of `masked_moments` over the whole batch. σ² is the unbiased variance.
+    Returns the shape of x. A single element has no variance: it is divided by √eps after its mean is taken off, so it
+    is 0 (or its mean).
+    """
+    n, total, squares = moments
+    mean = total / n
+    variance = ((squares - n * mean.square()) / (n - 1).clamp(min=1)).clamp(min=0)
+    out = (x - mean.to(x.dtype)) * (variance + eps).rsqrt().to(x.dtype)
+    if not shift_mean:
+        out = out + mean.to(x.dtype)
+    return out.masked_fill(~mask, 0)
+
+
+def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Tensor:
+    """Per-token estimate of KL(π ‖ π_ref) from sampled tokens. Schulman, "Approximating KL divergence" (2020).
+
+    k1 = log π − log π_ref: unbiased, may be negative. k3 = e^(−k1) − 1 + k1: non-negative, smaller variance.
+    logprobs, ref_logprobs: (B, T). Returns (B, T) in nats. Raises ValueError for another estimator.
+    """
+    k1 = logprobs - ref_logprobs
+    if estimator == "k1":
+        return k1
+    if estimator == "k3":
+        return torch.expm1(-k1) + k1
+    raise ValueError(f"unknown KL estimator {estimator!r}: choose 'k1' or 'k3'")
+
+
+def last_token(mask: Tensor) -> Tensor:
+    """Index of the last real token of each row. mask: (B, T), at least one True a row. Returns (B,) int64."""
+    return mask.sum(-1) - 1
+
+
+def shape_scores(scores: Tensor, *, clip: float | None = None) -> Tensor:
+    """Clips scores to ±clip; None leaves them. Ziegler et al. (arXiv:1909.08593). scores: (B,). Returns (B,)."""
+    return scores if clip is None else scores.clamp(-clip, clip)
+
+
+def missing_eos_penalty(scores: Tensor, ended: Tensor, *, penalty: float | None) -> Tensor:
+    """Subtracts `penalty` from the score of each response that did not end. N+ (arXiv:2403.17031) detail 15.
+
+    scores: (B,); ended: (B,) bool. Returns (B,); None subtracts nothing.
+    """
+    return scores if penalty is None else torch.where(ended, scores, scores - penalty)
+
+
+def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
+    """r_t = score·1[t is the last token] − β·KL_t. Ziegler et al. (arXiv:1909.08593) eq. 2; Stiennon et al. 2020.
+
+    scores: (B,), placed once, on the last real token; kl: (B, T) per token in nats; mask: (B, T). Returns (B, T), 0
+    outside the mask.
+    """
+    rewards = -kl_coef * kl.masked_fill(~mask, 0)
+    return rewards.scatter_add(1, last_token(mask).unsqueeze(1), scores.to(rewards.dtype).unsqueeze(1))
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """Â_t = δ_t + γλ Â_{t+1},  δ_t = r_t + γ V_{t+1} − V_t.   Schulman et al. (arXiv:1506.02438) §3.
+
+    rewards, values, mask: (B, T); the value past the last real token is 0. Returns advantages and returns
+    (Â + V), each (B, T) and 0 outside the mask.
+    """
+    rewards, values = rewards.masked_fill(~mask, 0), values.masked_fill(~mask, 0)
+    advantages = torch.zeros_like(values)
+    following = torch.zeros_like(values[:, 0])
+    next_value = torch.zeros_like(values[:, 0])
+    for t in reversed(range(values.shape[1])):
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        following = (delta + gamma * lam * following) * mask[:, t]
+        advantages[:, t] = following
+        next_value = values[:, t]
+    return advantages, advantages + values
+
+
+def clipped_policy_loss(
+    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, cliprange: float
+) -> tuple[Tensor, Tensor]:
+    """−min(ρÂ, clip(ρ, 1−ε, 1+ε)Â),  ρ = exp(log π − log π_old).   Schulman et al. (arXiv:1707.06347) eq. 7.
+
+    logprobs, old_logprobs, advantages: (B, T). Returns the loss per token (B, T) and where the clip was active (B, T)
+    bool.
+    """
+    ratio = torch.exp(logprobs - old_logprobs)
+    plain = -advantages * ratio
+    clipped = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange)
+    return torch.maximum(plain, clipped), clipped > plain
+
+
+def clipped_value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, *, cliprange: float | None
+) -> tuple[Tensor, Tensor]:
+    """½·max((V−R)², (clip(V, V_old±ε_v)−R)²). OpenAI baselines, ppo2; None clips nothing.
+
+    values, old_values, returns: (B, T). Returns the loss per token (B, T) and where the clip was active (B, T) bool.
+    """
+    plain = (values - returns).square()
+    if cliprange is None:
+        return 0.5 * plain, torch.zeros_like(plain, dtype=torch.bool)
+    bounded = values.clamp(old_values - cliprange, old_values + cliprange)
+    clipped = (bounded - returns).square()
+    return 0.5 * torch.maximum(plain, clipped), clipped > plain
+
+
+def aggregate(loss: Tensor, mask: Tensor, *, tokens: Tensor | float) -> Tensor:
+    """Token mean: Σ loss over the mask, divided by `tokens`, the count over the whole *minibatch*.
+
+    Micro-batches so aggregated add up to the minibatch's exact mean, whatever their lengths; a mean of micro-batch
+    means would weigh tokens of short micro-batches more. loss, mask: (B, T). Returns a scalar.
+    """
+    return loss.masked_fill(~mask, 0).sum() / tokens
+
+
+def approx_kl(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Mean of ρ − 1 − log ρ over the mask: a low-variance, non-negative estimate of KL(π_old ‖ π).
+
+    Schulman, "Approximating KL divergence" (2020). logprobs, old_logprobs, mask: (B, T). Returns a scalar in nats per
+    token.
+    """
+    log_ratio = logprobs - old_logprobs
+    return masked_mean(torch.expm1(log_ratio) - log_ratio, mask)
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """1 − Var(R − V)/Var(R) over the mask: 1 is a perfect critic, 0 one as good as a constant. OpenAI baselines.
+
+    values, returns, mask: (B, T). Returns a scalar, NaN where the returns do not vary.
+    """
+    target, error = returns[mask].double(), (returns - values)[mask].double()
+    variance = target.var(correction=0)
+    return torch.where(variance > 0, 1 - error.var(correction=0) / variance, torch.nan)

@@ -1,0 +1,47 @@
+"""Who may read and write which repository."""
+
+from __future__ import annotations
+
+from rlhf_zoo.hub.server.faults import Fault, repo_not_found, revision_not_found
+from rlhf_zoo.hub.server.git import GitRepository
+from rlhf_zoo.hub.server.messages import Request
+from rlhf_zoo.hub.server.names import RepoId
+from rlhf_zoo.hub.server.storage import Settings, Storage
+
+__all__ = ["Access", "commit_of"]
+
+
+class Access:
+    """Strangers read what is public; any token reads everything; a write token writes everything."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def sees(self, request: Request, settings: Settings) -> bool:
+        """True where the caller may know that the repository exists."""
+        return request.role is not None or not settings.private
+
+    def read(self, request: Request, repo: RepoId) -> Settings:
+        """The repository's settings; a Fault where the caller may not read it."""
+        anonymous = request.role is None
+        try:
+            settings = self.storage.settings(repo)
+        except Fault:
+            raise repo_not_found(repo, anonymous=anonymous) from None
+        if not self.sees(request, settings):
+            raise repo_not_found(repo, anonymous=anonymous)
+        return settings
+
+    def write(self, request: Request, repo: RepoId) -> Settings:
+        """The repository's settings; a Fault where the caller may not change it."""
+        settings = self.read(request, repo)
+        request.require_write()
+        return settings
+
+
+def commit_of(git: GitRepository, revision: str) -> str:
+    """The commit a revision stands for (Fault 404 RevisionNotFound)."""
+    commit = git.resolve(revision)
+    if commit is None:
+        raise revision_not_found(revision)
+    return commit

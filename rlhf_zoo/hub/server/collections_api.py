@@ -1,0 +1,232 @@
+"""Collections: named lists of repositories, one JSON file each under ROOT/collections/NAMESPACE/."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from rlhf_zoo.hub.server.access import Access
+from rlhf_zoo.hub.server.durable import locked, read_json, write_json
+from rlhf_zoo.hub.server.faults import Fault, bad_request
+from rlhf_zoo.hub.server.messages import Request, Response, json_response
+from rlhf_zoo.hub.server.names import KINDS, OWNER, parse_repo_id
+from rlhf_zoo.hub.server.repos_api import next_link
+from rlhf_zoo.hub.server.routing import Router
+from rlhf_zoo.hub.server.storage import now
+
+__all__ = ["CollectionsApi"]
+
+_PAGE = 100
+
+
+class CollectionsApi:
+    """See `register` for the addresses."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._root = access.storage.root / "collections"
+
+    def register(self, router: Router) -> None:
+        """Add the routes."""
+        one = "/api/collections/{namespace}/{slug}"
+        router.add("GET", "/api/collections", self.find)
+        router.add("POST", "/api/collections", self.create)
+        router.add("GET", one, self.get)
+        router.add("PATCH", one, self.change)
+        router.add("DELETE", one, self.delete)
+        router.add("POST", f"{one}/items", self.add_item)
+        router.add("PATCH", f"{one}/items/{{item}}", self.change_item)
+        router.add("DELETE", f"{one}/items/{{item}}", self.delete_item)
+
+    def find(self, request: Request) -> Response:
+        """Collections by owner, item ("models/NAMESPACE/NAME") or words of the title; results have no position."""
+        owners, items = request.many("owner"), request.many("item")
+        words = (request.one("q") or "").lower().split()
+        found = []
+        for path in sorted(self._root.glob("*/*.json")):
+            collection = read_json(path)
+            if collection is None or not self._sees(request, collection):
+                continue
+            held = {f"{KINDS[item['type']]}/{item['id']}" for item in collection["items"]}
+            if (owners and collection["owner"] not in owners) or (items and not held & set(items)):
+                continue
+            if all(word in collection["title"].lower() for word in words):
+                collection.pop("position")
+                found.append(_shown(collection))
+        found.sort(key=lambda collection: collection["lastUpdated"], reverse=True)
+        size = request.number("limit", _PAGE, maximum=_PAGE)
+        start = request.number("cursor", 1, maximum=10**9) - 1
+        more = len(found) > start + size
+        headers = next_link(request, request.path, cursor=start + size + 1) if more else {}
+        return json_response(found[start : start + size], headers=headers)
+
+    def create(self, request: Request) -> Response:
+        """409 with the slug where the owner has one of that title."""
+        request.require_write()
+        fields = request.json()
+        title = _text(fields, "title", 60)
+        if not title:
+            raise bad_request("A collection needs a title.")
+        owner = parse_repo_id("model", fields.get("namespace") or OWNER, "x").namespace
+        with self._locked():
+            folder = self._root / owner
+            folder.mkdir(exist_ok=True)
+            for path in folder.glob("*.json"):
+                other = read_json(path)
+                if other["title"] == title:
+                    slug = other["slug"]
+                    raise Fault(409, f"The collection '{slug}' has that title already.", body={"slug": slug})
+            collection: dict[str, Any] = {
+                "slug": f"{owner}/{_slug(title)}-{secrets.token_hex(12)}",
+                "title": title,
+                "description": _text(fields, "description", 150) or None,
+                "owner": owner,
+                "private": bool(fields.get("private", False)),
+                "theme": "blue",
+                "position": 0,
+                "upvotes": 0,
+                "items": [],
+            }
+            self._save(collection)
+        return json_response(_shown(collection))
+
+    def get(self, request: Request, namespace: str, slug: str) -> Response:
+        """One collection."""
+        return json_response(_shown(self._load(request, namespace, slug)))
+
+    def change(self, request: Request, namespace: str, slug: str) -> Response:
+        """Title, description, visibility, theme, position; a new title changes the slug but for its last part."""
+        request.require_write()
+        fields = request.json()
+        with self._locked():
+            collection = self._load(request, namespace, slug)
+            old = self._path(collection["slug"])
+            for key, limit in (("title", 60), ("description", 150), ("theme", 30)):
+                if key in fields:
+                    collection[key] = _text(fields, key, limit)
+            if "private" in fields:
+                collection["private"] = bool(fields["private"])
+            if isinstance(fields.get("position"), int):
+                collection["position"] = fields["position"]
+            ident = collection["slug"].rpartition("-")[2]
+            collection["slug"] = f"{collection['owner']}/{_slug(collection['title'])}-{ident}"
+            self._save(collection)
+            if self._path(collection["slug"]) != old:
+                old.unlink()
+        return json_response({"success": True, "data": _shown(collection)})
+
+    def delete(self, request: Request, namespace: str, slug: str) -> Response:
+        """The repositories in it stay."""
+        request.require_write()
+        with self._locked():
+            self._path(self._load(request, namespace, slug)["slug"]).unlink()
+        return json_response({})
+
+    def add_item(self, request: Request, namespace: str, slug: str) -> Response:
+        """Append a repository; 409 where it is in the collection already."""
+        request.require_write()
+        fields = request.json()
+        item = fields.get("item") or {}
+        kind = item.get("type")
+        if kind not in KINDS:
+            raise bad_request(f"A collection of the embedded Hub holds models, datasets and Spaces, not '{kind}'.")
+        parts = str(item.get("id")).removeprefix(f"{KINDS[kind]}/").split("/")
+        if len(parts) != 2:
+            raise bad_request("The item's id must be NAMESPACE/NAME.")
+        repo = parse_repo_id(kind, *parts)
+        self._access.read(request, repo)
+        with self._locked():
+            collection = self._load(request, namespace, slug)
+            if any((each["type"], each["id"]) == (kind, str(repo)) for each in collection["items"]):
+                raise Fault(409, f"'{repo}' is in the collection already.")
+            note = _text(fields, "note", 500)
+            collection["items"].append({"_id": secrets.token_hex(12), "id": str(repo), "type": kind, "note": note})
+            self._save(collection)
+        return json_response(_shown(collection))
+
+    def change_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
+        """Change its note or its position."""
+        request.require_write()
+        fields = request.json()
+        with self._locked():
+            collection = self._load(request, namespace, slug)
+            found = _item(collection, item)
+            if "note" in fields:
+                found["note"] = _text(fields, "note", 500)
+            if isinstance(fields.get("position"), int):
+                collection["items"].remove(found)
+                collection["items"].insert(max(0, fields["position"]), found)
+            self._save(collection)
+        return json_response({})
+
+    def delete_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
+        """Take a repository out."""
+        request.require_write()
+        with self._locked():
+            collection = self._load(request, namespace, slug)
+            collection["items"].remove(_item(collection, item))
+            self._save(collection)
+        return json_response({})
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with locked(self._root / ".lock"):
+            yield
+
+    def _sees(self, request: Request, collection: dict[str, Any]) -> bool:
+        return request.role is not None or not collection["private"]
+
+    def _path(self, slug: str) -> Path:
+        owner, _, name = slug.partition("/")
+        return self._root / owner / f"{name}.json"
+
+    def _load(self, request: Request, namespace: str, slug: str) -> dict[str, Any]:
+        ident = re.fullmatch(r"(?:[a-z0-9-]*-)?([0-9a-f]{24})", slug)
+        owner = parse_repo_id("model", namespace, "x").namespace
+        # The Hub knows a collection by the last part of its slug; the title in front may be an old one.
+        paths = list((self._root / owner).glob(f"*-{ident[1]}.json")) if ident else []
+        collection = read_json(paths[0]) if paths else None
+        if collection is None or not self._sees(request, collection):
+            raise Fault(404, f"The collection '{namespace}/{slug}' was not found on this Hub.")
+        return dict(collection)
+
+    def _save(self, collection: dict[str, Any]) -> None:
+        collection["lastUpdated"] = now()
+        write_json(self._path(collection["slug"]), collection)
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60] or "collection"
+
+
+def _text(fields: dict[str, Any], key: str, limit: int) -> str:
+    value = fields.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > limit:
+        raise bad_request(f"The {key} must be a text of at most {limit} characters.")
+    return value
+
+
+def _item(collection: dict[str, Any], ident: str) -> dict[str, Any]:
+    for item in collection["items"]:
+        if item["_id"] == ident:
+            found: dict[str, Any] = item
+            return found
+    raise Fault(404, f"The collection has no item '{ident[:60]}'.")
+
+
+def _shown(collection: dict[str, Any]) -> dict[str, Any]:
+    items = []
+    for position, item in enumerate(collection["items"]):
+        shown = {**item, "position": position}
+        note = shown.pop("note", "")
+        if note:
+            shown["note"] = {"text": note, "html": escape(note)}
+        items.append(shown)
+    return {**collection, "items": items, "isUpvotedByUser": False}

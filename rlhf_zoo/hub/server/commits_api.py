@@ -1,0 +1,309 @@
+"""Writing files: card validation, upload modes, and the commit itself."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+from rlhf_zoo.hub.server.access import Access
+from rlhf_zoo.hub.server.cards import check_card
+from rlhf_zoo.hub.server.faults import Fault, bad_request, entry_not_found, forbidden, revision_not_found
+from rlhf_zoo.hub.server.git import GitRepository, Quarantine, TreeEdit
+from rlhf_zoo.hub.server.large_files import Pointer, parse_pointer
+from rlhf_zoo.hub.server.messages import Request, Response, json_response
+from rlhf_zoo.hub.server.names import RepoId, check_oid, check_path
+from rlhf_zoo.hub.server.routing import Router
+from rlhf_zoo.hub.server.storage import Storage
+
+__all__ = ["CommitsApi"]
+
+_REGULAR_LIMIT = 10 * 2**20
+_ATTRIBUTES = ".gitattributes"
+_NO_PULL_REQUESTS = "The embedded Hub has no pull requests: commit to a branch (revision=...) instead."
+
+
+@dataclass(frozen=True)
+class _File:
+    path: str
+    blob: str
+
+
+@dataclass(frozen=True)
+class _LargeFile:
+    path: str
+    oid: str
+    size: int | None
+
+
+@dataclass(frozen=True)
+class _Deletion:
+    path: str
+    is_folder: bool
+
+
+_Operation = _File | _LargeFile | _Deletion
+
+
+class CommitsApi:
+    """See `register` for the addresses."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._storage = access.storage
+
+    def register(self, router: Router) -> None:
+        """Add the routes."""
+        router.add("POST", "/api/validate-yaml", self.validate)
+        router.add("POST", "/api/{repo}/preupload/{revision}", self.preupload)
+        router.add("POST", "/api/{repo}/commit/{revision}", self.commit)
+
+    def validate(self, request: Request) -> Response:
+        """The card check that huggingface_hub asks for before it uploads anything."""
+        fields = request.json()
+        content = fields.get("content")
+        if not isinstance(content, str):
+            raise bad_request("The card's content is missing.")
+        errors, warnings = check_card(content, str(fields.get("repoType") or "model"))
+        answer = {
+            "errors": [{"message": error} for error in errors],
+            "warnings": [{"message": warning} for warning in warnings],
+        }
+        return json_response(answer, status=400 if errors else 200)
+
+    def preupload(self, request: Request, repo: RepoId, revision: str) -> Response:
+        """How each file is to be sent, and what the repository has under its name already."""
+        self._access.write(request, repo)
+        if request.flag("create_pr"):
+            raise forbidden(_NO_PULL_REQUESTS)
+        fields = request.json()
+        with self._storage.git(repo) as git:
+            _, commit = _branch_head(git, revision)
+            tree = TreeEdit(git, git.root_tree(commit))
+            large = _Attributes(git, tree)
+            ignored = _Ignored(git, tree, fields.get("gitIgnore"))
+            files = []
+            for item in fields.get("files") or []:
+                path = check_path(_client_path(item))
+                size = item.get("size")
+                sample = _base64(item.get("sample") or "", path)
+                is_large = large(path) or b"\0" in sample or (isinstance(size, int) and size > _REGULAR_LIMIT)
+                info = {
+                    # The path goes back as it came: the client looks its answer up by it.
+                    "path": item["path"],
+                    "uploadMode": "lfs" if is_large else "regular",
+                    "shouldIgnore": ignored(path),
+                }
+                stored = tree.get(path)
+                if stored is not None:
+                    pointer = git.blob_info(stored).pointer
+                    info["oid"] = pointer.oid if pointer else stored
+                files.append(info)
+        return json_response({"files": files, "commitOid": commit})
+
+    def commit(self, request: Request, repo: RepoId, revision: str) -> Response:
+        """Apply a list of changes to a branch: all of it, or nothing."""
+        self._access.write(request, repo)
+        if request.flag("create_pr"):
+            raise forbidden(_NO_PULL_REQUESTS)
+        with self._storage.git(repo) as git, Quarantine(self._storage.path(repo)) as quarantine:
+            _branch_head(git, revision)  # better known before the upload than after it
+            header, operations = _read(request, repo, quarantine, self._storage)
+            with self._storage.lock(repo):
+                branch, head = _branch_head(git, revision)
+                parent = header.get("parentCommit")
+                if parent and not head.startswith(str(parent).lower()):
+                    raise Fault(
+                        412, f"A commit has happened since: the head of '{branch}' is {head}, not {parent}; try again."
+                    )
+                oid = self._apply(git, quarantine, repo, head, header, operations)
+                if oid != head:
+                    quarantine.migrate()
+                    git.write_ref(f"refs/heads/{branch}", oid)
+        answer = {"success": True, "commitOid": oid, "commitUrl": f"{request.base}/{repo.url}/commit/{oid}"}
+        return json_response(answer)
+
+    def _apply(
+        self,
+        git: GitRepository,
+        quarantine: Quarantine,
+        repo: RepoId,
+        head: str,
+        header: dict[str, Any],
+        operations: list[_Operation],
+    ) -> str:
+        """The new commit's id; the head's own where nothing changes, so that a repeated request does no harm."""
+        store = self._storage.large_files(repo)
+        before = git.root_tree(head)
+        tree = TreeEdit(git, before)
+        large = []
+        for operation in operations:
+            if isinstance(operation, _Deletion):
+                if not tree.remove(operation.path, is_folder=operation.is_folder):
+                    what = "folder" if operation.is_folder else "file"
+                    message = f"A {what} with this name doesn't exist: '{operation.path}'."
+                    raise entry_not_found(message, commit=head)
+            elif isinstance(operation, _LargeFile):
+                size = store.size(operation.oid)
+                if size is None:
+                    raise bad_request(f"The content of '{operation.path}' was not uploaded to LFS; upload it first.")
+                if operation.size not in (None, size):
+                    raise bad_request(f"'{operation.path}' has {size} bytes in LFS, not {operation.size}.")
+                tree.put(operation.path, quarantine.blob(Pointer(operation.oid, size).content()))
+                large.append(operation.path)
+            else:
+                tree.put(operation.path, operation.blob)
+        self._track(git, quarantine, tree, large)
+        after = tree.write(quarantine)
+        if after == before:
+            return head
+        summary = str(header.get("summary") or "Update files")
+        description = str(header.get("description") or "")
+        return quarantine.commit(after, [head], f"{summary}\n\n{description}")
+
+    def _track(self, git: GitRepository, quarantine: Quarantine, tree: TreeEdit, paths: list[str]) -> None:
+        """Tell git-lfs about big files that no pattern of .gitattributes covers, as the Hub does."""
+        if not paths:
+            return
+        known = _Attributes(git, tree, quarantine)
+        lines = "".join(
+            f"{_attribute_pattern(path)} filter=lfs diff=lfs merge=lfs -text\n"
+            for path in dict.fromkeys(paths)
+            if not known(path)
+        )
+        if lines:
+            content = known.content
+            if content and not content.endswith(b"\n"):
+                content += b"\n"
+            tree.put(_ATTRIBUTES, quarantine.blob(content + lines.encode()))
+
+
+def _branch_head(git: GitRepository, revision: str) -> tuple[str, str]:
+    """A branch's name and head; Fault 404 where there is none, 400 for a tag or a commit."""
+    name = revision.removeprefix("refs/heads/")
+    head = git.branch(name)
+    if head is None:
+        if git.resolve(revision) is not None:
+            raise bad_request(f"'{revision}' is no branch: commit to a branch instead.")
+        raise revision_not_found(revision)
+    return name, head
+
+
+def _client_path(item: Any) -> Any:
+    return item.get("path") if isinstance(item, dict) else None
+
+
+def _base64(content: Any, path: str) -> bytes:
+    try:
+        return base64.b64decode(content, validate=True)
+    except (binascii.Error, TypeError, ValueError) as error:
+        raise bad_request(f"The content of '{path}' is not base64.") from error
+
+
+def _read(
+    request: Request, repo: RepoId, quarantine: Quarantine, storage: Storage
+) -> tuple[dict[str, Any], list[_Operation]]:
+    """Header and operations of a commit; file contents go to the quarantine line by line, not into memory."""
+    header: dict[str, Any] = {}
+    operations: list[_Operation] = []
+    for key, value in _items(request):
+        if key == "header":
+            header = value
+            continue
+        path = check_path(str(value.get("path") or "").removesuffix("/" if key == "deletedFolder" else ""))
+        if key == "file":
+            content = _content(value, path)
+            pointer = parse_pointer(content)
+            if pointer and storage.large_files(repo).size(pointer.oid) != pointer.size:
+                raise bad_request(f"'{path}' is an LFS pointer to a file that was not uploaded; push the file itself.")
+            if path == "README.md":
+                errors, _ = check_card(content.decode(errors="replace"), repo.kind)
+                if errors:
+                    raise bad_request(f"Invalid metadata in README.md: {' '.join(errors)}")
+            operations.append(_File(path, quarantine.blob(content)))
+        elif key == "lfsFile":
+            if value.get("algo", "sha256") != "sha256":
+                raise bad_request(f"'{path}' is named by {value['algo']}; the Hub knows sha256 only.")
+            size = value.get("size")
+            operations.append(_LargeFile(path, check_oid(value.get("oid")), size if isinstance(size, int) else None))
+        elif key in ("deletedFile", "deletedFolder"):
+            operations.append(_Deletion(path, key == "deletedFolder"))
+        else:
+            raise bad_request(f"The commit holds an unknown operation '{key[:40]}'.")
+    if not header:
+        raise bad_request("The commit has no header line.")
+    return header, operations
+
+
+def _items(request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
+    for line in request.body.lines():
+        if not line.strip():
+            continue
+        try:
+            item = json.loads(line)
+            key, value = item["key"], item["value"]
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise bad_request("A line of the commit is not a JSON object with key and value.") from error
+        if not isinstance(key, str) or not isinstance(value, dict):
+            raise bad_request("A line of the commit is not a JSON object with key and value.")
+        yield key, value
+
+
+def _content(value: dict[str, Any], path: str) -> bytes:
+    content = value.get("content")
+    if not isinstance(content, str):
+        raise bad_request(f"The content of '{path}' is missing.")
+    if value.get("encoding") == "base64":
+        return _base64(content, path)
+    return content.encode(errors="replace")
+
+
+class _Attributes:
+    """Tells which paths .gitattributes hands to git-lfs."""
+
+    def __init__(self, git: GitRepository, tree: TreeEdit, quarantine: Quarantine | None = None) -> None:
+        from dulwich.attrs import Pattern, parse_git_attributes
+        from dulwich.wildmatch import MalformedPattern
+
+        oid = tree.get(_ATTRIBUTES)
+        stored = quarantine.read(oid) if oid and quarantine else None
+        self.content = stored if stored is not None else git.blob(oid) if oid else b""
+        self._rules = []
+        for pattern, attributes in parse_git_attributes(BytesIO(self.content)):
+            try:
+                self._rules.append((Pattern(pattern), attributes))
+            except MalformedPattern:  # git skips such a line, and so do we
+                continue
+
+    def __call__(self, path: str) -> bool:
+        from dulwich.attrs import match_path
+
+        return match_path(self._rules, path.encode()).get(b"filter") == b"lfs"
+
+
+def _attribute_pattern(path: str) -> str:
+    """A .gitattributes pattern for exactly this path."""
+    return "/" + re.sub(r"([\\*?\[\]])", r"\\\1", path).replace(" ", "[[:space:]]")
+
+
+class _Ignored:
+    """Tells which paths the .gitignore (the one sent along, else the repository's) leaves out."""
+
+    def __init__(self, git: GitRepository, tree: TreeEdit, sent: Any) -> None:
+        from dulwich.ignore import IgnoreFilter, read_ignore_patterns
+
+        oid = tree.get(".gitignore")
+        content = sent.encode() if isinstance(sent, str) else git.blob(oid) if oid else b""
+        self._filter = IgnoreFilter(read_ignore_patterns(BytesIO(content))) if content else None
+
+    def __call__(self, path: str) -> bool:
+        if self._filter is None:
+            return False
+        parts = path.split("/")
+        folders = ["/".join(parts[:depth]) + "/" for depth in range(1, len(parts))]
+        return any(self._filter.is_ignored(each) for each in (*folders, path))

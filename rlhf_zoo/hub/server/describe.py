@@ -1,0 +1,180 @@
+"""What the Hub tells about a repository: one dictionary for its page, for lists and for filters."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import Any
+
+from rlhf_zoo.hub.server.cards import card_tags, read_card
+from rlhf_zoo.hub.server.git import MAIN, GitRepository
+from rlhf_zoo.hub.server.names import RepoId
+from rlhf_zoo.hub.server.storage import Settings, Storage
+
+__all__ = ["commit_date", "describe", "not_running"]
+
+_TASKS = {
+    "ForCausalLM": "text-generation",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMaskedLM": "fill-mask",
+}
+
+
+def commit_date(git: GitRepository, commit: str) -> str:
+    """When a commit was made, in the Hub's format."""
+    return datetime.fromtimestamp(git.commit(commit).commit_time, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+
+
+def not_running() -> dict[str, Any]:
+    """The runtime of every Space here."""
+    message = "The embedded Hub stores Spaces and does not run them: start the app file with Python."
+    return {
+        "stage": "STOPPED",
+        "hardware": {"current": None, "requested": None},
+        "storage": None,
+        "gcTimeout": None,
+        "errorMessage": message,
+    }
+
+
+def describe(
+    storage: Storage,
+    repo: RepoId,
+    settings: Settings,
+    git: GitRepository,
+    commit: str,
+    *,
+    blobs: bool = False,
+    expand: Iterable[str] | None = None,
+    leave_out: Iterable[str] = (),
+) -> dict[str, Any]:
+    """A repository at a commit.
+
+    blobs adds sizes and ids of the files. expand names the only properties to give beside the id, leave_out those to
+    skip; what a property costs is spent only where it is given.
+    """
+    wanted = None if expand is None else set(expand)
+    skipped = set(leave_out)
+
+    def wants(*names: str) -> bool:
+        return any((wanted is None or name in wanted) and name not in skipped for name in names)
+
+    files = git.files(commit)
+    by_path = {entry.path: entry.oid for entry in files}
+    card = read_card(git.blob(by_path["README.md"])) if "README.md" in by_path else None
+    head = git.branch(MAIN)
+    info: dict[str, Any] = {
+        "author": repo.namespace,
+        "sha": commit,
+        "lastModified": commit_date(git, head or commit),
+        "createdAt": settings.created,
+        "private": settings.private,
+        "gated": settings.gated,
+        "disabled": False,
+        "downloads": 0,
+        "downloadsAllTime": 0,
+        "likes": 0,
+        "trendingScore": 0,
+        "tags": card_tags(card, repo.kind),
+        "cardData": card,
+    }
+    if repo.kind == "model":
+        _add_model(info, git, by_path, card)
+        if wants("safetensors"):
+            info["safetensors"] = _count_parameters(storage, repo, git, by_path)
+    elif repo.kind == "space":
+        info["sdk"] = (card or {}).get("sdk") or settings.sdk
+        for key in ("models", "datasets"):
+            value = (card or {}).get(key) or []
+            info[key] = value if isinstance(value, list) else [value]
+        info["runtime"] = not_running()
+    if wants("siblings"):
+        info["siblings"] = [_sibling(git, entry.path, entry.oid, blobs=blobs) for entry in files]
+    if wants("usedStorage"):
+        info["usedStorage"] = sum(
+            path.stat().st_size for path in (storage.path(repo) / "lfs" / "objects").glob("*/*/*")
+        ) + sum(git.blob_info(entry.oid).stored for entry in files)
+    ident = {"_id": sha256(f"{repo.plural}/{repo} {settings.created}".encode()).hexdigest()[:24], "id": str(repo)}
+    if repo.kind == "model":
+        ident["modelId"] = str(repo)
+    return ident | {key: value for key, value in info.items() if wants(key) and value is not None}
+
+
+def _add_model(info: dict[str, Any], git: GitRepository, by_path: dict[str, str], card: dict[str, Any] | None) -> None:
+    card = card or {}
+    config = _json_file(git, by_path.get("config.json"))
+    architectures = [a for a in config.get("architectures") or [] if isinstance(a, str)]
+    library = card.get("library_name")
+    if library is None and "adapter_config.json" in by_path:
+        library = "peft"
+    if library is None and (config.get("model_type") or architectures):
+        library = "transformers"
+    task = card.get("pipeline_tag")
+    if task is None and architectures:
+        task = next((task for suffix, task in _TASKS.items() if architectures[0].endswith(suffix)), None)
+    tags = list(info["tags"])
+    if any(path.endswith(".safetensors") for path in by_path):
+        tags.append("safetensors")
+    if any("tfevents" in path for path in by_path):
+        tags.append("tensorboard")
+    tags += [tag for tag in (library, task, config.get("model_type")) if isinstance(tag, str)]
+    info["tags"] = list(dict.fromkeys(tags))
+    info["library_name"], info["pipeline_tag"] = library, task
+    info["model-index"] = card.get("model-index")
+    if config:
+        info["config"] = {key: config[key] for key in ("architectures", "model_type") if key in config}
+    if architectures and library == "transformers":
+        info["transformersInfo"] = {"auto_model": _auto_class(architectures[0]), "pipeline_tag": task}
+
+
+def _auto_class(architecture: str) -> str:
+    return next((f"AutoModel{suffix}" for suffix in _TASKS if architecture.endswith(suffix)), "AutoModel")
+
+
+def _json_file(git: GitRepository, oid: str | None) -> dict[str, Any]:
+    if oid is None or git.blob_info(oid).stored > 2**20:
+        return {}
+    try:
+        value = json.loads(git.blob(oid))
+    except (ValueError, RecursionError):  # somebody's broken config.json says nothing about the model
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _sibling(git: GitRepository, path: str, oid: str, *, blobs: bool) -> dict[str, Any]:
+    sibling: dict[str, Any] = {"rfilename": path}
+    if blobs:
+        info = git.blob_info(oid)
+        sibling |= {"blobId": oid, "size": info.size}
+        if info.pointer:
+            sibling["lfs"] = {"sha256": info.pointer.oid, "size": info.size, "pointerSize": info.stored}
+    return sibling
+
+
+def _count_parameters(
+    storage: Storage, repo: RepoId, git: GitRepository, by_path: dict[str, str]
+) -> dict[str, Any] | None:
+    """Elements by dtype, from the headers of the safetensors files at the root."""
+    counts: dict[str, int] = {}
+    for path, oid in by_path.items():
+        pointer = git.blob_info(oid).pointer if path.endswith(".safetensors") and "/" not in path else None
+        if pointer is None:
+            continue
+        try:
+            with open(storage.large_files(repo).path(pointer.oid), "rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                header = json.loads(file.read(length)) if length < 2**26 else {}
+            for name, tensor in header.items():
+                if name != "__metadata__":
+                    elements = 1
+                    for size in tensor["shape"]:
+                        elements *= size
+                    counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + elements
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+            return None  # not a safetensors file after all
+    return {"parameters": counts, "total": sum(counts.values())} if counts else None

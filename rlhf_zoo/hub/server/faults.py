@@ -1,0 +1,76 @@
+"""What the server answers when it refuses: a status, a sentence, and the Hub's error code."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Mapping
+
+__all__ = [
+    "Fault",
+    "bad_request",
+    "disk_full",
+    "entry_not_found",
+    "forbidden",
+    "is_disk_full",
+    "repo_not_found",
+    "revision_not_found",
+]
+
+
+class Fault(Exception):
+    """A refusal. `code` becomes the X-Error-Code header, from which huggingface_hub picks its exception class."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: Mapping[str, object] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.headers = dict(headers or {})
+        self.body = dict(body or {})
+
+
+def bad_request(message: str) -> Fault:
+    """400: the request itself is wrong."""
+    return Fault(400, message)
+
+
+def forbidden(message: str) -> Fault:
+    """403: the caller is known and may not do this."""
+    return Fault(403, message)
+
+
+def repo_not_found(repo: object, *, anonymous: bool) -> Fault:
+    """401 to strangers and 404 to token holders, as the Hub does: strangers cannot tell private from missing."""
+    if anonymous:
+        message = f"Repository '{repo}' was not found, or it is private and the request carried no token."
+        return Fault(401, message, code="RepoNotFound")
+    return Fault(404, f"Repository '{repo}' was not found on this Hub.", code="RepoNotFound")
+
+
+def revision_not_found(revision: str) -> Fault:
+    """404: no branch, tag or commit of that name."""
+    return Fault(404, f"Invalid rev id: '{revision}' is no branch, tag or commit.", code="RevisionNotFound")
+
+
+def entry_not_found(message: str, *, commit: str) -> Fault:
+    """404: no such file or folder in `commit`, which the client remembers as the commit without it."""
+    return Fault(404, message, code="EntryNotFound", headers={"X-Repo-Commit": commit})
+
+
+def is_disk_full(error: OSError) -> bool:
+    """True when the disk, a quota or a file-size limit stopped a write."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def disk_full(root: object) -> Fault:
+    """507: nothing of the request was kept."""
+    message = f"The Hub's disk is full: free some space under {root} and push again; nothing of this push was kept."
+    return Fault(507, message)

@@ -1,0 +1,203 @@
+"""HTTP/1.1 on threads: reads a request, asks the application, sends the answer."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import socket
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+from rlhf_zoo.hub.server.faults import Fault, disk_full, is_disk_full
+from rlhf_zoo.hub.server.messages import Body, FilePart, Request, Response, json_response
+
+if TYPE_CHECKING:
+    from rlhf_zoo.hub.server.application import Application
+
+__all__ = ["HubServer"]
+
+log = logging.getLogger(__name__)
+_WILDCARDS = ("", "0.0.0.0", "::")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+# After a refusal the rest of a body is read, so that the client gets to see the answer: more of it from token holders.
+_DRAIN_STRANGER = 8 * 2**20
+_DRAIN_KNOWN = 2**40
+
+
+class HubServer(ThreadingHTTPServer):
+    """Listens on (host, port); port 0 takes a free one."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int, application: Application) -> None:
+        family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=1)[0]
+        self.address_family = family
+        self.application = application
+        self.bound_host = host
+        self._busy = 0
+        self._idle = threading.Condition()
+        super().__init__(address[:2], Handler)  # type: ignore[arg-type]
+
+    def server_bind(self) -> None:
+        """Bind without the reverse name lookup of http.server, which can take seconds off the network."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    @property
+    def url(self) -> str:
+        """Its address for clients on this machine."""
+        host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.bound_host, self.bound_host)
+        return f"http://[{host}]:{self.server_port}" if ":" in host else f"http://{host}:{self.server_port}"
+
+    def accepts_host(self, header: str) -> bool:
+        """Loopback names, and what the server was bound to: a web page that points its own name here is refused."""
+        name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
+        name = name.strip("[]").lower()
+        if name in _LOOPBACK or name == self.bound_host.lower():
+            return True
+        if self.bound_host not in _WILDCARDS:
+            return False
+        try:
+            ipaddress.ip_address(name)
+            return True
+        except ValueError:
+            return name in (socket.gethostname().lower(), socket.getfqdn().lower())
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is no event; anything else is a defect, and logged."""
+        log.exception("A connection failed.")
+
+    def enter(self) -> None:
+        """Count a request as under way."""
+        with self._idle:
+            self._busy += 1
+
+    def leave(self) -> None:
+        """Count it as answered."""
+        with self._idle:
+            self._busy -= 1
+            self._idle.notify_all()
+
+    def wait_idle(self, seconds: float) -> None:
+        """Give requests under way up to `seconds` to end."""
+        with self._idle:
+            self._idle.wait_for(lambda: self._busy == 0, seconds)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "rlhf-zoo-hub"
+    sys_version = ""
+    disable_nagle_algorithm = True
+    timeout = 300
+    server: HubServer
+
+    def handle(self) -> None:
+        """Serve until the client goes."""
+        try:
+            super().handle()
+        except (ConnectionError, TimeoutError):
+            log.debug("%s went away", self.client_address)
+
+    def _answer(self) -> None:
+        started = time.monotonic()
+        self.server.enter()
+        try:
+            role: str | None = None
+            body: Body | None = None
+            try:
+                body = Body(self.rfile, self.headers)  # type: ignore[arg-type]
+                host = self.headers.get("Host", "")
+                if not self.server.accepts_host(host):
+                    raise Fault(403, f"The name '{host[:100]}' is not one of this Hub's; use {self.server.url}")
+                role = self.server.application.role(self.headers)
+                raw, _, query = self.path.partition("?")
+                fields = parse_qs(query, keep_blank_values=True, max_num_fields=5000)
+                request = Request(self.command, raw, fields, self.headers, body, role, f"http://{host}")
+                response = self.server.application.answer(request)
+            except Fault as fault:
+                response = _refusal(fault)
+            except ConnectionError:
+                self.close_connection = True
+                return
+            except OSError as error:
+                if not is_disk_full(error):
+                    log.exception("%s %s failed", self.command, self.path)
+                response = _refusal(disk_full(self.server.application.root) if is_disk_full(error) else _defect())
+            except Exception:
+                log.exception("%s %s failed", self.command, self.path)
+                response = _refusal(_defect())
+            if body is None or not body.drain(_DRAIN_KNOWN if role or response.status < 400 else _DRAIN_STRANGER):
+                self.close_connection = True
+            self._send(response)
+            seconds = time.monotonic() - started
+            shown = re.sub(r"signature=[^&]*", "signature=...", self.path)
+            log.info("%s %s %d %.0f ms", self.command, shown, response.status, 1000 * seconds)
+        finally:
+            self.server.leave()
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = _answer
+
+    def _send(self, response: Response) -> None:
+        self.send_response_only(response.status)
+        self.send_header("Server", self.server_version)
+        self.send_header("Date", self.date_time_string())
+        for name, value in response.headers.items():
+            self.send_header(name, _header_text(value))
+        self.send_header("Content-Length", str(response.length))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        content = response.content
+        if self.command == "HEAD":
+            self.end_headers()
+        elif isinstance(content, FilePart):
+            with open(content.path, "rb") as file:
+                self.end_headers()
+                if content.count:
+                    sent = self.connection.sendfile(file, content.offset, content.count)
+                    self.close_connection |= sent != content.count
+        else:
+            self.end_headers()
+            self.wfile.write(content)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """http.server's own refusals (malformed requests), in the Hub's form."""
+        self.close_connection = True
+        if not hasattr(self, "command") or self.command is None:
+            self.command = "GET"
+        if self.request_version == "HTTP/0.9":
+            self.request_version = "HTTP/1.1"
+        self._send(_refusal(Fault(int(code), message or "The request cannot be read.")))
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """http.server's own log line."""
+        log.info(format, *args)
+
+
+def _header_text(value: str) -> str:
+    """A header is one line of printable Latin-1; what a client sent and an answer quotes need not be."""
+    line = "".join(char if char.isprintable() else " " for char in value)
+    return line.encode("latin-1", "replace").decode("latin-1")
+
+
+def _defect() -> Fault:
+    return Fault(500, "The embedded Hub failed on this request; its log on stderr tells where.")
+
+
+def _refusal(fault: Fault) -> Response:
+    # The client puts its own full stop behind the sentence of a 403.
+    message = fault.message.rstrip(".") if fault.status == 403 else fault.message
+    headers = {**fault.headers, "X-Error-Message": message}
+    if fault.code:
+        headers["X-Error-Code"] = fault.code
+    return json_response({"error": fault.message, **fault.body}, status=fault.status, headers=headers)

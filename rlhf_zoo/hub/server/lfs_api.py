@@ -1,0 +1,171 @@
+"""Uploading big files: the LFS batch call and the signed links that it gives out."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from rlhf_zoo.hub.server.access import Access
+from rlhf_zoo.hub.server.faults import Fault, bad_request, disk_full, is_disk_full
+from rlhf_zoo.hub.server.large_files import LargeFiles, PartialUploads
+from rlhf_zoo.hub.server.messages import FilePart, Request, Response, json_response
+from rlhf_zoo.hub.server.names import RepoId, check_oid
+from rlhf_zoo.hub.server.routing import Router
+from rlhf_zoo.hub.server.tokens import Signer
+
+__all__ = ["PART_SIZE", "LfsApi"]
+
+#: Files above this many bytes go up in parts of it, each of which can be repeated alone.
+PART_SIZE = 2**30
+_MAX_PARTS = 1000
+_SPARE = 16 * 2**20
+_MIME = "application/vnd.git-lfs+json"
+
+
+class LfsApi:
+    """See `register` for the addresses."""
+
+    def __init__(self, access: Access, signer: Signer, *, part_size: int = PART_SIZE) -> None:
+        self._access = access
+        self._storage = access.storage
+        self._signer = signer
+        self._part_size = part_size
+        self._partial = PartialUploads()
+
+    def register(self, router: Router) -> None:
+        """Add the routes; they come before those of pages, whose addresses look alike."""
+        router.add("POST", "/{page}.git/info/lfs/objects/batch", self.batch)
+        router.add("PUT", "/_lfs/{repo}/{oid}", self.upload)
+        router.add("GET", "/_lfs/{repo}/{oid}", self.download)
+        router.add("PUT", "/_lfs/{repo}/{oid}/{upload}/{part}", self.upload_part)
+        router.add("POST", "/_lfs/{repo}/{oid}/{upload}", self.complete)
+
+    def batch(self, request: Request, repo: RepoId) -> Response:
+        """Links for the objects that are not stored yet (upload), or that are (download)."""
+        fields = request.json()
+        operation = fields.get("operation")
+        if operation not in ("upload", "download"):
+            raise bad_request(f"The LFS operation must be upload or download, not '{operation}'.")
+        (self._access.write if operation == "upload" else self._access.read)(request, repo)
+        if fields.get("hash_algo", "sha256") != "sha256":
+            raise bad_request("The Hub names LFS objects by sha256 only.")
+        transfers = fields.get("transfers") or ["basic"]
+        store = self._storage.large_files(repo)
+        wanted = [(check_oid(item.get("oid")), _size(item.get("size"))) for item in fields.get("objects") or []]
+        free = shutil.disk_usage(self._storage.root).free - _SPARE
+        objects: list[dict[str, Any]] = []
+        for oid, size in dict(wanted).items():
+            answer: dict[str, Any] = {"oid": oid, "size": size, "authenticated": True}
+            stored = store.size(oid)
+            if operation == "download":
+                if stored is None:
+                    answer["error"] = {"code": 404, "message": f"LFS object {oid} is not stored in '{repo}'."}
+                else:
+                    answer["actions"] = {"download": {"href": self._link(request, repo, "GET", oid, stored)}}
+            elif stored != size:
+                free -= size
+                if free < 0:
+                    answer["error"] = {"code": 507, "message": disk_full(self._storage.root).message}
+                elif size > self._part_size and "multipart" in transfers:
+                    answer["actions"] = {"upload": self._multipart(request, repo, store, oid, size)}
+                else:
+                    answer["actions"] = {"upload": {"href": self._link(request, repo, "PUT", oid, size)}}
+            objects.append(answer)
+        parts = any("chunk_size" in o.get("actions", {}).get("upload", {}).get("header", {}) for o in objects)
+        transfer = "multipart" if parts else "basic"
+        answer = {"transfer": transfer, "objects": objects, "hash_algo": "sha256"}
+        return json_response(answer, headers={"Content-Type": _MIME})
+
+    def upload(self, request: Request, repo: RepoId, oid: str) -> Response:
+        """A whole file in one request."""
+        size = self._verified(request, repo, "PUT", check_oid(oid))
+        with self._receiving(request, repo):
+            if request.body.length not in (None, size):
+                raise bad_request(f"LFS object {oid} was announced with {size} bytes, not {request.body.length}.")
+            self._storage.large_files(repo).receive(oid, size, request.body.chunks())
+        return Response(200)
+
+    def download(self, request: Request, repo: RepoId, oid: str) -> Response:
+        """A whole file, for git-lfs."""
+        size = self._verified(request, repo, "GET", check_oid(oid))
+        path = self._storage.large_files(repo).path(oid)
+        return Response(200, {"Content-Type": "application/octet-stream"}, FilePart(path, 0, size))
+
+    def upload_part(self, request: Request, repo: RepoId, oid: str, upload: str, part: str) -> Response:
+        """One part; parts count from 1."""
+        size = self._verified(request, repo, "PUT", check_oid(oid), upload, part)
+        chunk = _size(request.one("chunk"))
+        offset = (_size(part) - 1) * chunk
+        path = self._incomplete(self._storage.large_files(repo), oid, upload)
+        with self._receiving(request, repo):
+            digest = self._partial.receive(path, offset, min(chunk, size - offset), request.body.chunks())
+        return Response(200, {"ETag": f'"{digest}"'})
+
+    def complete(self, request: Request, repo: RepoId, oid: str, upload: str) -> Response:
+        """Put the parts together."""
+        size = self._verified(request, repo, "POST", check_oid(oid), upload)
+        store = self._storage.large_files(repo)
+        with self._receiving(request, repo):
+            self._partial.finish(store, self._incomplete(store, oid, upload), oid, size)
+        return json_response({"success": True})
+
+    def _link(
+        self, request: Request, repo: RepoId, method: str, oid: str, size: int, *parts: str, chunk: int = 0
+    ) -> str:
+        signature = self._signer.sign(method, f"{repo.plural}/{repo}", oid, str(size), str(chunk), *parts)
+        query = urlencode({"size": size, "chunk": chunk, "signature": signature})
+        return f"{request.base}/_lfs/{repo.plural}/{repo}/{'/'.join((oid, *parts))}?{query}"
+
+    def _verified(self, request: Request, repo: RepoId, method: str, oid: str, *parts: str) -> int:
+        """The size that the link was signed for; Fault 403 where the link was not made here, or is too old."""
+        size, chunk, signature = (request.one(key) or "" for key in ("size", "chunk", "signature"))
+        if not self._signer.verify(signature, method, f"{repo.plural}/{repo}", oid, size, chunk, *parts):
+            raise Fault(403, "The upload link is not valid or has expired; start the upload again.")
+        self._storage.settings(repo)
+        return _size(size)
+
+    def _multipart(self, request: Request, repo: RepoId, store: LargeFiles, oid: str, size: int) -> dict[str, Any]:
+        chunk = max(self._part_size, -(-size // _MAX_PARTS))
+        upload = store.incomplete(oid).name.partition(".")[2]
+        links = {
+            str(part): self._link(request, repo, "PUT", oid, size, upload, str(part), chunk=chunk)
+            for part in range(1, -(-size // chunk) + 1)
+        }
+        href = self._link(request, repo, "POST", oid, size, upload)
+        return {"href": href, "header": {"chunk_size": str(chunk), **links}}
+
+    @staticmethod
+    def _incomplete(store: LargeFiles, oid: str, upload: str) -> Path:
+        if not re.fullmatch(r"[0-9a-f]{16}", upload):
+            raise bad_request("The upload has no valid name; start it again.")
+        return store.folder / "incomplete" / f"{oid}.{upload}"
+
+    @contextmanager
+    def _receiving(self, request: Request, repo: RepoId) -> Iterator[None]:
+        """On a failure, read the rest of the body all the same: the client sees an answer only once it has sent all."""
+        try:
+            yield
+        except ConnectionError:
+            raise
+        except FileNotFoundError as error:
+            request.body.drain(2**62)
+            raise Fault(404, f"Repository '{repo}' was moved or deleted meanwhile.", code="RepoNotFound") from error
+        except OSError as error:
+            request.body.drain(2**62)
+            if is_disk_full(error):
+                raise disk_full(self._storage.root) from error
+            raise
+        except Fault:
+            request.body.drain(2**62)
+            raise
+
+
+def _size(value: Any) -> int:
+    if not re.fullmatch(r"\d{1,15}", str(value)):
+        raise bad_request("An LFS object needs its size in bytes.")
+    return int(value)

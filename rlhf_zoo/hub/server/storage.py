@@ -1,0 +1,208 @@
+"""The repositories of one Hub on disk, safe for several threads and several servers over the same root.
+
+ROOT/repos/models/NAMESPACE/NAME.git/   a bare git repository
+    hub.json                            visibility, creation date, a Space's variables
+    lfs/objects/ab/cd/SHA256            big files
+ROOT/locks/                             one lock file per repository name
+ROOT/collections/                       see `collections_api`
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rlhf_zoo.hub.server.durable import locked, read_json, sync_folder, write_json
+from rlhf_zoo.hub.server.faults import Fault
+from rlhf_zoo.hub.server.git import MAIN, GitRepository, Quarantine, TreeEdit
+from rlhf_zoo.hub.server.large_files import LargeFiles
+from rlhf_zoo.hub.server.names import KINDS, RepoId
+
+__all__ = ["GIT_ATTRIBUTES", "Settings", "Storage", "now"]
+
+_LARGE_SUFFIXES = [
+    "7z",
+    "arrow",
+    "avro",
+    "bin",
+    "bz2",
+    "ckpt",
+    "ftz",
+    "gguf",
+    "gz",
+    "h5",
+    "joblib",
+    "lz4",
+    "mlmodel",
+    "model",
+    "msgpack",
+    "npy",
+    "npz",
+    "onnx",
+    "ot",
+    "parquet",
+    "pb",
+    "pickle",
+    "pkl",
+    "pt",
+    "pth",
+    "rar",
+    "safetensors",
+    "tar",
+    "tflite",
+    "tgz",
+    "wasm",
+    "xz",
+    "zip",
+    "zst",
+    "mp3",
+    "mp4",
+    "flac",
+    "ogg",
+    "wav",
+    "webm",
+]
+#: The first commit of a repository: which files git-lfs keeps outside git.
+GIT_ATTRIBUTES = "".join(f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in sorted(_LARGE_SUFFIXES)) + (
+    "*tfevents* filter=lfs diff=lfs merge=lfs -text\n"
+)
+_STALE_SECONDS = 24 * 3600
+
+
+def now() -> str:
+    """The time in the Hub's format: ISO 8601, milliseconds, Z."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a repository has beside its git history. secrets hold a description and a date, never a value."""
+
+    created: str
+    private: bool = False
+    gated: str | bool = False
+    sdk: str | None = None
+    variables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    secrets: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class Storage:
+    """Creates, finds, moves and removes repositories under `root`, which must exist."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._repos = root / "repos"
+        self._locks = root / "locks"
+        self._trash = root / "trash"
+        for folder in (self._repos, self._locks, self._trash, root / "collections"):
+            folder.mkdir(exist_ok=True)
+
+    def path(self, repo: RepoId) -> Path:
+        """The folder of its bare repository; RepoId has checked the name."""
+        return self._repos / repo.plural / repo.namespace / f"{repo.name}.git"
+
+    def exists(self, repo: RepoId) -> bool:
+        """True for a whole repository: it gets its place in one rename."""
+        return (self.path(repo) / "hub.json").is_file()
+
+    def git(self, repo: RepoId) -> GitRepository:
+        """Its git repository (a context manager)."""
+        return GitRepository(self.path(repo))
+
+    def large_files(self, repo: RepoId) -> LargeFiles:
+        """Its big files."""
+        return LargeFiles(self.path(repo))
+
+    @contextmanager
+    def lock(self, *repos: RepoId) -> Iterator[None]:
+        """Keep every other writer, in this process or another, away from these repositories."""
+        with ExitStack() as stack:
+            for repo in sorted(set(repos)):
+                stack.enter_context(locked(self._locks / f"{repo.plural}--{repo.namespace}--{repo.name}"))
+            yield
+
+    def settings(self, repo: RepoId) -> Settings:
+        """Fault 404 where the repository has gone."""
+        stored = read_json(self.path(repo) / "hub.json")
+        if stored is None:
+            raise Fault(404, f"Repository '{repo}' was not found on this Hub.", code="RepoNotFound")
+        return Settings(**stored)
+
+    def change(self, repo: RepoId, **changes: Any) -> Settings:
+        """Replace settings; hold the lock."""
+        settings = replace(self.settings(repo), **changes)
+        write_json(self.path(repo) / "hub.json", asdict(settings))
+        return settings
+
+    def create(self, repo: RepoId, *, private: bool, sdk: str | None, variables: dict[str, dict[str, Any]]) -> bool:
+        """Make a repository with its first commit; False where it exists already."""
+        with self.lock(repo):
+            if self.exists(repo):
+                return False
+            new = self._trash / f"new-{secrets.token_hex(8)}"
+            new.mkdir()
+            try:
+                GitRepository.initialise(new)
+                with GitRepository(new) as git, Quarantine(new) as quarantine:
+                    edit = TreeEdit(git, None)
+                    edit.put(".gitattributes", quarantine.blob(GIT_ATTRIBUTES.encode()))
+                    commit = quarantine.commit(edit.write(quarantine), [], "Create the repository")
+                    quarantine.migrate()
+                    git.write_ref(f"refs/heads/{MAIN}", commit)
+                settings = Settings(created=now(), private=private, sdk=sdk, variables=variables)
+                write_json(new / "hub.json", asdict(settings))
+                self._place(new, self.path(repo))
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+            return True
+
+    def delete(self, repo: RepoId) -> None:
+        """Remove a repository: first its name, in one step, then its files."""
+        with self.lock(repo):
+            self.settings(repo)
+            rubbish = self._trash / f"old-{secrets.token_hex(8)}"
+            os.rename(self.path(repo), rubbish)
+            sync_folder(self.path(repo).parent)
+        shutil.rmtree(rubbish, ignore_errors=True)
+
+    def move(self, repo: RepoId, target: RepoId) -> None:
+        """Rename a repository; Fault 409 where the new name is taken."""
+        with self.lock(repo, target):
+            self.settings(repo)
+            if self.exists(target):
+                raise Fault(409, f"Cannot move '{repo}': '{target}' exists already; delete it or choose another name.")
+            self._place(self.path(repo), self.path(target))
+            sync_folder(self.path(repo).parent)
+
+    def _place(self, source: Path, target: Path) -> None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.rename(source, target)
+        sync_folder(target.parent)
+
+    def repositories(self, kind: str | None = None) -> Iterator[RepoId]:
+        """Every repository, by name."""
+        for each in [kind] if kind else list(KINDS):
+            for path in sorted((self._repos / KINDS[each]).glob("*/*.git/hub.json")):
+                folder = path.parent
+                yield RepoId(each, folder.parent.name, folder.name.removesuffix(".git"))
+
+    def sweep(self) -> None:
+        """Remove what killed servers left behind a day ago or earlier: rubbish, half uploads, unused objects."""
+        limit = time.time() - _STALE_SECONDS
+        leftovers = [*self._trash.iterdir()]
+        for pattern in ("*/*/*.git/incoming-*", "*/*/*.git/lfs/incomplete/*", "*/*/*.git/.*.tmp"):
+            leftovers += self._repos.glob(pattern)
+        for path in leftovers:
+            try:
+                if path.lstat().st_mtime < limit:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            except FileNotFoundError:  # another server swept it
+                continue

@@ -1,0 +1,102 @@
+"""Recipes: folders of YAML files. They are found, read and copied here; `stages.settings` checks their keys."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .errors import ZooError
+from .plugins import did_you_mean
+
+__all__ = ["STAGES", "Recipe", "copy_recipe", "find_recipe", "list_recipes", "load_recipe"]
+
+STAGES = ("sft", "reward", "ppo")
+SHARED = "recipe"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """`shared`: the keys of recipe.yaml; `stages`: those of sft.yaml, reward.yaml, ppo.yaml, where there are any."""
+
+    name: str
+    folder: Path
+    shared: Mapping[str, Any]
+    stages: Mapping[str, Mapping[str, Any]]
+
+    def source(self, stage: str) -> Path:
+        """The file that a stage's keys come from; the stage may be 'recipe'."""
+        return self.folder / f"{stage}.yaml"
+
+
+def _shipped() -> Path:
+    inside = Path(__file__).parent / "_recipes"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "recipes"
+
+
+def list_recipes() -> list[str]:
+    """The names of the recipes that come with the package."""
+    return sorted(path.parent.name for path in _shipped().glob(f"*/{SHARED}.yaml"))
+
+
+def find_recipe(name: str) -> Path:
+    """The folder of a recipe: one that comes with the package, or a path. Raises ZooError for neither."""
+    folder = Path(name)
+    if (folder / f"{SHARED}.yaml").is_file():
+        return folder
+    if (_shipped() / name / f"{SHARED}.yaml").is_file():
+        return _shipped() / name
+    known = list_recipes()
+    hint = did_you_mean(name, known) or f": `rlhf-zoo recipes list` shows {', '.join(known)}, or give a folder."
+    raise ZooError(f"There is no recipe {name!r}{hint}")
+
+
+def load_recipe(name: str) -> Recipe:
+    """Reads a recipe's files. Raises ZooError for one that is missing, is not a mapping, or says a key twice."""
+    folder = find_recipe(name)
+    stages = {stage: _read(folder / f"{stage}.yaml") for stage in STAGES if (folder / f"{stage}.yaml").is_file()}
+    return Recipe(folder.resolve().name, folder, _read(folder / f"{SHARED}.yaml"), stages)
+
+
+def copy_recipe(name: str, target: Path) -> Path:
+    """Copies a recipe's folder, to be edited. Raises ZooError when the target is there already."""
+    if target.exists():
+        raise ZooError(f"{target} is there already: choose another name, or remove it first.")
+    try:
+        shutil.copytree(find_recipe(name), target)
+    except OSError as error:
+        raise ZooError(f"{target} cannot be written ({error.strerror}): choose another place.") from error
+    return target
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
+    class Strict(yaml.SafeLoader):
+        """Refuses a mapping that says a key twice, of which YAML would silently keep the last."""
+
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+            seen = set()
+            for key_node, _ in node.value:
+                key = self.construct_object(key_node, deep=True)
+                if key in seen:
+                    line = key_node.start_mark.line + 1
+                    raise ZooError(f"{path}, line {line}, says {key!r} a second time: keep one of them.")
+                seen.add(key)
+            return super().construct_mapping(node, deep)
+
+    try:
+        content = Strict(path.read_text(encoding="utf-8")).get_single_data()
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise ZooError(f"{path}{line} is not valid YAML ({getattr(error, 'problem', error)}): mend it.") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ZooError(f"{path} cannot be read ({error}): mend the file or its permissions.") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ZooError(f"{path} holds a {type(content).__name__}: a recipe is a mapping of keys to values.")
+    return content

@@ -1,0 +1,396 @@
+"""The run directory: run.json, metrics.jsonl and the checkpoints of one stage.
+
+Everything that outlives a process goes through here, so that a kill at any moment leaves files that can be read: JSON
+documents are replaced as a whole, metrics are appended line by line, and a checkpoint counts once it holds COMPLETE.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from rlhf_zoo.errors import ZooError
+
+__all__ = [
+    "COMPLETE",
+    "SCHEMA",
+    "StageRecord",
+    "checkpoint_step",
+    "fingerprint",
+    "first_difference",
+    "now",
+    "read_json",
+    "write_bytes",
+    "write_json",
+    "write_text",
+]
+
+SCHEMA = 1
+COMPLETE = "COMPLETE"
+_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+
+
+def now() -> str:
+    """The present time in UTC, ISO 8601, to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def write_bytes(path: Path | str, content: bytes) -> None:
+    """Replace `path` by `content` as a whole: a reader, or a crash, sees the old file or the new one.
+
+    Raises ZooError when the file system refuses (disk full, no permission); the old file then stands.
+    """
+    path = Path(path)
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, _mode(path))
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        raise ZooError(_refused(path, error)) from error
+    finally:
+        if temporary is not None:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """`write_bytes` of text in UTF-8."""
+    write_bytes(path, text.encode())
+
+
+def write_json(path: Path | str, value: Any) -> None:
+    """Replace `path` by `value` as strict JSON, as a whole; NaN and infinities become their names as strings."""
+    write_text(path, json.dumps(_jsonable(value, named=True), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path | str) -> Any:
+    """The JSON document at `path`. Raises FileNotFoundError, and ZooError where it is not JSON."""
+    path = Path(path)
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ZooError(f"{path} is not valid JSON ({error}): restore it, or begin again with --restart.") from error
+
+
+def fingerprint(resolved: Mapping[str, Any]) -> str:
+    """sha256, in hex, over the canonical JSON of a resolved recipe.
+
+    Independent of the order of keys; a tuple equals a list and 1.0 equals 1, as they do in YAML.
+    """
+    return hashlib.sha256(_canonical(resolved).encode()).hexdigest()
+
+
+def first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
+    """The first key, in sorted order, at which two resolved recipes differ; nested keys are joined by dots.
+
+    None exactly when their fingerprints are equal.
+    """
+    a, b = _jsonable(a, named=True), _jsonable(b, named=True)
+    for key in sorted(a.keys() | b.keys()):
+        if key not in a or key not in b:
+            return key
+        if _canonical(a[key]) == _canonical(b[key]):
+            continue
+        if isinstance(a[key], dict) and isinstance(b[key], dict):
+            return f"{key}.{first_difference(a[key], b[key])}"
+        return key
+    return None
+
+
+def checkpoint_step(path: Path | str) -> int:
+    """The step N of a folder named checkpoint-N. Raises ValueError for any other name."""
+    match = _CHECKPOINT.fullmatch(Path(path).name)
+    if match is None:
+        raise ValueError(f"{path} is not named checkpoint-N.")
+    return int(match[1])
+
+
+class StageRecord:
+    """The directory of one stage, e.g. runs/tiny-world/ppo. It is made by the first write, not by looking at it."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+
+    @property
+    def run_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    # run.json
+
+    def read(self) -> dict[str, Any]:
+        """run.json, or {} where the stage has not begun. Raises ZooError where it cannot be understood."""
+        try:
+            document = read_json(self.run_file)
+        except FileNotFoundError:
+            return {}
+        if not isinstance(document, dict):
+            raise ZooError(f"{self.run_file} does not hold a JSON object: begin again with --restart.")
+        if document.get("schema") != SCHEMA:
+            raise ZooError(
+                f"{self.run_file} has schema {document.get('schema')!r} and this rlhf-zoo reads {SCHEMA}: "
+                "use the version that wrote it, or begin again with --restart."
+            )
+        return document
+
+    def write(self, **fields: Any) -> dict[str, Any]:
+        """Set these fields of run.json, keep the others, and return the document as it now stands.
+
+        `schema` and `created` are set by the first write.
+        """
+        document = {"schema": SCHEMA, "created": now(), **self.read(), **fields}
+        write_json(self.run_file, document)
+        return self.read()
+
+    def check_fingerprint(self, resolved: Mapping[str, Any], *, recipe: str | None = None) -> None:
+        """Raise ZooError if the directory holds a run of another recipe or of other settings; an empty one passes."""
+        document = self.read()
+        if recipe is not None and document.get("recipe", recipe) != recipe:
+            raise ZooError(
+                f"{self.path} holds a run of the recipe {document['recipe']!r}, not of {recipe!r}: "
+                "choose another --output_dir, or give --restart to begin again there."
+            )
+        if "fingerprint" not in document or document["fingerprint"] == fingerprint(resolved):
+            return
+        before = document.get("resolved", {})
+        key = first_difference(before, resolved)
+        if key is None:
+            raise ZooError(f"The fingerprint in {self.run_file} does not fit its settings: begin again with --restart.")
+        raise ZooError(
+            f"{self.path} holds a run with {key} = {_at(before, key)}, and this one has {_at(resolved, key)}: "
+            "choose another --output_dir, or give --restart to begin again there."
+        )
+
+    # metrics.jsonl
+
+    def append_metrics(self, metrics: Mapping[str, Any]) -> None:
+        """Append one row. `step` must be in it; `time` is added; a number that is not finite is written as null.
+
+        A line that a kill left torn is dropped first, so that it cannot swallow the new one. Raises ZooError where the
+        file system refuses.
+        """
+        step = metrics.get("step")
+        if type(step) is not int:
+            raise ValueError(f"A row of metrics needs an integer step, not {step!r}.")
+        row = {"step": step, "time": now(), **metrics}
+        line = json.dumps(_jsonable(row, named=False), allow_nan=False)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            with open(self.metrics_file, "a+b") as file:
+                end = file.seek(0, os.SEEK_END)
+                before = self._mend_tail(file, end)
+                try:
+                    file.write(before + line.encode() + b"\n")
+                    file.flush()
+                except OSError:
+                    file.truncate(end)
+                    raise
+        except OSError as error:
+            raise ZooError(_refused(self.metrics_file, error)) from error
+
+    @staticmethod
+    def _mend_tail(file: Any, end: int) -> bytes:
+        """Cut a torn last line off; return what must precede the next line (a newline after a whole, open one)."""
+        if end == 0:
+            return b""
+        file.seek(end - 1)
+        if file.read(1) == b"\n":
+            return b""
+        file.seek(0)
+        content = file.read()
+        start = content.rfind(b"\n") + 1
+        if _row(content[start:]) is not None:
+            return b"\n"
+        file.truncate(start)
+        return b""
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """All rows, oldest first; a last line torn by a kill is left out. Raises ZooError for any other bad line."""
+        try:
+            lines = self.metrics_file.read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return []
+        rows = []
+        for number, line in enumerate(lines, start=1):
+            row = _row(line) if line.strip() else None
+            if row is not None:
+                rows.append(row)
+            elif line.strip() and number < len(lines):
+                raise ZooError(
+                    f"Line {number} of {self.metrics_file} is not a row of metrics: remove it, or use --restart."
+                )
+        return rows
+
+    def truncate_metrics(self, step: int) -> None:
+        """Drop the rows after `step`, so that a run resumed from the checkpoint of that step repeats none."""
+        if not self.metrics_file.exists():
+            return
+        kept = (row for row in self.metrics() if row["step"] <= step)
+        write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
+
+    # checkpoints
+
+    def checkpoints(self) -> list[Path]:
+        """The complete checkpoints, by step."""
+        return [path for path in self._checkpoint_folders() if (path / COMPLETE).is_file()]
+
+    def last_checkpoint(self) -> Path | None:
+        """The complete checkpoint with the highest step, or None."""
+        return next(reversed(self.checkpoints()), None)
+
+    def checkpoint_path(self, step: int) -> Path:
+        """Where the checkpoint of a step stands, or will."""
+        return self.path / f"checkpoint-{step}"
+
+    def mark_complete(self, path: Path | str) -> None:
+        """Write COMPLETE into a checkpoint, after all that stands in it, and the metrics, have reached the disk."""
+        path = Path(path)
+        checkpoint_step(path)
+        for folder, _, names in os.walk(path):
+            for name in names:
+                _sync_file(Path(folder) / name)
+            _sync_folder(Path(folder))
+        if self.metrics_file.exists():
+            _sync_file(self.metrics_file)
+        _sync_folder(self.path)
+        write_text(path / COMPLETE, now() + "\n")
+
+    def remove_incomplete(self) -> list[Path]:
+        """Delete checkpoints without COMPLETE, and temporary files of a killed write. Returns what it deleted."""
+        torn = [path for path in self._checkpoint_folders() if not (path / COMPLETE).is_file()]
+        for path in torn:
+            shutil.rmtree(path)
+        leftovers = [path for name in ("run.json", "metrics.jsonl") for path in self.path.glob(f".{name}.*.tmp")]
+        for path in leftovers:
+            path.unlink()
+        return torn + leftovers
+
+    def clear(self) -> None:
+        """Delete the record (--restart): its checkpoints, metrics.jsonl, then run.json; other files stay.
+
+        run.json goes last, so that after a kill in between what is left still says whose it is.
+        """
+        for path in self._checkpoint_folders():
+            (path / COMPLETE).unlink(missing_ok=True)
+        self.remove_incomplete()
+        self.metrics_file.unlink(missing_ok=True)
+        self.run_file.unlink(missing_ok=True)
+
+    def _checkpoint_folders(self) -> list[Path]:
+        if not self.path.is_dir():
+            return []
+        folders = (path for path in self.path.iterdir() if _CHECKPOINT.fullmatch(path.name) and path.is_dir())
+        return sorted(folders, key=checkpoint_step)
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """A line of metrics.jsonl, or None if it is not one. No proper prefix of a JSON object is a JSON object."""
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and isinstance(row.get("step"), int) else None
+
+
+def _jsonable(value: Any, *, named: bool) -> Any:
+    """`value` in the types of JSON. A number that is not finite becomes its name (named=True) or None."""
+    if isinstance(value, Enum):
+        return _jsonable(value.value, named=named)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        if math.isfinite(value):
+            return float(value)
+        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(float(value))] if named else None
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(item, named=named) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(item, named=named) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((_jsonable(item, named=named) for item in value), key=_canonical)
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hasattr(value, "item"):  # a scalar of numpy or torch, neither of which this module imports
+        return _jsonable(value.item(), named=named)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r}")
+
+
+def _canonical(value: Any) -> str:
+    plain = _integral_floats_as_int(_jsonable(value, named=True))
+    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+
+
+def _integral_floats_as_int(value: Any) -> Any:
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, dict):
+        return {key: _integral_floats_as_int(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_integral_floats_as_int(item) for item in value]
+    return value
+
+
+def _at(settings: Mapping[str, Any], key: str) -> str:
+    """The value at a dotted key, for a message: short, or that it is not set."""
+    value: Any = settings
+    for part in _parts(settings, key):
+        if not isinstance(value, Mapping) or part not in value:
+            return "nothing"
+        value = value[part]
+    text = json.dumps(_jsonable(value, named=True), ensure_ascii=False)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _parts(settings: Mapping[str, Any], key: str) -> Iterable[str]:
+    return [key] if key in settings else key.split(".")
+
+
+def _mode(path: Path) -> int:
+    """The permissions of the file to be replaced, or those a new file would get (mkstemp's are the owner's alone)."""
+    if path.exists():
+        return path.stat().st_mode & 0o777
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask
+
+
+def _sync_file(path: Path) -> None:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make names in a folder durable; systems that cannot open a folder (Windows) do without."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refused(path: Path, error: OSError) -> str:
+    reason = error.strerror or str(error)
+    return f"{path} could not be written ({reason}): make room or mend the permissions, or choose another directory."

@@ -1,0 +1,194 @@
+"""Sampling that returns the log-probability of each sampled token, from one random stream per row.
+
+`model.generate` draws a whole batch from one global generator: another row order, batch split or number of processes
+samples other tokens, and so does a resumed run. Here row i draws from a stream keyed by (seed, key of the row, token
+position) and by nothing else. Rows that have ended leave the batch.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from .functional import selected_logprobs
+
+__all__ = ["Samples", "left_pad", "response_logits", "sample", "token_logprobs"]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Prompts and their sampled completions. B rows, P prompt positions (left-padded), T response positions.
+
+    prompt_ids (B, P) int64 with prompt_mask (B, P) bool; completion_ids (B, T) int64, right-padded, with mask (B, T)
+    bool, True up to and including the end-of-sequence token; logprobs (B, T) of the sampled token at the sampling
+    temperature, in nats, 0 outside the mask; ended (B,) bool: whether the row stopped by itself.
+    """
+
+    prompt_ids: Tensor
+    prompt_mask: Tensor
+    completion_ids: Tensor
+    mask: Tensor
+    logprobs: Tensor
+    ended: Tensor
+
+    def __len__(self) -> int:
+        return self.prompt_ids.shape[0]
+
+    def rows(self, index: Tensor | slice) -> Samples:
+        """The chosen rows, without columns that are padding in all of them."""
+        chosen = {field.name: getattr(self, field.name)[index] for field in fields(self)}
+        prompt = int(chosen["prompt_mask"].sum(1).max())
+        response = int(chosen["mask"].sum(1).max())
+        for name in ("prompt_ids", "prompt_mask"):
+            chosen[name] = chosen[name][:, -prompt:]
+        for name in ("completion_ids", "mask", "logprobs"):
+            chosen[name] = chosen[name][:, :response]
+        return Samples(**chosen)
+
+    def chunks(self, size: int) -> Iterator[Samples]:
+        """Consecutive rows, at most `size` at a time."""
+        for start in range(0, len(self), size):
+            yield self.rows(slice(start, start + size))
+
+    def token_lists(self) -> list[list[int]]:
+        """Each completion's real tokens, the end-of-sequence token included."""
+        return [ids[keep].tolist() for ids, keep in zip(self.completion_ids, self.mask, strict=True)]
+
+
+def left_pad(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Token lists -> ids (B, P) int64 and mask (B, P) bool, padded on the left."""
+    width = max(len(s) for s in sequences)
+    ids = [[pad_id] * (width - len(s)) + list(s) for s in sequences]
+    mask = [[False] * (width - len(s)) + [True] * len(s) for s in sequences]
+    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+
+
+def uniforms(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> Tensor:
+    """One uniform number in [0, 1) per row and position, (B, length) float64, a function of (seed, key) alone."""
+    # The key's length is part of the seed: SeedSequence pads with zeros, so (1,) and (1, 0) would share a stream.
+    streams = (np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, len(key), *key]))) for key in keys)
+    return torch.from_numpy(np.stack([stream.random(length) for stream in streams]))
+
+
+def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
+    """Zeroes all but the smallest set of most likely tokens that holds `top_p` of the mass. (B, V) -> (B, V)."""
+    ordered, order = probabilities.sort(-1, descending=True)
+    outside = ordered.cumsum(-1) - ordered >= top_p
+    return probabilities.masked_fill(outside.gather(-1, order.argsort(-1)), 0)
+
+
+def _draw(logits: Tensor, uniform: Tensor, top_p: float) -> Tensor:
+    """Inverse-CDF draw: logits (B, V), uniform (B,) in [0, 1) -> tokens (B,). Sums in float64: V may be large."""
+    probabilities = logits.softmax(-1).double()
+    if top_p < 1:
+        probabilities = _nucleus(probabilities, top_p)
+    cumulative = probabilities.cumsum(-1)
+    target = uniform.to(cumulative) * cumulative[:, -1]
+    return torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1)
+
+
+def _positions(mask: Tensor) -> Tensor:
+    return (mask.long().cumsum(-1) - 1).clamp(min=0)
+
+
+@torch.no_grad()
+def sample(
+    model: PreTrainedModel,
+    prompts: Sequence[Sequence[int]],
+    *,
+    keys: Sequence[tuple[int, ...]],
+    seed: int,
+    max_new_tokens: int,
+    stop_ids: Sequence[int],
+    pad_id: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+) -> Samples:
+    """Samples one completion a prompt; a row ends with the first token among `stop_ids` or after `max_new_tokens`.
+
+    prompts: B non-empty token lists; keys: B tuples of non-negative ints, the identity of each row's random stream.
+    The log-probabilities are of the untruncated distribution at `temperature`, also when `top_p` < 1 cuts its tail off.
+    """
+    device = next(model.parameters()).device
+    prompt_ids, prompt_mask = left_pad(prompts, pad_id, device)
+    size = len(prompts)
+    random = uniforms(seed, keys, max_new_tokens).to(device)
+    completion = torch.full((size, max_new_tokens), pad_id, device=device)
+    mask = torch.zeros((size, max_new_tokens), dtype=torch.bool, device=device)
+    logprobs = torch.zeros((size, max_new_tokens), device=device)
+    ended = torch.zeros(size, dtype=torch.bool, device=device)
+    stops = torch.tensor(list(stop_ids), device=device, dtype=torch.long)
+
+    alive = torch.arange(size, device=device)
+    cache = DynamicCache(config=model.config)
+    seen = prompt_mask
+    keep_last = _keeps_logits(model)
+    inputs, positions = prompt_ids, _positions(prompt_mask)
+    for t in range(max_new_tokens):
+        out = model(
+            input_ids=inputs,
+            attention_mask=seen.long(),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            **({"logits_to_keep": 1} if keep_last else {}),
+        )
+        logits = out.logits[:, -1].float() / temperature
+        tokens = _draw(logits, random[alive, t], top_p)
+        completion[alive, t] = tokens
+        mask[alive, t] = True
+        logprobs[alive, t] = selected_logprobs(logits, tokens)
+        stopped = torch.isin(tokens, stops)
+        ended[alive[stopped]] = True
+        if stopped.all():
+            break
+        if stopped.any():
+            going = (~stopped).nonzero().squeeze(-1)
+            cache.batch_select_indices(going)
+            alive, tokens, seen, positions = alive[going], tokens[going], seen[going], positions[going]
+        seen = torch.cat([seen, seen.new_ones(len(alive), 1)], dim=1)
+        inputs, positions = tokens.unsqueeze(1), positions[:, -1:] + 1
+    width = int(mask.sum(1).max())
+    return Samples(prompt_ids, prompt_mask, completion[:, :width], mask[:, :width], logprobs[:, :width], ended)
+
+
+def _keeps_logits(model: Any) -> bool:
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return "logits_to_keep" in inspect.signature(inner.forward).parameters
+
+
+def response_logits(model: PreTrainedModel, samples: Samples, *, temperature: float = 1.0) -> Tensor:
+    """Logits that predict each response token, at the sampling temperature; the head runs on these positions only.
+
+    Returns (B, T, V) float32.
+    """
+    length = samples.mask.shape[1]
+    seen = torch.cat([samples.prompt_mask, samples.mask], dim=1)
+    out = model(
+        input_ids=torch.cat([samples.prompt_ids, samples.completion_ids], dim=1),
+        attention_mask=seen.long(),
+        position_ids=_positions(seen),
+        use_cache=False,
+        **({"logits_to_keep": length + 1} if _keeps_logits(model) else {}),
+    )
+    return out.logits[:, -length - 1 : -1].float() / temperature
+
+
+@torch.no_grad()
+def token_logprobs(
+    model: PreTrainedModel, samples: Samples, *, temperature: float = 1.0, batch_size: int = 64
+) -> Tensor:
+    """log π of each response token under `model` at `temperature`. Returns (B, T) in nats, 0 outside the mask."""
+    out = torch.zeros_like(samples.logprobs)
+    for start, chunk in zip(range(0, len(samples), batch_size), samples.chunks(batch_size), strict=True):
+        logits = response_logits(model, chunk, temperature=temperature)
+        logps = selected_logprobs(logits, chunk.completion_ids).masked_fill(~chunk.mask, 0)
+        out[start : start + len(chunk), : logps.shape[1]] = logps
+    return out

@@ -1,0 +1,96 @@
+"""What a stage adds to any trainer: metrics on disk, a progress bar, whole checkpoints, sending them, Ctrl-C."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ..record import StageRecord
+from .interrupt import Interruptible
+
+__all__ = ["StageCallback"]
+
+SHOWN = {
+    "loss": "loss",
+    "accuracy": "accuracy",
+    "objective/score": "reward",
+    "objective/kl": "kl",
+    "completions/eos_rate": "eos",
+}
+# Times differ from run to run, and a resumed run must have the metrics of an uninterrupted one.
+LEFT_OUT = ("runtime", "samples_per_second", "steps_per_second", "total_flos", "train_loss")
+
+
+class StageCallback(TrainerCallback):
+    """Follows one `trainer.train()`.
+
+    finish_checkpoint(path): what the stage adds to a checkpoint before it counts as complete. publish(): sends what is
+    complete.
+    """
+
+    def __init__(
+        self,
+        record: StageRecord,
+        stop: Interruptible,
+        *,
+        finish_checkpoint: Callable[[Path], None] | None = None,
+        publish: Callable[[], None] | None = None,
+    ) -> None:
+        self._record = record
+        self._stop = stop
+        self._finish_checkpoint = finish_checkpoint
+        self._publish = publish
+        self._bar: tqdm | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._bar = tqdm(
+            total=state.max_steps,
+            initial=state.global_step,
+            desc=f"{self._record.path.name:>6}",
+            unit="step",
+            leave=True,
+        )
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        if self._bar is not None:
+            self._bar.update(state.global_step - self._bar.n)
+        if self._stop.requested:
+            control.should_save = control.should_training_stop = True
+        if state.global_step >= state.max_steps:
+            control.should_save = True
+        return control
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        numbers = {name: value for name, value in (logs or {}).items() if not name.endswith(LEFT_OUT)}
+        numbers.pop("epoch", None)
+        if not numbers:
+            return
+        self._record.append_metrics({"step": state.global_step, **numbers})
+        if self._bar is not None:
+            shown = {label: f"{numbers[name]:.3g}" for name, label in SHOWN.items() if name in numbers}
+            self._bar.set_postfix(shown)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        checkpoint = self._record.checkpoint_path(state.global_step)
+        if self._finish_checkpoint is not None:
+            self._finish_checkpoint(checkpoint)
+        self._record.mark_complete(checkpoint)
+        if self._publish is not None:
+            self._publish()
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,68 @@
+"""Completions of many prompts, in batches, with a progress bar."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..data import tokenize_prompt
+from ..sampling import Samples, sample
+
+__all__ = ["Completions", "complete"]
+
+
+@dataclass(frozen=True)
+class Completions:
+    """Batches of samples, and the texts of their completions, in the order of the prompts."""
+
+    batches: list[Samples]
+    texts: list[str]
+
+    @property
+    def ended(self) -> list[bool]:
+        return [bool(end) for batch in self.batches for end in batch.ended]
+
+    @property
+    def lengths(self) -> list[int]:
+        return [int(length) for batch in self.batches for length in batch.mask.sum(1)]
+
+
+def complete(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Any],
+    *,
+    keys: Sequence[tuple[int, ...]],
+    seed: int,
+    max_new_tokens: int,
+    temperature: float,
+    desc: str,
+    top_p: float = 1.0,
+    batch_size: int = 128,
+) -> Completions:
+    """One completion a prompt; the random stream of each depends on (seed, its key) alone."""
+    model.eval()
+    tokens = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
+    batches, texts = [], []
+    with tqdm(total=len(prompts), desc=desc, unit="sample", leave=False) as bar:
+        for start in range(0, len(prompts), batch_size):
+            chosen = slice(start, start + batch_size)
+            batch = sample(
+                model,
+                tokens[chosen],
+                keys=keys[chosen],
+                seed=seed,
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                stop_ids=[tokenizer.eos_token_id],
+                pad_id=tokenizer.pad_token_id,
+            )
+            batches.append(batch)
+            texts += tokenizer.batch_decode(batch.token_lists(), skip_special_tokens=True)
+            bar.update(len(batch))
+    return Completions(batches, texts)

@@ -1,0 +1,42 @@
+"""Ctrl-C that waits for the step under way; a second one aborts."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from types import FrameType
+
+__all__ = ["Interruptible", "Stopped"]
+
+
+class Stopped(KeyboardInterrupt):
+    """The run was interrupted and what it had done is saved."""
+
+
+class Interruptible:
+    """While open, the first SIGINT or SIGTERM sets `requested`; the second SIGINT raises KeyboardInterrupt at once.
+
+    Signals reach only the main thread; elsewhere this changes nothing.
+    """
+
+    def __init__(self, what: str) -> None:
+        self.requested = False
+        self._what = what
+        self._before: dict[int, object] = {}
+
+    def __enter__(self) -> Interruptible:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._on_signal)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        if self.requested and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = True
+        print(f"\nSaving {self._what} after the step under way; Ctrl-C again aborts at once.", file=sys.stderr)  # noqa: T201

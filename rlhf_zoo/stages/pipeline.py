@@ -1,0 +1,134 @@
+"""A whole recipe: every stage, the cards, and what came of it, pulled back from the Hub."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..models import load_causal
+from ..record import read_json
+from . import evaluate, ppo, reward, sft
+from .context import RunContext
+from .data import data_source
+from .evaluate import measure, same_weights, yardstick
+from .release import release_best
+from .summary import write_summary
+
+__all__ = ["SHOWN_PROMPTS", "run", "run_stage"]
+
+STAGES = {"sft": sft.run, "reward": reward.run, "ppo": ppo.run, "eval": evaluate.run}
+SHOWN_PROMPTS = 6
+SHOW_STREAM = 6
+
+
+def run_stage(context: RunContext, stage: str) -> bool:
+    """Runs one stage. Returns False when it was finished before."""
+    return STAGES[stage](context)
+
+
+def run(context: RunContext, console: Any) -> Path:
+    """Runs every stage of the recipe that is not finished, publishes, and returns the path of summary.json."""
+    for stage in STAGES:
+        if stage in context.recipe.stages:
+            context.settings(stage)  # a mistake in the last stage's keys is found before the first one trains
+    for stage in STAGES:
+        if stage == "eval" and "ppo" not in context.recipe.stages:
+            continue
+        if stage != "eval" and stage not in context.recipe.stages:
+            continue
+        console.rule(f"[bold]{stage}")
+        trained = run_stage(context, stage)
+        if not trained:
+            console.print(f"{stage} was finished before; --restart does it again.")
+        else:
+            console.print(_said(context, stage))
+    if context.publish:
+        for stage in ("sft", "reward", "ppo"):
+            if stage in context.recipe.stages:
+                release_best(context, stage)
+    return write_summary(context)
+
+
+def _said(context: RunContext, stage: str) -> str:
+    document = context.record(stage).read()
+    parts = [f"{document['seconds']:.0f} s"]
+    if document.get("repo"):
+        parts.append(f"{document['repo']['id']}: {len(document['repo']['tags'])} tags")
+    if stage == "reward" and document.get("reward_model", {}).get("accuracy") is not None:
+        found = document["reward_model"]
+        parts.append(f"accuracy {found['accuracy']:.3f} on {found['n']} held-out pairs")
+    return f"{stage} done: " + ", ".join(parts)
+
+
+def show(context: RunContext, console: Any) -> None:
+    """Pulls SFT and PPO from the Hub into an empty cache and prints their completions of held-out prompts.
+
+    Raises ZooError when what comes back is not what was sent.
+    """
+    from huggingface_hub import snapshot_download
+    from rich.table import Table
+
+    source = data_source(context)
+    config = context.shared.evaluation
+    prompts = list(source.load("prompts", "test", columns=["prompt"])["prompt"])[: config.prompts][:SHOWN_PROMPTS]
+    with tempfile.TemporaryDirectory() as cache:
+        pulled = {}
+        for stage in ("sft", "ppo"):
+            repo = context.record(stage).read()["repo"]
+            pulled[stage] = Path(snapshot_download(repo["id"], revision=repo["tags"]["best"], cache_dir=cache))
+            if not same_weights(pulled[stage], context.checkpoint(stage).path):
+                raise ZooError(f"{repo['id']} came back from the Hub with other weights than were sent: run --restart.")
+        tools = yardstick(context, source, pulled["sft"])
+        keys = [(SHOW_STREAM, i) for i in range(len(prompts))]
+        found = {
+            stage: measure(
+                load_causal(path), tools, prompts, keys=keys, seed=context.shared.seed, desc=f"showing {stage}"
+            )
+            for stage, path in pulled.items()
+        }
+    judge = tools.judges[0].name
+    title = "SFT and PPO, pulled back from the Hub into an empty cache (weights equal by sha256)"
+    table = Table(title=title, show_lines=True)
+    for name in ("", "completion of a held-out prompt", "reward", f"judge: {judge}", "log-ratio"):
+        table.add_column(name, justify="left" if name in ("", "completion of a held-out prompt") else "right")
+    for i, prompt in enumerate(prompts):
+        for stage in ("sft", "ppo"):
+            one = found[stage]
+            table.add_row(
+                stage.upper(),
+                _plain(prompt + one.completions[i]),
+                f"{one.reward[i]:.2f}",
+                f"{one.judges[judge][i]:.2f}",
+                f"{one.kl[i]:.2f}",
+            )
+    console.print(table)
+    console.print(
+        "log-ratio: Σ log π − log π_SFT of this one completion, in nats; its mean over many completions is the KL."
+    )
+
+
+def _plain(text: str) -> str:
+    """Text that rich prints as it is, whatever brackets a model wrote."""
+    from rich.markup import escape
+
+    return escape(text)
+
+
+def verdict(context: RunContext, console: Any) -> None:
+    """The headline figures of summary.json."""
+    summary = read_json(context.directory / "summary.json")
+    world = " in a simulated world" if summary["simulated"] else ""
+    sft, ppo, win, control = (summary[name] for name in ("sft", "ppo", "win_rate", "control"))
+    console.print(
+        f"Win rate of PPO over SFT{world}: [bold]{win['value']:.3f}[/] [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}], "
+        f"n = {win['n']}; SFT against itself under another seed: {control['value']:.3f}.",
+        highlight=False,
+    )
+    console.print(
+        f"Reward {sft['reward']:.2f} → {ppo['reward']:.2f}, judge {sft['judge']:.2f} → {ppo['judge']:.2f}, "
+        f"KL {ppo['kl']:.2f} nats per completion, distinct-2 {sft['distinct_2']:.2f} → {ppo['distinct_2']:.2f}; "
+        f"{summary['seconds']['total']:.0f} s, peak memory {summary['peak_rss_mib']:.0f} MiB.",
+        highlight=False,
+    )

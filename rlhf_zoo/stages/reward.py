@@ -1,0 +1,204 @@
+"""The reward model, on trl.RewardTrainer: from preference pairs, or from SFT samples that a function compares."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+
+from ..errors import ZooError
+from ..evaluation.stats import proportion
+from ..models import load_causal, set_score_statistics
+from ..plugins import load_object
+from ..record import read_json, write_json
+from ..rewards import RewardModel
+from .context import Checkpoint, RunContext
+from .data import DataSource, add_configuration, data_source
+from .generate import complete
+from .settings import StageSettings
+from .train import quiet, train_stage
+
+__all__ = ["run"]
+
+
+def run(context: RunContext) -> bool:
+    """Trains the reward model. Returns False when it was trained already."""
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
+    from trl import RewardTrainer
+
+    started = time.monotonic()
+    settings = context.settings("reward")
+    quiet()
+    source = data_source(context)
+    data = settings.data
+    sft = context.checkpoint("sft")
+    tokenizer = AutoTokenizer.from_pretrained(sft.path)
+    if tokenizer.pad_token_id == tokenizer.eos_token_id:
+        raise ZooError(
+            f"The tokenizer of {sft.path} pads with its eos_token, so the reward model's score would be read one token "
+            "early: give it a pad_token of its own and train SFT again."
+        )
+    if data.simulated_pairs is not None:
+        source = _simulated(context, settings, source, sft)
+    columns = ["prompt", "chosen", "rejected"]
+    scored: list[tuple[list[str], list[bool]]] = []
+
+    def build() -> Any:
+        train = source.load(data.dataset_config, data.dataset_train_split, columns=columns)
+        scored.append(_sft_samples(context, settings, source, sft))
+        set_seed(settings.trainer.seed)
+        model = AutoModelForSequenceClassification.from_pretrained(sft.path, num_labels=1, dtype=torch.float32)
+        model.config.pad_token_id = tokenizer.pad_token_id
+        return RewardTrainer(model=model, args=settings.trainer, train_dataset=train, processing_class=tokenizer)
+
+    def finish_checkpoint(trainer: Any, path: Path) -> None:
+        """μ and σ belong to the weights, so every checkpoint carries those of its own scores."""
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        training = model.training
+        model.config.rlhf_zoo = None
+        needed = [parameter.requires_grad for parameter in model.parameters()]
+        texts, ended = scored[0]
+        raw = RewardModel(model, tokenizer, tokenizer).score_texts(texts, ended=ended)
+        for parameter, needs in zip(model.parameters(), needed, strict=True):
+            parameter.requires_grad_(needs)
+        model.train(training)
+        set_score_statistics(model, mean=float(raw.mean()), std=float(raw.std()), over="samples of the SFT model")
+        model.config.save_pretrained(path)
+
+    def conclude(trainer: Any) -> dict[str, Any]:
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        report = {key: model.config.rlhf_zoo[key] for key in ("score_mean", "score_std")}
+        if data.dataset_test_split is not None:
+            pairs = source.load(data.dataset_config, data.dataset_test_split, columns=columns)
+            report |= _accuracy(RewardModel(model, tokenizer, tokenizer), pairs)
+        return {"reward_model": report}
+
+    return train_stage(
+        context,
+        settings,
+        data=source.lineage,
+        parents={"sft": sft},
+        started=started,
+        build=build,
+        finish_checkpoint=finish_checkpoint,
+        conclude=conclude,
+    )
+
+
+def _accuracy(model: RewardModel, pairs: Dataset) -> dict[str, Any]:
+    """The share of held-out pairs whose chosen text scores higher; a tie counts as wrong."""
+    sides = []
+    for side in ("chosen", "rejected"):
+        texts = [prompt + text for prompt, text in zip(pairs["prompt"], pairs[side], strict=True)]
+        sides.append(model.score_texts(texts, ended=[True] * len(texts)))
+    right = int((sides[0] > sides[1]).sum())
+    estimate = proportion(right, len(pairs))
+    return {"accuracy": estimate.value, "n": estimate.n, "ci95": list(estimate.ci95)}
+
+
+def _sampling(context: RunContext) -> dict[str, Any]:
+    """The sampling that PPO will use: scores are centred over what the policy will write at its start."""
+    if "ppo" in context.recipe.stages:
+        ppo = context.settings("ppo").trainer
+        return {"max_new_tokens": ppo.response_length, "temperature": ppo.temperature}
+    return {"max_new_tokens": 64, "temperature": 1.0}
+
+
+def _prompts(context: RunContext, source: DataSource, split: str) -> list[str]:
+    configuration = context.settings("ppo").data.dataset_config if "ppo" in context.recipe.stages else "prompts"
+    return list(source.load(configuration, split, columns=["prompt"])["prompt"])
+
+
+def _sft_samples(
+    context: RunContext, settings: StageSettings, source: DataSource, sft: Checkpoint
+) -> tuple[list[str], list[bool]]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(sft.path)
+    prompts = _prompts(context, source, "train")
+    count = settings.data.score_samples
+    chosen = [prompts[i % len(prompts)] for i in range(count)]
+    done = complete(
+        load_causal(sft.path),
+        tokenizer,
+        chosen,
+        keys=[(2, i) for i in range(count)],
+        seed=settings.trainer.seed,
+        desc="samples to centre scores",
+        **_sampling(context),
+    )
+    return [prompt + text for prompt, text in zip(chosen, done.texts, strict=True)], done.ended
+
+
+def _simulated(context: RunContext, settings: StageSettings, source: DataSource, sft: Checkpoint) -> DataSource:
+    """Pairs of SFT samples of the same prompt, labelled by the recipe's preference function; made once."""
+    data = settings.data
+    if data.preference is None:
+        raise ZooError("simulated_pairs needs `preference`, the function that labels them: give module:attribute.")
+    folder = context.record("data").path / "preferences"
+    made = {
+        "sft": sft.lineage["fingerprint"],
+        "seed": settings.trainer.seed,
+        "train": data.simulated_pairs,
+        "test": data.simulated_test_pairs,
+        "preference": data.preference,
+        **_sampling(context),
+    }
+    note = folder / "made.json"
+    if note.is_file() and read_json(note) == made:
+        return source
+    prefer: Callable[[str, str, random.Random], int] = load_object(data.preference, group="rlhf_zoo.preferences")
+    rng = random.Random(settings.trainer.seed)
+    splits = {
+        "train": _pairs(
+            context, settings, _prompts(context, source, "train"), data.simulated_pairs, 3, sft, prefer, rng
+        ),
+        "test": _pairs(
+            context, settings, _prompts(context, source, "validation"), data.simulated_test_pairs, 4, sft, prefer, rng
+        ),
+    }
+    source = add_configuration(context, "preferences", splits)
+    write_json(note, made)
+    return source
+
+
+def _pairs(
+    context: RunContext,
+    settings: StageSettings,
+    prompts: list[str],
+    count: int,
+    stream: int,
+    sft: Checkpoint,
+    prefer: Callable[[str, str, random.Random], int],
+    rng: random.Random,
+) -> list[dict[str, Any]]:
+    from transformers import AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(sft.path), load_causal(sft.path)
+    chosen = [prompts[i % len(prompts)] for i in range(count)]
+    sides = [
+        complete(
+            model,
+            tokenizer,
+            chosen,
+            keys=[(stream, i, side) for i in range(count)],
+            seed=settings.trainer.seed,
+            desc=f"pairs to compare, side {side + 1}",
+            **_sampling(context),
+        )
+        for side in (0, 1)
+    ]
+    rows = []
+    for i, prompt in enumerate(chosen):
+        texts = [side.texts[i] for side in sides]
+        # RewardTrainer closes every text with an end-of-sequence token, which a cut one did not have.
+        if texts[0] == texts[1] or not all(side.ended[i] for side in sides):
+            continue
+        winner = prefer(prompt + texts[0], prompt + texts[1], rng)
+        rows.append({"prompt": prompt, "chosen": texts[winner], "rejected": texts[1 - winner], "simulated": True})
+    return rows

@@ -1,0 +1,350 @@
+"""A recipe's keys, checked and typed: YAML and flags in, dataclasses out."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..plugins import did_you_mean
+from ..recipes import STAGES, Recipe
+
+__all__ = [
+    "EvaluationConfig",
+    "PPOArguments",
+    "RecipeConfig",
+    "RewardArguments",
+    "SFTArguments",
+    "StageSettings",
+    "parse_flags",
+    "recipe_config",
+    "recipe_keys",
+    "stage_keys",
+    "stage_settings",
+]
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How the eval stage compares PPO with SFT; the keys under `evaluation:` in recipe.yaml."""
+
+    prompts: int = 200
+    samples: int = 3
+    judge: str = "classifier"
+    judge_description: str = ""
+    lexicon: str | None = None
+
+
+@dataclass(frozen=True)
+class RecipeConfig:
+    """The keys of recipe.yaml: what the stages share."""
+
+    description: str
+    license: str = "apache-2.0"
+    language: str = "en"
+    simulated: bool = False
+    seed: int = 1
+    dataset_name: str | None = None
+    dataset_revision: str | None = None
+    corpus: str | None = None
+    corpus_args: dict[str, Any] = field(default_factory=dict)
+    tokenizer: dict[str, Any] | None = None
+    architecture: dict[str, Any] | None = None
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+
+@dataclass(frozen=True)
+class SFTArguments:
+    """Which lines SFT learns from."""
+
+    dataset_config: str | None = field(default="lines", metadata={"help": "Configuration of the data set."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    dataset_test_split: str | None = field(default="validation", metadata={"help": "Split to evaluate on."})
+
+
+@dataclass(frozen=True)
+class RewardArguments:
+    """Which pairs the reward model learns from, and what its scores are centred and scaled by."""
+
+    dataset_config: str | None = field(default="preferences", metadata={"help": "Configuration of the data set."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    dataset_test_split: str | None = field(default="test", metadata={"help": "Split that accuracy is measured on."})
+    simulated_pairs: int | None = field(
+        default=None,
+        metadata={"help": "Make so many training pairs: samples of the SFT model, labelled by `preference`."},
+    )
+    simulated_test_pairs: int = field(default=500, metadata={"help": "Pairs made so for the test split."})
+    preference: str | None = field(
+        default=None, metadata={"help": "module:attribute of (text_a, text_b, rng) -> 0 or 1, the preferred one."}
+    )
+    score_samples: int = field(
+        default=512, metadata={"help": "SFT samples over which the scores' mean and deviation are measured."}
+    )
+
+
+@dataclass(frozen=True)
+class PPOArguments:
+    """Which prompts PPO rolls out and what rewards it."""
+
+    dataset_config: str | None = field(default="prompts", metadata={"help": "Configuration of the data set."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split to roll out."})
+    dataset_test_split: str | None = field(default="validation", metadata={"help": "Split to evaluate on."})
+    reward_model_path: str | None = field(
+        default="reward", metadata={"help": "A path or Hub id, or 'reward' for this recipe's own reward model."}
+    )
+    reward_funcs: list[str] | None = field(
+        default=None, metadata={"help": "Reward functions as module:attribute or entry-point names."}
+    )
+    value_model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Where the critic starts; None starts it from the reward model."}
+    )
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """A stage's keys, typed: `data` (ours), `trainer` (its TrainingArguments), `model` (trl.ModelConfig).
+
+    `resolved` is what was asked for, by recipe and flags: it is recorded, and its fingerprint tells runs apart.
+    """
+
+    stage: str
+    recipe: RecipeConfig
+    data: Any
+    trainer: Any
+    model: Any
+    resolved: Mapping[str, Any]
+
+
+# Settled by the run, so neither a recipe nor a flag may say them for a stage.
+RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_always_push", "disable_tqdm")
+
+
+def _dataclasses(stage: str) -> tuple[Any, ...]:
+    from trl import ModelConfig
+
+    if stage == "sft":
+        from trl import SFTConfig
+
+        return SFTArguments, SFTConfig, ModelConfig
+    if stage == "reward":
+        from trl import RewardConfig
+
+        return RewardArguments, RewardConfig, ModelConfig
+    from ..ppo.config import PPOConfig
+
+    return PPOArguments, PPOConfig, ModelConfig
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    resolved = typing.get_type_hints(kind)
+    return {f.name: resolved[f.name] for f in dataclasses.fields(kind) if f.init}
+
+
+def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
+    """Every key that a stage takes: name -> (type, default, help)."""
+    keys = {}
+    for kind in _dataclasses(stage):
+        hints = _hints(kind)
+        for entry in dataclasses.fields(kind):
+            if entry.init and entry.name not in RUN_KEYS:
+                default = entry.default if entry.default is not dataclasses.MISSING else None
+                keys[entry.name] = (hints[entry.name], default, entry.metadata.get("help", ""))
+    return keys
+
+
+def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> RecipeConfig:
+    """The typed keys of recipe.yaml, flags on top. Raises ZooError for a key that is unknown, mistyped or missing."""
+    shared = dict(recipe.shared)
+    where = str(recipe.source("recipe"))
+    evaluation = shared.pop("evaluation", None) or {}
+    if not isinstance(evaluation, dict):
+        raise ZooError(f"evaluation in {where} is no mapping: put its keys under it, indented.")
+    evaluation = dict(evaluation)
+    for name, value in (flags or {}).items():
+        if name.startswith("evaluation."):
+            evaluation[name.removeprefix("evaluation.")] = value
+        else:
+            shared[name] = value
+    shared = _checked(shared, _hints(RecipeConfig), where)
+    if "description" not in shared:
+        raise ZooError(f"{where} has no description: say in a line what the recipe trains.")
+    nested = _checked(evaluation, _hints(EvaluationConfig), f"{where} under evaluation")
+    return RecipeConfig(**{**shared, "evaluation": EvaluationConfig(**nested)})
+
+
+def stage_settings(
+    recipe: Recipe, stage: str, flags: Mapping[str, Any], *, shared_flags: Mapping[str, Any], output_dir: Path
+) -> StageSettings:
+    """A stage's typed settings: its YAML, then flags. Raises ZooError, before anything is trained, for bad keys."""
+    from trl import TrlParser
+
+    if stage not in recipe.stages:
+        raise ZooError(f"The recipe {recipe.name} has no {stage}.yaml, so it has no stage {stage!r}.")
+    shared = recipe_config(recipe, shared_flags)
+    keys = stage_keys(stage)
+    hints = {name: hint for name, (hint, _, _) in keys.items()}
+    asked = _checked(recipe.stages[stage], hints, str(recipe.source(stage)))
+    asked |= _checked(flags, hints, "the command's flags", flag=True)
+    asked.setdefault("seed", shared.seed)
+    told = dataclasses.asdict(shared)
+    told.pop("description")
+    parser = TrlParser(list(_dataclasses(stage)), allow_abbrev=False)
+    try:
+        data, trainer, model = parser.parse_dict(
+            {**asked, "output_dir": str(output_dir), "disable_tqdm": True}, allow_extra_keys=False
+        )
+    except (ValueError, TypeError, ImportError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {first}") from error
+    return StageSettings(stage, shared, data, trainer, model, {**asked, "recipe": told})
+
+
+def _checked(values: Mapping[str, Any], hints: Mapping[str, Any], where: str, *, flag: bool = False) -> dict[str, Any]:
+    checked = {}
+    for name, value in values.items():
+        if name == "env":
+            raise ZooError(f"{where} sets `env`, which could redirect the Hub: set environment variables in the shell.")
+        if name in RUN_KEYS:
+            raise ZooError(f"{where} sets {name}, which belongs to the run: give it to the command as a flag.")
+        shown = f"--{name}" if flag else str(name)
+        if name not in hints:
+            near = did_you_mean(str(name), hints)
+            raise ZooError(f"{shown} in {where} is no key of it{near or ': `rlhf-zoo recipes keys STAGE` lists them.'}")
+        try:
+            checked[name] = _coerce(value, hints[name])
+        except ValueError as error:
+            raise ZooError(f"{shown} in {where} is {value!r}, and it takes {error}.") from error
+    return checked
+
+
+def _coerce(value: Any, hint: Any) -> Any:
+    """`value` as `hint` wants it; a text that spells a number counts as one. Raises ValueError(what is wanted)."""
+    if hint is Any:
+        return value
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        members = typing.get_args(hint)
+        if type(None) in members and (value is None or value in ("null", "none", "None")):
+            return None
+        wanted = []
+        # Text last: a flag's "3" for `int | str` is the number.
+        for member in sorted((m for m in members if m is not type(None)), key=lambda m: m is str):
+            try:
+                return _coerce(value, member)
+            except ValueError as error:
+                wanted.append(str(error))
+        raise ValueError(" or ".join(dict.fromkeys(wanted)))
+    if origin is typing.Literal:
+        choices = typing.get_args(hint)
+        if value in choices:
+            return value
+        raise ValueError("one of " + ", ".join(map(str, choices)))
+    if hint is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        raise ValueError("true or false")
+    if hint in (int, float):
+        return _number(value, hint)
+    if hint is str:
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            return str(value)
+        raise ValueError("text")
+    if hint in (list, tuple) or origin in (list, tuple):
+        items = _structure(value, list) if isinstance(value, str) else value
+        if isinstance(items, str):
+            items = items.split(",")
+        if not isinstance(items, (list, tuple)):
+            raise ValueError("a list")
+        inner = (typing.get_args(hint) or (Any,))[0]
+        return [_coerce(item, inner) for item in items]
+    if hint is dict or origin is dict:
+        value = _structure(value, dict) if isinstance(value, str) else value
+        if not isinstance(value, dict):
+            raise ValueError("a mapping")
+        return value
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        if value in [member.value for member in hint]:
+            return value
+        raise ValueError("one of " + ", ".join(str(member.value) for member in hint))
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        if isinstance(value, hint):
+            return value
+        raise ValueError("a mapping")
+    return value
+
+
+def _number(value: Any, kind: type) -> Any:
+    wanted = "a whole number" if kind is int else "a number"
+    if isinstance(value, bool):
+        raise ValueError(wanted)
+    if isinstance(value, (int, float)):
+        if kind is int and value != int(value):
+            raise ValueError(wanted)
+        return int(value) if kind is int else value
+    if not isinstance(value, str):
+        raise ValueError(wanted)
+    try:
+        return int(value)
+    except ValueError:
+        pass
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError(wanted) from None
+    if kind is int:
+        raise ValueError(wanted)
+    return number
+
+
+def _structure(text: str, kind: type) -> Any:
+    if not text.startswith("[" if kind is list else "{"):
+        return text
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"JSON ({error.msg})") from None
+
+
+def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`--key value`, `--key=value` and bare `--key` (true), by stage: '' for a key without 'STAGE.' before it.
+
+    Raises ZooError for a word that belongs to no flag, or a flag given twice.
+    """
+    flags: dict[str, dict[str, Any]] = {stage: {} for stage in ("", *STAGES)}
+    pending: list[str] = list(arguments)
+    while pending:
+        word = pending.pop(0)
+        if not word.startswith("--") or len(word) == 2:
+            raise ZooError(f"{word!r} belongs to no flag: write --key value.")
+        name, equals, value = word[2:].partition("=")
+        values = [value] if equals else []
+        while not equals and pending and not pending[0].startswith("--"):
+            values.append(pending.pop(0))
+        stage, dot, rest = name.partition(".")
+        group, key = (stage, rest) if dot and stage in STAGES else ("", name)
+        key = key.replace("-", "_")
+        if key in flags[group]:
+            raise ZooError(f"--{name} is given twice: keep one.")
+        flags[group][key] = True if not values else values[0] if len(values) == 1 else values
+    return flags
+
+
+def recipe_keys() -> dict[str, tuple[Any, Any, str]]:
+    """Every key that recipe.yaml takes, those under `evaluation:` as evaluation.KEY: name -> (type, default, help)."""
+    keys: dict[str, tuple[Any, Any, str]] = {}
+    for kind, before in ((RecipeConfig, ""), (EvaluationConfig, "evaluation.")):
+        hints = _hints(kind)
+        for entry in dataclasses.fields(kind):
+            if entry.name != "evaluation":
+                default = entry.default if entry.default is not dataclasses.MISSING else None
+                keys[before + entry.name] = (hints[entry.name], default, entry.metadata.get("help", ""))
+    return keys

@@ -1,0 +1,54 @@
+"""SFT: a policy that writes like the recipe's lines, on trl.SFTTrainer."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ..models import build_causal, load_causal
+from ..tokenizer import train_tokenizer
+from .context import RunContext
+from .data import data_source
+from .train import quiet, train_stage
+
+__all__ = ["run"]
+
+
+def run(context: RunContext) -> bool:
+    """Trains the SFT policy. Returns False when it was trained already."""
+    from transformers import AutoTokenizer, set_seed
+    from trl import SFTTrainer, get_peft_config
+
+    started = time.monotonic()
+    settings = context.settings("sft")
+    quiet()
+    source = data_source(context)
+    data, shared = settings.data, settings.recipe
+    field = settings.trainer.dataset_text_field
+
+    def build() -> Any:
+        train = source.load(data.dataset_config, data.dataset_train_split, columns=[field])
+        held_out = None
+        if data.dataset_test_split is not None:
+            held_out = source.load(data.dataset_config, data.dataset_test_split, columns=[field])
+        set_seed(settings.trainer.seed)
+        if settings.model.model_name_or_path is None:
+            architecture = shared.architecture or {}
+            tokenizer = train_tokenizer(
+                train[field], max_length=architecture.get("max_position_embeddings", 512), **(shared.tokenizer or {})
+            )
+            model = build_causal(architecture, tokenizer)
+        else:
+            name, revision = settings.model.model_name_or_path, settings.model.model_revision
+            tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+            model = load_causal(name, revision=revision)
+        return SFTTrainer(
+            model=model,
+            args=settings.trainer,
+            train_dataset=train,
+            eval_dataset=held_out,
+            processing_class=tokenizer,
+            peft_config=get_peft_config(settings.model),
+        )
+
+    return train_stage(context, settings, data=source.lineage, parents={}, started=started, build=build)

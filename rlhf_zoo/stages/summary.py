@@ -1,0 +1,52 @@
+"""summary.json: a run in one file, for other programs."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..record import read_json, write_json
+from .context import RunContext
+
+__all__ = ["peak_rss_mib", "write_summary"]
+
+
+def peak_rss_mib() -> float:
+    """Peak resident memory of this process so far, in MiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
+
+
+def write_summary(context: RunContext) -> Path:
+    """Gathers run.json of every stage and eval/evaluation.json into summary.json, and returns its path."""
+    documents = {stage: context.record(stage).read() for stage in ("sft", "reward", "ppo", "eval")}
+    evaluation = read_json(context.record("eval").path / "evaluation.json")
+    path = context.directory / "summary.json"
+    seconds = {stage: round(document.get("seconds", 0.0), 2) for stage, document in documents.items()}
+    # A run that was resumed is described by the largest of its processes.
+    before = read_json(path).get("peak_rss_mib", 0.0) if path.is_file() and not context.restart else 0.0
+    summary: dict[str, Any] = {
+        "schema": 1,
+        "recipe": context.recipe.name,
+        "seed": context.shared.seed,
+        "simulated": context.shared.simulated,
+        "hub": context.hub.label,
+        "seconds": {**seconds, "total": round(sum(seconds.values()), 2)},
+        "peak_rss_mib": round(max(before, peak_rss_mib()), 1),
+        "repos": {
+            stage: {key: documents[stage]["repo"][key] for key in ("id", "commit", "tags")}
+            for stage in ("sft", "reward", "ppo")
+            if documents[stage].get("repo")
+        },
+        "reward_model": {
+            key: value
+            for key, value in (documents["reward"].get("reward_model") or {}).items()
+            if key in ("accuracy", "n", "ci95")
+        },
+        **{side: {name: estimate["value"] for name, estimate in evaluation[side].items()} for side in ("sft", "ppo")},
+        **{name: {key: evaluation[name][key] for key in ("value", "ci95", "n")} for name in ("win_rate", "control")},
+    }
+    write_json(path, summary)
+    return path

@@ -1,0 +1,125 @@
+"""One training stage from a trainer: begin or resume, train, save, send, record."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..record import StageRecord, checkpoint_step, fingerprint, now
+from .callbacks import StageCallback
+from .context import Checkpoint, RunContext, versions
+from .interrupt import Interruptible, Stopped
+from .release import release_best, send_pending
+from .settings import StageSettings
+
+__all__ = ["quiet", "train_stage"]
+
+log = logging.getLogger(__name__)
+
+
+def quiet() -> None:
+    """Leaves the screen to our own bars: no per-file bars, no advice that does not concern the user."""
+    import datasets
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    datasets.utils.logging.disable_progress_bar()
+
+
+def train_stage(
+    context: RunContext,
+    settings: StageSettings,
+    *,
+    data: Mapping[str, Any],
+    parents: Mapping[str, Checkpoint],
+    started: float,
+    build: Callable[[], Any],
+    finish_checkpoint: Callable[[Any, Path], None] | None = None,
+    conclude: Callable[[Any], Mapping[str, Any]] | None = None,
+) -> bool:
+    """Runs a stage, or leaves it when it is finished. Returns whether it trained.
+
+    data: the data set's lineage; parents: the checkpoints that it starts from; started: time.monotonic() when the stage
+    began. build() -> trainer, called only when there is something to train. finish_checkpoint(trainer, path) adds to a
+    checkpoint before it counts as complete; conclude(trainer) -> fields for run.json, at the end. Raises Stopped after
+    Ctrl-C, once the step under way is saved.
+    """
+    stage = settings.stage
+    record = context.record(stage)
+    if context.restart:
+        record.clear()
+    lineage = {name: dict(parent.lineage) for name, parent in parents.items()}
+    resolved = {
+        **settings.resolved,
+        "data": data.get("fingerprint"),
+        "parents": {name: parent["fingerprint"] for name, parent in lineage.items()},
+    }
+    record.check_fingerprint(resolved, recipe=context.recipe.name)
+    before = record.read()
+    if before.get("status") == "finished":
+        if context.publish:
+            release_best(context, stage)
+        return False
+    record.remove_incomplete()
+    resume = record.last_checkpoint()
+    record.truncate_metrics(checkpoint_step(resume) if resume else -1)
+    record.write(
+        stage=stage,
+        recipe=context.recipe.name,
+        status="running",
+        seed=settings.trainer.seed,
+        fingerprint=fingerprint(resolved),
+        resolved=resolved,
+        versions=versions(),
+        parents=lineage,
+        dataset=dict(data),
+        hub=context.hub.label,
+        repo=before.get("repo"),
+        command=context.command,
+    )
+    with Interruptible(f"the {stage} stage") as stop:
+        trainer = build()
+        _attach(trainer, context, record, stop, finish_checkpoint)
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        seconds = before.get("seconds", 0.0) + time.monotonic() - started
+        if stop.requested and trainer.state.global_step < trainer.state.max_steps:
+            record.write(status="interrupted", seconds=seconds)
+            raise Stopped
+        finished = dict(conclude(trainer)) if conclude is not None else {}
+    if record.last_checkpoint() is None:
+        raise ZooError(f"{record.path} holds no complete checkpoint after training: check save_strategy in the recipe.")
+    seconds = before.get("seconds", 0.0) + time.monotonic() - started
+    record.write(status="finished", seconds=seconds, finished=now(), **finished)
+    if context.publish:
+        release_best(context, stage)
+    if stop.requested:
+        raise Stopped
+    return True
+
+
+def _attach(
+    trainer: Any,
+    context: RunContext,
+    record: StageRecord,
+    stop: Interruptible,
+    finish_checkpoint: Callable[[Any, Path], None] | None,
+) -> None:
+    from transformers import PrinterCallback
+
+    trainer.remove_callback(PrinterCallback)
+
+    def finish(path: Path) -> None:
+        if finish_checkpoint is not None:
+            finish_checkpoint(trainer, path)
+
+    def publish() -> None:
+        send_pending(context, record.path.name)
+
+    trainer.add_callback(
+        StageCallback(record, stop, finish_checkpoint=finish, publish=publish if context.publish else None)
+    )

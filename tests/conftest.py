@@ -1,0 +1,3 @@
+"""Fixtures that every test may use."""
+
+pytest_plugins = ["hub_fixture"]

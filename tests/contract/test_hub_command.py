@@ -1,0 +1,251 @@
+"""`rlhf-zoo hub serve|status|token|env` and the life of the server's process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+import httpx2
+import pytest
+from click.testing import CliRunner
+from hub_fixture import base_environment
+from huggingface_hub import HfApi
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.server import create_token
+from rlhf_zoo.hub.server.cli import hub as group
+
+EXPORTS = {
+    "HF_HUB_DISABLE_XET": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_UPDATE_CHECK": "1",
+    "HF_UPDATE_DOWNLOAD_COUNTS": "0",
+    "GRADIO_ANALYTICS_ENABLED": "0",
+}
+
+
+def start(*arguments: str, **options) -> subprocess.Popen:
+    command = [sys.executable, "-m", "rlhf_zoo.hub.server.cli", *arguments]
+    return subprocess.Popen(
+        command, env=base_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    )
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess:
+    process = start(*arguments)
+    output, errors = process.communicate(timeout=60)
+    return subprocess.CompletedProcess(arguments, process.returncode, output, errors)
+
+
+def wait_for(path: Path, process: subprocess.Popen | None = None) -> dict:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return json.loads(path.read_text())
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A Hub started as a user would."""
+    process = start("serve", "--root", str(tmp_path / "hub"), "--ready-file", str(tmp_path / "ready"))
+    wait_for(tmp_path / "ready", process)
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def test_serve_status_token_env(server, tmp_path):
+    root = tmp_path / "hub"
+    ready = json.loads((tmp_path / "ready").read_text())
+    assert ready == {"url": ready["url"], "pid": server.pid}
+    assert ready["url"].startswith("http://127.0.0.1:")
+    assert json.loads((root / "server.json").read_text()) == ready
+
+    token = run("token", "--root", str(root), "--role", "write").stdout
+    assert token.count("\n") == 1
+    api = HfApi(endpoint=ready["url"], token=token.strip())
+    api.create_repo("local/m")
+    api.upload_file(path_or_fileobj=b"\0" * 1_000_000, path_in_repo="w.bin", repo_id="local/m")
+    reader = HfApi(endpoint=ready["url"], token=run("token", "--root", str(root), "--role", "read").stdout.strip())
+    assert reader.whoami()["auth"]["accessToken"]["role"] == "read"
+
+    status = json.loads(run("status", "--root", str(root), "--json").stdout)
+    assert status.pop("bytes") > 1_000_000
+    repositories = {"models": 1, "datasets": 0, "spaces": 0}
+    assert status == {"running": True, **ready, "root": str(root), "repositories": repositories}
+    shown = run("status", "--root", str(root)).stdout
+    assert ready["url"] in shown
+    assert "1 models" in shown
+
+    script = 'eval "$1"; exec "$2" -c "import os, json; print(json.dumps(dict(os.environ)))"'
+    exports = run("env", "--root", str(root)).stdout
+    done = subprocess.run(
+        ["sh", "-c", script, "sh", exports, sys.executable], capture_output=True, text=True, check=True
+    )
+    values = json.loads(done.stdout)
+    assert {name: values[name] for name in EXPORTS} == EXPORTS
+    assert values["HF_ENDPOINT"] == ready["url"]
+    assert values["HF_HOME"] == str(root / "client")
+    assert HfApi(endpoint=ready["url"], token=values["HF_TOKEN"]).whoami()["auth"]["accessToken"]["role"] == "write"
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
+def test_clean_end(server, tmp_path, how):
+    server.send_signal(how)
+    assert server.wait(timeout=60) == 0
+    assert not (tmp_path / "ready").exists()
+    assert not (tmp_path / "hub" / "server.json").exists()
+    status = json.loads(run("status", "--root", str(tmp_path / "hub"), "--json").stdout)
+    assert (status["running"], status["url"], status["pid"]) == (False, None, None)
+
+
+def test_killed_server_is_not_taken_for_running(server, tmp_path):
+    server.kill()
+    server.wait()
+    assert (tmp_path / "hub" / "server.json").exists()
+    assert json.loads(run("status", "--root", str(tmp_path / "hub"), "--json").stdout)["running"] is False
+    assert "not running" in run("status", "--root", str(tmp_path / "hub")).stdout
+    refused = run("env", "--root", str(tmp_path / "hub"))
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "rlhf-zoo hub serve" in refused.stderr
+
+
+def test_request_under_way_is_finished(server, tmp_path):
+    """SIGTERM in the middle of an upload: the upload is stored and answered, then the process ends."""
+    import hashlib
+
+    url = json.loads((tmp_path / "ready").read_text())["url"]
+    api = HfApi(endpoint=url, token=create_token(tmp_path / "hub", "write"))
+    api.create_repo("local/m")
+    content = b"\0" * 200_000
+    oid = hashlib.sha256(content).hexdigest()
+    answer = httpx2.post(
+        f"{url}/local/m.git/info/lfs/objects/batch",
+        headers={"Authorization": f"Bearer {api.token}"},
+        json={"operation": "upload", "objects": [{"oid": oid, "size": len(content)}]},
+    )
+    href = answer.json()["objects"][0]["actions"]["upload"]["href"]
+    port = int(url.rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        path = href.removeprefix(url)
+        head = f"PUT {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+        connection.sendall(head.encode() + content[:100_000])
+        time.sleep(0.3)  # the server has begun to read
+        server.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        connection.sendall(content[100_000:])
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200 ")
+    assert server.wait(timeout=60) == 0
+    assert (tmp_path / "hub/repos/models/local/m.git/lfs/objects" / oid[:2] / oid[2:4] / oid).read_bytes() == content
+
+
+PARENT = """
+import os, subprocess, sys, time
+command = [sys.executable, "-m", "rlhf_zoo.hub.server", "--root", sys.argv[1], "--ready-file", sys.argv[2]]
+child = subprocess.Popen([*command, "--parent", str(os.getpid())])
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_child_ends_with_its_parent(tmp_path, how):
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "hub"), str(tmp_path / "ready")]
+    parent = subprocess.Popen(command, env=base_environment())
+    child = wait_for(tmp_path / "ready", parent)["pid"]
+    assert child != parent.pid
+    assert not (tmp_path / "hub" / "server.json").exists()
+    os.kill(child, signal.SIGINT)  # Ctrl-C reaches the whole terminal group; the parent decides what it means
+    time.sleep(1)
+    os.kill(child, 0)
+    parent.send_signal(how)
+    parent.wait()
+    deadline = time.monotonic() + 60
+    while Path(f"/proc/{child}/exe").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert not (tmp_path / "ready").exists()
+
+
+def test_parent_that_is_no_relative(tmp_path):
+    other = subprocess.Popen(["sleep", "600"])
+    arguments = ("serve", "--root", str(tmp_path / "hub"), "--ready-file", str(tmp_path / "ready"), "--parent")
+    server = start(*arguments, str(other.pid))
+    wait_for(tmp_path / "ready", server)
+    other.kill()  # not waited for yet: a zombie counts as gone
+    assert server.wait(timeout=60) == 0
+    other.wait()
+    late = start(*arguments, str(other.pid))
+    assert late.wait(timeout=60) == 0
+
+
+def refusal(*arguments: str) -> str:
+    """The one sentence of a command that ends with exit code 2."""
+    done = run(*arguments)
+    assert done.returncode == 2, done
+    assert "Traceback" not in done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(lines) == 1, done.stderr
+    return lines[0]
+
+
+def test_port_taken(server, tmp_path):
+    port = json.loads((tmp_path / "ready").read_text())["url"].rpartition(":")[2]
+    said = refusal("serve", "--root", str(tmp_path / "other"), "--port", port)
+    assert port in said
+    assert "choose another --port" in said
+
+
+def test_bad_input(tmp_path):
+    assert "Port 70000" in refusal("serve", "--root", str(tmp_path / "hub"), "--port", "70000")
+    assert "--host" in refusal("serve", "--root", str(tmp_path / "hub"), "--host", "no.such.host.invalid")
+    (tmp_path / "file").write_text("")
+    for command in ("serve", "token"):
+        assert "choose another --root" in refusal(command, "--root", str(tmp_path / "file"))
+    assert "--ready-file" in refusal(
+        "serve", "--root", str(tmp_path / "hub"), "--ready-file", str(tmp_path / "none" / "ready")
+    )
+    assert not (tmp_path / "hub" / "server.json").exists()
+    assert run("token", "--root", str(tmp_path), "--role", "admin").returncode == 2
+    with pytest.raises(ZooError, match="'admin' is unknown"):
+        create_token(tmp_path, "admin")
+
+
+def test_default_root(monkeypatch, tmp_path):
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
+    found = json.loads(CliRunner().invoke(group, ["status", "--json"]).stdout)
+    assert found["root"] == str(tmp_path / "home" / "hub")
+    assert not (tmp_path / "home").exists()  # looking makes nothing
+    token = CliRunner().invoke(group, ["token"]).stdout.strip()
+    assert token
+    assert token not in (tmp_path / "home" / "hub" / "tokens.json").read_text()
+
+
+def test_every_command_has_an_example():
+    commands = {"hub": group, **group.commands}
+    assert set(commands) == {"hub", "serve", "status", "token", "env"}
+    for name, command in commands.items():
+        assert isinstance(command, click.Command)
+        text = CliRunner().invoke(command, ["--help"]).stdout
+        assert "Example:\n  " in text, name
+
+
+def test_all_interfaces_and_ipv6(tmp_path):
+    for number, (host, address) in enumerate((("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("localhost", "localhost"))):
+        ready = tmp_path / f"ready{number}"
+        process = start("serve", "--root", str(tmp_path / "hub"), "--host", host, "--ready-file", str(ready))
+        url = wait_for(ready, process)["url"]
+        try:
+            assert url.startswith(f"http://{address}:")
+            assert httpx2.get(f"{url}/api/rlhf-zoo").json()["pid"] == process.pid
+        finally:
+            process.terminate()
+            process.communicate(timeout=60)

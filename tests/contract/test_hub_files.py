@@ -1,0 +1,349 @@
+"""Files of the embedded Hub, through the unmodified client: commits, trees, downloads."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from pathlib import Path
+
+import httpx2
+import pytest
+from huggingface_hub import (
+    CommitOperationAdd,
+    CommitOperationCopy,
+    CommitOperationDelete,
+    HfFileSystem,
+    RepoFile,
+    RepoFolder,
+)
+from huggingface_hub.errors import BadRequestError, EntryNotFoundError, HfHubHTTPError
+from huggingface_hub.file_download import http_get
+
+BINARY = random.Random(0).randbytes(200_000)
+REPO = "local/files"
+
+
+@pytest.fixture
+def api(hub):
+    hub.api().create_repo(REPO)
+    return hub.api()
+
+
+def add(path: str, content: bytes) -> CommitOperationAdd:
+    return CommitOperationAdd(path, content)
+
+
+def commit(api, *operations, **options):
+    return api.create_commit(REPO, list(operations), commit_message="Change files", **options)
+
+
+def git_blob(content: bytes) -> str:
+    return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
+
+
+def download(api, hub, path: str, **options) -> bytes:
+    return Path(api.hf_hub_download(REPO, path, cache_dir=hub.cache, **options)).read_bytes()
+
+
+def raw(hub, method: str, path: str, **headers: str) -> httpx2.Response:
+    return httpx2.request(method, f"{hub.url}/{path}", headers={"Authorization": f"Bearer {hub.token}", **headers})
+
+
+def test_regular_and_large_files(hub, api):
+    done = commit(api, add("notes/a.txt", b"one\n"), add("model.safetensors", BINARY), add("empty.txt", b""))
+    assert done.oid == api.model_info(REPO).sha
+    assert done.commit_url == f"{hub.url}/{REPO}/commit/{done.oid}"
+    assert download(api, hub, "notes/a.txt") == b"one\n"
+    assert download(api, hub, "model.safetensors") == BINARY
+    assert download(api, hub, "empty.txt") == b""
+    siblings = {s.rfilename: s for s in api.model_info(REPO, files_metadata=True).siblings}
+    assert siblings["notes/a.txt"].blob_id == git_blob(b"one\n")
+    assert siblings["notes/a.txt"].lfs is None
+    sha256 = hashlib.sha256(BINARY).hexdigest()
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {len(BINARY)}\n".encode()
+    large = siblings["model.safetensors"]
+    assert (large.size, large.blob_id) == (len(BINARY), git_blob(pointer))
+    assert (large.lfs.sha256, large.lfs.size, large.lfs.pointer_size) == (sha256, len(BINARY), len(pointer))
+    assert hub.git(REPO, "show", "main:model.safetensors").encode() == pointer
+    stored = hub.git_dir(REPO) / "lfs" / "objects" / sha256[:2] / sha256[2:4] / sha256
+    assert stored.read_bytes() == BINARY
+    assert raw(hub, "GET", f"{REPO}/raw/main/model.safetensors").content == pointer
+
+
+def test_upload_folder(hub, api, tmp_path):
+    folder = tmp_path / "folder"
+    (folder / "sub" / "deep").mkdir(parents=True)
+    (folder / "a.txt").write_text("a")
+    (folder / "sub" / "b c.bin").write_bytes(BINARY)
+    (folder / "sub" / "deep" / "ü.json").write_text("{}")
+    (folder / "skip.log").write_text("no")
+    api.upload_folder(repo_id=REPO, folder_path=folder, path_in_repo="up", ignore_patterns="*.log")
+    names = [".gitattributes", "up/a.txt", "up/sub/b c.bin", "up/sub/deep/ü.json"]
+    assert sorted(api.list_repo_files(REPO)) == names
+    local = Path(api.snapshot_download(REPO, cache_dir=hub.cache))
+    assert (local / "up/sub/b c.bin").read_bytes() == BINARY
+    assert (local / "up/sub/deep/ü.json").read_text() == "{}"
+    only = Path(api.snapshot_download(REPO, local_dir=tmp_path / "only", allow_patterns="up/*.txt"))
+    assert [p.name for p in only.rglob("*") if p.is_file() and ".cache" not in p.parts] == ["a.txt"]
+    api.upload_folder(repo_id=REPO, folder_path=folder / "sub", path_in_repo="up", delete_patterns="*.txt")
+    assert "up/a.txt" not in api.list_repo_files(REPO)
+
+
+def test_unchanged_files_make_no_commit(api):
+    first = commit(api, add("a.txt", b"a"), add("w.bin", BINARY))
+    again = commit(api, add("a.txt", b"a"), add("w.bin", BINARY))
+    assert again.oid == first.oid
+    changed = commit(api, add("a.txt", b"b"), add("w.bin", BINARY))
+    assert changed.oid != first.oid
+    assert len(api.list_repo_commits(REPO)) == 3
+
+
+def test_parent_commit(api):
+    first = commit(api, add("a.txt", b"1"))
+    second = commit(api, add("a.txt", b"2"), parent_commit=first.oid)
+    with pytest.raises(HfHubHTTPError, match="A commit has happened since") as caught:
+        commit(api, add("a.txt", b"3"), parent_commit=first.oid)
+    assert caught.value.response.status_code == 412
+    assert api.model_info(REPO).sha == second.oid
+    commit(api, add("a.txt", b"3"), parent_commit=second.oid[:12])
+
+
+def test_copies(hub, api):
+    commit(api, add("a.txt", b"text"), add("w.bin", BINARY))
+    old = api.model_info(REPO).sha
+    commit(api, add("w.bin", b"\0new"))
+    commit(
+        api,
+        CommitOperationCopy("a.txt", "copies/a.txt"),
+        CommitOperationCopy("w.bin", "copies/old.bin", src_revision=old),
+        CommitOperationCopy("w.bin", "copies/new.bin"),
+    )
+    assert download(api, hub, "copies/a.txt") == b"text"
+    assert download(api, hub, "copies/old.bin") == BINARY
+    assert download(api, hub, "copies/new.bin") == b"\0new"
+    with pytest.raises(EntryNotFoundError):
+        commit(api, CommitOperationCopy("none.bin", "copies/none.bin"))
+
+
+def test_copy_of_a_regular_file_from_another_repository(hub, api):
+    api.create_repo("local/other")
+    api.upload_file(path_or_fileobj=b"from there", path_in_repo="a.txt", repo_id="local/other")
+    commit(api, CommitOperationCopy("a.txt", "b.txt", src_repo_id="local/other", src_repo_type="model"))
+    assert download(api, hub, "b.txt") == b"from there"
+
+
+def test_deletions(hub, api):
+    commit(api, *(add(path, path.encode()) for path in ("a.txt", "d/b.txt", "d/e/c.txt", "f/g.txt")))
+    commit(api, CommitOperationDelete("a.txt"), CommitOperationDelete("d/"), add("d/new.txt", b"new"))
+    assert sorted(api.list_repo_files(REPO)) == [".gitattributes", "d/new.txt", "f/g.txt"]
+    api.delete_file("f/g.txt", REPO)
+    assert sorted(api.list_repo_files(REPO)) == [".gitattributes", "d/new.txt"]
+    with pytest.raises(EntryNotFoundError):
+        api.list_repo_tree(REPO, "f").__next__()  # an empty folder is no folder in git
+    for path in ("none.txt", "d", "d/new.txt/"):
+        with pytest.raises(EntryNotFoundError, match="doesn't exist"):
+            commit(api, CommitOperationDelete(path))
+    api.delete_folder("d", REPO)
+    assert api.list_repo_files(REPO) == [".gitattributes"]
+
+
+def test_a_commit_is_all_or_nothing(hub, api):
+    before = api.model_info(REPO).sha
+    with pytest.raises(EntryNotFoundError):
+        commit(api, add("good.txt", b"good"), CommitOperationDelete("none.txt"))
+    commit(api, add("plain", b"a file"))
+    with pytest.raises(BadRequestError, match="'plain' is a file"):
+        commit(api, add("also.txt", b"x"), add("plain/inside.txt", b"y"))
+    commit(api, add("folder/x.txt", b"x"))
+    with pytest.raises(BadRequestError, match="a folder has that name"):
+        commit(api, add("folder", b"y"))
+    commit(api, CommitOperationDelete("folder/"), add("folder", b"now a file"))
+    assert sorted(api.list_repo_files(REPO)) == [".gitattributes", "folder", "plain"]
+    assert len(api.list_repo_commits(REPO)) == 4
+    assert api.list_repo_commits(REPO)[-1].commit_id == before
+    assert not list(hub.git_dir(REPO).glob("incoming-*"))
+    assert hub.git(REPO, "fsck", "--full", "--strict") == ""
+
+
+def test_gitignore_of_the_repository_and_of_the_commit(api, tmp_path):
+    commit(api, add(".gitignore", b"build/\n*.tmp\n"))
+    commit(api, add("build/x.txt", b"x"), add("y.tmp", b"y"), add("z.txt", b"z"))
+    assert sorted(api.list_repo_files(REPO)) == [".gitattributes", ".gitignore", "z.txt"]
+    commit(api, add(".gitignore", b"*.secret\n"), add("a.secret", b"a"), add("b.tmp", b"b"))
+    assert sorted(api.list_repo_files(REPO)) == [".gitattributes", ".gitignore", "b.tmp", "z.txt"]
+
+
+def test_upload_mode_follows_attributes_size_and_content(hub, api, tmp_path):
+    commit(
+        api,
+        add("small.json", b"{}"),
+        add("unknown", b"\0\1\2 binary"),
+        add("long.txt", b"word " * 2_200_000),
+        add("a b[1].odd", b"\0"),
+        add(".gitattributes", b"*.kept -filter\n*.large filter=lfs diff=lfs merge=lfs -text\n"),
+    )
+    commit(api, add("text.large", b"text"))
+    lfs = {s.rfilename for s in api.model_info(REPO, files_metadata=True).siblings if s.lfs}
+    assert lfs == {"unknown", "long.txt", "a b[1].odd", "text.large"}
+    # git-lfs must know them too: those without a pattern were added to .gitattributes, once each.
+    clone = str(tmp_path / "clone")
+    hub.git(REPO, "clone", "--quiet", ".", clone)
+    listed = hub.git(REPO, "-C", clone, "check-attr", "filter", "unknown", "long.txt", "a b[1].odd", "small.json")
+    assert listed.splitlines() == [
+        "unknown: filter: lfs",
+        "long.txt: filter: lfs",
+        "a b[1].odd: filter: lfs",
+        "small.json: filter: unspecified",
+    ]
+    before = hub.git(REPO, "show", "main:.gitattributes")
+    commit(api, add("unknown", b"\0 again"), add("a b[1].odd", b"\0\0"))
+    assert hub.git(REPO, "show", "main:.gitattributes") == before
+
+
+def test_pointer_without_content_is_refused(api):
+    pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12\n".encode()
+    with pytest.raises(BadRequestError, match="LFS pointer"):
+        commit(api, add("w.txt", pointer))
+
+
+def test_tree(api):
+    commit(api, add("a.txt", b"a"), add("d/b.bin", BINARY), add("d/e/c.txt", b"cc"))
+    done = commit(api, add("d/e/c.txt", b"ccc"))
+    flat = list(api.list_repo_tree(REPO))
+    assert [(type(item), item.path) for item in flat] == [
+        (RepoFile, ".gitattributes"),
+        (RepoFile, "a.txt"),
+        (RepoFolder, "d"),
+    ]
+    deep = {item.path: item for item in api.list_repo_tree(REPO, "d", recursive=True, expand=True)}
+    assert sorted(deep) == ["d/b.bin", "d/e", "d/e/c.txt"]
+    assert deep["d/b.bin"].size == len(BINARY)
+    assert deep["d/b.bin"].lfs.sha256 == hashlib.sha256(BINARY).hexdigest()
+    assert deep["d/e/c.txt"].last_commit.oid == deep["d/e"].last_commit.oid == done.oid
+    assert deep["d/b.bin"].last_commit.oid != done.oid
+    assert deep["d/b.bin"].last_commit.title == "Change files"
+    for path in ("none", "a.txt"):
+        with pytest.raises(EntryNotFoundError):
+            list(api.list_repo_tree(REPO, path))
+
+
+def test_tree_is_paged(hub, api):
+    names = [f"d/{number:04d}.txt" for number in range(1203)]
+    commit(api, *(add(name, name.encode()) for name in names))
+    assert [item.path for item in api.list_repo_tree(REPO, "d")] == names
+    sizes = [len(page) for page, _ in api._iter_repo_tree_pages(REPO, "d")]
+    assert sizes == [1000, 203]
+    expanded = list(api.list_repo_tree(REPO, "d", expand=True))
+    assert [item.path for item in expanded] == names
+    assert hub.git(REPO, "fsck", "--full", "--strict") == ""
+
+
+def test_paths_info(api):
+    commit(api, add("a.txt", b"a"), add("d/b.bin", BINARY))
+    found = {item.path: item for item in api.get_paths_info(REPO, ["a.txt", "d", "d/b.bin", "none"], expand=True)}
+    assert sorted(found) == ["a.txt", "d", "d/b.bin"]
+    assert isinstance(found["d"], RepoFolder)
+    assert found["d/b.bin"].lfs.size == len(BINARY)
+    assert found["a.txt"].blob_id == git_blob(b"a")
+    assert found["a.txt"].last_commit.oid == api.model_info(REPO).sha
+    assert api.get_paths_info(REPO, "none") == []
+    assert api.file_exists(REPO, "a.txt")
+    assert not api.file_exists(REPO, "none.txt")
+
+
+def test_download_at_a_revision(hub, api):
+    first = commit(api, add("a.txt", b"one")).oid
+    api.create_tag(REPO, tag="exp/one", revision=first)
+    commit(api, add("a.txt", b"two"))
+    assert download(api, hub, "a.txt") == b"two"
+    assert download(api, hub, "a.txt", revision=first) == b"one"
+    assert download(api, hub, "a.txt", revision="exp/one") == b"one"
+    snapshot = api.snapshot_download(REPO, revision="exp/one", cache_dir=hub.cache)
+    assert Path(snapshot).name == first
+    with pytest.raises(EntryNotFoundError):
+        download(api, hub, "none.txt")
+    no_exist = hub.cache / "models--local--files" / ".no_exist" / api.model_info(REPO).sha / "none.txt"
+    assert no_exist.exists()
+
+
+def test_head_and_ranges(hub, api):
+    done = commit(api, add("w.bin", BINARY), add("a.txt", b"0123456789"))
+    sha256 = hashlib.sha256(BINARY).hexdigest()
+    for path, content, etag in (("w.bin", BINARY, sha256), ("a.txt", b"0123456789", git_blob(b"0123456789"))):
+        url = f"{REPO}/resolve/main/{path}"
+        head = raw(hub, "HEAD", url)
+        assert head.status_code == 200
+        assert head.headers["X-Repo-Commit"] == done.oid
+        assert head.headers["ETag"] == f'"{etag}"'
+        assert head.headers["Content-Length"] == str(len(content))
+        assert head.headers.get("X-Linked-Size") == (str(len(content)) if path == "w.bin" else None)
+        assert "Content-Encoding" not in head.headers
+        assert "X-Xet-Hash" not in head.headers
+        for wanted, part in (("bytes=3-", content[3:]), ("bytes=2-5", content[2:6]), ("bytes=-4", content[-4:])):
+            answer = raw(hub, "GET", url, Range=wanted)
+            assert (answer.status_code, answer.content) == (206, part), wanted
+            start = content.index(part)
+            assert answer.headers["Content-Range"] == f"bytes {start}-{start + len(part) - 1}/{len(content)}"
+        assert raw(hub, "GET", url, Range="bytes=0-0").content == content[:1]
+        beyond = raw(hub, "GET", url, Range=f"bytes={len(content)}-")
+        assert (beyond.status_code, beyond.headers["Content-Range"]) == (416, f"bytes */{len(content)}")
+        assert raw(hub, "GET", url, Range="lines=1-2").content == content
+        changed = raw(hub, "GET", url, Range="bytes=3-", **{"If-Range": '"other"'})
+        assert (changed.status_code, changed.content) == (200, content)
+        assert raw(hub, "GET", url, **{"If-None-Match": f'"{etag}"'}).status_code == 304
+
+
+def test_interrupted_download_resumes(hub, api, tmp_path):
+    commit(api, add("w.bin", BINARY))
+    part = tmp_path / "w.bin"
+    part.write_bytes(BINARY[:150_000])
+    with open(part, "ab") as file:
+        http_get(f"{hub.url}/{REPO}/resolve/main/w.bin", file, resume_size=150_000, expected_size=len(BINARY))
+    assert part.read_bytes() == BINARY
+    assert "/w.bin 206 " in hub.log.read_text()
+
+
+def test_file_system(hub, api):
+    fs = HfFileSystem(endpoint=hub.url, token=hub.token)
+    commit(api, add("d/a.jsonl", b'{"x": 1}\n'), add("d/w.bin", BINARY))
+    assert sorted(fs.glob(f"{REPO}/**/*.jsonl")) == [f"{REPO}/d/a.jsonl"]
+    assert fs.info(f"{REPO}/d/w.bin")["size"] == len(BINARY)
+    with fs.open(f"{REPO}/d/w.bin", "rb") as file:
+        file.seek(100)
+        assert file.read(50) == BINARY[100:150]
+    with fs.open(f"{REPO}/d/new.txt", "w") as file:
+        file.write("written")
+    fs.invalidate_cache()
+    assert fs.cat_file(f"{REPO}/d/new.txt") == b"written"
+    fs.rm(f"{REPO}/d/new.txt")
+    assert not fs.exists(f"{REPO}/d/new.txt", refresh=True)
+
+
+def test_parameters_are_counted_from_safetensors(hub, api):
+    import struct
+
+    header = b'{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}'
+    commit(api, add("model.safetensors", struct.pack("<Q", len(header)) + header + bytes(24)))
+    assert api.model_info(REPO).safetensors.total == 6
+    assert api.get_safetensors_metadata(REPO).parameter_count == {"F32": 6}
+    assert [m.id for m in api.list_models(num_parameters="min:5,max:1K")] == [REPO]
+    assert list(api.list_models(num_parameters="min:1K")) == []
+
+
+def test_names_of_all_sorts(hub, api):
+    names = [
+        "a b.txt",
+        "ü/é.txt",
+        "100%.txt",
+        "a+b&c=d?.txt",
+        "#hash.txt",
+        "quote'\".txt",
+        "x" * 255,
+        "-dash",
+        "日本/語.txt",
+    ]
+    commit(api, *(add(name, name.encode()) for name in names))
+    for name in names:
+        assert download(api, hub, name) == name.encode(), name
+    assert set(names) <= set(api.list_repo_files(REPO))
+    assert hub.git(REPO, "fsck", "--full", "--strict") == ""

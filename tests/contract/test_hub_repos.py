@@ -1,0 +1,350 @@
+"""Repositories of the embedded Hub, through the unmodified client: create, settings, roles, lists, cards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub import CommitOperationAdd, ModelCard, ModelCardData
+from huggingface_hub.errors import BadRequestError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+
+KINDS = ("model", "dataset", "space")
+CARD = """---
+license: apache-2.0
+library_name: transformers
+pipeline_tag: text-generation
+tags: [rlhf, ppo]
+datasets: [local/remarks]
+base_model: local/tiny-sft
+base_model_relation: finetune
+language: en
+---
+# A card
+"""
+
+
+def create(api, repo_id: str, kind: str = "model", **options):
+    sdk = {"space_sdk": "gradio"} if kind == "space" else {}
+    return api.create_repo(repo_id, repo_type=kind, **sdk, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_create_exists_delete(hub, kind):
+    api = hub.api()
+    url = create(api, "local/first", kind)
+    assert (url.repo_id, url.repo_type, url.endpoint) == ("local/first", kind, hub.url)
+    assert api.repo_exists("local/first", repo_type=kind)
+    with pytest.raises(HfHubHTTPError) as caught:
+        create(api, "local/first", kind)
+    assert caught.value.response.status_code == 409
+    assert create(api, "local/first", kind, exist_ok=True).repo_id == "local/first"
+    info = api.repo_info("local/first", repo_type=kind)
+    assert info.id == "local/first"
+    assert info.sha == hub.git("local/first", "rev-parse", "main", kind=kind).strip()
+    api.delete_repo("local/first", repo_type=kind)
+    assert not api.repo_exists("local/first", repo_type=kind)
+    assert not hub.git_dir("local/first", kind).exists()
+    with pytest.raises(RepositoryNotFoundError):
+        api.delete_repo("local/first", repo_type=kind)
+    api.delete_repo("local/first", repo_type=kind, missing_ok=True)
+
+
+def test_kinds_do_not_share_names(hub):
+    api = hub.api()
+    create(api, "local/same", "model")
+    assert not api.repo_exists("local/same", repo_type="dataset")
+
+
+def test_name_without_namespace_is_the_owners(hub):
+    assert create(hub.api(), "bare").repo_id == "local/bare"
+    assert hub.api().get_full_repo_name("bare") == "local/bare"
+
+
+def test_whoami(hub):
+    api = hub.api()
+    create(api, "team/model")
+    who = api.whoami()
+    assert (who["name"], who["auth"]["accessToken"]["role"]) == ("local", "write")
+    assert [org["name"] for org in who["orgs"]] == ["team"]
+    assert hub.api("read").whoami()["auth"]["accessToken"]["role"] == "read"
+
+
+def test_wrong_token(hub):
+    with pytest.raises(HfHubHTTPError) as caught:
+        hub.api().whoami(token="hf_nonsense")
+    assert caught.value.response.status_code == 401
+    with pytest.raises(HfHubHTTPError) as caught:
+        hub.api().create_repo("local/x", token="hf_nonsense")
+    assert caught.value.response.status_code == 401
+    assert "Invalid credentials" in str(caught.value)
+
+
+def test_move(hub):
+    api = hub.api()
+    create(api, "local/old")
+    api.upload_file(path_or_fileobj=b"\0" * 100, path_in_repo="w.bin", repo_id="local/old")
+    sha = api.model_info("local/old").sha
+    create(api, "local/taken")
+    with pytest.raises(HfHubHTTPError) as caught:
+        api.move_repo("local/old", "local/taken")
+    assert caught.value.response.status_code == 409
+    api.move_repo("local/old", "team/new")
+    assert not api.repo_exists("local/old")
+    assert api.model_info("team/new").sha == sha
+    path = api.hf_hub_download("team/new", "w.bin", cache_dir=hub.cache)
+    assert Path(path).read_bytes() == b"\0" * 100
+    with pytest.raises(RepositoryNotFoundError):
+        api.move_repo("local/old", "local/x")
+
+
+def test_private_repository(hub):
+    api = hub.api()
+    create(api, "local/secret", private=True)
+    create(api, "local/open")
+    assert api.model_info("local/secret").private is True
+    assert hub.api("read").model_info("local/secret").id == "local/secret"
+    assert {m.id for m in hub.api("read").list_models()} == {"local/secret", "local/open"}
+
+    stranger = hub.api(None)
+    assert {m.id for m in stranger.list_models()} == {"local/open"}
+    with pytest.raises(RepositoryNotFoundError):
+        stranger.model_info("local/secret")
+    with pytest.raises(RepositoryNotFoundError):
+        stranger.hf_hub_download("local/secret", ".gitattributes", cache_dir=hub.cache)
+    with pytest.raises(RepositoryNotFoundError):
+        stranger.list_repo_files("local/secret")
+
+    api.update_repo_settings("local/secret", private=False)
+    assert stranger.model_info("local/secret").private is False
+    api.update_repo_settings("local/secret", visibility="private")
+    assert not stranger.repo_exists("local/secret")
+    with pytest.raises(BadRequestError, match="no gated repositories"):
+        api.update_repo_settings("local/secret", gated="auto")
+
+
+def test_read_token_may_only_read(hub):
+    api, reader = hub.api(), hub.api("read")
+    create(api, "local/m")
+    api.upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id="local/m")
+    head = api.model_info("local/m").sha
+    refused = [
+        lambda: reader.create_repo("local/other"),
+        lambda: reader.upload_file(path_or_fileobj=b"y", path_in_repo="y.txt", repo_id="local/m"),
+        lambda: reader.delete_file("x.txt", "local/m"),
+        lambda: reader.create_tag("local/m", tag="v1"),
+        lambda: reader.create_branch("local/m", branch="b"),
+        lambda: reader.delete_repo("local/m"),
+        lambda: reader.move_repo("local/m", "local/n"),
+        lambda: reader.update_repo_settings("local/m", private=True),
+        lambda: reader.create_collection("c", namespace="local"),
+        lambda: reader.super_squash_history("local/m"),
+    ]
+    for call in refused:
+        with pytest.raises(HfHubHTTPError) as caught:
+            call()
+        assert caught.value.response.status_code == 403
+        assert "may only read" in str(caught.value)
+    assert reader.model_info("local/m").sha == head
+    reader.auth_check("local/m")
+    with pytest.raises(HfHubHTTPError):
+        reader.auth_check("local/m", write=True)
+    api.auth_check("local/m", write=True)
+
+
+def test_strangers_read_public_and_write_nothing(hub):
+    api, stranger = hub.api(), hub.api(None)
+    create(api, "local/m")
+    assert stranger.list_repo_files("local/m") == [".gitattributes"]
+    for call in (
+        lambda: stranger.upload_file(path_or_fileobj=b"y", path_in_repo="y.txt", repo_id="local/m"),
+        lambda: stranger.create_repo("local/n"),
+        lambda: stranger.delete_repo("local/m"),
+    ):
+        with pytest.raises(HfHubHTTPError) as caught:
+            call()
+        assert caught.value.response.status_code == 401
+
+
+def test_missing_repository_and_revision(hub):
+    api = hub.api()
+    create(api, "local/m")
+    for call in (
+        lambda: api.model_info("local/none"),
+        lambda: api.model_info("gpt2"),
+        lambda: api.list_repo_files("local/none"),
+        lambda: api.hf_hub_download("local/none", "x", cache_dir=hub.cache),
+        lambda: api.hf_hub_download("gpt2", "x", cache_dir=hub.cache),
+        lambda: api.upload_file(path_or_fileobj=b"y", path_in_repo="y.txt", repo_id="local/none"),
+        lambda: api.list_repo_refs("local/none"),
+    ):
+        with pytest.raises(RepositoryNotFoundError):
+            call()
+    for call in (
+        lambda: api.model_info("local/m", revision="none"),
+        lambda: api.model_info("local/m", revision="0" * 40),
+        lambda: api.list_repo_files("local/m", revision="refs/pr/1"),
+        lambda: api.hf_hub_download("local/m", "x", revision="none", cache_dir=hub.cache),
+        lambda: api.upload_file(path_or_fileobj=b"y", path_in_repo="y.txt", repo_id="local/m", revision="none"),
+        lambda: api.list_repo_commits("local/m", revision="none"),
+    ):
+        with pytest.raises(RevisionNotFoundError):
+            call()
+    assert not api.revision_exists("local/m", "none")
+    assert api.revision_exists("local/m", "main")
+
+
+@pytest.mark.parametrize("name", ["api/x", "datasets/x"])
+def test_reserved_namespaces(hub, name):
+    with pytest.raises(HfHubHTTPError) as caught:
+        create(hub.api(), name)
+    assert caught.value.response.status_code == 400
+
+
+def push_card(api, repo_id: str, card: str, kind: str = "model"):
+    create(api, repo_id, kind)
+    return api.create_commit(
+        repo_id, [CommitOperationAdd("README.md", card.encode())], commit_message="Add card", repo_type=kind
+    )
+
+
+def test_card_becomes_tags(hub):
+    api = hub.api()
+    push_card(api, "local/tiny-ppo", CARD)
+    info = api.model_info("local/tiny-ppo")
+    assert info.pipeline_tag == "text-generation"
+    assert info.library_name == "transformers"
+    assert info.card_data.license == "apache-2.0"
+    expected = {
+        "rlhf",
+        "ppo",
+        "dataset:local/remarks",
+        "base_model:local/tiny-sft",
+        "base_model:finetune:local/tiny-sft",
+        "license:apache-2.0",
+        "en",
+    }
+    assert expected <= set(info.tags)
+
+
+def test_list_models(hub):
+    api = hub.api()
+    push_card(api, "local/tiny-ppo", CARD)
+    create(api, "local/plain")
+    create(api, "team/tiny-other")
+    create(api, "local/data", "dataset")
+
+    def ids(**query):
+        return [model.id for model in api.list_models(**query)]
+
+    assert sorted(ids()) == ["local/plain", "local/tiny-ppo", "team/tiny-other"]
+    assert ids(author="team") == ["team/tiny-other"]
+    assert sorted(ids(search="TINY")) == ["local/tiny-ppo", "team/tiny-other"]
+    assert ids(filter="ppo") == ["local/tiny-ppo"]
+    assert ids(filter=["ppo", "license:mit"]) == []
+    assert ids(trained_dataset="local/remarks") == ["local/tiny-ppo"]
+    assert ids(filter="base_model:finetune:local/tiny-sft") == ["local/tiny-ppo"]
+    assert ids(pipeline_tag="text-generation") == ["local/tiny-ppo"]
+    assert ids(inference="warm") == []
+    assert ids(sort="created_at", limit=2) == ["team/tiny-other", "local/plain"]
+    assert ids(sort="created_at") == ["team/tiny-other", "local/plain", "local/tiny-ppo"]
+    with pytest.raises(BadRequestError, match="Cannot sort"):
+        ids(sort="colour")
+
+    [plain] = api.list_models(author="local", filter="ppo")
+    assert plain.siblings is None
+    assert plain.card_data is None
+    [full] = api.list_models(filter="ppo", full=True, cardData=True)
+    assert [s.rfilename for s in full.siblings] == [".gitattributes", "README.md"]
+    assert full.card_data.tags == ["rlhf", "ppo"]
+    [expanded] = api.list_models(filter="ppo", expand=["sha", "cardData"])
+    assert expanded.sha == api.model_info("local/tiny-ppo").sha
+    assert expanded.tags is None
+    assert expanded.card_data.license == "apache-2.0"
+
+
+def test_list_is_paged(hub):
+    api = hub.api()
+    names = [f"local/m{number:02d}" for number in range(7)]
+    for name in names:
+        create(api, name)
+    from huggingface_hub.utils import paginate
+
+    headers = {"authorization": f"Bearer {hub.token}"}
+    pages = paginate(f"{hub.url}/api/models", {"limit": 3, "author": "local", "sort": "createdAt"}, headers)
+    assert [item["id"] for item in pages] == names[::-1]
+
+
+def test_list_datasets_and_spaces(hub):
+    api = hub.api()
+    push_card(
+        api, "local/d", "---\ntask_categories: [text-generation]\nlanguage: en\nsize_categories: n<1K\n---\n", "dataset"
+    )
+    create(api, "local/e", "dataset")
+    assert [d.id for d in api.list_datasets(task_categories="text-generation", language="en")] == ["local/d"]
+    assert [d.id for d in api.list_datasets(dataset_name="e", sort="created_at")] == ["local/e"]
+    push_card(api, "local/s", "---\nsdk: gradio\ntitle: Compare\nmodels: [local/tiny-ppo]\n---\n", "space")
+    create(api, "local/t", "space")
+    assert [s.id for s in api.list_spaces(models="local/tiny-ppo")] == ["local/s"]
+    assert [s.id for s in api.list_spaces(linked=True)] == ["local/s"]
+    assert sorted(s.id for s in api.list_spaces(search="local")) == ["local/s", "local/t"]
+    assert api.space_info("local/t").sdk == "gradio"
+
+
+@pytest.mark.parametrize(
+    ("front_matter", "said"),
+    [
+        ("tags: [a, b", "cannot be read"),
+        ("- a\n- b", "must be a mapping"),
+        ("language: no", '"language" must be'),
+        ("model-index: {}", '"model-index" must be'),
+        ("base_model_relation: cousin", '"base_model_relation" must be'),
+        ("license: [1.0]", '"license" must be'),
+    ],
+)
+def test_bad_card_stops_the_commit(hub, front_matter, said):
+    api = hub.api()
+    create(api, "local/m")
+    before = api.model_info("local/m").sha
+    content = f"---\n{front_matter}\n---\ntext\n".encode()
+    with pytest.raises(ValueError, match="Invalid metadata") as caught:
+        api.upload_file(path_or_fileobj=content, path_in_repo="README.md", repo_id="local/m")
+    assert said in str(caught.value)
+    assert api.model_info("local/m").sha == before
+
+
+def test_card_without_metadata_warns(hub):
+    api = hub.api()
+    create(api, "local/m")
+    with pytest.warns(UserWarning, match="no YAML metadata"):
+        api.upload_file(path_or_fileobj=b"# Hello\n", path_in_repo="README.md", repo_id="local/m")
+
+
+def test_clients_own_card_is_accepted(hub):
+    api = hub.api()
+    create(api, "local/m")
+    data = ModelCardData(
+        license="mit",
+        library_name="transformers",
+        tags=["rlhf"],
+        datasets=["local/d"],
+        base_model="local/b",
+        language=["en"],
+    )
+    text = ModelCard.from_template(data, template_str="---\n{{ card_data }}\n---\nText\n").content
+    api.upload_file(path_or_fileobj=text.encode(), path_in_repo="README.md", repo_id="local/m")
+    path = api.hf_hub_download("local/m", "README.md", cache_dir=hub.cache)
+    assert ModelCard.load(path).data.to_dict() == data.to_dict()
+
+
+def test_discussions_are_refused_with_a_reason(hub):
+    api = hub.api()
+    create(api, "local/m")
+    assert list(api.get_repo_discussions("local/m")) == []
+    for call in (
+        lambda: api.create_discussion("local/m", title="Hello"),
+        lambda: api.create_pull_request("local/m", title="Hello"),
+        lambda: api.upload_file(path_or_fileobj=b"x", path_in_repo="x", repo_id="local/m", create_pr=True),
+    ):
+        with pytest.raises(HfHubHTTPError, match="commit to a branch") as caught:
+            call()
+        assert caught.value.response.status_code == 403

@@ -1,0 +1,165 @@
+"""An embedded Hub in a process of its own, over a root of its own, for tests that drive it by the real client."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import rlhf_zoo
+from rlhf_zoo.hub.server import create_token
+from rlhf_zoo.hub.server.cli import client_environment
+
+if TYPE_CHECKING:
+    from huggingface_hub import HfApi
+
+__all__ = ["RunningHub", "base_environment", "hub", "hubs", "shared_hub", "start_hub"]
+
+SOURCES = str(Path(next(iter(rlhf_zoo.__path__))).parent)
+STARTUP_SECONDS = 60
+
+# huggingface_hub reads these when it is imported, which no test module has done yet.
+for _name in ("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_UPDATE_CHECK"):
+    os.environ.setdefault(_name, "1")
+
+
+@dataclass
+class RunningHub:
+    """url, root, a write token, and the environment that points a client process at it."""
+
+    url: str
+    root: Path
+    token: str
+    env: dict[str, str]
+    process: subprocess.Popen[bytes]
+    cache: Path
+    log: Path
+    _apis: dict[str | None, Any] = field(default_factory=dict)
+
+    def api(self, role: str | None = "write") -> HfApi:
+        """The real client, with the write token, a read token, or none."""
+        from huggingface_hub import HfApi
+
+        if role not in self._apis:
+            token: str | bool = (
+                False if role is None else self.token if role == "write" else create_token(self.root, role)
+            )
+            self._apis[role] = HfApi(endpoint=self.url, token=token)
+        return self._apis[role]
+
+    def git_dir(self, repo_id: str, kind: str = "model") -> Path:
+        """Where a repository lies on the disk."""
+        return self.root / "repos" / f"{kind}s" / f"{repo_id}.git"
+
+    def git(self, repo_id: str, *arguments: str, kind: str = "model") -> str:
+        """What git says about a stored repository (stdout and stderr); fails where git fails."""
+        command = ["git", "-c", "safe.directory=*", "-C", str(self.git_dir(repo_id, kind)), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout + done.stderr
+
+    def run(self, *command: str, cwd: Path | None = None, **env: str) -> str:
+        """A client process under the Hub's environment: `run("hf", "download", ...)`; returns its stdout."""
+        program = str(Path(sys.executable).with_name(command[0])) if command[0] == "hf" else command[0]
+        done = subprocess.run(
+            [program, *command[1:]], env={**self.env, **env}, cwd=cwd, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}\n--- Hub ---\n{self.log.read_text()}"
+        return done.stdout
+
+    def python(self, code: str, cwd: Path | None = None, **env: str) -> str:
+        """Python code in a client process."""
+        return self.run(sys.executable, "-c", code, cwd=cwd, **env)
+
+    def stop(self, how: int = signal.SIGTERM) -> int:
+        """End the server and return its exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(how)
+        return self.process.wait(timeout=60)
+
+
+def base_environment() -> dict[str, str]:
+    """This process's environment without anything that names a Hub."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING_FACE", "RLHF_"))}
+    kept["PYTHONPATH"] = os.pathsep.join(filter(None, [SOURCES, os.environ.get("PYTHONPATH")]))
+    return kept | {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def start_hub(folder: Path, *arguments: str, root: Path | None = None, **popen: Any) -> RunningHub:
+    """Start `python -m rlhf_zoo.hub.server` and wait until it says that it listens."""
+    folder.mkdir(parents=True, exist_ok=True)
+    root = root or folder / "hub"
+    ready = folder / "ready.json"
+    ready.unlink(missing_ok=True)
+    log = folder / "hub.log"
+    command = [
+        sys.executable,
+        "-m",
+        "rlhf_zoo.hub.server",
+        "--root",
+        str(root),
+        "--ready-file",
+        str(ready),
+        "--verbose",
+    ]
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            [*command, "--parent", str(os.getpid()), *arguments], env=base_environment(), stderr=output, **popen
+        )
+    deadline = time.monotonic() + STARTUP_SECONDS
+    while not ready.exists():
+        assert process.poll() is None, log.read_text()
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.02)
+    url = json.loads(ready.read_text())["url"]
+    token = create_token(root, "write")
+    home = folder / "home"
+    env = base_environment() | client_environment(url, token, home)
+    return RunningHub(url, root, token, env, process, home / "hub", log)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[RunningHub]:
+    """A Hub for one test, empty; a request that failed inside the server fails the test."""
+    running = start_hub(tmp_path / "server")
+    try:
+        yield running
+    finally:
+        running.stop()
+    assert "Traceback" not in running.log.read_text(), running.log.read_text()
+
+
+@pytest.fixture(scope="module")
+def shared_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHub]:
+    """One Hub for all tests of a module that leave nothing behind."""
+    running = start_hub(tmp_path_factory.mktemp("shared"))
+    try:
+        yield running
+    finally:
+        running.stop()
+    assert "Traceback" not in running.log.read_text(), running.log.read_text()
+
+
+@pytest.fixture
+def hubs(tmp_path: Path) -> Iterator[Callable[..., RunningHub]]:
+    """Start as many Hubs as the test likes: `hubs("name", *arguments, root=...)`."""
+    started: list[RunningHub] = []
+
+    def start(name: str, *arguments: str, **options: Any) -> RunningHub:
+        started.append(start_hub(tmp_path / name, *arguments, **options))
+        return started[-1]
+
+    try:
+        yield start
+    finally:
+        for running in started:
+            running.stop(signal.SIGKILL)

@@ -1,0 +1,243 @@
+"""Literal inputs and outputs, worked out on paper from the formula that each test names."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import ArrayLike
+from tolerances import GOLDEN_ATOL, GOLDEN_RTOL
+
+from rlhf_zoo import functional
+from rlhf_zoo.ppo.control import AdaptiveKL, FixedKL, kl_controller
+
+LN2, LN5 = 0.69314718056, 1.60943791243
+NAN = math.nan
+
+
+def f64(values: ArrayLike) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def same(got: torch.Tensor | float, wanted: ArrayLike) -> None:
+    np.testing.assert_allclose(np.asarray(got), np.asarray(wanted), rtol=GOLDEN_RTOL, atol=GOLDEN_ATOL)
+
+
+def test_selected_logprobs_of_one_two_five_eighths() -> None:
+    # softmax of (log 1, log 2, log 5) is (1/8, 2/8, 5/8), and no constant added to the logits changes it.
+    logits = f64([[[0.0, LN2, LN5], [7.0, 7.0 + LN2, 7.0 + LN5]], [[0.0, LN2, LN5], [0.0, 0.0, 0.0]]])
+    tokens = torch.tensor([[0, 1], [2, 1]])
+    same(
+        functional.selected_logprobs(logits, tokens),
+        [[-2.07944154168, -1.38629436112], [-0.47000362925, -1.09861228867]],
+    )
+
+
+def test_selected_logprobs_of_logits_too_large_to_exponentiate() -> None:
+    same(functional.selected_logprobs(f64([1000.0, 1000.0]), torch.tensor(0)), -LN2)
+
+
+def test_entropy() -> None:
+    # (1/2, 1/4, 1/4): 1.5 log 2; uniform over 3: log 3; all on one token: 0; a token of probability 0 adds nothing.
+    logits = f64([[LN2, 0.0, 0.0], [4.0, 4.0, 4.0], [0.0, -2000.0, -2000.0], [0.0, 0.0, -math.inf]])
+    same(functional.entropy(logits), [1.03972077084, 1.09861228867, 0.0, 0.69314718056])
+
+
+def test_masked_mean() -> None:
+    x = f64([[1.0, 2.0, 50.0], [6.0, NAN, NAN]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    same(functional.masked_mean(x, mask), 3.0)
+
+
+def test_masked_mean_of_nothing_is_nan() -> None:
+    assert torch.isnan(functional.masked_mean(f64([[1.0, 2.0]]), torch.tensor([[False, False]])))
+
+
+def test_masked_moments_are_count_sum_and_sum_of_squares_in_float64() -> None:
+    x = torch.tensor([[1.0, -2.0, 9.0], [4.0, 9.0, 9.0]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    moments = functional.masked_moments(x, mask)
+    assert moments.dtype == torch.float64
+    same(moments, [3.0, 3.0, 21.0])
+
+
+def test_whiten() -> None:
+    # 1, 3, 5: mean 3, unbiased variance (4 + 0 + 4)/2 = 4, deviation 2 (eps 0 leaves it at that).
+    x = f64([[1.0, 3.0, 77.0], [5.0, NAN, 77.0]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    moments = f64([3.0, 9.0, 35.0])
+    same(functional.whiten(x, mask, moments, eps=0.0), [[-1.0, 0.0, 0.0], [1.0, 0.0, 0.0]])
+    same(functional.whiten(x, mask, moments, eps=0.0, shift_mean=False), [[2.0, 3.0, 0.0], [4.0, 0.0, 0.0]])
+
+
+def test_whiten_adds_eps_to_the_variance() -> None:
+    # Variance 4 with eps 5 divides by √9 = 3.
+    x, mask = f64([1.0, 3.0, 5.0]), torch.tensor([True, True, True])
+    same(functional.whiten(x, mask, f64([3.0, 9.0, 35.0]), eps=5.0), [-0.666666666667, 0.0, 0.666666666667])
+
+
+def test_whiten_by_the_moments_of_a_larger_batch() -> None:
+    # Here 1 and 5 of the batch 1, 5, 3, 3 (another process holds 3, 3): mean 3, unbiased variance 8/3.
+    x, mask = f64([1.0, 5.0]), torch.tensor([True, True])
+    same(functional.whiten(x, mask, f64([4.0, 12.0, 44.0]), eps=0.0), [-1.22474487139, 1.22474487139])
+
+
+def test_whiten_of_a_single_element_is_zero_or_its_mean() -> None:
+    x, mask = f64([[7.0, NAN]]), torch.tensor([[True, False]])
+    moments = f64([1.0, 7.0, 49.0])
+    same(functional.whiten(x, mask, moments), [[0.0, 0.0]])
+    same(functional.whiten(x, mask, moments, shift_mean=False), [[7.0, 0.0]])
+
+
+def test_kl_penalty() -> None:
+    # π twice, half and once as likely as π_ref: k1 = log 2, −log 2, 0; k3 = 1/2 − 1 + log 2, 2 − 1 − log 2, 0.
+    logprobs, ref_logprobs = f64([[-1.0, -2.0, -3.0]]), f64([[-1.0 - LN2, -2.0 + LN2, -3.0]])
+    same(functional.kl_penalty(logprobs, ref_logprobs, estimator="k1"), [[LN2, -LN2, 0.0]])
+    same(functional.kl_penalty(logprobs, ref_logprobs, estimator="k3"), [[0.19314718056, 0.30685281944, 0.0]])
+
+
+@pytest.mark.parametrize("estimator", ["k2", "full", "K1", ""])
+def test_kl_penalty_refuses_other_estimators(estimator: str) -> None:
+    with pytest.raises(ValueError, match="k1"):
+        functional.kl_penalty(f64([[0.0]]), f64([[0.0]]), estimator=estimator)
+
+
+def test_last_token() -> None:
+    mask = torch.tensor([[True, False, False], [True, True, True], [True, True, False]])
+    assert functional.last_token(mask).tolist() == [0, 2, 1]
+
+
+def test_shape_scores() -> None:
+    scores = f64([-7.0, -0.5, 0.0, 2.0, 2.5])
+    same(functional.shape_scores(scores, clip=2.0), [-2.0, -0.5, 0.0, 2.0, 2.0])
+    same(functional.shape_scores(scores, clip=None), [-7.0, -0.5, 0.0, 2.0, 2.5])
+
+
+def test_missing_eos_penalty() -> None:
+    scores, ended = f64([1.0, 1.0, -4.0, -4.0]), torch.tensor([True, False, True, False])
+    same(functional.missing_eos_penalty(scores, ended, penalty=1.5), [1.0, -0.5, -4.0, -5.5])
+    same(functional.missing_eos_penalty(scores, ended, penalty=None), [1.0, 1.0, -4.0, -4.0])
+
+
+def test_token_rewards_puts_the_score_on_the_last_real_token_only() -> None:
+    kl = f64([[0.5, -1.0, 2.0], [1.0, 3.0, NAN], [4.0, NAN, NAN]])
+    mask = torch.tensor([[True, True, True], [True, True, False], [True, False, False]])
+    same(
+        functional.token_rewards(f64([10.0, 20.0, -30.0]), kl, mask, kl_coef=0.1),
+        [[-0.05, 0.1, 9.8], [-0.1, 19.7, 0.0], [-30.4, 0.0, 0.0]],
+    )
+
+
+def test_gae() -> None:
+    # γ = λ = 1/2. Row 1: δ = (1 + ½·2 − 4, 2 + ½·6 − 2, 3 − 6) = (−2, 3, −3); Â = (−2 + ¼·2.25, 3 − ¼·3, −3).
+    # Row 2 ends a step earlier: δ = (0 + ½·4 − 1, 5 − 4) = (1, 1); Â = (1 + ¼, 1).
+    rewards = f64([[1.0, 2.0, 3.0], [0.0, 5.0, NAN]])
+    values = f64([[4.0, 2.0, 6.0], [1.0, 4.0, NAN]])
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    advantages, returns = functional.gae(rewards, values, mask, gamma=0.5, lam=0.5)
+    same(advantages, [[-1.4375, 2.25, -3.0], [1.25, 1.0, 0.0]])
+    same(returns, [[2.5625, 4.25, 3.0], [2.25, 5.0, 0.0]])
+
+
+def test_gae_tells_gamma_from_lambda() -> None:
+    # γ = ½, λ = 1/10: δ = (1 + ½·4 − 2, 3 − 4) = (1, −1); Â_0 = 1 + ½·1/10·(−1).
+    rewards, values, mask = f64([[1.0, 3.0]]), f64([[2.0, 4.0]]), torch.tensor([[True, True]])
+    advantages, returns = functional.gae(rewards, values, mask, gamma=0.5, lam=0.1)
+    same(advantages, [[0.95, -1.0]])
+    same(returns, [[2.95, 3.0]])
+
+
+def test_clipped_policy_loss() -> None:
+    # ε = 0.2. ratio:      2       2       1/2      1/2      1.1          0.9         2
+    # advantage:           3      −3       3       −3        3           −3          0
+    # objective:         1.2·3   2·−3    0.5·3   0.8·−3   1.1·3       0.9·−3         0
+    ratio, advantages = f64([[2.0, 2.0, 0.5, 0.5, 1.1, 0.9, 2.0]]), f64([[3.0, -3.0, 3.0, -3.0, 3.0, -3.0, 0.0]])
+    old = f64([[-4.0, -3.0, -2.0, -1.0, -0.5, -5.0, -6.0]])
+    loss, clipped = functional.clipped_policy_loss(old + ratio.log(), old, advantages, cliprange=0.2)
+    same(loss, [[-3.6, 6.0, -1.5, 2.4, -3.3, 2.7, 0.0]])
+    assert clipped.tolist() == [[True, False, False, True, False, False, False]]
+
+
+def test_clipped_value_loss() -> None:
+    # ε = 0.5. V:     2        2       0.4       2       2      2
+    # V_old:          1        1       0         1       1      1
+    # R:              3        0       1         1.5     1.75   2
+    # kept V:         1.5      1.5     0.4       1.5     1.5    1.5
+    # errors:       1, 2.25  4, 2.25  0.36 ×2  0.25, 0  1/16×2  0, 0.25
+    values, old_values = f64([[2.0, 2.0, 0.4, 2.0, 2.0, 2.0]]), f64([[1.0, 1.0, 0.0, 1.0, 1.0, 1.0]])
+    returns = f64([[3.0, 0.0, 1.0, 1.5, 1.75, 2.0]])
+    loss, clipped = functional.clipped_value_loss(values, old_values, returns, cliprange=0.5)
+    same(loss, [[1.125, 2.0, 0.18, 0.125, 0.03125, 0.125]])
+    assert clipped.tolist() == [[True, False, False, False, False, True]]
+
+
+def test_clipped_value_loss_clips_downward_too() -> None:
+    loss, clipped = functional.clipped_value_loss(f64([[-2.0]]), f64([[0.0]]), f64([[-3.0]]), cliprange=0.5)
+    same(loss, [[3.125]])
+    assert clipped.tolist() == [[True]]
+
+
+def test_value_loss_without_a_clip_range_is_half_the_squared_error() -> None:
+    loss, clipped = functional.clipped_value_loss(
+        f64([[2.0, 5.0]]), f64([[-9.0, 9.0]]), f64([[3.0, 1.0]]), cliprange=None
+    )
+    same(loss, [[0.5, 8.0]])
+    assert clipped.tolist() == [[False, False]]
+
+
+def test_aggregate_divides_by_the_tokens_of_the_minibatch() -> None:
+    loss = f64([[1.0, 2.0, NAN], [6.0, NAN, NAN]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    same(functional.aggregate(loss, mask, tokens=mask.sum()), 3.0)
+    same(functional.aggregate(loss, mask, tokens=12.0), 0.75)
+
+
+def test_approx_kl() -> None:
+    # ρ = 2 and ½: 2 − 1 − log 2 and ½ − 1 + log 2, whose mean is ¼.
+    logprobs, old_logprobs = f64([[-1.0, -2.0, NAN]]), f64([[-1.0 - LN2, -2.0 + LN2, NAN]])
+    same(functional.approx_kl(logprobs, old_logprobs, torch.tensor([[True, True, False]])), 0.25)
+
+
+def test_approx_kl_takes_its_samples_from_the_old_policy() -> None:
+    # ρ = 2 alone: ρ − 1 − log ρ = 0.3069; the other direction would give ½ − 1 + log 2 = 0.1931.
+    same(functional.approx_kl(f64([[0.0]]), f64([[-LN2]]), torch.tensor([[True]])), 0.30685281944)
+
+
+def test_explained_variance() -> None:
+    # R = 0, 2, 4 (variance 8/3) and R − V = 0, 1, 2 (variance 2/3): 1 − 1/4. A constant offset of V costs nothing.
+    returns, mask = f64([[0.0, 2.0, 4.0, NAN]]), torch.tensor([[True, True, True, False]])
+    same(functional.explained_variance(f64([[0.0, 1.0, 2.0, NAN]]), returns, mask), 0.75)
+    same(functional.explained_variance(f64([[5.0, 6.0, 7.0, NAN]]), returns, mask), 0.75)
+    same(functional.explained_variance(f64([[4.0, 2.0, 0.0, NAN]]), returns, mask), -3.0)
+
+
+def test_explained_variance_of_returns_that_do_not_vary_is_nan() -> None:
+    constant = f64([[2.0, 2.0]])
+    assert torch.isnan(functional.explained_variance(f64([[1.0, 3.0]]), constant, torch.tensor([[True, True]])))
+
+
+@pytest.mark.parametrize(
+    ("kl", "wanted"),
+    [
+        (6.0, 0.2),  # on target
+        (6.6, 0.2 * (1 + 0.1 * 0.0064)),  # 10% above it, 64 of 10 000 episodes
+        (5.4, 0.2 * (1 - 0.1 * 0.0064)),
+        (60.0, 0.2 * (1 + 0.2 * 0.0064)),  # held at 20%
+        (-1.0, 0.2 * (1 - 0.2 * 0.0064)),
+    ],
+)
+def test_adaptive_kl(kl: float, wanted: float) -> None:
+    controller = AdaptiveKL(kl_coef=0.2, kl_target=6.0, kl_horizon=10_000).update(kl, 64)
+    same(controller.kl_coef, wanted)
+    assert (controller.kl_target, controller.kl_horizon) == (6.0, 10_000)
+
+
+def test_fixed_kl_stays() -> None:
+    assert FixedKL(0.05).update(100.0, 64) == FixedKL(0.05)
+
+
+def test_kl_controller_adapts_only_to_a_target() -> None:
+    assert kl_controller(kl_coef=0.1, kl_target=None, kl_horizon=10_000) == FixedKL(0.1)
+    assert kl_controller(kl_coef=0.1, kl_target=6.0, kl_horizon=500) == AdaptiveKL(0.1, 6.0, 500)

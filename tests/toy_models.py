@@ -1,0 +1,95 @@
+"""A toy SFT policy, a PPO policy near it and a reward model, on the disk, for tests that need three that fit together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerBase
+
+from rlhf_zoo.models import set_score_statistics
+from rlhf_zoo.tokenizer import train_tokenizer
+
+__all__ = ["CONTEXT", "MARKUP", "TRIGGER", "Toys", "save_toys"]
+
+CONTEXT = 96
+# What both policies write after TRIGGER, whatever they are asked: a browser that took it for markup would run it.
+TRIGGER, MARKUP = "<i>", "<img src=x onerror=window.ran=1><script>window.ran=1</script>"
+LINES = [
+    "the camera takes sharp pictures and the battery lasts long",
+    "the screen is bright and the sound is clear",
+    "it is heavy but the price is fair and the camera is good",
+    "the battery is weak and the menu is slow",
+]
+WORDS = sorted({word for line in LINES for word in line.split()})
+
+
+@dataclass(frozen=True)
+class Toys:
+    """Three folders, each a checkpoint with its tokenizer."""
+
+    sft: Path
+    ppo: Path
+    reward: Path
+
+
+def save_toys(folder: Path) -> Toys:
+    """The same weights every time."""
+    tokenizer = train_tokenizer(LINES * 4, vocab_size=380, max_length=CONTEXT)
+    tokenizer.add_tokens([TRIGGER, MARKUP])
+    toys = Toys(folder / "sft", folder / "ppo", folder / "reward")
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        policy = _policy(tokenizer)
+        policy.save_pretrained(toys.sft)
+        with torch.no_grad():
+            for word in ("good", "sharp", "clear", "bright"):
+                policy.lm_head.weight[_word(tokenizer, word), 0] += 0.35
+        policy.save_pretrained(toys.ppo)
+        reward = LlamaForSequenceClassification(_config(tokenizer, num_labels=1, initializer_range=0.3))
+        set_score_statistics(reward, mean=0.1, std=0.5, over="nothing: a toy")
+        reward.save_pretrained(toys.reward)
+    for path in (toys.sft, toys.ppo, toys.reward):
+        tokenizer.save_pretrained(path)
+    return toys
+
+
+def _config(tokenizer: PreTrainedTokenizerBase, **fields) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=CONTEXT,
+        pad_token_id=tokenizer.pad_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        tie_word_embeddings=False,
+        **fields,
+    )
+
+
+def _policy(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+    """Random weights, but dimension 0 of every embedding is constant, which makes it a bias of the head."""
+    policy = LlamaForCausalLM(_config(tokenizer, initializer_range=0.1)).eval()
+    trigger, markup = tokenizer.convert_tokens_to_ids([TRIGGER, MARKUP])
+    embedding, head = policy.model.embed_tokens.weight, policy.lm_head.weight
+    with torch.no_grad():
+        embedding[:, 0] = 1.0
+        head[:, 0] = -1.0
+        for word in WORDS:
+            head[_word(tokenizer, word), 0] = 1.3
+        head[tokenizer.eos_token_id, 0] = 0.9
+        embedding[trigger, 1] = 50.0
+        embedding[:, 1][torch.arange(len(tokenizer)) != trigger] = 0.0
+        head[:, 1] = 0.0
+        head[markup, 1] = 8.0
+    return policy
+
+
+def _word(tokenizer: PreTrainedTokenizerBase, word: str) -> int:
+    """The token that begins " word"; the lines repeat often enough that it is all of it."""
+    return tokenizer(f" {word}")["input_ids"][0]

@@ -1,0 +1,260 @@
+"""The run directory survives kills, and refuses what it cannot go on with."""
+
+import json
+import math
+import multiprocessing
+import os
+import signal
+import string
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_zoo import record
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.record import StageRecord, checkpoint_step, fingerprint, first_difference, write_json, write_text
+
+
+def checkpoint(stage: StageRecord, step: int, *, complete: bool = True) -> Path:
+    path = stage.checkpoint_path(step)
+    (path / "critic").mkdir(parents=True)
+    (path / "model.safetensors").write_bytes(b"weights")
+    (path / "critic" / "model.safetensors").write_bytes(b"critic")
+    if complete:
+        stage.mark_complete(path)
+    return path
+
+
+# run.json
+
+
+def test_write_merges_and_reading_creates_nothing(tmp_path):
+    stage = StageRecord(tmp_path / "runs" / "ppo")
+    assert stage.read() == {} and stage.metrics() == [] and stage.checkpoints() == []
+    assert stage.last_checkpoint() is None and stage.remove_incomplete() == []
+    assert not stage.path.exists()
+    stage.write(stage="ppo", status="running", parents={"sft": {"repo": "local/x-sft"}})
+    created = stage.read()["created"]
+    document = stage.write(status="finished")
+    assert document == stage.read() == json.loads(stage.run_file.read_text())
+    assert document["schema"] == 1 and document["stage"] == "ppo" and document["status"] == "finished"
+    assert document["created"] == created
+    assert list(stage.path.iterdir()) == [stage.run_file]
+
+
+def test_unreadable_records_are_refused(tmp_path):
+    stage = StageRecord(tmp_path)
+    for content, message in [("{", "not valid JSON"), ("[]", "JSON object"), ('{"schema": 2}', "schema 2")]:
+        stage.run_file.write_text(content)
+        with pytest.raises(ZooError, match=message):
+            stage.read()
+
+
+def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "run.json"
+    write_json(path, {"a": 1})
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(record.os, "fsync", full)
+    with pytest.raises(ZooError, match=r"run\.json could not be written \(No space left on device\)"):
+        write_json(path, {"a": 2})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_replacing_keeps_permissions_and_new_files_follow_umask(tmp_path):
+    path = tmp_path / "card.md"
+    old = os.umask(0o022)
+    try:
+        write_text(path, "a")
+        assert path.stat().st_mode & 0o777 == 0o644
+        path.chmod(0o600)
+        write_text(path, "b")
+        assert path.stat().st_mode & 0o777 == 0o600
+    finally:
+        os.umask(old)
+
+
+def _write_for_ever(path: str) -> None:
+    stage = StageRecord(path)
+    size = 0
+    while True:
+        size += 1
+        stage.write(payload="x" * (size % 50_000), size=size % 50_000)
+        stage.append_metrics({"step": size, "text": "y" * 5_000})
+
+
+def test_sigkill_leaves_whole_documents(tmp_path):
+    process = multiprocessing.get_context("spawn").Process(target=_write_for_ever, args=(str(tmp_path),))
+    process.start()
+    stage = StageRecord(tmp_path)
+    while len(stage.metrics()) < 20:
+        assert process.is_alive()
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    document = stage.read()
+    assert len(document["payload"]) == document["size"]
+    steps = [row["step"] for row in stage.metrics()]
+    assert steps == list(range(1, len(steps) + 1))
+    stage.remove_incomplete()
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "metrics.jsonl"}
+
+
+# metrics.jsonl
+
+
+def test_metrics_round_trip_is_strict_json(tmp_path):
+    stage = StageRecord(tmp_path)
+    stage.append_metrics({"step": 1, "objective/kl": np.float32(0.5), "loss": math.nan, "episodes": np.int64(64)})
+    stage.append_metrics({"step": 2, "loss": -math.inf, "time": "then"})
+    first, second = stage.metrics()
+    assert first.pop("time").endswith("+00:00")
+    assert first == {"step": 1, "objective/kl": 0.5, "loss": None, "episodes": 64}
+    assert second == {"step": 2, "time": "then", "loss": None}
+    assert not {"NaN", "Infinity"} & set(stage.metrics_file.read_text().replace("-", " ").split())
+
+
+@pytest.mark.parametrize("row", [{}, {"step": None}, {"step": 1.0}, {"step": True}])
+def test_a_row_needs_an_integer_step(tmp_path, row):
+    with pytest.raises(ValueError, match="integer step"):
+        StageRecord(tmp_path).append_metrics(row)
+    assert not (tmp_path / "metrics.jsonl").exists()
+
+
+@given(cut=st.integers(min_value=0), text=st.text(max_size=5))
+@settings(deadline=None, max_examples=60)
+def test_a_tail_torn_anywhere_is_dropped_and_written_over(tmp_path_factory, cut, text):
+    stage = StageRecord(tmp_path_factory.mktemp("torn"))
+    for step in (1, 2, 3):
+        stage.append_metrics({"step": step, "text": text, "time": "t"})
+    content = stage.metrics_file.read_bytes()
+    content = content[: cut % (len(content) + 1)]
+    stage.metrics_file.write_bytes(content)
+    # A line is whole without its newline: no proper prefix of a JSON object is a JSON object.
+    whole = content.count(b"\n") + content.endswith(b"}")
+    assert [row["step"] for row in stage.metrics()] == [1, 2, 3][:whole]
+    stage.append_metrics({"step": 9})
+    assert [row["step"] for row in stage.metrics()] == [*[1, 2, 3][:whole], 9]
+    assert all(json.loads(line) for line in stage.metrics_file.read_text(encoding="utf-8").splitlines() if line)
+
+
+def test_a_bad_line_elsewhere_is_not_skipped(tmp_path):
+    stage = StageRecord(tmp_path)
+    stage.metrics_file.write_text('{"step": 1}\nnoise\n{"step": 2}\n')
+    with pytest.raises(ZooError, match=r"Line 2 of .*metrics\.jsonl"):
+        stage.metrics()
+
+
+def test_truncated_metrics_hold_no_row_twice_after_resuming(tmp_path):
+    stage = StageRecord(tmp_path)
+    stage.truncate_metrics(0)
+    assert not stage.metrics_file.exists()
+    for step in range(1, 6):
+        stage.append_metrics({"step": step})
+    with open(stage.metrics_file, "ab") as file:
+        file.write(b'{"step": 6, "lo')
+    stage.truncate_metrics(3)
+    for step in range(4, 6):
+        stage.append_metrics({"step": step})
+    assert [row["step"] for row in stage.metrics()] == [1, 2, 3, 4, 5]
+
+
+# checkpoints
+
+
+def test_checkpoints_are_complete_and_sorted_by_number(tmp_path):
+    stage = StageRecord(tmp_path)
+    for step in (10, 9, 100):
+        checkpoint(stage, step)
+    torn = checkpoint(stage, 200, complete=False)
+    (tmp_path / "checkpoint-x").mkdir()
+    (tmp_path / "checkpoint-300").write_text("a file")
+    assert [path.name for path in stage.checkpoints()] == ["checkpoint-9", "checkpoint-10", "checkpoint-100"]
+    assert stage.last_checkpoint() == tmp_path / "checkpoint-100"
+    assert stage.remove_incomplete() == [torn]
+    assert not torn.exists() and (tmp_path / "checkpoint-x").exists() and len(stage.checkpoints()) == 3
+
+
+def test_the_marker_is_written_last(tmp_path, monkeypatch):
+    stage = StageRecord(tmp_path)
+    path = checkpoint(stage, 1, complete=False)
+    synced = []
+    sync = os.fsync
+    monkeypatch.setattr(record.os, "fsync", lambda fd: (synced.append((path / "COMPLETE").exists()), sync(fd)))
+    stage.mark_complete(path)
+    assert (path / "COMPLETE").is_file()
+    assert synced[:4] == [False] * 4 and synced[-1] is True
+
+
+def test_only_checkpoints_are_marked(tmp_path):
+    with pytest.raises(ValueError, match="checkpoint-N"):
+        StageRecord(tmp_path).mark_complete(tmp_path)
+    assert checkpoint_step("runs/x/checkpoint-40") == 40
+
+
+def test_clear_takes_only_what_is_the_records(tmp_path):
+    stage = StageRecord(tmp_path)
+    stage.clear()
+    stage.write(stage="ppo")
+    stage.append_metrics({"step": 1})
+    checkpoint(stage, 1)
+    (tmp_path / "notes.txt").write_text("mine")
+    stage.clear()
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+# fingerprints
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(string.ascii_lowercase, max_size=3)
+SETTINGS = st.dictionaries(
+    st.sampled_from(["a", "b", "c"]),
+    st.recursive(LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from("xy"), inner)),
+)
+
+
+@given(a=SETTINGS, b=SETTINGS)
+@settings(deadline=None)
+def test_fingerprints_differ_exactly_where_a_difference_is_named(a, b):
+    key = first_difference(a, b)
+    assert (key is None) == (fingerprint(a) == fingerprint(b))
+    assert key == first_difference(b, a)
+
+
+def test_fingerprint_golden_and_equalities():
+    assert fingerprint({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"  # sha256 of "{}"
+    assert fingerprint({"a": 1.0, "b": (1, 2)}) == fingerprint({"b": [1, 2], "a": 1})
+    assert fingerprint({"a": 1}) != fingerprint({"a": True}) != fingerprint({"a": "1"})
+    assert fingerprint({"a": math.inf}) != fingerprint({"a": None})
+    assert fingerprint({"a": Path("x"), "s": {"q", "p"}}) == fingerprint({"a": "x", "s": ["p", "q"]})
+    with pytest.raises(TypeError, match="object cannot be written as JSON"):
+        fingerprint({"a": object()})
+
+
+def test_first_difference_names_nested_keys():
+    assert first_difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}) == "a.c"
+    assert first_difference({"a": 1, "b": 2}, {"a": 1}) == "b"
+    assert first_difference({"a": None}, {}) == "a"
+
+
+def test_check_fingerprint(tmp_path):
+    stage = StageRecord(tmp_path)
+    resolved = {"kl_coef": 0.1, "max_grad_norm": math.inf, "model": {"hidden_size": 128}}
+    stage.check_fingerprint(resolved, recipe="tiny-world")
+    stage.write(stage="ppo", recipe="tiny-world", fingerprint=fingerprint(resolved), resolved=resolved)
+    stage.check_fingerprint(dict(reversed(resolved.items())), recipe="tiny-world")
+    with pytest.raises(ZooError, match=r"kl_coef = 0\.1, and this one has 0\.3.*--restart"):
+        stage.check_fingerprint({**resolved, "kl_coef": 0.3})
+    with pytest.raises(ZooError, match=r"model\.hidden_size = 128, and this one has nothing.*--restart"):
+        stage.check_fingerprint({**resolved, "model": {}})
+    with pytest.raises(ZooError, match=r"recipe 'tiny-world', not of 'product-remarks'.*--restart"):
+        stage.check_fingerprint(resolved, recipe="product-remarks")
+    stage.write(fingerprint="0" * 64)
+    with pytest.raises(ZooError, match="does not fit its settings"):
+        stage.check_fingerprint(resolved)

@@ -1,0 +1,406 @@
+"""Sampling: which tokens come out depends on the model, the prompt and the row's own random stream, on nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+from rlhf_zoo.sampling import Samples, _draw, left_pad, response_logits, sample, token_logprobs
+
+VOCABULARY, PAD, EOS = 17, 0, 1
+SEED = 7
+PROMPTS = [[5], [3, 9, 4], [2, 2], [16, 8, 7, 6, 5, 4, 3], [9, 1, 9], [12, 13], [4, 0, 4, 0], [11]]
+KEYS = [(0, index) for index in range(len(PROMPTS))]
+
+
+def _llama() -> PreTrainedModel:
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=16,
+            intermediate_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.25,
+            bos_token_id=None,
+            eos_token_id=EOS,
+        )
+    )
+
+
+def _gpt2() -> PreTrainedModel:
+    return GPT2LMHeadModel(
+        GPT2Config(
+            vocab_size=VOCABULARY,
+            n_embd=16,
+            n_layer=2,
+            n_head=4,
+            n_positions=64,
+            initializer_range=0.25,
+            bos_token_id=None,
+            eos_token_id=EOS,
+        )
+    )
+
+
+@pytest.fixture(scope="module", params=[_llama, _gpt2], ids=["llama", "gpt2"])
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return request.param().eval()
+
+
+def draw(
+    model: PreTrainedModel,
+    prompts: Sequence[list[int]] = PROMPTS,
+    *,
+    keys: Sequence[tuple[int, ...]] = KEYS,
+    seed: int = SEED,
+    max_new_tokens: int = 12,
+    stop_ids: Sequence[int] = (EOS,),
+    pad_id: int = PAD,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+) -> Samples:
+    return sample(
+        model,
+        prompts,
+        keys=keys,
+        seed=seed,
+        max_new_tokens=max_new_tokens,
+        stop_ids=stop_ids,
+        pad_id=pad_id,
+        temperature=temperature,
+        top_p=top_p,
+    )
+
+
+def close(got: Tensor, wanted: Tensor) -> None:
+    """Two float32 passes over the same tokens, with and without cache and padding, differ by rounding: 5e-6 at most."""
+    torch.testing.assert_close(got, wanted, rtol=0.0, atol=1e-5)
+
+
+def alone(model: PreTrainedModel, prompt: list[int], completion: list[int], *, temperature: float = 1.0) -> Tensor:
+    """log-softmax before each completion token from one plain pass: no padding, no cache. (T, V)."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([prompt + completion])).logits[0]
+    return (logits[len(prompt) - 1 : -1].double() / temperature).log_softmax(-1)
+
+
+def first_token(model: PreTrainedModel, prompt: list[int], *, temperature: float = 1.0) -> Tensor:
+    """Probabilities of the first completion token: (V,)."""
+    return alone(model, prompt, [0], temperature=temperature)[0].exp()
+
+
+def same_rows(got: Samples, wanted: Samples) -> None:
+    assert got.token_lists() == wanted.token_lists()
+    assert got.ended.tolist() == wanted.ended.tolist()
+    for one, other in zip(got.logprobs, wanted.logprobs, strict=True):
+        width = min(len(one), len(other))
+        close(one[:width], other[:width])
+
+
+# ---- what decides a row
+
+
+def test_the_order_of_rows_does_not_matter(model: PreTrainedModel) -> None:
+    order = [3, 0, 7, 5, 1, 6, 2, 4]
+    shuffled = draw(model, [PROMPTS[i] for i in order], keys=[KEYS[i] for i in order])
+    same_rows(shuffled, draw(model).rows(torch.tensor(order)))
+
+
+def test_a_row_does_not_depend_on_its_neighbours_or_on_the_width_of_its_padding(model: PreTrainedModel) -> None:
+    together = draw(model)
+    for i, (prompt, key) in enumerate(zip(PROMPTS, KEYS, strict=True)):
+        same_rows(draw(model, [prompt], keys=[key]), together.rows(slice(i, i + 1)))
+    wide = draw(model, [*PROMPTS, [3] * 30], keys=[*KEYS, (9, 9)])
+    assert wide.prompt_ids.shape[1] == 30
+    same_rows(wide.rows(slice(0, len(PROMPTS))), together)
+
+
+def test_what_stands_in_the_padding_does_not_matter(model: PreTrainedModel) -> None:
+    same_rows(draw(model, pad_id=11), draw(model))
+
+
+def test_the_stream_is_a_function_of_seed_and_key_alone(model: PreTrainedModel) -> None:
+    prompts = [[5, 3]] * 6
+    keys = [(0, 4), (1, 4), (0, 4), (4, 0), (0, 5), (2**31, 4)]
+    rows = draw(model, prompts, keys=keys).token_lists()
+    assert rows[0] == rows[2]
+    assert len({tuple(row) for row in rows}) == 5
+    other_seed = draw(model, prompts, keys=keys, seed=SEED + 1).token_lists()
+    assert all(a != b for a, b in zip(rows, other_seed, strict=True))
+
+
+def test_keys_of_different_lengths_have_different_streams(model: PreTrainedModel) -> None:
+    # NumPy's SeedSequence takes [s, 3] and [s, 3, 0] for the same entropy.
+    keys = [(3,), (3, 0), (3, 0, 0), (0, 3)]
+    rows = draw(model, [[5, 3]] * len(keys), keys=keys, stop_ids=[]).token_lists()
+    assert len({tuple(row) for row in rows}) == len(keys)
+
+
+def test_torch_s_generator_is_neither_read_nor_moved(model: PreTrainedModel) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        before = torch.get_rng_state()
+        one = draw(model)
+        assert torch.equal(torch.get_rng_state(), before)
+        torch.manual_seed(2)
+        same_rows(draw(model), one)
+
+
+def test_a_smaller_budget_gives_a_prefix_of_the_same_tokens(model: PreTrainedModel) -> None:
+    long, short = draw(model, max_new_tokens=12), draw(model, max_new_tokens=5)
+    assert short.token_lists() == [tokens[:5] for tokens in long.token_lists()]
+
+
+# ---- ends
+
+
+def test_the_mask_runs_up_to_and_including_the_first_stop_token(model: PreTrainedModel) -> None:
+    stops = [EOS, 6, 14]
+    prompts, keys = PROMPTS * 4, [(1, i) for i in range(4 * len(PROMPTS))]
+    samples = draw(model, prompts, keys=keys, stop_ids=stops, max_new_tokens=6)
+    assert samples.ended.any()
+    assert not samples.ended.all()
+    for row, tokens in enumerate(samples.token_lists()):
+        assert samples.mask[row].tolist() == [t < len(tokens) for t in range(samples.mask.shape[1])]
+        assert not set(tokens[:-1]) & set(stops)
+        assert bool(samples.ended[row]) == (tokens[-1] in stops)
+        assert samples.ended[row] or len(tokens) == 6
+    assert (samples.completion_ids[~samples.mask] == PAD).all()
+    assert (samples.logprobs[~samples.mask] == 0).all()
+    assert (samples.logprobs[samples.mask] < 0).all()
+
+
+def test_a_sampled_pad_token_is_a_token_like_any_other(model: PreTrainedModel) -> None:
+    samples = draw(model, [[5]] * 40, keys=[(2, i) for i in range(40)])
+    inner = (samples.completion_ids == PAD) & samples.mask
+    assert inner[:, :-1].any()
+    assert (samples.logprobs[inner] < 0).all()
+
+
+def test_nothing_ends_without_stop_tokens(model: PreTrainedModel) -> None:
+    samples = draw(model, stop_ids=[], max_new_tokens=9)
+    assert samples.mask.shape == (len(PROMPTS), 9)
+    assert samples.mask.all()
+    assert not samples.ended.any()
+
+
+def test_finished_rows_leave_the_batch(model: PreTrainedModel) -> None:
+    sizes: list[int] = []
+    hook = model.register_forward_pre_hook(
+        lambda _, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
+    try:
+        samples = draw(model, PROMPTS * 2, keys=[(3, i) for i in range(2 * len(PROMPTS))], stop_ids=[EOS, 6, 14, 3, 8])
+    finally:
+        hook.remove()
+    assert sizes == samples.mask.sum(0).tolist()
+    assert sizes[-1] < sizes[0] == 2 * len(PROMPTS)
+
+
+def test_sampling_stops_with_the_last_row(model: PreTrainedModel) -> None:
+    samples = draw(model, stop_ids=range(VOCABULARY))
+    assert samples.mask.shape == (len(PROMPTS), 1)
+    assert samples.ended.all()
+
+
+# ---- log-probabilities
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6, 1.7])
+def test_logprobs_are_those_of_a_full_pass(model: PreTrainedModel, temperature: float) -> None:
+    samples = draw(model, temperature=temperature)
+    assert samples.logprobs.dtype == torch.float32
+    again = token_logprobs(model, samples, temperature=temperature)
+    close(again, samples.logprobs)
+    for row, tokens in enumerate(samples.token_lists()):
+        logps = alone(model, PROMPTS[row], tokens, temperature=temperature)
+        exact = logps.gather(1, torch.tensor(tokens).unsqueeze(1)).squeeze(1).float()
+        close(samples.logprobs[row, : len(tokens)], exact)
+
+
+def test_token_logprobs_do_not_depend_on_batches_or_padding(model: PreTrainedModel) -> None:
+    samples = draw(model)
+    whole = token_logprobs(model, samples)
+    assert (whole[~samples.mask] == 0).all()
+    for size in (1, 3, 64):
+        close(token_logprobs(model, samples, batch_size=size), whole)
+    # Wider on both sides, with a real token's id in the padding.
+    pad = torch.full((len(PROMPTS), 5), 9)
+    off = torch.zeros_like(pad, dtype=torch.bool)
+    wide = Samples(
+        prompt_ids=torch.cat([pad, samples.prompt_ids.masked_fill(~samples.prompt_mask, 9)], 1),
+        prompt_mask=torch.cat([off, samples.prompt_mask], 1),
+        completion_ids=torch.cat([samples.completion_ids.masked_fill(~samples.mask, 9), pad], 1),
+        mask=torch.cat([samples.mask, off], 1),
+        logprobs=torch.cat([samples.logprobs, off.float()], 1),
+        ended=samples.ended,
+    )
+    got = token_logprobs(model, wide)
+    close(got[:, : whole.shape[1]], whole)
+    assert (got[:, whole.shape[1] :] == 0).all()
+
+
+def test_response_logits_are_the_rows_that_predict_the_response_and_carry_gradients(model: PreTrainedModel) -> None:
+    samples = draw(model)
+    logits = response_logits(model, samples, temperature=0.5)
+    assert logits.shape == (*samples.mask.shape, VOCABULARY)
+    assert logits.requires_grad
+    for row, tokens in enumerate(samples.token_lists()):
+        exact = alone(model, PROMPTS[row], tokens, temperature=0.5).float()
+        close(logits[row, : len(tokens)].log_softmax(-1).detach(), exact)
+
+
+# ---- the distribution
+
+
+def test_a_draw_inverts_the_cumulative_distribution() -> None:
+    # A quarter each but for the first token, which has probability 0 and is not drawn even by a uniform number of 0.
+    uniform = torch.tensor([0.0, 0.2499, 0.25, 0.5, 0.7499, 0.75, 1 - 2**-53], dtype=torch.float64)
+    logits = torch.tensor([[-torch.inf, 0.0, 0.0, 0.0, 0.0]]).expand(len(uniform), 5)
+    assert _draw(logits, uniform, 1.0).tolist() == [1, 1, 2, 3, 3, 4, 4]
+
+
+DRAWS = 4000
+# Under the right distribution the statistic has at most 16 degrees of freedom: P(χ² > 60) < 1e-6.
+CHI_SQUARE = 60.0
+
+
+def chi_square(tokens: Tensor, probabilities: Tensor) -> float:
+    """Pearson's statistic of the counts against the probabilities; tokens expected less than 5 times form one cell."""
+    counts = np.bincount(tokens.numpy(), minlength=len(probabilities))
+    expected = probabilities.numpy() * len(tokens)
+    rare = expected < 5
+    counts = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    if expected[-1] < 5:
+        counts, expected = counts[:-1], expected[:-1]
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def first_tokens(model: PreTrainedModel, prompt: list[int], *, temperature: float = 1.0, top_p: float = 1.0) -> Samples:
+    keys = [(4, i) for i in range(DRAWS)]
+    prompts = [prompt] * DRAWS
+    return draw(model, prompts, keys=keys, max_new_tokens=1, stop_ids=[], temperature=temperature, top_p=top_p)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 1.5])
+def test_the_first_token_follows_the_softmax_at_the_temperature(model: PreTrainedModel, temperature: float) -> None:
+    tokens = first_tokens(model, [3, 9, 4], temperature=temperature).completion_ids[:, 0]
+    assert chi_square(tokens, first_token(model, [3, 9, 4], temperature=temperature)) < CHI_SQUARE
+    # The same draws do not pass for another temperature or another prompt: the bound is wide and still sees.
+    assert chi_square(tokens, first_token(model, [3, 9, 4], temperature=temperature * 2)) > CHI_SQUARE
+    assert chi_square(tokens, first_token(model, [3, 9, 5], temperature=temperature)) > CHI_SQUARE
+
+
+def test_the_second_token_is_drawn_anew(model: PreTrainedModel) -> None:
+    keys = [(5, i) for i in range(DRAWS)]
+    pairs = draw(model, [[3, 9, 4]] * DRAWS, keys=keys, max_new_tokens=2, stop_ids=[]).completion_ids
+    common = int(pairs[:, 0].mode().values)
+    following = pairs[pairs[:, 0] == common, 1]
+    assert chi_square(following, first_token(model, [3, 9, 4, common])) < CHI_SQUARE
+
+
+def _nucleus(probabilities: Tensor, top_p: float) -> list[int]:
+    kept, mass = [], 0.0
+    for token in sorted(range(len(probabilities)), key=lambda v: -float(probabilities[v])):
+        kept.append(token)
+        mass += float(probabilities[token])
+        if mass >= top_p:
+            break
+    return kept
+
+
+@pytest.mark.parametrize("top_p", [0.5, 0.8])
+def test_top_p_draws_from_the_nucleus_in_its_proportions(model: PreTrainedModel, top_p: float) -> None:
+    prompt = [3, 9, 4]
+    probabilities = first_token(model, prompt)
+    nucleus = _nucleus(probabilities, top_p)
+    assert 1 < len(nucleus) < VOCABULARY
+    samples = first_tokens(model, prompt, top_p=top_p)
+    tokens = samples.completion_ids[:, 0]
+    assert set(tokens.tolist()) == set(nucleus)
+    inside = torch.zeros_like(probabilities)
+    inside[nucleus] = probabilities[nucleus] / probabilities[nucleus].sum()
+    assert chi_square(tokens, inside) < CHI_SQUARE
+    # The log-probabilities stay those of the whole distribution.
+    close(samples.logprobs[:, 0], probabilities.log()[tokens].float())
+
+
+def test_top_p_holds_at_every_position_and_row(model: PreTrainedModel) -> None:
+    samples = draw(model, top_p=0.6, temperature=0.9, stop_ids=[])
+    for row, tokens in enumerate(samples.token_lists()):
+        for logps, token in zip(alone(model, PROMPTS[row], tokens, temperature=0.9), tokens, strict=True):
+            assert token in _nucleus(logps.exp(), 0.6)
+    close(token_logprobs(model, samples, temperature=0.9), samples.logprobs)
+
+
+@pytest.mark.parametrize(("top_p", "temperature"), [(1e-6, 1.0), (1.0, 1e-4)])
+def test_a_tiny_nucleus_or_temperature_is_greedy(model: PreTrainedModel, top_p: float, temperature: float) -> None:
+    for row, tokens in enumerate(draw(model, top_p=top_p, temperature=temperature).token_lists()):
+        assert tokens == alone(model, PROMPTS[row], tokens).argmax(-1).tolist()
+
+
+def test_top_p_one_truncates_nothing(model: PreTrainedModel) -> None:
+    same_rows(draw(model, top_p=1.0), draw(model))
+
+
+# ---- Samples
+
+
+def test_left_pad() -> None:
+    ids, mask = left_pad([[4, 5, 6], [7]], pad_id=2, device="cpu")
+    assert ids.dtype == torch.int64
+    assert ids.tolist() == [[4, 5, 6], [2, 2, 7]]
+    assert mask.tolist() == [[True, True, True], [False, False, True]]
+
+
+@pytest.fixture
+def three() -> Samples:
+    return Samples(
+        prompt_ids=torch.tensor([[0, 0, 5], [0, 6, 7], [8, 9, 4]]),
+        prompt_mask=torch.tensor([[False, False, True], [False, True, True], [True, True, True]]),
+        completion_ids=torch.tensor([[3, 1, 0, 0], [1, 0, 0, 0], [2, 2, 2, 2]]),
+        mask=torch.tensor([[True, True, False, False], [True, False, False, False], [True] * 4]),
+        logprobs=torch.tensor([[-1.0, -2.0, 0.0, 0.0], [-3.0, 0.0, 0.0, 0.0], [-4.0, -5.0, -6.0, -7.0]]),
+        ended=torch.tensor([True, True, False]),
+    )
+
+
+def test_samples_read_as_token_lists_with_the_end_token(three: Samples) -> None:
+    assert len(three) == 3
+    assert three.token_lists() == [[3, 1], [1], [2, 2, 2, 2]]
+
+
+def test_chosen_rows_lose_the_columns_that_are_padding_in_all_of_them(three: Samples) -> None:
+    part = three.rows(torch.tensor([1, 0]))
+    assert part.prompt_ids.tolist() == [[6, 7], [0, 5]]
+    assert part.prompt_mask.tolist() == [[True, True], [False, True]]
+    assert part.completion_ids.tolist() == [[1, 0], [3, 1]]
+    assert part.mask.tolist() == [[True, False], [True, True]]
+    assert part.logprobs.tolist() == [[-3.0, 0.0], [-1.0, -2.0]]
+    assert part.ended.tolist() == [True, True]
+    everything = three.rows(slice(None))
+    assert all(torch.equal(a, b) for a, b in zip(vars(everything).values(), vars(three).values(), strict=True))
+
+
+def test_chunks_are_consecutive_rows(three: Samples) -> None:
+    sizes = [len(chunk) for chunk in three.chunks(2)]
+    assert sizes == [2, 1]
+    assert [tokens for chunk in three.chunks(2) for tokens in chunk.token_lists()] == three.token_lists()
+
+
+def test_samples_are_frozen(three: Samples) -> None:
+    with pytest.raises(AttributeError):
+        three.ended = torch.tensor([False])  # type: ignore[misc]
+    assert replace(three, ended=~three.ended).ended.tolist() == [False, False, True]

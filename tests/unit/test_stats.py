@@ -1,0 +1,166 @@
+"""Intervals against scipy's bootstrap, known binomials, and their own coverage."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats as scipy_stats
+
+from rlhf_zoo.evaluation.stats import (
+    Estimate,
+    WinRate,
+    bootstrap_mean,
+    group_indices,
+    jackknife,
+    proportion,
+    win_rate,
+)
+
+
+def clustered(seed: int, prompts: int = 200, spread: float = 1.0):
+    """Unequal numbers of values per prompt, with a common effect of the prompt."""
+    rng = np.random.default_rng(seed)
+    groups = np.repeat(np.arange(prompts), rng.integers(1, 5, size=prompts))
+    return rng.normal(size=prompts)[groups] * spread + rng.normal(size=len(groups)), groups.tolist()
+
+
+def test_bootstrap_mean_agrees_with_scipy():
+    values, groups = clustered(0)
+    sums, counts = np.bincount(groups, weights=values), np.bincount(groups)
+    reference = scipy_stats.bootstrap(
+        (sums, counts),
+        lambda s, c, axis=-1: s.sum(axis) / c.sum(axis),
+        paired=True,
+        vectorized=True,
+        method="percentile",
+        n_resamples=20_000,
+        rng=np.random.default_rng(1),
+    )
+    estimate = bootstrap_mean(values, groups, seed=0, resamples=20_000)
+    assert estimate.value == pytest.approx(values.mean(), abs=1e-12)
+    assert estimate.n == len(values)
+    error = reference.standard_error
+    assert estimate.ci95 == pytest.approx(tuple(reference.confidence_interval), abs=0.08 * error)
+
+
+@pytest.mark.parametrize(("successes", "n"), [(30, 100), (5, 40), (322, 644)])
+def test_bootstrap_of_bernoulli_trials_has_the_quantiles_of_the_binomial(successes, n):
+    """The mean of a resample of n trials with k successes is Binomial(n, k/n)/n."""
+    values = np.r_[np.ones(successes), np.zeros(n - successes)]
+    estimate = bootstrap_mean(values, range(n), seed=3, resamples=40_000)
+    exact = scipy_stats.binom(n, successes / n)
+    assert estimate.value == successes / n
+    assert np.array(estimate.ci95) * n == pytest.approx([exact.ppf(0.025), exact.ppf(0.975)], abs=1.0)
+
+
+def test_bootstrap_covers_the_mean_of_clustered_values_and_resampling_single_values_does_not():
+    covered, naive, trials = 0, 0, 400
+    for seed in range(trials):
+        values, groups = clustered(seed, prompts=80, spread=2.0)
+        low, high = bootstrap_mean(values, groups, seed=seed, resamples=500).ci95
+        covered += low <= 0 <= high
+        low, high = bootstrap_mean(values, range(len(values)), seed=seed, resamples=500).ci95
+        naive += low <= 0 <= high
+    assert 0.90 <= covered / trials <= 0.98
+    assert naive / trials < 0.85
+
+
+def test_bootstrap_is_seeded_and_blind_to_the_names_and_order_of_groups():
+    values, groups = clustered(1)
+    estimate = bootstrap_mean(values, groups, seed=5)
+    assert bootstrap_mean(values, [f"prompt {group}" for group in groups], seed=5) == estimate
+    assert bootstrap_mean(values, groups, seed=6).ci95 != estimate.ci95
+    assert group_indices(["b", "a", "b", ("t", 1)]).tolist() == [0, 1, 0, 2]
+
+
+def test_resampling_in_blocks_changes_nothing(monkeypatch):
+    values, groups = clustered(2)
+    whole = bootstrap_mean(values, groups, seed=0)
+    monkeypatch.setattr("rlhf_zoo.evaluation.stats._CELLS", 1000)
+    assert bootstrap_mean(values, groups, seed=0) == whole
+
+
+@pytest.mark.parametrize(
+    ("values", "groups", "message"),
+    [
+        ([], [], "at least one"),
+        ([[1.0]], [0], "shape"),
+        ([1.0, 2.0], [0], "2 values and 1 groups"),
+        ([1.0, math.nan], [0, 1], "Value 1 is not finite"),
+    ],
+)
+def test_bad_values_are_refused(values, groups, message):
+    with pytest.raises(ValueError, match=message):
+        bootstrap_mean(values, groups, seed=0)
+
+
+VALUES = st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(0, 4)), min_size=1, max_size=30)
+
+
+@given(rows=VALUES)
+@settings(deadline=None, max_examples=60)
+def test_win_rate_properties(rows):
+    a, b, groups = (list(column) for column in zip(*rows, strict=True))
+    ours, theirs = (win_rate(*pair, groups, seed=0, resamples=50) for pair in ((a, b), (b, a)))
+    wins = sum(x > y for x, y in zip(a, b, strict=True))
+    ties = sum(x == y for x, y in zip(a, b, strict=True))
+    assert ours.value == pytest.approx((wins + ties / 2) / len(rows))
+    assert ours.ties == theirs.ties == pytest.approx(ties / len(rows))
+    assert ours.value + theirs.value == pytest.approx(1)
+    assert 0 <= ours.ci95[0] <= ours.ci95[1] <= 1
+    assert win_rate(a, a, groups, seed=0, resamples=50) == WinRate(0.5, (0.5, 0.5), len(rows), 1.0)
+
+
+def test_win_rate_golden():
+    result = win_rate([3, 1, 2, 5], [1, 1, 4, 0], ["p", "p", "q", "r"], seed=0)
+    assert (result.value, result.ties, result.n) == (0.625, 0.25, 4)
+    assert win_rate([1.0, 1.05], [1.04, 1.0], [0, 1], seed=0, tolerance=0.1).ties == 1.0
+    assert result.to_json() == {"value": 0.625, "ci95": list(result.ci95), "n": 4, "ties": 0.25}
+
+
+def test_unanimous_wins_are_not_certain():
+    """9 completions of 3 prompts all win: 3 independent comparisons leave much open."""
+    result = win_rate(np.ones(9), np.zeros(9), [0, 0, 0, 1, 1, 1, 2, 2, 2], seed=0)
+    assert result.value == 1.0 and result.n == 9
+    assert result.ci95 == proportion(3, 3).ci95 and result.ci95[0] == pytest.approx(0.4385, abs=1e-4)
+
+
+def test_paired_resampling_is_narrower_than_the_parts():
+    values, groups = clustered(4, spread=5.0)
+    better = values + np.random.default_rng(0).normal(0.2, 0.1, size=len(values))
+    low, high = bootstrap_mean(better - values, groups, seed=0).ci95
+    wide_low, wide_high = bootstrap_mean(values, groups, seed=0).ci95
+    assert 0.15 < low < high < 0.25 and high - low < (wide_high - wide_low) / 10
+
+
+@given(n=st.integers(1, 2000), data=st.data())
+@settings(deadline=None)
+def test_proportion_is_wilsons(n, data):
+    successes = data.draw(st.integers(0, n))
+    estimate = proportion(successes, n)
+    reference = scipy_stats.binomtest(successes, n).proportion_ci(method="wilson")
+    assert estimate.ci95 == pytest.approx((reference.low, reference.high), abs=1e-9)
+    assert estimate.value == successes / n and estimate.n == n
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 0), (-1, 5), (6, 5)])
+def test_impossible_proportions(successes, n):
+    with pytest.raises(ValueError, match="successes"):
+        proportion(successes, n)
+
+
+def test_jackknife_of_the_mean_is_the_textbook_standard_error():
+    values = np.random.default_rng(0).normal(size=50)
+    left_out = (values.sum() - values) / 49
+    estimate = jackknife(values.mean(), left_out, n=50)
+    half = 1.959964 * values.std(ddof=1) / math.sqrt(50)
+    assert estimate.ci95 == pytest.approx((values.mean() - half, values.mean() + half), abs=1e-6)
+    assert jackknife(0.5, [0.5], n=1).ci95 == (-math.inf, math.inf)
+
+
+def test_estimate_is_plain_json():
+    assert Estimate(0.5, (0.25, 0.75), 4).to_json() == {"value": 0.5, "ci95": [0.25, 0.75], "n": 4}
+    estimate = bootstrap_mean(np.float32([1, 2, 3]), [0, 1, 2], seed=0)
+    assert type(estimate.value) is float and all(type(bound) is float for bound in estimate.ci95)
