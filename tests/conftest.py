@@ -1,3 +1,3 @@
 """Fixtures that every test may use."""
 
-pytest_plugins = ["hub_fixture"]
+pytest_plugins = ["hub_fixture", "real_data"]

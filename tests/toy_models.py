@@ -1,4 +1,4 @@
-"""A toy SFT policy, a PPO policy near it and a reward model, on the disk, for tests that need three that fit together."""
+"""A toy SFT policy, a PPO policy near it and a reward model, on the disk, for tests of what needs all three."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def _policy(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
     embedding, head = policy.model.embed_tokens.weight, policy.lm_head.weight
     with torch.no_grad():
         embedding[:, 0] = 1.0
-        head[:, 0] = -1.0
+        head[:, 0] = -3.0
         for word in WORDS:
             head[_word(tokenizer, word), 0] = 1.3
         head[tokenizer.eos_token_id, 0] = 0.9

@@ -22,14 +22,17 @@ def launch(ppo: str, *, sft: str | None, reward: str | None, host: str, port: in
     sft and reward: None takes what the checkpoint's lineage names. port 0 takes a free one. Raises ZooError when gradio
     is missing, the port is taken, or a model cannot be had.
     """
+    if importlib.util.find_spec("gradio") is None:
+        raise ZooError("The comparison page needs gradio: `pip install 'rlhf-zoo[space]'` installs it.")
     port = _free_port(host, port)
-    app = _app()
-    from ..comparison import Comparison
     from ..hub.lineage import find_lineage
+
+    lineage = find_lineage(ppo, sft=sft, reward=reward)
+    from ..comparison import Comparison
     from .train import quiet
 
     quiet()
-    lineage = find_lineage(ppo, sft=sft, reward=reward)
+    app = _app()
     comparison = Comparison.load(
         ppo=lineage.ppo.path, sft=lineage.sft.path, reward=lineage.reward.path if lineage.reward else None
     )
@@ -56,12 +59,7 @@ def _app() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != "gradio":
-            raise
-        raise ZooError("The comparison page needs gradio: `pip install 'rlhf-zoo[space]'` installs it.") from error
+    spec.loader.exec_module(module)
     return module
 
 

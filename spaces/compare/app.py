@@ -19,46 +19,51 @@ __all__ = ["build", "start"]
 LONGEST = 512  # new tokens: what one visitor may ask for
 WAITING = 32  # visitors in the queue; the next one is told that it is full
 NAMES = {"sft": "SFT", "ppo": "PPO"}
-ROLES = {"sft": "before", "ppo": "after, against the reward"}
+ROLES = {"sft": "where PPO started", "ppo": "trained against the reward"}
+FIGURES = {"reward": "Reward", "log_ratio": "Log-ratio, nats", "length": "Tokens", "stopped": "Stopped"}
 MODELS = "models"  # one comparison at a time, whoever asks: page and API share the limit
 
 CSS = """
 .gradio-container { max-width: 1080px !important; margin: 0 auto !important; }
+.gradio-container .html-container { padding: 0 !important; }
+.gradio-container { --zoo-quiet: color-mix(in srgb, var(--body-text-color) 72%, transparent); }
 .gradio-container .zoo h1 { font-size: 1.6rem; font-weight: 600; line-height: 1.2; margin: 0.4rem 0 0.3rem; }
-.zoo-models { color: var(--body-text-color-subdued); font-size: 0.9rem; margin: 0; overflow-wrap: anywhere; }
-.zoo-models b { color: var(--body-text-color); font-weight: 500; }
-.zoo-models .sep { margin: 0 0.45em; opacity: 0.6; }
-.zoo-world { margin: 0.5rem 0 0; font-size: 0.9rem; color: var(--body-text-color-subdued); }
+.gradio-container .zoo p { color: var(--zoo-quiet); font-size: 0.9rem; margin: 0 0 0.35rem; overflow-wrap: anywhere; }
+.gradio-container .zoo b { color: var(--body-text-color); font-weight: 500; }
+.zoo .sep { margin: 0 0.45em; }
+#compare { max-height: 86px; min-height: 44px; }
 .zoo-said { padding: 0.7rem 0.9rem; border-radius: 8px; border: 1px solid #d97706; border-left-width: 5px;
   background: color-mix(in srgb, #d97706 12%, transparent); color: var(--body-text-color); overflow-wrap: anywhere; }
-.zoo-card { border: 1px solid var(--border-color-primary); border-radius: 10px; overflow: hidden; height: 100%;
+.zoo-card { border: 1px solid var(--border-color-primary); border-radius: 8px; overflow: hidden; height: 100%;
   background: var(--block-background-fill); display: flex; flex-direction: column; }
-.zoo-card header { padding: 0.55rem 0.9rem; border-bottom: 1px solid var(--border-color-primary);
+.zoo-card header { padding: 0.5rem 0.9rem; border-bottom: 1px solid var(--border-color-primary);
   border-top: 4px solid var(--zoo-side); display: flex; gap: 0.6rem; align-items: baseline; }
 .zoo-card header b { font-size: 1.05rem; font-weight: 600; color: var(--body-text-color); }
-.zoo-card header span { color: var(--body-text-color-subdued); font-size: 0.85rem; }
+.zoo-card header span { color: var(--zoo-quiet); font-size: 0.85rem; }
 .zoo-sft { --zoo-side: #64748b; }
 .zoo-ppo { --zoo-side: #ea580c; }
-.zoo-text { padding: 0.9rem; margin: 0; min-height: 6.5rem; flex: 1; font-size: 1.05rem; line-height: 1.55;
-  white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: plaintext; color: var(--body-text-color); }
-.zoo-text .given { color: var(--body-text-color-subdued); }
-.zoo-text .none { color: var(--body-text-color-subdued); font-style: italic; }
-.zoo-card dl { display: grid; grid-template-columns: repeat(4, minmax(0, 1fr)); margin: 0;
+.gradio-container .zoo-text { padding: 0.9rem; margin: 0; min-height: 6.5rem; flex: 1; font-size: 1.05rem;
+  line-height: 1.55; white-space: pre-wrap; overflow-wrap: anywhere; unicode-bidi: plaintext; }
+.zoo-text .given { color: var(--zoo-quiet); }
+.zoo-text .new { color: var(--body-text-color); font-weight: 500; }
+.zoo-text .none { color: var(--zoo-quiet); font-style: italic; }
+.zoo-card dl { display: grid; grid-template-columns: repeat(4, auto); margin: 0;
   border-top: 1px solid var(--border-color-primary); }
-.zoo-card dl > div { padding: 0.55rem 0.9rem; min-width: 0; }
+.zoo-card dl > div { padding: 0.5rem 0.9rem; min-width: 0; }
 .zoo-card dl > div + div { border-left: 1px solid var(--border-color-primary); }
-.zoo-card dt { font-size: 0.78rem; color: var(--body-text-color-subdued); }
-.zoo-card dd { margin: 0; font-size: 1.15rem; font-weight: 600; font-variant-numeric: tabular-nums;
+.zoo-card dt { font-size: 0.78rem; color: var(--zoo-quiet); white-space: nowrap; }
+.zoo-card dd { margin: 0; font-size: 1.1rem; font-weight: 600; font-variant-numeric: tabular-nums; white-space: nowrap;
   color: var(--body-text-color); }
-.zoo-card dd small { font-size: 0.78rem; font-weight: 400; color: var(--body-text-color-subdued); }
-.zoo-notes { color: var(--body-text-color-subdued); font-size: 0.86rem; line-height: 1.5; }
-.zoo-notes p { margin: 0.15rem 0; }
+.gradio-container .zoo-notes sub { color: inherit; }
+.gradio-container .zoo-notes p { color: var(--zoo-quiet); font-size: 0.86rem; line-height: 1.5; margin: 0.15rem 0; }
 @media (max-width: 640px) {
-  .gradio-container { padding: 0.5rem !important; }
+  .gradio-container .zoo h1 { font-size: 1.25rem; }
+  .zoo .model { display: block; }
+  .zoo .sep, footer .divider { display: none; }
   .zoo-card dl { grid-template-columns: repeat(2, minmax(0, 1fr)); }
   .zoo-card dl > div:nth-child(odd) { border-left: 0; }
   .zoo-card dl > div:nth-child(n + 3) { border-top: 1px solid var(--border-color-primary); }
-  .zoo-text { min-height: 4rem; }
+  .gradio-container .zoo-text { min-height: 4rem; }
 }
 """
 
@@ -90,13 +95,13 @@ def start(page: gr.Blocks, *, host: str | None = None, port: int | None = None, 
         show_error=False,
         run_history=False,
         max_file_size="1kb",  # the page takes no files, and Gradio's upload route stays open
-        footer_links=["api"],
+        footer_links=["api", "settings"],
         theme=gr.themes.Default(
             primary_hue="orange",
             neutral_hue="slate",
             font=["system-ui", "-apple-system", "Segoe UI", "DejaVu Sans", "sans-serif"],
             font_mono=["ui-monospace", "DejaVu Sans Mono", "monospace"],
-        ),
+        ).set(button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_800"),
         css=CSS,
     )
     return url
@@ -132,13 +137,12 @@ def _compare(comparison: Comparison, lineage: Lineage, *, limit: int, temperatur
     with gr.Row(equal_height=True):
         prompt = gr.Textbox(
             label="Prompt",
-            placeholder="The beginning of a text; both policies go on from here",
-            info="Enter compares.",
+            placeholder="The beginning of a text; Enter compares",
             lines=1,
             max_lines=6,
             autofocus=True,
             scale=5,
-            min_width=220,
+            min_width=320,
             elem_id="prompt",
         )
         run = gr.Button("Compare", variant="primary", scale=1, min_width=120, elem_id="compare")
@@ -152,13 +156,16 @@ def _compare(comparison: Comparison, lineage: Lineage, *, limit: int, temperatur
         )
     with gr.Row():
         heat = gr.Slider(
-            0.1, 2.0, value=temperature, step=0.05, label="Temperature", min_width=180, elem_id="temperature"
+            0.1, 2.0, value=temperature, step=0.05, label="Temperature", min_width=300, elem_id="temperature"
         )
-        tokens = gr.Slider(1, limit, value=length, step=1, label="New tokens, at most", min_width=180, elem_id="tokens")
+        tokens = gr.Slider(1, limit, value=length, step=1, label="New tokens, at most", min_width=300, elem_id="tokens")
         seed = gr.Number(1, label="Seed", precision=0, min_width=100, elem_id="seed")
     message = gr.HTML(visible=False, elem_id="message")
     with gr.Row(equal_height=True):
-        cards = [gr.HTML(_card(side), elem_id=side, min_width=300) for side in NAMES]
+        cards = []
+        for side in NAMES:
+            with gr.Column(min_width=320):
+                cards.append(gr.HTML(_card(side), elem_id=side))
     gr.HTML(_notes(lineage, comparison))
     gr.on(
         [run.click, prompt.submit],
@@ -176,14 +183,16 @@ def _header(lineage: Lineage, comparison: Comparison) -> str:
     models = [("PPO", lineage.ppo.name), ("SFT", lineage.sft.name)]
     if lineage.reward is not None:
         models.append(("reward model", lineage.reward.name))
-    named = '<span class="sep">·</span>'.join(f"{role} <b>{escape(_short(name))}</b>" for role, name in models)
+    named = '<span class="sep">·</span>'.join(
+        f'<span class="model">{role} <b>{escape(_short(name))}</b></span>' for role, name in models
+    )
     world = ""
     if lineage.simulated:
         world = (
-            '<p class="zoo-world">A simulated world: a program wrote the texts that these models learned from, and no '
+            "<p>A simulated world: a program wrote the texts that these models learned from, and no "
             "person rated anything.</p>"
         )
-    return f'<div class="zoo"><h1>SFT and PPO, side by side</h1><p class="zoo-models">{named}</p>{world}</div>'
+    return f'<div class="zoo"><h1>SFT and PPO, side by side</h1><p>{named}</p>{world}</div>'
 
 
 def _short(name: str) -> str:
@@ -199,20 +208,15 @@ def _card(side: str, found: Compared | None = None) -> str:
     if found is not None:
         one = found.ppo if side == "ppo" else found.sft
         text = f'<span class="given">{escape(found.prompt)}</span><span class="new">{escape(one.completion)}</span>'
-        stopped = "by itself" if one.ended else "at the limit"
         figures = [
             "none" if one.reward is None else _signed(one.reward),
-            f"{_signed(one.log_ratio)} <small>nats</small>",
-            f"{one.length} <small>{'token' if one.length == 1 else 'tokens'}</small>",
-            stopped,
+            _signed(one.log_ratio),
+            str(one.length),
+            "by itself" if one.ended else "cut off",
         ]
     rows = "".join(
         f'<div><dt>{label}</dt><dd data-figure="{key}">{figure}</dd></div>'
-        for (key, label), figure in zip(
-            {"reward": "Reward", "log_ratio": "Log-ratio", "length": "Length", "stopped": "Stopped"}.items(),
-            figures,
-            strict=True,
-        )
+        for (key, label), figure in zip(FIGURES.items(), figures, strict=True)
     )
     head = f"<header><b>{NAMES[side]}</b><span>{ROLES[side]}</span></header>"
     return f'<article class="zoo-card zoo-{side}">{head}<p class="zoo-text">{text}</p><dl>{rows}</dl></article>'

@@ -158,8 +158,8 @@ def test_killed_server_leaves_the_last_commit_whole(hubs, tmp_path):
 
 @pytest.mark.full
 def test_many_kills(hubs, tmp_path):
-    for number in range(25):
-        kill_during_commits(hubs, tmp_path, f"n{number}", delay=0.6 + 0.037 * number)
+    for number in range(12):
+        kill_during_commits(hubs, tmp_path, f"n{number}", delay=0.6 + 0.077 * number)
 
 
 def test_rubbish_of_killed_servers_is_swept_after_a_day(hub):

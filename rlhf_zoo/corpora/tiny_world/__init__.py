@@ -26,6 +26,7 @@ from rlhf_zoo.corpora.tiny_world.lexicon import (
 from rlhf_zoo.corpora.tiny_world.utility import (
     TEMPERATURE,
     explain,
+    gold,
     judge,
     preference,
     preference_probability,
@@ -37,6 +38,7 @@ __all__ = [
     "TEMPERATURE",
     "explain",
     "generate_line",
+    "gold",
     "judge",
     "preference",
     "preference_probability",
@@ -209,7 +211,7 @@ def _openings(rng: random.Random) -> dict[str, Rows]:
     return openings
 
 
-def prepare(source: str | None = None, *, seed: int, lines: int = 16_000) -> dict[str, dict[str, Rows]]:
+def prepare(source: str | None = None, *, seed: int, lines: int = 12_000) -> dict[str, dict[str, Rows]]:
     """Write the world: ``lines`` (text) and ``prompts`` (prompt), each with train, validation and test.
 
     lines: distinct remarks for training; validation and test get a twentieth more each. Prompts are neutral openings on

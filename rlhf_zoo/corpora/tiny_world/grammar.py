@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 
 from rlhf_zoo.corpora.tiny_world import lexicon as lex
 
-__all__ = ["Phrase", "Reading", "read", "spellings", "subjects", "tokenize"]
+__all__ = ["Phrase", "Reading", "is_word", "read", "spellings", "subjects", "tokenize"]
 
 _SLOT = re.compile(r"\[([^\]]*)\]")
 _TOKEN = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
@@ -189,13 +189,14 @@ def _fold_repeats(tokens: list[str]) -> tuple[list[str], int]:
         kept.append(token)
         for span in range(1, min(_LONGEST_REPEAT, len(kept) // 2) + 1):
             if kept[-1] == kept[-1 - span] and kept[-span:] == kept[-2 * span : -span]:
-                dropped += max(1, sum(map(_is_word, kept[-span:])))
+                dropped += max(1, sum(map(is_word, kept[-span:])))
                 del kept[-span:]
                 break
     return kept, dropped
 
 
-def _is_word(token: str) -> bool:
+def is_word(token: str) -> bool:
+    """True for a word, False for a punctuation mark."""
     return token[0].isalnum() or token[0] == "_"
 
 
@@ -269,7 +270,7 @@ class _Reader:
 def read(text: str) -> Reading:
     """Read any text; never raises, and takes time linear in its length."""
     tokens = tokenize(text)
-    words = sum(map(_is_word, tokens))
+    words = sum(map(is_word, tokens))
     tokens, repeated = _fold_repeats(tokens)
     reader = _Reader()
     phrases: list[Phrase] = []

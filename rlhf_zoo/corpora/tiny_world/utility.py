@@ -8,8 +8,9 @@ large reward model.
 =============  =====================================================================================================
 satisfied      +1 for each aspect that is praised only (and for the product, by a verdict), at most `MOST_PRAISED` of
                them; -1 for each that is complained of
-specific       +0.8 for each fitting detail and +0.6 for each fitting consequence, each phrase once, at most two and one
-consistent     -1.5 for each aspect both praised and complained of; -1 for each phrase that does not fit: a detail or a
+specific       +0.8 for each fitting detail, at most two, and +0.6 for a fitting consequence; each phrase once, and only
+               of aspects that are not contradicted
+consistent     -1.5 for each change of mind about an aspect; -1 for each phrase that does not fit: a detail or a
                consequence that belongs to another aspect or the other polarity, an aspect that the product has not, a
                verdict that nothing before it supports
 concise        0 from 8 to 20 words; -0.15 for each word missing; -0.02 n² for n words too many; -0.4 for each filler
@@ -23,14 +24,15 @@ grammar        -0.75 for each word that the grammar does not allow where it stan
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections import Counter
 from collections.abc import Sequence
 
-from rlhf_zoo.corpora.tiny_world.grammar import Phrase, read
+from rlhf_zoo.corpora.tiny_world.grammar import Phrase, is_word, read
 
-__all__ = ["TEMPERATURE", "explain", "judge", "preference", "preference_probability", "utility"]
+__all__ = ["TEMPERATURE", "explain", "gold", "judge", "preference", "preference_probability", "utility"]
 
 TEMPERATURE = 0.5
 """Bradley-Terry temperature of simulated preferences, in units of utility."""
@@ -39,20 +41,22 @@ MOST_PRAISED = 3
 SHORTEST, LONGEST = 8, 20
 
 
-def _satisfied(stances: dict[str, set[int]]) -> float:
-    praised = sum(stance == {+1} for stance in stances.values())
-    complained = sum(-1 in stance for stance in stances.values())
-    return float(min(praised, MOST_PRAISED) - complained)
+def _satisfied(stances: dict[str, list[int]]) -> float:
+    praised = sum(-1 not in stance for stance in stances.values())
+    return float(min(praised, MOST_PRAISED) - (len(stances) - praised))
 
 
-def _specific(details: Sequence[Phrase], consequences: Sequence[Phrase]) -> float:
-    fitting = {(phrase.about, phrase.key) for phrase in details if phrase.fits}
-    following = {(phrase.about, phrase.key) for phrase in consequences if phrase.fits}
-    return 0.8 * min(len(fitting), 2) + 0.6 * min(len(following), 1)
+def _specific(details: Sequence[Phrase], consequences: Sequence[Phrase], stances: dict[str, list[int]]) -> float:
+    contradicted = {about for about, stance in stances.items() if len(set(stance)) > 1}
+
+    def told(phrases: Sequence[Phrase]) -> int:
+        return len({phrase.key for phrase in phrases if phrase.fits and phrase.about not in contradicted})
+
+    return 0.8 * min(told(details), 2) + 0.6 * min(told(consequences), 1)
 
 
-def _consistent(phrases: Sequence[Phrase], stances: dict[str, set[int]]) -> float:
-    contradictions = sum({-1, +1} <= stance for stance in stances.values())
+def _consistent(phrases: Sequence[Phrase], stances: dict[str, list[int]]) -> float:
+    changes = sum(before != after for stance in stances.values() for before, after in itertools.pairwise(stance))
     misfits = sum(not phrase.fits for phrase in phrases)
     supported: set[int] = set()
     for phrase in phrases:
@@ -60,7 +64,7 @@ def _consistent(phrases: Sequence[Phrase], stances: dict[str, set[int]]) -> floa
             misfits += phrase.polarity not in supported
         elif phrase.kind in ("detail", "vague"):
             supported.add(phrase.polarity)
-    return -1.5 * contradictions - 1.0 * misfits
+    return -1.5 * changes - 1.0 * misfits
 
 
 def _excess(n: int, most: int) -> float:
@@ -75,12 +79,12 @@ def explain(text: str) -> dict[str, float]:
         by_kind.setdefault(phrase.kind, []).append(phrase)
     details, consequences = by_kind.get("detail", []), by_kind.get("consequence", [])
     vague, verdicts = by_kind.get("vague", []), by_kind.get("verdict", [])
-    opinions = [*details, *vague, *verdicts]
+    opinions = [phrase for phrase in reading.phrases if phrase.kind in ("detail", "vague", "verdict")]
 
-    stances: dict[str, set[int]] = {}
+    stances: dict[str, list[int]] = {}
     for phrase in opinions:
         if phrase.about is not None and phrase.polarity:
-            stances.setdefault(phrase.about, set()).add(phrase.polarity)
+            stances.setdefault(phrase.about, []).append(phrase.polarity)
 
     said: Counter[str] = Counter()
     words_again = 0
@@ -90,13 +94,13 @@ def explain(text: str) -> dict[str, float]:
             said[phrase.key] += 1
     said_again = sum(said.values()) - len(said)
     fillers = len(by_kind.get("filler", [])) + len(by_kind.get("aside", []))
-    meaningful = reading.words - reading.repeated - len(reading.stray) - words_again
+    meaningful = reading.words - reading.repeated - sum(map(is_word, reading.stray)) - words_again
     short = max(0, SHORTEST - max(0, meaningful))
     long = max(0, reading.words - LONGEST)
 
     parts = {
         "satisfied": _satisfied(stances),
-        "specific": _specific(details, consequences),
+        "specific": _specific(details, consequences, stances),
         "consistent": _consistent(reading.phrases, stances),
         "concise": -0.15 * short - 0.02 * long**2 - 0.4 * fillers,
         "repetition": -0.8 * said_again - 0.4 * reading.repeated,
@@ -124,6 +128,11 @@ def judge(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
     if len(prompts) != len(completions):
         raise ValueError(f"{len(prompts)} prompts but {len(completions)} completions")
     return [utility(prompt + completion) for prompt, completion in zip(prompts, completions, strict=True)]
+
+
+def gold(prompts: Sequence[str], completions: Sequence[str], **_: object) -> list[float]:
+    """The gold utility in the form of a reward function: with weight 0 it is watched while the proxy is maximised."""
+    return judge(prompts, completions)
 
 
 def preference_probability(text_a: str, text_b: str) -> float:

@@ -32,7 +32,7 @@ class Application:
         storage.sweep()
         access = Access(storage)
         self._tokens = TokenFile(root)
-        self._router = Router()
+        self._router = Router(storage.exists)
         for api in (
             CollectionsApi(access),
             SpacesApi(access),

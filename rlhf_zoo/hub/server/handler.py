@@ -36,7 +36,9 @@ class HubServer(ThreadingHTTPServer):
     request_queue_size = 128
 
     def __init__(self, host: str, port: int, application: Application) -> None:
-        family, _, _, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=1)[0]
+        family, _, _, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
         self.address_family = family
         self.application = application
         self.bound_host = host
@@ -116,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
             role: str | None = None
             body: Body | None = None
             try:
-                body = Body(self.rfile, self.headers)  # type: ignore[arg-type]
+                body = Body(self.rfile, self.headers)
                 host = self.headers.get("Host", "")
                 if not self.server.accepts_host(host):
                     raise Fault(403, f"The name '{host[:100]}' is not one of this Hub's; use {self.server.url}")
@@ -154,7 +156,8 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("Date", self.date_time_string())
         for name, value in response.headers.items():
             self.send_header(name, _header_text(value))
-        self.send_header("Content-Length", str(response.length))
+        if response.status != 304:
+            self.send_header("Content-Length", str(response.length))
         if self.close_connection:
             self.send_header("Connection", "close")
         content = response.content

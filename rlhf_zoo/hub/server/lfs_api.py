@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from rlhf_zoo.hub.server.routing import Router
 from rlhf_zoo.hub.server.tokens import Signer
 
 __all__ = ["PART_SIZE", "LfsApi"]
+
+log = logging.getLogger(__name__)
 
 #: Files above this many bytes go up in parts of it, each of which can be repeated alone.
 PART_SIZE = 2**30
@@ -40,6 +43,7 @@ class LfsApi:
     def register(self, router: Router) -> None:
         """Add the routes; they come before those of pages, whose addresses look alike."""
         router.add("POST", "/{page}.git/info/lfs/objects/batch", self.batch)
+        router.add("GET", "/api/{repo}/xet-{role}-token/{revision}", self.no_xet)
         router.add("PUT", "/_lfs/{repo}/{oid}", self.upload)
         router.add("GET", "/_lfs/{repo}/{oid}", self.download)
         router.add("PUT", "/_lfs/{repo}/{oid}/{upload}/{part}", self.upload_part)
@@ -80,6 +84,12 @@ class LfsApi:
         transfer = "multipart" if parts else "basic"
         answer = {"transfer": transfer, "objects": objects, "hash_algo": "sha256"}
         return json_response(answer, headers={"Content-Type": _MIME})
+
+    def no_xet(self, request: Request, repo: RepoId, role: str, revision: str) -> Response:
+        """Where a client with hf-xet asks first; no answer makes it fall back to LFS by itself."""
+        message = "The embedded Hub takes large files by LFS, not Xet: set HF_HUB_DISABLE_XET=1 and try again."
+        log.warning(message)  # hf-xet shows its user the status alone
+        raise bad_request(message)
 
     def upload(self, request: Request, repo: RepoId, oid: str) -> Response:
         """A whole file in one request."""

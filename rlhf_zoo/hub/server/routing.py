@@ -13,7 +13,7 @@ from typing import Any
 
 from rlhf_zoo.hub.server.faults import Fault, repo_not_found
 from rlhf_zoo.hub.server.messages import Request, Response, decode_segment
-from rlhf_zoo.hub.server.names import KINDS, parse_repo_id
+from rlhf_zoo.hub.server.names import KINDS, RepoId, parse_repo_id
 
 __all__ = ["Router"]
 
@@ -30,13 +30,14 @@ class _Route:
 
 
 class Router:
-    """Routes are tried in the order in which they were added.
+    """Routes are tried in the order in which they were added; `exists` tells whether a repository is (still) there.
 
     `{name}` is one segment; `{path*}` the rest, possibly empty, decoded; `{repo}` stands for `KIND/NAMESPACE/NAME`, and
     `{page}` for the same as in addresses of pages, where models have no KIND. The last two arrive as `repo`, a RepoId.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, exists: Callable[[RepoId], bool]) -> None:
+        self._exists = exists
         self._routes: list[_Route] = []
 
     def add(self, methods: str, pattern: str, handler: Handler) -> None:
@@ -59,7 +60,7 @@ class Router:
             if not match or (request.path.startswith("/api/") and not route.pattern.pattern.startswith("/api/")):
                 continue
             if route.method == request.method or (route.method == "GET" and request.method == "HEAD"):
-                return route.handler(request, **_parts(match))
+                return self._call(route, request, _parts(match))
             allowed.add(route.method)
         if allowed:
             methods = ", ".join(sorted(allowed))
@@ -69,6 +70,16 @@ class Router:
         if short and short[1] != "api":
             raise repo_not_found(decode_segment(short[1]), anonymous=request.role is None)
         raise Fault(404, "The embedded Hub has no such address; it serves models, datasets, Spaces and collections.")
+
+    def _call(self, route: _Route, request: Request, parts: dict[str, Any]) -> Response:
+        try:
+            return route.handler(request, **parts)
+        except (FileNotFoundError, KeyError):
+            repo = parts.get("repo")
+            if repo is None or self._exists(repo):
+                raise
+            # Deleted or moved while the request was under way.
+            raise repo_not_found(repo, anonymous=request.role is None) from None
 
 
 def _parts(match: re.Match[str]) -> dict[str, Any]:

@@ -197,7 +197,7 @@ class Storage:
     def sweep(self) -> None:
         """Remove what killed servers left behind a day ago or earlier: rubbish, half uploads, unused objects."""
         limit = time.time() - _STALE_SECONDS
-        leftovers = [*self._trash.iterdir()]
+        leftovers = [*self._trash.iterdir(), *self.root.glob(".*.tmp"), *self.root.glob("collections/*/.*.tmp")]
         for pattern in ("*/*/*.git/incoming-*", "*/*/*.git/lfs/incomplete/*", "*/*/*.git/.*.tmp"):
             leftovers += self._repos.glob(pattern)
         for path in leftovers:

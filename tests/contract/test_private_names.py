@@ -1,0 +1,26 @@
+"""The private names that the code cannot avoid (docs/departures.md) still exist and still mean what they meant."""
+
+import inspect
+from pathlib import Path
+
+from transformers import Trainer
+
+from rlhf_zoo.ppo.trainer import PPOTrainer
+
+DEPARTURES = Path(__file__).parents[2] / "docs" / "departures.md"
+
+
+def test_the_trainer_overrides_no_private_name_but_those_in_the_list():
+    private = {
+        name
+        for name, value in vars(PPOTrainer).items()
+        if name.startswith("_") and not name.startswith("__") and inspect.isfunction(value) and hasattr(Trainer, name)
+    }
+    assert private == {"_load_from_checkpoint"}
+    assert all(name in DEPARTURES.read_text() for name in private)
+
+
+def test_trainer_loads_weights_through_it_when_it_resumes():
+    parameters = list(inspect.signature(Trainer._load_from_checkpoint).parameters)
+    assert parameters == ["self", "resume_from_checkpoint", "model"]
+    assert "self._load_from_checkpoint(resume_from_checkpoint" in inspect.getsource(Trainer.train)

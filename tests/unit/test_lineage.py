@@ -1,0 +1,99 @@
+"""From a PPO checkpoint's card to its models; the Hub is a table of folders here, and a real one in the e2e tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub import lineage
+from rlhf_zoo.hub.lineage import Lineage, find_lineage
+
+CARD: dict[str, Any] = {
+    "stage": "ppo",
+    "simulated": True,
+    "parents": {
+        "sft": {"repo": "local/x-sft", "commit": "a" * 40},
+        "reward": {"repo": "local/x-reward", "commit": None},
+        "data": {"repo": "local/x", "commit": "b" * 40},
+    },
+    "prompts": ["one", 2, "three"],
+    "settings": {"temperature": 0.9, "response_length": "many"},
+    "evaluation": {"ppo": {"kl": {"value": 4.2, "n": 540}}},
+}
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """ask(card, sft=…) -> Lineage, on a Hub that has the repositories local/x-*."""
+    known = {"local/x-ppo", f"local/x-sft@{'a' * 40}", "local/x-reward", "local/other"}
+
+    def pull(name: str) -> Path:
+        if name not in known:
+            raise ZooError(f"There is no repository {name!r}.")
+        folder = tmp_path / name.replace("/", "_")
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    monkeypatch.setattr(lineage, "pull", pull)
+
+    def run(card: Any, ppo: str = "local/x-ppo", **flags: str) -> Lineage:
+        if card is not None:
+            text = card if isinstance(card, str) else json.dumps(card)
+            (pull(ppo) / "rlhf_card.json").write_text(text)
+        return find_lineage(ppo, **flags)
+
+    return run
+
+
+def test_parents_at_their_commits(ask) -> None:
+    found = ask(CARD)
+    assert found.sft.name == f"local/x-sft@{'a' * 40}" and found.sft.path.is_dir()
+    assert found.reward.name == "local/x-reward"
+    assert found.prompts == ["one", "three"] and found.simulated and found.kl["value"] == 4.2
+    assert found.setting("temperature", 1.0) == 0.9
+    assert found.setting("response_length", 32) == 32
+
+
+def test_flags_override_and_may_be_folders(ask, tmp_path) -> None:
+    (tmp_path / "mine").mkdir()
+    found = ask(CARD, sft=str(tmp_path / "mine"), reward="local/other")
+    assert found.sft.path == tmp_path / "mine" and found.reward.name == "local/other"
+
+
+def test_no_card_needs_only_the_sft_model(ask) -> None:
+    found = ask(None, sft="local/other")
+    assert found.reward is None and found.card == {} and found.prompts == [] and found.kl is None
+
+
+def test_trained_without_a_reward_model(ask) -> None:
+    assert ask(CARD | {"parents": {"sft": CARD["parents"]["sft"]}}).reward is None
+
+
+@pytest.mark.parametrize(
+    ("card", "message"),
+    [
+        (None, "does not say which SFT model it started from: name it with --sft"),
+        ({"stage": "sft"}, "is a checkpoint of the stage sft, not of PPO"),
+        ("{", "rlhf_card.json of local/x-ppo is not JSON"),
+        ("[]", "holds no object"),
+        (CARD | {"parents": {"sft": {"repo": None, "commit": None}}}, "SFT model .* was never published: .* --sft"),
+        (CARD | {"parents": {"sft": {"repo": "/etc/x", "commit": None}}}, "SFT model .* was never published: .* --sft"),
+        (CARD | {"parents": {"sft": {"repo": "local/gone", "commit": None}}}, "cannot be had .*gone.* with --sft"),
+        (
+            CARD | {"parents": CARD["parents"] | {"reward": {"repo": "local/gone", "commit": None}}},
+            "reward model .* with --reward",
+        ),
+    ],
+)
+def test_what_names_no_models(ask, card: Any, message: str) -> None:
+    with pytest.raises(ZooError, match=message):
+        ask(card)
+
+
+def test_a_card_of_nonsense_is_only_no_help(ask) -> None:
+    found = ask({"parents": [], "prompts": {"a": 1}, "settings": 3, "evaluation": {"ppo": 1}}, sft="local/other")
+    assert found.prompts == [] and found.kl is None and found.setting("temperature", 1.0) == 1.0

@@ -1,0 +1,308 @@
+"""Product remarks: three forms of one corpus, four configurations, and no leak between them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from rlhf_zoo.corpora import product_remarks
+from rlhf_zoo.corpora.product_remarks import SPLITS, lexicon, prepare, read_remarks
+from rlhf_zoo.errors import ZooError
+
+SUBJECTS = ("the battery", "the screen", "zoom", "print quality", "it", "memory card slot")
+PROS = ("is great", "works very well", "never fails", "looks sharp")
+CONS = ("is poor", "breaks too fast", "always fails", "looks cheap")
+ONLY_PROS = "Great"
+
+
+def corpus(n: int, seed: int) -> list[dict]:
+    """Remarks whose openings are neutral, but for one that only pros begin with."""
+    rng = random.Random(seed)
+    rows = []
+    for i in range(n):
+        label = i % 2
+        if rng.random() < 0.15:
+            rows.append({"text": f"{ONLY_PROS} value for the price no {seed}{i}", "label": 1})
+        else:
+            rows.append(
+                {"text": f"{rng.choice(SUBJECTS)} {rng.choice((CONS, PROS)[label])} no {seed}{i}", "label": label}
+            )
+    return rows
+
+
+def write(folder: Path, splits: dict[str, list[dict]], *, compress: bool = False) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, rows in splits.items():
+        data = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        name = f"{split}.jsonl.gz" if compress else f"{split}.jsonl"
+        (folder / name).write_bytes(gzip.compress(data) if compress else data)
+    return folder
+
+
+@pytest.fixture
+def splits() -> dict[str, list[dict]]:
+    return {split: corpus(n, seed) for seed, (split, n) in enumerate(zip(SPLITS, (300, 80, 60, 80), strict=True))}
+
+
+def texts(rows: list[dict]) -> set[str]:
+    return {row["text"] for row in rows}
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_a_folder_becomes_four_configurations(tmp_path: Path, splits: dict, compress: bool) -> None:
+    data = prepare(str(write(tmp_path, splits, compress=compress)), seed=0, train_pairs=50)
+
+    assert {config: set(parts) for config, parts in data.items()} == {
+        "lines": {"train", "validation", "test"},
+        "prompts": {"train", "validation", "test"},
+        "preferences": {"train", "test"},
+        "judge": {"train"},
+    }
+    for split in ("train", "validation", "test"):
+        assert data["lines"][split] == [{"text": row["text"].lower()} for row in splits[split]]
+    assert data["judge"]["train"] == [{**row, "text": row["text"].lower()} for row in splits["judge"]]
+    assert len(data["preferences"]["train"]) == 50
+
+
+def test_the_judge_split_reaches_nothing_but_the_judge(tmp_path: Path, splits: dict) -> None:
+    first = prepare(str(write(tmp_path / "a", splits)), seed=0)
+    other = prepare(str(write(tmp_path / "b", splits | {"judge": corpus(50, 99)})), seed=0)
+    assert first["judge"] != other["judge"]
+    for config in ("lines", "prompts", "preferences"):
+        assert first[config] == other[config]
+
+
+def test_held_out_openings_are_neutral_supported_and_unseen_by_ppo(tmp_path: Path, splits: dict) -> None:
+    prompts = prepare(str(write(tmp_path, splits)), seed=0)["prompts"]
+    train, validation, test = ([row["prompt"] for row in prompts[split]] for split in ("train", "validation", "test"))
+    assert test
+    assert len({*test, *validation}) == len(test) + len(validation)
+    assert not {*train} & {*test, *validation}
+    assert "great" in train
+    counted = [row for split in ("train", "validation", "test") for row in splits[split]]
+    for opening in (*test, *validation):
+        labels = [row["label"] for row in counted if row["text"].lower().startswith(opening + " ")]
+        assert len(labels) >= 5
+        assert 0.2 <= sum(labels) / len(labels) <= 0.8
+        assert 1 <= len(opening.split()) <= 3
+
+
+def test_an_opening_with_too_few_continuations_is_not_held_out(tmp_path: Path, splits: dict) -> None:
+    four = [{"text": f"rarely said thing {i}", "label": i % 2} for i in range(4)]
+    splits["train"] += four
+    prompts = prepare(str(write(tmp_path, splits)), seed=0)["prompts"]
+    assert not [row for split in ("validation", "test") for row in prompts[split] if row["prompt"].startswith("rarely")]
+    assert sum(row["prompt"].startswith("rarely") for row in prompts["train"]) == 4
+
+
+def test_pairs_join_a_pro_and_a_con_that_start_alike(tmp_path: Path, splits: dict) -> None:
+    preferences = prepare(str(write(tmp_path, splits)), seed=0)["preferences"]
+    for split, rows in preferences.items():
+        label = {row["text"].lower(): row["label"] for row in splits[split]}
+        used: list[str] = []
+        for row in rows:
+            chosen, rejected = row["prompt"] + row["chosen"], row["prompt"] + row["rejected"]
+            assert (label[chosen], label[rejected]) == (1, 0)
+            used += [chosen, rejected]
+            if row["prompt"]:
+                assert row["chosen"].startswith(" ")
+                assert row["rejected"].startswith(" ")
+                assert row["chosen"].strip()
+                assert row["rejected"].strip()
+            else:
+                assert chosen.split()[0] != rejected.split()[0] or split == "train"
+        assert len(used) == len(set(used))
+    assert preferences["test"]
+    assert all(row["prompt"] for row in preferences["test"])
+    prompts = [row["prompt"] for row in preferences["train"]]
+    assert "" in prompts
+    assert any(prompts)
+
+
+def test_the_longest_shared_opening_up_to_three_words_is_the_prompt() -> None:
+    row = product_remarks._row(
+        product_remarks.Remark("the zoom of it is a joy", 1), product_remarks.Remark("the zoom of it is poor", 0)
+    )
+    assert row == {"prompt": "the zoom of", "chosen": " it is a joy", "rejected": " it is poor"}
+    row = product_remarks._row(product_remarks.Remark("good zoom", 1), product_remarks.Remark("good zoom but slow", 0))
+    assert row == {"prompt": "good", "chosen": " zoom", "rejected": " zoom but slow"}
+
+
+def test_the_seed_draws_training_rows_and_leaves_evaluation_alone(tmp_path: Path, splits: dict) -> None:
+    source = str(write(tmp_path, splits))
+    first, again, other = prepare(source, seed=0), prepare(source, seed=0), prepare(source, seed=1)
+    assert first == again
+    assert first["prompts"]["train"] != other["prompts"]["train"]
+    assert first["preferences"]["train"] != other["preferences"]["train"]
+    assert first["prompts"]["test"] == other["prompts"]["test"]
+    assert first["preferences"]["test"] == other["preferences"]["test"]
+
+
+def nltk_files(n: int = 400) -> dict[str, bytes]:
+    rows = corpus(n, 7)
+    lines: dict[int, list[str]] = {0: [], 1: []}
+    for row in rows:
+        tag = "Pros" if row["label"] else "Cons"
+        lines[row["label"]].append(f"<{tag}>{row['text']}</{tag}>")
+    lines[1] += ["<Pros>Excellent</Pros>", "<Pros>seen under both</Pros>", "<Pros>Said Twice</Pros>"]
+    lines[1] += ["<Pros>said  twice</Pros>", "<Pros>caf\xe9 mode works</Pros>"]
+    lines[0] += ["<Cons>Seen under BOTH</Cons>", "<Cons></Cons>"]
+    return {
+        "IntegratedPros.txt": "\n".join(lines[1]).encode("iso-8859-2"),
+        "IntegratedCons.txt": "\r\n".join(lines[0]).encode("iso-8859-2"),
+    }
+
+
+@pytest.mark.parametrize("form", ["nltk_data", "nltk_data zip", "folder", "zip"])
+def test_nltk_form_is_cleaned_and_split(tmp_path: Path, form: str) -> None:
+    corpora = tmp_path / "corpora"
+    corpora.mkdir()
+    if "zip" in form:
+        with zipfile.ZipFile(corpora / "pros_cons.zip", "w") as archive:
+            for name, data in nltk_files().items():
+                archive.writestr(f"pros_cons/{name}", data)
+    else:
+        (corpora / "pros_cons").mkdir()
+        for name, data in nltk_files().items():
+            (corpora / "pros_cons" / name).write_bytes(data)
+    source = {"folder": corpora / "pros_cons", "zip": corpora / "pros_cons.zip"}.get(form, tmp_path)
+
+    remarks = read_remarks(str(source))
+    flat = [(remark.text, remark.label) for split in SPLITS for remark in remarks[split]]
+    by_text = dict(flat)
+    assert len(flat) == len(by_text) == 400 + 2
+    assert by_text["Said Twice"] == 1
+    assert by_text["café mode works"] == 1
+    assert not {text for text in by_text if "<" in text or text.lower() in ("excellent", "seen under both", "")}
+    assert all(
+        abs(len(remarks[split]) / len(flat) - share) < 0.1
+        for split, share in zip(SPLITS, product_remarks.SHARES, strict=True)
+    )
+    assert prepare(str(source), seed=0)["lines"]["train"]
+
+
+def test_a_remark_stays_in_its_split_when_others_come_and_go() -> None:
+    few, many = nltk_files(200), nltk_files(400)
+    small, large = (
+        product_remarks._split_raw(product_remarks._clean(*(files[name].decode("iso-8859-2") for name in files)))
+        for files in (few, many)
+    )
+    for split in SPLITS:
+        assert {remark.text for remark in small[split]} <= {remark.text for remark in large[split]}
+
+
+def test_the_hub_form_finds_the_judge_split_by_its_file(tmp_path: Path, splits: dict, shared_hub) -> None:
+    folder = write(tmp_path / "data", splits, compress=True)
+    api = shared_hub.api()
+    api.create_repo("local/remarks", repo_type="dataset")
+    api.upload_folder(repo_id="local/remarks", repo_type="dataset", folder_path=folder)
+    code = (
+        "import json, sys; from rlhf_zoo.corpora.product_remarks import prepare; "
+        "json.dump(prepare('local/remarks', seed=0, train_pairs=20), open(sys.argv[1], 'w'))"
+    )
+    out = tmp_path / "out.json"
+    shared_hub.python(f"import sys; sys.argv = ['', {str(out)!r}]; {code}")
+    assert json.loads(out.read_text()) == prepare(str(folder), seed=0, train_pairs=20)
+
+
+def test_a_hub_id_that_is_not_there_is_an_error_in_one_sentence(shared_hub) -> None:
+    said = shared_hub.python(
+        "from rlhf_zoo.corpora.product_remarks import prepare; from rlhf_zoo.errors import ZooError\n"
+        "try: prepare('local/nothing', seed=0)\nexcept ZooError as error: print(error)"
+    )
+    assert "data set local/nothing cannot be loaded" in said
+    assert len(said.strip().splitlines()) == 1
+
+
+def damaged(folder: Path, splits: dict, how: str) -> str:
+    """A source with one fault; returns what to pass to `prepare`."""
+    if how == "no split":
+        del splits["judge"]
+    elif how == "no column":
+        splits["test"][3] = {"text": "a remark without its label"}
+    elif how == "bad label":
+        splits["test"][0]["label"] = 4
+    elif how == "empty split":
+        splits["validation"] = []
+    write(folder, splits, compress=how == "cut gzip")
+    if how == "cut gzip":
+        (folder / "train.jsonl.gz").write_bytes((folder / "train.jsonl.gz").read_bytes()[:200])
+    elif how == "not json":
+        (folder / "train.jsonl").write_text("text,label\n")
+    elif how == "bad zip":
+        (folder / "pros_cons.zip").write_bytes(b"no zip")
+        return str(folder / "pros_cons.zip")
+    elif how == "one nltk file":
+        (folder / "IntegratedPros.txt").write_text("<Pros>works very well</Pros>")
+    elif how == "missing folder":
+        return str(folder / "nothing")
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("no split", "has no judge.jsonl"),
+        ("no column", "no column 'label' in row 4"),
+        ("bad label", "row 1: text must be a string and label 0"),
+        ("empty split", "split validation, is empty"),
+        ("cut gzip", "train.jsonl.gz cannot be read"),
+        ("not json", "train.jsonl cannot be read"),
+        ("bad zip", "cannot be read as a zip"),
+        ("one nltk file", "lacks IntegratedCons.txt"),
+        ("missing folder", 'nltk.download("pros_cons")'),
+    ],
+)
+def test_a_bad_source_is_named_with_its_mend(tmp_path: Path, splits: dict, how: str, words: str) -> None:
+    with pytest.raises(ZooError) as caught:
+        prepare(damaged(tmp_path, splits, how), seed=0)
+    assert words in str(caught.value)
+
+
+def test_without_a_source_the_error_says_how_to_get_one() -> None:
+    with pytest.raises(ZooError, match=r"nltk\.download.*--dataset_name"):
+        prepare(None, seed=0)
+
+
+def test_the_lexicon_reads_both_forms(tmp_path: Path) -> None:
+    rows = [{"word": "good", "label": 1}, {"word": "bad", "label": 0}, {"word": "envious", "label": 1}]
+    folder = write(tmp_path / "folder", {"train": [*rows, {"word": "envious", "label": 0}]}, compress=True)
+    nltk = tmp_path / "corpora" / "opinion_lexicon"
+    nltk.mkdir(parents=True)
+    (nltk / "positive-words.txt").write_text("; a comment\n\ngood\nenvious\n")
+    (nltk / "negative-words.txt").write_text("; a comment\nbad\nenvious\n")
+    assert lexicon(str(folder)) == lexicon(str(tmp_path)) == {"good": 1, "bad": -1}
+
+
+def test_a_lexicon_that_is_not_there_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(ZooError, match="opinion_lexicon"):
+        lexicon(str(tmp_path / "nothing"))
+    with pytest.raises(ZooError, match=r"train\.jsonl"):
+        lexicon(str(tmp_path))
+
+
+def test_the_real_corpus(real_data: Path) -> None:
+    data = prepare(str(real_data / "pros_cons"), seed=0)
+    assert {split: len(rows) for split, rows in data["lines"].items()} == {
+        "train": 20150,
+        "validation": 1585,
+        "test": 3217,
+    }
+    assert len(data["judge"]["train"]) == 15252
+    assert len(data["preferences"]["train"]) == 5000
+    assert len(data["preferences"]["test"]) >= 250
+    assert len(data["prompts"]["test"]) >= 170
+    judged = texts(data["judge"]["train"])
+    assert not judged & {text for rows in data["lines"].values() for text in texts(rows)}
+    assert not {row["prompt"] for row in data["prompts"]["train"]} & {row["prompt"] for row in data["prompts"]["test"]}
+
+
+def test_the_real_lexicon(real_data: Path) -> None:
+    signs = lexicon(str(real_data / "opinion_lexicon"))
+    assert (signs["great"], signs["awful"]) == (1, -1)
+    assert len(signs) == 6783
