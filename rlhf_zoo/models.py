@@ -104,8 +104,8 @@ def disable_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0
-        for name in ("attention_dropout", "dropout", "activation_dropout", "attn_pdrop"):
-            if isinstance(getattr(module, name, None), float):
+        for name, value in vars(module).items():
+            if isinstance(value, float) and ("drop" in name):
                 setattr(module, name, 0.0)
 
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -47,11 +47,15 @@ START_SECONDS = 30
 
 @dataclass(frozen=True)
 class Hub:
-    """kind: 'local' (the embedded Hub), 'huggingface' or 'other'; endpoint: its address, None until it is started."""
+    """kind: 'local' (the embedded Hub), 'huggingface' or 'other'; endpoint: its address, None until it is started.
+
+    token_from: the environment variable whose token this Hub is given.
+    """
 
     kind: str
     endpoint: str | None
     why: str
+    token_from: str = "HF_TOKEN"
 
     @property
     def label(self) -> str:
@@ -87,7 +91,11 @@ def choose(flag: str | None, *, push_to_hub: bool, environment: Mapping[str, str
 
 
 def _at(address: str, why: str) -> Hub:
-    parts = urlsplit(address)
+    try:
+        parts = urlsplit(address)
+        parts.port  # noqa: B018  (the property checks it)
+    except ValueError as error:
+        raise ZooError(f"{why} is {address!r} ({error}): give 'local' or an address such as {REAL}.") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ZooError(f"{why} is {address!r}: give 'local' or an address such as {REAL}.")
     if parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
@@ -99,7 +107,8 @@ def _at(address: str, why: str) -> Hub:
 def _has_token(environment: Mapping[str, str]) -> bool:
     if environment.get("HF_TOKEN"):
         return True
-    default = Path(environment.get("HF_HOME") or Path.home() / ".cache" / "huggingface").expanduser() / "token"
+    caches = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    default = Path(environment.get("HF_HOME") or Path(caches) / "huggingface").expanduser() / "token"
     return Path(environment.get("HF_TOKEN_PATH") or default).is_file()
 
 
@@ -118,10 +127,11 @@ def connect(hub: Hub) -> Iterator[Hub]:
             os.environ.update(QUIET, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0", NO_PROXY=unproxied, no_proxy=unproxied)
             yield Hub("local", endpoint, hub.why)
         return
-    if hub.kind == "other" and os.environ.get("HF_ENDPOINT", "").rstrip("/") != hub.endpoint:
+    if (os.environ.get("HF_ENDPOINT") or REAL).rstrip("/") != hub.endpoint:
         # The user's token belongs to the Hub that HF_ENDPOINT (or its absence) names, and goes nowhere else.
         host = urlsplit(str(hub.endpoint)).netloc.replace(":", "_")
         _own_client(home() / "hubs" / host, os.environ.get("RLHF_ZOO_HUB_TOKEN"))
+        hub = replace(hub, token_from="RLHF_ZOO_HUB_TOKEN")
     os.environ["HF_ENDPOINT"] = str(hub.endpoint)
     yield hub
 
@@ -137,14 +147,14 @@ def _own_client(directory: Path, token: str | None) -> None:
 
 @contextlib.contextmanager
 def _embedded(root: Path) -> Iterator[tuple[str, str]]:
+    from .server.durable import write_bytes
     from .server.tokens import create_token
 
     try:
         root.mkdir(parents=True, exist_ok=True)
         kept = root / "client-token"
         if not kept.is_file():
-            kept.touch(mode=0o600)
-            kept.write_text(create_token(root, "write"))
+            write_bytes(kept, create_token(root, "write").encode(), mode=0o600)
     except OSError as error:
         raise ZooError(
             f"{root} cannot be written ({error.strerror}): set RLHF_ZOO_HOME to a place that can."

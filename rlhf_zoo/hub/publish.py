@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import ZooError
 from ..record import StageRecord, checkpoint_step, now, read_json, write_json
+from .refusals import client_errors, reason
 
 __all__ = [
     "PUBLISHED",
     "check_access",
     "publish_checkpoint",
     "publish_folder",
+    "published_tags",
     "tag_name",
     "tag_revision",
     "unpublished",
@@ -41,34 +43,34 @@ def tag_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def check_access(namespace: str | None) -> str:
+def check_access(namespace: str | None, *, token_from: str = "HF_TOKEN") -> str:
     """Asks the Hub who we are, before anything is trained. Returns the namespace to publish under.
 
-    Raises ZooError when the Hub cannot be reached or does not accept the token.
+    token_from: the environment variable that a token for this Hub is read from. Raises ZooError when the Hub cannot be
+    reached or does not accept the token.
     """
-    import httpx
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
     try:
         me = HfApi().whoami()
     except LocalTokenNotFoundError as error:
-        raise ZooError(
-            f"There is no token for {constants.ENDPOINT}: log in with `hf auth login`, or set HF_TOKEN."
-        ) from error
+        mend = "log in with `hf auth login`, or set HF_TOKEN" if token_from == "HF_TOKEN" else f"set {token_from}"
+        raise ZooError(f"There is no token for {constants.ENDPOINT}: {mend}.") from error
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else None
         if status in (401, 403):
             raise ZooError(
-                f"{constants.ENDPOINT} does not accept the token: make a new one with the role write."
+                f"{constants.ENDPOINT} does not accept the token: make a new one with the role write, and set "
+                f"{token_from}."
             ) from error
         raise ZooError(
             f"{constants.ENDPOINT} answers with an error ({status}): try again later, or use --hub local."
         ) from error
-    except (httpx.HTTPError, OSError) as error:
+    except client_errors() as error:
         raise ZooError(
-            f"The Hub {constants.ENDPOINT} cannot be reached ({type(error).__name__}): check the address and the "
-            "network, or use --hub local."
+            f"The Hub {constants.ENDPOINT} cannot be reached ({reason(error)}): check the address and the network, or "
+            "use --hub local."
         ) from error
     role = ((me.get("auth") or {}).get("accessToken") or {}).get("role")
     if role == "read":
@@ -83,26 +85,33 @@ def publish_folder(folder: Path, repo_id: str, *, repo_type: str, message: str) 
 
 
 def publish_checkpoint(
-    checkpoint: Path, repo_id: str, *, beside: Mapping[str, Path], message: str, private: bool = False
+    checkpoint: Path, repo_id: str, *, hub: str, beside: Mapping[str, Path], message: str, private: bool = False
 ) -> dict[str, str]:
     """Sends one complete checkpoint as one commit with one tag, and notes it in published.json.
 
-    beside: further files, path in the repository -> local path (card, metrics, recipe). Returns {repo, commit, tag}.
+    hub: what run.json calls the Hub. beside: further files, path in the repository -> local path (card, metrics,
+    recipe). Returns {hub, repo, commit, tag, time}.
     A run that was killed between commit and tag sends nothing twice: an unchanged commit is not made again.
     """
     files = {str(path.relative_to(checkpoint)): path for path in _sent(checkpoint)}
-    commit = _commit(repo_id, "model", {**files, **beside}, message, private=private)
+    commit = _commit(repo_id, "model", {**files, **beside}, message, private=private, whole=True)
     tag = tag_name(checkpoint_step(checkpoint))
     tag_revision(repo_id, tag, commit, message)
-    published = {"repo": repo_id, "commit": commit, "tag": tag, "time": now()}
+    published = {"hub": hub, "repo": repo_id, "commit": commit, "tag": tag, "time": now()}
     write_json(checkpoint / PUBLISHED, published)
     return published
 
 
 def _sent(checkpoint: Path) -> Iterable[Path]:
-    folders = [checkpoint, checkpoint / "critic"]
-    found = {path for folder in folders for pattern in SENT for path in folder.glob(pattern)}
-    return sorted(path for path in found if path.suffix not in (".pt", ".pth", ".bin"))
+    files = (path for path in checkpoint.rglob("*") if path.is_file())
+    return sorted(path for path in files if _is_sent(str(path.relative_to(checkpoint))))
+
+
+def _is_sent(name: str) -> bool:
+    path = PurePosixPath(name)
+    if str(path.parent) not in (".", "critic") or path.suffix in (".pt", ".pth", ".bin"):
+        return False
+    return any(path.match(pattern) for pattern in SENT)
 
 
 def tag_revision(repo_id: str, tag: str, commit: str, message: str) -> None:
@@ -118,23 +127,42 @@ def tag_revision(repo_id: str, tag: str, commit: str, message: str) -> None:
     api.create_tag(repo_id, tag=tag, revision=commit, tag_message=message)
 
 
-def _commit(repo_id: str, repo_type: str, files: Mapping[str, Path], message: str, *, private: bool = False) -> str:
-    from huggingface_hub import CommitOperationAdd, HfApi
+def _commit(
+    repo_id: str,
+    repo_type: str,
+    files: Mapping[str, Path],
+    message: str,
+    *,
+    private: bool = False,
+    whole: bool = False,
+) -> str:
+    """whole: `files` are all that a checkpoint has, so what an earlier one left beside them (an adapter) goes."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     api = HfApi()
     api.create_repo(repo_id, repo_type=repo_type, exist_ok=True, private=private)
     operations: list[Any] = [
         CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path)) for name, path in sorted(files.items())
     ]
+    if whole:
+        stale = [name for name in api.list_repo_files(repo_id) if _is_sent(name) and name not in files]
+        operations += [CommitOperationDelete(path_in_repo=name) for name in stale]
     return api.create_commit(repo_id, operations, commit_message=message, repo_type=repo_type).oid
 
 
-def unpublished(record: StageRecord) -> list[Path]:
-    """Complete checkpoints that no Hub has acknowledged yet, oldest first."""
-    return [path for path in record.checkpoints() if not (path / PUBLISHED).is_file()]
+def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
+    """Complete checkpoints that this Hub has not acknowledged under `repo_id` yet, oldest first."""
+    return [path for path in record.checkpoints() if not _acknowledged(path, repo_id, hub)]
 
 
-def published_tags(record: StageRecord) -> dict[str, str]:
-    """Tag -> commit of what was sent."""
-    sent = [read_json(path / PUBLISHED) for path in record.checkpoints() if (path / PUBLISHED).is_file()]
-    return {entry["tag"]: entry["commit"] for entry in sent}
+def published_tags(record: StageRecord, repo_id: str, *, hub: str) -> dict[str, str]:
+    """Tag -> commit of what was sent to this Hub under `repo_id`."""
+    found = (_acknowledged(path, repo_id, hub) for path in record.checkpoints())
+    return {sent["tag"]: sent["commit"] for sent in found if sent}
+
+
+def _acknowledged(checkpoint: Path, repo_id: str, hub: str) -> dict[str, str]:
+    """published.json if it speaks of this repository on this Hub, else {}."""
+    path = checkpoint / PUBLISHED
+    sent = read_json(path) if path.is_file() else {}
+    return sent if (sent.get("repo"), sent.get("hub")) == (repo_id, hub) else {}

@@ -20,10 +20,8 @@ def pull(repository: str, output_dir: Path | None = None) -> Path:
 
     Raises ZooError when there is no such repository or revision, or the Hub does not answer.
     """
-    import httpx
     from huggingface_hub import HfApi, constants, snapshot_download
     from huggingface_hub.errors import (
-        HfHubHTTPError,
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
@@ -31,21 +29,23 @@ def pull(repository: str, output_dir: Path | None = None) -> Path:
     )
 
     from ..plugins import did_you_mean
+    from .refusals import refusals_as
 
     repo, revision = split_revision(repository)
-    try:
-        return Path(snapshot_download(repo, revision=revision, local_dir=output_dir))
-    except RevisionNotFoundError as error:
-        tags = [ref.name for ref in HfApi().list_repo_refs(repo).tags]
-        near = did_you_mean(revision or "", tags) or f": it has {', '.join(tags) or 'no tags'}."
-        raise ZooError(f"{repo} has no revision {revision!r}{near}") from error
-    except RepositoryNotFoundError as error:
-        raise ZooError(f"There is no repository {repo!r} on {constants.ENDPOINT} that this token may read.") from error
-    except HFValidationError as error:
-        raise ZooError(f"{repository!r} is no repository: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.") from error
-    except LocalEntryNotFoundError as error:
-        raise ZooError(
-            f"{constants.ENDPOINT} cannot be reached and {repository} is not in the cache: check --hub."
-        ) from error
-    except (HfHubHTTPError, httpx.HTTPError) as error:
-        raise ZooError(f"{repository} cannot be fetched: {str(error).splitlines()[0]}") from error
+    with refusals_as(f"{repository} cannot be fetched from {constants.ENDPOINT}", "try again, or check --hub."):
+        try:
+            return Path(snapshot_download(repo, revision=revision, local_dir=output_dir))
+        except RevisionNotFoundError as error:
+            tags = [ref.name for ref in HfApi().list_repo_refs(repo).tags]
+            near = did_you_mean(revision or "", tags) or f": it has {', '.join(tags) or 'no tags'}."
+            raise ZooError(f"{repo} has no revision {revision!r}{near}") from error
+        except RepositoryNotFoundError as error:
+            raise ZooError(
+                f"There is no repository {repo!r} on {constants.ENDPOINT} that this token may read."
+            ) from error
+        except HFValidationError as error:
+            raise ZooError(f"{repository!r} is no repository: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.") from error
+        except LocalEntryNotFoundError as error:
+            raise ZooError(
+                f"{constants.ENDPOINT} cannot be reached and {repository} is not in the cache: check --hub."
+            ) from error

@@ -57,12 +57,16 @@ def build_rewards(
 
 
 def build_critic(value_model: PreTrainedModel | str | None, rewards: Rewards, policy: Any) -> PreTrainedModel:
-    """The given critic, else one from the first reward model, else one from the policy (its adapter merged in)."""
+    """The given critic, else one from the first reward model that reads the policy's tokens, else one from the policy.
+
+    An adapter of the policy is merged into the critic's trunk.
+    """
     if isinstance(value_model, PreTrainedModel):
         is_critic = type(value_model).__name__.endswith("ForTokenClassification")
         return value_model if is_critic else critic_from(value_model)
     if value_model is not None:
         return critic_from(value_model)
-    if rewards.models:
-        return critic_from(rewards.models[0].model)
+    sharing = [reward.model for reward in rewards.models if reward.shares_ids]
+    if sharing:
+        return critic_from(sharing[0])
     return critic_from(copy.deepcopy(policy).merge_and_unload() if is_peft(policy) else policy)

@@ -93,7 +93,15 @@ class Rewards:
 
 
 def _checked(name: str, values: Sequence[float | None], count: int, prompts: Sequence[Any]) -> Tensor:
-    values = list(values)
+    try:
+        values = list(values)
+        for value in values:
+            if value is not None:
+                float(value)
+    except (TypeError, ValueError) as error:
+        raise ZooError(
+            f"The reward function {name} returned no list of numbers ({error}): return one float, or None, a completion."
+        ) from error
     if len(values) != count:
         raise ZooError(f"The reward function {name} returned {len(values)} rewards for {count} completions.")
     for row, value in enumerate(values):

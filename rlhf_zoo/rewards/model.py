@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ZooError
@@ -38,6 +39,11 @@ class RewardModel:
         batch_size: int = 64,
     ) -> None:
         name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+        if model.config.num_labels != 1:
+            raise ZooError(
+                f"The reward model {name} has {model.config.num_labels} outputs, and a reward model has one: give a "
+                "sequence classifier with num_labels=1."
+            )
         if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
             raise ZooError(
                 f"The reward model {name} pads with its end-of-sequence token, so its score would be read one token "
@@ -49,43 +55,45 @@ class RewardModel:
         self.tokenizer = tokenizer
         self.batch_size = batch_size
         self.mean, self.std = score_statistics(model)
-        self._shares_ids = same_tokenizer(tokenizer, policy_tokenizer)
+        self.shares_ids = same_tokenizer(tokenizer, policy_tokenizer)
+        rows = model.get_input_embeddings().weight.shape[0]
+        if len(tokenizer) > rows:
+            raise ZooError(
+                f"The reward model {name} has {rows} embedding rows and its tokenizer {len(tokenizer)} tokens: give the "
+                "tokenizer that it was trained with as reward_processing_class."
+            )
 
     def to(self, device: torch.device | str) -> None:
         self.model.to(device)
 
     def score_samples(self, samples: Samples, texts: Sequence[str]) -> Tensor:
         """Scores of sampled completions. texts: B strings, prompt + completion. Returns (B,)."""
-        if not self._shares_ids:
+        if not self.shares_ids:
             return self.score_texts(texts, ended=samples.ended.tolist())
-        scores = [
-            self._forward(
-                torch.cat([chunk.prompt_ids, chunk.completion_ids], dim=1),
-                torch.cat([chunk.prompt_mask, chunk.mask], dim=1),
-            )
-            for chunk in samples.chunks(self.batch_size)
-        ]
-        return torch.cat(scores)
+        prompts = [ids[keep].tolist() for ids, keep in zip(samples.prompt_ids, samples.prompt_mask, strict=True)]
+        return self._score_ids([[*p, *c] for p, c in zip(prompts, samples.token_lists(), strict=True)])
 
     def score_texts(self, texts: Sequence[str], *, ended: Sequence[bool]) -> Tensor:
         """Scores of texts; the end-of-sequence token is appended to those that ended. Returns (B,)."""
         eos = self.tokenizer.eos_token_id
         rows = [self.tokenizer(text, add_special_tokens=True)["input_ids"] for text in texts]
-        rows = [
-            [*row, eos] if done and (not row or row[-1] != eos) else row for row, done in zip(rows, ended, strict=True)
-        ]
-        scores = []
-        for start in range(0, len(rows), self.batch_size):
-            batch = rows[start : start + self.batch_size]
-            padded = self.tokenizer.pad({"input_ids": batch}, return_tensors="pt")
-            scores.append(self._forward(padded["input_ids"], padded["attention_mask"].bool()))
-        return torch.cat(scores)
+        if eos is not None:
+            rows = [
+                [*row, eos] if done and (not row or row[-1] != eos) else row
+                for row, done in zip(rows, ended, strict=True)
+            ]
+        return self._score_ids(rows)
 
     @torch.no_grad()
-    def _forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+    def _score_ids(self, rows: Sequence[Sequence[int]]) -> Tensor:
+        """Pads on the right, where every architecture, also an encoder that pools its first token, counts alike."""
         device = next(self.model.parameters()).device
-        ids, mask = ids.to(device), mask.to(device)
-        positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
-        kwargs = {} if self.model.config.is_encoder_decoder else {"position_ids": positions, "use_cache": False}
-        raw = self.model(input_ids=ids, attention_mask=mask.long(), **kwargs).logits[:, 0].float()
-        return (raw - self.mean) / self.std
+        kwargs = {} if self.model.config.is_encoder_decoder else {"use_cache": False}
+        scores = []
+        for start in range(0, len(rows), self.batch_size):
+            batch = [torch.tensor(row) for row in rows[start : start + self.batch_size]]
+            ids = pad_sequence(batch, batch_first=True, padding_value=self.model.config.pad_token_id)
+            mask = pad_sequence([torch.ones_like(row) for row in batch], batch_first=True)
+            raw = self.model(input_ids=ids.to(device), attention_mask=mask.to(device), **kwargs).logits[:, 0].float()
+            scores.append((raw - self.mean) / self.std)
+        return torch.cat(scores)

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import ZooError
 from ..hub.connect import Hub
+from ..hub.refusals import refusals_as
 from ..recipes import Recipe
 from ..record import StageRecord, read_json
 from .settings import RecipeConfig, StageSettings, recipe_config, stage_settings
@@ -99,21 +100,18 @@ class RunContext:
 
     def _pulled(self, stage: str) -> Checkpoint:
         from huggingface_hub import HfApi, snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+        from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
         repo = self.repo(stage)
-        try:
-            commit = HfApi().model_info(repo, revision="best").sha
-            path = snapshot_download(repo, revision=commit)
-        except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-            raise ZooError(
-                f"There is no finished {stage} checkpoint in {self.directory} nor under {repo} on "
-                f"{self.hub.described}: run `rlhf-zoo {stage} {self.recipe.name}` first."
-            ) from error
-        except (HfHubHTTPError, OSError) as error:
-            raise ZooError(
-                f"{repo} cannot be fetched from {self.hub.described}: {str(error).splitlines()[0]}"
-            ) from error
+        with refusals_as(f"{repo} cannot be fetched from {self.hub.described}", "try again when it answers."):
+            try:
+                commit = HfApi().model_info(repo, revision="best").sha
+                path = snapshot_download(repo, revision=commit)
+            except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+                raise ZooError(
+                    f"There is no finished {stage} checkpoint in {self.directory} nor under {repo} on "
+                    f"{self.hub.described}: run `rlhf-zoo {stage} {self.recipe.name}` first."
+                ) from error
         return Checkpoint(
             Path(path), {"repo": repo, "commit": commit, "tag": "best", "path": None, "fingerprint": commit}
         )

@@ -117,7 +117,7 @@ def _judges(context: RunContext, source: DataSource) -> list[Judge]:
         trained.save(saved)
         judges.append(trained)
     else:
-        judges.append(FunctionJudge(config.judge, description=config.judge_description or None))
+        judges.append(FunctionJudge(config.judge, name=config.judge_name, description=config.judge_description or None))
     if config.lexicon is not None:
         from ..corpora.product_remarks import lexicon
 

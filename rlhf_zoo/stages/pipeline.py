@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..hub.card import make_card
 from ..models import load_causal
 from ..record import read_json
 from . import evaluate, ppo, reward, sft
@@ -44,10 +45,10 @@ def run(context: RunContext, console: Any) -> Path:
             console.print(f"{stage} was finished before; --restart does it again.")
         else:
             console.print(_said(context, stage))
-    if context.publish:
-        for stage in ("sft", "reward", "ppo"):
-            if stage in context.recipe.stages:
-                release_best(context, stage)
+    for stage in context.recipe.stages:
+        make_card(context.record(stage).path)
+        if context.publish:
+            release_best(context, stage)
     return write_summary(context)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import shutil
 import tempfile
 from pathlib import Path
@@ -18,6 +19,7 @@ from ..hub.publish import (
     tag_revision,
     unpublished,
 )
+from ..hub.refusals import client_errors, is_disk_full, reason, refusals_as
 from ..record import StageRecord, checkpoint_step, read_json, write_json
 from .context import RunContext
 
@@ -27,21 +29,20 @@ log = logging.getLogger(__name__)
 
 
 def send_pending(context: RunContext, stage: str) -> list[Path]:
-    """Sends the complete checkpoints that no Hub has, oldest first. Returns those that could not be sent.
+    """Sends the complete checkpoints that the Hub has not, oldest first. Returns those that could not be sent.
 
     An unreachable Hub does not stop training: what is left is sent with the next checkpoint, at the end of the stage,
     or by `rlhf-zoo push`.
     """
-    import httpx
-    from huggingface_hub.errors import HfHubHTTPError
-
     record = context.record(stage)
-    pending = unpublished(record)
+    pending = unpublished(record, context.repo(stage), hub=context.hub.label)
     while pending:
         try:
             _send(context, record, pending[0])
-        except (HfHubHTTPError, httpx.HTTPError, OSError) as error:
-            log.warning("%s was not sent (%s); it will be sent later.", pending[0], str(error).splitlines()[0])
+        except client_errors() as error:
+            if is_disk_full(error):
+                raise
+            log.warning("%s was not sent (%s); it will be sent later.", pending[0], reason(error))
             break
         pending.pop(0)
     return pending
@@ -49,9 +50,9 @@ def send_pending(context: RunContext, stage: str) -> list[Path]:
 
 def _send(context: RunContext, record: StageRecord, checkpoint: Path) -> None:
     stage, step = record.path.name, checkpoint_step(checkpoint)
-    repo = context.repo(stage)
-    tags = published_tags(record)
-    record.write(repo={"id": repo, "commit": tags.get("best"), "tags": tags})
+    repo, hub = context.repo(stage), context.hub.label
+    tags = published_tags(record, repo, hub=hub)
+    record.write(hub=hub, repo={"id": repo, "commit": next(reversed(tags.values()), None), "tags": tags})
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         make_card(record.path, out=folder, step=step)
@@ -62,29 +63,27 @@ def _send(context: RunContext, record: StageRecord, checkpoint: Path) -> None:
         write_json(folder / "recipe.json", record.read()["resolved"])
         beside = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
         message = f"{context.recipe.name} {stage}: step {step}"
-        published = publish_checkpoint(checkpoint, repo, beside=beside, message=message, private=context.private)
+        published = publish_checkpoint(
+            checkpoint, repo, hub=hub, beside=beside, message=message, private=context.private
+        )
     tags[published["tag"]] = published["commit"]
     record.write(repo={"id": repo, "commit": published["commit"], "tags": tags})
 
 
-def release_best(context: RunContext, stage: str, *, required: bool = True) -> None:
+def release_best(context: RunContext, stage: str) -> None:
     """Sends what is pending, then the card of the finished stage, and tags that commit `best`.
 
-    `best` is the last checkpoint. Raises ZooError when something could not be sent and `required`.
+    `best` is the last checkpoint. Raises ZooError when something could not be sent.
     """
-    left = send_pending(context, stage)
-    if left:
-        if required:
-            raise ZooError(
-                f"{len(left)} checkpoints of {stage} could not be sent to {context.hub.described}: when it answers, "
-                f"`rlhf-zoo push {context.directory}` sends them."
-            )
-        return
-    record = context.record(stage)
-    repo = context.repo(stage)
+    record, repo, hub = context.record(stage), context.repo(stage), context.hub
+    what, mend = f"The checkpoints of {stage} cannot be sent to {hub.described}", _mend(context)
+    with refusals_as(what, mend):
+        _forget_lost(record, repo, hub.label)
+    if left := send_pending(context, stage):
+        raise ZooError(f"{len(left)} of {what[0].lower()}{what[1:]}: {mend}")
     last = record.last_checkpoint()
     assert last is not None
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as scratch, refusals_as(what, mend):
         make_card(record.path, out=scratch)
         commit = publish_folder(
             Path(scratch),
@@ -92,7 +91,21 @@ def release_best(context: RunContext, stage: str, *, required: bool = True) -> N
             repo_type="model",
             message=f"{context.recipe.name} {stage}: card of {tag_name(checkpoint_step(last))}",
         )
-    tag_revision(repo, "best", commit, "the last checkpoint, with the card of the finished run")
-    tags = {**published_tags(record), "best": commit}
-    record.write(repo={"id": repo, "commit": commit, "tags": tags})
+        tag_revision(repo, "best", commit, "the last checkpoint, with the card of the finished run")
+    tags = {**published_tags(record, repo, hub=hub.label), "best": commit}
+    record.write(hub=hub.label, repo={"id": repo, "commit": commit, "tags": tags})
     write_json(last / PUBLISHED, {**read_json(last / PUBLISHED), "best": commit})
+
+
+def _mend(context: RunContext) -> str:
+    return f"when it answers, `rlhf-zoo push {shlex.quote(str(context.directory))} --hub {context.hub.label}` sends them."
+
+
+def _forget_lost(record: StageRecord, repo: str, hub: str) -> None:
+    """Counts nothing as sent to a Hub that has lost it: the embedded one's folder may be emptied at any time."""
+    from huggingface_hub import HfApi
+
+    sent = published_tags(record, repo, hub=hub)
+    if sent and not HfApi().revision_exists(repo, next(reversed(sent.values()))):
+        for checkpoint in record.checkpoints():
+            (checkpoint / PUBLISHED).unlink(missing_ok=True)

@@ -38,6 +38,7 @@ class EvaluationConfig:
     prompts: int = 200
     samples: int = 3
     judge: str = "classifier"
+    judge_name: str | None = None
     judge_description: str = ""
     lexicon: str | None = None
 

@@ -30,6 +30,7 @@ CSS = """
 .gradio-container .zoo h1 { font-size: 1.6rem; font-weight: 600; line-height: 1.2; margin: 0.4rem 0 0.3rem; }
 .gradio-container .zoo p { color: var(--zoo-quiet); font-size: 0.9rem; margin: 0 0 0.35rem; overflow-wrap: anywhere; }
 .gradio-container .zoo b { color: var(--body-text-color); font-weight: 500; }
+.gradio-container .zoo .model, .gradio-container .zoo .sep { color: inherit; }
 .zoo .sep { margin: 0 0.45em; }
 #compare { max-height: 86px; min-height: 44px; }
 .zoo-said { padding: 0.7rem 0.9rem; border-radius: 8px; border: 1px solid #d97706; border-left-width: 5px;
@@ -59,7 +60,7 @@ CSS = """
 @media (max-width: 640px) {
   .gradio-container .zoo h1 { font-size: 1.25rem; }
   .zoo .model { display: block; }
-  .zoo .sep, footer .divider { display: none; }
+  .zoo .sep, footer .divider { display: none !important; }
   .zoo-card dl { grid-template-columns: repeat(2, minmax(0, 1fr)); }
   .zoo-card dl > div:nth-child(odd) { border-left: 0; }
   .zoo-card dl > div:nth-child(n + 3) { border-top: 1px solid var(--border-color-primary); }

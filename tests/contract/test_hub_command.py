@@ -187,6 +187,16 @@ def test_parent_that_is_no_relative(tmp_path):
     assert late.wait(timeout=60) == 0
 
 
+def test_parent_that_ended_during_the_start(tmp_path):
+    """A zombie from the first look on: its number still exists, and the server must not wait for it to go."""
+    other = subprocess.Popen(["sleep", "600"])
+    other.kill()
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+    server = start("serve", "--root", str(tmp_path / "hub"), "--parent", str(other.pid))
+    assert server.wait(timeout=60) == 0
+    other.wait()
+
+
 def refusal(*arguments: str) -> str:
     """The one sentence of a command that ends with exit code 2."""
     done = run(*arguments)

@@ -46,6 +46,7 @@ def serve(
 
     if not 0 <= port <= 65535:
         raise ZooError(f"Port {port} does not exist: choose one from 1 to 65535, or 0 for any free one.")
+    alive = _Parent(parent)
     folder = Path(root).expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -65,7 +66,6 @@ def serve(
     note = {"url": server.url, "pid": os.getpid()}
     try:
         _announce(folder / RECORD if parent is None else None, ready_file, note)
-        alive = _Parent(parent)
         while not stop.wait(_PARENT_SECONDS if parent else None) and alive():
             pass
     finally:
@@ -97,8 +97,8 @@ class _Parent:
         self._pid = pid
         self._is_own = pid == os.getppid()
         self._started = _start_time(pid) if pid else None
-        if pid and self._started is None and not _exists(pid):
-            self._started = "gone"
+        if self._started is None and Path("/proc/self/stat").exists():
+            self._started = "ended"  # before it was looked at; matches no process
 
     def __call__(self) -> bool:
         if self._pid is None:

@@ -1,0 +1,40 @@
+"""What the Hub's client raises when a Hub refuses or does not answer, and how to say it to a user."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+from collections.abc import Iterator
+
+from ..errors import ZooError
+
+__all__ = ["client_errors", "is_disk_full", "reason", "refusals_as"]
+
+
+def client_errors() -> tuple[type[Exception], ...]:
+    """Every exception by which the client says that a request failed, whichever HTTP library it is built on."""
+    from huggingface_hub import errors
+
+    return (errors.HTTPError, errors.HFValidationError, OSError)
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether this machine's disk is to blame, and no Hub."""
+    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def reason(error: BaseException) -> str:
+    """Why, in a few words: what the server said, else the first line of the exception, else its name."""
+    said = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
+    return said.splitlines()[0].rstrip(".")
+
+
+@contextlib.contextmanager
+def refusals_as(what: str, mend: str) -> Iterator[None]:
+    """Raises ZooError "WHAT (reason): MEND" for what the client raises inside; a full disk stays an OSError."""
+    try:
+        yield
+    except client_errors() as error:
+        if is_disk_full(error):
+            raise
+        raise ZooError(f"{what} ({reason(error)}): {mend}") from error

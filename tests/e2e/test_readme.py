@@ -1,0 +1,154 @@
+"""Every command of README.md but the two make targets, as it stands there, in its order, on a shrunken tiny-world.
+
+A folder named tiny-world in the working directory goes before the recipe of that name in the package: so the commands
+run word for word, and only the recipe is small.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+SMALL = {
+    "recipe": {"corpus_args": {"lines": 600}, "evaluation.prompts": 8, "evaluation.samples": 2},
+    "sft": {"max_steps": 20, "save_strategy": "steps", "save_steps": 20, "eval_strategy": "no"},
+    "reward": {"simulated_pairs": 64, "simulated_test_pairs": 24, "score_samples": 32},
+    "ppo": {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "total_episodes": 160,
+        "num_mini_batches": 1,
+        "num_ppo_epochs": 1,
+        "save_steps": 20,
+        "eval_strategy": "no",
+    },
+}
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.S | re.M)
+
+
+def commands() -> list[str]:
+    lines = [line.partition("  #")[0].strip() for block in blocks("sh") for line in block.splitlines()]
+    return [line for line in lines if line and not line.startswith("make ")]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A working directory with the small recipe, and the environment of a user without any Hub."""
+    folder = tmp_path_factory.mktemp("readme")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "RLHF_ZOO_"))}
+    environment |= {
+        "RLHF_ZOO_HOME": str(folder / "home"),
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
+    subprocess.run(["rlhf-zoo", "recipes", "copy", "tiny-world", "tiny-world"], cwd=folder, env=environment, check=True)
+    for name, small in SMALL.items():
+        path = folder / "tiny-world" / f"{name}.yaml"
+        content = yaml.safe_load(path.read_text())
+        for key, value in small.items():
+            outer, dot, inner = key.partition(".")
+            if dot:
+                content[outer][inner] = value
+            else:
+                content[key] = value
+        path.write_text(yaml.safe_dump(content))
+    return folder, environment
+
+
+def run(command: str, place, **more) -> subprocess.CompletedProcess:
+    folder, environment = place
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=folder, env={**environment, **more}, capture_output=True, text=True, timeout=600
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return done
+
+
+def test_readme_has_the_commands_that_this_file_runs():
+    assert sum(line.startswith("make ") for block in blocks("sh") for line in block.splitlines()) == 2
+    assert len(commands()) >= 14
+    assert all(command.startswith(("rlhf-zoo ", "hf ", 'eval "$(rlhf-zoo hub env)"')) for command in commands())
+
+
+def test_each_command_runs_as_it_stands(place):
+    served = None
+    serving: dict[str, str] = {}
+    try:
+        for command in commands():
+            if command == "rlhf-zoo hub serve &":
+                served = start(command.removesuffix(" &"), place)
+                wait_for(Path(place[1]["RLHF_ZOO_HOME"]) / "hub" / "server.json")
+            elif command.startswith("eval "):
+                said = run("rlhf-zoo hub env", place).stdout
+                words = [shlex.split(line)[1] for line in said.splitlines() if line.startswith("export ")]
+                serving = dict(word.split("=", 1) for word in words)
+                assert serving["HF_ENDPOINT"].startswith("http://127.0.0.1:")
+                run(f"{command} && env | grep -q HF_ENDPOINT=", place)
+            elif command.startswith("rlhf-zoo compare "):
+                opened(command, place)
+            else:
+                run(command, place, **serving)
+        summary_of_python_block(place, serving)
+    finally:
+        if served is not None:
+            served.send_signal(signal.SIGTERM)
+            assert served.wait(30) == 0
+    tags = json.loads((place[0] / "runs/tiny-world/ppo/run.json").read_text())["repo"]["tags"]
+    assert {"step-000020", "step-000040", "best"} == set(tags)
+
+
+def summary_of_python_block(place, serving):
+    """The trainer alone, as the README shows it, against the Hub that is served."""
+    (block,) = blocks("python")
+    script = place[0] / "alone.py"
+    script.write_text(block)
+    done = run(f"{shlex.quote(sys.executable)} {script}", place, **serving)
+    assert "objective/kl" in done.stdout
+
+
+def start(command: str, place) -> subprocess.Popen:
+    folder, environment = place
+    return subprocess.Popen(shlex.split(command), cwd=folder, env=environment, start_new_session=True)
+
+
+def wait_for(path: Path, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not path.is_file():
+        assert time.monotonic() < deadline, f"{path} did not appear"
+        time.sleep(0.1)
+
+
+def opened(command: str, place) -> None:
+    """`compare` serves until it is stopped: its page answers, and Ctrl-C ends it."""
+    port = 7860
+    process = start(command, place)
+    try:
+        deadline = time.monotonic() + 120
+        while True:
+            assert process.poll() is None, f"{command} ended with {process.returncode}"
+            assert time.monotonic() < deadline, f"{command} opened no page"
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as page:
+                    assert page.status == 200
+                    break
+            except OSError:
+                time.sleep(0.5)
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(60)

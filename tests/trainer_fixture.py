@@ -1,0 +1,224 @@
+"""A toy world in which one PPO update takes milliseconds: letters as tokens, random Llamas of two layers."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch import nn
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    TrainerCallback,
+)
+
+from rlhf_zoo.models import set_score_statistics
+from rlhf_zoo.ppo.config import PPOConfig
+from rlhf_zoo.ppo.rollout import Advantages, Rollout
+from rlhf_zoo.ppo.trainer import PPOTrainer
+
+__all__ = [
+    "CHAT",
+    "CONTEXT",
+    "EOS",
+    "GOOD",
+    "LETTERS",
+    "PAD",
+    "Spy",
+    "digests",
+    "distance",
+    "good",
+    "make_policy",
+    "make_reward_model",
+    "make_tokenizer",
+    "make_trainer",
+    "prompt_rows",
+    "snapshot",
+]
+
+PAD, EOS = 0, 1
+LETTERS = "abcdefghijkl"
+GOOD = "g"
+CONTEXT = 32
+CHAT = "{% for m in messages %}{{ m['content'] }};{% endfor %}{% if add_generation_prompt %}:{% endif %}"
+TIMES = ("_runtime", "_per_second")
+
+
+def make_tokenizer(letters: str = LETTERS + ":;") -> PreTrainedTokenizerBase:
+    """One token a letter, so that any split of a text is a split of its tokens; <pad> is 0 and <eos> is 1."""
+    vocabulary = {token: index for index, token in enumerate(["<pad>", "<eos>", "<unk>", *letters])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", padding_side="left"
+    )
+
+
+def _config(tokenizer: PreTrainedTokenizerBase, **fields: Any) -> LlamaConfig:
+    given: dict[str, Any] = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": CONTEXT,
+        "initializer_range": 0.2,
+        "pad_token_id": PAD,
+        "eos_token_id": EOS,
+        "bos_token_id": None,
+        "tie_word_embeddings": False,
+    }
+    return LlamaConfig(**given | fields)
+
+
+def make_policy(tokenizer: PreTrainedTokenizerBase | None = None, *, seed: int = 0, **fields: Any) -> LlamaForCausalLM:
+    """A causal model with the same random weights for the same seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(_config(tokenizer or make_tokenizer(), **fields)).eval()
+
+
+def make_reward_model(
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    *,
+    seed: int = 1,
+    statistics: tuple[float, float] | None = (0.3, 0.5),
+    **fields: Any,
+) -> LlamaForSequenceClassification:
+    """A random reward model; `statistics` are the (μ, σ) kept in its config."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForSequenceClassification(_config(tokenizer or make_tokenizer(), num_labels=1, **fields)).eval()
+    if statistics is not None:
+        set_score_statistics(model, mean=statistics[0], std=statistics[1], over="nothing: a toy")
+    return model
+
+
+def prompt_rows(count: int = 16, **columns: Sequence[Any]) -> Dataset:
+    """`count` different prompts of one to four letters in a column `prompt`."""
+    texts = [
+        "".join(LETTERS[(row * 5 + place * (row // 3 + 1)) % len(LETTERS)] for place in range(row % 4 + 1))
+        for row in range(count)
+    ]
+    return Dataset.from_dict({"prompt": texts, **columns})
+
+
+def good(completions: Sequence[Any], **_: Any) -> list[float]:
+    """The share of GOOD among a completion's letters, in TRL's GRPO convention."""
+    texts = [c if isinstance(c, str) else c[0]["content"] for c in completions]
+    return [text.count(GOOD) / max(len(text), 1) for text in texts]
+
+
+def make_trainer(directory: Path, *, kind: type[PPOTrainer] = PPOTrainer, **given: Any) -> PPOTrainer:
+    """A PPOTrainer over the toy world; names of its constructor's keywords go there, all others into PPOConfig.
+
+    8 completions of at most 6 tokens an update, in micro-batches of 4; the reward is `good`.
+    """
+    tokenizer = given.pop("processing_class", None) or make_tokenizer()
+    parts: dict[str, Any] = {"model": None, "train_dataset": None}
+    for name in (
+        "model", "ref_model", "reward_model", "train_dataset", "eval_dataset", "value_model", "callbacks",
+        "peft_config", "reward_funcs", "reward_processing_class", "optimizers",
+    ):  # fmt: skip
+        if name in given:
+            parts[name] = given.pop(name)
+    if parts["model"] is None:
+        parts["model"] = make_policy(tokenizer)
+    if parts["train_dataset"] is None:
+        parts["train_dataset"] = prompt_rows()
+    if "reward_model" not in parts and "reward_funcs" not in parts:
+        parts["reward_funcs"] = good
+    fields: dict[str, Any] = {
+        "output_dir": str(directory),
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "per_device_eval_batch_size": 8,
+        "max_steps": 2,
+        "num_ppo_epochs": 2,
+        "num_mini_batches": 2,
+        "response_length": 6,
+        "temperature": 1.0,
+        "learning_rate": 1e-3,
+        "critic_learning_rate": 2e-3,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "seed": 3,
+    }
+    if "total_episodes" in given or "num_train_epochs" in given:
+        fields.pop("max_steps")
+    trainer = kind(args=PPOConfig(**fields | given), processing_class=tokenizer, **parts)
+    trainer.remove_callback(_printer())
+    return trainer
+
+
+def _printer() -> type[TrainerCallback]:
+    from transformers import PrinterCallback
+
+    return PrinterCallback
+
+
+class Spy(PPOTrainer):
+    """A PPOTrainer that keeps each update's rollout, estimates and means, and the weights that it began with."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.before = snapshot(self)
+        self.updates: list[tuple[Rollout, Advantages, dict[str, torch.Tensor]]] = []
+
+    def update(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, torch.Tensor]:
+        progress = super().update(model, rollout, estimates)
+        self.updates.append((rollout, estimates, progress))
+        return progress
+
+
+def snapshot(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
+    """Every weight of policy and critic, copied."""
+    parts = {"policy": trainer.policy, "critic": trainer.value_model}
+    return {
+        f"{name}.{key}": value.detach().clone()
+        for name, part in parts.items()
+        for key, value in part.state_dict().items()
+    }
+
+
+def digests(source: PPOTrainer | PreTrainedModel | Mapping[str, torch.Tensor]) -> dict[str, str]:
+    """sha256 of each weight's bytes."""
+    if isinstance(source, PPOTrainer):
+        source = snapshot(source)
+    elif isinstance(source, nn.Module):
+        source = source.state_dict()
+    return {name: hashlib.sha256(value.numpy().tobytes()).hexdigest() for name, value in source.items()}
+
+
+def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], part: str = "") -> float:
+    """The largest difference of any weight whose name begins with `part`."""
+    names = [name for name in one if name.startswith(part)]
+    assert names and one.keys() == other.keys()
+    return max(float((one[name].double() - other[name].double()).abs().max()) for name in names)
+
+
+def timeless(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Log lines without what depends on the clock, nor the summary of a whole `train()` call."""
+    kept = [
+        {name: value for name, value in row.items() if not name.endswith(TIMES)}
+        for row in history
+        if "train_loss" not in row
+    ]
+    # NaN is not equal to itself; its name is.
+    return [{name: repr(value) for name, value in row.items()} for row in kept]
+
+
+RewardFunction = Callable[..., Sequence[float | None]]
