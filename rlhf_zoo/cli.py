@@ -18,6 +18,7 @@ from .errors import ZooError
 
 if TYPE_CHECKING:
     from .hub.connect import Hub
+    from .recipes import Recipe
     from .stages.context import RunContext
 
 __all__ = ["cli", "main"]
@@ -213,8 +214,12 @@ def _stage_command(stage: str, does: str, example: str) -> None:
     @click.pass_context
     def command(ctx: click.Context, recipe: str, **options: Any) -> None:
         with _context(recipe, _run_flags(ctx.args, stage=stage), **options) as context:
+            from .recipes import STAGES
             from .stages.pipeline import run_stage
 
+            for named in STAGES:
+                if context.flags[named]:
+                    context.settings(named)  # a mistake in another stage's flags is one too
             if not run_stage(context, stage):
                 click.echo(f"{stage} was finished before in {context.directory}; --restart does it again.")
 
@@ -246,9 +251,10 @@ def run_command(ctx: click.Context, recipe: str, as_json: bool, **options: Any) 
 
         console = Console(stderr=as_json)
         path = pipeline.run(context, console)
-        if context.publish:
-            pipeline.show(context, console)
-        pipeline.verdict(context, console)
+        if "ppo" in context.recipe.stages:
+            if context.publish:
+                pipeline.show(context, console)
+            pipeline.verdict(context, console)
         if as_json:
             click.echo(path.read_text().rstrip())
             return
@@ -259,14 +265,13 @@ def run_command(ctx: click.Context, recipe: str, as_json: bool, **options: Any) 
 
 def _next_steps(context: RunContext) -> list[str]:
     hub = f" --hub {context.hub.label}"
-    ppo = context.repo("ppo")
+    last = list(context.recipe.stages)[-1]
+    card = f"rlhf-zoo card {shlex.quote(str(context.directory / last))}"
     if not context.publish:
-        return [f"rlhf-zoo card {context.directory / 'ppo'}", f"rlhf-zoo run {context.recipe.name} --push_to_hub"]
-    return [
-        f"rlhf-zoo compare {ppo}{hub}",
-        f"rlhf-zoo pull {ppo}@best{hub}",
-        f"rlhf-zoo card {context.directory / 'ppo'}",
-    ]
+        return [card, f"rlhf-zoo push {shlex.quote(str(context.directory))}{hub}"]
+    repo = context.repo(last)
+    compare = [f"rlhf-zoo compare {repo}{hub}"] if last == "ppo" else []
+    return [*compare, f"rlhf-zoo pull {repo}@best{hub}", card]
 
 
 # Checkpoints
@@ -305,8 +310,10 @@ def push(run: Path, hub: str | None, namespace: str | None, private: bool) -> No
 
     document = StageRecord(stages[0]).read()
     root = stages[0].parent
+    from .recipes import Recipe
+
     with _context(
-        document["recipe"],
+        Recipe(document["recipe"], root, {}, {}),
         {},
         output_dir=root,
         hub=hub,
@@ -401,7 +408,7 @@ def _hub(flag: str | None, *, push_to_hub: bool) -> Iterator[Hub]:
 
 @contextlib.contextmanager
 def _context(
-    recipe: str,
+    recipe: str | Recipe,
     flags: Mapping[str, Mapping[str, Any]],
     *,
     output_dir: Path | None,
@@ -411,9 +418,11 @@ def _context(
     private: bool,
     restart: bool,
 ) -> Iterator[RunContext]:
-    from .recipes import load_recipe
+    from .recipes import is_repository_name, load_recipe
 
-    found = load_recipe(recipe)
+    found = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    if namespace is not None and not is_repository_name(namespace):
+        raise ZooError(f"--namespace is {namespace!r}, and no Hub has such: give the name of a user or organization.")
     directory = output_dir or Path("runs") / found.name
     with _hub(hub, push_to_hub=push_to_hub) as connected:
         from .hub.publish import check_access
@@ -421,7 +430,9 @@ def _context(
 
         publish = push_to_hub or connected.kind == "local"
         if publish:
-            namespace = check_access(namespace or ("local" if connected.kind == "local" else None))
+            namespace = check_access(
+                namespace or ("local" if connected.kind == "local" else None), token_from=connected.token_from
+            )
             click.echo(f"Publishing to {namespace}/{found.name}-*", err=True)
         else:
             click.echo("Nothing is published: --push_to_hub would.", err=True)
@@ -455,13 +466,17 @@ def _table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 def main() -> None:
     """Exit codes: 0; 2 the user's to mend; 1 a defect (with its traceback); 130 after Ctrl-C."""
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="rlhf-zoo", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except ZooError as error:
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(2)
+    except click.ClickException as error:
+        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rlhf-zoo"
+        click.echo(f"Error: {error.format_message().rstrip('.')}: see `{command} --help`.", err=True)
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
         click.echo("Interrupted; the same command goes on from what is saved.", err=True)

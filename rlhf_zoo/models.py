@@ -105,7 +105,7 @@ def disable_dropout(model: nn.Module) -> None:
         if isinstance(module, nn.Dropout):
             module.p = 0.0
         for name, value in vars(module).items():
-            if isinstance(value, float) and ("drop" in name):
+            if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
 
 
@@ -178,10 +178,15 @@ def critic_from(source: PreTrainedModel | str | Path) -> PreTrainedModel:
             return AutoModelForTokenClassification.from_pretrained(source, dtype=torch.float32)
         loader = load_classifier if architecture.endswith("ForSequenceClassification") else load_causal
         return critic_from(loader(source))
+    if type(source).__name__.endswith("ForSequenceClassification") and source.config.num_labels != 1:
+        raise ZooError(
+            f"A critic needs one output, and this {type(source).__name__} has {source.config.num_labels}: give a "
+            "value_model with num_labels=1."
+        )
     config = copy.deepcopy(source.config)
     config.num_labels = 1
     try:
-        critic = AutoModelForTokenClassification.from_config(config)
+        critic = AutoModelForTokenClassification.from_config(config, dtype=torch.float32)
     except ValueError as error:
         raise ZooError(
             f"transformers has no token classifier for {config.model_type}, which the critic needs: give a value_model "
@@ -193,7 +198,7 @@ def critic_from(source: PreTrainedModel | str | Path) -> PreTrainedModel:
         target.weight.zero_()
         if target.bias is not None:
             target.bias.zero_()
-        if hasattr(source, "num_labels") and type(source).__name__.endswith("ForSequenceClassification"):
+        if type(source).__name__.endswith("ForSequenceClassification"):
             mean, std = score_statistics(source)
             target.weight.copy_(_head(source).weight / std)
             if target.bias is not None:

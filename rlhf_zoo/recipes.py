@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ from typing import Any
 from .errors import ZooError
 from .plugins import did_you_mean
 
-__all__ = ["STAGES", "Recipe", "copy_recipe", "find_recipe", "list_recipes", "load_recipe"]
+__all__ = ["STAGES", "Recipe", "copy_recipe", "find_recipe", "is_repository_name", "list_recipes", "load_recipe"]
 
 STAGES = ("sft", "reward", "ppo")
 SHARED = "recipe"
+_NAME = re.compile(r"[A-Za-z0-9]([\w.-]{0,78}[A-Za-z0-9])?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,11 @@ class Recipe:
     def source(self, stage: str) -> Path:
         """The file that a stage's keys come from; the stage may be 'recipe'."""
         return self.folder / f"{stage}.yaml"
+
+
+def is_repository_name(name: str) -> bool:
+    """Whether a Hub would take this as a namespace, or as a repository's name with "-reward" after it."""
+    return bool(_NAME.fullmatch(name)) and "--" not in name and ".." not in name
 
 
 def _shipped() -> Path:
@@ -56,18 +63,26 @@ def find_recipe(name: str) -> Path:
 def load_recipe(name: str) -> Recipe:
     """Reads a recipe's files. Raises ZooError for one that is missing, is not a mapping, or says a key twice."""
     folder = find_recipe(name)
+    title = folder.resolve().name
+    if not is_repository_name(title):
+        raise ZooError(
+            f"The recipe's folder is called {title!r}, and its repositories could not be: use at most 80 letters, "
+            "digits, '-', '_' and '.', with a letter or digit at both ends."
+        )
     stages = {stage: _read(folder / f"{stage}.yaml") for stage in STAGES if (folder / f"{stage}.yaml").is_file()}
-    return Recipe(folder.resolve().name, folder, _read(folder / f"{SHARED}.yaml"), stages)
+    return Recipe(title, folder, _read(folder / f"{SHARED}.yaml"), stages)
 
 
 def copy_recipe(name: str, target: Path) -> Path:
     """Copies a recipe's folder, to be edited. Raises ZooError when the target is there already."""
+    source = find_recipe(name)
     if target.exists():
         raise ZooError(f"{target} is there already: choose another name, or remove it first.")
     try:
-        shutil.copytree(find_recipe(name), target)
+        shutil.copytree(source, target)
     except OSError as error:
-        raise ZooError(f"{target} cannot be written ({error.strerror}): choose another place.") from error
+        shutil.rmtree(target, ignore_errors=True)
+        raise ZooError(f"{target} cannot be written ({error.strerror or error}): choose another place.") from error
     return target
 
 
@@ -81,6 +96,8 @@ def _read(path: Path) -> dict[str, Any]:
             seen = set()
             for key_node, _ in node.value:
                 key = self.construct_object(key_node, deep=True)
+                if not isinstance(key, Hashable):
+                    continue  # super() says so
                 if key in seen:
                     line = key_node.start_mark.line + 1
                     raise ZooError(f"{path}, line {line}, says {key!r} a second time: keep one of them.")
@@ -89,12 +106,12 @@ def _read(path: Path) -> dict[str, Any]:
 
     try:
         content = Strict(path.read_text(encoding="utf-8")).get_single_data()
-    except yaml.YAMLError as error:
+    except (OSError, UnicodeDecodeError) as error:
+        raise ZooError(f"{path} cannot be read ({error}): mend the file or its permissions.") from error
+    except (yaml.YAMLError, ValueError) as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
         raise ZooError(f"{path}{line} is not valid YAML ({getattr(error, 'problem', error)}): mend it.") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ZooError(f"{path} cannot be read ({error}): mend the file or its permissions.") from error
     if content is None:
         return {}
     if not isinstance(content, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ __all__ = [
     "make_trainer",
     "prompt_rows",
     "snapshot",
+    "timeless",
 ]
 
 PAD, EOS = 0, 1
@@ -99,7 +100,8 @@ def make_reward_model(
     """A random reward model; `statistics` are the (μ, σ) kept in its config."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = LlamaForSequenceClassification(_config(tokenizer or make_tokenizer(), num_labels=1, **fields)).eval()
+        config = _config(tokenizer or make_tokenizer(), **{"num_labels": 1} | fields)
+        model = LlamaForSequenceClassification(config).eval()
     if statistics is not None:
         set_score_statistics(model, mean=statistics[0], std=statistics[1], over="nothing: a toy")
     return model
@@ -123,7 +125,7 @@ def good(completions: Sequence[Any], **_: Any) -> list[float]:
 def make_trainer(directory: Path, *, kind: type[PPOTrainer] = PPOTrainer, **given: Any) -> PPOTrainer:
     """A PPOTrainer over the toy world; names of its constructor's keywords go there, all others into PPOConfig.
 
-    8 completions of at most 6 tokens an update, in micro-batches of 4; the reward is `good`.
+    8 completions of at most 10 tokens an update, in micro-batches of 4; the reward is `good`.
     """
     tokenizer = given.pop("processing_class", None) or make_tokenizer()
     parts: dict[str, Any] = {"model": None, "train_dataset": None}
@@ -147,7 +149,7 @@ def make_trainer(directory: Path, *, kind: type[PPOTrainer] = PPOTrainer, **give
         "max_steps": 2,
         "num_ppo_epochs": 2,
         "num_mini_batches": 2,
-        "response_length": 6,
+        "response_length": 10,
         "temperature": 1.0,
         "learning_rate": 1e-3,
         "critic_learning_rate": 2e-3,
@@ -219,6 +221,3 @@ def timeless(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
     # NaN is not equal to itself; its name is.
     return [{name: repr(value) for name, value in row.items()} for row in kept]
-
-
-RewardFunction = Callable[..., Sequence[float | None]]

@@ -78,10 +78,10 @@ def check_access(namespace: str | None, *, token_from: str = "HF_TOKEN") -> str:
     return namespace or me["name"]
 
 
-def publish_folder(folder: Path, repo_id: str, *, repo_type: str, message: str) -> str:
+def publish_folder(folder: Path, repo_id: str, *, repo_type: str, message: str, private: bool = False) -> str:
     """Sends a folder as one commit, creating the repository if need be. Returns the commit."""
     files = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    return _commit(repo_id, repo_type, files, message)
+    return _commit(repo_id, repo_type, files, message, private=private)
 
 
 def publish_checkpoint(

@@ -74,9 +74,18 @@ class PPOConfig(TrainingArguments):
             ("response_length", 1),
             ("kl_horizon", 1),
             ("local_rollout_forward_batch_size", 1),
+            ("total_episodes", 1),
+            ("vf_coef", 0),
         ):
-            if getattr(self, name) < low:
+            if getattr(self, name) is not None and getattr(self, name) < low:
                 raise ZooError(f"{name} is {getattr(self, name)}: give at least {low}.")
+        for name in ("cliprange", "cliprange_value", "score_clip"):
+            if getattr(self, name) is not None and getattr(self, name) <= 0:
+                raise ZooError(f"{name} is {getattr(self, name)}: give a positive number.")
+        if self.fp16:
+            raise ZooError(
+                "fp16 scales gradients for one optimizer step an update, and PPO makes several: give bf16 instead."
+            )
         if self.temperature <= 0:
             raise ZooError(f"temperature is {self.temperature}: PPO samples, so give a positive one.")
         if self.kl_estimator not in ("k1", "k3"):
@@ -102,4 +111,10 @@ class PPOConfig(TrainingArguments):
                 "β could turn negative: raise kl_horizon."
             )
         if self.total_episodes is not None:
-            self.max_steps = -(-self.total_episodes // (local * self.world_size))
+            updates = -(-self.total_episodes // (local * self.world_size))
+            if self.max_steps not in (-1, updates):
+                raise ZooError(
+                    f"total_episodes {self.total_episodes} makes {updates} updates and max_steps is {self.max_steps}: "
+                    "give one of them."
+                )
+            self.max_steps = updates

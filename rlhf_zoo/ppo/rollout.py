@@ -41,10 +41,11 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Advantages:
-    """Scores after shaping (B,), rewards per token (B, T), advantages and returns (B, T) of a rollout."""
+    """Of a rollout: scores after shaping (B,), −β·ΣKL (B,), rewards per token, advantages and returns, each (B, T)."""
 
     scored: Scored
     scores: Tensor
+    non_score: Tensor
     rewards: Tensor
     advantages: Tensor
     returns: Tensor

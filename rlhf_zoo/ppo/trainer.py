@@ -134,7 +134,7 @@ class PPOTrainer(Trainer):
         self._observe(rollout, estimates, progress)
         kl = self._mean(rollout.kl)
         self.controller = self.controller.update(kl, len(rows) * self.args.world_size)
-        return progress["loss/policy"] + self.args.vf_coef * progress["loss/value"]
+        return torch.tensor(self._metrics["loss"][-1], device=self.args.device)
 
     @torch.no_grad()
     def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout:
@@ -174,14 +174,15 @@ class PPOTrainer(Trainer):
         scored = self._score(rollout.samples, rows)
         scores = F.shape_scores(scored.total, clip=args.score_clip)
         scores = F.missing_eos_penalty(scores, rollout.samples.ended, penalty=args.missing_eos_penalty)
-        kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=args.kl_estimator)
+        kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=args.kl_estimator).masked_fill(~mask, 0)
         rewards = F.token_rewards(scores, kl, mask, kl_coef=self.controller.kl_coef)
+        non_score = -self.controller.kl_coef * kl.sum(1)
         if args.whiten_rewards:
             rewards = F.whiten(rewards, mask, self._moments(rewards, mask), shift_mean=False)
         advantages, returns = F.gae(rewards, rollout.values, mask, gamma=args.gamma, lam=args.lam)
         if args.whiten_advantages:
             advantages = F.whiten(advantages, mask, self._moments(advantages, mask))
-        return Advantages(scored, scores, rewards, advantages, returns)
+        return Advantages(scored, scores, non_score, rewards, advantages, returns)
 
     def update(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, Tensor]:
         """Epochs × minibatches over a rollout, an optimizer step each. Returns token means of what was seen."""
@@ -192,7 +193,8 @@ class PPOTrainer(Trainer):
         norms = defaultdict(list)
         for _ in range(args.num_ppo_epochs):
             order = torch.randperm(len(rollout.samples), generator=shuffle).to(rollout.mask.device)
-            for minibatch in torch.tensor_split(order, args.num_mini_batches):
+            # The last batch of a pass over the prompts may hold fewer completions than there are minibatches.
+            for minibatch in torch.tensor_split(order, min(args.num_mini_batches, len(order))):
                 tokens = self.accelerator.reduce(rollout.mask[minibatch].sum(), "sum")
                 for rows in length_sorted(minibatch, rollout.mask, args.per_device_train_batch_size):
                     with self.compute_loss_context_manager():
@@ -279,7 +281,7 @@ class PPOTrainer(Trainer):
         tokenizer = self.processing_class
         completions = tokenizer.batch_decode(samples.token_lists(), skip_special_tokens=True)
         prompts = tokenizer.batch_decode([row[PROMPT_TOKENS] for row in rows], skip_special_tokens=True)
-        columns = {
+        columns: dict[str, Any] = {
             name: [row[name] for row in rows]
             for name in rows[0]
             if name not in ("prompt", PROMPT_TOKENS, PROMPT_INDEX, "completion", "completion_ids")
@@ -290,7 +292,7 @@ class PPOTrainer(Trainer):
             [{"role": "assistant", "content": completion}] if isinstance(prompt, list) else completion
             for prompt, completion in zip(given, completions, strict=True)
         ]
-        return self.rewards(samples, given, said, texts, columns)
+        return self.rewards(samples, given, said, texts, {**columns, "trainer_state": self.state})
 
     def _moments(self, x: Tensor, mask: Tensor) -> Tensor:
         return self.accelerator.reduce(F.masked_moments(x, mask), "sum")
@@ -310,15 +312,11 @@ class PPOTrainer(Trainer):
     def _observe(self, rollout: Rollout, estimates: Advantages, progress: Mapping[str, Tensor]) -> None:
         """Adds this update's metrics to what the next log line averages."""
         self._episodes += len(rollout.samples) * self.args.world_size
-        non_score = (
-            (estimates.rewards.sum(1) - estimates.scores)
-            if not self.args.whiten_rewards
-            else (-self.controller.kl_coef * rollout.kl)
-        )
         metrics = {
+            "loss": float(progress["loss/policy"] + self.args.vf_coef * progress["loss/value"]),
             **self._describe(rollout, estimates),
-            "objective/non_score_reward": self._mean(non_score),
-            "objective/rlhf_reward": self._mean(non_score + estimates.scores),
+            "objective/non_score_reward": self._mean(estimates.non_score),
+            "objective/rlhf_reward": self._mean(estimates.non_score + estimates.scores),
             "critic/explained_variance": float(F.explained_variance(rollout.values, estimates.returns, rollout.mask)),
             "critic/value": self._mean(rollout.values.masked_fill(~rollout.mask, math.nan)),
             "critic/return": self._mean(estimates.returns.masked_fill(~rollout.mask, math.nan)),
@@ -384,7 +382,8 @@ class PPOTrainer(Trainer):
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds the means of PPO's metrics over the updates since the last log line."""
         if "loss" in logs and self._metrics:
-            # Trainer's own norm is read after the update has cleared the gradients: always 0.
+            # Trainer's own norm is read after the update has cleared the gradients: always 0. Its own loss forgets, on
+            # resuming, the updates since the last log line: ours replaces it.
             logs.pop("grad_norm", None)
             logs = logs | {name: sum(seen) / len(seen) for name, seen in self._metrics.items()}
             logs["episodes"] = self._episodes
@@ -406,6 +405,8 @@ class PPOTrainer(Trainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         directory = Path(resume_from_checkpoint)
         self._actor.load_checkpoint(directory)
+        if not (directory / PPO_STATE).is_file():
+            raise ZooError(f"{directory} holds no {PPO_STATE}: it is no PPO checkpoint, so PPO cannot go on from it.")
         state = json.loads((directory / PPO_STATE).read_text())
         self.controller = kl_controller(
             kl_coef=state["kl_coef"], kl_target=self.args.kl_target, kl_horizon=self.args.kl_horizon

@@ -30,8 +30,8 @@ class Scored:
 class Rewards:
     """Σ_f w_f · reward_f over the rewards that apply to a row.
 
-    A function is called as TRL's GRPO calls it, `f(prompts=…, completions=…, completion_ids=…, **columns)`, and returns
-    one number a row, or None where it does not apply.
+    A function is called as TRL's GRPO calls it, `f(prompts=…, completions=…, completion_ids=…, trainer_state=…,
+    **columns)`, and returns one number a row, or None where it does not apply.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Rewards:
         prompts: Sequence[Any],
         completions: Sequence[Any],
         texts: Sequence[str],
-        columns: Mapping[str, Sequence[Any]],
+        columns: Mapping[str, Any],
     ) -> Scored:
         """Scores B completions. texts: prompt + completion as one string a row.
 
@@ -94,20 +94,17 @@ class Rewards:
 
 def _checked(name: str, values: Sequence[float | None], count: int, prompts: Sequence[Any]) -> Tensor:
     try:
-        values = list(values)
-        for value in values:
-            if value is not None:
-                float(value)
+        numbers = [None if value is None else float(value) for value in values]
     except (TypeError, ValueError) as error:
         raise ZooError(
-            f"The reward function {name} returned no list of numbers ({error}): return one float, or None, a completion."
+            f"The reward function {name} returned no list of numbers ({error}): return a float or None a completion."
         ) from error
-    if len(values) != count:
-        raise ZooError(f"The reward function {name} returned {len(values)} rewards for {count} completions.")
-    for row, value in enumerate(values):
-        if value is not None and not math.isfinite(value):
-            raise ZooError(f"The reward function {name} returned {value} for row {row}, prompt {prompts[row]!r}.")
-    return torch.tensor([math.nan if value is None else float(value) for value in values])
+    if len(numbers) != count:
+        raise ZooError(f"The reward function {name} returned {len(numbers)} rewards for {count} completions.")
+    for row, number in enumerate(numbers):
+        if number is not None and not math.isfinite(number):
+            raise ZooError(f"The reward function {name} returned {number} for row {row}, prompt {prompts[row]!r}.")
+    return torch.tensor([math.nan if number is None else number for number in numbers])
 
 
 def _name(reward: RewardModel | RewardFunction) -> str:

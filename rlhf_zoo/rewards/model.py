@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -56,11 +57,12 @@ class RewardModel:
         self.batch_size = batch_size
         self.mean, self.std = score_statistics(model)
         self.shares_ids = same_tokenizer(tokenizer, policy_tokenizer)
-        rows = model.get_input_embeddings().weight.shape[0]
+        embeddings: Any = model.get_input_embeddings()
+        rows = embeddings.weight.shape[0]
         if len(tokenizer) > rows:
             raise ZooError(
-                f"The reward model {name} has {rows} embedding rows and its tokenizer {len(tokenizer)} tokens: give the "
-                "tokenizer that it was trained with as reward_processing_class."
+                f"The reward model {name} has {rows} embedding rows and its tokenizer {len(tokenizer)} tokens: "
+                "give its own tokenizer as reward_processing_class."
             )
 
     def to(self, device: torch.device | str) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import shutil
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import datasets
@@ -14,9 +16,11 @@ import datasets
 from ..data import need_columns
 from ..errors import ZooError
 from ..hub.publish import publish_folder
+from ..hub.refusals import client_errors, is_disk_full, reason, refusals_as
 from ..plugins import load_object
 from ..record import fingerprint, now, write_text
 from .context import RunContext, versions
+from .settings import RecipeConfig
 
 __all__ = ["CORPORA", "DataSource", "data_source", "write_configuration"]
 
@@ -33,24 +37,25 @@ class DataSource:
 
     def load(self, configuration: str | None, split: str, *, columns: list[str]) -> datasets.Dataset:
         """One split. Raises ZooError when it, its configuration or a column is not there, or it is empty."""
-        import httpx
-        from huggingface_hub.errors import HfHubHTTPError
-
         what = f"The data set {self.location}" + (f", configuration {configuration}" if configuration else "")
         try:
             loaded = datasets.load_dataset(self.location, configuration, split=split, revision=self.revision)
-        except (ValueError, datasets.exceptions.DatasetsError, FileNotFoundError) as error:
-            raise ZooError(f"{what}, split {split}, cannot be loaded: {str(error).strip().splitlines()[0]}") from error
-        except (HfHubHTTPError, httpx.HTTPError, ConnectionError) as error:
-            raise ZooError(f"{what} cannot be fetched: {str(error).strip().splitlines()[0]}") from error
+        except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
+            if is_disk_full(error):
+                raise
+            raise ZooError(
+                f"{what}, split {split}, cannot be loaded ({reason(error)}): check the names of the data set, its "
+                "configuration and its split, and --hub."
+            ) from error
         need_columns(loaded, columns, of=f"{what}, split {split},")
         return loaded
 
 
-def data_source(context: RunContext) -> DataSource:
-    """The recipe's data: what its corpus prepares (once), else the data set that it names.
+def data_source(context: RunContext, *, again: bool = False) -> DataSource:
+    """The recipe's data: what its corpus prepares (once, and `again` if asked), else the data set that it names.
 
-    Raises ZooError when the recipe has neither, or another run's data lie in the run directory.
+    Raises ZooError when the recipe has neither, or another run's data lie in the run directory and --restart was not
+    given.
     """
     shared = context.shared
     if shared.corpus is None:
@@ -61,24 +66,29 @@ def data_source(context: RunContext) -> DataSource:
             shared.dataset_name, shared.dataset_revision, {**lineage, "fingerprint": fingerprint(lineage)}
         )
     record = context.record("data")
-    if context.restart:
-        shutil.rmtree(record.path, ignore_errors=True)
     resolved = {
         "corpus": shared.corpus,
         "corpus_args": shared.corpus_args,
         "dataset_name": shared.dataset_name,
         "seed": shared.seed,
     }
-    record.check_fingerprint(resolved, recipe=context.recipe.name)
-    if record.read().get("status") != "finished":
-        prepare = load_object(shared.corpus, group=CORPORA)
-        for configuration, splits in prepare(shared.dataset_name, seed=shared.seed, **shared.corpus_args).items():
-            write_configuration(record.path, configuration, splits)
-        _write_card(context)
+    if not record.run_file.exists() and record.path.is_dir() and any(record.path.iterdir()):
+        raise ZooError(f"{record.path} holds files that no run wrote: choose another --output_dir.")
+    try:
+        record.check_fingerprint(resolved, recipe=context.recipe.name)
+    except ZooError:
+        if not context.restart:
+            raise
+        again = True
+    if again or record.read().get("status") != "finished":
+        started = time.monotonic()
+        prepared = _prepare(shared)
+        if record.path.is_dir():
+            shutil.rmtree(record.path)
         record.write(
             stage="data",
             recipe=context.recipe.name,
-            status="finished",
+            status="running",
             seed=shared.seed,
             fingerprint=fingerprint(resolved),
             resolved=resolved,
@@ -87,16 +97,31 @@ def data_source(context: RunContext) -> DataSource:
             hub=context.hub.label,
             repo=None,
             command=context.command,
-            finished=now(),
         )
+        for configuration, splits in prepared.items():
+            write_configuration(record.path, configuration, splits)
+        write_text(record.path / "README.md", _card(context, _configurations(_files(record.path))))
+        record.write(status="finished", seconds=time.monotonic() - started, finished=now())
     return _published(context)
+
+
+def _prepare(shared: RecipeConfig) -> Mapping[str, Mapping[str, Iterable[Mapping]]]:
+    prepare = load_object(str(shared.corpus), group=CORPORA)
+    try:
+        inspect.signature(prepare).bind(shared.dataset_name, seed=shared.seed, **shared.corpus_args)
+    except TypeError as error:
+        raise ZooError(
+            f"corpus_args does not suit {shared.corpus} ({error}): its docstring says what it takes."
+        ) from error
+    return prepare(shared.dataset_name, seed=shared.seed, **shared.corpus_args)
 
 
 def add_configuration(context: RunContext, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> DataSource:
     """Adds a configuration that a stage made (simulated preferences) and sends the data set again."""
-    write_configuration(context.record("data").path, configuration, splits)
-    _write_card(context)
-    context.record("data").write(repo=None)
+    record = context.record("data")
+    write_configuration(record.path, configuration, splits)
+    write_text(record.path / "README.md", _card(context, _configurations(_files(record.path))))
+    record.write(repo=None)
     return _published(context)
 
 
@@ -107,19 +132,24 @@ def write_configuration(folder: Path, configuration: str, splits: Mapping[str, I
         write_text(folder / configuration / f"{split}.jsonl", text)
 
 
-def _configurations(folder: Path) -> dict[str, list[str]]:
-    return {
-        path.name: sorted(file.stem for file in path.glob("*.jsonl"))
-        for path in sorted(folder.iterdir())
-        if path.is_dir() and any(path.glob("*.jsonl"))
-    }
+def _files(folder: Path) -> list[str]:
+    return [path.relative_to(folder).as_posix() for path in folder.glob("*/*.jsonl")]
 
 
-def _write_card(context: RunContext) -> None:
+def _configurations(names: Iterable[str]) -> dict[str, list[str]]:
+    """CONFIGURATION/SPLIT.jsonl, ... -> the splits of each configuration."""
+    paths = sorted(PurePosixPath(name) for name in names)
+    found: dict[str, list[str]] = {}
+    for path in paths:
+        if path.suffix == ".jsonl" and len(path.parts) == 2:
+            found.setdefault(path.parts[0], []).append(path.stem)
+    return found
+
+
+def _card(context: RunContext, configurations: Mapping[str, list[str]]) -> str:
     import yaml
 
-    shared, folder = context.shared, context.record("data").path
-    configurations = _configurations(folder)
+    shared = context.shared
     front = {
         "license": shared.license,
         "language": [shared.language],
@@ -139,11 +169,10 @@ def _write_card(context: RunContext) -> None:
         else ""
     )
     rows = "".join(f"| `{name}` | {', '.join(splits)} |\n" for name, splits in configurations.items())
-    write_text(
-        folder / "README.md",
+    return (
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n\n# {context.recipe.name}: data\n\n"
         f"{shared.description}\n{notice}\n| configuration | splits |\n|---|---|\n{rows}\n"
-        f"Prepared by `rlhf-zoo run {context.recipe.name}` (seed {shared.seed}).\n",
+        f"Prepared by `rlhf-zoo run {context.recipe.name}` (seed {shared.seed}).\n"
     )
 
 
@@ -154,10 +183,14 @@ def _published(context: RunContext) -> DataSource:
     if not context.publish:
         return DataSource(str(record.path), None, lineage)
     repo = document.get("repo")
-    if not repo or repo.get("hub") != context.hub.label or not _still_there(repo):
-        commit = _send(context, record.path)
-        repo = {"id": context.dataset_repo, "commit": commit, "tags": {}, "hub": context.hub.label}
-        record.write(repo=repo)
+    with refusals_as(
+        f"The data cannot be published under {context.dataset_repo} on {context.hub.described}",
+        "check --namespace and the token, or try again when the Hub answers.",
+    ):
+        if not repo or (repo["hub"], repo["id"]) != (context.hub.label, context.dataset_repo) or not _still_there(repo):
+            commit = _send(context, record.path)
+            repo = {"id": context.dataset_repo, "commit": commit, "tags": {}, "hub": context.hub.label}
+            record.write(repo=repo)
     return DataSource(repo["id"], repo["commit"], {**lineage, "repo": repo["id"], "commit": repo["commit"]})
 
 
@@ -168,13 +201,27 @@ def _still_there(repo: Mapping[str, Any]) -> bool:
 
 
 def _send(context: RunContext, folder: Path) -> str:
+    """The card names also what other runs put there: `rlhf-zoo ppo` alone has no preferences to send."""
     import tempfile
 
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        there = HfApi().list_repo_files(context.dataset_repo, repo_type="dataset")
+    except RepositoryNotFoundError:
+        there = []
     with tempfile.TemporaryDirectory() as scratch:
-        for path in [folder / "README.md", *folder.glob("*/*.jsonl")]:
-            target = Path(scratch) / path.relative_to(folder)
+        for name in _files(folder):
+            target = Path(scratch) / name
             target.parent.mkdir(exist_ok=True)
-            shutil.copy(path, target)
+            shutil.copy(folder / name, target)
+        configurations = _configurations({*there, *_files(folder)})
+        (Path(scratch) / "README.md").write_text(_card(context, configurations), encoding="utf-8")
         return publish_folder(
-            Path(scratch), context.dataset_repo, repo_type="dataset", message=f"{context.recipe.name}: data"
+            Path(scratch),
+            context.dataset_repo,
+            repo_type="dataset",
+            message=f"{context.recipe.name}: data",
+            private=context.private,
         )

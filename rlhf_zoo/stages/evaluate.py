@@ -20,12 +20,13 @@ from ..plugins import load_object
 from ..record import fingerprint, now, write_json, write_text
 from ..rewards import RewardModel, Rewards
 from ..sampling import token_logprobs
-from .context import RunContext, versions
+from .context import Checkpoint, RunContext, versions
 from .data import DataSource, data_source
 from .generate import complete
+from .interrupt import Stopped
 from .train import quiet
 
-__all__ = ["Measured", "Yardstick", "measure", "run"]
+__all__ = ["Measured", "Yardstick", "check_prompts", "measure", "run", "same_weights", "yardstick"]
 
 EVAL_STREAM = 5
 
@@ -149,6 +150,7 @@ def run(context: RunContext) -> bool:
     record.check_fingerprint(resolved, recipe=context.recipe.name)
     if record.read().get("status") == "finished":
         return False
+    prompts = check_prompts(context, source)
     record.write(
         stage="eval",
         recipe=context.recipe.name,
@@ -162,28 +164,46 @@ def run(context: RunContext) -> bool:
         repo=None,
         command=context.command,
     )
-    config = shared.evaluation
+    try:
+        document, samples = _evaluate(context, source, checkpoints, prompts)
+    except KeyboardInterrupt as error:
+        record.write(status="interrupted")
+        raise Stopped from error
+    seconds = time.monotonic() - started
+    write_json(record.path / "evaluation.json", {**document, "seconds": seconds})
+    write_text(record.path / "samples.jsonl", samples)
+    record.write(status="finished", seconds=seconds, finished=now())
+    return True
+
+
+def check_prompts(context: RunContext, source: DataSource) -> list[str]:
+    """The held-out prompts that the evaluation asks for. Raises ZooError when the test split has too few."""
+    wanted = context.shared.evaluation.prompts
     prompts = list(source.load("prompts", "test", columns=["prompt"])["prompt"])
-    if len(prompts) < config.prompts:
+    if len(prompts) < wanted:
         raise ZooError(
-            f"The test split has {len(prompts)} prompts and evaluation.prompts asks for {config.prompts}: lower it."
+            f"The test split has {len(prompts)} prompts and evaluation.prompts asks for {wanted}: lower it, or prepare "
+            "more data."
         )
+    return prompts[:wanted]
+
+
+def _evaluate(
+    context: RunContext, source: DataSource, checkpoints: Mapping[str, Checkpoint], prompts: Sequence[str]
+) -> tuple[dict[str, Any], str]:
+    """The contents of evaluation.json, less its seconds, and of samples.jsonl."""
+    config, seed = context.shared.evaluation, context.shared.seed
     groups = [i for i in range(config.prompts) for _ in range(config.samples)]
     keys = [(EVAL_STREAM, i // config.samples, i % config.samples) for i in range(len(groups))]
     asked = [prompts[group] for group in groups]
     tools = yardstick(context, source, checkpoints["sft"].path)
     policies = {"sft": tools.reference, "ppo": load_causal(checkpoints["ppo"].path), "control": tools.reference}
     measured = {
-        name: measure(
-            policy, tools, asked, keys=keys, seed=shared.seed + (name == "control"), desc=f"evaluating {name}"
-        )
+        name: measure(policy, tools, asked, keys=keys, seed=seed + (name == "control"), desc=f"evaluating {name}")
         for name, policy in policies.items()
     }
-    document = _document(context, tools, measured, groups, time.monotonic() - started)
-    write_json(record.path / "evaluation.json", document)
-    write_text(record.path / "samples.jsonl", _samples(tools, measured, asked, groups, config.samples))
-    record.write(status="finished", seconds=time.monotonic() - started, finished=now())
-    return True
+    samples = _samples(tools, measured, asked, groups, config.samples)
+    return _document(context, tools, measured, groups), samples
 
 
 def _estimates(found: Measured, judge: str, groups: Sequence[int], seed: int) -> dict[str, Estimate]:
@@ -199,7 +219,7 @@ def _estimates(found: Measured, judge: str, groups: Sequence[int], seed: int) ->
 
 
 def _document(
-    context: RunContext, tools: Yardstick, measured: Mapping[str, Measured], groups: Sequence[int], seconds: float
+    context: RunContext, tools: Yardstick, measured: Mapping[str, Measured], groups: Sequence[int]
 ) -> dict[str, Any]:
     seed, config = context.shared.seed, context.shared.evaluation
     headline = tools.judges[0]
@@ -246,7 +266,6 @@ def _document(
         },
         "win_rate": against_sft("ppo", headline.name),
         "control": against_sft("control", headline.name),
-        "seconds": seconds,
     }
 
 

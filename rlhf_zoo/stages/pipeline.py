@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from ..record import read_json
 from . import evaluate, ppo, reward, sft
 from .context import RunContext
 from .data import data_source
-from .evaluate import measure, same_weights, yardstick
+from .evaluate import check_prompts, measure, same_weights, yardstick
 from .release import release_best
 from .summary import write_summary
 
@@ -31,14 +32,17 @@ def run_stage(context: RunContext, stage: str) -> bool:
 
 def run(context: RunContext, console: Any) -> Path:
     """Runs every stage of the recipe that is not finished, publishes, and returns the path of summary.json."""
-    for stage in STAGES:
-        if stage in context.recipe.stages:
-            context.settings(stage)  # a mistake in the last stage's keys is found before the first one trains
-    for stage in STAGES:
-        if stage == "eval" and "ppo" not in context.recipe.stages:
-            continue
-        if stage != "eval" and stage not in context.recipe.stages:
-            continue
+    # Mistakes in what comes last are found before what comes first trains.
+    for stage in context.recipe.stages:
+        context.settings(stage)
+    evaluates = "ppo" in context.recipe.stages
+    source = data_source(context, again=context.restart)
+    if evaluates:
+        check_prompts(context, source)
+    if context.restart:
+        _forget(context)
+        context = replace(context, restart=False)
+    for stage in [*context.recipe.stages, *(["eval"] if evaluates else [])]:
         console.rule(f"[bold]{stage}")
         trained = run_stage(context, stage)
         if not trained:
@@ -50,6 +54,14 @@ def run(context: RunContext, console: Any) -> Path:
         if context.publish:
             release_best(context, stage)
     return write_summary(context)
+
+
+def _forget(context: RunContext) -> None:
+    """Clears all that stages left, and summary.json; what they start from stays until they make it anew."""
+    (context.directory / "summary.json").unlink(missing_ok=True)
+    for record in map(context.record, reversed(STAGES)):
+        if record.run_file.exists():
+            record.clear()
 
 
 def _said(context: RunContext, stage: str) -> str:

@@ -90,6 +90,7 @@ def release_best(context: RunContext, stage: str) -> None:
             repo,
             repo_type="model",
             message=f"{context.recipe.name} {stage}: card of {tag_name(checkpoint_step(last))}",
+            private=context.private,
         )
         tag_revision(repo, "best", commit, "the last checkpoint, with the card of the finished run")
     tags = {**published_tags(record, repo, hub=hub.label), "best": commit}
@@ -98,7 +99,8 @@ def release_best(context: RunContext, stage: str) -> None:
 
 
 def _mend(context: RunContext) -> str:
-    return f"when it answers, `rlhf-zoo push {shlex.quote(str(context.directory))} --hub {context.hub.label}` sends them."
+    command = f"rlhf-zoo push {shlex.quote(str(context.directory))} --hub {context.hub.label}"
+    return f"when it answers, `{command}` sends them."
 
 
 def _forget_lost(record: StageRecord, repo: str, hub: str) -> None:

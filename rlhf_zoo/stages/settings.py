@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,12 @@ __all__ = [
 ]
 
 
+def _at_least(low: int, config: Any, *names: str) -> None:
+    for name in names:
+        if (value := getattr(config, name)) is not None and value < low:
+            raise ZooError(f"{name} is {value}: give at least {low}.")
+
+
 @dataclass(frozen=True)
 class EvaluationConfig:
     """How the eval stage compares PPO with SFT; the keys under `evaluation:` in recipe.yaml."""
@@ -41,6 +48,9 @@ class EvaluationConfig:
     judge_name: str | None = None
     judge_description: str = ""
     lexicon: str | None = None
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "prompts", "samples")
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,9 @@ class RecipeConfig:
     tokenizer: dict[str, Any] | None = None
     architecture: dict[str, Any] | None = None
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    def __post_init__(self) -> None:
+        _at_least(0, self, "seed")
 
 
 @dataclass(frozen=True)
@@ -88,6 +101,10 @@ class RewardArguments:
     score_samples: int = field(
         default=512, metadata={"help": "SFT samples over which the scores' mean and deviation are measured."}
     )
+
+    def __post_init__(self) -> None:
+        _at_least(1, self, "simulated_pairs", "simulated_test_pairs")
+        _at_least(2, self, "score_samples")
 
 
 @dataclass(frozen=True)
@@ -168,16 +185,33 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     if not isinstance(evaluation, dict):
         raise ZooError(f"evaluation in {where} is no mapping: put its keys under it, indented.")
     evaluation = dict(evaluation)
-    for name, value in (flags or {}).items():
-        if name.startswith("evaluation."):
-            evaluation[name.removeprefix("evaluation.")] = value
-        else:
-            shared[name] = value
-    shared = _checked(shared, _hints(RecipeConfig), where)
-    if "description" not in shared:
+    hints, nested_hints = _hints(RecipeConfig), _hints(EvaluationConfig)
+    nested_hints = {f"evaluation.{name}": hint for name, hint in nested_hints.items()}
+    hints.pop("evaluation")
+    known = {**hints, **nested_hints}
+    for name in flags or {}:
+        if name not in known and name not in ("env", *RUN_KEYS):
+            raise ZooError(f"--{name} is no key of recipe.yaml{_elsewhere(name, known)}")
+    checked = _checked(shared, hints, where, of="recipe.yaml")
+    checked |= _checked({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, where)
+    checked |= _checked(flags or {}, known, "the command's flags", flag=True)
+    if "description" not in checked:
         raise ZooError(f"{where} has no description: say in a line what the recipe trains.")
-    nested = _checked(evaluation, _hints(EvaluationConfig), f"{where} under evaluation")
-    return RecipeConfig(**{**shared, "evaluation": EvaluationConfig(**nested)})
+    shared = {name: value for name, value in checked.items() if name in hints}
+    nested = {name.removeprefix("evaluation."): value for name, value in checked.items() if name in nested_hints}
+    return RecipeConfig(**shared, evaluation=EvaluationConfig(**nested))
+
+
+def _elsewhere(name: str, known: Mapping[str, Any]) -> str:
+    """Where a flag without a stage before it belongs. Reads every stage's keys, which takes seconds."""
+    flags = {key: key for key in known}
+    for stage in STAGES:
+        flags |= {f"{stage}.{key}": key for key in stage_keys(stage)}
+    flags |= {key: key.partition(".")[2] for key in known if key.startswith("evaluation.")}
+    if named := [f"--{flag}" for flag, key in flags.items() if key == name]:
+        return f": write {' or '.join(named)}."
+    near = did_you_mean(name, {*flags, *flags.values()})
+    return near or ": `rlhf-zoo recipes keys recipe` lists them, and a stage's key is written --STAGE.KEY."
 
 
 def stage_settings(
@@ -191,11 +225,12 @@ def stage_settings(
     shared = recipe_config(recipe, shared_flags)
     keys = stage_keys(stage)
     hints = {name: hint for name, (hint, _, _) in keys.items()}
-    asked = _checked(recipe.stages[stage], hints, str(recipe.source(stage)))
-    asked |= _checked(flags, hints, "the command's flags", flag=True)
+    asked = _checked(recipe.stages[stage], hints, str(recipe.source(stage)), of=f"the stage {stage}")
+    asked |= _checked(flags, hints, "the command's flags", of=f"the stage {stage}", flag=True)
     asked.setdefault("seed", shared.seed)
     told = dataclasses.asdict(shared)
-    told.pop("description")
+    # What a stage learns does not hang on how the recipe is described or evaluated later.
+    told = {name: value for name, value in told.items() if name not in ("description", "evaluation")}
     parser = TrlParser(list(_dataclasses(stage)), allow_abbrev=False)
     try:
         data, trainer, model = parser.parse_dict(
@@ -204,24 +239,33 @@ def stage_settings(
     except (ValueError, TypeError, ImportError) as error:
         first = str(error).strip().splitlines()[0]
         raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {first}") from error
+    _at_least(0, trainer, "seed")
     return StageSettings(stage, shared, data, trainer, model, {**asked, "recipe": told})
 
 
-def _checked(values: Mapping[str, Any], hints: Mapping[str, Any], where: str, *, flag: bool = False) -> dict[str, Any]:
+def _checked(
+    values: Mapping[str, Any], hints: Mapping[str, Any], where: str, *, of: str = "recipe.yaml", flag: bool = False
+) -> dict[str, Any]:
+    """`values` as `hints` want them. where: what holds them; of: whose keys they are. Raises ZooError at the first."""
     checked = {}
     for name, value in values.items():
         if name == "env":
             raise ZooError(f"{where} sets `env`, which could redirect the Hub: set environment variables in the shell.")
         if name in RUN_KEYS:
-            raise ZooError(f"{where} sets {name}, which belongs to the run: give it to the command as a flag.")
-        shown = f"--{name}" if flag else str(name)
+            raise ZooError(
+                f"{where} sets {name}, which the run settles: leave it out; the commands take --output_dir, "
+                "--push_to_hub, --namespace and --hub."
+            )
         if name not in hints:
             near = did_you_mean(str(name), hints)
-            raise ZooError(f"{shown} in {where} is no key of it{near or ': `rlhf-zoo recipes keys STAGE` lists them.'}")
+            said = f"--{name} is" if flag else f"{where} says {name}, which is"
+            stage = of.rpartition(" ")[2].removesuffix(".yaml")
+            raise ZooError(f"{said} no key of {of}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
         try:
             checked[name] = _coerce(value, hints[name])
         except ValueError as error:
-            raise ZooError(f"{shown} in {where} is {value!r}, and it takes {error}.") from error
+            said = f"--{name}" if flag else f"{name} in {where}"
+            raise ZooError(f"{said} is {value!r}, and it takes {error}.") from error
     return checked
 
 
@@ -275,6 +319,8 @@ def _coerce(value: Any, hint: Any) -> Any:
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
         if value in [member.value for member in hint]:
             return value
+        if value is False and "no" in [member.value for member in hint]:
+            return "no"  # as YAML 1.1 reads a bare `no`
         raise ValueError("one of " + ", ".join(str(member.value) for member in hint))
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         if isinstance(value, hint):
@@ -285,25 +331,24 @@ def _coerce(value: Any, hint: Any) -> Any:
 
 def _number(value: Any, kind: type) -> Any:
     wanted = "a whole number" if kind is int else "a number"
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(wanted)
-    if isinstance(value, (int, float)):
-        if kind is int and value != int(value):
-            raise ValueError(wanted)
-        return int(value) if kind is int else value
-    if not isinstance(value, str):
+    if isinstance(value, str):
+        for read in (int, float):
+            try:
+                value = read(value)
+                break
+            except ValueError:
+                continue
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str) or math.isnan(value):
         raise ValueError(wanted)
-    try:
-        return int(value)
-    except ValueError:
-        pass
-    try:
-        number = float(value)
-    except ValueError:
-        raise ValueError(wanted) from None
-    if kind is int:
+    if kind is float:
+        return value
+    if not value.is_integer():
         raise ValueError(wanted)
-    return number
+    return int(value)
 
 
 def _structure(text: str, kind: type) -> Any:

@@ -22,7 +22,7 @@ def run(context: RunContext) -> bool:
     started = time.monotonic()
     settings = context.settings("sft")
     quiet()
-    source = data_source(context)
+    source = data_source(context, again=context.restart)
     data, shared = settings.data, settings.recipe
     field = settings.trainer.dataset_text_field
 

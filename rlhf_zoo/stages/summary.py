@@ -22,18 +22,19 @@ def peak_rss_mib() -> float:
 def write_summary(context: RunContext) -> Path:
     """Gathers run.json of every stage and eval/evaluation.json into summary.json, and returns its path."""
     documents = {stage: context.record(stage).read() for stage in ("sft", "reward", "ppo", "eval")}
-    evaluation = read_json(context.record("eval").path / "evaluation.json")
+    evaluation = read_json(context.record("eval").path / "evaluation.json") if documents["eval"] else {}
     path = context.directory / "summary.json"
     seconds = {stage: round(document.get("seconds", 0.0), 2) for stage, document in documents.items()}
+    prepared = context.record("data").read().get("seconds", 0.0)
     # A run that was resumed is described by the largest of its processes.
-    before = read_json(path).get("peak_rss_mib", 0.0) if path.is_file() and not context.restart else 0.0
+    before = read_json(path).get("peak_rss_mib", 0.0) if path.is_file() else 0.0
     summary: dict[str, Any] = {
         "schema": 1,
         "recipe": context.recipe.name,
         "seed": context.shared.seed,
         "simulated": context.shared.simulated,
         "hub": context.hub.label,
-        "seconds": {**seconds, "total": round(sum(seconds.values()), 2)},
+        "seconds": {**seconds, "total": round(sum(seconds.values()) + prepared, 2)},
         "peak_rss_mib": round(max(before, peak_rss_mib()), 1),
         "repos": {
             stage: {key: documents[stage]["repo"][key] for key in ("id", "commit", "tags")}
@@ -45,8 +46,16 @@ def write_summary(context: RunContext) -> Path:
             for key, value in (documents["reward"].get("reward_model") or {}).items()
             if key in ("accuracy", "n", "ci95")
         },
-        **{side: {name: estimate["value"] for name, estimate in evaluation[side].items()} for side in ("sft", "ppo")},
-        **{name: {key: evaluation[name][key] for key in ("value", "ci95", "n")} for name in ("win_rate", "control")},
+        **{
+            side: {name: estimate["value"] for name, estimate in evaluation[side].items()}
+            for side in ("sft", "ppo")
+            if side in evaluation
+        },
+        **{
+            name: {key: evaluation[name][key] for key in ("value", "ci95", "n")}
+            for name in ("win_rate", "control")
+            if name in evaluation
+        },
     }
     write_json(path, summary)
     return path

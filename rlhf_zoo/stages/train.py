@@ -51,7 +51,7 @@ def train_stage(
     """
     stage = settings.stage
     record = context.record(stage)
-    if context.restart:
+    if context.restart and record.run_file.exists():
         record.clear()
     lineage = {name: dict(parent.lineage) for name, parent in parents.items()}
     resolved = {
@@ -65,25 +65,28 @@ def train_stage(
         if context.publish:
             release_best(context, stage)
         return False
+    if not before and any(record.path.glob("checkpoint-*")):
+        raise ZooError(f"{record.path} holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir.")
     record.remove_incomplete()
     resume = record.last_checkpoint()
     record.truncate_metrics(checkpoint_step(resume) if resume else -1)
-    record.write(
-        stage=stage,
-        recipe=context.recipe.name,
-        status="running",
-        seed=settings.trainer.seed,
-        fingerprint=fingerprint(resolved),
-        resolved=resolved,
-        versions=versions(),
-        parents=lineage,
-        dataset=dict(data),
-        hub=context.hub.label,
-        repo=before.get("repo"),
-        command=context.command,
-    )
     with Interruptible(f"the {stage} stage") as stop:
         trainer = build()
+        # Only now: settings that build refuses must not claim the directory.
+        record.write(
+            stage=stage,
+            recipe=context.recipe.name,
+            status="running",
+            seed=settings.trainer.seed,
+            fingerprint=fingerprint(resolved),
+            resolved=resolved,
+            versions=versions(),
+            parents=lineage,
+            dataset=dict(data),
+            hub=context.hub.label,
+            repo=before.get("repo"),
+            command=context.command,
+        )
         _attach(trainer, context, record, stop, finish_checkpoint)
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         seconds = before.get("seconds", 0.0) + time.monotonic() - started

@@ -200,6 +200,11 @@ def test_agreement_in_number_is_grammar() -> None:
     assert explain("the bike's brakes are great because it slip in the rain.")["grammar"] < 0
 
 
+def test_any_number_may_stand_where_a_number_stands() -> None:
+    assert explain(GOOD.replace("two", "five")) == explain(GOOD)
+    assert explain(GOOD.replace("two", "green"))["grammar"] < 0
+
+
 def test_the_generator_writes_varied_lines_of_very_mixed_worth() -> None:
     rng = random.Random(0)
     drawn = [generate_line(rng) for _ in range(5_000)]

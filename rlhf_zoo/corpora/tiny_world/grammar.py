@@ -73,11 +73,20 @@ def tokenize(text: str) -> list[str]:
     return _TOKEN.findall(text)
 
 
-def spellings(template: str) -> list[str]:
-    """All texts of a phrase with slots: ``lasts [two|three] days`` gives two."""
+def _slots(template: str) -> list[list[str]]:
     parts = _SLOT.split(template)
-    choices = [part.split("|") if i % 2 else [part] for i, part in enumerate(parts)]
-    return ["".join(choice) for choice in itertools.product(*choices)]
+    return [part.split("|") if i % 2 else [part] for i, part in enumerate(parts)]
+
+
+def spellings(template: str) -> list[str]:
+    """All texts that are written for a phrase with slots: ``lasts [two|three] days`` gives two."""
+    return ["".join(choice) for choice in itertools.product(*_slots(template))]
+
+
+def _readings(template: str) -> list[str]:
+    """All texts that are read as a phrase: its spellings, and those with another number in the place of a number."""
+    slots = [list(lex.NUMBERS) if set(slot) <= set(lex.NUMBERS) else slot for slot in _slots(template)]
+    return ["".join(choice) for choice in itertools.product(*slots)]
 
 
 def subjects(product: str, aspect: str) -> list[str]:
@@ -122,7 +131,7 @@ def _build() -> dict[str, _Trie]:
                 ("consequence", aspect.gains, +1), ("consequence", aspect.losses, -1)]  # fmt: skip
         for kind, templates, polarity in said:
             for template in templates:
-                for text in spellings(template):
+                for text in _readings(template):
                     add(kind, template, text, polarity=polarity, about=aspect.name)
         for product in lex.PRODUCTS:
             for text in subjects(product, aspect.name):

@@ -18,6 +18,7 @@ __all__ = [
     "FILLERS",
     "FORWARD",
     "INTENSIFIERS",
+    "NUMBERS",
     "PRODUCTS",
     "VAGUE",
     "VERDICTS",
@@ -272,6 +273,10 @@ FILLERS = (
     "all things considered",
     "or so it seems",
 )
+
+# A count that a slot offers may be read as any of these: "four" is as good English as "three".
+NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve", "fifteen", "twenty",
+           "thirty", "forty", "fifty", "sixty", "eighty")  # fmt: skip
 
 ADDITIVE = (", and", ", and also", ";")
 CONTRASTIVE = (", but", ", while", ", yet")

@@ -1,0 +1,800 @@
+"""PPOTrainer on a toy world: what one update computes, what it refuses, what it leaves on the disk."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from torch import Tensor
+from trainer_fixture import (
+    CHAT,
+    CONTEXT,
+    EOS,
+    LETTERS,
+    PAD,
+    Spy,
+    digests,
+    distance,
+    good,
+    make_policy,
+    make_reward_model,
+    make_tokenizer,
+    make_trainer,
+    prompt_rows,
+    snapshot,
+    timeless,
+)
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    GPT2Config,
+    GPT2LMHeadModel,
+    TrainerCallback,
+)
+
+from rlhf_zoo.data import PROMPT_TOKENS
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.publish import _sent
+from rlhf_zoo.ppo.rollout import Rollout
+from rlhf_zoo.ppo.trainer import PPO_STATE, TRAIN_STREAM
+
+METRICS = {
+    "loss", "learning_rate", "episodes", "kl_coef",
+    "objective/score", "objective/shaped_score", "objective/kl", "objective/entropy", "objective/non_score_reward",
+    "objective/rlhf_reward", "completions/length", "completions/eos_rate", "policy/clipfrac", "policy/approxkl",
+    "policy/ratio", "value/clipfrac", "loss/policy", "loss/value", "grad_norm/policy", "grad_norm/critic",
+    "critic/explained_variance", "critic/value", "critic/return",
+}  # fmt: skip
+
+
+def updates_of(trainer: Any) -> list[dict[str, float]]:
+    """The log lines of a trained trainer, one an update."""
+    return [row for row in trainer.state.log_history if "loss" in row]
+
+
+def trained(directory: Path, **given: Any) -> Any:
+    trainer = make_trainer(directory, kind=Spy, **given)
+    trainer.train()
+    return trainer
+
+
+# One update against a second implementation, written from the formulas: row by row, no padding, no cache.
+
+
+class Plain:
+    """Policy and critic before an update, run one row at a time."""
+
+    def __init__(self, trainer: Spy) -> None:
+        self.policy = copy.deepcopy(trainer.policy)
+        self.critic = copy.deepcopy(trainer.value_model)
+
+    def row(self, prompt: list[int], completion: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        """log π of each token, H and V before it: each (T,)."""
+        ids, start = torch.tensor([prompt + completion]), len(prompt) - 1
+        logps = self.policy(input_ids=ids).logits[0, start:-1].log_softmax(-1)
+        values = self.critic(input_ids=ids).logits[0, start:-1, 0]
+        return logps[range(len(completion)), completion], -(logps.exp() * logps).sum(-1), values
+
+
+def rows_of(rollout: Rollout) -> list[tuple[list[int], list[int]]]:
+    prompts = [ids[m].tolist() for ids, m in zip(rollout.samples.prompt_ids, rollout.samples.prompt_mask, strict=True)]
+    return list(zip(prompts, rollout.samples.token_lists(), strict=True))
+
+
+def advantages_of(
+    scores: list[float], kls: list[list[float]], values: list[list[float]], *, beta: float, gamma: float, lam: float
+) -> tuple[list[list[float]], list[list[float]]]:
+    """Whitened advantages, and returns: Σ_l (γλ)^l δ_{t+l}, summed term by term."""
+    advantages, returns = [], []
+    for score, kl, value in zip(scores, kls, values, strict=True):
+        rewards = [-beta * k + (score if t == len(kl) - 1 else 0.0) for t, k in enumerate(kl)]
+        following = [*value[1:], 0.0]
+        deltas = [r + gamma * n - v for r, n, v in zip(rewards, following, value, strict=True)]
+        row = [sum((gamma * lam) ** (u - t) * deltas[u] for u in range(t, len(deltas))) for t in range(len(deltas))]
+        advantages.append(row)
+        returns.append([a + v for a, v in zip(row, value, strict=True)])
+    flat = [a for row in advantages for a in row]
+    mean = sum(flat) / len(flat)
+    deviation = math.sqrt(sum((a - mean) ** 2 for a in flat) / (len(flat) - 1) + 1e-8)
+    return [[(a - mean) / deviation for a in row] for row in advantages], returns
+
+
+def test_an_update_is_what_the_formulas_say(tmp_path: Path) -> None:
+    """Two passes over one rollout by SGD: weights and every metric, from a second implementation."""
+    settings: dict[str, Any] = {
+        "num_mini_batches": 1, "num_ppo_epochs": 2, "learning_rate": 0.3, "critic_learning_rate": 0.05,
+        "kl_coef": 0.2, "gamma": 0.97, "lam": 0.9, "vf_coef": 0.5, "cliprange": 0.05, "cliprange_value": 0.02,
+        "missing_eos_penalty": 0.3, "max_grad_norm": 1.5, "optim": "sgd", "lr_scheduler_type": "constant",
+        "max_steps": 1, "weight_decay": 0.0,
+    }  # fmt: skip
+    trainer = make_trainer(
+        tmp_path, kind=Spy, ref_model=make_policy(seed=5), reward_model=make_reward_model(), **settings
+    )
+    plain, reference = Plain(trainer), make_policy(seed=5)
+    trainer.train()
+    rollout, _, _ = trainer.updates[0]
+    rows, [metrics] = rows_of(rollout), updates_of(trainer)
+
+    model, head = trainer.rewards.models[0].model, []
+    with torch.no_grad():
+        for prompt, completion in rows:
+            hidden = model.model(input_ids=torch.tensor([prompt + completion])).last_hidden_state[0, -1]
+            head.append((float(model.score(hidden)) - 0.3) / 0.5)
+        old = [plain.row(*row) for row in rows]
+        ref = [reference(input_ids=torch.tensor([p + c])).logits[0, len(p) - 1 : -1].log_softmax(-1) for p, c in rows]
+    ended = [completion[-1] == EOS for _, completion in rows]
+    assert any(ended) and not all(ended)
+    scores = [s if end else s - 0.3 for s, end in zip(head, ended, strict=True)]
+    old_logps = [logps.tolist() for logps, _, _ in old]
+    ref_logps = [logps[range(len(c)), c].tolist() for logps, (_, c) in zip(ref, rows, strict=True)]
+    kls = [[a - b for a, b in zip(p, q, strict=True)] for p, q in zip(old_logps, ref_logps, strict=True)]
+    values = [v.tolist() for _, _, v in old]
+    advantages, returns = advantages_of(scores, kls, values, beta=0.2, gamma=0.97, lam=0.9)
+
+    n = sum(map(len, advantages))
+    seen: dict[str, float] = dict.fromkeys(
+        ["loss/policy", "loss/value", "policy/ratio", "policy/clipfrac", "policy/approxkl", "value/clipfrac",
+         "objective/entropy", "grad_norm/policy", "grad_norm/critic"], 0.0,
+    )  # fmt: skip
+    for _ in range(2):
+        policy_loss, value_loss = torch.zeros(()), torch.zeros(())
+        for i, row in enumerate(rows):
+            logps, entropy, value = plain.row(*row)
+            ratio = (logps - torch.tensor(old_logps[i])).exp()
+            gain, target = torch.tensor(advantages[i]), torch.tensor(returns[i])
+            clipped = ratio.clamp(0.95, 1.05) * gain
+            policy_loss = policy_loss - torch.minimum(ratio * gain, clipped).sum() / n
+            before = torch.tensor(values[i])
+            bounded = before + (value - before).clamp(-0.02, 0.02)
+            errors = (value - target) ** 2, (bounded - target) ** 2
+            value_loss = value_loss + 0.5 * torch.maximum(*errors).sum() / n
+            for name, number in (
+                ("policy/ratio", ratio),
+                ("policy/clipfrac", (clipped < ratio * gain).float()),
+                ("policy/approxkl", ratio - 1 - ratio.log()),
+                ("value/clipfrac", (errors[1] > errors[0]).float()),
+                ("objective/entropy", entropy),
+            ):
+                seen[name] += float(number.detach().sum()) / n / 2
+        (policy_loss + 0.5 * value_loss).backward()
+        seen["loss/policy"] += float(policy_loss.detach()) / 2
+        seen["loss/value"] += float(value_loss.detach()) / 2
+        for name, part, rate in (("policy", plain.policy, 0.3), ("critic", plain.critic, 0.05)):
+            gradients = [p.grad for p in part.parameters() if p.grad is not None]
+            norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
+            seen[f"grad_norm/{name}"] += norm / 2
+            with torch.no_grad():
+                for p in part.parameters():
+                    if p.grad is not None:
+                        p -= rate * min(1.0, 1.5 / norm) * p.grad
+                        p.grad = None
+
+    wanted = seen | {
+        "loss": seen["loss/policy"] + 0.5 * seen["loss/value"],
+        "objective/score": sum(head) / 8,
+        "objective/shaped_score": sum(scores) / 8,
+        "rewards/reward_model": sum(head) / 8,
+        "objective/kl": sum(map(sum, kls)) / 8,
+        "objective/non_score_reward": -0.2 * sum(map(sum, kls)) / 8,
+        "objective/rlhf_reward": sum(scores) / 8 - 0.2 * sum(map(sum, kls)) / 8,
+        "completions/length": n / 8,
+        "completions/eos_rate": sum(ended) / 8,
+        "critic/value": sum(map(sum, values)) / n,
+        "critic/return": sum(map(sum, returns)) / n,
+        "kl_coef": 0.2,
+        "episodes": 8,
+        "learning_rate": 0.3,
+    }
+    assert seen["policy/clipfrac"] > 0 and seen["value/clipfrac"] > 0 and seen["grad_norm/policy"] > 0.1
+    for name, number in wanted.items():
+        assert metrics[name] == pytest.approx(number, rel=2e-5, abs=2e-6), name
+    flat = [torch.tensor([x for row in rows for x in row]) for rows in (values, returns)]
+    explained = 1 - float((flat[1] - flat[0]).var() / flat[1].var())
+    assert metrics["critic/explained_variance"] == pytest.approx(explained, abs=1e-5)
+    assert metrics.keys() == METRICS | {"rewards/reward_model", "epoch", "step"}
+    after = snapshot(trainer)
+    here = {f"policy.{k}": v for k, v in plain.policy.state_dict().items()}
+    here |= {f"critic.{k}": v for k, v in plain.critic.state_dict().items()}
+    for part in ("policy", "critic"):
+        assert distance(after, trainer.before, part) > 1e-3
+        assert distance(after, here, part) < 2e-6
+
+
+def test_the_first_rollout_has_no_kl_and_the_first_pass_ratio_one(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, max_steps=1, num_ppo_epochs=1, num_mini_batches=1)
+    [metrics] = updates_of(trainer)
+    assert abs(metrics["objective/kl"]) < 1e-6 and trainer.updates[0][0].kl.abs().max() < 1e-5
+    assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6)
+    assert metrics["policy/clipfrac"] == 0 and metrics["policy/approxkl"] == pytest.approx(0, abs=1e-9)
+
+
+def test_metrics_are_there_and_finite_and_log_lines_average_updates(tmp_path: Path) -> None:
+    each = updates_of(trained(tmp_path, max_steps=4))
+    both = updates_of(trained(tmp_path, max_steps=4, logging_steps=2))
+    assert len(each) == 4 and len(both) == 2 and [row["step"] for row in both] == [2, 4]
+    for row in each:
+        assert METRICS | {"rewards/good"} <= row.keys()
+        assert all(math.isfinite(value) for value in row.values())
+    for name in METRICS - {"episodes", "learning_rate"}:
+        assert both[1][name] == pytest.approx((each[2][name] + each[3][name]) / 2, abs=1e-12), name
+    assert [row["episodes"] for row in each] == [8, 16, 24, 32]
+    assert [row["learning_rate"] for row in each] == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+    assert "grad_norm" not in each[0]
+
+
+# What must not matter
+
+
+def test_accumulation_changes_nothing(tmp_path: Path) -> None:
+    """1×8 ≡ 8×1 ≡ 2×4: the same completions, and the same weights up to rounding."""
+    runs = [
+        trained(
+            tmp_path, per_device_train_batch_size=size, gradient_accumulation_steps=8 // size, max_steps=2, optim="sgd",
+            learning_rate=0.2, critic_learning_rate=0.2, missing_eos_penalty=1.0,
+        )
+        for size in (8, 1, 2)
+    ]  # fmt: skip
+    first = runs[0]
+    assert distance(snapshot(first), first.before) > 1e-2
+    assert len({len(row) for rollout, _, _ in first.updates for row in rollout.samples.token_lists()}) > 1
+    for other in runs[1:]:
+        for (one, _, _), (two, _, _) in zip(first.updates, other.updates, strict=True):
+            assert rows_of(one) == rows_of(two)
+        assert distance(snapshot(first), snapshot(other)) < 1e-6
+        for one, two in zip(updates_of(first), updates_of(other), strict=True):
+            assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
+
+
+def test_text_and_token_ids_are_one(tmp_path: Path) -> None:
+    tokenizer, texts = make_tokenizer(), prompt_rows()
+    ids = Dataset.from_dict({"input_ids": [tokenizer(text)["input_ids"] for text in texts["prompt"]]})
+    seen: list[list[str]] = []
+
+    def keep(prompts: list[str], completions: list[str], **rest: Any) -> list[float]:
+        seen.append(list(prompts))
+        return good(completions)
+
+    one, two = (trained(tmp_path, train_dataset=data, reward_funcs=keep) for data in (texts, ids))
+    assert digests(one) == digests(two) != digests(one.before)
+    assert seen[:2] == seen[2:] and set(seen[0]) <= set(texts["prompt"])
+
+
+def test_conversations_pass_through_the_chat_template(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = CHAT
+    chats = [[{"role": "user", "content": text}] for text in prompt_rows(8)["prompt"]]
+    calls: list[dict[str, Any]] = []
+
+    def keep(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
+        calls.append({"prompts": prompts, "completions": completions})
+        return good(completions)
+
+    trainer = trained(
+        tmp_path, processing_class=tokenizer, train_dataset=Dataset.from_dict({"prompt": chats}), reward_funcs=keep,
+        max_steps=1,
+    )  # fmt: skip
+    [call] = calls
+    assert sorted(map(str, call["prompts"])) == sorted(map(str, chats))
+    for (prompt, tokens), chat, said in zip(
+        rows_of(trainer.updates[0][0]), call["prompts"], call["completions"], strict=True
+    ):
+        assert tokenizer.decode(prompt) == f"{chat[0]['content']};:"
+        assert said == [{"role": "assistant", "content": tokenizer.decode(tokens, skip_special_tokens=True)}]
+
+
+def test_the_last_batch_of_a_pass_may_be_smaller(tmp_path: Path) -> None:
+    """13 prompts in batches of 8: each second update has 5, fewer than the minibatches, and trains as usual."""
+    trainer = trained(
+        tmp_path, train_dataset=prompt_rows(13), max_steps=4, num_mini_batches=8, num_ppo_epochs=1,
+        per_device_train_batch_size=2, gradient_accumulation_steps=4,
+    )  # fmt: skip
+    assert [len(rollout.samples) for rollout, _, _ in trainer.updates] == [8, 5, 8, 5]
+    assert [row["episodes"] for row in updates_of(trainer)] == [8, 13, 21, 26]
+    assert all(math.isfinite(value) for row in updates_of(trainer) for value in row.values())
+
+
+# Rewards
+
+
+def test_reward_functions_are_called_as_grpo_calls_them_and_weighted(tmp_path: Path) -> None:
+    calls: list[dict[str, Any]] = []
+
+    def length(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **columns: Any) -> list:
+        calls.append({"prompts": prompts, "completions": completions, "ids": completion_ids} | columns)
+        return [len(ids) for ids in completion_ids]
+
+    def sometimes(completions: list[str], topic: list[int], **_: Any) -> list[float | None]:
+        return [None if t % 2 else 10.0 for t in topic]
+
+    trainer = trained(
+        tmp_path, reward_funcs=[length, sometimes], reward_weights=[0.5, 2.0], max_steps=1,
+        train_dataset=prompt_rows(8, topic=list(range(8))),
+    )  # fmt: skip
+    [call], (rollout, estimates, _) = calls, trainer.updates[0]
+    assert call.keys() == {"prompts", "completions", "ids", "topic", "trainer_state"}
+    assert call["ids"] == rollout.samples.token_lists() and call["trainer_state"] is trainer.state
+    assert call["completions"] == trainer.processing_class.batch_decode(call["ids"], skip_special_tokens=True)
+    wanted = [
+        0.5 * len(ids) + (0.0 if t % 2 else 20.0) for ids, t in zip(call["ids"], call["topic"], strict=True)
+    ]  # fmt: skip
+    assert estimates.scored.total.tolist() == pytest.approx(wanted)
+    [metrics] = updates_of(trainer)
+    assert metrics["rewards/sometimes"] == 10 and metrics["rewards/length"] == metrics["completions/length"]
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda n: [1.0] * (n - 1), "returned 7 rewards for 8"),
+        (lambda n: [1.0] * (n - 1) + [math.nan], "returned nan for row 7"),
+        (lambda n: [math.inf] * n, "returned inf for row 0"),
+        (lambda n: [None] * n, "No reward applies to the prompt"),
+        (lambda n: None, "returned no list of numbers"),
+        (lambda n: ["good"] * n, "returned no list of numbers"),
+        (lambda n: {}["nothing"], "raised KeyError"),
+    ],
+    ids=["count", "nan", "inf", "all None", "None", "text", "raises"],
+)
+def test_a_wrong_reward_function_is_named(tmp_path: Path, returned: Any, message: str) -> None:
+    def mine(completions: list[str], **_: Any) -> Any:
+        return returned(len(completions))
+
+    with pytest.raises(ZooError, match=message) as caught:
+        trained(tmp_path, reward_funcs=mine, max_steps=1)
+    assert "mine" in str(caught.value) or "prompt" in str(caught.value)
+
+
+def test_a_reward_model_of_the_same_tokenizer_scores_ids_at_the_last_token(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, reward_model=make_reward_model(), max_steps=1)
+    rollout, estimates, _ = trainer.updates[0]
+    assert trainer.rewards.models[0].shares_ids and rollout.samples.ended.any()
+    with torch.no_grad():
+        raw = [
+            float(make_reward_model()(input_ids=torch.tensor([prompt + completion])).logits[0, 0])
+            for prompt, completion in rows_of(rollout)
+        ]
+    assert estimates.scored.total.tolist() == pytest.approx([(s - 0.3) / 0.5 for s in raw], abs=1e-5)
+
+
+def test_a_reward_model_of_another_tokenizer_scores_text_and_lends_no_critic(tmp_path: Path) -> None:
+    """Its vocabulary is smaller and in another order: ids of the policy would be out of range or mean other letters."""
+    other = make_tokenizer(LETTERS[::-1])
+    model = make_reward_model(other, hidden_size=16)
+    trainer = trained(tmp_path, reward_model=model, reward_processing_class=other, max_steps=1)
+    rollout, estimates, _ = trainer.updates[0]
+    assert not trainer.rewards.models[0].shares_ids and rollout.samples.ended.any()
+    raw = []
+    for (prompt, completion), ended in zip(rows_of(rollout), rollout.samples.ended.tolist(), strict=True):
+        text = trainer.processing_class.decode(prompt + completion, skip_special_tokens=True)
+        ids = other(text)["input_ids"] + ([EOS] if ended else [])
+        with torch.no_grad():
+            raw.append(float(model(input_ids=torch.tensor([ids])).logits[0, 0]))
+    assert estimates.scored.total.tolist() == pytest.approx([(s - 0.3) / 0.5 for s in raw], abs=1e-5)
+    assert trainer.value_model.config.hidden_size == 32
+    embedding = trainer.before["critic.model.embed_tokens.weight"]
+    assert torch.equal(embedding, trainer.before["policy.model.embed_tokens.weight"])
+
+
+def test_the_critic_begins_as_the_normalised_reward_model(tmp_path: Path) -> None:
+    """Head W/σ and bias −μ/σ: read after the last token it is the score itself."""
+    trainer = make_trainer(tmp_path, reward_model=make_reward_model())
+    scorer, critic = trainer.rewards.models[0], trainer.value_model
+    texts = ["abc", "ddefg", "l"]
+    scores = scorer.score_texts(texts, ended=[False, True, True])
+    tokenizer = trainer.processing_class
+    for text, ended, score in zip(texts, (False, True, True), scores, strict=True):
+        ids = tokenizer(text)["input_ids"] + ([EOS] if ended else [])
+        with torch.no_grad():
+            assert float(critic(input_ids=torch.tensor([ids])).logits[0, -1, 0]) == pytest.approx(
+                float(score), abs=1e-5
+            )
+
+
+def test_missing_eos_penalty_and_clip_shape_the_score_in_this_order(tmp_path: Path) -> None:
+    trainer = trained(
+        tmp_path, reward_funcs=lambda completions, **_: [5.0] * len(completions), max_steps=1, score_clip=2.0,
+        missing_eos_penalty=3.0,
+    )  # fmt: skip
+    rollout, estimates, _ = trainer.updates[0]
+    assert estimates.scored.total.tolist() == [5.0] * 8
+    wanted = [2.0 if ended else -1.0 for ended in rollout.samples.ended.tolist()]
+    assert estimates.scores.tolist() == wanted and len(set(wanted)) == 2
+    [metrics] = updates_of(trainer)
+    assert metrics["objective/score"] == 5 and metrics["objective/shaped_score"] == pytest.approx(sum(wanted) / 8)
+
+
+def test_whitened_rewards_keep_their_mean(tmp_path: Path) -> None:
+    plain, white = (
+        trained(
+            tmp_path, max_steps=1, whiten_rewards=white, kl_coef=0.3, kl_estimator="k3", ref_model=make_policy(seed=4)
+        )
+        for white in (False, True)
+    )
+    mask = plain.updates[0][0].mask
+    raw, scaled = (t.updates[0][1].rewards[mask].double() for t in (plain, white))
+    wanted = (raw - raw.mean()) / raw.std() + raw.mean()
+    assert (scaled - wanted).abs().max() < 1e-5 and scaled.std() == pytest.approx(1, abs=1e-4)
+    # What is reported stays in the units of the reward.
+    one, two = updates_of(plain)[0], updates_of(white)[0]
+    for name in ("objective/non_score_reward", "objective/rlhf_reward", "objective/score", "objective/kl"):
+        assert one[name] == two[name], name
+
+
+def test_k3_penalises_with_k3_and_reports_k1(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, max_steps=1, kl_coef=0.3, kl_estimator="k3", ref_model=make_policy(seed=4))
+    rollout, estimates, _ = trainer.updates[0]
+    k1 = (rollout.logprobs - rollout.ref_logprobs).masked_fill(~rollout.mask, 0).double()
+    k3 = (torch.exp(-k1) - 1 + k1).sum(1)
+    [metrics] = updates_of(trainer)
+    assert metrics["objective/kl"] == pytest.approx(float(k1.sum(1).mean()), rel=1e-5)
+    assert metrics["objective/non_score_reward"] == pytest.approx(float(-0.3 * k3.mean()), rel=1e-5)
+    assert (estimates.rewards.sum(1).double() - estimates.scores + 0.3 * k3).abs().max() < 1e-5
+
+
+# Ending
+
+
+def completions_of(trainer: Spy) -> list[list[int]]:
+    return [row for rollout, _, _ in trainer.updates for row in rollout.samples.token_lists()]
+
+
+def test_stop_tokens(tmp_path: Path) -> None:
+    """`eos` ends at EOS, a stop_token_id at that id alone, None nowhere; each row's stream is the same in all three."""
+    eos = completions_of(trained(tmp_path, max_steps=1))
+    trainer = trained(tmp_path, max_steps=1, stop_token=None)
+    endless = completions_of(trainer)
+    letter = endless[0][3]
+    other = completions_of(trained(tmp_path, max_steps=1, stop_token_id=letter))
+    assert all(len(row) == 10 for row in endless) and not trainer.updates[0][0].samples.ended.any()
+    for stop, rows in ((EOS, eos), (letter, other)):
+        cut = [row[: row.index(stop) + 1] if stop in row else row for row in endless]
+        assert rows == cut and cut != endless
+    assert trainer.policy.generation_config.eos_token_id == EOS
+
+
+# Adaptive β
+
+
+def test_adaptive_beta_follows_the_kl(tmp_path: Path) -> None:
+    """KL is 0 at first, far below its target: β falls by 0.2·n/horizon; far above its target it rises."""
+    settings: dict[str, Any] = {"max_steps": 3, "kl_coef": 0.1, "kl_horizon": 16}
+    low = [row["kl_coef"] for row in updates_of(trained(tmp_path, kl_target=1e6, **settings))]
+    assert low == pytest.approx([0.1, 0.1 * 0.9, 0.1 * 0.9**2])
+    far = trained(tmp_path, kl_target=1e-6, ref_model=make_policy(seed=4), **settings)
+    assert [row["kl_coef"] for row in updates_of(far)] == pytest.approx([0.1, 0.1 * 1.1, 0.1 * 1.1**2])
+    rewards = [(e.rewards.sum(1) - e.scores) / r.kl for r, e, _ in far.updates]
+    for seen, beta in zip(rewards, (0.1, 0.11, 0.121), strict=True):
+        assert seen.tolist() == pytest.approx([-beta] * 8, rel=1e-3)
+
+
+# Optimization
+
+
+def test_the_critics_gradient_leaves_the_policys_step_alone(tmp_path: Path) -> None:
+    """A critic a thousand times steeper is clipped by its own norm: a joint norm would shrink the policy's step."""
+    one, two = (
+        trained(tmp_path, max_steps=1, num_ppo_epochs=1, num_mini_batches=1, vf_coef=c, max_grad_norm=0.5, optim="sgd",
+                learning_rate=0.1, reward_model=make_reward_model())
+        for c in (0.1, 100.0)
+    )  # fmt: skip
+    norms = [updates_of(t)[0] for t in (one, two)]
+    assert norms[1]["grad_norm/critic"] == pytest.approx(1000 * norms[0]["grad_norm/critic"], rel=1e-3)
+    assert norms[1]["grad_norm/critic"] > 50 and norms[0]["grad_norm/policy"] > 0.5
+    moved = {k: v for k, v in digests(one).items() if k.startswith("policy")}
+    assert moved == {k: v for k, v in digests(two).items() if k.startswith("policy")}
+    # Clipped to 0.5 and stepped at 0.1: the policy moves by 0.05 in all.
+    change = [snapshot(one)[k] - one.before[k] for k in moved]
+    assert math.sqrt(sum(float(c.double().square().sum()) for c in change)) == pytest.approx(0.05, rel=1e-3)
+
+
+def test_gradients_are_not_clipped_when_max_grad_norm_is_zero(tmp_path: Path) -> None:
+    free, tight = (
+        trained(tmp_path, max_steps=1, num_ppo_epochs=1, num_mini_batches=1, optim="sgd", learning_rate=0.1,
+                max_grad_norm=norm)
+        for norm in (0.0, 1e6)
+    )  # fmt: skip
+    assert digests(free) == digests(tight) != digests(free.before)
+
+
+def test_policy_and_critic_have_learning_rates_of_their_own(tmp_path: Path) -> None:
+    still = trained(tmp_path, max_steps=1, learning_rate=0.0, critic_learning_rate=1e-3)
+    assert distance(snapshot(still), still.before, "policy") == 0 < distance(snapshot(still), still.before, "critic")
+    same = make_trainer(tmp_path, critic_learning_rate=None, learning_rate=0.25, weight_decay=0.1)
+    groups = same.create_optimizer().param_groups
+    assert [g["lr"] for g in groups] == [0.25] * 4 and sorted(g["weight_decay"] for g in groups) == [0, 0, 0.1, 0.1]
+    counted = sum(len(g["params"]) for g in groups)
+    assert counted == len(list(same.policy.parameters())) + len(list(same.value_model.parameters()))
+    rates = [g["lr"] for g in make_trainer(tmp_path).create_optimizer().param_groups]
+    assert rates == [1e-3, 1e-3, 2e-3, 2e-3]
+
+
+def test_the_reference_never_changes(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, kind=Spy)
+    with trainer.reference.model() as reference:
+        before = digests(reference)
+        assert not any(p.requires_grad for p in reference.parameters())
+    trainer.train()
+    with trainer.reference.model() as reference:
+        assert digests(reference) == before
+    assert digests(trainer) != digests(trainer.before)
+
+
+def test_dropout_is_off_everywhere(tmp_path: Path) -> None:
+    """A GPT-2 whose configuration drops half of everything: with dropout on, no two passes would agree."""
+    tokenizer = make_tokenizer()
+
+    def gpt2() -> GPT2LMHeadModel:
+        torch.manual_seed(0)
+        return GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, attn_pdrop=0.5,
+                resid_pdrop=0.5, embd_pdrop=0.5, bos_token_id=None, eos_token_id=EOS, pad_token_id=PAD,
+                initializer_range=0.3,
+            )
+        )  # fmt: skip
+
+    trainer = trained(tmp_path, model=gpt2(), max_steps=1, num_ppo_epochs=1, num_mini_batches=1)
+    [metrics] = updates_of(trainer)
+    assert abs(metrics["objective/kl"]) < 1e-5
+    assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-5) and metrics["policy/approxkl"] < 1e-9
+    llama = make_policy(attention_dropout=0.5)
+    trainer = trained(tmp_path, model=llama, max_steps=1, num_ppo_epochs=1, num_mini_batches=1,
+                      reward_model=make_reward_model(attention_dropout=0.5))  # fmt: skip
+    assert updates_of(trainer)[0]["policy/approxkl"] < 1e-9
+    with torch.no_grad():
+        ids = torch.tensor([[3, 4, 5, 6]])
+        trainer.value_model.train()
+        assert torch.equal(trainer.value_model(input_ids=ids).logits, trainer.value_model(input_ids=ids).logits)
+
+
+def test_log_probabilities_of_the_sampler_and_of_a_forward_pass_agree(tmp_path: Path) -> None:
+    sampled, recomputed = (trained(tmp_path, max_steps=1, recompute_logprobs=flag) for flag in (False, True))
+    one, two = (t.updates[0][0] for t in (sampled, recomputed))
+    assert one.samples.token_lists() == two.samples.token_lists()
+    assert 0 < (one.logprobs - two.logprobs).abs().max() < 1e-5
+    assert torch.equal(two.logprobs, two.ref_logprobs)
+
+
+def test_temperature_is_that_of_sampling_throughout(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, max_steps=1, num_ppo_epochs=1, num_mini_batches=1, temperature=0.5)
+    [metrics] = updates_of(trainer)
+    assert abs(metrics["objective/kl"]) < 1e-5 and metrics["policy/ratio"] == pytest.approx(1, abs=1e-6)
+    rollout = trainer.updates[0][0]
+    [(prompt, completion), *_] = rows_of(rollout)
+    with torch.no_grad():
+        logits = make_policy()(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1] / 0.5
+    wanted = logits.log_softmax(-1)[range(len(completion)), completion]
+    assert rollout.logprobs[0, : len(completion)].tolist() == pytest.approx(wanted.tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"bf16": True}, {"gradient_checkpointing": True}], ids=["bf16", "checkpointing"])
+def test_precision_and_checkpointing_take_effect(tmp_path: Path, settings: dict[str, bool]) -> None:
+    """TRL's PPO ignored both."""
+    plain, other = trained(tmp_path, max_steps=1), trained(tmp_path, max_steps=1, **settings)
+    if "bf16" in settings:
+        assert digests(plain) != digests(other)
+        assert abs(updates_of(other)[0]["objective/kl"]) < 0.1
+        assert all(p.dtype == torch.float32 for p in other.model.parameters())
+    else:
+        assert all(part.is_gradient_checkpointing for part in (other.policy, other.value_model))
+        assert distance(snapshot(plain), snapshot(other)) < 1e-6
+
+
+# Evaluation, callbacks, length of a run
+
+
+def test_evaluation_is_repeatable_and_disturbs_nothing(tmp_path: Path) -> None:
+    held_out = prompt_rows(12)
+    without = trained(tmp_path, max_steps=4)
+    within = trained(
+        tmp_path, max_steps=4, eval_dataset=held_out, eval_strategy="steps", eval_steps=1, eval_on_start=True
+    )
+    assert digests(without) == digests(within)
+    assert updates_of(without) == updates_of(within)
+    rows = [row for row in within.state.log_history if "eval_objective/score" in row]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4] and rows[0]["eval_objective/kl"] == pytest.approx(
+        0, abs=1e-6
+    )
+    once, again = within.evaluate(), within.evaluate()
+    assert once == again and once["eval_objective/score"] == rows[-1]["eval_objective/score"]
+    assert once.keys() - {"epoch"} == {
+        f"eval_{name}"
+        for name in ("objective/score", "objective/shaped_score", "objective/kl", "rewards/good", "completions/length",
+                     "completions/eos_rate")
+    }  # fmt: skip
+    batched = copy.copy(within.args)
+    batched.per_device_eval_batch_size = 5
+    within.args = batched
+    assert within.evaluate() == pytest.approx(once, abs=1e-5)
+    assert within.evaluate(prompt_rows(6), metric_key_prefix="test").keys() == {
+        name.replace("eval_", "test_", 1) for name in once
+    }
+
+
+def test_evaluation_is_an_average_over_its_completions(tmp_path: Path) -> None:
+    seen: list[list[float]] = []
+
+    def keep(completions: list[str], **_: Any) -> list[float]:
+        seen.append(good(completions))
+        return seen[-1]
+
+    trainer = make_trainer(tmp_path, reward_funcs=keep, eval_dataset=prompt_rows(11), per_device_eval_batch_size=4)
+    scores = trainer.evaluate()["eval_objective/score"]
+    flat = [score for batch in seen for score in batch]
+    assert [len(batch) for batch in seen] == [4, 4, 3] and scores == pytest.approx(sum(flat) / 11, abs=1e-6)
+
+
+def test_callbacks_and_tensorboard_hear_of_every_update(tmp_path: Path) -> None:
+    class Follow(TrainerCallback):
+        def __init__(self) -> None:
+            self.heard: list[tuple[str, int]] = []
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            self.heard.append(("step", state.global_step))
+            control.should_training_stop = state.global_step == 2
+
+        def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any) -> None:
+            self.heard += [("log", state.global_step)] if logs and "objective/kl" in logs else []
+
+    follow = Follow()
+    trained(tmp_path, max_steps=5, callbacks=[follow], report_to=["tensorboard"])
+    assert follow.heard == [("step", 1), ("log", 1), ("step", 2), ("log", 2)]
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    [events] = {path.parent for path in tmp_path.rglob("events.out.tfevents.*")}
+    read = EventAccumulator(str(events)).Reload()
+    assert "train/objective/kl" in read.Tags()["scalars"]
+    assert [event.step for event in read.Scalars("train/objective/score")] == [1, 2]
+
+
+def test_total_episodes_counts_completions_and_max_steps_updates(tmp_path: Path) -> None:
+    assert make_trainer(tmp_path, total_episodes=17).args.max_steps == 3
+    assert make_trainer(tmp_path, total_episodes=16, max_steps=2).args.max_steps == 2
+    with pytest.raises(ZooError, match="total_episodes 16 makes 2 updates and max_steps is 5"):
+        make_trainer(tmp_path, total_episodes=16, max_steps=5)
+    assert trained(tmp_path, total_episodes=16).state.global_step == 2
+    assert trained(tmp_path, num_train_epochs=2, train_dataset=prompt_rows(16)).state.global_step == 4
+
+
+# Refusals
+
+
+def test_what_cannot_train_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    eos_as_pad, no_pad, no_eos = make_tokenizer(), make_tokenizer(), make_tokenizer()
+    eos_as_pad.pad_token, no_pad.pad_token, no_eos.eos_token = "<eos>", None, None
+    small = make_policy(vocab_size=10)
+    chat = Dataset.from_dict({"prompt": [[{"role": "user", "content": "a"}]] * 8})
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("has 5 rows and an update takes 8", {"train_dataset": prompt_rows(5)}),
+        ("Prompt 8 is empty", {"train_dataset": Dataset.from_dict({"prompt": ["a"] * 8 + [""]})}),
+        (
+            "Prompt 1 has 23 tokens.*response_length 10.*context of 32",
+            {"train_dataset": Dataset.from_dict({"prompt": ["a", "b" * 23] * 8})},
+        ),
+        ("no column 'prompt', only 'text'", {"train_dataset": Dataset.from_dict({"text": ["a"] * 8})}),
+        ("neither a text nor a conversation", {"train_dataset": Dataset.from_dict({"prompt": [1] * 8})}),
+        ("no chat template", {"train_dataset": chat}),
+        ("is empty", {"train_dataset": Dataset.from_dict({"prompt": []})}),
+        ("no column 'prompt'", {"eval_dataset": Dataset.from_dict({"text": ["a"] * 8})}),
+        ("no pad_token", {"processing_class": no_pad}),
+        ("no pad_token other than its eos_token", {"processing_class": eos_as_pad}),
+        ("no eos_token", {"processing_class": no_eos}),
+        ("17 tokens and the policy 10 embedding rows", {"model": small}),
+        ("PPO has no reward", {"reward_funcs": []}),
+        ("5 is no reward", {"reward_funcs": [5]}),
+        ("holds 1 numbers for 2 rewards", {"reward_funcs": [good, good], "reward_weights": [1.0]}),
+        ("reads? one token early|pads with its end-of-sequence", {
+            "reward_model": make_reward_model(), "reward_processing_class": eos_as_pad}),
+        ("has 3 outputs", {"reward_model": make_reward_model(num_labels=3)}),
+        ("outputs, and a reward model has one", {"reward_model": make_policy()}),
+        ("10 embedding rows and its tokenizer 17", {"reward_model": make_reward_model(vocab_size=10)}),
+        ("load_best_model_at_end", {"load_best_model_at_end": True, "eval_dataset": prompt_rows(8),
+                                    "save_strategy": "steps", "eval_strategy": "steps", "save_steps": 1,
+                                    "eval_steps": 1}),
+    ]  # fmt: skip
+    for message, given in cases:
+        with pytest.raises(ZooError, match=message) as caught:
+            make_trainer(tmp_path, **given)
+        assert "\n" not in str(caught.value) and str(caught.value).endswith("."), message
+
+
+# Checkpoints
+
+
+def check_files(checkpoint: Path) -> None:
+    """Nothing that unpickles is sent: neither by its name nor by its first bytes (a zip, or pickle protocol 2 on)."""
+    sent = list(_sent(checkpoint))
+    names = {str(path.relative_to(checkpoint)) for path in sent}
+    assert {"tokenizer.json", PPO_STATE, "critic/config.json", "critic/model.safetensors"} <= names
+    for path in sent:
+        assert path.suffix in {".safetensors", ".json", ".jinja"}, path
+        assert not path.read_bytes().startswith((b"PK", b"\x80")), path
+    assert any(path.read_bytes().startswith((b"PK", b"\x80")) for path in checkpoint.rglob("*.pt"))
+
+
+def test_a_checkpoint_is_a_plain_model_with_its_critic(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, save_strategy="steps", save_steps=1, reward_model=make_reward_model())
+    checkpoint = tmp_path / "checkpoint-2"
+    policy = AutoModelForCausalLM.from_pretrained(checkpoint)
+    critic = AutoModelForTokenClassification.from_pretrained(checkpoint / "critic")
+    assert digests(policy) == digests(trainer.policy) and digests(critic) == digests(trainer.value_model)
+    assert policy.generation_config.eos_token_id == EOS
+    assert AutoTokenizer.from_pretrained(checkpoint).get_vocab() == trainer.processing_class.get_vocab()
+    check_files(checkpoint)
+    assert json.loads((checkpoint / PPO_STATE).read_text())["kl_coef"] == 0.05
+    elsewhere = tmp_path / "elsewhere"
+    trainer.save_model(str(elsewhere))
+    assert digests(AutoModelForCausalLM.from_pretrained(elsewhere)) == digests(trainer.policy)
+    again = make_trainer(tmp_path, model=str(checkpoint), value_model=str(checkpoint / "critic"))
+    assert digests(again) == digests(trainer)
+
+
+def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, save_strategy="steps", save_steps=1)
+    (tmp_path / "checkpoint-2" / PPO_STATE).unlink()
+    with pytest.raises(ZooError, match="no PPO checkpoint"):
+        make_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert trainer.state.global_step == 2
+
+
+def test_lora_trains_an_adapter_over_a_base_that_is_the_reference(tmp_path: Path) -> None:
+    from peft import LoraConfig
+
+    make_policy().save_pretrained(tmp_path / "base")
+    make_tokenizer().save_pretrained(tmp_path / "base")
+    lora = LoraConfig(r=2, lora_alpha=8, lora_dropout=0.5, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    torch.manual_seed(0)
+    trainer = trained(
+        tmp_path / "run", model=str(tmp_path / "base"), peft_config=lora, max_steps=3, learning_rate=0.02,
+        save_strategy="steps", save_steps=1, num_mini_batches=1, num_ppo_epochs=1,
+    )  # fmt: skip
+    first, *_, last = updates_of(trainer)
+    assert abs(first["objective/kl"]) < 1e-6 and abs(last["objective/kl"]) > 1e-3
+    assert first["policy/ratio"] == pytest.approx(1, abs=1e-6)
+    after = snapshot(trainer)
+    adapter = [name for name in after if "lora_" in name]
+    base = [name for name in after if name.startswith("policy") and "lora_" not in name]
+    critic = [name for name in after if name.startswith("critic")]
+    assert all(torch.equal(after[name], trainer.before[name]) for name in base) and base
+    assert all(not torch.equal(after[name], trainer.before[name]) for name in adapter) and adapter
+    assert any(not torch.equal(after[name], trainer.before[name]) for name in critic)
+    assert not any("lora_" in name for name in critic)
+
+    checkpoint = tmp_path / "run" / "checkpoint-3"
+    assert (checkpoint / "adapter_model.safetensors").is_file() and not (checkpoint / "model.safetensors").exists()
+    check_files(checkpoint)
+    ids = torch.tensor([[5, 6, 7]])
+    with torch.no_grad():
+        wanted = trainer.policy.eval()(input_ids=ids).logits
+        loaded = AutoModelForCausalLM.from_pretrained(checkpoint)(input_ids=ids).logits
+        assert torch.equal(loaded, wanted)
+        again = make_trainer(tmp_path / "run", model=str(checkpoint))
+        assert (again.policy(input_ids=ids).logits - wanted).abs().max() < 1e-5
+
+    resumed = make_trainer(
+        tmp_path / "run", kind=Spy, model=str(tmp_path / "base"), peft_config=lora, max_steps=3, learning_rate=0.02,
+        num_mini_batches=1, num_ppo_epochs=1,
+    )  # fmt: skip
+    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
+    assert digests(resumed) == digests(trainer)
+    assert timeless(resumed.state.log_history) == timeless(trainer.state.log_history)
+
+
+def test_what_a_row_samples_depends_on_update_and_prompt_alone(tmp_path: Path) -> None:
+    """A row's stream is keyed by update and prompt, so that no two updates sample a prompt alike."""
+    trainer = trained(tmp_path, max_steps=4, train_dataset=prompt_rows(8), learning_rate=0.0, critic_learning_rate=0.0)
+    drawn = [{tuple(p): tuple(c) for p, c in rows_of(rollout)} for rollout, _, _ in trainer.updates]
+    assert all(one.keys() == drawn[0].keys() for one in drawn)
+    assert len({tuple(sorted(one.items())) for one in drawn}) == 4
+    rows = list(trainer.train_dataset)
+    trainer.state.global_step = 2
+    shuffled = trainer.rollout(rows[::-1], stream=TRAIN_STREAM)
+    assert {tuple(p): tuple(c) for p, c in rows_of(shuffled)} == drawn[2]
+    assert all(PROMPT_TOKENS in row for row in rows)
