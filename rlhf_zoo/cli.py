@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import shlex
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -149,7 +149,7 @@ def recipes_validate(ctx: click.Context, recipe: str) -> None:
     from .stages.settings import recipe_config, stage_settings
 
     found = load_recipe(recipe)
-    flags = _run_flags(ctx.args)
+    flags = _run_flags(ctx, recipe)
     recipe_config(found, flags["recipe"])
     for stage in found.stages:
         stage_settings(found, stage, flags[stage], shared_flags=flags["recipe"], output_dir=Path("runs"))
@@ -213,7 +213,7 @@ def _stage_command(stage: str, does: str, example: str) -> None:
     @_run_options
     @click.pass_context
     def command(ctx: click.Context, recipe: str, **options: Any) -> None:
-        with _context(recipe, _run_flags(ctx.args, stage=stage), **options) as context:
+        with _context(recipe, _run_flags(ctx, recipe, stage=stage), **options) as context:
             from .recipes import STAGES
             from .stages.pipeline import run_stage
 
@@ -244,7 +244,7 @@ def run_command(ctx: click.Context, recipe: str, as_json: bool, **options: Any) 
     Example:
       rlhf-zoo run tiny-world --seed 2 --ppo.kl_coef 0.2
     """
-    with _context(recipe, _run_flags(ctx.args), **options) as context:
+    with _context(recipe, _run_flags(ctx, recipe), **options) as context:
         from rich.console import Console
 
         from .stages import pipeline
@@ -384,11 +384,13 @@ def _stage_directories(run: Path) -> list[Path]:
     return found
 
 
-def _run_flags(arguments: list[str], *, stage: str | None = None) -> dict[str, dict[str, Any]]:
+def _run_flags(ctx: click.Context, recipe: str, *, stage: str | None = None) -> dict[str, dict[str, Any]]:
     """Flags by stage, with those of recipe.yaml under 'recipe'. For one stage's command a bare key is that stage's."""
     from .stages.settings import parse_flags, recipe_keys
 
-    flags = parse_flags(arguments)
+    if recipe.startswith("-"):
+        raise ZooError(f"{recipe} stands before the recipe: write `{ctx.command_path} RECIPE {recipe} ...`.")
+    flags = parse_flags(ctx.args)
     bare = flags.pop("")
     shared = recipe_keys()
     flags["recipe"] = {key: value for key, value in bare.items() if key in shared or stage in (None, "eval")}
@@ -465,6 +467,10 @@ def _table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
 def main() -> None:
     """Exit codes: 0; 2 the user's to mend; 1 a defect (with its traceback); 130 after Ctrl-C."""
+    if not sys.warnoptions:
+        # What libraries tell their developers, and that this machine has no accelerator, are no user's concern.
+        for category, message in ((DeprecationWarning, ""), (FutureWarning, ""), (UserWarning, ".*pin_memory")):
+            warnings.filterwarnings("ignore", message, category)
     try:
         code = cli.main(prog_name="rlhf-zoo", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -481,12 +487,13 @@ def main() -> None:
     except (KeyboardInterrupt, click.Abort):
         click.echo("Interrupted; the same command goes on from what is saved.", err=True)
         sys.exit(130)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
+    except Exception as error:
+        from .hub.refusals import is_disk_full
+
+        if not is_disk_full(error):
             raise
-        click.echo(
-            f"Error: The disk is full ({error.filename or 'while writing'}): make room and run it again.", err=True
-        )
+        where = getattr(error, "filename", None) or "while writing"
+        click.echo(f"Error: The disk is full ({where}): make room and run it again.", err=True)
         sys.exit(2)
 
 

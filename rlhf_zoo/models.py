@@ -128,7 +128,12 @@ class Reference:
     """The frozen policy that KL is measured against: a copy, or the policy with its adapter switched off."""
 
     def __init__(self, policy: PreTrainedModel, model: PreTrainedModel | None = None) -> None:
-        """`model` None makes it: the base under the policy's adapter if it has one, else a copy of the policy."""
+        """`model` None makes it: the base under the policy's adapter if it has one, else a copy of the policy.
+
+        Raises ZooError if `model` is the policy itself, which would be frozen with it.
+        """
+        if model is policy:
+            raise ZooError("ref_model is the policy itself, so nothing could train: leave it out, or give a copy.")
         self._adapter_off: PreTrainedModel | None = None
         if model is None and is_peft(policy):
             self._adapter_off, model = policy, policy
@@ -251,25 +256,31 @@ class ActorCritic(nn.Module):
 
 
 def _load_into(model: PreTrainedModel, directory: Path) -> None:
-    from safetensors.torch import load_file
+    """Copies a checkpoint's weights into `model`, whose parameters an optimizer may hold already.
 
+    `from_pretrained` reads them: some architectures are saved under other names than their modules have.
+    """
     if is_peft(model):
         from peft import load_peft_weights, set_peft_model_state_dict
 
         set_peft_model_state_dict(model, load_peft_weights(str(directory), device="cpu"))
         return
-    shards = sorted(directory.glob("model*.safetensors"))
-    if not shards:
-        raise ZooError(f"{directory} holds no model*.safetensors: it is not a checkpoint; choose another.")
-    state: dict[str, Tensor] = {}
-    for shard in shards:
-        state |= load_file(shard)
-    missing, unexpected = model.load_state_dict(state, strict=False)
-    tied = set(getattr(model, "all_tied_weights_keys", None) or {}) | set(
-        getattr(model, "_tied_weights_keys", None) or {}
-    )
-    if unexpected or set(missing) - tied:
-        names = ", ".join([*unexpected, *sorted(set(missing) - tied)][:3])
+    kind: Any = type(model)
+    try:
+        loaded, info = kind.from_pretrained(
+            directory,
+            config=model.config,
+            dtype=model.dtype,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except OSError as error:
+        raise ZooError(f"{directory} holds no model*.safetensors: it is not a checkpoint; choose another.") from error
+    misfits = [key for name in ("unexpected_keys", "missing_keys", "mismatched_keys") for key in sorted(info[name])]
+    if misfits:
+        names = ", ".join(key if isinstance(key, str) else key[0] for key in misfits[:3])
         raise ZooError(
             f"{directory} does not fit this {type(model).__name__} ({names}): it is another model's checkpoint."
         )
+    model.load_state_dict(loaded.state_dict())

@@ -95,6 +95,8 @@ def _read(path: Path) -> dict[str, Any]:
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
             seen = set()
             for key_node, _ in node.value:
+                if key_node.tag == "tag:yaml.org,2002:merge":
+                    continue
                 key = self.construct_object(key_node, deep=True)
                 if not isinstance(key, Hashable):
                     continue  # super() says so

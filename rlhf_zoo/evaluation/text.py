@@ -1,8 +1,9 @@
 """Diversity and repetition of completions, in words.
 
-A word is a run of letters and digits with inner apostrophes, lower-cased; each punctuation mark is a word of its own,
-so that a run of exclamation marks counts as the repetition that it is. A script written without spaces counts as one
-word per run: compare such texts with each other only.
+Within a completion (`repetition`) a word is a run of letters and digits with inner apostrophes, lower-cased, and each
+punctuation mark is a word of its own, so that a run of exclamation marks counts as the repetition that it is. Across
+completions (`distinct_n`) words are what stands between spaces. A script written without spaces counts as one word per
+run: compare such texts with each other only.
 """
 
 from __future__ import annotations
@@ -34,13 +35,21 @@ def ngrams(text: str, n: int) -> list[tuple[str, ...]]:
     return list(zip(*(tokens[start:] for start in range(n)), strict=False))
 
 
+def _plain_ngrams(text: str, n: int) -> list[tuple[str, ...]]:
+    """N-grams of what stands between spaces, lower-cased: the convention in which distinct-n is reported elsewhere."""
+    tokens = text.lower().split()
+    return list(zip(*(tokens[start:] for start in range(n)), strict=False))
+
+
 def distinct_n(texts: Sequence[str], n: int = 2) -> float:
     """Distinct n-grams over all n-grams, across the texts together; 0 where there are none. Li et al. 2016, §5.2.
+
+    Its words are what stands between spaces, as in the field's reports, so "use." and "use," are two.
 
     It falls as texts are added, since common n-grams come again: compare only equal numbers of texts of like length,
     such as two policies on the same prompts.
     """
-    every = [gram for text in texts for gram in ngrams(text, n)]
+    every = [gram for text in texts for gram in _plain_ngrams(text, n)]
     return len(set(every)) / len(every) if every else 0.0
 
 
@@ -55,7 +64,7 @@ def distinct_n_estimate(texts: Sequence[str], groups: Sequence[Hashable], n: int
     index = group_indices(groups)
     counts: list[Counter[tuple[str, ...]]] = [Counter() for _ in set(groups)]
     for text, group in zip(texts, index, strict=True):
-        counts[group].update(ngrams(text, n))
+        counts[group].update(_plain_ngrams(text, n))
     holders = Counter(gram for count in counts for gram in count)
     total, distinct = sum(count.total() for count in counts), len(holders)
     value = distinct / total if total else 0.0

@@ -124,7 +124,8 @@ def connect(hub: Hub) -> Iterator[Hub]:
         with _embedded(home() / "hub") as (endpoint, token):
             _own_client(home() / "hub-cache", token)
             unproxied = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1"]))
-            os.environ.update(QUIET, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0", NO_PROXY=unproxied, no_proxy=unproxied)
+            online = {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
+            os.environ.update(QUIET, **online, HF_ENDPOINT=endpoint, NO_PROXY=unproxied, no_proxy=unproxied)
             yield Hub("local", endpoint, hub.why)
         return
     if (os.environ.get("HF_ENDPOINT") or REAL).rstrip("/") != hub.endpoint:

@@ -29,7 +29,7 @@ def pull(repository: str, output_dir: Path | None = None) -> Path:
     )
 
     from ..plugins import did_you_mean
-    from .refusals import refusals_as
+    from .refusals import reason, refusals_as
 
     repo, revision = split_revision(repository)
     with refusals_as(f"{repository} cannot be fetched from {constants.ENDPOINT}", "try again, or check --hub."):
@@ -47,5 +47,6 @@ def pull(repository: str, output_dir: Path | None = None) -> Path:
             raise ZooError(f"{repository!r} is no repository: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.") from error
         except LocalEntryNotFoundError as error:
             raise ZooError(
-                f"{constants.ENDPOINT} cannot be reached and {repository} is not in the cache: check --hub."
+                f"{repository} is not in the cache, and {constants.ENDPOINT} does not give it "
+                f"({reason(error.__cause__ or error)}): check --hub and the token."
             ) from error

@@ -1,4 +1,4 @@
-"""What the Hub's client raises when a Hub refuses or does not answer, and how to say it to a user."""
+"""What is raised when a Hub refuses or does not answer, or the disk is full, and how to say it to a user."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from ..errors import ZooError
 
 __all__ = ["client_errors", "is_disk_full", "reason", "refusals_as"]
 
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 
 def client_errors() -> tuple[type[Exception], ...]:
     """Every exception by which the client says that a request failed, whichever HTTP library it is built on."""
@@ -18,9 +20,14 @@ def client_errors() -> tuple[type[Exception], ...]:
     return (errors.HTTPError, errors.HFValidationError, OSError)
 
 
-def is_disk_full(error: BaseException) -> bool:
-    """Whether this machine's disk is to blame, and no Hub."""
-    return getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether this machine's disk (or a quota) is to blame, and no Hub, by an exception or what caused it."""
+    while error is not None:
+        # safetensors raises an exception of its own, with the system's words in it.
+        if getattr(error, "errno", None) in FULL or any(f"(os error {code})" in str(error) for code in FULL):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def reason(error: BaseException) -> str:

@@ -12,7 +12,10 @@ from ..models import critic_from, is_peft, load_classifier
 from ..rewards import RewardFunction, RewardModel, Rewards
 from .config import PPOConfig
 
-__all__ = ["build_critic", "build_rewards", "check_tokens"]
+__all__ = ["build_critic", "build_rewards", "check_start", "check_tokens"]
+
+# Far above what bf16 makes of equal models (hundredths of a nat), far below the KL of models that differ.
+START_KL = 0.5
 
 
 def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel) -> None:
@@ -27,6 +30,15 @@ def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel) ->
         raise ZooError(
             f"The tokenizer has {len(tokenizer)} tokens and the policy {rows} embedding rows: resize them or use the "
             "policy's own tokenizer."
+        )
+
+
+def check_start(kl: float) -> None:
+    """Raises ZooError if the first rollout of a run that begins at its reference has a KL, in nats per completion."""
+    if not abs(kl) < START_KL:
+        raise ZooError(
+            f"The first rollout is {kl:.3g} nats a completion from the reference, though the run begins there, as when "
+            "the policy's adapter was trained before: merge it into its base, or give ref_model."
         )
 
 

@@ -28,7 +28,7 @@ from ..errors import ZooError
 from ..models import ActorCritic, Reference, disable_dropout, load_causal, response_values
 from ..rewards import RewardFunction, Scored
 from ..sampling import Samples, sample, token_logprobs
-from .assembly import build_critic, build_rewards, check_tokens
+from .assembly import build_critic, build_rewards, check_start, check_tokens
 from .config import PPOConfig
 from .control import kl_controller
 from .rollout import Advantages, Rollout, length_sorted
@@ -90,6 +90,7 @@ class PPOTrainer(Trainer):
         )
         critic = build_critic(value_model, self.rewards, policy)
         self.controller = kl_controller(kl_coef=args.kl_coef, kl_target=args.kl_target, kl_horizon=args.kl_horizon)
+        self._from_reference = ref_model is None
         self._waiting: list[dict] = []
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._episodes = 0
@@ -129,10 +130,13 @@ class PPOTrainer(Trainer):
             return torch.zeros((), device=self.args.device)
         rows, self._waiting = self._waiting, []
         rollout = self.rollout(rows, stream=TRAIN_STREAM)
+        kl = self._mean(rollout.kl)
+        if self._from_reference:
+            check_start(kl)
+            self._from_reference = False
         estimates = self.estimate(rollout, rows)
         progress = self.update(model, rollout, estimates)
         self._observe(rollout, estimates, progress)
-        kl = self._mean(rollout.kl)
         self.controller = self.controller.update(kl, len(rows) * self.args.world_size)
         return torch.tensor(self._metrics["loss"][-1], device=self.args.device)
 
@@ -302,6 +306,10 @@ class PPOTrainer(Trainer):
         n, total, _ = self._moments(x, ~x.isnan()).tolist()
         return total / n if n else math.nan
 
+    def _everywhere(self, x: Tensor) -> Tensor:
+        """The rows of all processes, (B, T) -> (B·processes, T of the longest)."""
+        return self.accelerator.gather(self.accelerator.pad_across_processes(x, dim=1))
+
     def _token_means(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
         names = sorted(sums)
         totals = self.accelerator.reduce(torch.stack([sums[name] for name in names]), "sum")
@@ -314,10 +322,16 @@ class PPOTrainer(Trainer):
         self._episodes += len(rollout.samples) * self.args.world_size
         metrics = {
             "loss": float(progress["loss/policy"] + self.args.vf_coef * progress["loss/value"]),
-            **self._describe(rollout, estimates),
+            **{name: self._mean(each) for name, each in self._describe(rollout, estimates).items()},
             "objective/non_score_reward": self._mean(estimates.non_score),
             "objective/rlhf_reward": self._mean(estimates.non_score + estimates.scores),
-            "critic/explained_variance": float(F.explained_variance(rollout.values, estimates.returns, rollout.mask)),
+            "critic/explained_variance": float(
+                F.explained_variance(
+                    self._everywhere(rollout.values),
+                    self._everywhere(estimates.returns),
+                    self._everywhere(rollout.mask.long()).bool(),
+                )
+            ),
             "critic/value": self._mean(rollout.values.masked_fill(~rollout.mask, math.nan)),
             "critic/return": self._mean(estimates.returns.masked_fill(~rollout.mask, math.nan)),
             "kl_coef": self.controller.kl_coef,
@@ -326,16 +340,16 @@ class PPOTrainer(Trainer):
         for name, value in metrics.items():
             self._metrics[name].append(value)
 
-    def _describe(self, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
-        """What completions are like; shared by training and evaluation."""
+    def _describe(self, rollout: Rollout, estimates: Advantages) -> dict[str, Tensor]:
+        """What each completion is like, (B,), NaN where it does not apply; shared by training and evaluation."""
         each = estimates.scored.each
         return {
-            "objective/score": self._mean(estimates.scored.total),
-            "objective/shaped_score": self._mean(estimates.scores),
-            **{f"rewards/{name}": self._mean(each[:, i]) for i, name in enumerate(self.rewards.names)},
-            "objective/kl": self._mean(rollout.kl),
-            "completions/length": self._mean(rollout.mask.sum(1).float()),
-            "completions/eos_rate": self._mean(rollout.samples.ended.float()),
+            "objective/score": estimates.scored.total,
+            "objective/shaped_score": estimates.scores,
+            **{f"rewards/{name}": each[:, i] for i, name in enumerate(self.rewards.names)},
+            "objective/kl": rollout.kl,
+            "completions/length": rollout.mask.sum(1).float(),
+            "completions/eos_rate": rollout.samples.ended.float(),
         }
 
     # What transformers.Trainer calls
@@ -366,15 +380,13 @@ class PPOTrainer(Trainer):
             eval_dataset = prepare_prompts(
                 eval_dataset, self.processing_class, context=context, room=self.args.response_length
             )
-        batches = self.get_eval_dataloader(eval_dataset)
-        totals: dict[str, float] = defaultdict(float)
-        count = 0
-        for rows in batches:
+        seen: dict[str, list[Tensor]] = defaultdict(list)
+        for rows in self.get_eval_dataloader(eval_dataset):
             rollout = self.rollout(rows, stream=EVAL_STREAM)
-            for name, value in self._describe(rollout, self.estimate(rollout, rows)).items():
-                totals[name] += value * len(rows)
-            count += len(rows)
-        metrics = {f"{metric_key_prefix}_{name}": total / count for name, total in totals.items()}
+            for name, each in self._describe(rollout, self.estimate(rollout, rows)).items():
+                # Over all processes, without the rows that only fill up the last batch.
+                seen[name].append(self.accelerator.gather_for_metrics(each))
+        metrics = {f"{metric_key_prefix}_{name}": float(torch.cat(each).nanmean()) for name, each in seen.items()}
         self.log(metrics)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -411,6 +423,7 @@ class PPOTrainer(Trainer):
         self.controller = kl_controller(
             kl_coef=state["kl_coef"], kl_target=self.args.kl_target, kl_horizon=self.args.kl_horizon
         )
+        self._from_reference = False
         self._episodes = state["episodes"]
         self._metrics = defaultdict(list, state["unlogged"])
 

@@ -83,6 +83,10 @@ def release_best(context: RunContext, stage: str) -> None:
         raise ZooError(f"{len(left)} of {what[0].lower()}{what[1:]}: {mend}")
     last = record.last_checkpoint()
     assert last is not None
+    tags = published_tags(record, repo, hub=hub.label)
+    # The card names the tag `best`, which is to point at the commit that holds the card.
+    before = (record.read().get("repo") or {}).get("tags", {}).get("best", tags[tag_name(checkpoint_step(last))])
+    record.write(hub=hub.label, repo={"id": repo, "commit": before, "tags": {**tags, "best": before}})
     with tempfile.TemporaryDirectory() as scratch, refusals_as(what, mend):
         make_card(record.path, out=scratch)
         commit = publish_folder(
@@ -93,8 +97,7 @@ def release_best(context: RunContext, stage: str) -> None:
             private=context.private,
         )
         tag_revision(repo, "best", commit, "the last checkpoint, with the card of the finished run")
-    tags = {**published_tags(record, repo, hub=hub.label), "best": commit}
-    record.write(hub=hub.label, repo={"id": repo, "commit": commit, "tags": tags})
+    record.write(hub=hub.label, repo={"id": repo, "commit": commit, "tags": {**tags, "best": commit}})
     write_json(last / PUBLISHED, {**read_json(last / PUBLISHED), "best": commit})
 
 

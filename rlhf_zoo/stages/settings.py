@@ -249,23 +249,23 @@ def _checked(
     """`values` as `hints` want them. where: what holds them; of: whose keys they are. Raises ZooError at the first."""
     checked = {}
     for name, value in values.items():
+        said = f"--{name} is" if flag else f"{where} says {name}, which is"
         if name == "env":
-            raise ZooError(f"{where} sets `env`, which could redirect the Hub: set environment variables in the shell.")
+            raise ZooError(f"{said} refused, as it could redirect the Hub: set environment variables in the shell.")
         if name in RUN_KEYS:
             raise ZooError(
-                f"{where} sets {name}, which the run settles: leave it out; the commands take --output_dir, "
-                "--push_to_hub, --namespace and --hub."
+                f"{said} settled by the run: leave it out; the commands take --output_dir, --push_to_hub, --namespace "
+                "and --hub."
             )
         if name not in hints:
             near = did_you_mean(str(name), hints)
-            said = f"--{name} is" if flag else f"{where} says {name}, which is"
             stage = of.rpartition(" ")[2].removesuffix(".yaml")
             raise ZooError(f"{said} no key of {of}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
         try:
             checked[name] = _coerce(value, hints[name])
         except ValueError as error:
-            said = f"--{name}" if flag else f"{name} in {where}"
-            raise ZooError(f"{said} is {value!r}, and it takes {error}.") from error
+            shown = f"--{name}" if flag else f"{name} in {where}"
+            raise ZooError(f"{shown} is {value!r}, and it takes {error}.") from error
     return checked
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..hub.refusals import is_disk_full
 from ..record import StageRecord, checkpoint_step, fingerprint, now
 from .callbacks import StageCallback
 from .context import Checkpoint, RunContext, versions
@@ -88,7 +91,8 @@ def train_stage(
             command=context.command,
         )
         _attach(trainer, context, record, stop, finish_checkpoint)
-        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+        with _whole_checkpoints(record):
+            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         seconds = before.get("seconds", 0.0) + time.monotonic() - started
         if stop.requested and trainer.state.global_step < trainer.state.max_steps:
             record.write(status="interrupted", seconds=seconds)
@@ -103,6 +107,23 @@ def train_stage(
     if stop.requested:
         raise Stopped
     return True
+
+
+@contextlib.contextmanager
+def _whole_checkpoints(record: StageRecord) -> Iterator[None]:
+    """Where the disk fills up while a checkpoint is saved, deletes the torn one and raises ZooError."""
+    try:
+        yield
+    except Exception as error:
+        # torch reports a full disk as a RuntimeError without a reason.
+        no_room = isinstance(error, RuntimeError) and shutil.disk_usage(record.path).free < 2**20
+        if not no_room and not is_disk_full(error):
+            raise
+        record.remove_incomplete()
+        record.write(status="interrupted")
+        raise ZooError(
+            f"The disk of {record.path} is full: make room, and the same command goes on from the last checkpoint."
+        ) from error
 
 
 def _attach(

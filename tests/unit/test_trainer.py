@@ -669,7 +669,7 @@ def test_total_episodes_counts_completions_and_max_steps_updates(tmp_path: Path)
 def test_what_cannot_train_is_refused_in_one_sentence(tmp_path: Path) -> None:
     eos_as_pad, no_pad, no_eos = make_tokenizer(), make_tokenizer(), make_tokenizer()
     eos_as_pad.pad_token, no_pad.pad_token, no_eos.eos_token = "<eos>", None, None
-    small = make_policy(vocab_size=10)
+    small, small_too = make_policy(vocab_size=10), make_policy()
     chat = Dataset.from_dict({"prompt": [[{"role": "user", "content": "a"}]] * 8})
     cases: list[tuple[str, dict[str, Any]]] = [
         ("has 5 rows and an update takes 8", {"train_dataset": prompt_rows(5)}),
@@ -695,6 +695,7 @@ def test_what_cannot_train_is_refused_in_one_sentence(tmp_path: Path) -> None:
         ("has 3 outputs", {"reward_model": make_reward_model(num_labels=3)}),
         ("outputs, and a reward model has one", {"reward_model": make_policy()}),
         ("10 embedding rows and its tokenizer 17", {"reward_model": make_reward_model(vocab_size=10)}),
+        ("ref_model is the policy itself", {"model": small_too, "ref_model": small_too}),
         ("load_best_model_at_end", {"load_best_model_at_end": True, "eval_dataset": prompt_rows(8),
                                     "save_strategy": "steps", "eval_strategy": "steps", "save_steps": 1,
                                     "eval_steps": 1}),
@@ -785,6 +786,27 @@ def test_lora_trains_an_adapter_over_a_base_that_is_the_reference(tmp_path: Path
     resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
     assert digests(resumed) == digests(trainer)
     assert timeless(resumed.state.log_history) == timeless(trainer.state.log_history)
+
+
+def test_a_reference_that_is_not_where_the_run_begins_is_refused(tmp_path: Path) -> None:
+    """An adapter that was trained before, as an SFT run leaves it: switched off, it is the base and not the start."""
+    from peft import LoraConfig, get_peft_model
+
+    fresh, used = (
+        get_peft_model(
+            make_policy(),
+            LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "o_proj"], init_lora_weights=untrained),
+        )
+        for untrained in (True, False)
+    )
+    trained(tmp_path, model=fresh, max_steps=1)
+    with torch.no_grad():
+        for name, parameter in used.named_parameters():
+            if "lora_" in name:
+                parameter.mul_(3)
+    with pytest.raises(ZooError, match=r"nats a completion from the reference.*merge it into its base, or give ref"):
+        trained(tmp_path, model=used, max_steps=1)
+    trained(tmp_path, model=used, ref_model=make_policy(), max_steps=1)
 
 
 def test_what_a_row_samples_depends_on_update_and_prompt_alone(tmp_path: Path) -> None:

@@ -1,0 +1,122 @@
+"""Runs one PPO run again and again, killed by SIGKILL each time but the last, as a stage would resume it.
+
+    python killed_run.py DIRECTORY '{"alone": [null], "killed": [["sampling", 3], ["saving", 5], null]}'
+    python killed_run.py DIRECTORY '{"kills": 10, "seed": 0}'
+
+Each attempt is a fork of this process, which has imported everything and computed nothing. A plan names, by folder, the
+place and the update at which each attempt kills itself, null for one that may finish; or it asks for kills at random
+moments. The last line of the output is JSON: the signal or exit code of each attempt, and which checkpoints it left.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
+
+from trainer_fixture import make_policy, make_reward_model, make_trainer  # noqa: E402
+
+import rlhf_zoo.sampling  # noqa: E402
+from rlhf_zoo.record import StageRecord, checkpoint_step  # noqa: E402
+from rlhf_zoo.stages.callbacks import StageCallback  # noqa: E402
+from rlhf_zoo.stages.interrupt import Interruptible  # noqa: E402
+
+UPDATES = 6
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def after(function: Callable[..., Any], when: Callable[[], bool]) -> Callable[..., Any]:
+    """`function`, which kills the process once it has been called and `when()` holds."""
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        if when():
+            die()
+        return result
+
+    return wrapped
+
+
+def attempt(directory: Path, place: str | None, step: int, *, updates: int) -> None:
+    """Begins or resumes the run in `directory`, as stages.train does; dies in update `step` if a place is given."""
+    record = StageRecord(directory)
+    record.remove_incomplete()
+    resume = record.last_checkpoint()
+    record.truncate_metrics(checkpoint_step(resume) if resume else -1)
+    trainer: Any = make_trainer(
+        directory, reward_model=make_reward_model(), ref_model=make_policy(seed=2), max_steps=updates,
+        save_strategy="steps", save_steps=2, logging_steps=3, kl_target=0.5, kl_horizon=32,
+    )  # fmt: skip
+    trainer.add_callback(StageCallback(record, Interruptible("the run")))
+    draws = iter(range(10**6))
+
+    def now() -> bool:
+        return trainer.state.global_step == step - 1
+
+    if place == "sampling":
+        rlhf_zoo.sampling._draw = after(rlhf_zoo.sampling._draw, lambda: now() and next(draws) == 3)
+    elif place == "update":
+        trainer._optimizer_step = after(trainer._optimizer_step, lambda: now() and next(draws) == 1)
+    elif place == "saving":
+        trainer.save_model = after(trainer.save_model, lambda: trainer.state.global_step == step)
+    trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+
+
+def fork(directory: Path, place: str | None, step: int, *, updates: int) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        attempt(directory, place, step, updates=updates)
+        code = 0
+    finally:
+        sys.stdout.flush()
+        os._exit(code)
+
+
+def outcome(child: int, directory: Path) -> dict[str, Any]:
+    _, status = os.waitpid(child, 0)
+    complete = [checkpoint_step(path) for path in StageRecord(directory).checkpoints()]
+    torn = [checkpoint_step(path) for path in directory.glob("checkpoint-*") if checkpoint_step(path) not in complete]
+    return {"status": os.waitstatus_to_exitcode(status), "complete": complete, "torn": torn}
+
+
+def planned(directory: Path, plan: list[list[Any] | None]) -> list[dict[str, Any]]:
+    return [outcome(fork(directory, *(entry or (None, 0)), updates=UPDATES), directory) for entry in plan]
+
+
+def at_random(directory: Path, *, kills: int, seed: int, updates: int = 20) -> dict[str, Any]:
+    """Kills at `kills` random moments, over as many runs (folders 1, 2, …) as that takes; 0 is left alone."""
+    began = time.monotonic()
+    first = outcome(fork(directory / "0", None, 0, updates=updates), directory / "0")
+    length = time.monotonic() - began
+    moments, run, seen = random.Random(seed), 1, [first]
+    while kills or seen[-1]["status"]:
+        folder = directory / str(run)
+        child = fork(folder, None, 0, updates=updates)
+        if kills:
+            time.sleep(moments.uniform(0, 0.3) * length)
+            os.kill(child, signal.SIGKILL)
+        seen.append(outcome(child, folder))
+        kills -= seen[-1]["status"] == -signal.SIGKILL
+        run += seen[-1]["status"] == 0
+    return {"runs": run, "attempts": seen}
+
+
+if __name__ == "__main__":
+    root, what = Path(sys.argv[1]), json.loads(sys.argv[2])
+    told = at_random(root, **what) if "kills" in what else {name: planned(root / name, what[name]) for name in what}
+    print("\n" + json.dumps(told))

@@ -1,0 +1,95 @@
+"""Does it learn? A random two-layer policy, one rewarded letter, one seed, bounds that hold by a wide margin."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from trainer_fixture import GOOD, make_tokenizer, make_trainer, prompt_rows
+
+from rlhf_zoo.ppo.control import FixedKL
+from rlhf_zoo.ppo.trainer import PPOTrainer
+
+UPDATES = 25
+
+
+def learn(directory: Path, *, kind: type[PPOTrainer] = PPOTrainer, **given: Any) -> PPOTrainer:
+    settings: dict[str, Any] = {
+        "train_dataset": prompt_rows(64),
+        "max_steps": UPDATES,
+        "per_device_train_batch_size": 32,
+        "gradient_accumulation_steps": 1,
+        "response_length": 8,
+        "critic_learning_rate": 3e-3,
+        "kl_coef": 0.0,
+        "vf_coef": 1.0,
+        "cliprange_value": None,
+    }
+    trainer = make_trainer(directory, kind=kind, **settings | given)
+    trainer.train()
+    return trainer
+
+
+def probability(trainer: PPOTrainer) -> float:
+    """How likely GOOD is as the first letter of a completion, over 16 prompts of two letters."""
+    [token] = make_tokenizer()(GOOD)["input_ids"]
+    prompts = torch.tensor([[3 + i % 12, 3 + (i * 7) % 12] for i in range(16)])
+    with torch.no_grad():
+        return float(trainer.policy(input_ids=prompts).logits[:, -1].softmax(-1)[:, token].mean())
+
+
+def course(trainer: PPOTrainer, name: str) -> list[float]:
+    """A metric of every update."""
+    return [row[name] for row in trainer.state.log_history if "loss" in row]
+
+
+def mean(numbers: list[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+@pytest.fixture(scope="module")
+def free(tmp_path_factory: pytest.TempPathFactory) -> PPOTrainer:
+    """Trained without a KL penalty."""
+    return learn(tmp_path_factory.mktemp("free"))
+
+
+def test_a_rewarded_letter_becomes_likely(free: PPOTrainer, tmp_path: Path) -> None:
+    scores = course(free, "objective/score")
+    assert mean(scores[:3]) < 0.15 and mean(scores[-3:]) > 0.6
+    assert probability(make_trainer(tmp_path)) < 0.1 and probability(free) > 0.4
+
+
+def test_a_large_beta_pins_the_policy_to_its_reference(free: PPOTrainer, tmp_path: Path) -> None:
+    pinned = learn(tmp_path, kl_coef=10.0)
+    assert mean(course(free, "objective/kl")[-5:]) > 8
+    assert mean(course(pinned, "objective/kl")[-5:]) < 0.8
+    assert mean(course(pinned, "objective/score")[-5:]) < 0.15 and probability(pinned) < 0.1
+
+
+class Inverted(PPOTrainer):
+    """A trainer with the sign of β wrong: it pays the policy for leaving its reference."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.controller = FixedKL(-self.controller.kl_coef)
+
+
+def test_the_sign_of_beta_matters(tmp_path: Path) -> None:
+    """With nothing else to earn, β holds the policy near its reference and −β drives it away."""
+    given: dict[str, Any] = {"reward_funcs": lambda completions, **_: [0.0] * len(completions), "kl_coef": 0.5}
+    right, wrong = (course(learn(tmp_path, kind=kind, **given), "objective/kl") for kind in (PPOTrainer, Inverted))
+    assert mean(right[-5:]) < 0.8 and mean(wrong[-5:]) > 5
+
+
+def test_the_critic_learns_a_value_that_can_be_learned(tmp_path: Path) -> None:
+    """The score hangs on the prompt alone and the policy stands still: the critic can explain every return."""
+
+    def first_letter(prompts: list[str], **_: Any) -> list[float]:
+        return [1.0 if prompt[0] < "g" else -1.0 for prompt in prompts]
+
+    trainer = learn(tmp_path, reward_funcs=first_letter, learning_rate=0.0, lam=1.0)
+    explained, losses = course(trainer, "critic/explained_variance"), course(trainer, "loss/value")
+    assert explained[0] == pytest.approx(0, abs=0.01) and min(explained[-5:]) > 0.6
+    assert mean(losses[-3:]) < 0.2 * mean(losses[:3])

@@ -1,0 +1,244 @@
+"""Which Hub a command talks to, and that a token goes to no other."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from zoo_process import environment, hubs_over, wait_until, zoo
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import REAL, choose, home
+
+OTHER = "https://hub.example.com"
+SECRET = "hf_secret"
+
+
+@pytest.mark.parametrize(
+    ("flag", "push", "env", "kind", "endpoint", "why"),
+    [
+        (None, False, {}, "local", None, "no --hub"),
+        (None, True, {}, "local", None, "no --hub"),
+        (None, False, {"HF_TOKEN": SECRET}, "local", None, "not both a token and --push_to_hub"),
+        (None, True, {"HF_TOKEN": SECRET}, "huggingface", REAL, "a token and --push_to_hub"),
+        (None, True, {"HF_TOKEN": ""}, "local", None, "no --hub"),
+        (None, False, {"HF_ENDPOINT": OTHER}, "other", OTHER, "HF_ENDPOINT"),
+        (None, True, {"HF_ENDPOINT": OTHER, "HF_TOKEN": SECRET}, "other", OTHER, "HF_ENDPOINT"),
+        (None, True, {"HF_ENDPOINT": "", "HF_TOKEN": SECRET}, "huggingface", REAL, "a token and --push_to_hub"),
+        (None, False, {"HF_ENDPOINT": REAL + "/"}, "huggingface", REAL, "HF_ENDPOINT"),
+        ("local", True, {"HF_ENDPOINT": OTHER, "HF_TOKEN": SECRET}, "local", None, "--hub local"),
+        (OTHER, False, {}, "other", OTHER, "--hub"),
+        (OTHER + "/", True, {"HF_ENDPOINT": REAL, "HF_TOKEN": SECRET}, "other", OTHER, "--hub"),
+        (REAL, False, {"HF_ENDPOINT": OTHER}, "huggingface", REAL, "--hub"),
+        ("http://localhost:80", False, {}, "other", "http://localhost:80", "--hub"),
+        ("http://127.0.0.1:8080", False, {}, "other", "http://127.0.0.1:8080", "--hub"),
+        ("http://[::1]:8080", False, {}, "other", "http://[::1]:8080", "--hub"),
+    ],
+)
+def test_the_rule(flag, push, env, kind, endpoint, why, tmp_path):
+    hub = choose(flag, push_to_hub=push, environment={"HF_HOME": str(tmp_path), **env})
+    assert (hub.kind, hub.endpoint) == (kind, endpoint)
+    assert hub.why.startswith(why) or why in hub.why
+    assert hub.label == ("local" if kind == "local" else endpoint)
+    assert why in hub.described
+
+
+@pytest.mark.parametrize(
+    "variables", [{"HF_HOME": "{0}"}, {"XDG_CACHE_HOME": "{0}"}, {"HF_TOKEN_PATH": "{0}/elsewhere"}]
+)
+def test_a_token_of_a_login_counts(tmp_path, variables):
+    env = {"HF_HOME": "", **{name: value.format(tmp_path) for name, value in variables.items()}}
+    env = {name: value for name, value in env.items() if value}
+    assert choose(None, push_to_hub=True, environment={"HF_HOME": "/nowhere", **env}).kind == "local"
+    for file in (tmp_path / "token", tmp_path / "huggingface" / "token", tmp_path / "elsewhere"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(SECRET)
+    assert choose(None, push_to_hub=True, environment=env).kind == "huggingface"
+    assert choose(None, push_to_hub=False, environment=env).kind == "local"
+
+
+@pytest.mark.parametrize(
+    ("address", "message"),
+    [
+        ("http://example.com", "would send a token unencrypted: use https"),
+        ("http://10.0.0.1:8080", "would send a token unencrypted: use https"),
+        ("http://localhost.example.com", "would send a token unencrypted"),
+        ("http://127.0.0.1@example.com", "would send a token unencrypted"),
+        ("embedded", "give 'local' or an address such as https://huggingface.co"),
+        ("huggingface.co", "give 'local' or an address"),
+        ("ftp://huggingface.co", "give 'local' or an address"),
+        ("https://", "give 'local' or an address"),
+        ("", "give 'local' or an address"),
+        ("http://[::1", "give 'local' or an address"),
+        ("http://127.0.0.1:port", "give 'local' or an address"),
+        ("http://127.0.0.1:99999", "give 'local' or an address"),
+    ],
+)
+def test_addresses_that_are_none_or_unsafe(address, message):
+    with pytest.raises(ZooError, match=message):
+        choose(address, push_to_hub=False, environment={})
+    if address:
+        with pytest.raises(ZooError, match=f"HF_ENDPOINT is .*{message}"):
+            choose(None, push_to_hub=False, environment={"HF_ENDPOINT": address})
+
+
+def test_home(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("RLHF_ZOO_HOME", raising=False)
+    assert home() == tmp_path / ".cache" / "rlhf-zoo"
+    monkeypatch.setenv("RLHF_ZOO_HOME", "~/zoo")
+    assert home() == tmp_path / "zoo"
+
+
+# In a process of its own, as the environment is settled once
+
+LOOK = """
+import json, os, sys
+from rlhf_zoo.hub.connect import choose, connect
+flag, push = json.loads(sys.argv[1])
+with connect(choose(flag, push_to_hub=push)) as hub:
+    from huggingface_hub import HfApi, constants, get_token
+    import datasets.config, transformers.utils.hub
+    who = HfApi().whoami()["name"] if hub.kind == "local" else None
+    json.dump({
+        "kind": hub.kind, "endpoint": hub.endpoint, "token_from": hub.token_from, "who": who,
+        "client": constants.ENDPOINT, "token": get_token(), "offline": constants.HF_HUB_OFFLINE,
+        "datasets_offline": datasets.config.HF_HUB_OFFLINE, "xet": not constants.HF_HUB_DISABLE_XET,
+        "places": [constants.HF_HOME, constants.HF_HUB_CACHE, constants.HF_TOKEN_PATH, constants.HF_XET_CACHE,
+                   constants.HF_ASSETS_CACHE, str(datasets.config.HF_DATASETS_CACHE), datasets.config.HF_MODULES_CACHE],
+        "environment": dict(os.environ),
+    }, sys.stdout, default=str)
+"""
+REAL_PLACES = ("HF_HOME", "HF_HUB_CACHE", "HF_TOKEN_PATH", "HF_XET_CACHE", "HF_ASSETS_CACHE", "HF_DATASETS_CACHE",
+               "HF_MODULES_CACHE", "HUGGINGFACE_HUB_CACHE")  # fmt: skip
+
+
+def look(tmp_path: Path, flag: str | None, push: bool = False, **env: str) -> dict:
+    """What the clients see after connect(), where the user has a token and caches of the real Hub."""
+    mine = {name: str(tmp_path / "real" / name.lower()) for name in REAL_PLACES}
+    env = environment(tmp_path) | mine | {"HF_TOKEN": SECRET} | env
+    command = [sys.executable, "-c", LOOK, json.dumps([flag, push])]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def is_sealed(tmp_path: Path, seen: dict) -> bool:
+    """Neither the user's token nor the user's caches are in reach of what runs after connect()."""
+    said = json.dumps({key: value for key, value in seen.items() if key != "environment"})
+    left = {name: value for name, value in seen["environment"].items() if name != "RLHF_ZOO_HUB_TOKEN"}
+    return SECRET not in json.dumps(left) + said and str(tmp_path / "real") not in json.dumps(left) + said
+
+
+def test_the_embedded_hub_sees_nothing_of_the_real_one(tmp_path):
+    seen = look(tmp_path, "local", HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HTTP_PROXY="http://127.0.0.1:9")
+    assert is_sealed(tmp_path, seen)
+    assert (seen["kind"], seen["who"], seen["xet"]) == ("local", "local", False)
+    assert (seen["offline"], seen["datasets_offline"]) == (False, False)
+    assert seen["client"] == seen["endpoint"] and seen["endpoint"].startswith("http://127.0.0.1:")
+    assert all(place.startswith(str(tmp_path / "zoo" / "hub-cache")) for place in seen["places"])
+    assert seen["token"] == (tmp_path / "zoo" / "hub" / "client-token").read_text()
+    assert (tmp_path / "zoo" / "hub" / "client-token").stat().st_mode & 0o777 == 0o600
+    assert not (tmp_path / "real").exists()
+    assert hubs_over(tmp_path) == []
+
+
+def test_another_hub_gets_its_own_token_and_caches(tmp_path):
+    for flag, hub_token in ((OTHER, None), (OTHER, "other_token")):
+        seen = look(tmp_path, flag, **({"RLHF_ZOO_HUB_TOKEN": hub_token} if hub_token else {}))
+        assert is_sealed(tmp_path, seen)
+        assert (seen["token"], seen["token_from"]) == (hub_token, "RLHF_ZOO_HUB_TOKEN")
+        assert all(place.startswith(str(tmp_path / "zoo" / "hubs" / "hub.example.com")) for place in seen["places"])
+    # The token that stands beside HF_ENDPOINT is that Hub's, and not the real one's.
+    seen = look(tmp_path, REAL, HF_ENDPOINT=OTHER)
+    assert is_sealed(tmp_path, seen) and seen["client"] == REAL and seen["token"] is None
+
+
+@pytest.mark.parametrize(
+    ("flag", "push", "endpoint"), [(None, True, None), (REAL, False, None), (None, False, OTHER), (OTHER, True, OTHER)]
+)
+def test_a_token_goes_to_the_hub_it_belongs_to(tmp_path, flag, push, endpoint):
+    seen = look(tmp_path, flag, push, **({"HF_ENDPOINT": endpoint} if endpoint else {}))
+    assert (seen["client"], seen["token"], seen["token_from"]) == (endpoint or REAL, SECRET, "HF_TOKEN")
+    assert seen["places"][0] == str(tmp_path / "real" / "hf_home")
+
+
+class Listener(BaseHTTPRequestHandler):
+    """A Hub that refuses everything and notes what it is sent."""
+
+    seen: list[str] = []
+
+    def do_GET(self) -> None:
+        type(self).seen.append(f"{self.path}\n{self.headers}")
+        self.send_response(404)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    do_HEAD = do_POST = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def listener():
+    Listener.seen = []
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Listener)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_no_request_to_another_hub_holds_the_token(tmp_path, listener):
+    done = zoo("pull", "a/b", "--hub", listener, home=tmp_path, HF_TOKEN=SECRET)
+    assert done.returncode == 2 and f"and {listener} does not give it (" in done.stderr
+    assert Listener.seen
+    assert SECRET not in "".join(Listener.seen) + done.stdout + done.stderr
+    Listener.seen.clear()
+    zoo("pull", "a/b", "--hub", listener, home=tmp_path, HF_TOKEN=SECRET, RLHF_ZOO_HUB_TOKEN="mine")
+    assert "Bearer mine" in "".join(Listener.seen) and SECRET not in "".join(Listener.seen)
+
+
+def test_the_embedded_hub_ends_with_its_command_even_when_that_is_killed(tmp_path):
+    code = """
+import sys, time
+from rlhf_zoo.hub.connect import choose, connect
+with connect(choose("local", push_to_hub=False)):
+    print("up", flush=True)
+    time.sleep(60)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env=environment(tmp_path), stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "up\n"
+    assert len(hubs_over(tmp_path)) == 1
+    process.kill()
+    process.communicate()
+    wait_until(lambda: hubs_over(tmp_path) == [])
+
+
+def test_an_embedded_hub_that_cannot_be(tmp_path):
+    (tmp_path / "zoo").mkdir()
+    (tmp_path / "zoo" / "hub").write_text("a file")
+    done = zoo("pull", "a/b", "--hub", "local", home=tmp_path)
+    assert done.returncode == 2 and "set RLHF_ZOO_HOME to a place that can" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_connecting_late_is_a_defect():
+    import huggingface_hub  # noqa: F401
+
+    from rlhf_zoo.hub.connect import Hub, connect
+
+    before = dict(os.environ)
+    with pytest.raises(RuntimeError, match="before huggingface_hub is imported"), connect(Hub("local", None, "")):
+        pass
+    assert dict(os.environ) == before

@@ -1,0 +1,313 @@
+"""Models of PPO: a critic from any architecture, checkpoints that come back bit for bit, a reference that stays."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from trainer_fixture import CONTEXT, EOS, PAD, digests, make_policy, make_reward_model, make_tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    BloomConfig,
+    GPT2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MambaConfig,
+    PreTrainedModel,
+    Qwen2Config,
+)
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.models import (
+    CRITIC_DIR,
+    ActorCritic,
+    Reference,
+    build_causal,
+    critic_from,
+    disable_dropout,
+    is_peft,
+    load_causal,
+    load_classifier,
+    response_values,
+    score_statistics,
+    set_score_statistics,
+)
+from rlhf_zoo.sampling import Samples, sample
+
+COMMON: dict[str, Any] = {"vocab_size": 17, "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None}
+SMALL: dict[str, Any] = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": CONTEXT, "initializer_range": 0.2,
+}  # fmt: skip
+CONFIGS = {
+    "llama": lambda **more: LlamaConfig(**COMMON | SMALL | more),
+    "qwen2": lambda **more: Qwen2Config(**COMMON | SMALL | {"num_key_value_heads": 2} | more),
+    "gpt-neox": lambda **more: GPTNeoXConfig(**COMMON | SMALL | more),
+    "gpt2": lambda **more: GPT2Config(
+        **COMMON | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "initializer_range": 0.2} | more
+    ),
+}
+IDS = torch.tensor([[5, 6, 7, 8, EOS], [9, 4, 3, 3, 12]])
+
+
+def causal(kind: str, **more: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(CONFIGS[kind](**more)).eval()
+
+
+def classifier(kind: str, **more: Any) -> PreTrainedModel:
+    torch.manual_seed(1)
+    return AutoModelForSequenceClassification.from_config(CONFIGS[kind](**{"num_labels": 1} | more)).eval()
+
+
+# Critics
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_critic_from_a_reward_model_computes_its_normalised_score(kind: str) -> None:
+    source = classifier(kind)
+    set_score_statistics(source, mean=0.7, std=0.25, over="nothing: a toy")
+    critic = critic_from(source).eval()
+    with torch.no_grad():
+        scores = source(input_ids=IDS).logits[:, 0]
+        values = critic(input_ids=IDS).logits[..., 0]
+    assert values.shape == IDS.shape
+    assert values[:, -1].tolist() == pytest.approx(((scores - 0.7) / 0.25).tolist(), abs=1e-4)
+    assert score_statistics(critic) == (0, 1) and score_statistics(source) == (0.7, 0.25)
+    assert all(p.requires_grad and p.dtype == torch.float32 for p in critic.parameters())
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_critic_from_a_policy_takes_its_trunk_and_begins_at_zero(kind: str) -> None:
+    source = causal(kind)
+    critic = critic_from(source)
+    assert digests(critic.base_model) == digests(source.base_model)
+    assert critic.base_model is not source.base_model
+    with torch.no_grad():
+        assert torch.equal(critic.eval()(input_ids=IDS).logits, torch.zeros(2, 5, 1))
+        next(critic.base_model.parameters()).add_(1)
+    assert digests(critic.base_model) != digests(source.base_model)
+
+
+def test_a_frozen_half_precision_source_gives_a_critic_that_trains_in_float32() -> None:
+    source = classifier("llama").to(torch.bfloat16).requires_grad_(False)
+    source.config.dtype = torch.bfloat16
+    critic = critic_from(source)
+    assert all(p.dtype == torch.float32 and p.requires_grad for p in critic.parameters())
+
+
+@pytest.mark.parametrize("saved", ["critic", "classifier", "causal"])
+def test_a_critic_from_a_path_is_what_lies_there(tmp_path: Path, saved: str) -> None:
+    made = {"critic": lambda: critic_from(classifier("llama")), "classifier": lambda: classifier("llama"),
+            "causal": lambda: causal("llama")}[saved]()  # fmt: skip
+    made.save_pretrained(tmp_path)
+    assert digests(critic_from(tmp_path)) == digests(made if saved == "critic" else critic_from(made))
+
+
+def test_what_cannot_be_a_critic_is_refused() -> None:
+    with pytest.raises(ZooError, match="has 3"):
+        critic_from(classifier("llama", num_labels=3))
+    mamba = MambaConfig(vocab_size=17, hidden_size=16, num_hidden_layers=1, state_size=4)
+    with pytest.raises(ZooError, match="no token classifier for mamba"):
+        critic_from(AutoModelForCausalLM.from_config(mamba))
+
+
+def test_values_are_of_the_state_before_each_token() -> None:
+    """Left padding of the prompt and right padding of the completion do not count; the first value sees no response."""
+    critic, policy = critic_from(classifier("llama")).eval(), make_policy()
+    prompts = [[5, 6, 7], [8]]
+    samples = sample(
+        policy, prompts, keys=[(0,), (1,)], seed=4, max_new_tokens=6, stop_ids=[EOS], pad_id=PAD, temperature=1.0
+    )
+    with torch.no_grad():
+        values = response_values(critic, samples)
+        assert values.shape == samples.mask.shape
+        for row, (prompt, completion) in enumerate(zip(prompts, samples.token_lists(), strict=True)):
+            alone = critic(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1, 0]
+            assert values[row, : len(completion)].tolist() == pytest.approx(alone.tolist(), abs=1e-5)
+
+
+# Checkpoints
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path, kind: str, tied: bool) -> None:
+    actor = ActorCritic(causal(kind, tie_word_embeddings=tied), critic_from(classifier(kind)))
+    actor.save_pretrained(tmp_path)
+    wanted = digests(actor)
+    with torch.no_grad():
+        for parameter in actor.parameters():
+            parameter.add_(1)
+    assert not any(value == wanted[name] for name, value in digests(actor).items())
+    parameters = {id(p) for p in actor.parameters()}
+    actor.load_checkpoint(tmp_path)
+    assert digests(actor) == wanted and {id(p) for p in actor.parameters()} == parameters
+    if tied:
+        assert actor.policy.get_input_embeddings().weight is actor.policy.get_output_embeddings().weight
+    assert digests(AutoModelForCausalLM.from_pretrained(tmp_path)) == digests(actor.policy)
+    loaded = AutoModelForTokenClassification.from_pretrained(tmp_path / CRITIC_DIR)
+    assert digests(loaded) == digests(actor.value_model)
+
+
+def test_a_checkpoint_in_shards_comes_back(tmp_path: Path) -> None:
+    actor = ActorCritic(causal("llama"), critic_from(classifier("llama")))
+    wanted = digests(actor)
+    actor.policy.save_pretrained(tmp_path, max_shard_size="8KB")
+    actor.value_model.save_pretrained(tmp_path / CRITIC_DIR)
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 1
+    with torch.no_grad():
+        for parameter in actor.parameters():
+            parameter.zero_()
+    actor.load_checkpoint(tmp_path)
+    assert digests(actor) == wanted
+
+
+def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
+    actor = ActorCritic(causal("llama"), critic_from(classifier("llama")))
+    with pytest.raises(ZooError, match=r"no model\*.safetensors"):
+        actor.load_checkpoint(tmp_path)
+    ActorCritic(causal("gpt2"), critic_from(classifier("gpt2"))).save_pretrained(tmp_path)
+    with pytest.raises(ZooError, match="another model's checkpoint"):
+        actor.load_checkpoint(tmp_path)
+    ActorCritic(causal("llama", hidden_size=16), critic_from(classifier("llama", hidden_size=16))).save_pretrained(
+        tmp_path / "narrow"
+    )
+    with pytest.raises(ZooError, match="another model's checkpoint"):
+        actor.load_checkpoint(tmp_path / "narrow")
+
+
+def test_an_adapter_is_merged_on_loading(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    causal("llama").save_pretrained(tmp_path / "base")
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    adapted = get_peft_model(load_causal(tmp_path / "base"), lora)
+    adapted.save_pretrained(tmp_path / "adapter")
+    merged = load_causal(tmp_path / "adapter")
+    assert not is_peft(merged) and type(merged) is type(causal("llama"))
+    assert not any("lora" in name for name, _ in merged.named_modules())
+    with torch.no_grad():
+        wanted, got = adapted.eval()(input_ids=IDS).logits, merged.eval()(input_ids=IDS).logits
+        assert (got - wanted).abs().max() < 1e-5 < (wanted - causal("llama")(input_ids=IDS).logits).abs().max()
+    merged.save_pretrained(tmp_path / "merged")
+    assert digests(load_causal(tmp_path / "merged")) == digests(merged)
+
+
+def test_an_adapter_checkpoint_comes_back_into_the_adapter(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    actor = ActorCritic(get_peft_model(causal("llama"), lora), critic_from(classifier("llama")))
+    wanted = digests(actor)
+    actor.save_pretrained(tmp_path)
+    with torch.no_grad():
+        for name, parameter in actor.named_parameters():
+            if "lora_" in name or name.startswith("value_model"):
+                parameter.add_(1)
+    assert digests(actor) != wanted
+    actor.load_checkpoint(tmp_path)
+    assert digests(actor) == wanted
+
+
+# Loading
+
+
+def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
+    for loader in (load_causal, load_classifier):
+        with pytest.raises(ZooError, match="cannot be loaded") as caught:
+            loader(tmp_path / "nothing")
+        assert "nothing" in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_reward_model_has_one_output(tmp_path: Path) -> None:
+    classifier("llama", num_labels=2).save_pretrained(tmp_path)
+    with pytest.raises(ZooError, match="has 2 outputs"):
+        load_classifier(tmp_path)
+
+
+def test_models_load_in_float32_with_their_score_statistics(tmp_path: Path) -> None:
+    model = make_reward_model(statistics=(0.25, 2.0))
+    model.to(torch.bfloat16).save_pretrained(tmp_path)
+    loaded = load_classifier(tmp_path)
+    assert all(p.dtype == torch.float32 for p in loaded.parameters())
+    assert score_statistics(loaded) == (0.25, 2.0)
+    assert score_statistics(make_reward_model(statistics=None)) == (0, 1)
+
+
+def test_an_architecture_is_built_for_the_tokenizer() -> None:
+    tokenizer = make_tokenizer()
+    model = build_causal({"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+                          "intermediate_size": 16}, tokenizer)  # fmt: skip
+    assert model.config.vocab_size == len(tokenizer) and model.config.eos_token_id == EOS
+    assert model.config.pad_token_id == PAD
+    for wrong in ({"model_type": "no-such-model"}, {}, {"model_type": "llama", "num_attention_heads": 0}):
+        with pytest.raises(ZooError, match="cannot be built"):
+            build_causal(wrong, tokenizer)
+
+
+# Dropout, reference
+
+
+def test_every_dropout_is_switched_off() -> None:
+    """Two passes in training mode agree: dropout sits in modules (GPT-2), in attributes (Llama), in both (Bloom)."""
+    bloom = BloomConfig(vocab_size=17, hidden_size=32, n_layer=2, n_head=4, hidden_dropout=0.5, attention_dropout=0.5)
+    torch.manual_seed(0)
+    models = [
+        causal("gpt2", resid_pdrop=0.5, attn_pdrop=0.5, embd_pdrop=0.5),
+        causal("llama", attention_dropout=0.5),
+        causal("gpt-neox", hidden_dropout=0.5, attention_dropout=0.5),
+        AutoModelForCausalLM.from_config(bloom),
+    ]
+    for model in models:
+        model.train()
+        with torch.no_grad():
+            assert not torch.equal(model(input_ids=IDS).logits, model(input_ids=IDS).logits), type(model)
+            disable_dropout(model)
+            assert torch.equal(model(input_ids=IDS).logits, model(input_ids=IDS).logits), type(model)
+    assert not any(m.p for model in models for m in model.modules() if isinstance(m, nn.Dropout))
+
+
+def test_a_reference_is_a_frozen_copy() -> None:
+    policy = causal("llama")
+    before = digests(policy)
+    reference = Reference(policy)
+    with torch.no_grad():
+        policy.lm_head.weight.add_(1)
+    with reference.model() as model:
+        assert digests(model) == before != digests(policy)
+        assert not model.training and not any(p.requires_grad for p in model.parameters())
+    assert all(p.requires_grad for p in policy.parameters())
+
+
+def test_a_reference_under_an_adapter_is_the_base() -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base = causal("llama")
+    with torch.no_grad():
+        plain = base(input_ids=IDS).logits
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
+    policy: Any = get_peft_model(base, lora)
+    reference = Reference(policy)
+    with torch.no_grad():
+        adapted = policy(input_ids=IDS).logits
+        with reference.model() as model:
+            assert torch.equal(model(input_ids=IDS).logits, plain)
+        assert torch.equal(policy(input_ids=IDS).logits, adapted) and not torch.equal(adapted, plain)
+    assert any(p.requires_grad for p in policy.parameters())
+
+
+def test_samples_are_read_by_policy_and_critic_at_the_same_positions() -> None:
+    actor = ActorCritic(make_policy(), critic_from(make_reward_model()))
+    samples: Samples = sample(
+        actor.policy, [[5], [6, 7, 8]], keys=[(0,), (1,)], seed=1, max_new_tokens=5, stop_ids=[EOS], pad_id=PAD
+    )
+    logits, values = actor(samples, 1.0)
+    assert logits.shape == (*samples.mask.shape, 17) and values.shape == samples.mask.shape
+    logps = logits.log_softmax(-1).gather(-1, samples.completion_ids.unsqueeze(-1)).squeeze(-1)
+    assert (logps - samples.logprobs)[samples.mask].abs().max() < 1e-5

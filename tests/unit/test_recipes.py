@@ -1,0 +1,146 @@
+"""Recipes are found, read strictly and copied whole."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from rlhf_zoo import recipes
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.recipes import copy_recipe, find_recipe, is_repository_name, list_recipes, load_recipe
+
+
+def write(folder: Path, **files: str) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in {"recipe": "description: A toy.\n", **files}.items():
+        (folder / f"{name}.yaml").write_text(text)
+    return str(folder)
+
+
+def test_shipped_recipes_have_readmes_and_stages():
+    assert list_recipes() == ["product-remarks", "tiny-world"]
+    for name in list_recipes():
+        recipe = load_recipe(name)
+        assert recipe.name == name and list(recipe.stages) == ["sft", "reward", "ppo"]
+        assert all(recipe.source(stage).is_file() for stage in ("recipe", *recipe.stages))
+        assert recipe.shared["description"]
+
+
+def test_a_folder_is_a_recipe_and_its_name_is_the_folders(tmp_path, monkeypatch):
+    write(tmp_path / "mine", ppo="kl_coef: 0.1\n", sft="")
+    found = load_recipe(str(tmp_path / "mine"))
+    assert (found.name, dict(found.stages)) == ("mine", {"sft": {}, "ppo": {"kl_coef": 0.1}})
+    monkeypatch.chdir(tmp_path / "mine")
+    assert load_recipe(".").name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
+        ("zzz", "There is no recipe 'zzz': `rlhf-zoo recipes list` shows product-remarks, tiny-world, or give a"),
+        ("", "There is no recipe ''"),
+        ("/nowhere/tiny-world", "There is no recipe '/nowhere/tiny-world'"),
+    ],
+)
+def test_unknown_recipes(name, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ZooError) as caught:
+        find_recipe(name)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("kl_coef: 1\nlam: 1\nkl_coef: 2\n", r"ppo\.yaml, line 3, says 'kl_coef' a second time: keep one of them"),
+        ("a: {b: 1, b: 2}\n", r"line 1, says 'b' a second time"),
+        ("- kl_coef\n", r"ppo\.yaml holds a list: a recipe is a mapping"),
+        ("just words\n", r"ppo\.yaml holds a str"),
+        ("kl_coef: [1\n", r"ppo\.yaml, line 2 is not valid YAML"),
+        ("a: 1\n---\nb: 2\n", r"is not valid YAML"),
+        ("{{ name }}: 1\n", r"ppo\.yaml, line 1 is not valid YAML \(found unhashable key\)"),
+        ("seed: 2024-13-45\n", r"is not valid YAML \(month must be in 1\.\.12"),
+        ("a: !!python/object/apply:os.system [true]\n", r"is not valid YAML \(could not determine a constructor"),
+        ("a: \x07\n", r"is not valid YAML"),
+    ],
+)
+def test_what_is_no_recipe(tmp_path, text, message):
+    with pytest.raises(ZooError, match=message):
+        load_recipe(write(tmp_path / "mine", ppo=text))
+
+
+def test_merged_keys_are_not_doubled_ones(tmp_path):
+    text = "base: &base {a: 1, b: 2}\nmore:\n  <<: *base\n  a: 3\n"
+    assert load_recipe(write(tmp_path / "mine", sft=text)).stages["sft"]["more"] == {"a": 3, "b": 2}
+
+
+def test_unreadable_files(tmp_path):
+    folder = write(tmp_path / "mine")
+    (tmp_path / "mine" / "sft.yaml").write_bytes(b"a: \xff\n")
+    with pytest.raises(ZooError, match=r"sft\.yaml cannot be read"):
+        load_recipe(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "fits"),
+    [
+        ("tiny-world", True),
+        ("a", True),
+        ("a.b_c-9", True),
+        ("a" * 80, True),
+        ("a" * 81, False),
+        ("my recipe", False),
+        ("-a", False),
+        ("a-", False),
+        ("a--b", False),
+        ("a..b", False),
+        ("a/b", False),
+        ("å", False),
+        ("", False),
+    ],
+)
+def test_a_recipe_is_called_what_its_repositories_can_be(tmp_path, name, fits):
+    assert is_repository_name(name) is fits
+    if not fits and name and "/" not in name:
+        with pytest.raises(ZooError, match="The recipe's folder is called"):
+            load_recipe(write(tmp_path / name))
+
+
+def test_the_hub_agrees_on_names():
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils._validators import validate_repo_id
+
+    for name in ("tiny-world", "a.b_c-9", "a" * 80):
+        validate_repo_id(f"local/{name}-reward")
+    for name in ("my recipe", "-a", "a--b", "a..b", "å", "a" * 90):
+        with pytest.raises(HFValidationError):
+            validate_repo_id(f"local/{name}-reward")
+
+
+def test_copies_are_whole_and_overwrite_nothing(tmp_path, monkeypatch):
+    target = copy_recipe("tiny-world", tmp_path / "deep" / "mine")
+    source = find_recipe("tiny-world")
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == {
+        path.name: path.read_bytes() for path in source.iterdir()
+    }
+    assert load_recipe(str(target)).stages == load_recipe("tiny-world").stages
+    with pytest.raises(ZooError, match="is there already"):
+        copy_recipe("tiny-world", target)
+    with pytest.raises(ZooError, match="There is no recipe 'nothing'"):
+        copy_recipe("nothing", tmp_path / "x")
+    assert not (tmp_path / "x").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(ZooError, match="cannot be written"):
+        copy_recipe("tiny-world", tmp_path / "file" / "mine")
+
+    def fail_late(source, target):
+        shutil.copy(source / "recipe.yaml", target.mkdir() or target)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(recipes.shutil, "copytree", fail_late)
+    with pytest.raises(ZooError, match=r"No space left on device\): choose another place"):
+        copy_recipe("tiny-world", tmp_path / "half")
+    assert not (tmp_path / "half").exists()

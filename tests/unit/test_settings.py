@@ -1,0 +1,363 @@
+"""Keys of recipes and flags: every recipe builds, types are what the trainers want, and mistakes are named."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.recipes import STAGES, Recipe, list_recipes, load_recipe
+from rlhf_zoo.stages.settings import (
+    RUN_KEYS,
+    EvaluationConfig,
+    RecipeConfig,
+    _coerce,
+    parse_flags,
+    recipe_config,
+    recipe_keys,
+    stage_keys,
+    stage_settings,
+)
+
+SHIPPED = {"product-remarks": STAGES, "tiny-world": STAGES}
+
+
+class Color(enum.Enum):
+    RED = "red"
+    NO = "no"
+
+
+def make(tmp_path: Path, stage: str = "ppo", keys: dict | None = None, shared: dict | None = None) -> Recipe:
+    return Recipe("toy", tmp_path, {"description": "A toy.", **(shared or {})}, {stage: keys or {}})
+
+
+def build(recipe: Recipe, stage: str = "ppo", flags: dict | None = None, shared_flags: dict | None = None):
+    return stage_settings(recipe, stage, flags or {}, shared_flags=shared_flags or {}, output_dir=Path("runs/toy"))
+
+
+# Shipped recipes
+
+
+def test_every_shipped_recipe_is_known():
+    assert {name: tuple(load_recipe(name).stages) for name in list_recipes()} == SHIPPED
+
+
+@pytest.mark.parametrize(("name", "stage"), [(name, stage) for name, stages in SHIPPED.items() for stage in stages])
+def test_every_shipped_stage_builds(name, stage):
+    recipe = load_recipe(name)
+    built = build(recipe, stage)
+    assert built.trainer.output_dir == "runs/toy" and built.trainer.push_to_hub is False
+    assert built.recipe.seed == built.trainer.seed == built.resolved["seed"] == 1
+    for key, value in recipe.stages[stage].items():
+        holder = next(part for part in (built.data, built.trainer, built.model) if hasattr(part, key))
+        found = getattr(holder, key)
+        expected = float(value) if isinstance(found, float) else value
+        assert getattr(found, "value", found) == expected, key
+
+
+def test_2e_5_is_a_number_in_yaml_and_as_a_flag(tmp_path):
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "recipe.yaml").write_text("description: A toy.\n")
+    (tmp_path / "toy" / "ppo.yaml").write_text("learning_rate: 2e-5\ntotal_episodes: 1e3\n")
+    recipe = load_recipe(str(tmp_path / "toy"))
+    assert recipe.stages["ppo"]["learning_rate"] == "2e-5"  # as YAML 1.1 has it
+    built = build(recipe)
+    assert (built.trainer.learning_rate, built.resolved["learning_rate"]) == (2e-5, 2e-5)
+    assert built.trainer.total_episodes == 1000 and isinstance(built.trainer.total_episodes, int)
+    assert build(recipe, flags={"learning_rate": "3e-6"}).trainer.learning_rate == 3e-6
+    spelt = build(recipe, flags={"learning_rate": "0.00002"})
+    assert spelt.resolved == built.resolved
+
+
+def test_flags_win_over_yaml_and_a_stage_may_have_its_own_seed(tmp_path):
+    recipe = make(tmp_path, keys={"kl_coef": 0.1, "seed": 7})
+    assert build(recipe).trainer.seed == 7
+    built = build(recipe, flags={"kl_coef": "0.3"}, shared_flags={"seed": "4", "evaluation.samples": "2"})
+    assert (built.trainer.kl_coef, built.trainer.seed, built.recipe.seed, built.recipe.evaluation.samples) == (
+        0.3,
+        7,
+        4,
+        2,
+    )
+
+
+def test_what_a_stage_learns_does_not_hang_on_description_and_evaluation(tmp_path):
+    recipe = make(tmp_path)
+    plain = build(recipe).resolved
+    assert build(recipe, shared_flags={"evaluation.samples": "9", "description": "Other."}).resolved == plain
+    assert build(recipe, shared_flags={"seed": "9"}).resolved != plain
+
+
+# Types
+
+TABLE: list[tuple[Any, Any, Any]] = [
+    # hint, given, what comes out (an exception's words where it is a string that starts with !)
+    (int, 3, 3),
+    (int, 3.0, 3),
+    (int, "3", 3),
+    (int, "1e3", 1000),
+    (int, 3.7, "!a whole number"),
+    (int, "3.7", "!a whole number"),
+    (int, True, "!a whole number"),
+    (int, "many", "!a whole number"),
+    (int, None, "!a whole number"),
+    (int, math.inf, "!a whole number"),
+    (int, math.nan, "!a whole number"),
+    (int, [3], "!a whole number"),
+    (float, 2, 2),
+    (float, "2e-5", 2e-5),
+    (float, "-.5", -0.5),
+    (float, math.inf, math.inf),
+    (float, math.nan, "!a number"),
+    (float, "nan", "!a number"),
+    (float, False, "!a number"),
+    (float, "fast", "!a number"),
+    (float, {}, "!a number"),
+    (bool, True, True),
+    (bool, "false", False),
+    (bool, "True", True),
+    (bool, 1, "!true or false"),
+    (bool, "yes", "!true or false"),
+    (bool, None, "!true or false"),
+    (str, "a", "a"),
+    (str, 3, "3"),
+    (str, "null", "null"),
+    (str, True, "!text"),
+    (str, None, "!text"),
+    (str, ["a"], "!text"),
+    (str | None, "null", None),
+    (str | None, None, None),
+    (int | None, "none", None),
+    (int | None, "4", 4),
+    (int | None, "x", "!a whole number"),
+    (int | str, "4", 4),
+    (str | int, "4", 4),
+    (int | str, "four", "four"),
+    (float | None, True, "!a number"),
+    (list[str], "a,b", ["a", "b"]),
+    (list[str], ["a", "b"], ["a", "b"]),
+    (list[str], '["a", "b"]', ["a", "b"]),
+    (list[float] | None, "1,2.5", [1, 2.5]),
+    (list[float], ["1", "x"], "!a number"),
+    (list[str], 3, "!a list"),
+    (list[str], '["a"', "!JSON (Expecting ',' delimiter)"),
+    (list, "a", ["a"]),
+    (dict[str, Any], {"a": 1}, {"a": 1}),
+    (dict[str, Any], '{"a": {"b": 2}}', {"a": {"b": 2}}),
+    (dict, "a", "!a mapping"),
+    (dict, [1], "!a mapping"),
+    (dict, "{a: 1}", "!JSON (Expecting property name enclosed in double quotes)"),
+    (dict | str | None, "{}", {}),
+    (dict | str | None, "file.json", "file.json"),
+    (Literal["wrapped", "bfd"], "wrapped", "wrapped"),
+    (Literal["wrapped", "bfd"], "wraped", "!one of wrapped, bfd"),
+    (Color, "red", "red"),
+    (Color, False, "no"),
+    (Color, "blue", "!one of red, no"),
+    (Color | str, False, "no"),
+    (Any, object, object),
+]
+
+
+@pytest.mark.parametrize(("hint", "value", "expected"), TABLE, ids=lambda value: str(value)[:30])
+def test_coercion(hint, value, expected):
+    if isinstance(expected, str) and expected.startswith("!"):
+        with pytest.raises(ValueError) as caught:
+            _coerce(value, hint)
+        assert str(caught.value) == expected[1:]
+    else:
+        found = _coerce(value, hint)
+        assert found == expected and type(found) is type(expected)
+
+
+@settings(deadline=None)
+@given(st.floats(allow_nan=False) | st.integers())
+def test_numbers_survive_a_flag(number):
+    assert _coerce(str(number), float) == number
+    if isinstance(number, int):
+        assert _coerce(str(number), int) == number
+
+
+@pytest.mark.parametrize(
+    ("stage", "keys", "message"),
+    [
+        ("ppo", {"num_ppo_epochs": 3.7}, "num_ppo_epochs in {}/ppo.yaml is 3.7, and it takes a whole number."),
+        ("ppo", {"num_ppo_epochs": True}, "num_ppo_epochs in {}/ppo.yaml is True, and it takes a whole number."),
+        ("ppo", {"kl_coef": "much"}, "kl_coef in {}/ppo.yaml is 'much', and it takes a number."),
+        ("ppo", {"whiten_rewards": 1}, "whiten_rewards in {}/ppo.yaml is 1, and it takes true or false."),
+        ("sft", {"packing": "maybe"}, "packing in {}/sft.yaml is 'maybe', and it takes true or false."),
+        ("reward", {"max_length": "long"}, "max_length in {}/reward.yaml is 'long', and it takes a whole number."),
+        ("ppo", {"kl_coeff": 1}, "{}/ppo.yaml says kl_coeff, which is no key of the stage ppo, did you mean 'kl_coef'"),
+        (
+            "sft",
+            {"zzzz": 1},
+            "{}/sft.yaml says zzzz, which is no key of the stage sft: `rlhf-zoo recipes keys sft` lists them.",
+        ),
+        ("ppo", {1: 2}, "{}/ppo.yaml says 1, which is no key of the stage ppo: "),
+        ("ppo", {"env": {"HF_ENDPOINT": "http://x"}}, "{}/ppo.yaml says env, which is refused, as it could redirect"),
+        ("ppo", {"temperature": 0}, "temperature is 0: PPO samples, so give a positive one."),
+        ("ppo", {"seed": -1}, "seed is -1: give at least 0."),
+        ("reward", {"score_samples": 1}, "score_samples is 1: give at least 2."),
+        ("sft", {"optim": "adamx"}, "The settings of the stage sft of toy do not work: adamx is not a valid"),
+        ("sft", {"learning_rate": None}, "learning_rate in {}/sft.yaml is None, and it takes a number."),
+    ],
+)
+def test_mistakes_in_a_stage_are_named(tmp_path, stage, keys, message):
+    with pytest.raises(ZooError) as caught:
+        build(make(tmp_path, stage, keys), stage)
+    assert str(caught.value).startswith(message.format(tmp_path))
+
+
+@pytest.mark.parametrize("key", RUN_KEYS)
+@pytest.mark.parametrize("stage", STAGES)
+def test_keys_of_the_run_are_refused_in_recipes_and_flags(tmp_path, stage, key):
+    assert key not in stage_keys(stage)
+    with pytest.raises(ZooError, match=rf"{stage}\.yaml says {key}, which is settled by the run: leave it out"):
+        build(make(tmp_path, stage, {key: "x"}), stage)
+    with pytest.raises(ZooError, match=f"--{key} is settled by the run: leave it out"):
+        build(make(tmp_path, stage), stage, {key: "x"})
+
+
+def test_env_is_refused_as_a_flag_too(tmp_path):
+    for flags in ({"flags": {"env": "x"}}, {"shared_flags": {"env": "x"}}):
+        with pytest.raises(ZooError, match="--env is refused, as it could redirect the Hub"):
+            build(make(tmp_path), **flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"kl_coe": "1"}, "--kl_coe is no key of the stage ppo, did you mean 'kl_coef'?"),
+        ({"num_ppo": "1"}, "--num_ppo is no key of the stage ppo"),
+        ({"kl_coef": "x"}, "--kl_coef is 'x', and it takes a number."),
+        ({"kl_coef": True}, "--kl_coef is True, and it takes a number."),
+        ({"kl_coef": ["1", "2"]}, "--kl_coef is ['1', '2'], and it takes a number."),
+    ],
+)
+def test_mistakes_in_flags_are_named_and_abbreviations_refused(tmp_path, flags, message):
+    with pytest.raises(ZooError) as caught:
+        build(make(tmp_path), flags=flags)
+    assert str(caught.value).startswith(message)
+
+
+# recipe.yaml
+
+
+@pytest.mark.parametrize(
+    ("shared", "flags", "message"),
+    [
+        ({"descripton": "x"}, {}, "says descripton, which is no key of recipe.yaml, did you mean 'description'?"),
+        ({"seed": 1.5}, {}, "seed in .* is 1.5, and it takes a whole number."),
+        ({"seed": -3}, {}, "seed is -3: give at least 0."),
+        ({"evaluation": [1]}, {}, "evaluation in .* is no mapping"),
+        ({"evaluation": {"prompt": 3}}, {}, r"no key of recipe.yaml, did you mean 'evaluation\.prompts'\?"),
+        ({"evaluation": {"prompts": "x"}}, {}, r"evaluation\.prompts in .* is 'x', and it takes a whole number"),
+        ({"evaluation": {"samples": 0}}, {}, "samples is 0: give at least 1."),
+        ({}, {"evaluation.samples": "2.5"}, r"--evaluation\.samples is '2.5', and it takes a whole number"),
+        ({}, {"kl_coef": "0.2"}, r"--kl_coef is no key of recipe.yaml: write --ppo\.kl_coef\.$"),
+        ({}, {"packing": "0.2"}, r"--packing is no key of recipe.yaml: write --sft\.packing\.$"),
+        ({}, {"learning_rate": "1"}, r"write --sft\.learning_rate or --reward\.learning_rate or --ppo\.learning_rate"),
+        ({}, {"samples": "2"}, r"--samples is no key of recipe.yaml: write --evaluation\.samples\.$"),
+        ({}, {"kl_cof": "2"}, r"--kl_cof is no key of recipe.yaml, did you mean 'kl_coef'\?"),
+        ({}, {"qqqqqq": "2"}, "a stage's key is written --STAGE.KEY"),
+    ],
+)
+def test_mistakes_in_what_stages_share_are_named(tmp_path, shared, flags, message):
+    with pytest.raises(ZooError, match=message):
+        recipe_config(make(tmp_path, shared=shared), flags)
+
+
+def test_a_recipe_says_what_it_trains(tmp_path):
+    with pytest.raises(ZooError, match=r"recipe\.yaml has no description"):
+        recipe_config(Recipe("toy", tmp_path, {}, {}))
+    with pytest.raises(ZooError, match=r"The recipe toy has no sft\.yaml, so it has no stage 'sft'\."):
+        build(make(tmp_path), "sft")
+
+
+def test_recipe_config_is_typed(tmp_path):
+    shared = {"seed": "3", "corpus_args": {"lines": 5}, "evaluation": {"samples": 2.0}}
+    config = recipe_config(make(tmp_path, shared=shared), {"evaluation.prompts": "9", "corpus_args": '{"lines": 6}'})
+    assert config == RecipeConfig(
+        description="A toy.", seed=3, corpus_args={"lines": 6}, evaluation=EvaluationConfig(prompts=9, samples=2)
+    )
+
+
+def test_recipe_keys_are_the_fields():
+    shared = {field.name for field in dataclasses.fields(RecipeConfig)} - {"evaluation"}
+    nested = {f"evaluation.{field.name}" for field in dataclasses.fields(EvaluationConfig)}
+    assert set(recipe_keys()) == shared | nested
+
+
+def test_stage_keys_are_those_of_the_trainers():
+    for stage, own in (("sft", "packing"), ("reward", "center_rewards_coefficient"), ("ppo", "kl_coef")):
+        keys = stage_keys(stage)
+        assert {own, "learning_rate", "model_name_or_path", "dataset_train_split"} <= keys.keys()
+        assert not keys.keys() & {*RUN_KEYS, "env", "deepspeed_plugin"}
+    assert stage_keys("ppo")["kl_coef"][:2] == (float, 0.05)
+
+
+# Flags
+
+NONE = {"": {}, "sft": {}, "reward": {}, "ppo": {}}
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], {}),
+        (["--seed", "2"], {"": {"seed": "2"}}),
+        (["--seed=2"], {"": {"seed": "2"}}),
+        (["--key=a=b"], {"": {"key": "a=b"}}),
+        (["--key="], {"": {"key": ""}}),
+        (["--packing"], {"": {"packing": True}}),
+        (["--packing", "--seed", "2"], {"": {"packing": True, "seed": "2"}}),
+        (["--ppo.kl_coef", "0.2", "--sft.kl_coef=1"], {"ppo": {"kl_coef": "0.2"}, "sft": {"kl_coef": "1"}}),
+        (["--ppo.kl-coef", "-0.2"], {"ppo": {"kl_coef": "-0.2"}}),
+        (["--reward_funcs", "a", "b"], {"": {"reward_funcs": ["a", "b"]}}),
+        (["--evaluation.samples", "2"], {"": {"evaluation.samples": "2"}}),
+        (["--ppo.lr_scheduler_kwargs.x", "2"], {"ppo": {"lr_scheduler_kwargs.x": "2"}}),
+        (["--corpus_args", '{"a": 1}'], {"": {"corpus_args": '{"a": 1}'}}),
+    ],
+)
+def test_flags_parse(words, expected):
+    assert parse_flags(words) == {**NONE, **expected}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["seed", "2"], "'seed' belongs to no flag: write --key value."),
+        (["-s", "2"], "'-s' belongs to no flag"),
+        (["--"], "'--' belongs to no flag"),
+        (["--seed=1", "2"], "'2' belongs to no flag"),
+        (["--seed", "1", "--seed", "2"], "--seed is given twice: keep one."),
+        (["--kl-coef", "1", "--kl_coef=2"], "--kl_coef is given twice: keep one."),
+        (["--ppo.kl_coef", "1", "--ppo.kl-coef", "2"], "--ppo.kl-coef is given twice: keep one."),
+    ],
+)
+def test_flags_that_do_not_parse(words, message):
+    with pytest.raises(ZooError) as caught:
+        parse_flags(words)
+    assert str(caught.value).startswith(message)
+
+
+names = st.from_regex(r"[a-z][a-z_]{0,12}", fullmatch=True)
+words = st.text(min_size=1).filter(lambda text: not text.startswith("--"))
+
+
+@settings(deadline=None)
+@given(st.dictionaries(st.sampled_from(["", *STAGES]), st.dictionaries(names, words, max_size=3)), st.booleans())
+def test_flags_round_trip(groups, joined):
+    written: list[str] = []
+    for stage, keys in groups.items():
+        for key, value in keys.items():
+            name = f"--{stage}.{key}" if stage else f"--{key}"
+            written += [f"{name}={value}"] if joined else [name, value]
+    assert parse_flags(written) == {**NONE, **groups}
