@@ -91,7 +91,7 @@ def kept(directory: Path, experiment: Experiment, seed: int) -> dict[str, Any]:
         for row in rows
         if "objective/kl" in row
     ]
-    for name in ("repos", "hub"):
+    for name in ("repos", "hub", "seconds"):  # of this machine and its load: they say nothing about the recipe
         summary.pop(name, None)
     judges = {
         name: {key: judge[key] for key in ("sft", "ppo", "win_rate")} for name, judge in evaluation["judges"].items()
@@ -155,14 +155,12 @@ def table(name: str) -> str:
     accuracy = spread([run["reward_model"]["accuracy"] for run in runs], 3)
     seeds = ", ".join(str(run["seed"]) for run in runs)
     first = runs[0]
-    seconds = {stage: spread([run["seconds"][stage] for run in runs], 0) for stage in ("sft", "reward", "ppo", "total")}
     lowest = min(run["win_rate"]["ci95"][0] for run in runs)
     lines += [
         "",
         f"Mean over seeds {seeds} (range in brackets), {first['win_rate']['n']} completions each. Reward model: "
         f"accuracy {accuracy} on {first['reward_model']['n']} held-out pairs. Lowest end of a win rate's 95% interval: "
-        f"{lowest:.3f}. Seconds on 2 cores: SFT {seconds['sft']}, reward model {seconds['reward']}, "
-        f"PPO {seconds['ppo']}, in all {seconds['total']}; peak memory {max(r['peak_rss_mib'] for r in runs):.0f} MiB.",
+        f"{lowest:.3f}. Peak memory: {max(run['peak_rss_mib'] for run in runs):.0f} MiB.",
         "",
         f"Made by `{first['command']}` and the other seeds: `make evidence`.",
     ]

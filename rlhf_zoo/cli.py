@@ -465,6 +465,16 @@ def _table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     Console().print(table)
 
 
+def _sentence(error: click.ClickException) -> str:
+    """What click says in one or two sentences, as one that names the mend."""
+    first, _, rest = error.format_message().partition(". ")
+    said = first + (f", {rest[0].lower()}{rest[1:]}" if rest else "")
+    if said.endswith("?"):
+        return said
+    command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rlhf-zoo"
+    return f"{said.rstrip('.')}: see `{command} --help`."
+
+
 def main() -> None:
     """Exit codes: 0; 2 the user's to mend; 1 a defect (with its traceback); 130 after Ctrl-C."""
     if not sys.warnoptions:
@@ -481,8 +491,7 @@ def main() -> None:
         error.show()
         sys.exit(2)
     except click.ClickException as error:
-        command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rlhf-zoo"
-        click.echo(f"Error: {error.format_message().rstrip('.')}: see `{command} --help`.", err=True)
+        click.echo(f"Error: {_sentence(error)}", err=True)
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
         click.echo("Interrupted; the same command goes on from what is saved.", err=True)

@@ -32,7 +32,8 @@ def errors(stderr: str) -> list[str]:
     """What a command said on stderr, without the two lines that name the Hub and the namespace, and progress bars."""
     lines = stderr.replace("\r", "\n").splitlines()
     notes = ("Hub: ", "Publishing to ", "Nothing is published: ")
-    return [line for line in lines if line.strip() and not line.startswith(notes) and "it/s" not in line]
+    bars = ("%|", "?it/s", " examples/s")
+    return [line for line in lines if line.strip() and not line.startswith(notes) and not any(b in line for b in bars)]
 
 
 def hubs_over(home: Path) -> list[int]:

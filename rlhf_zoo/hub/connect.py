@@ -28,8 +28,8 @@ QUIET = {
     "HF_HUB_DISABLE_UPDATE_CHECK": "1",
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "GRADIO_ANALYTICS_ENABLED": "0",
-    "HF_HUB_DISABLE_XET": "1",
 }
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 CLIENT_STATE = (
     "HF_TOKEN",
     "HF_TOKEN_PATH",
@@ -98,7 +98,7 @@ def _at(address: str, why: str) -> Hub:
         raise ZooError(f"{why} is {address!r} ({error}): give 'local' or an address such as {REAL}.") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ZooError(f"{why} is {address!r}: give 'local' or an address such as {REAL}.")
-    if parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+    if parts.scheme == "http" and parts.hostname not in LOOPBACK:
         raise ZooError(f"{why} is {address!r}, which would send a token unencrypted: use https.")
     endpoint = address.rstrip("/")
     return Hub("huggingface" if endpoint == REAL else "other", endpoint, why)
@@ -123,9 +123,8 @@ def connect(hub: Hub) -> Iterator[Hub]:
     if hub.kind == "local":
         with _embedded(home() / "hub") as (endpoint, token):
             _own_client(home() / "hub-cache", token)
-            unproxied = ",".join(filter(None, [os.environ.get("NO_PROXY"), "127.0.0.1"]))
-            online = {"HF_HUB_OFFLINE": "0", "HF_DATASETS_OFFLINE": "0"}
-            os.environ.update(QUIET, **online, HF_ENDPOINT=endpoint, NO_PROXY=unproxied, no_proxy=unproxied)
+            _direct()
+            os.environ.update(QUIET, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0", HF_DATASETS_OFFLINE="0")
             yield Hub("local", endpoint, hub.why)
         return
     if (os.environ.get("HF_ENDPOINT") or REAL).rstrip("/") != hub.endpoint:
@@ -133,8 +132,17 @@ def connect(hub: Hub) -> Iterator[Hub]:
         host = urlsplit(str(hub.endpoint)).netloc.replace(":", "_")
         _own_client(home() / "hubs" / host, os.environ.get("RLHF_ZOO_HUB_TOKEN"))
         hub = replace(hub, token_from="RLHF_ZOO_HUB_TOKEN")
+    if hub.kind == "other" and urlsplit(str(hub.endpoint)).hostname in LOOPBACK:
+        _direct()
+        os.environ.update(QUIET)
     os.environ["HF_ENDPOINT"] = str(hub.endpoint)
     yield hub
+
+
+def _direct() -> None:
+    """Plain LFS, which is what `hub serve` speaks, and no proxy: for a Hub on this machine."""
+    unproxied = ",".join(filter(None, [os.environ.get("NO_PROXY"), *LOOPBACK]))
+    os.environ.update(HF_HUB_DISABLE_XET="1", NO_PROXY=unproxied, no_proxy=unproxied)
 
 
 def _own_client(directory: Path, token: str | None) -> None:

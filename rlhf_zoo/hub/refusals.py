@@ -33,7 +33,7 @@ def is_disk_full(error: BaseException | None) -> bool:
 def reason(error: BaseException) -> str:
     """Why, in a few words: what the server said, else the first line of the exception, else its name."""
     said = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
-    return said.splitlines()[0].rstrip(".")
+    return said.splitlines()[0].rstrip(".").replace(". ", "; ")
 
 
 @contextlib.contextmanager

@@ -414,6 +414,14 @@ class PPOTrainer(Trainer):
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
 
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Trainer's card, made of the policy: the pair of policy and critic has no configuration to read."""
+        pair, self.model = self.model, self.policy
+        try:
+            super().create_model_card(*args, **kwargs)
+        finally:
+            self.model = pair
+
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
         directory = Path(resume_from_checkpoint)
         self._actor.load_checkpoint(directory)

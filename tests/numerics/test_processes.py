@@ -6,6 +6,7 @@ Run as a script by torch.distributed it is one of those processes.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,7 @@ def train(directory: Path) -> None:
     import torch
     from trainer_fixture import make_reward_model, make_trainer, prompt_rows, snapshot, timeless
 
-    processes = torch.distributed.get_world_size() if torch.distributed.is_torchelastic_launched() else 1
+    processes = int(os.environ["WORLD_SIZE"])
     trainer = make_trainer(
         directory, max_steps=4, per_device_train_batch_size=4 // processes, per_device_eval_batch_size=4 // processes,
         num_mini_batches=1, optim="sgd", learning_rate=0.2, critic_learning_rate=0.2, reward_model=make_reward_model(),

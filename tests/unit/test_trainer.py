@@ -737,6 +737,14 @@ def test_a_checkpoint_is_a_plain_model_with_its_critic(tmp_path: Path) -> None:
     assert digests(again) == digests(trainer)
 
 
+def test_trainers_own_card_is_of_the_policy(tmp_path: Path) -> None:
+    """`push_to_hub` writes it, from the configuration of the model."""
+    trainer = trained(tmp_path, max_steps=1)
+    pair = trainer.model
+    trainer.create_model_card(model_name="toy")
+    assert "# toy" in (tmp_path / "README.md").read_text() and trainer.model is pair
+
+
 def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
     trainer = trained(tmp_path, save_strategy="steps", save_steps=1)
     (tmp_path / "checkpoint-2" / PPO_STATE).unlink()

@@ -1,0 +1,368 @@
+"""The command line's promises: quick to start, an example for each command, JSON for each table, one sentence for each
+mistake of a user."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from hub_fixture import base_environment
+from zoo_process import COMMAND, environment, errors, wait_until, zoo
+
+from rlhf_zoo import cli
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.record import StageRecord, fingerprint
+
+HEAVY = (
+    "torch", "transformers", "trl", "datasets", "huggingface_hub", "gradio", "matplotlib", "sklearn", "numpy", "rich",
+    "dulwich", "yaml", "http.server",
+)  # fmt: skip
+COMMANDS = {
+    "card", "compare", "eval", "hub", "hub env", "hub serve", "hub status", "hub token", "ppo", "pull", "push",
+    "recipes", "recipes copy", "recipes keys", "recipes list", "recipes show", "recipes validate", "reward", "run",
+    "sft",
+}  # fmt: skip
+
+
+def walk(command: click.Command, path: tuple[str, ...] = ()) -> dict[str, click.Command]:
+    found = {" ".join(path): command} if path else {}
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            child = command.get_command(context, name)
+            assert child is not None
+            found |= walk(child, (*path, name))
+    return found
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["run", "--help"], ["ppo", "--help"], ["hub", "--help"]])
+def test_help_imports_nothing_heavy(arguments):
+    code = f"""
+import sys
+from rlhf_zoo.cli import cli
+if {arguments!r}:
+    cli.main({arguments!r}, standalone_mode=False)
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=base_environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_every_command_is_known_and_has_an_example():
+    found = walk(cli.cli)
+    assert set(found) == COMMANDS
+    for name, command in found.items():
+        text = command.get_help(click.Context(command, info_name=name))
+        example = text.partition("Example:\n")[2].partition("\n\n")[0]
+        assert name.split()[0] in example and "rlhf-zoo " in example, name
+        assert all(len(line) <= 120 for line in example.splitlines()), name
+
+
+def test_examples_of_training_commands_hold_valid_flags():
+    """What a help text shows works: its keys are keys of the recipe that it names."""
+    from rlhf_zoo.recipes import load_recipe
+    from rlhf_zoo.stages.settings import parse_flags, recipe_config, recipe_keys, stage_keys
+
+    for name in ("run", "sft", "reward", "ppo", "eval", "recipes validate"):
+        text = walk(cli.cli)[name].get_help(click.Context(cli.cli))
+        words = text.partition("Example:\n")[2].split("\n")[0].split()
+        recipe, *flags = words[1 + len(name.split()) :]
+        parsed = parse_flags(flags)
+        recipe_config(load_recipe(recipe))
+        keys = recipe_keys() | (stage_keys(name) if name in ("sft", "reward", "ppo") else {})
+        assert parsed[""].keys() <= keys.keys() and parsed["ppo"].keys() <= stage_keys("ppo").keys()
+
+
+def test_version_and_bare_command(tmp_path):
+    assert zoo("--version", home=tmp_path).stdout.startswith("rlhf-zoo, version ")
+    bare = zoo(home=tmp_path)
+    assert bare.returncode == 2 and "Usage: rlhf-zoo" in bare.stdout + bare.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "keys"),
+    [
+        (["recipes", "list"], {"name", "stages", "simulated", "description"}),
+        (["recipes", "keys", "recipe"], {"key", "type", "default", "help"}),
+        (["recipes", "keys", "ppo"], {"key", "type", "default", "help"}),
+        (["hub", "status"], {"running", "url", "pid", "root", "repositories", "bytes"}),
+    ],
+)
+def test_tables_are_json_on_request(tmp_path, command, keys):
+    """`run --json` is tested with the pipeline."""
+    done = zoo(*command, "--json", home=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    document = json.loads(done.stdout)
+    rows = document if isinstance(document, list) else [document]
+    assert rows and all(set(row) == keys for row in rows)
+    plain = zoo(*command, home=tmp_path)
+    assert plain.returncode == 0 and not plain.stdout.startswith(("[", "{"))
+
+
+def test_every_command_that_prints_a_table_takes_json():
+    tables = {"recipes list", "recipes keys", "run", "hub status"}
+    takes = {name for name, command in walk(cli.cli).items() if any("--json" in param.opts for param in command.params)}
+    assert takes == tables
+    source = Path(cli.__file__).read_text()
+    assert source.count("_table(") == 3, "a new table needs --json: name its command above"
+
+
+def test_recipes_are_shown_copied_and_validated(tmp_path):
+    shown = zoo("recipes", "show", "tiny-world", home=tmp_path).stdout
+    assert all(f"# {name}.yaml\n" in shown for name in ("recipe", "sft", "reward", "ppo"))
+    done = zoo("recipes", "copy", "tiny-world", "mine", home=tmp_path, cwd=tmp_path)
+    assert done.stdout == "mine is yours: edit it, then `rlhf-zoo run mine`.\n"
+    done = zoo("recipes", "validate", "mine", "--ppo.kl_coef", "0.2", "--seed=2", home=tmp_path, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "mine is valid: sft, reward, ppo.\n", "")
+
+
+# Mistakes
+
+
+def refused(tmp_path: Path, *arguments: str, **env: str) -> str:
+    """The one sentence that a refused command says; what it had no right to touch is as it was."""
+    work = tmp_path / "work"
+    work.mkdir(exist_ok=True)
+    before = sorted(work.rglob("*"))
+    done = zoo(*arguments, home=tmp_path / "home", cwd=work, **env)
+    assert done.returncode == 2, (done.returncode, done.stderr)
+    said = errors(done.stderr)
+    assert len(said) == 1 and said[0].startswith("Error: ") and "Traceback" not in done.stderr, done.stderr
+    assert said[0].endswith((".", "?")) and ". " not in said[0].removesuffix("."), said[0]
+    assert done.stdout == "" and sorted(work.rglob("*")) == before
+    return said[0].removeprefix("Error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("runn tiny-world", "There is no command 'runn', did you mean 'run'?"),
+        ("frobnicate", "There is no command 'frobnicate'; `rlhf-zoo --help` lists the commands."),
+        ("recipes lst", "No such command 'lst', did you mean 'list'?"),
+        ("run tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
+        ("sft nothing-like-it", "There is no recipe 'nothing-like-it': `rlhf-zoo recipes list` shows"),
+        ("recipes show tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
+        ("run", "Missing argument 'RECIPE': see `rlhf-zoo run --help`."),
+        ("run tiny-world stray", "'stray' belongs to no flag: write --key value."),
+        ("run tiny-world --seed 1 --seed 2", "--seed is given twice: keep one."),
+        ("run --seed 2 tiny-world", "--seed stands before the recipe: write `rlhf-zoo run RECIPE --seed ...`."),
+        ("run tiny-world --hub embedded", "--hub is 'embedded': give 'local' or an address"),
+        ("run tiny-world --hub http://example.com", "which would send a token unencrypted: use https."),
+        ("run tiny-world --namespace a/b", "--namespace is 'a/b', and no Hub has such"),
+        ("run tiny-world --output_dir", "Option '--output_dir' requires an argument"),
+        ("compare x --port seven", "Invalid value for '--port': 'seven' is not a valid integer"),
+        ("recipes keys dpo", "'dpo' is not one of 'recipe', 'sft', 'reward', 'ppo'"),
+        ("card nowhere", "nowhere is no run directory: it holds no run.json"),
+        ("push nowhere --hub local", "nowhere is no run directory: it holds no run.json"),
+        (
+            "recipes validate tiny-world --ppo.kl_coff 1",
+            "--kl_coff is no key of the stage ppo, did you mean 'kl_coef'?",
+        ),
+    ],
+)
+def test_mistakes_found_at_once(tmp_path, arguments, message):
+    assert message in refused(tmp_path, *arguments.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("run tiny-world --kl_coef 0.2", "--kl_coef is no key of recipe.yaml: write --ppo.kl_coef."),
+        ("run tiny-world --evaluation.promts 2", "did you mean 'evaluation.prompts'?"),
+        ("run tiny-world --ppo.num_ppo_epochs 3.7", "--num_ppo_epochs is '3.7', and it takes a whole number."),
+        (
+            "run tiny-world --ppo.num_ppo_ep 3",
+            "--num_ppo_ep is no key of the stage ppo, did you mean 'num_ppo_epochs'?",
+        ),
+        ("ppo tiny-world --sft.max_step 3", "--max_step is no key of the stage sft, did you mean 'max_steps'?"),
+        ("ppo tiny-world --hub_token x", "--hub_token is settled by the run: leave it out"),
+        ("sft tiny-world --seed one", "--seed is 'one', and it takes a whole number."),
+        ('sft tiny-world --corpus_args {"linez":5}', "corpus_args does not suit rlhf_zoo.corpora.tiny_world:prepare"),
+        ("pull local/none@best", "There is no repository 'local/none'"),
+        ("pull a/b/c", "'a/b/c' is no repository: write NAMESPACE/NAME or NAMESPACE/NAME@TAG."),
+    ],
+)
+def test_mistakes_found_after_the_hub_is_up(tmp_path, arguments, message):
+    assert message in refused(tmp_path, *arguments.split())
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def test_a_hub_that_does_not_answer(tmp_path):
+    url = f"http://127.0.0.1:{free_port()}"
+    token = {"RLHF_ZOO_HUB_TOKEN": "hub_x"}
+    message = f"The Hub {url} cannot be reached ("
+    assert refused(tmp_path, "run", "tiny-world", "--hub", url, "--push_to_hub", **token).startswith(message)
+    assert f"and {url} does not give it (" in refused(tmp_path, "pull", "a/b", "--hub", url, **token)
+    # Nothing is published, but what PPO starts from is neither in the run directory nor in reach.
+    done = zoo("ppo", "tiny-world", "--hub", url, "--output_dir", "run", home=tmp_path, cwd=tmp_path, **token)
+    assert done.returncode == 2 and len(errors(done.stderr)) == 1
+    assert f"local/tiny-world-sft cannot be fetched from {url}" in done.stderr
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["data"]
+
+
+def test_a_port_that_is_taken(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+        assert f"Cannot listen on 127.0.0.1:{port}" in _serve_error(tmp_path, "--port", port)
+        said = refused(tmp_path, "compare", "local/x-ppo", "--hub", "local", "--port", port)
+        assert said == f"Port {port} of 127.0.0.1 is taken: choose another with --port, or --port 0 for a free one."
+
+
+def _serve_error(tmp_path: Path, *options: str) -> str:
+    done = zoo("hub", "serve", "--root", tmp_path / "hub", *options, home=tmp_path)
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+    said = [line for line in done.stderr.splitlines() if line.startswith("Error: ")]
+    assert len(said) == 1
+    return said[0].removeprefix("Error: ")
+
+
+def test_a_missing_column_and_a_missing_split_name_the_data_set(tmp_path):
+    recipe, data = tmp_path / "mine", tmp_path / "data" / "lines"
+    data.mkdir(parents=True)
+    recipe.mkdir()
+    (data / "train.jsonl").write_text('{"txt": "a line"}\n' * 4)
+    (tmp_path / "data" / "README.md").write_text(
+        "---\nconfigs:\n- config_name: lines\n  data_files:\n  - split: train\n    path: lines/train.jsonl\n---\n"
+    )
+    (recipe / "recipe.yaml").write_text(f"description: A toy.\ndataset_name: {tmp_path / 'data'}\n")
+    (recipe / "sft.yaml").write_text("bf16: false\n")
+    said = refused(tmp_path, "sft", str(recipe), "--hub", "local", "--output_dir", str(tmp_path / "run"))
+    assert "configuration lines, split train, has no column 'text', only 'txt': rename the column" in said
+    assert not list((tmp_path / "run").rglob("*.json"))
+    said = refused(
+        tmp_path, "sft", str(recipe), "--output_dir", str(tmp_path / "run"), "--dataset_train_split", "trian"
+    )
+    assert "split trian, cannot be loaded" in said
+    said = refused(tmp_path, "sft", str(recipe), "--output_dir", str(tmp_path / "run"), "--dataset_name", "a/none")
+    assert "The data set a/none" in said and "cannot be loaded" in said
+
+
+def claim(path: Path, *, recipe: str, resolved: dict) -> None:
+    StageRecord(path).write(
+        stage=path.name, recipe=recipe, status="finished", fingerprint=fingerprint(resolved), resolved=resolved
+    )
+
+
+def test_the_directory_of_another_recipe_or_of_other_settings(tmp_path):
+    work = tmp_path / "work"
+    claim(work / "one" / "data", recipe="product-remarks", resolved={})
+    said = refused(tmp_path, "sft", "tiny-world", "--output_dir", "one")
+    assert said.startswith("one/data holds a run of the recipe 'product-remarks', not of 'tiny-world': choose another")
+    assert "--restart" in said
+    resolved = {"corpus": "rlhf_zoo.corpora.tiny_world:prepare", "corpus_args": {}, "dataset_name": None, "seed": 3}
+    claim(work / "two" / "data", recipe="tiny-world", resolved=resolved)
+    said = refused(tmp_path, "sft", "tiny-world", "--output_dir", "two")
+    assert said.startswith("two/data holds a run with seed = 3, and this one has 1: choose another --output_dir")
+    assert "--restart" in said
+
+
+def test_directories_that_no_run_wrote_are_left_alone(tmp_path):
+    """--output_dir may be a folder of the user's own, with a `data` or a `sft/checkpoint-500` of another trainer."""
+    work = tmp_path / "work"
+    (work / "data").mkdir(parents=True)
+    (work / "data" / "mine.csv").write_text("a,b\n")
+    for options in ([], ["--restart"]):
+        said = refused(tmp_path, "sft", "tiny-world", "--output_dir", ".", *options)
+        assert said == "data holds files that no run wrote: choose another --output_dir."
+    (tmp_path / "work2" / "sft" / "checkpoint-500").mkdir(parents=True)
+    options = ("--corpus_args", '{"lines": 50}', "--max_steps", "1", "--output_dir", str(tmp_path / "work2"))
+    said = refused(tmp_path, "sft", "tiny-world", *options)
+    assert said.endswith("sft holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir.")
+    assert (tmp_path / "work2" / "sft" / "checkpoint-500").is_dir()
+
+
+def test_too_few_prompts_are_found_before_anything_is_trained(tmp_path):
+    options = ("--corpus_args", '{"lines": 50}', "--evaluation.prompts", "5000", "--output_dir", str(tmp_path / "run"))
+    said = refused(tmp_path, "run", "tiny-world", *options)
+    assert "prompts and evaluation.prompts asks for 5000: lower it, or prepare more data." in said
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]
+
+
+# Exit codes
+
+
+@pytest.fixture
+def finish(monkeypatch, capsys):
+    """main() with a command that ends in a given way: its exit code and what it said on stderr."""
+
+    def finish(end: BaseException | None) -> tuple[int, str]:
+        @click.command()
+        def command() -> None:
+            if end is not None:
+                raise end
+
+        monkeypatch.setattr(cli, "cli", command)
+        monkeypatch.setattr(sys, "argv", ["rlhf-zoo"])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return caught.value.code, capsys.readouterr().err
+
+    return finish
+
+
+def test_exit_codes(finish):
+    from rlhf_zoo.stages.interrupt import Stopped
+
+    assert finish(None) == (0, "")
+    assert finish(ZooError("A thing is wrong: mend it.")) == (2, "Error: A thing is wrong: mend it.\n")
+    interrupted = "\nInterrupted; the same command goes on from what is saved.\n"
+    assert finish(KeyboardInterrupt()) == finish(Stopped()) == (130, interrupted)
+    with pytest.raises(RuntimeError, match="a defect"):
+        finish(RuntimeError("a defect"))
+    with pytest.raises(PermissionError):
+        finish(PermissionError(errno.EACCES, "denied"))
+
+
+def test_a_full_disk_is_the_users_to_mend_whatever_reports_it(finish):
+    full = OSError(errno.ENOSPC, "No space left on device", "/data/file")
+    assert finish(full) == (2, "Error: The disk is full (/data/file): make room and run it again.\n")
+    wrapped = ValueError("loading failed")
+    wrapped.__cause__ = full
+    rust = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
+    for error in (wrapped, rust, OSError(errno.EDQUOT, "Disk quota exceeded")):
+        assert finish(error) == (2, "Error: The disk is full (while writing): make room and run it again.\n")
+
+
+def test_a_disk_that_fills_up(tmp_path):
+    """A file-size limit stands for a full disk: every file above 64 KiB fails, as EFBIG."""
+
+    def limit() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+
+    command = [*COMMAND, "sft", "tiny-world", "--output_dir", str(tmp_path / "run")]
+    done = subprocess.run(
+        command, env=environment(tmp_path), capture_output=True, text=True, check=False, preexec_fn=limit
+    )
+    assert done.returncode == 2, done.stderr
+    assert len(errors(done.stderr)) == 1 and "make room" in done.stderr
+    assert json.loads((tmp_path / "run" / "data" / "run.json").read_text())["status"] == "running"
+    assert not list(tmp_path.rglob("run/**/*.tmp")) and not (tmp_path / "run" / "sft").exists()
+
+
+def test_ctrl_c_before_anything_is_trained(tmp_path):
+    """130 without a traceback, and no Hub is left."""
+    command = [*COMMAND, "sft", "tiny-world", "--output_dir", str(tmp_path / "run")]
+    process = subprocess.Popen(
+        command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    wait_until(lambda: (tmp_path / "zoo" / "hub" / "client-token").exists(), process)
+    os.kill(process.pid, signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in said
+    assert errors(said) == ["Interrupted; the same command goes on from what is saved."]

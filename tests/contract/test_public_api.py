@@ -1,0 +1,52 @@
+"""What `import rlhf_zoo` offers, and the console scripts."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import inspect
+import subprocess
+import sys
+
+import pytest
+from hub_fixture import base_environment
+
+import rlhf_zoo
+from rlhf_zoo.cli import main
+
+
+def test_all_is_sorted_and_said():
+    names = [name for name in rlhf_zoo.__all__ if not name.startswith("__")]
+    assert names == sorted(names) and len(set(names)) == len(names) and "__version__" in rlhf_zoo.__all__
+    assert set(dir(rlhf_zoo)) == set(rlhf_zoo.__all__)
+
+
+@pytest.mark.parametrize("name", [name for name in rlhf_zoo.__all__ if not name.startswith("__")])
+def test_every_public_name_is_importable_and_documented(name):
+    found = getattr(rlhf_zoo, name)
+    assert found.__name__ == name
+    text = inspect.getdoc(found) or ""
+    assert len(text) > 20 and not text.startswith(f"{name}("), "a docstring that a person wrote"
+
+
+def test_other_names_are_no_attributes():
+    with pytest.raises(AttributeError, match="has no attribute 'PPO'"):
+        _ = rlhf_zoo.PPO
+
+
+def test_importing_the_package_imports_nothing_heavy():
+    code = "import sys, rlhf_zoo; print(sorted({name.partition('.')[0] for name in sys.modules} & {'torch', 'numpy'}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=base_environment(), capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
+
+
+def test_version_is_that_of_the_distribution():
+    assert rlhf_zoo.__version__ == importlib.metadata.version("rlhf-zoo")
+
+
+@pytest.mark.parametrize("script", ["rlhf-zoo", "hf-rlhf-zoo"])
+def test_console_scripts(script):
+    """`hf extensions` runs a package's console script of the name hf-NAME."""
+    (entry,) = importlib.metadata.entry_points(group="console_scripts", name=script)
+    assert entry.value == "rlhf_zoo.cli:main" and entry.load() is main
