@@ -36,6 +36,7 @@ class Experiment:
     flags: tuple[str, ...] = ()
     base: str | None = None
     needs_data: bool = False
+    seeds: tuple[int, ...] = SEEDS
 
 
 EXPERIMENTS = (
@@ -53,6 +54,7 @@ EXPERIMENTS = (
         ("--ppo.kl_coef", "0", "--ppo.total_episodes", "5120"),
         base="product-remarks",
         needs_data=True,
+        seeds=(1,),
     ),
 )
 
@@ -132,7 +134,10 @@ ROWS = (
 def table(name: str) -> str:
     """One experiment beside its β = 0 twin, as a Markdown table: mean over seeds, range in brackets."""
     runs, cut = load(name), load(f"{name}-beta-0")
-    columns = [("SFT", runs, "sft"), ("PPO", runs, "ppo")] + ([("PPO, β = 0", cut, "ppo")] if cut else [])
+    columns = [("SFT", runs, "sft"), ("PPO", runs, "ppo")]
+    if cut:
+        fewer = "" if len(cut) == len(runs) else f" (seed {', '.join(str(run['seed']) for run in cut)})"
+        columns.append((f"PPO, β = 0, {len(cut[0]['curve'])} updates{fewer}", cut, "ppo"))
     lines = ["| held-out prompts | " + " | ".join(title for title, _, _ in columns) + " |"]
     lines.append("|---|" + "---|" * len(columns))
     for label, key, digits in ROWS:
@@ -214,7 +219,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("experiments", nargs="*", help="names; all when left out")
     parser.add_argument("--render", action="store_true", help="only write the docs again from the JSON")
-    parser.add_argument("--seeds", type=int, nargs="+", default=list(SEEDS))
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=list(SEEDS), help="only these of each experiment's seeds"
+    )
     arguments = parser.parse_args()
     KEPT.mkdir(parents=True, exist_ok=True)
     chosen = [e for e in EXPERIMENTS if not arguments.experiments or e.name in arguments.experiments]
@@ -222,7 +229,7 @@ def main() -> None:
         if experiment.needs_data and not os.environ.get("RLHF_ZOO_DATA"):
             print(f"{experiment.name}: skipped, RLHF_ZOO_DATA is not set", file=sys.stderr)
             continue
-        runs = [run(experiment, seed) for seed in arguments.seeds]
+        runs = [run(experiment, seed) for seed in experiment.seeds if seed in arguments.seeds]
         text = json.dumps({"schema": 1, "experiment": experiment.name, "runs": runs}, indent=1) + "\n"
         (KEPT / f"{experiment.name}.json").write_text(text)
     for name in ("tiny-world", "product-remarks"):

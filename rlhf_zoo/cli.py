@@ -427,9 +427,12 @@ def _context(
         raise ZooError(f"--namespace is {namespace!r}, and no Hub has such: give the name of a user or organization.")
     directory = output_dir or Path("runs") / found.name
     with _hub(hub, push_to_hub=push_to_hub) as connected:
+        from huggingface_hub.utils import logging
+
         from .hub.publish import check_access
         from .stages.context import RunContext
 
+        logging.set_verbosity_error()  # it warns of every commit that would change nothing
         publish = push_to_hub or connected.kind == "local"
         if publish:
             namespace = check_access(

@@ -21,8 +21,9 @@ SHOWN = {
     "objective/kl": "kl",
     "completions/eos_rate": "eos",
 }
-# Times differ from run to run, and a resumed run must have the metrics of an uninterrupted one.
-LEFT_OUT = ("runtime", "samples_per_second", "steps_per_second", "total_flos", "train_loss")
+# Times differ from run to run, and a resumed run must have the metrics of an uninterrupted one (TRL's count of tokens
+# begins again at 0).
+LEFT_OUT = ("runtime", "samples_per_second", "steps_per_second", "total_flos", "train_loss", "num_tokens")
 
 
 class StageCallback(TrainerCallback):

@@ -17,6 +17,7 @@ from .data import data_source
 from .evaluate import check_prompts, measure, same_weights, yardstick
 from .release import release_best
 from .summary import write_summary
+from .train import quiet
 
 __all__ = ["SHOWN_PROMPTS", "run", "run_stage"]
 
@@ -32,6 +33,7 @@ def run_stage(context: RunContext, stage: str) -> bool:
 
 def run(context: RunContext, console: Any) -> Path:
     """Runs every stage of the recipe that is not finished, publishes, and returns the path of summary.json."""
+    quiet()
     # Mistakes in what comes last are found before what comes first trains.
     for stage in context.recipe.stages:
         context.settings(stage)

@@ -30,7 +30,7 @@ def test_every_table_in_the_docs_is_rendered_from_the_json(evidence):
 def test_the_committed_runs_are_those_that_the_experiments_ask_for(evidence):
     for experiment in evidence.EXPERIMENTS:
         runs = evidence.load(experiment.name)
-        assert [run["seed"] for run in runs] == list(evidence.SEEDS), experiment.name
+        assert [run["seed"] for run in runs] == list(experiment.seeds), experiment.name
         for run in runs:
             assert run["command"] == " ".join(evidence.command(experiment, run["seed"], "$RLHF_ZOO_DATA"))
             assert run["recipe"] == experiment.recipe

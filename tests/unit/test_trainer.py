@@ -474,6 +474,19 @@ def test_adaptive_beta_follows_the_kl(tmp_path: Path) -> None:
         assert seen.tolist() == pytest.approx([-beta] * 8, rel=1e-3)
 
 
+def test_adaptive_beta_is_moved_by_the_kl_that_is_reported(tmp_path: Path) -> None:
+    """Inside ±0.2 the step is proportional to the mean Σ k1, in which completions of negative k1 count as such."""
+    still: dict[str, Any] = {"learning_rate": 0.0, "ref_model": make_policy(seed=4), "max_steps": 3}
+    fixed = trained(tmp_path, **still)
+    seen = [row["objective/kl"] for row in updates_of(fixed)]
+    assert any((rollout.kl < 0).any() for rollout, _, _ in fixed.updates[:2])
+    target = sum(seen[:2]) / 2
+    betas = [row["kl_coef"] for row in updates_of(trained(tmp_path, kl_target=target, kl_horizon=16, **still))]
+    errors = [min(max(kl / target - 1, -0.2), 0.2) for kl in seen]
+    assert any(0.001 < abs(error) < 0.2 for error in errors[:2])
+    assert betas == pytest.approx([0.05, 0.05 * (1 + errors[0] / 2), 0.05 * (1 + errors[0] / 2) * (1 + errors[1] / 2)])
+
+
 # Optimization
 
 
@@ -616,6 +629,17 @@ def test_evaluation_is_repeatable_and_disturbs_nothing(tmp_path: Path) -> None:
     assert within.evaluate(prompt_rows(6), metric_key_prefix="test").keys() == {
         name.replace("eval_", "test_", 1) for name in once
     }
+
+
+def test_evaluation_samples_alike_at_every_step(tmp_path: Path) -> None:
+    """With the policy standing still, every evaluation is the same, and differs from what training sampled."""
+    trainer = trained(
+        tmp_path, max_steps=3, learning_rate=0.0, train_dataset=prompt_rows(8), eval_dataset=prompt_rows(8),
+        eval_strategy="steps", eval_steps=1, missing_eos_penalty=1.0,
+    )  # fmt: skip
+    rows = [row["eval_objective/shaped_score"] for row in trainer.state.log_history if "eval_objective/score" in row]
+    assert len(rows) == 3 and len(set(rows)) == 1
+    assert rows[0] not in [row["objective/shaped_score"] for row in updates_of(trainer)]
 
 
 def test_evaluation_is_an_average_over_its_completions(tmp_path: Path) -> None:

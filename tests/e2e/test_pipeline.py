@@ -1,0 +1,601 @@
+"""A whole recipe through the command line: what it leaves on the disk and on the Hub, and that nothing stops it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hub_fixture import RunningHub, start_hub
+from zoo_process import COMMAND, environment, errors, hubs_over, wait_until, zoo
+
+from rlhf_zoo.hub.publish import tag_name
+from rlhf_zoo.recipes import copy_recipe
+from rlhf_zoo.record import StageRecord
+
+FLAGS = [
+    "--corpus_args", '{"lines": 2000}',
+    "--sft.max_steps", "60", "--sft.save_strategy", "steps", "--sft.save_steps", "30",
+    "--sft.logging_steps", "10", "--sft.eval_strategy", "steps", "--sft.eval_steps", "30",
+    "--reward.simulated_pairs", "200", "--reward.simulated_test_pairs", "60", "--reward.score_samples", "64",
+    "--reward.max_steps", "6", "--reward.save_strategy", "steps", "--reward.save_steps", "3",
+    "--reward.logging_steps", "1",
+    "--ppo.total_episodes", "256", "--ppo.per_device_train_batch_size", "16", "--ppo.gradient_accumulation_steps", "2",
+    "--ppo.num_mini_batches", "2", "--ppo.save_steps", "2", "--ppo.eval_steps", "4",
+    "--evaluation.prompts", "20", "--evaluation.samples", "2",
+]  # fmt: skip
+STAGES = ("sft", "reward", "ppo")
+STEPS = {"sft": [30, 60], "reward": [3, 6], "ppo": [2, 4, 6, 8]}
+FIGURES = {"reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition"}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory, the home that its embedded Hub lies in, and the recipe that it is of."""
+
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def root(self) -> Path:
+        return self.home / "zoo" / "hub"
+
+    def command(self, verb: str = "run", *more: str) -> list[str]:
+        return [verb, "recipes/tiny-world", "--output_dir", "run", *FLAGS, *more]
+
+    def zoo(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return zoo(*arguments, home=self.home, cwd=self.folder, **env)
+
+    def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*COMMAND, *arguments], cwd=self.folder, env=environment(self.home, **env), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def json(self, *parts: str) -> Any:
+        return json.loads(self.path.joinpath(*parts).read_text())
+
+    def record(self, stage: str) -> StageRecord:
+        return StageRecord(self.path / stage)
+
+    def copy(self, folder: Path, *without: str) -> Run:
+        """This run and its Hub elsewhere, without some of its stages."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        for stage in without:
+            shutil.rmtree(folder / "run" / stage)
+        (folder / "run" / "summary.json").unlink()
+        return Run(folder)
+
+    def hub(self, folder: Path) -> RunningHub:
+        """A server over a copy of its Hub."""
+        shutil.copytree(self.root, folder / "root")
+        return start_hub(folder, root=folder / "root")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """One uninterrupted run, which no test may change."""
+    run = Run(tmp_path_factory.mktemp("base"))
+    copy_recipe("tiny-world", run.folder / "recipes" / "tiny-world")
+    done = run.zoo(*run.command("run", "--json"))
+    assert done.returncode == 0, done.stderr
+    (run.folder / "stdout").write_text(done.stdout)
+    (run.folder / "stderr").write_text(done.stderr)
+    return run
+
+
+@pytest.fixture(scope="module")
+def served(base: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHub]:
+    running = base.hub(tmp_path_factory.mktemp("served"))
+    yield running
+    running.stop()
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file's sha256."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def weights(folder: Path) -> dict[str, str]:
+    return {name: digest for name, digest in tree(folder).items() if name.endswith(".safetensors")}
+
+
+def metrics(run: Run, stage: str) -> list[dict]:
+    return [
+        {name: value for name, value in row.items() if name not in ("time", "perf/seconds")}
+        for row in run.record(stage).metrics()
+    ]
+
+
+def evaluation(run: Run) -> dict:
+    return {name: value for name, value in run.json("eval", "evaluation.json").items() if name != "seconds"}
+
+
+# What a run leaves
+
+
+def test_the_run_directory(base):
+    assert {path.name for path in base.path.iterdir()} == {"data", *STAGES, "eval", "summary.json"}
+    for stage in (*STAGES, "eval"):
+        document = base.json(stage, "run.json")
+        assert {"schema", "stage", "recipe", "status", "seed", "fingerprint", "resolved", "versions", "parents", "hub",
+                "repo", "seconds", "created", "finished", "command"} <= document.keys()  # fmt: skip
+        assert (document["schema"], document["stage"], document["recipe"]) == (1, stage, "tiny-world")
+        assert (document["status"], document["seed"], document["hub"]) == ("finished", 1, "local")
+        assert document["seconds"] > 0 and document["versions"]["torch"]
+    for stage in STAGES:
+        record, document = base.record(stage), base.json(stage, "run.json")
+        assert [path.name for path in record.checkpoints()] == [f"checkpoint-{step}" for step in STEPS[stage]]
+        assert not list(record.path.rglob("*.tmp"))
+        tags = document["repo"]["tags"]
+        assert list(tags) == [*(tag_name(step) for step in STEPS[stage]), "best"]
+        for path, step in zip(record.checkpoints(), STEPS[stage], strict=True):
+            note = json.loads((path / "published.json").read_text())
+            assert (note["repo"], note["tag"]) == (f"local/tiny-world-{stage}", tag_name(step))
+            assert note["commit"] == tags[tag_name(step)]
+            assert (path / "critic").is_dir() is (stage == "ppo")
+        steps = [row["step"] for row in record.metrics()]
+        assert steps == sorted(steps) and steps[-1] == STEPS[stage][-1]
+    assert {"sft", "reward"} == base.json("ppo", "run.json")["parents"].keys()
+    sft = base.json("sft", "run.json")["repo"]["tags"]
+    assert base.json("ppo", "run.json")["parents"]["sft"]["commit"] in sft.values()
+    ppo = [row for row in base.record("ppo").metrics() if "objective/kl" in row]
+    assert [row["step"] for row in ppo] == list(range(1, 9)) and ppo[-1]["episodes"] == 256
+    assert ppo[0]["objective/kl"] == pytest.approx(0, abs=1e-3)
+
+
+def test_evaluation_and_samples(base):
+    document = base.json("eval", "evaluation.json")
+    assert (document["schema"], document["split"], document["n"]) == (1, "test", 40)
+    assert document["judge"]["is_training_reward"] is False and document["simulated"] is True
+    for side in ("sft", "ppo"):
+        assert document[side].keys() == FIGURES
+        assert all({"value", "ci95", "n"} <= figure.keys() for figure in document[side].values())
+    rows = [json.loads(line) for line in (base.path / "eval" / "samples.jsonl").read_text().splitlines()]
+    assert len(rows) == 40 and {row["sample"] for row in rows} == {0, 1}
+    assert all({"prompt", "sample", "sft", "ppo", "control"} == row.keys() for row in rows)
+    held_out = {json.loads(line)["prompt"] for line in (base.path / "data" / "prompts" / "test.jsonl").open()}
+    rolled_out = {json.loads(line)["prompt"] for line in (base.path / "data" / "prompts" / "train.jsonl").open()}
+    assert {row["prompt"] for row in rows} <= held_out - rolled_out
+
+
+def test_summary_is_the_contracts_and_what_json_prints(base):
+    summary = base.json("summary.json")
+    assert json.loads((base.folder / "stdout").read_text()) == summary
+    assert summary.keys() == {
+        "schema", "recipe", "seed", "simulated", "hub", "seconds", "peak_rss_mib", "repos", "reward_model", "sft",
+        "ppo", "win_rate", "control",
+    }  # fmt: skip
+    assert (summary["schema"], summary["recipe"], summary["seed"], summary["hub"]) == (1, "tiny-world", 1, "local")
+    assert summary["seconds"].keys() == {*STAGES, "eval", "total"}
+    stages = sum(summary["seconds"][stage] for stage in (*STAGES, "eval"))
+    assert stages <= summary["seconds"]["total"] and all(value > 0 for value in summary["seconds"].values())
+    assert 100 < summary["peak_rss_mib"] < 3000
+    assert summary["repos"].keys() == set(STAGES)
+    for stage, repo in summary["repos"].items():
+        assert repo.keys() == {"id", "commit", "tags"} and repo["id"] == f"local/tiny-world-{stage}"
+        assert repo["commit"] == repo["tags"]["best"]
+        assert list(repo["tags"]) == [*(tag_name(step) for step in STEPS[stage]), "best"]
+    assert summary["reward_model"].keys() == {"accuracy", "n", "ci95"}
+    figures = base.json("eval", "evaluation.json")
+    for side in ("sft", "ppo"):
+        assert summary[side] == {name: figures[side][name]["value"] for name in FIGURES}
+    for name in ("win_rate", "control"):
+        assert summary[name] == {key: figures[name][key] for key in ("value", "ci95", "n")}
+    assert summary["sft"]["kl"] == pytest.approx(0, abs=1e-3)
+
+
+def test_what_a_run_says(base):
+    said = (base.folder / "stderr").read_text()
+    assert "Hub: the embedded Hub (no --hub" in said and "Publishing to local/tiny-world-*" in said
+    assert "came back from the Hub" not in said and "weights equal by sha256" in said
+    for noise in ("Warning", "warn(", "Traceback", "Generating train split"):
+        assert noise not in said
+
+
+# What stands on the Hub
+
+
+def test_a_commit_and_a_tag_per_checkpoint_and_best(base, served):
+    for stage in STAGES:
+        repo = f"local/tiny-world-{stage}"
+        subjects = served.git(repo, "log", "--reverse", "--format=%s", "main").splitlines()
+        saved = [f"tiny-world {stage}: step {step}" for step in STEPS[stage]]
+        assert [subject for subject in subjects if ": step " in subject] == saved
+        card = f"tiny-world {stage}: card of {tag_name(STEPS[stage][-1])}"
+        assert set(subjects[1:]) == {*saved, card} and subjects[-1] == card
+        tags = {ref.name: ref.target_commit for ref in served.api().list_repo_refs(repo).tags}
+        assert tags == base.json("summary.json")["repos"][stage]["tags"]
+        assert tags["best"] == served.api().model_info(repo).sha
+        for step in STEPS[stage]:
+            subject = served.git(repo, "log", "-1", "--format=%s", tags[tag_name(step)]).strip()
+            assert subject == f"tiny-world {stage}: step {step}"
+
+
+def test_stored_repositories_are_whole(served):
+    stored = sorted((served.root / "repos").glob("*/*/*.git"))
+    assert [path.name for path in stored] == [
+        "tiny-world.git", "tiny-world-ppo.git", "tiny-world-reward.git", "tiny-world-sft.git",
+    ]  # fmt: skip
+    for path in stored:
+        command = ["git", "-c", "safe.directory=*", "-C", str(path), "fsck", "--strict", "--full"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert not [line for line in done.stderr.splitlines() if not line.startswith(("Checking", "notice"))]
+
+
+def test_pulled_weights_equal_pushed_ones_at_every_tag(base, served, tmp_path):
+    for stage in STAGES:
+        for step in STEPS[stage]:
+            folder = served.api().snapshot_download(
+                f"local/tiny-world-{stage}", revision=tag_name(step), cache_dir=tmp_path / "cache"
+            )
+            pushed = weights(base.record(stage).checkpoint_path(step))
+            assert weights(Path(folder)) == pushed and len(pushed) == (2 if stage == "ppo" else 1)
+            there = tree(Path(folder))
+            assert not [name for name in there if name.endswith((".pt", ".pth", ".bin")) or "optimizer" in name]
+            assert {"README.md", "rlhf_card.json", "metrics.jsonl", "recipe.json"} <= there.keys()
+
+
+def test_plain_clients_load_what_was_published(base, served, tmp_path):
+    code = """
+import sys, torch
+from datasets import get_dataset_config_names, load_dataset
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+lines = load_dataset("local/tiny-world")
+assert set(lines) == {"train", "validation", "test"} and lines["train"].column_names == ["text"], lines
+assert set(get_dataset_config_names("local/tiny-world")) == {"lines", "prompts", "preferences"}
+pairs = load_dataset("local/tiny-world", "preferences", split="train")
+assert {"prompt", "chosen", "rejected", "simulated"} == set(pairs.column_names) and all(pairs["simulated"])
+assert set(load_dataset("local/tiny-world", "prompts")) == {"train", "validation", "test"}
+first, last = (AutoModelForCausalLM.from_pretrained("local/tiny-world-ppo", revision=tag)
+               for tag in ("step-000002", "best"))
+assert not torch.equal(first.model.embed_tokens.weight, last.model.embed_tokens.weight)
+on_disk = AutoModelForCausalLM.from_pretrained(sys.argv[1])
+assert all(torch.equal(a, b) for a, b in zip(last.parameters(), on_disk.parameters(), strict=True))
+tokenizer = AutoTokenizer.from_pretrained("local/tiny-world-ppo", revision="best")
+ids = tokenizer("the screen", return_tensors="pt")
+assert tokenizer.decode(last.generate(**ids, max_new_tokens=3, do_sample=False)[0]).startswith("the screen")
+reward = AutoModelForSequenceClassification.from_pretrained("local/tiny-world-reward", revision="best")
+assert reward.config.rlhf_zoo["score_std"] > 0 and reward.num_labels == 1
+"""
+    last = base.record("ppo").checkpoint_path(8)
+    served.run(*COMMAND[:1], "-c", code, str(last), HF_HOME=str(tmp_path))
+
+
+# Again, and in parts
+
+
+def test_running_it_again_changes_nothing(base):
+    before = tree(base.path), tree(base.root)
+    done = base.zoo(*base.command())
+    assert (done.returncode, errors(done.stderr)) == (0, [])
+    for stage in (*STAGES, "eval"):
+        assert f"{stage} was finished before; --restart does it again." in done.stdout
+    assert done.stdout.rstrip().splitlines()[-4:] == [
+        "Try next:",
+        "  rlhf-zoo compare local/tiny-world-ppo --hub local",
+        "  rlhf-zoo pull local/tiny-world-ppo@best --hub local",
+        "  rlhf-zoo card run/ppo",
+    ]
+    assert "Win rate of PPO over SFT in a simulated world: " in done.stdout
+    assert (tree(base.path), tree(base.root)) == before
+
+
+def test_other_settings_in_the_same_place_are_refused_by_name(base):
+    before = tree(base.path), tree(base.root)
+    done = base.zoo(*base.command("run", "--ppo.kl_coef", "0.2"))
+    assert done.returncode == 2
+    (said,) = errors(done.stderr)
+    assert said.startswith("Error: run/ppo holds a run with kl_coef = ") and "and this one has 0.2" in said
+    assert "--restart" in said
+    done = base.zoo(*base.command("sft", "--seed", "2"))
+    assert done.returncode == 2 and "run/data holds a run with seed = 1, and this one has 2" in done.stderr
+    # How it is evaluated later does not touch what was trained.
+    done = base.zoo(*base.command("ppo", "--evaluation.lexicon", "none"))
+    assert done.returncode == 0 and "ppo was finished before in run" in done.stdout
+    assert (tree(base.path), tree(base.root)) == before
+
+
+@pytest.mark.full
+def test_restart_does_everything_again_once(base, tmp_path):
+    run = base.copy(tmp_path / "copy")
+    done = run.zoo(*run.command("run", "--restart"))
+    assert done.returncode == 0, done.stderr
+    assert "was finished before" not in done.stdout
+    for stage in STAGES:
+        assert weights(run.path / stage) == weights(base.path / stage)
+        assert metrics(run, stage) == metrics(base, stage)
+        assert run.json(stage, "run.json")["created"] > base.json(stage, "run.json")["created"]
+    assert evaluation(run) == evaluation(base)
+    data = {name: digest for name, digest in tree(base.path / "data").items() if name != "run.json"}
+    assert {name: digest for name, digest in tree(run.path / "data").items() if name != "run.json"} == data
+    hub = run.hub(tmp_path / "hub")
+    try:
+        for stage in STAGES:
+            tags = {ref.name: ref.target_commit for ref in hub.api().list_repo_refs(f"local/tiny-world-{stage}").tags}
+            assert tags == run.json(stage, "run.json")["repo"]["tags"]
+        # Equal data are no new commit.
+        assert hub.git("local/tiny-world", "log", "--oneline", kind="dataset").count("\n") == 3
+    finally:
+        hub.stop()
+
+
+def test_one_stage_again(base, tmp_path):
+    """--restart of a stage forgets that stage; what it starts from, and the simulated preferences, stay."""
+    run = base.copy(tmp_path / "copy")
+    kept = {stage: tree(run.path / stage) for stage in ("data", "sft", "reward")}
+    done = run.zoo(*run.command("ppo", "--restart", "--ppo.max_grad_norm", "0.3"))
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert {stage: tree(run.path / stage) for stage in kept} == kept
+    before, after = (one.json("ppo", "run.json")["repo"]["tags"] for one in (base, run))
+    assert before.keys() == after.keys() and not set(before.values()) & set(after.values())
+    assert weights(run.path / "ppo") != weights(base.path / "ppo")
+
+
+def test_ppo_alone_starts_from_the_hub(base, tmp_path):
+    run = base.copy(tmp_path / "copy", "data", *STAGES, "eval")
+    done = run.zoo(*run.command("ppo"))
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in run.path.iterdir()} == {"data", "ppo"}
+    parents = run.json("ppo", "run.json")["parents"]
+    for stage in ("sft", "reward"):
+        published = base.json("summary.json")["repos"][stage]
+        assert parents[stage]["repo"] == published["id"] and parents[stage]["commit"] == published["tags"]["best"]
+    assert weights(run.path / "ppo") == weights(base.path / "ppo")
+    assert metrics(run, "ppo") == metrics(base, "ppo")
+    assert run.zoo(*run.command("eval")).returncode == 0
+    assert {name: evaluation(run)[name] for name in ("sft", "ppo", "win_rate")} == {
+        name: evaluation(base)[name] for name in ("sft", "ppo", "win_rate")
+    }
+    hub = run.hub(tmp_path / "hub")
+    try:
+        # It prepared no preferences, and took none away from the data set.
+        head = hub.api().dataset_info("local/tiny-world").sha
+        assert head == base.json("data", "run.json")["repo"]["commit"]
+    finally:
+        hub.stop()
+
+
+def test_card_push_pull_and_eval(base, tmp_path):
+    run = base.copy(tmp_path / "copy")
+    before = tree(run.root)
+    done = run.zoo("card", "run")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [f"run/{stage}/README.md" for stage in STAGES]
+    for stage in STAGES:
+        text = (run.path / stage / "README.md").read_text()
+        assert f"local/tiny-world-{stage}" in text and "step-0000" in text and "simulated" in text
+    done = run.zoo("card", "run/ppo", "--step", "4")
+    assert done.returncode == 0 and "not measured" in (run.path / "ppo" / "README.md").read_text()
+    done = run.zoo("card", "run/ppo", "--step", "5")
+    assert done.returncode == 0
+    done = run.zoo("card", "run/ppo", "--step", "55")
+    assert done.returncode == 2 and "has no step 55" in done.stderr
+
+    shutil.rmtree(run.folder / "recipes")  # a run can be sent wherever its recipe went
+    done = run.zoo("push", "run", "--hub", "local")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[2] == (
+        "local/tiny-world-ppo: step-000002, step-000004, step-000006, step-000008, best"
+    )
+    assert tree(run.root) == before
+
+    done = run.zoo("pull", "local/tiny-world-ppo@step-000004", "--output_dir", "pulled", "--hub", "local")
+    assert (done.returncode, done.stdout) == (0, f"{run.folder / 'pulled'}\n"), done.stderr
+    assert weights(run.folder / "pulled") == weights(run.path / "ppo" / "checkpoint-4")
+    done = run.zoo("pull", "local/tiny-world-ppo@step-4", "--hub", "local")
+    assert done.returncode == 2 and "has no revision 'step-4', did you mean 'step-000004'?" in done.stderr
+    done = run.zoo("pull", "local/tiny-world-ppo@nonsense", "--output_dir", "none", "--hub", "local")
+    assert done.returncode == 2 and "it has " in done.stderr and not (run.folder / "none").exists()
+
+    copy_recipe("tiny-world", run.folder / "recipes" / "tiny-world")
+    shutil.rmtree(run.path / "eval")
+    for name in os.listdir(base.folder / "recipes" / "tiny-world"):
+        shutil.copy(base.folder / "recipes" / "tiny-world" / name, run.folder / "recipes" / "tiny-world" / name)
+    done = run.zoo(*run.command("eval"))
+    assert done.returncode == 0, done.stderr
+    assert evaluation(run) == evaluation(base)
+    done = run.zoo(*run.command("eval", "--evaluation.samples", "3")[:-2], "--evaluation.lexicon", "x")
+    assert done.returncode == 2 and "run/eval holds a run with evaluation." in done.stderr
+
+
+# Stopped
+
+
+def stop(run: Run, verb: str, when, how: signal.Signals) -> tuple[int, str]:
+    """Starts a command, stops it once `when()` holds, and returns its exit code and what it said."""
+    process = run.start(*run.command(verb))
+    try:
+        wait_until(when, process)
+        process.send_signal(how)
+        _, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+    wait_until(lambda: hubs_over(run.home) == [])
+    return process.returncode, said
+
+
+def logged(run: Run, stage: str) -> int:
+    """The last step in metrics.jsonl."""
+    return max((row["step"] for row in run.record(stage).metrics()), default=0)
+
+
+def equals(run: Run, base: Run, stage: str) -> None:
+    """The last checkpoint, and every checkpoint that both have, bit for bit; metrics but for times."""
+    for step in STEPS[stage]:
+        ours, theirs = (weights(one.record(stage).checkpoint_path(step)) for one in (run, base))
+        assert ours == theirs and ours, f"{stage} at step {step}"
+    assert metrics(run, stage) == metrics(base, stage)
+
+
+def test_ctrl_c_saves_the_step_under_way_and_the_same_command_goes_on(base, tmp_path):
+    run = base.copy(tmp_path / "copy", "ppo", "eval")
+    code, said = stop(run, "ppo", lambda: logged(run, "ppo") >= 3, signal.SIGINT)
+    assert code == 130, said
+    assert "Saving the ppo stage after the step under way; Ctrl-C again aborts at once." in said
+    assert said.rstrip().endswith("Interrupted; the same command goes on from what is saved.")
+    assert "Traceback" not in said
+    record, document = run.record("ppo"), run.json("ppo", "run.json")
+    step = logged(run, "ppo")
+    assert document["status"] == "interrupted" and 3 <= step < 8
+    last = record.last_checkpoint()
+    assert last is not None and last.name == f"checkpoint-{step}"
+    assert tag_name(step) in document["repo"]["tags"] and (last / "published.json").is_file()
+    assert not record.remove_incomplete()
+    done = run.zoo(*run.command("ppo"))
+    assert done.returncode == 0, done.stderr
+    assert run.json("ppo", "run.json")["status"] == "finished"
+    equals(run, base, "ppo")
+    assert weights(last) != weights(base.record("ppo").checkpoint_path(8))
+
+
+def test_a_kill_during_ppo_costs_only_what_was_not_saved(base, tmp_path):
+    run = base.copy(tmp_path / "copy", "ppo", "eval")
+    code, _ = stop(run, "ppo", lambda: logged(run, "ppo") >= 3, signal.SIGKILL)
+    assert code == -signal.SIGKILL
+    assert run.json("ppo", "run.json")["status"] == "running"
+    done = run.zoo(*run.command("ppo"))
+    assert done.returncode == 0, done.stderr
+    equals(run, base, "ppo")
+
+
+@pytest.mark.full
+def test_kills_in_every_stage_change_nothing(base, tmp_path):
+    run = Run(tmp_path / "copy")
+    shutil.copytree(base.folder / "recipes", run.folder / "recipes")
+    for stage, step in (("sft", 35), ("reward", 4), ("ppo", 5)):
+        code, _ = stop(run, "run", lambda stage=stage, step=step: logged(run, stage) >= step, signal.SIGKILL)
+        assert code == -signal.SIGKILL
+    done = run.zoo(*run.command())
+    assert done.returncode == 0, done.stderr
+    for stage in STAGES:
+        equals(run, base, stage)
+        assert run.json(stage, "run.json")["repo"]["tags"].keys() == base.json(stage, "run.json")["repo"]["tags"].keys()
+    assert evaluation(run) == evaluation(base)
+    hub = run.hub(tmp_path / "hub")
+    try:
+        for stage in STAGES:
+            repo = f"local/tiny-world-{stage}"
+            subjects = hub.git(repo, "log", "--format=%s", "main").splitlines()
+            assert len([subject for subject in subjects if ": step " in subject]) == len(STEPS[stage])
+            hub.git(repo, "fsck", "--strict")
+    finally:
+        hub.stop()
+
+
+@pytest.mark.full
+def test_a_disk_that_fills_up_leaves_no_torn_checkpoint(base, tmp_path):
+    """A real file system with too little room for the second checkpoint of PPO."""
+    run = base.copy(tmp_path / "copy", "ppo", "eval")
+    shutil.move(run.path, tmp_path / "kept")
+    run.path.mkdir()
+    size = sum(path.stat().st_size for path in (tmp_path / "kept").rglob("*") if path.is_file()) // 2**20
+    checkpoint = sum(path.stat().st_size for path in (base.path / "ppo" / "checkpoint-2").rglob("*")) // 2**20
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size + checkpoint * 3 // 2 + 2}m", "tmpfs", str(run.path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this user may not mount a tmpfs")
+    try:
+        shutil.copytree(tmp_path / "kept", run.path, dirs_exist_ok=True)
+        done = run.zoo(*run.command("ppo"))
+        assert done.returncode == 2
+        (said,) = errors(done.stderr)
+        assert said == (
+            "Error: The disk of run/ppo is full: make room, and the same command goes on from the last checkpoint."
+        )
+        assert [path.name for path in (run.path / "ppo").glob("checkpoint-*")] == ["checkpoint-2"]
+        assert run.json("ppo", "run.json")["status"] == "interrupted"
+        subprocess.run(["mount", "-o", "remount,size=1g", str(run.path)], check=True)
+        done = run.zoo(*run.command("ppo"))
+        assert done.returncode == 0, done.stderr
+        equals(run, base, "ppo")
+    finally:
+        subprocess.run(["umount", str(run.path)], check=True)
+
+
+# Another Hub
+
+
+@pytest.mark.full
+def test_a_hub_behind_hf_endpoint_gets_the_same(base, tmp_path):
+    run = Run(tmp_path / "copy")
+    shutil.copytree(base.folder / "recipes", run.folder / "recipes")
+    hub, kept = start_hub(tmp_path / "server"), base.hub(tmp_path / "kept")
+    try:
+        env = {name: hub.env[name] for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HOME")}
+        done = run.zoo(*run.command("run", "--push_to_hub", "--namespace", "local"), **env)
+        assert done.returncode == 0, done.stderr
+        assert f"Hub: {hub.url} (HF_ENDPOINT)" in done.stderr and run.json("summary.json")["hub"] == hub.url
+        assert not run.root.exists(), "no embedded Hub was needed"
+        for stage in STAGES:
+            repo = f"local/tiny-world-{stage}"
+            ours, theirs = ({ref.name for ref in one.api().list_repo_refs(repo).tags} for one in (hub, kept))
+            assert ours == theirs
+            for tag in ours:
+                ours, theirs = (published(one, repo, tag, "model") for one in (hub, kept))
+                assert ours == theirs and any(name.endswith(".safetensors") for name in ours)
+        ours, theirs = (published(one, "local/tiny-world", "main", "dataset") for one in (hub, kept))
+        assert ours == theirs and "preferences/train.jsonl" in ours
+        assert metrics(run, "ppo") == metrics(base, "ppo")
+    finally:
+        hub.stop()
+        kept.stop()
+
+
+def published(hub: RunningHub, repo: str, revision: str, kind: str) -> dict[str, str]:
+    """Path -> content id, of what does not name the Hub or a time."""
+    said = ("README.md", "rlhf_card.json", "metrics.jsonl")
+    entries = hub.api().list_repo_tree(repo, revision=revision, repo_type=kind, recursive=True)
+    return {
+        entry.path: entry.blob_id
+        for entry in entries
+        if hasattr(entry, "blob_id") and (kind == "dataset" or not entry.path.endswith(said))
+    }
+
+
+@pytest.mark.full
+def test_a_hub_that_dies_during_training_costs_no_checkpoint(base, tmp_path):
+    run = base.copy(tmp_path / "copy", "ppo", "eval")
+    hub = base.hub(tmp_path / "server")
+    env = {name: hub.env[name] for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HOME")}
+    process = run.start(*run.command("ppo", "--push_to_hub", "--namespace", "local"), **env)
+    try:
+        wait_until((run.path / "ppo" / "checkpoint-2" / "published.json").is_file, process)
+        hub.stop(signal.SIGKILL)
+        _, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.wait()
+        hub.stop(signal.SIGKILL)
+    assert process.returncode == 2, said
+    assert "was not sent (" in said and "Traceback" not in said
+    assert f"when it answers, `rlhf-zoo push run --hub {hub.url}` sends them." in errors(said)[-1]
+    assert run.json("ppo", "run.json")["status"] == "finished"
+    assert weights(run.path / "ppo") == weights(base.path / "ppo")
+    hub = start_hub(tmp_path / "again", "--port", hub.url.rpartition(":")[2], root=hub.root)
+    try:
+        done = run.zoo("push", "run/ppo", "--namespace", "local", **env)
+        assert done.returncode == 0, done.stderr
+        tags = {ref.name for ref in hub.api().list_repo_refs("local/tiny-world-ppo").tags}
+        assert tags == {*(tag_name(step) for step in STEPS["ppo"]), "best"}
+    finally:
+        hub.stop()
