@@ -292,9 +292,8 @@ def _split_raw(remarks: Iterable[Remark]) -> dict[str, list[Remark]]:
 def _read_hub(source: str) -> dict[str, list[Remark]]:
     """A Hub data set: its splits as `load_dataset` finds them, and those it does not know by their file names."""
     import datasets
-    import httpx
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.errors import HTTPError
 
     try:
         found = dict(datasets.load_dataset(source))
@@ -306,7 +305,7 @@ def _read_hub(source: str) -> dict[str, list[Remark]]:
                     there = ", ".join(sorted(found)) or "none"
                     raise ZooError(f"The data set {source} has no split {split} (found: {there}): add {split}.jsonl.")
             found |= datasets.load_dataset(source, data_files=named)
-    except (HfHubHTTPError, httpx.HTTPError, datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+    except (HTTPError, datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ZooError(f"The data set {source} cannot be loaded ({reason}): check its id, or {HELP}.") from error
     return {split: _remarks(found[split], f"The data set {source}, split {split},") for split in SPLITS}

@@ -93,5 +93,9 @@ class StageCallback(TrainerCallback):
             self._publish()
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the bar's line, so that what is said next has its own."""
         if self._bar is not None:
             self._bar.close()

@@ -90,8 +90,8 @@ def train_stage(
             repo=before.get("repo"),
             command=context.command,
         )
-        _attach(trainer, context, record, stop, finish_checkpoint)
-        with _whole_checkpoints(record):
+        callback = _attach(trainer, context, record, stop, finish_checkpoint)
+        with _whole_checkpoints(record), contextlib.closing(callback):
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         seconds = before.get("seconds", 0.0) + time.monotonic() - started
         if stop.requested and trainer.state.global_step < trainer.state.max_steps:
@@ -132,7 +132,7 @@ def _attach(
     record: StageRecord,
     stop: Interruptible,
     finish_checkpoint: Callable[[Any, Path], None] | None,
-) -> None:
+) -> StageCallback:
     from transformers import PrinterCallback
 
     trainer.remove_callback(PrinterCallback)
@@ -144,6 +144,6 @@ def _attach(
     def publish() -> None:
         send_pending(context, record.path.name)
 
-    trainer.add_callback(
-        StageCallback(record, stop, finish_checkpoint=finish, publish=publish if context.publish else None)
-    )
+    callback = StageCallback(record, stop, finish_checkpoint=finish, publish=publish if context.publish else None)
+    trainer.add_callback(callback)
+    return callback

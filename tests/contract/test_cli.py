@@ -3,6 +3,7 @@ mistake of a user."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -11,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -20,6 +22,7 @@ from zoo_process import COMMAND, environment, errors, wait_until, zoo
 
 from rlhf_zoo import cli
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.record import StageRecord, fingerprint
 
 HEAVY = (
@@ -179,8 +182,40 @@ def test_mistakes_found_at_once(tmp_path, arguments, message):
     ("arguments", "message"),
     [
         ("run tiny-world --kl_coef 0.2", "--kl_coef is no key of recipe.yaml: write --ppo.kl_coef."),
-        ("run tiny-world --evaluation.promts 2", "did you mean 'evaluation.prompts'?"),
         ("run tiny-world --ppo.num_ppo_epochs 3.7", "--num_ppo_epochs is '3.7', and it takes a whole number."),
+        ("pull local/none@best", "There is no repository 'local/none'"),
+        ("pull a/b/c", "'a/b/c' is no repository: write NAMESPACE/NAME or NAMESPACE/NAME@TAG."),
+    ],
+)
+def test_mistakes_found_after_the_hub_is_up(tmp_path, arguments, message):
+    assert message in refused(tmp_path, *arguments.split())
+
+
+@pytest.fixture
+def sentence(monkeypatch, tmp_path):
+    """What a command refuses with, in this process, where importing the trainers is paid once. No Hub is there."""
+    import datasets
+
+    @contextlib.contextmanager
+    def connected(*_: object, **__: object) -> Iterator[Hub]:
+        yield Hub("other", f"http://127.0.0.1:{free_port()}", "a test")
+
+    monkeypatch.setattr(cli, "_hub", connected)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.chdir(tmp_path)
+
+    def sentence(*arguments: str) -> str:
+        with pytest.raises(ZooError) as caught:
+            cli.cli.main(list(arguments), standalone_mode=False)
+        return str(caught.value)
+
+    return sentence
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("run tiny-world --evaluation.promts 2", "did you mean 'evaluation.prompts'?"),
         (
             "run tiny-world --ppo.num_ppo_ep 3",
             "--num_ppo_ep is no key of the stage ppo, did you mean 'num_ppo_epochs'?",
@@ -189,12 +224,11 @@ def test_mistakes_found_at_once(tmp_path, arguments, message):
         ("ppo tiny-world --hub_token x", "--hub_token is settled by the run: leave it out"),
         ("sft tiny-world --seed one", "--seed is 'one', and it takes a whole number."),
         ('sft tiny-world --corpus_args {"linez":5}', "corpus_args does not suit rlhf_zoo.corpora.tiny_world:prepare"),
-        ("pull local/none@best", "There is no repository 'local/none'"),
-        ("pull a/b/c", "'a/b/c' is no repository: write NAMESPACE/NAME or NAMESPACE/NAME@TAG."),
     ],
 )
-def test_mistakes_found_after_the_hub_is_up(tmp_path, arguments, message):
-    assert message in refused(tmp_path, *arguments.split())
+def test_mistakes_in_keys_leave_nothing(sentence, tmp_path, arguments, message):
+    assert message in sentence(*arguments.split(), "--output_dir", "run")
+    assert not (tmp_path / "run").exists()
 
 
 def free_port() -> int:
@@ -231,7 +265,7 @@ def _serve_error(tmp_path: Path, *options: str) -> str:
     return said[0].removeprefix("Error: ")
 
 
-def test_a_missing_column_and_a_missing_split_name_the_data_set(tmp_path):
+def test_a_missing_column_and_a_missing_split_name_the_data_set(sentence, tmp_path):
     recipe, data = tmp_path / "mine", tmp_path / "data" / "lines"
     data.mkdir(parents=True)
     recipe.mkdir()
@@ -243,13 +277,10 @@ def test_a_missing_column_and_a_missing_split_name_the_data_set(tmp_path):
     (recipe / "sft.yaml").write_text("bf16: false\n")
     said = refused(tmp_path, "sft", str(recipe), "--hub", "local", "--output_dir", str(tmp_path / "run"))
     assert "configuration lines, split train, has no column 'text', only 'txt': rename the column" in said
+    said = sentence("sft", "mine", "--output_dir", "run", "--dataset_train_split", "trian")
+    assert "split trian, cannot be loaded (Unknown split \"trian\"; Should be one of ['train'])" in said
+    assert "The data set data/none, configuration lines" in sentence("sft", "mine", "--dataset_name", "data/none")
     assert not list((tmp_path / "run").rglob("*.json"))
-    said = refused(
-        tmp_path, "sft", str(recipe), "--output_dir", str(tmp_path / "run"), "--dataset_train_split", "trian"
-    )
-    assert "split trian, cannot be loaded" in said
-    said = refused(tmp_path, "sft", str(recipe), "--output_dir", str(tmp_path / "run"), "--dataset_name", "a/none")
-    assert "The data set a/none" in said and "cannot be loaded" in said
 
 
 def claim(path: Path, *, recipe: str, resolved: dict) -> None:
@@ -258,37 +289,36 @@ def claim(path: Path, *, recipe: str, resolved: dict) -> None:
     )
 
 
-def test_the_directory_of_another_recipe_or_of_other_settings(tmp_path):
-    work = tmp_path / "work"
-    claim(work / "one" / "data", recipe="product-remarks", resolved={})
+def test_the_directory_of_another_recipe_or_of_other_settings(sentence, tmp_path):
+    claim(tmp_path / "work" / "one" / "data", recipe="product-remarks", resolved={})
     said = refused(tmp_path, "sft", "tiny-world", "--output_dir", "one")
     assert said.startswith("one/data holds a run of the recipe 'product-remarks', not of 'tiny-world': choose another")
     assert "--restart" in said
     resolved = {"corpus": "rlhf_zoo.corpora.tiny_world:prepare", "corpus_args": {}, "dataset_name": None, "seed": 3}
-    claim(work / "two" / "data", recipe="tiny-world", resolved=resolved)
-    said = refused(tmp_path, "sft", "tiny-world", "--output_dir", "two")
+    claim(tmp_path / "two" / "data", recipe="tiny-world", resolved=resolved)
+    said = sentence("sft", "tiny-world", "--output_dir", "two")
     assert said.startswith("two/data holds a run with seed = 3, and this one has 1: choose another --output_dir")
     assert "--restart" in said
 
 
-def test_directories_that_no_run_wrote_are_left_alone(tmp_path):
+def test_directories_that_no_run_wrote_are_left_alone(sentence, tmp_path):
     """--output_dir may be a folder of the user's own, with a `data` or a `sft/checkpoint-500` of another trainer."""
-    work = tmp_path / "work"
-    (work / "data").mkdir(parents=True)
-    (work / "data" / "mine.csv").write_text("a,b\n")
+    mine = tmp_path / "one" / "data" / "mine.csv"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("a,b\n")
+    checkpoint = tmp_path / "two" / "sft" / "checkpoint-500"
+    checkpoint.mkdir(parents=True)
     for options in ([], ["--restart"]):
-        said = refused(tmp_path, "sft", "tiny-world", "--output_dir", ".", *options)
-        assert said == "data holds files that no run wrote: choose another --output_dir."
-    (tmp_path / "work2" / "sft" / "checkpoint-500").mkdir(parents=True)
-    options = ("--corpus_args", '{"lines": 50}', "--max_steps", "1", "--output_dir", str(tmp_path / "work2"))
-    said = refused(tmp_path, "sft", "tiny-world", *options)
-    assert said.endswith("sft holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir.")
-    assert (tmp_path / "work2" / "sft" / "checkpoint-500").is_dir()
+        said = sentence("sft", "tiny-world", "--output_dir", "one", *options)
+        assert said == "one/data holds files that no run wrote: choose another --output_dir."
+        said = sentence("sft", "tiny-world", "--corpus_args", '{"lines": 50}', "--output_dir", "two", *options)
+        assert said == "two/sft holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir."
+    assert mine.read_text() == "a,b\n" and checkpoint.is_dir()
 
 
-def test_too_few_prompts_are_found_before_anything_is_trained(tmp_path):
-    options = ("--corpus_args", '{"lines": 50}', "--evaluation.prompts", "5000", "--output_dir", str(tmp_path / "run"))
-    said = refused(tmp_path, "run", "tiny-world", *options)
+def test_too_few_prompts_are_found_before_anything_is_trained(sentence, tmp_path):
+    options = ("--corpus_args", '{"lines": 50}', "--evaluation.prompts", "5000", "--output_dir", "run")
+    said = sentence("run", "tiny-world", *options)
     assert "prompts and evaluation.prompts asks for 5000: lower it, or prepare more data." in said
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]
 

@@ -26,7 +26,7 @@ def environment(home: Path) -> dict[str, str]:
 
 def zoo(*words: str, home: Path, cwd: Path) -> subprocess.CompletedProcess:
     command = [str(Path(sys.executable).parent / "rlhf-zoo"), *words]
-    done = subprocess.run(command, cwd=cwd, env=environment(home), capture_output=True, text=True, timeout=800)
+    done = subprocess.run(command, cwd=cwd, env=environment(home), capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-4000:]
     return done
 
@@ -85,6 +85,7 @@ def test_the_form_in_which_nltk_has_it(real_data, tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_figures_of_the_recipe(real_data, tmp_path, seed):
     """Each seed comes near what the committed evidence shows, with room for other threads and processors."""

@@ -23,12 +23,13 @@ def run(directory: Path, home: Path, *words: str) -> dict:
         str(directory),
         *words,
     ]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=880)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((directory / "summary.json").read_text())
 
 
 @pytest.mark.full
+@pytest.mark.timeout(2400)
 def test_the_figures_of_the_recipe(tmp_path):
     summary = run(tmp_path / "kl", tmp_path / "home")
     assert summary["win_rate"]["value"] >= 0.70
