@@ -35,6 +35,7 @@ evidence: .venv/demo.stamp ## every figure of the docs, resumable; writes docs/e
 
 # torch first and by its exact version, so that a local CPU build is taken where there is one
 .venv/demo.stamp: pyproject.toml constraints.txt | .venv/bin/pip
+	@echo "Installing into .venv: quiet, and a few minutes the first time."
 	$(PIP) torch==2.13.0
 	$(PIP) -e '.[space]'
 	touch $@

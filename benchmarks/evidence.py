@@ -80,7 +80,8 @@ def run(experiment: Experiment, seed: int) -> dict[str, Any]:
                 shutil.copytree(RUNS / f"{experiment.base}-{seed}" / stage, directory / stage)
         data = os.environ.get("RLHF_ZOO_DATA", "")
         words = command(experiment, seed, data)
-        environment = {**os.environ, "RLHF_ZOO_HOME": str(RUNS / "home")}
+        # A Hub of its own for each run: they publish under one name, and none may overwrite another.
+        environment = {**os.environ, "RLHF_ZOO_HOME": str(RUNS / f"home-{experiment.name}-{seed}")}
         subprocess.run([str(Path(sys.executable).parent / words[0]), *words[1:]], check=True, cwd=ROOT, env=environment)
     return kept(directory, experiment, seed)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
+import shutil
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -193,7 +195,7 @@ def _run_options(command: Callable) -> Callable:
             help="Run directory.  [default: runs/RECIPE]",
         ),
         click.option("--hub", help="'local' (the embedded Hub) or an address."),
-        click.option("--push_to_hub", "--push-to-hub", is_flag=True, help="Publish; the embedded Hub always gets all."),
+        click.option("--push_to_hub", "--push-to-hub", is_flag=True, help="Publish; --hub local always gets all."),
         click.option("--namespace", help="Publish under this name.  [default: local, or the token's owner]"),
         click.option("--private", is_flag=True, help="Make repositories private."),
         click.option("--restart", is_flag=True, help="Forget what was done before and begin again."),
@@ -204,10 +206,12 @@ def _run_options(command: Callable) -> Callable:
 
 
 def _stage_command(stage: str, does: str, example: str) -> None:
+    keys = "recipe" if stage == "eval" else stage
+
     @cli.command(
         stage,
         context_settings=FLAGS,
-        help=f"{does}\n\nAny key of `rlhf-zoo recipes keys {stage}` is a flag too.\n\n\b\nExample:\n  {example}",
+        help=f"{does}\n\nAny key of `rlhf-zoo recipes keys {keys}` is a flag too.\n\n\b\nExample:\n  {example}",
     )
     @click.argument("recipe")
     @_run_options
@@ -215,19 +219,20 @@ def _stage_command(stage: str, does: str, example: str) -> None:
     def command(ctx: click.Context, recipe: str, **options: Any) -> None:
         with _context(recipe, _run_flags(ctx, recipe, stage=stage), **options) as context:
             from .recipes import STAGES
-            from .stages.pipeline import run_stage
+            from .stages.pipeline import run_stage, said
 
             for named in STAGES:
                 if context.flags[named]:
                     context.settings(named)  # a mistake in another stage's flags is one too
             if not run_stage(context, stage):
                 click.echo(f"{stage} was finished before in {context.directory}; --restart does it again.")
+            click.echo(f"{said(context, stage)}\nIn {context.directory / stage}")
 
 
 _stage_command("sft", "Train the SFT policy of a recipe.", "rlhf-zoo sft tiny-world --num_train_epochs 2")
 _stage_command("reward", "Train the reward model of a recipe.", "rlhf-zoo reward tiny-world --learning_rate 5e-4")
 _stage_command("ppo", "Train the SFT policy of a recipe with PPO.", "rlhf-zoo ppo tiny-world --kl_coef 0.2")
-_stage_command("eval", "Compare PPO with SFT on held-out prompts.", "rlhf-zoo eval tiny-world --evaluation.samples 3")
+_stage_command("eval", "Compare PPO with SFT on held-out prompts.", "rlhf-zoo eval tiny-world --evaluation.samples 2")
 
 
 @cli.command("run", context_settings=FLAGS)
@@ -264,14 +269,18 @@ def run_command(ctx: click.Context, recipe: str, as_json: bool, **options: Any) 
 
 
 def _next_steps(context: RunContext) -> list[str]:
+    # Where make has installed it, the program is not on the PATH.
+    program = Path(sys.argv[0])
+    hidden = program.name == "rlhf-zoo" and shutil.which(program.name) is None
+    zoo = shlex.quote(os.path.relpath(program)) if hidden else "rlhf-zoo"
     hub = f" --hub {context.hub.label}"
     last = list(context.recipe.stages)[-1]
-    card = f"rlhf-zoo card {shlex.quote(str(context.directory / last))}"
+    card = f"{zoo} card {shlex.quote(str(context.directory / last))}"
     if not context.publish:
-        return [card, f"rlhf-zoo push {shlex.quote(str(context.directory))}{hub}"]
+        return [card, f"{zoo} push {shlex.quote(str(context.directory))}{hub}"]
     repo = context.repo(last)
-    compare = [f"rlhf-zoo compare {repo}{hub}"] if last == "ppo" else []
-    return [*compare, f"rlhf-zoo pull {repo}@best{hub}", card]
+    compare = [f"{zoo} compare {repo}{hub}"] if last == "ppo" else []
+    return [*compare, f"{zoo} pull {repo}@best{hub}", card]
 
 
 # Checkpoints
@@ -368,7 +377,10 @@ def compare(ppo: str, sft: str | None, reward: str | None, hub: str | None, host
     with _hub(hub, push_to_hub=False):
         from .stages.compare import launch
 
-        launch(ppo, sft=sft, reward=reward, host=host, port=port)
+        try:
+            launch(ppo, sft=sft, reward=reward, host=host, port=port)
+        except KeyboardInterrupt:
+            raise click.exceptions.Exit(130) from None  # how a page ends: nothing is left to go on with
 
 
 # Machinery
@@ -426,6 +438,9 @@ def _context(
     if namespace is not None and not is_repository_name(namespace):
         raise ZooError(f"--namespace is {namespace!r}, and no Hub has such: give the name of a user or organization.")
     directory = output_dir or Path("runs") / found.name
+    for folder in (directory, *directory.parents):
+        if folder.exists() and not folder.is_dir():
+            raise ZooError(f"{folder} is a file, so no run can be kept in it: give another --output_dir.")
     with _hub(hub, push_to_hub=push_to_hub) as connected:
         from huggingface_hub.utils import logging
 
@@ -448,6 +463,7 @@ def _context(
             namespace=namespace or "local",
             publish=publish,
             restart=restart,
+            overwrite=restart,
             command=shlex.join(["rlhf-zoo", *sys.argv[1:]]),
             flags=flags,
             private=private,

@@ -12,9 +12,12 @@ from .refusals import client_errors, reason
 
 __all__ = [
     "PUBLISHED",
+    "RECIPE_FILE",
     "check_access",
+    "drop_tags",
     "publish_checkpoint",
     "publish_folder",
+    "published_recipe",
     "published_tags",
     "tag_name",
     "tag_revision",
@@ -22,6 +25,7 @@ __all__ = [
 ]
 
 PUBLISHED = "published.json"
+RECIPE_FILE = "recipe.json"
 # What a checkpoint is to others; optimizer, scheduler and random states stay at home.
 SENT = (
     "*.safetensors",
@@ -112,6 +116,26 @@ def _is_sent(name: str) -> bool:
     if str(path.parent) not in (".", "critic") or path.suffix in (".pt", ".pth", ".bin"):
         return False
     return any(path.match(pattern) for pattern in SENT)
+
+
+def published_recipe(repo_id: str) -> dict[str, Any] | None:
+    """recipe.json at the head of a repository, or None where there is no repository or no such file."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+
+    try:
+        return read_json(hf_hub_download(repo_id, RECIPE_FILE))
+    except (RepositoryNotFoundError, EntryNotFoundError):
+        return None
+
+
+def drop_tags(repo_id: str) -> None:
+    """Deletes every tag of a repository that another run is about to fill."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    for ref in api.list_repo_refs(repo_id).tags:
+        api.delete_tag(repo_id, tag=ref.name)
 
 
 def tag_revision(repo_id: str, tag: str, commit: str, message: str) -> None:

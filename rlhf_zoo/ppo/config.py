@@ -75,6 +75,8 @@ class PPOConfig(TrainingArguments):
             ("kl_horizon", 1),
             ("local_rollout_forward_batch_size", 1),
             ("total_episodes", 1),
+            ("per_device_train_batch_size", 1),
+            ("gradient_accumulation_steps", 1),
             ("vf_coef", 0),
         ):
             if getattr(self, name) is not None and getattr(self, name) < low:

@@ -11,9 +11,10 @@ from typing import Any
 
 from ..errors import ZooError
 from ..hub.connect import Hub
+from ..hub.publish import RECIPE_FILE
 from ..hub.refusals import refusals_as
 from ..recipes import Recipe
-from ..record import StageRecord, read_json
+from ..record import StageRecord, fingerprint, read_json
 from .settings import RecipeConfig, StageSettings, recipe_config, stage_settings
 
 __all__ = ["Checkpoint", "RunContext", "versions"]
@@ -47,6 +48,7 @@ class RunContext:
     command: str = ""
     flags: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     private: bool = False
+    overwrite: bool = False
 
     @property
     def shared(self) -> RecipeConfig:
@@ -112,6 +114,9 @@ class RunContext:
                     f"There is no finished {stage} checkpoint in {self.directory} nor under {repo} on "
                     f"{self.hub.described}: run `rlhf-zoo {stage} {self.recipe.name}` first."
                 ) from error
+        # The same run has the same fingerprint, whether its stages lie here or on the Hub.
+        told = Path(path) / RECIPE_FILE
+        known = fingerprint(read_json(told)) if told.is_file() else commit
         return Checkpoint(
-            Path(path), {"repo": repo, "commit": commit, "tag": "best", "path": None, "fingerprint": commit}
+            Path(path), {"repo": repo, "commit": commit, "tag": "best", "path": None, "fingerprint": known}
         )

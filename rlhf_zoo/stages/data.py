@@ -105,7 +105,7 @@ def data_source(context: RunContext, *, again: bool = False) -> DataSource:
     return _published(context)
 
 
-def _prepare(shared: RecipeConfig) -> Mapping[str, Mapping[str, Iterable[Mapping]]]:
+def _prepare(shared: RecipeConfig) -> Mapping[str, Mapping[str, list[dict[str, Any]]]]:
     prepare = load_object(str(shared.corpus), group=CORPORA)
     try:
         inspect.signature(prepare).bind(shared.dataset_name, seed=shared.seed, **shared.corpus_args)
@@ -113,7 +113,15 @@ def _prepare(shared: RecipeConfig) -> Mapping[str, Mapping[str, Iterable[Mapping
         raise ZooError(
             f"corpus_args does not suit {shared.corpus} ({error}): its docstring says what it takes."
         ) from error
-    return prepare(shared.dataset_name, seed=shared.seed, **shared.corpus_args)
+    prepared = prepare(shared.dataset_name, seed=shared.seed, **shared.corpus_args)
+    for configuration, splits in prepared.items():
+        for split, rows in splits.items():
+            if not rows:
+                raise ZooError(
+                    f"{shared.dataset_name or shared.corpus} leaves the split {split} of {configuration} empty: "
+                    "give more text."
+                )
+    return prepared
 
 
 def add_configuration(context: RunContext, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> DataSource:
@@ -168,10 +176,13 @@ def _card(context: RunContext, configurations: Mapping[str, list[str]]) -> str:
         if shared.simulated
         else ""
     )
+    source = f"\nText: {shared.attribution}\n" if shared.attribution else ""
+    if shared.preferences and "preferences" in configurations:
+        source += f"\nPreferences: {shared.preferences}\n"
     rows = "".join(f"| `{name}` | {', '.join(splits)} |\n" for name, splits in configurations.items())
     return (
         f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n\n# {context.recipe.name}: data\n\n"
-        f"{shared.description}\n{notice}\n| configuration | splits |\n|---|---|\n{rows}\n"
+        f"{shared.description}\n{notice}{source}\n| configuration | splits |\n|---|---|\n{rows}\n"
         f"Prepared by `rlhf-zoo run {context.recipe.name}` (seed {shared.seed}).\n"
     )
 

@@ -188,6 +188,17 @@ def check_prompts(context: RunContext, source: DataSource) -> list[str]:
     return prompts[:wanted]
 
 
+def check_judges(context: RunContext) -> None:
+    """Raises ZooError for a judge or a lexicon that cannot be had, before anything is trained."""
+    config = context.shared.evaluation
+    if config.judge != "classifier":
+        FunctionJudge(config.judge)
+    if config.lexicon is not None:
+        from ..corpora.product_remarks import lexicon
+
+        lexicon(config.lexicon)
+
+
 def _evaluate(
     context: RunContext, source: DataSource, checkpoints: Mapping[str, Checkpoint], prompts: Sequence[str]
 ) -> tuple[dict[str, Any], str]:

@@ -14,12 +14,12 @@ from ..record import read_json
 from . import evaluate, ppo, reward, sft
 from .context import RunContext
 from .data import data_source
-from .evaluate import check_prompts, measure, same_weights, yardstick
+from .evaluate import check_judges, check_prompts, measure, same_weights, yardstick
 from .release import release_best
 from .summary import write_summary
 from .train import quiet
 
-__all__ = ["SHOWN_PROMPTS", "run", "run_stage"]
+__all__ = ["SHOWN_PROMPTS", "run", "run_stage", "said", "show", "verdict"]
 
 STAGES = {"sft": sft.run, "reward": reward.run, "ppo": ppo.run, "eval": evaluate.run}
 SHOWN_PROMPTS = 6
@@ -36,11 +36,12 @@ def run(context: RunContext, console: Any) -> Path:
     quiet()
     # Mistakes in what comes last are found before what comes first trains.
     for stage in context.recipe.stages:
-        context.settings(stage)
+        _check_begun(context, stage)
     evaluates = "ppo" in context.recipe.stages
     source = data_source(context, again=context.restart)
     if evaluates:
         check_prompts(context, source)
+        check_judges(context)
     if context.restart:
         _forget(context)
         context = replace(context, restart=False)
@@ -50,12 +51,21 @@ def run(context: RunContext, console: Any) -> Path:
         if not trained:
             console.print(f"{stage} was finished before; --restart does it again.")
         else:
-            console.print(_said(context, stage))
+            console.print(said(context, stage))
     for stage in context.recipe.stages:
         make_card(context.record(stage).path)
         if context.publish:
             release_best(context, stage)
     return write_summary(context)
+
+
+def _check_begun(context: RunContext, stage: str) -> None:
+    """Raises ZooError for keys that are wrong, or that differ from those of the run that the directory holds."""
+    settings, record = context.settings(stage), context.record(stage)
+    before = record.read().get("resolved")
+    if before and not context.restart:
+        kept = {name: before[name] for name in ("data", "parents") if name in before}
+        record.check_fingerprint({**settings.resolved, **kept}, recipe=context.recipe.name)
 
 
 def _forget(context: RunContext) -> None:
@@ -66,7 +76,8 @@ def _forget(context: RunContext) -> None:
             record.clear()
 
 
-def _said(context: RunContext, stage: str) -> str:
+def said(context: RunContext, stage: str) -> str:
+    """One line on a stage that is done: how long it took, where it was published, what it reached."""
     document = context.record(stage).read()
     parts = [f"{document['seconds']:.0f} s"]
     if document.get("repo"):
@@ -74,6 +85,13 @@ def _said(context: RunContext, stage: str) -> str:
     if stage == "reward" and document.get("reward_model", {}).get("accuracy") is not None:
         found = document["reward_model"]
         parts.append(f"accuracy {found['accuracy']:.3f} on {found['n']} held-out pairs")
+    if stage == "eval":
+        figures = read_json(context.record("eval").path / "evaluation.json")
+        win = figures["win_rate"]
+        parts.append(
+            f"win rate of PPO over SFT {win['value']:.3f} [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}] on {win['n']} "
+            f"completions, KL {figures['ppo']['kl']['value']:.2f} nats"
+        )
     return f"{stage} done: " + ", ".join(parts)
 
 

@@ -6,26 +6,51 @@ import logging
 import shlex
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ..errors import ZooError
 from ..hub.card import make_card
 from ..hub.publish import (
     PUBLISHED,
+    RECIPE_FILE,
+    drop_tags,
     publish_checkpoint,
     publish_folder,
+    published_recipe,
     published_tags,
     tag_name,
     tag_revision,
     unpublished,
 )
 from ..hub.refusals import client_errors, is_disk_full, reason, refusals_as
-from ..record import StageRecord, checkpoint_step, read_json, write_json
+from ..record import StageRecord, checkpoint_step, fingerprint, first_difference, read_json, write_json
 from .context import RunContext
 
-__all__ = ["release_best", "send_pending"]
+__all__ = ["check_repository", "release_best", "send_pending"]
 
 log = logging.getLogger(__name__)
+
+
+def check_repository(context: RunContext, stage: str, resolved: Mapping[str, Any]) -> None:
+    """Raises ZooError where the stage's repository holds a run of other settings: one would overwrite the other.
+
+    --restart says that it may: the other run's tags go.
+    """
+    repo = context.repo(stage)
+    with refusals_as(f"{repo} cannot be looked at on {context.hub.described}", "try again when the Hub answers."):
+        there = published_recipe(repo)
+        if there is None or fingerprint(there) == fingerprint(resolved):
+            return
+        if context.overwrite:
+            drop_tags(repo)
+            return
+    key = first_difference(there, resolved)
+    raise ZooError(
+        f"{repo} on {context.hub.label} holds another run (its {key} differs), which this one would overwrite: publish "
+        "under another --namespace, or give --restart to replace it."
+    )
 
 
 def send_pending(context: RunContext, stage: str) -> list[Path]:
@@ -60,7 +85,7 @@ def _send(context: RunContext, record: StageRecord, checkpoint: Path) -> None:
         if record.metrics_file.exists():
             shutil.copy(record.metrics_file, partial.metrics_file)
             partial.truncate_metrics(step)
-        write_json(folder / "recipe.json", record.read()["resolved"])
+        write_json(folder / RECIPE_FILE, record.read()["resolved"])
         beside = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
         message = f"{context.recipe.name} {stage}: step {step}"
         published = publish_checkpoint(
@@ -77,6 +102,8 @@ def release_best(context: RunContext, stage: str) -> None:
     """
     record, repo, hub = context.record(stage), context.repo(stage), context.hub
     what, mend = f"The checkpoints of {stage} cannot be sent to {hub.described}", _mend(context)
+    if not context.overwrite:
+        check_repository(context, stage, record.read()["resolved"])
     with refusals_as(what, mend):
         _forget_lost(record, repo, hub.label)
     if left := send_pending(context, stage):

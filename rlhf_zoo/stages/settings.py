@@ -61,6 +61,8 @@ class RecipeConfig:
     license: str = "apache-2.0"
     language: str = "en"
     simulated: bool = False
+    attribution: str | None = None
+    preferences: str | None = None
     seed: int = 1
     dataset_name: str | None = None
     dataset_revision: str | None = None
@@ -240,7 +242,25 @@ def stage_settings(
         first = str(error).strip().splitlines()[0]
         raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {first}") from error
     _at_least(0, trainer, "seed")
+    _check_trainer(trainer, stage)
     return StageSettings(stage, shared, data, trainer, model, {**asked, "recipe": told})
+
+
+def _check_trainer(trainer: Any, stage: str) -> None:
+    """Raises ZooError for what TrainingArguments let pass and training would stumble over."""
+    from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+
+    if trainer.learning_rate < 0:
+        raise ZooError(f"learning_rate of the stage {stage} is {trainer.learning_rate}: give a positive number.")
+    if trainer.num_train_epochs <= 0 and trainer.max_steps <= 0:
+        raise ZooError(
+            f"num_train_epochs of the stage {stage} is {trainer.num_train_epochs} and max_steps says nothing: make one "
+            "of them positive."
+        )
+    try:
+        get_reporting_integration_callbacks(trainer.report_to)
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise ZooError(f"report_to of the stage {stage} does not work: {str(error).strip().splitlines()[0]}") from error
 
 
 def _checked(

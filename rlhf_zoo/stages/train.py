@@ -16,7 +16,7 @@ from ..record import StageRecord, checkpoint_step, fingerprint, now
 from .callbacks import StageCallback
 from .context import Checkpoint, RunContext, versions
 from .interrupt import Interruptible, Stopped
-from .release import release_best, send_pending
+from .release import check_repository, release_best, send_pending
 from .settings import StageSettings
 
 __all__ = ["quiet", "train_stage"]
@@ -68,6 +68,8 @@ def train_stage(
         if context.publish:
             release_best(context, stage)
         return False
+    if context.publish:
+        check_repository(context, stage, resolved)
     if not before and any(record.path.glob("checkpoint-*")):
         raise ZooError(f"{record.path} holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir.")
     record.remove_incomplete()

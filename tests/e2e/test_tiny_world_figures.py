@@ -40,7 +40,7 @@ def test_the_figures_of_the_recipe(tmp_path):
     assert summary["ppo"]["eos_rate"] > 0.9
     for stage in ("data", "sft", "reward"):
         shutil.copytree(tmp_path / "kl" / stage, tmp_path / "cut" / stage)
-    cut = run(tmp_path / "cut", tmp_path / "home", "--ppo.kl_coef", "0", "--ppo.total_episodes", "7680")
+    cut = run(tmp_path / "cut", tmp_path / "home-cut", "--ppo.kl_coef", "0", "--ppo.total_episodes", "7680")
     assert cut["ppo"]["kl"] > 2 * summary["ppo"]["kl"]
     assert cut["ppo"]["reward"] > summary["ppo"]["reward"] > summary["sft"]["reward"]
     assert cut["ppo"]["judge"] < summary["ppo"]["judge"] - 0.5

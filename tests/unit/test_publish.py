@@ -137,7 +137,15 @@ def test_tags_move_when_a_run_is_restarted(hub, tmp_path):
     before = tags(hub)
     shutil.rmtree(tmp_path / "run")
     other = save(tmp_path, 5, salt="again")
-    send(hub, tmp_path, "release_best(context(), 'ppo')")
+    refused = send(
+        hub,
+        tmp_path,
+        "from rlhf_zoo.errors import ZooError\n"
+        "try:\n    release_best(context(), 'ppo')\nexcept ZooError as error:\n    print(error)",
+    )
+    assert "holds another run (its salt differs)" in refused and "--namespace" in refused
+    assert tags(hub) == before
+    send(hub, tmp_path, "release_best(context(overwrite=True), 'ppo')")
     after = tags(hub)
     assert before.keys() == after.keys() and not set(before.values()) & set(after.values())
     pulled = hub.api().hf_hub_download(REPO, "model.safetensors", revision="step-000005", cache_dir=tmp_path / "cache")

@@ -88,9 +88,13 @@ def serve_command(
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(message)s", stream=sys.stderr)
     folder = root or default_root()
-    if parent is None:
-        click.echo(f"Embedded Hub over {folder}; Ctrl-C ends it, `rlhf-zoo hub env` tells how to use it.", err=True)
-    serve(folder, host, port, ready_file, parent=parent, part_size=part_size)
+
+    def say(url: str) -> None:
+        option = f" --root {shlex.quote(str(root))}" if root is not None else ""
+        click.echo(f"Embedded Hub at {url} over {folder}; Ctrl-C ends it.", err=True)
+        click.echo(f"`rlhf-zoo hub env{option}` tells how to use it.", err=True)
+
+    serve(folder, host, port, ready_file, parent=parent, part_size=part_size, on_ready=None if parent else say)
 
 
 @hub.command(cls=_Command)
