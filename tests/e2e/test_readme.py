@@ -151,4 +151,6 @@ def opened(command: str, place) -> None:
                 time.sleep(0.5)
     finally:
         process.send_signal(signal.SIGINT)
-        process.wait(60)
+        code = process.wait(60)
+    # Had the port been another program's, the page would be too, and this process would have ended with 2.
+    assert code == 130
