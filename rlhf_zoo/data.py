@@ -9,10 +9,12 @@ from transformers import PreTrainedTokenizerBase
 
 from .errors import ZooError
 
-__all__ = ["PROMPT_INDEX", "PROMPT_TOKENS", "need_columns", "prepare_prompts", "tokenize_prompt"]
+__all__ = ["GENERATION", "PROMPT_INDEX", "PROMPT_TOKENS", "need_columns", "prepare_prompts", "tokenize_prompt"]
 
 PROMPT_TOKENS = "input_ids"
 PROMPT_INDEX = "prompt_index"
+# Which of several completions of its prompt a row stands for.
+GENERATION = "generation_index"
 
 
 def need_columns(dataset: Dataset, columns: list[str], *, of: str) -> None:
@@ -41,19 +43,28 @@ def tokenize_prompt(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int
     return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
 
 
-def prepare_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, context: int | None, room: int) -> Dataset:
+def prepare_prompts(
+    dataset: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    context: int | None,
+    room: int,
+    num_proc: int | None = None,
+) -> Dataset:
     """Adds token ids and a fixed index to each prompt.
 
     dataset: has `prompt` (texts or conversations) or, as TRL's PPO took them, `input_ids`. context: positions of the
-    model, None if unbounded; room: tokens that a completion may take. Raises ZooError for an empty prompt or one that
-    leaves too little room.
+    model, None if unbounded; room: tokens that a completion may take; num_proc: processes that
+    tokenize. Raises ZooError for an empty prompt or one that leaves too little room.
     """
     need_columns(
         dataset, ["input_ids"] if PROMPT_TOKENS in dataset.column_names else ["prompt"], of="The prompt data set"
     )
     if PROMPT_TOKENS not in dataset.column_names:
         dataset = dataset.map(
-            lambda row: {PROMPT_TOKENS: tokenize_prompt(row["prompt"], tokenizer)}, desc="Tokenizing prompts"
+            lambda row: {PROMPT_TOKENS: tokenize_prompt(row["prompt"], tokenizer)},
+            desc="Tokenizing prompts",
+            num_proc=num_proc,
         )
     for row, ids in enumerate(dataset[PROMPT_TOKENS]):
         if not ids:

@@ -1,8 +1,9 @@
 """Every formula of PPO for language models: pure tensors in, tensors out.
 
-Shapes: B rollouts, T response positions, V tokens of the vocabulary. A mask (B, T) is True on sampled tokens up to and
-including the end-of-sequence token; it starts at position 0 and has no holes. Log-probabilities are of the sampled
-token under the sampling distribution (same temperature), in nats. What lies outside the mask never matters.
+Shapes: B rollouts, T response positions (1 where a whole completion is one action), V tokens of the vocabulary. A mask
+(B, T) is True on sampled tokens up to and including the end-of-sequence token; it starts at position 0 and has no
+holes. Log-probabilities are of the sampled token under the sampling distribution (same temperature), in nats. What lies
+outside the mask never matters.
 """
 
 from __future__ import annotations
@@ -11,23 +12,36 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "AGGREGATIONS",
+    "KL_IN_LOSS",
+    "KL_IN_REWARD",
+    "actions",
     "aggregate",
     "approx_kl",
     "clipped_policy_loss",
     "clipped_value_loss",
+    "constant_gain",
     "entropy",
+    "exact_kl",
     "explained_variance",
     "gae",
+    "kl_loss",
     "kl_penalty",
     "last_token",
     "masked_mean",
     "masked_moments",
+    "mean_and_std",
     "missing_eos_penalty",
+    "missing_eos_score",
     "selected_logprobs",
     "shape_scores",
     "token_rewards",
     "whiten",
 ]
+
+KL_IN_REWARD = ("k1", "k3")
+KL_IN_LOSS = ("k2", "k3", "k3_reverse", "full")
+AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-sum-norm")
 
 
 def selected_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -59,6 +73,13 @@ def masked_moments(x: Tensor, mask: Tensor) -> Tensor:
     return torch.stack([mask.sum().double(), kept.sum(), kept.square().sum()])
 
 
+def mean_and_std(moments: Tensor) -> tuple[Tensor, Tensor]:
+    """(μ, σ) of `masked_moments`, σ² the unbiased variance; σ is 0 for fewer than two elements. moments: (3,)."""
+    n, total, squares = moments
+    mean = total / n
+    return mean, ((squares - n * mean.square()) / (n - 1).clamp(min=1)).clamp(min=0).sqrt()
+
+
 def whiten(x: Tensor, mask: Tensor, moments: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
     """(x − μ)/σ, with μ added back when `shift_mean` is False; 0 outside the mask. N+ (arXiv:2403.17031) 24 and 25.
 
@@ -66,10 +87,8 @@ def whiten(x: Tensor, mask: Tensor, moments: Tensor, *, shift_mean: bool = True,
     Returns the shape of x. A single element has no variance: it is divided by √eps after its mean is taken off, so it
     is 0 (or its mean).
     """
-    n, total, squares = moments
-    mean = total / n
-    variance = ((squares - n * mean.square()) / (n - 1).clamp(min=1)).clamp(min=0)
-    out = (x - mean.to(x.dtype)) * (variance + eps).rsqrt().to(x.dtype)
+    mean, std = mean_and_std(moments)
+    out = (x - mean.to(x.dtype)) * (std.square() + eps).rsqrt().to(x.dtype)
     if not shift_mean:
         out = out + mean.to(x.dtype)
     return out.masked_fill(~mask, 0)
@@ -78,15 +97,49 @@ def whiten(x: Tensor, mask: Tensor, moments: Tensor, *, shift_mean: bool = True,
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Tensor:
     """Per-token estimate of KL(π ‖ π_ref) from sampled tokens. Schulman, "Approximating KL divergence" (2020).
 
-    k1 = log π − log π_ref: unbiased, may be negative. k3 = e^(−k1) − 1 + k1: non-negative, smaller variance.
-    logprobs, ref_logprobs: (B, T). Returns (B, T) in nats. Raises ValueError for another estimator.
+    k1 = log π − log π_ref: unbiased, may be negative. k2 = ½k1²: biased. k3 = e^(−k1) − 1 + k1: unbiased,
+    non-negative, of smaller variance. logprobs, ref_logprobs: (B, T). Returns (B, T) in nats. Raises ValueError for
+    another estimator.
     """
     k1 = logprobs - ref_logprobs
     if estimator == "k1":
         return k1
+    if estimator == "k2":
+        return 0.5 * k1.square()
     if estimator == "k3":
         return torch.expm1(-k1) + k1
-    raise ValueError(f"unknown KL estimator {estimator!r}: choose 'k1' or 'k3'")
+    raise ValueError(f"unknown KL estimator {estimator!r}: choose 'k1', 'k2' or 'k3'")
+
+
+def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
+    """KL(π ‖ π_ref) of each next-token distribution, Σ_v p_v (log p_v − log q_v). (..., V) twice -> (...) in nats."""
+    logps, ref_logps = logits.log_softmax(-1), ref_logits.log_softmax(-1)
+    return (logps.exp() * (logps - ref_logps)).sum(-1)
+
+
+def kl_loss(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Tensor:
+    """What to *minimise* per token of π_old so that its gradient is that of a KL. Schulman (2020); ρ = π/π_old.
+
+    k2: sg(ρ)·½k1², with the gradient of KL(π ‖ π_ref). k3: ρ·k3 with the gradient through ρ, that of KL(π ‖ π_ref) too.
+    k3_reverse: sg(ρ)·k3, the form of GRPO (arXiv:2402.03300 eq. 4) on policy, with the gradient of KL(π_ref ‖ π). k1 is
+    refused: E[∇ log π] = 0, so it pulls nowhere. logprobs, old_logprobs, ref_logprobs: (B, T). Returns (B, T).
+    """
+    ratio = torch.exp(logprobs - old_logprobs)
+    if estimator == "k2":
+        return ratio.detach() * kl_penalty(logprobs, ref_logprobs, estimator="k2")
+    if estimator == "k3":
+        return ratio * kl_penalty(logprobs, ref_logprobs, estimator="k3")
+    if estimator == "k3_reverse":
+        return ratio.detach() * kl_penalty(logprobs, ref_logprobs, estimator="k3")
+    raise ValueError(f"no KL loss from the estimator {estimator!r}: choose 'k2', 'k3' or 'k3_reverse'")
+
+
+def actions(x: Tensor, mask: Tensor, *, level: str) -> Tensor:
+    """What is per token, as it is per action: itself at level "token"; Σ_t over the mask, (B, 1), at "sequence".
+
+    A whole completion as one action makes PPO a bandit: Ahmadian et al. (arXiv:2402.14740) §3. x, mask: (B, T).
+    """
+    return x if level == "token" else x.masked_fill(~mask, 0).sum(1, keepdim=True)
 
 
 def last_token(mask: Tensor) -> Tensor:
@@ -94,9 +147,15 @@ def last_token(mask: Tensor) -> Tensor:
     return mask.sum(-1) - 1
 
 
-def shape_scores(scores: Tensor, *, clip: float | None = None) -> Tensor:
-    """Clips scores to ±clip; None leaves them. Ziegler et al. (arXiv:1909.08593). scores: (B,). Returns (B,)."""
-    return scores if clip is None else scores.clamp(-clip, clip)
+def shape_scores(
+    scores: Tensor, *, mean: Tensor | float = 0.0, std: Tensor | float = 1.0, clip: float | None = None
+) -> Tensor:
+    """Centres, scales, then clips: clamp((s − μ)/σ, ±clip). Ziegler et al. (arXiv:1909.08593) §2; N+ 23.
+
+    scores: (B,); mean and std in the units of the scores, clip in those of the result, None for no bound. Returns (B,).
+    """
+    shaped = (scores - mean) / std
+    return shaped if clip is None else shaped.clamp(-clip, clip)
 
 
 def missing_eos_penalty(scores: Tensor, ended: Tensor, *, penalty: float | None) -> Tensor:
@@ -105,6 +164,14 @@ def missing_eos_penalty(scores: Tensor, ended: Tensor, *, penalty: float | None)
     scores: (B,); ended: (B,) bool. Returns (B,); None subtracts nothing.
     """
     return scores if penalty is None else torch.where(ended, scores, scores - penalty)
+
+
+def missing_eos_score(scores: Tensor, ended: Tensor, *, score: float | None) -> Tensor:
+    """Replaces the score of each response that did not end by `score`. N+ (arXiv:2403.17031) detail 15, there −1.
+
+    scores: (B,); ended: (B,) bool. Returns (B,); None replaces nothing.
+    """
+    return scores if score is None else torch.where(ended, scores, torch.full_like(scores, score))
 
 
 def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
@@ -136,17 +203,30 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
 
 
 def clipped_policy_loss(
-    logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, cliprange: float
+    logprobs: Tensor,
+    old_logprobs: Tensor,
+    advantages: Tensor,
+    *,
+    cliprange: float,
+    cliprange_high: float | None = None,
+    dual_clip: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """−min(ρÂ, clip(ρ, 1−ε, 1+ε)Â),  ρ = exp(log π − log π_old).   Schulman et al. (arXiv:1707.06347) eq. 7.
+    """−min(ρÂ, clip(ρ, 1−ε, 1+ε_high)Â),  ρ = exp(log π − log π_old).   Schulman et al. (arXiv:1707.06347) eq. 7.
 
-    logprobs, old_logprobs, advantages: (B, T). Returns the loss per token (B, T) and where the clip was active (B, T)
-    bool.
+    cliprange_high None is ε; apart from it, it is clip-higher (arXiv:2503.14476 §3.1). dual_clip c > 1 bounds the loss
+    by −cÂ where Â < 0 (arXiv:1912.09729 §3). logprobs, old_logprobs, advantages: (B, T). Returns the loss per action
+    (B, T) and where a clip stops the gradient (B, T) bool.
     """
     ratio = torch.exp(logprobs - old_logprobs)
+    high = cliprange if cliprange_high is None else cliprange_high
     plain = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1 - cliprange, 1 + cliprange)
-    return torch.maximum(plain, clipped), clipped > plain
+    bounded = -advantages * ratio.clamp(1 - cliprange, 1 + high)
+    loss, clipped = torch.maximum(plain, bounded), bounded > plain
+    if dual_clip is not None:
+        ceiling = -dual_clip * advantages
+        held = (advantages < 0) & (loss > ceiling)
+        loss, clipped = torch.where(held, ceiling, loss), clipped | held
+    return loss, clipped
 
 
 def clipped_value_loss(
@@ -164,13 +244,32 @@ def clipped_value_loss(
     return 0.5 * torch.maximum(plain, clipped), clipped > plain
 
 
-def aggregate(loss: Tensor, mask: Tensor, *, tokens: Tensor | float) -> Tensor:
-    """Token mean: Σ loss over the mask, divided by `tokens`, the count over the whole *minibatch*.
+def aggregate(
+    loss: Tensor,
+    mask: Tensor,
+    *,
+    tokens: Tensor | float,
+    sequences: Tensor | float = 1.0,
+    length: int = 1,
+    mode: str = "token-mean",
+) -> Tensor:
+    """A share of the minibatch's loss, such that the shares of its micro-batches add up to the whole, however split.
 
-    Micro-batches so aggregated add up to the minibatch's exact mean, whatever their lengths; a mean of micro-batch
-    means would weigh tokens of short micro-batches more. loss, mask: (B, T). Returns a scalar.
+    token-mean: Σ/tokens. seq-mean-token-mean: the mean over sequences of each one's token mean. seq-mean-token-sum:
+    Σ/sequences. seq-sum-norm: Σ/(sequences·length), a constant divisor (arXiv:2503.20783 §3.2). tokens and sequences
+    count the whole *minibatch* over all processes; length: the most tokens a response may have. loss, mask: (B, T).
+    Returns a scalar. Raises ValueError for another mode.
     """
-    return loss.masked_fill(~mask, 0).sum() / tokens
+    kept = loss.masked_fill(~mask, 0)
+    if mode == "token-mean":
+        return kept.sum() / tokens
+    if mode == "seq-mean-token-mean":
+        return (kept.sum(1) / mask.sum(1)).sum() / sequences
+    if mode == "seq-mean-token-sum":
+        return kept.sum() / sequences
+    if mode == "seq-sum-norm":
+        return kept.sum() / (sequences * length)
+    raise ValueError(f"unknown aggregation {mode!r}: choose one of {', '.join(AGGREGATIONS)}")
 
 
 def approx_kl(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -191,3 +290,13 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     target, error = returns[mask].double(), (returns - values)[mask].double()
     variance = target.var(correction=0)
     return torch.where(variance > 0, 1 - error.var(correction=0) / variance, torch.nan)
+
+
+def constant_gain(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
+    """1 − mean((R − V)²)/Var(R) over the mask: what V gains on the best constant, which has 0; an offset counts too.
+
+    values, returns, mask: (B, T). Returns a scalar, NaN where the returns do not vary or the mask is empty.
+    """
+    target, error = returns[mask].double(), (returns - values)[mask].double()
+    variance = target.var(correction=0)
+    return torch.where(variance > 0, 1 - error.square().mean() / variance, torch.nan)

@@ -1,10 +1,9 @@
-"""The models of PPO: policy, reference, reward model and critic, loaded, prepared and saved."""
+"""The models of PPO, loaded and made: policy, reward model and critic."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,10 @@ from transformers import (
 )
 
 from .errors import ZooError
-from .sampling import Samples, response_logits
+from .sampling import Samples
 
 __all__ = [
     "CRITIC_DIR",
-    "ActorCritic",
-    "Reference",
     "build_causal",
     "critic_from",
     "disable_dropout",
@@ -35,9 +32,12 @@ __all__ = [
     "response_values",
     "score_statistics",
     "set_score_statistics",
+    "with_adapter",
 ]
 
 CRITIC_DIR = "critic"
+ADAPTER_CONFIG = "adapter_config.json"
+HEADS = ("score", "classifier")
 
 
 def load_causal(path: str | Path, **kwargs: Any) -> PreTrainedModel:
@@ -81,13 +81,18 @@ def load_classifier(path: str | Path, **kwargs: Any) -> PreTrainedModel:
     """A reward model: one score per sequence, in float32. Raises ZooError if it has another number of outputs."""
     kwargs.setdefault("dtype", torch.float32)
     try:
-        model = AutoModelForSequenceClassification.from_pretrained(path, **kwargs)
+        model, info = AutoModelForSequenceClassification.from_pretrained(path, output_loading_info=True, **kwargs)
     except (OSError, ValueError) as error:
         raise ZooError(f"The reward model {path} cannot be loaded ({_first_line(error)}).") from error
     if model.config.num_labels != 1:
         raise ZooError(
             f"The reward model {path} has {model.config.num_labels} outputs, and a reward model has one: give a model "
             "with num_labels=1."
+        )
+    if fresh := sorted(key for key in info["missing_keys"] if key.split(".")[0] in HEADS):
+        raise ZooError(
+            f"The reward model {path} has no trained head ({fresh[0]} is missing from its weights), so its scores "
+            "would be random: train it first, or give another."
         )
     return model
 
@@ -124,42 +129,8 @@ def set_score_statistics(model: PreTrainedModel, *, mean: float, std: float, ove
     model.config.rlhf_zoo = {"score_mean": mean, "score_std": std, "score_statistics_over": over}
 
 
-class Reference:
-    """The frozen policy that KL is measured against: a copy, or the policy with its adapter switched off."""
-
-    def __init__(self, policy: PreTrainedModel, model: PreTrainedModel | None = None) -> None:
-        """`model` None makes it: the base under the policy's adapter if it has one, else a copy of the policy.
-
-        Raises ZooError if `model` is the policy itself, which would be frozen with it.
-        """
-        if model is policy:
-            raise ZooError("ref_model is the policy itself, so nothing could train: leave it out, or give a copy.")
-        self._adapter_off: PreTrainedModel | None = None
-        if model is None and is_peft(policy):
-            self._adapter_off, model = policy, policy
-        elif model is None:
-            model = copy.deepcopy(policy)
-        if self._adapter_off is None:
-            disable_dropout(model)
-            model.requires_grad_(False).eval()
-        self._model = model
-
-    @contextmanager
-    def model(self) -> Iterator[PreTrainedModel]:
-        """The model to run, while the context is open."""
-        adapted: Any = self._adapter_off
-        switch: AbstractContextManager = nullcontext() if adapted is None else adapted.disable_adapter()
-        with switch:
-            yield self._model
-
-    def to(self, device: torch.device | str) -> None:
-        if self._adapter_off is None:
-            move: Any = self._model.to
-            move(device)
-
-
 def _head(model: PreTrainedModel) -> nn.Linear:
-    for name in ("score", "classifier"):
+    for name in HEADS:
         head = getattr(model, name, None)
         if isinstance(head, nn.Linear):
             return head
@@ -169,20 +140,23 @@ def _head(model: PreTrainedModel) -> nn.Linear:
     )
 
 
-def critic_from(source: PreTrainedModel | str | Path) -> PreTrainedModel:
+def critic_from(source: PreTrainedModel | str | Path, *, center: bool = True, scale: bool = True) -> PreTrainedModel:
     """A critic, one value per token: a token classifier with one output, so that any transformers release loads it.
 
-    From a reward model it takes trunk and head; scores shaped as (s−μ)/σ make the head W/σ and its bias −μ/σ. N+
-    (arXiv:2403.17031) detail 22. From a causal model it takes the trunk, and its head starts at 0. A path or Hub id is
-    loaded, as a critic where it is one. Raises ZooError for a model without a token classifier.
+    From a reward model it takes trunk and head; scores shaped as (s−μ)/σ make the head W/σ and its bias −μ/σ, with μ
+    only if they are centred and σ only if they are scaled. N+ (arXiv:2403.17031) detail 22. From a causal model it
+    takes the trunk, and its head starts at 0. A path or Hub id is loaded, as a critic where it is one; a critic's
+    adapter is merged into its base. Raises ZooError for a model without a token classifier.
     """
     if not isinstance(source, PreTrainedModel):
+        if (Path(source) / ADAPTER_CONFIG).is_file():
+            return _merged_critic(Path(source))
         config = AutoConfig.from_pretrained(source)
         architecture = (config.architectures or [""])[0]
         if architecture.endswith("ForTokenClassification"):
             return AutoModelForTokenClassification.from_pretrained(source, dtype=torch.float32)
         loader = load_classifier if architecture.endswith("ForSequenceClassification") else load_causal
-        return critic_from(loader(source))
+        return critic_from(loader(source), center=center, scale=scale)
     if type(source).__name__.endswith("ForSequenceClassification") and source.config.num_labels != 1:
         raise ZooError(
             f"A critic needs one output, and this {type(source).__name__} has {source.config.num_labels}: give a "
@@ -198,6 +172,7 @@ def critic_from(source: PreTrainedModel | str | Path) -> PreTrainedModel:
             "of another architecture with the same tokenizer."
         ) from error
     critic.base_model.load_state_dict(source.base_model.state_dict())
+    critic.name_or_path = source.name_or_path  # what an adapter of the critic will name as its base
     target = _head(critic)
     with torch.no_grad():
         target.weight.zero_()
@@ -205,11 +180,37 @@ def critic_from(source: PreTrainedModel | str | Path) -> PreTrainedModel:
             target.bias.zero_()
         if type(source).__name__.endswith("ForSequenceClassification"):
             mean, std = score_statistics(source)
+            mean, std = mean if center else 0.0, std if scale else 1.0
             target.weight.copy_(_head(source).weight / std)
             if target.bias is not None:
                 target.bias.fill_(-mean / std)
     config.rlhf_zoo = None
     return critic
+
+
+def _merged_critic(directory: Path) -> PreTrainedModel:
+    from peft import PeftConfig, PeftModel
+
+    base = PeftConfig.from_pretrained(str(directory)).base_model_name_or_path
+    if not base:
+        raise ZooError(f"The critic's adapter in {directory} names no base model: give value_model its base instead.")
+    return PeftModel.from_pretrained(critic_from(base), str(directory)).merge_and_unload()
+
+
+def with_adapter(model: PreTrainedModel, peft_config: Any) -> Any:
+    """A critic under an adapter like the policy's, whose head trains in full beside it.
+
+    peft_config: the policy's, which is left as it is. Returns a PeftModel.
+    """
+    from peft import get_peft_model
+
+    head = next(name for name in HEADS if hasattr(model, name))
+    config = copy.deepcopy(peft_config)
+    config.task_type = "TOKEN_CLS"
+    config.modules_to_save = sorted({*(config.modules_to_save or ()), head} - {"lm_head", "embed_out"})
+    if getattr(config, "exclude_modules", head) is None:
+        config.exclude_modules = [head]
+    return get_peft_model(model, config)
 
 
 def response_values(critic: PreTrainedModel, samples: Samples) -> Tensor:
@@ -223,64 +224,3 @@ def response_values(critic: PreTrainedModel, samples: Samples) -> Tensor:
         use_cache=False,
     )
     return out.logits[:, -length - 1 : -1, 0].float()
-
-
-class ActorCritic(nn.Module):
-    """Policy and critic as one module, so that one wrapper (DDP, FSDP) and one optimizer serve both."""
-
-    def __init__(self, policy: PreTrainedModel, critic: PreTrainedModel) -> None:
-        super().__init__()
-        self.policy = policy
-        self.value_model = critic
-        disable_dropout(self)
-
-    def forward(self, samples: Samples, temperature: float) -> tuple[Tensor, Tensor]:
-        """Policy logits (B, T, V) at `temperature` and values (B, T) of the response positions."""
-        return response_logits(self.policy, samples, temperature=temperature), response_values(
-            self.value_model, samples
-        )
-
-    def activation_checkpointing_enable(self, **kwargs: Any) -> None:
-        for model in (self.policy, self.value_model):
-            model.activation_checkpointing_enable(**kwargs)
-
-    def save_pretrained(self, directory: str | Path) -> None:
-        """The policy as a plain checkpoint in `directory`, the critic in `directory/critic`."""
-        self.policy.save_pretrained(directory)
-        self.value_model.save_pretrained(Path(directory) / CRITIC_DIR)
-
-    def load_checkpoint(self, directory: str | Path) -> None:
-        """Loads what `save_pretrained` wrote into these very modules, bit for bit."""
-        _load_into(self.policy, Path(directory))
-        _load_into(self.value_model, Path(directory) / CRITIC_DIR)
-
-
-def _load_into(model: PreTrainedModel, directory: Path) -> None:
-    """Copies a checkpoint's weights into `model`, whose parameters an optimizer may hold already.
-
-    `from_pretrained` reads them: some architectures are saved under other names than their modules have.
-    """
-    if is_peft(model):
-        from peft import load_peft_weights, set_peft_model_state_dict
-
-        set_peft_model_state_dict(model, load_peft_weights(str(directory), device="cpu"))
-        return
-    kind: Any = type(model)
-    try:
-        loaded, info = kind.from_pretrained(
-            directory,
-            config=model.config,
-            dtype=model.dtype,
-            use_safetensors=True,
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-        )
-    except OSError as error:
-        raise ZooError(f"{directory} holds no model*.safetensors: it is not a checkpoint; choose another.") from error
-    misfits = [key for name in ("unexpected_keys", "missing_keys", "mismatched_keys") for key in sorted(info[name])]
-    if misfits:
-        names = ", ".join(key if isinstance(key, str) else key[0] for key in misfits[:3])
-        raise ZooError(
-            f"{directory} does not fit this {type(model).__name__} ({names}): it is another model's checkpoint."
-        )
-    model.load_state_dict(loaded.state_dict())

@@ -1,14 +1,17 @@
-"""Objects that a recipe names: an entry point's name, or "module:attribute"."""
+"""Objects that a recipe names: an entry point's name or "module:attribute", each also with settings in parentheses."""
 
 from __future__ import annotations
 
+import ast
+import dataclasses
 import difflib
 import importlib
 import importlib.metadata
+import inspect
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import reduce
 from types import ModuleType
 from typing import Any
@@ -32,9 +35,77 @@ def registered(group: str) -> list[str]:
 def load_object(name: str, *, group: str) -> Any:
     """The object called `name`: "module:attribute" (dots allowed on both sides), or an entry point of `group`.
 
+    "NAME(key=value, …)" makes one, from a class or a function that NAME is; where NAME is an object of a dataclass, it
+    is a copy with these fields. Values are literals of Python and are read, never evaluated.
+
     A module that is not installed is also looked for in the working directory. Importing a module runs it, so `name`
-    must come from the user, never from a download. Raises ZooError where nothing of that name is found.
+    must come from the user, never from a download. Raises ZooError where nothing of that name is found, two packages
+    register it, or the settings do not fit.
     """
+    bare, parenthesis, rest = name.partition("(")
+    if not parenthesis:
+        return _find(name, group)
+    settings = _settings(rest, name)
+    return _made(_find(bare.strip(), group), settings, name)
+
+
+def _settings(rest: str, name: str) -> dict[str, Any]:
+    """What stands behind the opening parenthesis of `name`, as keyword arguments."""
+    form = (
+        f"{name!r} is no name with settings: write NAME(key=value, …), quoted as a whole where it stands in a YAML or "
+        "JSON list."
+    )
+    try:
+        call = ast.parse(f"_({rest.strip()}", mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        raise ZooError(form) from error
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
+        raise ZooError(form)
+    settings: dict[str, Any] = {}
+    for keyword in call.keywords:
+        if keyword.arg is None:
+            raise ZooError(form)
+        if keyword.arg in settings:
+            raise ZooError(f"{name!r} says {keyword.arg} twice: keep one.")
+        try:
+            settings[keyword.arg] = ast.literal_eval(keyword.value)
+        except (ValueError, TypeError, MemoryError, RecursionError) as error:
+            raise ZooError(
+                f"{keyword.arg} in {name!r} is no literal: write a number, a quoted text, True, False, None or a list "
+                "of these."
+            ) from error
+    return settings
+
+
+def _made(found: Any, settings: Mapping[str, Any], name: str) -> Any:
+    """`found` with `settings`: a copy of a dataclass's object, else what calling it returns."""
+    copied = dataclasses.is_dataclass(found) and not isinstance(found, type)
+    if not copied and not callable(found):
+        kind = type(found).__name__
+        raise ZooError(f"{name!r} gives settings to an object of type {kind}, which takes none: leave them out.")
+    try:
+        signature = inspect.signature(type(found) if copied else found)
+    except ValueError as error:  # some callables written in C have none
+        raise ZooError(
+            f"{name!r} gives settings to what does not say which it takes: wrap it in a function."
+        ) from error
+    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+    for key in settings:
+        if key not in signature.parameters and not free:
+            hint = did_you_mean(key, signature.parameters) or f": it takes {', '.join(signature.parameters) or 'none'}."
+            raise ZooError(f"There is no setting {key!r} for {name!r}{hint}")
+    if not copied:
+        try:
+            signature.bind(**settings)
+        except TypeError as error:
+            raise ZooError(f"The settings of {name!r} do not fit: {error}.") from error
+    try:
+        return dataclasses.replace(found, **settings) if copied else found(**settings)
+    except ValueError as error:
+        raise ZooError(f"The settings of {name!r} do not work: {error}") from error
+
+
+def _find(name: str, group: str) -> Any:
     if ":" in name:
         module_name, _, attribute = name.partition(":")
         return _attribute(_import(module_name, name), attribute, name)
@@ -43,6 +114,12 @@ def load_object(name: str, *, group: str) -> Any:
         names = registered(group)
         hint = did_you_mean(name, names) or f": it knows {', '.join(names) or 'none'}; or write module:attribute."
         raise ZooError(f"No installed package registers {name!r} under {group!r}{hint}")
+    targets = {entry.value: entry for entry in entries}
+    if len(targets) > 1:
+        raise ZooError(
+            f"Installed packages register {name!r} under {group!r} more than once, as {' and '.join(sorted(targets))}: "
+            "write the one that you mean instead of the name."
+        )
     entry = next(iter(entries))
     return _attribute(_import(entry.module, name), entry.attr, name)
 

@@ -131,7 +131,7 @@ def make_trainer(directory: Path, *, kind: type[PPOTrainer] = PPOTrainer, **give
     parts: dict[str, Any] = {"model": None, "train_dataset": None}
     for name in (
         "model", "ref_model", "reward_model", "train_dataset", "eval_dataset", "value_model", "callbacks",
-        "peft_config", "reward_funcs", "reward_processing_class", "optimizers",
+        "peft_config", "reward_funcs", "reward_processing_class", "optimizers", "ptx_dataset",
     ):  # fmt: skip
         if name in given:
             parts[name] = given.pop(name)

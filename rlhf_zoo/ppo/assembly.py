@@ -1,45 +1,133 @@
-"""What a PPOTrainer is assembled from: rewards, critic, and the checks that need no training."""
+"""What a PPOTrainer is assembled from: policy, reference, rewards, critic and texts, checked before any training."""
 
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
+from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..actor_critic import shared_value_head
+from ..data import PROMPT_TOKENS, prepare_prompts
 from ..errors import ZooError
-from ..models import critic_from, is_peft, load_classifier
+from ..models import critic_from, disable_dropout, is_peft, load_causal, load_classifier, with_adapter
+from ..reference import Reference
 from ..rewards import RewardFunction, RewardModel, Rewards
+from ..value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead, ValueHead
 from .config import PPOConfig
+from .guards import check_ids, check_tokenizer_of, check_tokens, embedding_rows, warn_of
+from .ptx import TextSource
 
-__all__ = ["build_critic", "build_rewards", "check_start", "check_tokens"]
+__all__ = ["Parts", "assemble", "prompts_of"]
 
-# Far above what bf16 makes of equal models (hundredths of a nat), far below the KL of models that differ.
-START_KL = 0.5
+MANY_EPOCHS = 4
 
 
-def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel) -> None:
-    """Raises ZooError where tokenizer and policy cannot train: no EOS, no PAD apart from it, ids without embeddings."""
-    if tokenizer.eos_token_id is None:
-        raise ZooError("The tokenizer has no eos_token, so no completion could end: give it one.")
-    if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
-        raise ZooError("The tokenizer has no pad_token other than its eos_token: add one, as PPO must tell them apart.")
-    embeddings: Any = policy.get_input_embeddings()
-    rows = embeddings.weight.shape[0]
-    if len(tokenizer) > rows:
-        raise ZooError(
-            f"The tokenizer has {len(tokenizer)} tokens and the policy {rows} embedding rows: resize them or use the "
-            "policy's own tokenizer."
+@dataclass(frozen=True)
+class Parts:
+    """policy and critic train; from_reference: whether the policy begins where the reference is."""
+
+    policy: PreTrainedModel
+    critic: PreTrainedModel | ValueHead
+    reference: Reference
+    rewards: Rewards | None
+    texts: TextSource | None
+    from_reference: bool
+
+
+def assemble(
+    args: PPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    model: Any,
+    *,
+    ref_model: PreTrainedModel | None,
+    reward_model: PreTrainedModel | str | None,
+    value_model: Any,
+    peft_config: Any,
+    reward_funcs: Any,
+    reward_processing_class: PreTrainedTokenizerBase | None,
+    ptx_dataset: Dataset | None,
+    pad_apart: bool = True,
+) -> Parts:
+    """Raises ZooError for what cannot train, in one sentence. pad_apart: whether PAD must differ from EOS."""
+    _check_settings(args)
+    policy, head = _policy(model, args)
+    check_tokens(tokenizer, policy, pad_apart=pad_apart)
+    check_tokenizer_of(policy, tokenizer, of="the policy")
+    if peft_config is not None:
+        from peft import get_peft_model
+
+        policy = get_peft_model(policy, peft_config)
+    disable_dropout(policy)
+    if isinstance(ref_model, AutoModelForCausalLMWithValueHead):
+        ref_model = ref_model.pretrained_model
+    reference = Reference(policy, ref_model, adapter=args.ref_adapter_name, in_8bit=args.ref_load_in_8bit)
+    rewards = build_rewards(reward_model, reward_funcs, args, tokenizer, reward_processing_class or tokenizer)
+    if head is not None and value_model is not None:
+        raise ZooError("The model has a value head and value_model is given too: give one critic.")
+    critic = head if head is not None else build_critic(value_model, rewards, policy, args)
+    if not isinstance(critic, ValueHead):
+        if embedding_rows(critic) < embedding_rows(policy) - _padding(policy, tokenizer):
+            raise ZooError(
+                f"The critic has {embedding_rows(critic)} embedding rows and the policy {embedding_rows(policy)}: give "
+                "a value_model that reads the policy's tokens."
+            )
+        if (config := peft_config or _own_config(policy)) is not None and args.critic_lora and not is_peft(critic):
+            critic = with_adapter(critic, config)
+    texts = None
+    if args.ptx_coef > 0:
+        if ptx_dataset is None:
+            raise ZooError(f"ptx_coef is {args.ptx_coef} and there is no text to model: give ptx_dataset.")
+        context = getattr(policy.config, "max_position_embeddings", None)
+        texts = TextSource(ptx_dataset, tokenizer, context=context, pad_id=tokenizer.eos_token_id)
+    # Eight bits move the reference a little, a model of one's own may be anywhere.
+    return Parts(policy, critic, reference, rewards, texts, ref_model is None and not args.ref_load_in_8bit)
+
+
+def _check_settings(args: PPOConfig) -> None:
+    if args.load_best_model_at_end:
+        raise ZooError("load_best_model_at_end does not work with PPO: pull the best checkpoint by its tag instead.")
+    if args.num_ppo_epochs > MANY_EPOCHS:
+        warn_of(
+            f"num_ppo_epochs is {args.num_ppo_epochs}: beyond {MANY_EPOCHS} the rollout is far from the policy, and "
+            "the clip stops most of it; watch policy/clipfrac, or set early_stop_kl."
+        )
+    if args.kl_in == "reward" and args.kl_estimator == "k3":
+        warn_of(
+            "kl_estimator 'k3' in the reward follows ∇KL(π‖ref) − ∇KL(ref‖π), not the gradient of a KL: it is here for "
+            "parity with TRL; k1 is right."
         )
 
 
-def check_start(kl: float) -> None:
-    """Raises ZooError if the first rollout of a run that begins at its reference has a KL, in nats per completion."""
-    if not abs(kl) < START_KL:
-        raise ZooError(
-            f"The first rollout is {kl:.3g} nats a completion from the reference, though the run begins there, as when "
-            "the policy's adapter was trained before: merge it into its base, or give ref_model."
-        )
+def _policy(model: Any, args: PPOConfig) -> tuple[Any, ValueHead | None]:
+    """The policy, and its value head where `model` has one."""
+    if isinstance(model, AutoModelForSeq2SeqLMWithValueHead):
+        raise ZooError("PPO rolls out decoder-only models: one with an encoder cannot be trained here.")
+    head = None
+    if isinstance(model, AutoModelForCausalLMWithValueHead):
+        model, head = model.pretrained_model, model.v_head
+    if isinstance(model, str):
+        model = load_causal(model)
+    if model.config.is_encoder_decoder:
+        raise ZooError(f"PPO rolls out decoder-only models, and {type(model).__name__} has an encoder: give another.")
+    if args.model_adapter_name is not None:
+        if not is_peft(model) or args.model_adapter_name not in model.peft_config:
+            raise ZooError(f"model_adapter_name is {args.model_adapter_name!r}, and the model has no such adapter.")
+        model.set_adapter(args.model_adapter_name)
+    if is_peft(model) and not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ZooError("No weight of the PeftModel trains: load its adapter with is_trainable=True.")
+    return model, head
+
+
+def _own_config(policy: Any) -> Any:
+    return policy.peft_config[policy.active_adapter] if is_peft(policy) else None
+
+
+def _padding(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Embedding rows of the policy that no token uses."""
+    return max(embedding_rows(policy) - len(tokenizer), 0)
 
 
 def build_rewards(
@@ -48,37 +136,89 @@ def build_rewards(
     args: PPOConfig,
     tokenizer: PreTrainedTokenizerBase,
     reward_tokenizer: PreTrainedTokenizerBase,
-) -> Rewards:
-    """The reward model first, then the functions, as one weighted list. Raises ZooError for what is neither."""
+) -> Rewards | None:
+    """The reward model first, then the functions, as one weighted list; None where nothing is given.
+
+    Raises ZooError for what is no reward.
+    """
     given = [] if reward_model is None else [reward_model]
     if reward_funcs is not None:
         given += reward_funcs if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-    size = args.local_rollout_forward_batch_size
+    kwargs: dict[str, Any] = {
+        "batch_size": args.local_rollout_forward_batch_size,
+        "center": args.score_centering == "stored",
+        "scale": args.score_scaling == "stored",
+    }
     ready: list[RewardModel | RewardFunction] = []
     for reward in given:
         if isinstance(reward, str):
-            own = AutoTokenizer.from_pretrained(reward)
-            ready.append(RewardModel(load_classifier(reward), own, tokenizer, batch_size=size))
+            model = load_classifier(reward)
+            ready.append(RewardModel(model, AutoTokenizer.from_pretrained(reward), tokenizer, **kwargs))
         elif isinstance(reward, PreTrainedModel):
-            ready.append(RewardModel(reward, reward_tokenizer, tokenizer, batch_size=size))
+            check_tokenizer_of(reward, reward_tokenizer, of="the reward model")
+            ready.append(RewardModel(reward, reward_tokenizer, tokenizer, **kwargs))
         elif callable(reward):
             ready.append(reward)
         else:
             raise ZooError(f"{reward!r} is no reward: give a model, a path or Hub id, or a function.")
-    return Rewards(ready, weights=args.reward_weights)
+    return Rewards(ready, weights=args.reward_weights) if ready or reward_funcs is not None else None
 
 
-def build_critic(value_model: PreTrainedModel | str | None, rewards: Rewards, policy: Any) -> PreTrainedModel:
-    """The given critic, else one from the first reward model that reads the policy's tokens, else one from the policy.
+def build_critic(
+    value_model: Any, rewards: Rewards | None, policy: Any, args: PPOConfig
+) -> PreTrainedModel | ValueHead:
+    """The given critic, else what `args.critic` says: the reward model that reads the policy's tokens, or the policy.
 
     An adapter of the policy is merged into the critic's trunk.
     """
-    if isinstance(value_model, PreTrainedModel):
-        is_critic = type(value_model).__name__.endswith("ForTokenClassification")
-        return value_model if is_critic else critic_from(value_model)
+    shaped = {"center": args.score_centering == "stored", "scale": args.score_scaling == "stored"}
     if value_model is not None:
-        return critic_from(value_model)
-    sharing = [reward.model for reward in rewards.models if reward.shares_ids]
-    if sharing:
-        return critic_from(sharing[0])
+        if args.critic != "auto":
+            raise ZooError(f"critic is {args.critic!r} and value_model is given too: give one of them.")
+        if isinstance(value_model, PreTrainedModel) and type(value_model).__name__.endswith("ForTokenClassification"):
+            if value_model.config.num_labels != 1:
+                raise ZooError(
+                    f"value_model has {value_model.config.num_labels} outputs a token, and a critic has one: give a "
+                    "model with num_labels=1."
+                )
+            return value_model
+        return value_model if is_peft(value_model) else critic_from(value_model, **shaped)
+    if args.critic == "shared":
+        return shared_value_head(policy)
+    sharing = [reward.model for reward in rewards.models if reward.shares_ids] if rewards is not None else []
+    if args.critic == "reward" and not sharing:
+        raise ZooError("critic is 'reward', and no reward is a model with the policy's tokenizer: give 'policy'.")
+    if sharing and args.critic != "policy":
+        return critic_from(sharing[0], **shaped)
     return critic_from(copy.deepcopy(policy).merge_and_unload() if is_peft(policy) else policy)
+
+
+def prompts_of(
+    data: Any,
+    args: PPOConfig,
+    tokenizer: PreTrainedTokenizerBase,
+    context: int | None,
+    rows: int,
+    *,
+    training: bool = False,
+) -> Any:
+    """A data set of prompts, or a mapping of such, tokenised and checked. Raises ZooError for what cannot be used."""
+    if data is None:
+        return None
+    if isinstance(data, dict):
+        return {name: prompts_of(each, args, tokenizer, context, rows) for name, each in data.items()}
+    if not isinstance(data, Dataset):
+        raise ZooError(
+            f"The prompts are a {type(data).__name__}: give a datasets.Dataset, which has a length and an order."
+        )
+    prepared = prepare_prompts(
+        data, tokenizer, context=context, room=args.response_length, num_proc=args.dataset_num_proc
+    )
+    check_ids(prepared[PROMPT_TOKENS], rows)
+    needed = args.prompts_per_update * args.world_size
+    if training and len(prepared) < needed:
+        raise ZooError(
+            f"The prompt data set has {len(prepared)} rows and an update takes {needed}: give more prompts or a "
+            "smaller batch."
+        )
+    return prepared

@@ -3,21 +3,56 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from transformers import TrainingArguments
 
 from ..errors import ZooError
+from ..functional import AGGREGATIONS, KL_IN_LOSS, KL_IN_REWARD
 
 __all__ = ["PPOConfig"]
+
+ONE_OF = {
+    "kl_in": ("reward", "loss"),
+    "action_level": ("token", "sequence"),
+    "loss_aggregation": AGGREGATIONS,
+    "critic": ("auto", "reward", "policy", "shared"),
+    "score_centering": ("stored", "running", "none"),
+    "score_scaling": ("stored", "running", "none"),
+}
+AT_LEAST = {
+    "num_ppo_epochs": 1,
+    "num_mini_batches": 1,
+    "num_generations": 1,
+    "response_length": 1,
+    "kl_horizon": 1,
+    "local_rollout_forward_batch_size": 1,
+    "total_episodes": 1,
+    "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "vf_coef": 0,
+    "entropy_coef": 0,
+    "ptx_coef": 0,
+    "critic_warmup_updates": 0,
+    "num_sample_generations": 0,
+    "num_completions_to_print": 1,
+}
+POSITIVE = ("cliprange", "cliprange_high", "cliprange_value", "cliprange_sequence", "score_clip", "early_stop_kl")
+NO_KL_ESTIMATOR = {
+    ("reward", "k2"): "it is biased, and its expected gradient through the reward is that of no KL",
+    ("reward", "k3_reverse"): "it is a gradient for the loss",
+    ("reward", "full"): "an exact KL is no property of the sampled token, so it cannot be paid out for it",
+    ("loss", "k1"): "its gradient is 0 on average, E[∇ log π] = 0, so nothing would hold the policy",
+}
 
 
 @dataclass
 class PPOConfig(TrainingArguments):
     """Configuration of `PPOTrainer`.
 
-    A step is one PPO update. A process rolls out `per_device_train_batch_size × gradient_accumulation_steps`
-    completions an update and runs the models over `per_device_train_batch_size` of them at a time. Raises ZooError for
-    values that cannot be right.
+    A step is one PPO update. A process takes `per_device_train_batch_size × gradient_accumulation_steps` prompts an
+    update, rolls out `num_generations` completions of each, and runs the models over `per_device_train_batch_size` of
+    them at a time. Raises ZooError for values that cannot be right.
     """
 
     learning_rate: float = field(default=3e-6, metadata={"help": "Learning rate of the policy (TRL's default)."})
@@ -28,11 +63,13 @@ class PPOConfig(TrainingArguments):
     remove_unused_columns: bool = field(
         default=False, metadata={"help": "Drop the columns that the model's forward does not name; keep it False."}
     )
+    dataset_num_proc: int | None = field(default=None, metadata={"help": "Processes that tokenize the prompts."})
     total_episodes: int | None = field(
         default=None, metadata={"help": "Completions to sample in all; sets max_steps, rounded up to whole updates."}
     )
     num_ppo_epochs: int = field(default=4, metadata={"help": "Passes over each rollout."})
     num_mini_batches: int = field(default=1, metadata={"help": "Optimizer steps a pass."})
+    num_generations: int = field(default=1, metadata={"help": "Completions of each prompt."})
     response_length: int = field(default=53, metadata={"help": "Most tokens of a completion."})
     temperature: float = field(default=0.7, metadata={"help": "Sampling temperature; log-probabilities are at it."})
     stop_token: str | None = field(
@@ -40,83 +77,175 @@ class PPOConfig(TrainingArguments):
         metadata={"help": "'eos' ends a completion at the tokenizer's EOS; None runs to response_length."},
     )
     stop_token_id: int | None = field(default=None, metadata={"help": "Another id that ends a completion."})
+    score_centering: str = field(
+        default="stored",
+        metadata={"help": "Mean taken off: 'stored' with a reward model, 'running' over all scores so far, or 'none'."},
+    )
+    score_scaling: str = field(
+        default="stored",
+        metadata={"help": "Deviation divided by: 'stored' with a reward model, 'running' over all scores, or 'none'."},
+    )
+    score_clip: float | None = field(
+        default=None, metadata={"help": "Clip scores to ± this, after centring and scaling, before any penalty."}
+    )
     missing_eos_penalty: float | None = field(
         default=None, metadata={"help": "Subtracted from the score of a completion that did not end."}
     )
-    score_clip: float | None = field(default=None, metadata={"help": "Clip scores to ± this before any penalty."})
+    missing_eos_score: float | None = field(
+        default=None, metadata={"help": "Replaces the score of a completion that did not end (-1 in the N+ paper)."}
+    )
     reward_weights: list[float] | None = field(default=None, metadata={"help": "One weight a reward; None is all 1."})
-    kl_coef: float = field(default=0.05, metadata={"help": "β, the weight of the KL penalty in the reward."})
+    kl_coef: float = field(default=0.05, metadata={"help": "β, the weight of the KL penalty."})
+    kl_in: str = field(
+        default="reward", metadata={"help": "Where the KL penalty goes: 'reward' (RLHF) or 'loss' (as in GRPO)."}
+    )
     kl_estimator: str = field(
-        default="k1", metadata={"help": "k1 (unbiased), or k3 as TRL has it (its gradient is not that of the KL)."}
+        default="k1",
+        metadata={
+            "help": "In the reward: k1 (unbiased), or k3 as TRL has it (its gradient is not that of the KL). In the "
+            "loss: k2 or k3 (gradient of KL(π‖ref)), full (exact, over the vocabulary), k3_reverse (of KL(ref‖π), as "
+            "GRPO)."
+        },
     )
     kl_target: float | None = field(
         default=None, metadata={"help": "Adaptive β: the KL to hold, in nats per completion; None keeps β fixed."}
     )
     kl_horizon: int = field(default=10_000, metadata={"help": "Adaptive β: episodes over which it adapts."})
+    action_level: str = field(
+        default="token", metadata={"help": "An action is a 'token', or the whole completion: 'sequence' (a bandit)."}
+    )
     gamma: float = field(default=1.0, metadata={"help": "Discount."})
     lam: float = field(default=0.95, metadata={"help": "λ of the advantage estimator: 0 is TD, 1 is Monte-Carlo."})
     whiten_rewards: bool = field(default=False, metadata={"help": "Divide rewards by their deviation, mean kept."})
     whiten_advantages: bool = field(default=True, metadata={"help": "Whiten advantages over the whole batch."})
-    cliprange: float = field(default=0.2, metadata={"help": "ε of the policy's ratio clip."})
+    cliprange: float = field(default=0.2, metadata={"help": "ε of the policy's ratio clip, for tokens."})
+    cliprange_high: float | None = field(
+        default=None, metadata={"help": "Upper ε of the ratio clip (clip-higher, 0.28 in DAPO); None takes the lower."}
+    )
+    cliprange_sequence: float = field(
+        default=0.5, metadata={"help": "ε where the action is a sequence: a product of 50 ratios leaves 0.2 at once."}
+    )
+    dual_clip: float | None = field(
+        default=None, metadata={"help": "c > 1 bounds the loss of a bad action by c times its advantage; None is off."}
+    )
     cliprange_value: float | None = field(default=0.2, metadata={"help": "ε_v of the value clip; None clips nothing."})
     vf_coef: float = field(default=0.1, metadata={"help": "c_v, the weight of the value loss."})
+    entropy_coef: float = field(default=0.0, metadata={"help": "c_e, the weight of the entropy bonus."})
+    ptx_coef: float = field(
+        default=0.0,
+        metadata={"help": "γ_ptx, the weight of the language-model loss on ptx_dataset (InstructGPT: 27.8)."},
+    )
+    loss_aggregation: str = field(
+        default="token-mean", metadata={"help": f"How a minibatch's losses are averaged: {', '.join(AGGREGATIONS)}."}
+    )
+    early_stop_kl: float | None = field(
+        default=None,
+        metadata={"help": "Stop a rollout's epochs once its KL to the sampling policy passes 1.5 of it, nats a token."},
+    )
+    critic: str = field(
+        default="auto",
+        metadata={"help": "Where the critic starts: 'reward' model, 'policy' copy, 'shared' (head on the policy)."},
+    )
+    critic_warmup_updates: int = field(default=0, metadata={"help": "First updates, in which only the critic learns."})
+    critic_lora: bool = field(default=True, metadata={"help": "With peft_config the critic trains an adapter as well."})
+    merge_adapter: bool = field(
+        default=False, metadata={"help": "save_model and push_to_hub write a LoRA policy merged into its base."}
+    )
+    ref_load_in_8bit: bool = field(
+        default=False, metadata={"help": "Hold the reference in 8 bit (needs bitsandbytes)."}
+    )
+    model_adapter_name: str | None = field(default=None, metadata={"help": "The adapter of a PeftModel to train."})
+    ref_adapter_name: str | None = field(
+        default=None, metadata={"help": "The adapter of a PeftModel that is the reference; None switches adapters off."}
+    )
     recompute_logprobs: bool = field(
         default=False, metadata={"help": "Take log π_old from a forward pass instead of from the sampler."}
     )
     local_rollout_forward_batch_size: int = field(
         default=64, metadata={"help": "Rows a forward pass outside the update."}
     )
+    log_completions: bool = field(
+        default=False, metadata={"help": "At each log line, show and save a table of completions with their scores."}
+    )
+    num_completions_to_print: int = field(default=8, metadata={"help": "Rows of a table of completions."})
+    num_sample_generations: int = field(
+        default=0, metadata={"help": "How often in a run generate_completions() shows held-out samples."}
+    )
 
     def __post_init__(self) -> None:
-        for name, low in (
-            ("num_ppo_epochs", 1),
-            ("num_mini_batches", 1),
-            ("response_length", 1),
-            ("kl_horizon", 1),
-            ("local_rollout_forward_batch_size", 1),
-            ("total_episodes", 1),
-            ("per_device_train_batch_size", 1),
-            ("gradient_accumulation_steps", 1),
-            ("vf_coef", 0),
-        ):
-            if getattr(self, name) is not None and getattr(self, name) < low:
-                raise ZooError(f"{name} is {getattr(self, name)}: give at least {low}.")
-        for name in ("cliprange", "cliprange_value", "score_clip"):
-            if getattr(self, name) is not None and getattr(self, name) <= 0:
-                raise ZooError(f"{name} is {getattr(self, name)}: give a positive number.")
-        if self.fp16:
-            raise ZooError(
-                "fp16 scales gradients for one optimizer step an update, and PPO makes several: give bf16 instead."
-            )
-        if self.temperature <= 0:
-            raise ZooError(f"temperature is {self.temperature}: PPO samples, so give a positive one.")
-        if self.kl_estimator not in ("k1", "k3"):
-            raise ZooError(f"kl_estimator is {self.kl_estimator!r}: give 'k1' or 'k3'.")
-        if self.kl_coef < 0:
-            raise ZooError(f"kl_coef is {self.kl_coef}: a negative β would pay the policy for leaving its reference.")
-        if self.kl_target is not None and self.kl_target <= 0:
-            raise ZooError(f"kl_target is {self.kl_target}: give a positive number of nats per completion.")
-        if not 0 < self.gamma <= 1 or not 0 <= self.lam <= 1:
-            raise ZooError(f"gamma {self.gamma} and lam {self.lam} must lie in (0, 1] and [0, 1].")
-        if self.stop_token not in ("eos", None):
-            raise ZooError(f"stop_token is {self.stop_token!r}: give 'eos', or leave it out and give stop_token_id.")
-        local = self.per_device_train_batch_size * self.gradient_accumulation_steps
+        _check_ranges(self)
+        _check_kl(self)
+        _check_sampling(self)
+        local = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.num_generations
         if local % self.num_mini_batches:
             raise ZooError(
                 f"num_mini_batches {self.num_mini_batches} does not divide the rollout of {local} completions "
-                "(per_device_train_batch_size × gradient_accumulation_steps): change one of them."
+                "(per_device_train_batch_size × gradient_accumulation_steps × num_generations): change one of them."
             )
         super().__post_init__()
-        if self.kl_target is not None and local * self.world_size > 5 * self.kl_horizon:
+        if self.kl_target is not None and self.episodes_per_update > 5 * self.kl_horizon:
             raise ZooError(
-                f"kl_horizon {self.kl_horizon} is below a fifth of an update's {local * self.world_size} episodes, so "
+                f"kl_horizon {self.kl_horizon} is below a fifth of an update's {self.episodes_per_update} episodes, so "
                 "β could turn negative: raise kl_horizon."
             )
         if self.total_episodes is not None:
-            updates = -(-self.total_episodes // (local * self.world_size))
+            updates = -(-self.total_episodes // self.episodes_per_update)
             if self.max_steps not in (-1, updates):
                 raise ZooError(
                     f"total_episodes {self.total_episodes} makes {updates} updates and max_steps is {self.max_steps}: "
                     "give one of them."
                 )
             self.max_steps = updates
+
+    @property
+    def prompts_per_update(self) -> int:
+        """Prompts of one update in one process."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def episodes_per_update(self) -> int:
+        """Completions of one update in all processes."""
+        return self.prompts_per_update * self.num_generations * self.world_size
+
+
+def _check_ranges(args: Any) -> None:
+    for name, low in AT_LEAST.items():
+        if getattr(args, name) is not None and getattr(args, name) < low:
+            raise ZooError(f"{name} is {getattr(args, name)}: give at least {low}.")
+    for name in POSITIVE:
+        if getattr(args, name) is not None and getattr(args, name) <= 0:
+            raise ZooError(f"{name} is {getattr(args, name)}: give a positive number.")
+    for name, known in ONE_OF.items():
+        if getattr(args, name) not in known:
+            raise ZooError(f"{name} is {getattr(args, name)!r}: give one of {', '.join(map(repr, known))}.")
+    if args.fp16:
+        raise ZooError(
+            "fp16 scales gradients for one optimizer step an update, and PPO makes several: give bf16 instead."
+        )
+    if not 0 < args.gamma <= 1 or not 0 <= args.lam <= 1:
+        raise ZooError(f"gamma {args.gamma} and lam {args.lam} must lie in (0, 1] and [0, 1].")
+    if args.dual_clip is not None and args.dual_clip <= 1:
+        raise ZooError(f"dual_clip is {args.dual_clip}: give a number above 1, such as 3.")
+    if args.missing_eos_penalty is not None and args.missing_eos_score is not None:
+        raise ZooError("missing_eos_penalty subtracts and missing_eos_score replaces: give one of them.")
+
+
+def _check_kl(args: Any) -> None:
+    known = KL_IN_REWARD if args.kl_in == "reward" else KL_IN_LOSS
+    if args.kl_estimator not in known:
+        why = NO_KL_ESTIMATOR.get((args.kl_in, args.kl_estimator), "there is no such estimator")
+        raise ZooError(
+            f"kl_estimator {args.kl_estimator!r} does not work in the {args.kl_in}, as {why}: give "
+            f"{' or '.join(map(repr, known))}, or change kl_in."
+        )
+    if args.kl_coef < 0:
+        raise ZooError(f"kl_coef is {args.kl_coef}: a negative β would pay the policy for leaving its reference.")
+    if args.kl_target is not None and args.kl_target <= 0:
+        raise ZooError(f"kl_target is {args.kl_target}: give a positive number of nats per completion.")
+
+
+def _check_sampling(args: Any) -> None:
+    if args.temperature <= 0:
+        raise ZooError(f"temperature is {args.temperature}: PPO samples, so give a positive one.")
+    if args.stop_token not in ("eos", None):
+        raise ZooError(f"stop_token is {args.stop_token!r}: give 'eos', or leave it out and give stop_token_id.")

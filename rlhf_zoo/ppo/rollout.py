@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +12,7 @@ from .. import functional as F
 from ..rewards import Scored
 from ..sampling import Samples
 
-__all__ = ["Advantages", "Rollout", "length_sorted"]
+__all__ = ["Advantages", "MinibatchSize", "Rollout", "length_sorted"]
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,44 @@ class Rollout:
         """Σ_t k1_t of each completion, (B,) in nats: what is reported as KL, whatever the penalty's estimator."""
         return F.kl_penalty(self.logprobs, self.ref_logprobs, estimator="k1").masked_fill(~self.mask, 0).sum(1)
 
+    def rows(self, index: Tensor) -> Rollout:
+        """The chosen rows, without columns that are padding in all of them."""
+        samples = self.samples.rows(index)
+        width = samples.mask.shape[1]
+        return Rollout(samples, self.ref_logprobs[index, :width], self.values[index, :width])
+
 
 @dataclass(frozen=True)
 class Advantages:
-    """Of a rollout: scores after shaping (B,), −β·ΣKL (B,), rewards per token, advantages and returns, each (B, T)."""
+    """Of a rollout, by action: A is T where a token is an action, 1 where the whole completion is.
+
+    scored: what the rewards said; scores (B,): after shaping; non_score (B,): −β·ΣKL where it is in the reward;
+    rewards, values (V_old), advantages, returns (B, A) and their mask (B, A).
+    """
 
     scored: Scored
     scores: Tensor
     non_score: Tensor
     rewards: Tensor
+    values: Tensor
     advantages: Tensor
     returns: Tensor
+    mask: Tensor
+
+    def rows(self, index: Tensor) -> Advantages:
+        """The chosen rows, without actions that are padding in all of them."""
+        width = int(self.mask[index].sum(1).max())
+        by_action = ("rewards", "values", "advantages", "returns", "mask")
+        cut = {name: getattr(self, name)[index, :width] for name in by_action}
+        return replace(self, scores=self.scores[index], non_score=self.non_score[index], **cut)
+
+
+class MinibatchSize(NamedTuple):
+    """A minibatch over all processes: its actions, its completions, and the most actions that a completion may have."""
+
+    actions: Tensor
+    sequences: Tensor
+    length: int
 
 
 def length_sorted(index: Tensor, mask: Tensor, size: int) -> list[Tensor]:

@@ -1,7 +1,8 @@
 """PPO for language models on `transformers.Trainer`.
 
-One update, read aloud: prompts → `rollout` (sample, log-probs, values, reference) → `estimate` (scores, KL, GAE) →
-`update` (epochs × minibatches) → metrics. Every formula stands in `rlhf_zoo.functional`.
+One update, read aloud: prompts → `rollout` (sample, log-probs, values, reference) → `score` (rewards) → `estimate`
+(KL, GAE) → `update` (epochs × minibatches) → metrics. Every formula stands in `rlhf_zoo.functional`; what Trainer needs
+of us (optimizer, evaluation, saving, resuming) in `rlhf_zoo.ppo.services`.
 
 A step of this trainer is one update: `global_step`, `save_steps`, schedules and tags count updates. Trainer keeps the
 loop, precision, callbacks, logging, saving and resuming; it calls `training_step` once for each batch of prompts, and
@@ -10,432 +11,274 @@ the update with its own optimizer steps happens in the last call of a step. Chec
 
 from __future__ import annotations
 
-import json
 import math
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
-from datasets import Dataset
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
 
 from .. import functional as F
-from ..data import PROMPT_INDEX, PROMPT_TOKENS, prepare_prompts
-from ..errors import ZooError
-from ..models import ActorCritic, Reference, disable_dropout, load_causal, response_values
-from ..rewards import RewardFunction, Scored
-from ..sampling import Samples, sample, token_logprobs
-from .assembly import build_critic, build_rewards, check_start, check_tokens
-from .config import PPOConfig
-from .control import kl_controller
-from .rollout import Advantages, Rollout, length_sorted
+from ..actor_critic import TextBatch
+from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
+from ..rewards import Scored
+from ..sampling import Samples, response_logits, sample, token_logprobs
+from .completions import decoded
+from .guards import check_ends, check_ratio, check_rewards, check_start, check_values
+from .loss import micro_batch_loss
+from .metrics import Progress
+from .ptx import split
+from .rollout import Advantages, MinibatchSize, Rollout, length_sorted
+from .services import EVAL_STREAM, LOOP_STREAM, PPO_STATE, TRAIN_STREAM, PPOServices
+from .stepwise import given_samples, given_scored, prompt_row
 
 __all__ = ["PPO_STATE", "PPOTrainer"]
 
-PPO_STATE = "ppo_state.json"
-TRAIN_STREAM, EVAL_STREAM = 0, 1
 
+class PPOTrainer(PPOServices):
+    """Proximal policy optimization of a language model (arXiv:1707.06347, arXiv:1909.08593, arXiv:2403.17031).
 
-class PPOTrainer(Trainer):
-    """Proximal policy optimization of a language model (arXiv:1707.06347, arXiv:1909.08593, arXiv:2403.17031)."""
+    Each step of an update is a method of its own that a subclass may override.
+    """
 
-    args: PPOConfig
-    processing_class: PreTrainedTokenizerBase
-
-    def __init__(
-        self,
-        args: PPOConfig,
-        processing_class: PreTrainedTokenizerBase,
-        model: PreTrainedModel | str,
-        ref_model: PreTrainedModel | None = None,
-        reward_model: PreTrainedModel | str | None = None,
-        train_dataset: Dataset | None = None,
-        value_model: PreTrainedModel | str | None = None,
-        data_collator: Callable[[list[Any]], Any] | None = None,
-        eval_dataset: Dataset | None = None,
-        optimizers: tuple = (None, None),
-        callbacks: list[TrainerCallback] | None = None,
-        peft_config: Any = None,
-        *,
-        reward_funcs: Sequence[RewardFunction | PreTrainedModel | str] | RewardFunction | None = None,
-        reward_processing_class: PreTrainedTokenizerBase | None = None,
-    ) -> None:
-        """
-        processing_class: the policy's tokenizer. model: the SFT policy, or its path or Hub id. ref_model: what KL is
-        measured against; None takes a frozen copy of the policy, or the policy with its adapter off. reward_model and
-        reward_funcs: what scores completions; functions are called as TRL's GRPO calls them. value_model: the critic;
-        None starts it from the (first) reward model, or from the policy where no reward is a model. train_dataset,
-        eval_dataset: prompts in a column `prompt` (text or conversation), or token ids in `input_ids`.
-
-        Raises ZooError for what cannot train: no reward, no prompts, PAD missing or equal to EOS, a prompt past the
-        context.
-        """
-        if args.load_best_model_at_end:
-            raise ZooError(
-                "load_best_model_at_end does not work with PPO: pull the best checkpoint by its tag instead."
-            )
-        policy = load_causal(model) if isinstance(model, str) else model
-        check_tokens(processing_class, policy)
-        if peft_config is not None:
-            from peft import get_peft_model
-
-            policy = get_peft_model(policy, peft_config)
-        disable_dropout(policy)
-        self.reference = Reference(policy, ref_model)
-        self.rewards = build_rewards(
-            reward_model, reward_funcs, args, processing_class, reward_processing_class or processing_class
-        )
-        critic = build_critic(value_model, self.rewards, policy)
-        self.controller = kl_controller(kl_coef=args.kl_coef, kl_target=args.kl_target, kl_horizon=args.kl_horizon)
-        self._from_reference = ref_model is None
-        self._waiting: list[dict] = []
-        self._metrics: dict[str, list[float]] = defaultdict(list)
-        self._episodes = 0
-        context = getattr(policy.config, "max_position_embeddings", None)
-        train_dataset, eval_dataset = (
-            None
-            if data is None
-            else prepare_prompts(data, processing_class, context=context, room=args.response_length)
-            for data in (train_dataset, eval_dataset)
-        )
-        local = args.per_device_train_batch_size * args.gradient_accumulation_steps
-        if train_dataset is not None and len(train_dataset) < local * args.world_size:
-            raise ZooError(
-                f"The prompt data set has {len(train_dataset)} rows and an update takes {local * args.world_size}: "
-                "give more prompts or a smaller batch."
-            )
-        super().__init__(
-            model=ActorCritic(policy, critic),
-            args=args,
-            data_collator=data_collator or _rows,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            callbacks=callbacks,
-            optimizers=optimizers,
-        )
-        self.reference.to(self.accelerator.device)
-        for reward in self.rewards.models:
-            reward.to(self.accelerator.device)
-
-    # The algorithm
-
-    def training_step(self, model: nn.Module, inputs: list[dict], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Waits for the prompts of a whole step, then makes one PPO update. Returns its loss."""
-        self._waiting += inputs
+        self._waiting += self.as_rows(inputs)
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
-        rows, self._waiting = self._waiting, []
+        prompts, self._waiting = self._waiting, []
+        rows = [{**row, GENERATION: n} for row in prompts for n in range(self.args.num_generations)]
         rollout = self.rollout(rows, stream=TRAIN_STREAM)
-        kl = self._mean(rollout.kl)
+        loss = self.learn(model, rollout, self.score(rollout, rows))
+        self.sample_now_and_then()
+        return loss
+
+    def learn(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
+        """One update from a scored rollout: advantages, epochs, metrics, β. Returns its loss."""
         if self._from_reference:
-            check_start(kl)
+            check_start(self.mean(rollout.kl))
             self._from_reference = False
-        estimates = self.estimate(rollout, rows)
+        self.scores_seen = self.scores_seen.update(self.moments(scored.total).tolist())
+        estimates = self.estimate(rollout, scored)
         progress = self.update(model, rollout, estimates)
-        self._observe(rollout, estimates, progress)
-        self.controller = self.controller.update(kl, len(rows) * self.args.world_size)
-        return torch.tensor(self._metrics["loss"][-1], device=self.args.device)
+        self.observe(rollout, estimates, progress)
+        self.controller = self.controller.update(self.mean(rollout.kl), len(rollout.samples) * self.args.world_size)
+        return torch.tensor(progress["loss"], device=self.args.device)
 
     @torch.no_grad()
     def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout:
-        """Samples one completion a prompt, with log π, log π_ref and V of its tokens.
+        """Samples a completion for each row, with log π, log π_ref and V of its tokens.
 
-        Each row's random stream is keyed by (stream, update, prompt index): nothing else decides what it samples.
+        Each row's random stream is keyed by (stream, update, prompt index, which completion of it): nothing else
+        decides what it samples.
         """
-        args, actor = self.args, self._actor
+        args, actor = self.args, self.actor
         actor.eval()
-        step = self.state.global_step if stream == TRAIN_STREAM else 0
+        step = 0 if stream == EVAL_STREAM else self.state.global_step
         with self.accelerator.autocast():
             samples = sample(
                 actor.policy,
                 [row[PROMPT_TOKENS] for row in rows],
-                keys=[(stream, step, row[PROMPT_INDEX], 0) for row in rows],
+                keys=[(stream, step, row[PROMPT_INDEX], row.get(GENERATION, 0)) for row in rows],
                 seed=args.seed,
                 max_new_tokens=args.response_length,
-                stop_ids=self._stop_ids,
-                pad_id=self.processing_class.pad_token_id,
+                stop_ids=self.stop_ids,
+                pad_id=self.fill_id,
                 temperature=args.temperature,
             )
-            size = args.local_rollout_forward_batch_size
-            if args.recompute_logprobs:
-                logprobs = token_logprobs(actor.policy, samples, temperature=args.temperature, batch_size=size)
+        check_ends(samples, self.stop_ids)
+        return self.evaluated(samples, recompute=args.recompute_logprobs)
+
+    @torch.no_grad()
+    def evaluated(self, samples: Samples, *, recompute: bool) -> Rollout:
+        """Adds log π_ref and V, and log π_old of a forward pass where the sampler's is not wanted."""
+        args, actor = self.args, self.actor
+        actor.eval()
+        temperature, size = args.temperature, args.local_rollout_forward_batch_size
+        with self.accelerator.autocast():
+            if recompute:
+                logprobs = token_logprobs(actor.policy, samples, temperature=temperature, batch_size=size)
                 samples = Samples(**{**vars(samples), "logprobs": logprobs})
             with self.reference.model() as reference:
-                ref_logprobs = token_logprobs(reference, samples, temperature=args.temperature, batch_size=size)
+                ref_logprobs = token_logprobs(reference, samples, temperature=temperature, batch_size=size)
             values = torch.zeros_like(ref_logprobs)
             for start, chunk in zip(range(0, len(samples), size), samples.chunks(size), strict=True):
-                width = chunk.mask.shape[1]
-                values[start : start + len(chunk), :width] = response_values(actor.value_model, chunk)
+                values[start : start + len(chunk), : chunk.mask.shape[1]] = actor.values(chunk)
+            self._watch.look(self.reference, samples, temperature=temperature, precision=self.precision)
+        check_values(values, samples.mask)
         return Rollout(samples, ref_logprobs, values.masked_fill(~samples.mask, 0))
 
-    def estimate(self, rollout: Rollout, rows: Sequence[Mapping]) -> Advantages:
-        """Scores, rewards per token, advantages and returns of a rollout."""
-        args, mask = self.args, rollout.mask
-        scored = self._score(rollout.samples, rows)
-        scores = F.shape_scores(scored.total, clip=args.score_clip)
-        scores = F.missing_eos_penalty(scores, rollout.samples.ended, penalty=args.missing_eos_penalty)
-        kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=args.kl_estimator).masked_fill(~mask, 0)
-        rewards = F.token_rewards(scores, kl, mask, kl_coef=self.controller.kl_coef)
-        non_score = -self.controller.kl_coef * kl.sum(1)
-        if args.whiten_rewards:
-            rewards = F.whiten(rewards, mask, self._moments(rewards, mask), shift_mean=False)
-        advantages, returns = F.gae(rewards, rollout.values, mask, gamma=args.gamma, lam=args.lam)
-        if args.whiten_advantages:
-            advantages = F.whiten(advantages, mask, self._moments(advantages, mask))
-        return Advantages(scored, scores, non_score, rewards, advantages, returns)
+    def score(self, rollout: Rollout, rows: Sequence[Mapping]) -> Scored:
+        """What the rewards say of each completion. rows: the prompts' rows of the data set, one a completion."""
+        said = decoded(self.processing_class, rollout.samples, rows)
+        columns = {**said.columns, "trainer_state": self.state}
+        scored = self.rewards(rollout.samples, said.prompts, said.completions, said.texts, columns)
+        self.remember(said, rollout, scored)
+        return scored
 
-    def update(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, Tensor]:
-        """Epochs × minibatches over a rollout, an optimizer step each. Returns token means of what was seen."""
+    def shape(self, scored: Scored, ended: Tensor) -> Tensor:
+        """Scores centred, scaled, clipped, then corrected for a missing end of sequence; (B,)."""
+        args = self.args
+        scores = F.shape_scores(
+            scored.total,
+            mean=self.scores_seen.mean if args.score_centering == "running" else 0.0,
+            std=self.scores_seen.std if args.score_scaling == "running" else 1.0,
+            clip=args.score_clip,
+        )
+        scores = F.missing_eos_penalty(scores, ended, penalty=args.missing_eos_penalty)
+        return F.missing_eos_score(scores, ended, score=args.missing_eos_score)
+
+    def estimate(self, rollout: Rollout, scored: Scored) -> Advantages:
+        """Rewards, advantages and returns of a scored rollout, by token or with the completion as one action."""
+        args, tokens = self.args, rollout.mask
+        scores = self.shape(scored, rollout.samples.ended)
+        beta = self.controller.kl_coef if args.kl_in == "reward" else 0.0
+        estimator = args.kl_estimator if args.kl_in == "reward" else "k1"
+        kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=estimator).masked_fill(~tokens, 0)
+        kl = F.actions(kl, tokens, level=args.action_level)
+        mask, values = tokens[:, : kl.shape[1]], rollout.values[:, : kl.shape[1]]
+        rewards = self.token_rewards(scores, kl, mask, kl_coef=beta)
+        check_rewards(rewards, scores, kl, mask, kl_coef=beta)
+        if args.whiten_rewards:
+            rewards = F.whiten(rewards, mask, self.moments(rewards, mask), shift_mean=False)
+        advantages, returns = F.gae(rewards, values, mask, gamma=args.gamma, lam=args.lam)
+        if args.whiten_advantages:
+            advantages = F.whiten(advantages, mask, self.moments(advantages, mask))
+        return Advantages(scored, scores, -beta * kl.sum(1), rewards, values, advantages, returns, mask)
+
+    def token_rewards(self, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
+        """r_t of each action, (B, A); an override is checked against score − β·KL."""
+        return F.token_rewards(scores, kl, mask, kl_coef=kl_coef)
+
+    def update(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
+        """Epochs × minibatches over a rollout, an optimizer step each. Returns means of what was seen, over all."""
         args = self.args
         model.train()
         shuffle = torch.Generator().manual_seed(args.seed * 1_000_003 + self.state.global_step)
-        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=args.device))
-        norms = defaultdict(list)
+        texts = torch.Generator().manual_seed((shuffle.initial_seed() << 12) + args.process_index)
+        progress = Progress(args.device)
         for _ in range(args.num_ppo_epochs):
             order = torch.randperm(len(rollout.samples), generator=shuffle).to(rollout.mask.device)
             # The last batch of a pass over the prompts may hold fewer completions than there are minibatches.
             for minibatch in torch.tensor_split(order, min(args.num_mini_batches, len(order))):
-                tokens = self.accelerator.reduce(rollout.mask[minibatch].sum(), "sum")
-                for rows in length_sorted(minibatch, rollout.mask, args.per_device_train_batch_size):
-                    with self.compute_loss_context_manager():
-                        loss = self._loss(model, rollout, estimates, rows, tokens, sums)
-                    # Gradients are averaged over processes, and the loss is a share of the global token mean.
-                    self.accelerator.backward(loss * args.world_size)
-                for name, norm in self._optimizer_step(model).items():
-                    norms[name].append(norm)
-        means = self._token_means(sums)
-        return means | {f"grad_norm/{name}": torch.stack(seen).mean() for name, seen in norms.items()}
+                mixed = self.texts.draw(len(minibatch), texts, args.device) if self.texts is not None else None
+                self.minibatch(model, rollout, estimates, minibatch, mixed, progress)
+            drift = progress.end_epoch(self.total)
+            if args.early_stop_kl is not None and drift > 1.5 * args.early_stop_kl:
+                break
+        return progress.means(self.total)
 
-    def _loss(
+    def minibatch(
         self,
         model: nn.Module,
         rollout: Rollout,
         estimates: Advantages,
         rows: Tensor,
-        tokens: Tensor,
-        sums: dict[str, Tensor],
-    ) -> Tensor:
-        """This micro-batch's share of the minibatch's loss, L_π + c_v·L_V; adds what it saw to `sums`."""
-        args = self.args
-        samples = rollout.samples.rows(rows)
-        mask, width = samples.mask, samples.mask.shape[1]
-        advantages, returns = estimates.advantages[rows, :width], estimates.returns[rows, :width]
-        logits, values = model(samples, args.temperature)
-        logprobs = F.selected_logprobs(logits, samples.completion_ids)
-        policy_loss, clipped = F.clipped_policy_loss(logprobs, samples.logprobs, advantages, cliprange=args.cliprange)
-        value_loss, value_clipped = F.clipped_value_loss(
-            values, rollout.values[rows, :width], returns, cliprange=args.cliprange_value
+        texts: TextBatch | None,
+        progress: Progress,
+    ) -> None:
+        """Gradients of a minibatch, micro-batch by micro-batch, and one optimizer step."""
+        size = MinibatchSize(
+            actions=self.total(estimates.mask[rows].sum()),
+            sequences=self.total(torch.tensor(len(rows), device=rollout.mask.device)),
+            length=self.args.response_length if self.args.action_level == "token" else 1,
         )
-        loss = F.aggregate(policy_loss, mask, tokens=tokens)
-        loss = loss + args.vf_coef * F.aggregate(value_loss, mask, tokens=tokens)
-        with torch.no_grad():
-            log_ratio = logprobs - samples.logprobs
-            for name, seen in (
-                ("loss/policy", policy_loss),
-                ("loss/value", value_loss),
-                ("policy/clipfrac", clipped),
-                ("value/clipfrac", value_clipped),
-                ("policy/approxkl", torch.expm1(log_ratio) - log_ratio),
-                ("policy/ratio", log_ratio.exp()),
-                ("objective/entropy", F.entropy(logits)),
-                ("tokens", torch.ones_like(logprobs)),
-            ):
-                sums[name] += seen.double().masked_fill(~mask, 0).sum()
+        target_tokens = None if texts is None else self.total(texts.mask.sum())
+        micro_batches = length_sorted(rows, rollout.mask, self.args.per_device_train_batch_size)
+        mixed = [] if texts is None else split(texts, len(micro_batches))
+        for chosen, text in zip_longest(micro_batches, mixed):
+            with self.compute_loss_context_manager():
+                loss = self.loss(
+                    model, rollout.rows(chosen), estimates.rows(chosen), size, text, target_tokens, progress
+                )
+            # Gradients are averaged over processes, and the loss is a share of the global mean.
+            self.accelerator.backward(loss * self.args.world_size)
+        if not progress.steps:
+            check_ratio(progress.first_pass(self.total), precision=self.precision)
+        progress.stepped(self.optimizer_step(model))
+
+    def loss(
+        self,
+        model: nn.Module,
+        rollout: Rollout,
+        estimates: Advantages,
+        size: MinibatchSize,
+        texts: TextBatch | None,
+        target_tokens: Tensor | None,
+        progress: Progress,
+    ) -> Tensor:
+        """This micro-batch's share of the minibatch's loss; adds what it saw to `progress`."""
+        args, samples = self.args, rollout.samples
+        ref_logits = None
+        if args.kl_in == "loss" and args.kl_estimator == "full":
+            with torch.no_grad(), self.reference.model() as reference:
+                ref_logits = response_logits(reference, samples, temperature=args.temperature)
+        logits, values, text_logprobs = model(samples, args.temperature, texts)
+        loss, seen = micro_batch_loss(
+            args,
+            logits,
+            values,
+            rollout,
+            estimates,
+            size,
+            kl_coef=self.controller.kl_coef,
+            ref_logits=ref_logits,
+            critic_only=self.warming_up,
+        )
+        if texts is not None and text_logprobs is not None and target_tokens is not None:
+            progress.add_texts(-text_logprobs, texts.mask)
+            if not self.warming_up:
+                loss = loss + args.ptx_coef * F.aggregate(-text_logprobs, texts.mask, tokens=target_tokens)
+        progress.add(loss, seen, samples.mask, estimates.mask)
         return loss
 
-    def _optimizer_step(self, model: nn.Module) -> dict[str, Tensor]:
+    def optimizer_step(self, model: nn.Module) -> dict[str, Tensor]:
         """Clips policy and critic apart (one joint norm lets a noisy critic shrink the policy's step), then steps."""
-        actor, norms = self._actor, {}
+        actor, norms = self.actor, {}
         limit = self.args.max_grad_norm or math.inf
+        if self.warming_up:
+            for parameter in actor.policy.parameters():
+                parameter.grad = None
         for name, part in (("policy", actor.policy), ("critic", actor.value_model)):
             parameters = [p for p in part.parameters() if p.requires_grad]
-            norms[name] = self.accelerator.clip_grad_norm_(parameters, limit).detach()
+            norms[name] = torch.as_tensor(self.accelerator.clip_grad_norm_(parameters, limit)).detach()
         assert self.optimizer is not None
         self.optimizer.step()
         model.zero_grad()
         return norms
 
-    # Scores, statistics over processes, metrics
+    # For a loop of one's own
 
-    @property
-    def _actor(self) -> ActorCritic:
-        return self.accelerator.unwrap_model(self.model)
+    def generate(self, prompts: Sequence[Any], *, num_generations: int = 1) -> list[Tensor]:
+        """Samples completions at the training temperature.
 
-    @property
-    def policy(self) -> PreTrainedModel:
-        """The policy being trained."""
-        return self._actor.policy
-
-    @property
-    def value_model(self) -> PreTrainedModel:
-        """The critic being trained."""
-        return self._actor.value_model
-
-    @property
-    def _stop_ids(self) -> list[int]:
-        if self.args.stop_token_id is not None:
-            return [self.args.stop_token_id]
-        return [self.processing_class.eos_token_id] if self.args.stop_token == "eos" else []
-
-    def _score(self, samples: Samples, rows: Sequence[Mapping]) -> Scored:
-        tokenizer = self.processing_class
-        completions = tokenizer.batch_decode(samples.token_lists(), skip_special_tokens=True)
-        prompts = tokenizer.batch_decode([row[PROMPT_TOKENS] for row in rows], skip_special_tokens=True)
-        columns: dict[str, Any] = {
-            name: [row[name] for row in rows]
-            for name in rows[0]
-            if name not in ("prompt", PROMPT_TOKENS, PROMPT_INDEX, "completion", "completion_ids")
-        }
-        given = [row.get("prompt", prompt) for row, prompt in zip(rows, prompts, strict=True)]
-        texts = [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
-        said: list[Any] = [
-            [{"role": "assistant", "content": completion}] if isinstance(prompt, list) else completion
-            for prompt, completion in zip(given, completions, strict=True)
+        prompts: texts, conversations or token ids. Returns `num_generations` 1-D tensors of token ids a prompt, those
+        of a prompt beside each other, without the prompt and with the end-of-sequence token where there is one. Raises
+        ZooError for a prompt that cannot be sampled from.
+        """
+        self.prepare_loop()
+        rows = [
+            {PROMPT_TOKENS: prompt_row(prompt, index, self), PROMPT_INDEX: index, GENERATION: n}
+            for index, prompt in enumerate(prompts, start=self._generated)
+            for n in range(num_generations)
         ]
-        return self.rewards(samples, given, said, texts, {**columns, "trainer_state": self.state})
+        self._generated += len(prompts)
+        rollout = self.rollout(rows, stream=LOOP_STREAM)
+        device = rollout.mask.device
+        return [torch.tensor(ids, device=device) for ids in rollout.samples.token_lists()]
 
-    def _moments(self, x: Tensor, mask: Tensor) -> Tensor:
-        return self.accelerator.reduce(F.masked_moments(x, mask), "sum")
+    def step(self, queries: Sequence[Any], responses: Sequence[Any], scores: Sequence[Any]) -> dict[str, float]:
+        """One PPO update from completions of one's own, scored by oneself: the same update that `train` makes.
 
-    def _mean(self, x: Tensor) -> float:
-        """Mean of x over its real entries (not NaN) and over all processes; NaN if there is none."""
-        n, total, _ = self._moments(x, ~x.isnan()).tolist()
-        return total / n if n else math.nan
-
-    def _everywhere(self, x: Tensor) -> Tensor:
-        """The rows of all processes, (B, T) -> (B·processes, T of the longest)."""
-        return self.accelerator.gather(self.accelerator.pad_across_processes(x, dim=1))
-
-    def _token_means(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        names = sorted(sums)
-        totals = self.accelerator.reduce(torch.stack([sums[name] for name in names]), "sum")
-        by_name = dict(zip(names, totals, strict=True))
-        tokens = by_name.pop("tokens")
-        return {name: (total / tokens).float() for name, total in by_name.items()}
-
-    def _observe(self, rollout: Rollout, estimates: Advantages, progress: Mapping[str, Tensor]) -> None:
-        """Adds this update's metrics to what the next log line averages."""
-        self._episodes += len(rollout.samples) * self.args.world_size
-        metrics = {
-            "loss": float(progress["loss/policy"] + self.args.vf_coef * progress["loss/value"]),
-            **{name: self._mean(each) for name, each in self._describe(rollout, estimates).items()},
-            "objective/non_score_reward": self._mean(estimates.non_score),
-            "objective/rlhf_reward": self._mean(estimates.non_score + estimates.scores),
-            "critic/explained_variance": float(
-                F.explained_variance(
-                    self._everywhere(rollout.values),
-                    self._everywhere(estimates.returns),
-                    self._everywhere(rollout.mask.long()).bool(),
-                )
-            ),
-            "critic/value": self._mean(rollout.values.masked_fill(~rollout.mask, math.nan)),
-            "critic/return": self._mean(estimates.returns.masked_fill(~rollout.mask, math.nan)),
-            "kl_coef": self.controller.kl_coef,
-            **{name: float(value) for name, value in progress.items()},
-        }
-        for name, value in metrics.items():
-            self._metrics[name].append(value)
-
-    def _describe(self, rollout: Rollout, estimates: Advantages) -> dict[str, Tensor]:
-        """What each completion is like, (B,), NaN where it does not apply; shared by training and evaluation."""
-        each = estimates.scored.each
-        return {
-            "objective/score": estimates.scored.total,
-            "objective/shaped_score": estimates.scores,
-            **{f"rewards/{name}": each[:, i] for i, name in enumerate(self.rewards.names)},
-            "objective/kl": rollout.kl,
-            "completions/length": rollout.mask.sum(1).float(),
-            "completions/eos_rate": rollout.samples.ended.float(),
-        }
-
-    # What transformers.Trainer calls
-
-    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """One optimizer, with groups of their own for policy and critic: each has its learning rate."""
-        if self.optimizer is None:
-            args, actor = self.args, self._actor
-            critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
-            groups = []
-            for part, rate in ((actor.policy, args.learning_rate), (actor.value_model, critic_rate)):
-                decayed = set(self.get_decay_parameter_names(part))
-                for decay in (True, False):
-                    chosen = [p for n, p in part.named_parameters() if p.requires_grad and (n in decayed) == decay]
-                    if chosen:
-                        weight_decay = args.weight_decay if decay else 0.0
-                        groups.append({"params": chosen, "lr": rate, "weight_decay": weight_decay})
-            kind, kwargs = self.get_optimizer_cls_and_kwargs(args)
-            self.optimizer = kind(groups, **kwargs)
-        return self.optimizer
-
-    def evaluate(
-        self, eval_dataset: Dataset | None = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
-    ) -> dict[str, float]:
-        """Samples held-out prompts, the same random streams each time, and reports score, KL, length and EOS rate."""
-        if eval_dataset is not None and PROMPT_INDEX not in eval_dataset.column_names:
-            context = getattr(self.policy.config, "max_position_embeddings", None)
-            eval_dataset = prepare_prompts(
-                eval_dataset, self.processing_class, context=context, room=self.args.response_length
-            )
-        seen: dict[str, list[Tensor]] = defaultdict(list)
-        for rows in self.get_eval_dataloader(eval_dataset):
-            rollout = self.rollout(rows, stream=EVAL_STREAM)
-            for name, each in self._describe(rollout, self.estimate(rollout, rows)).items():
-                # Over all processes, without the rows that only fill up the last batch.
-                seen[name].append(self.accelerator.gather_for_metrics(each))
-        metrics = {f"{metric_key_prefix}_{name}": float(torch.cat(each).nanmean()) for name, each in seen.items()}
-        self.log(metrics)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
-        return metrics
-
-    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the means of PPO's metrics over the updates since the last log line."""
-        if "loss" in logs and self._metrics:
-            # Trainer's own norm is read after the update has cleared the gradients: always 0. Its own loss forgets, on
-            # resuming, the updates since the last log line: ours replaces it.
-            logs.pop("grad_norm", None)
-            logs = logs | {name: sum(seen) / len(seen) for name, seen in self._metrics.items()}
-            logs["episodes"] = self._episodes
-            self._metrics.clear()
-        super().log(logs, start_time)
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """The policy as a plain checkpoint, with tokenizer, `critic/` and the KL controller's state beside it."""
-        directory = Path(output_dir or self.args.output_dir or ".")
-        if self.args.should_save:
-            directory.mkdir(parents=True, exist_ok=True)
-            self._actor.save_pretrained(directory)
-            self.processing_class.save_pretrained(directory)
-            state = {"kl_coef": self.controller.kl_coef, "episodes": self._episodes, "unlogged": dict(self._metrics)}
-            (directory / PPO_STATE).write_text(json.dumps(state) + "\n")
-        if self.args.push_to_hub and not _internal_call:
-            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Trainer's card, made of the policy: the pair of policy and critic has no configuration to read."""
-        pair, self.model = self.model, self.policy
-        try:
-            super().create_model_card(*args, **kwargs)
-        finally:
-            self.model = pair
-
-    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
-        directory = Path(resume_from_checkpoint)
-        self._actor.load_checkpoint(directory)
-        if not (directory / PPO_STATE).is_file():
-            raise ZooError(f"{directory} holds no {PPO_STATE}: it is no PPO checkpoint, so PPO cannot go on from it.")
-        state = json.loads((directory / PPO_STATE).read_text())
-        self.controller = kl_controller(
-            kl_coef=state["kl_coef"], kl_target=self.args.kl_target, kl_horizon=self.args.kl_horizon
-        )
-        self._from_reference = False
-        self._episodes = state["episodes"]
-        self._metrics = defaultdict(list, state["unlogged"])
-
-
-def _rows(rows: list[Any]) -> Any:
-    """Rewards want the rows as they are: nothing is stacked."""
-    return rows
+        queries, responses: B texts or token ids each; scores: B numbers. Returns this update's metrics by the names of
+        docs/metrics.md. Raises ZooError for counts that differ, empty responses and scores that are not finite.
+        """
+        model = self.prepare_loop()
+        samples = given_samples(queries, responses, self)
+        rollout = self.evaluated(samples, recompute=True)
+        self.learn(model, rollout, given_scored(scores, samples))
+        if self.lr_scheduler is not None:
+            self.lr_scheduler.step()
+        self.state.global_step += 1
+        return self.last_metrics

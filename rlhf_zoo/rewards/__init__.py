@@ -2,5 +2,17 @@
 
 from .composed import RewardFunction, Rewards, Scored
 from .model import RewardModel
+from .verifiable import ExactMatch, FormatMatch, Length, NumericMatch, Repetition, SoftOverlong
 
-__all__ = ["RewardFunction", "RewardModel", "Rewards", "Scored"]
+__all__ = [
+    "ExactMatch",
+    "FormatMatch",
+    "Length",
+    "NumericMatch",
+    "Repetition",
+    "RewardFunction",
+    "RewardModel",
+    "Rewards",
+    "Scored",
+    "SoftOverlong",
+]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -12,26 +11,31 @@ from torch import Tensor
 
 from ..errors import ZooError
 from ..sampling import Samples
+from .functions import Batch, FunctionCall, RewardFunction, answers, listed, logged, numbers, unwrapped
 from .model import RewardModel
 
 __all__ = ["RewardFunction", "Rewards", "Scored"]
 
-RewardFunction = Callable[..., Sequence[float | None]]
-
 
 @dataclass(frozen=True)
 class Scored:
-    """total (B,): the weighted sum; each (B, F): one column a reward, NaN where it does not apply."""
+    """total (B,): the weighted sum; each (B, F): one column a reward, NaN where it does not apply.
+
+    What functions logged of the batch: extra, columns of B values beside the completions; metrics, numbers by name.
+    """
 
     total: Tensor
     each: Tensor
+    extra: Mapping[str, list[Any]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Rewards:
     """Σ_f w_f · reward_f over the rewards that apply to a row.
 
     A function is called as TRL's GRPO calls it, `f(prompts=…, completions=…, completion_ids=…, trainer_state=…,
-    **columns)`, and returns one number a row, or None where it does not apply.
+    log_extra=…, log_metric=…, **columns)`, and returns one number a row, or None where it does not apply. It may be a
+    coroutine function: all of these wait together, on one event loop that lasts as long as the process.
     """
 
     def __init__(
@@ -43,6 +47,8 @@ class Rewards:
             raise ZooError(
                 f"reward_weights holds {len(weights)} numbers for {len(rewards)} rewards: give one a reward."
             )
+        for reward in rewards:
+            _check(reward)
         self.rewards = list(rewards)
         self.weights = [1.0] * len(rewards) if weights is None else [float(w) for w in weights]
         self.names = _unique([_name(reward) for reward in rewards])
@@ -61,57 +67,73 @@ class Rewards:
     ) -> Scored:
         """Scores B completions. texts: prompt + completion as one string a row.
 
-        Raises ZooError when a function raises, returns another count, returns a number that is not finite, or when
-        none applies to a row.
+        Raises ZooError when a function raises (what, and on which row), returns another count or what is no finite
+        number, when a model's score is not finite, or when nothing applies to a row. A function's own ZooError passes.
         """
         device = samples.logprobs.device
-        rows = []
-        for name, reward in zip(self.names, self.rewards, strict=True):
-            if isinstance(reward, RewardModel):
-                rows.append(reward.score_samples(samples, texts).to(device))
-                continue
-            try:
-                values = reward(
-                    prompts=list(prompts),
-                    completions=list(completions),
-                    completion_ids=samples.token_lists(),
-                    **columns,
-                )
-            except Exception as error:
-                raise ZooError(
-                    f"The reward function {name} raised {type(error).__name__}: {error}; its first prompt was "
-                    f"{prompts[0]!r}."
-                ) from error
-            rows.append(_checked(name, values, len(samples), prompts).to(device))
-        each = torch.stack(rows, dim=1)
+        batch = Batch(list(prompts), list(completions), samples.token_lists(), columns)
+        named = list(zip(self.names, self.rewards, strict=True))
+        calls = [FunctionCall(name, reward) for name, reward in named if not isinstance(reward, RewardModel)]
+        returned = answers(calls, batch)
+        rows = [
+            _finite(name, reward.score_samples(samples, texts), batch)
+            if isinstance(reward, RewardModel)
+            else numbers(name, returned[name], batch)
+            for name, reward in named
+        ]
+        each = torch.stack([row.to(device) for row in rows], dim=1)
         nowhere = each.isnan().all(1)
         if nowhere.any():
             row = int(nowhere.nonzero()[0])
-            raise ZooError(f"No reward applies to the prompt {prompts[row]!r}: every function returned None for it.")
+            raise ZooError(
+                f"No reward applies to the prompt {batch.prompt(row)} of row {row}: {listed(self.names)} returned None "
+                "for it; let one of them return a number."
+            )
         weights = torch.tensor(self.weights, device=device)
-        return Scored(total=(each.nan_to_num(0.0) * weights).sum(1), each=each)
+        return Scored((each.nan_to_num(0.0) * weights).sum(1), each, *logged(calls, len(batch)))
 
 
-def _checked(name: str, values: Sequence[float | None], count: int, prompts: Sequence[Any]) -> Tensor:
-    try:
-        numbers = [None if value is None else float(value) for value in values]
-    except (TypeError, ValueError) as error:
+def _check(reward: Any) -> None:
+    if isinstance(reward, RewardModel):
+        return
+    if isinstance(reward, type) and not hasattr(reward, "__iter__"):
         raise ZooError(
-            f"The reward function {name} returned no list of numbers ({error}): return a float or None a completion."
-        ) from error
-    if len(numbers) != count:
-        raise ZooError(f"The reward function {name} returned {len(numbers)} rewards for {count} completions.")
-    for row, number in enumerate(numbers):
-        if number is not None and not math.isfinite(number):
-            raise ZooError(f"The reward function {name} returned {number} for row {row}, prompt {prompts[row]!r}.")
-    return torch.tensor([math.nan if number is None else number for number in numbers])
+            f"The reward {reward.__name__} is a class, and only its objects score: give {reward.__name__}(…), or in a "
+            "recipe its name with settings, NAME(key=value)."
+        )
+    if not callable(reward):
+        raise ZooError(f"{reward!r} is no reward: give a reward model or a function.")
+
+
+def _finite(name: str, scores: Tensor, batch: Batch) -> Tensor:
+    wrong = ~scores.isfinite()
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise ZooError(
+            f"The reward model {name} scored {float(scores[row])} for row {row}, prompt {batch.prompt(row)}: look at "
+            "its weights, and at the mean and deviation in its config."
+        )
+    return scores
 
 
 def _name(reward: RewardModel | RewardFunction) -> str:
+    """The name in metrics: of the function, also of one under partials, else of the object's class."""
     if isinstance(reward, RewardModel):
         return "reward_model"
-    return getattr(reward, "__name__", type(reward).__name__)
+    function = unwrapped(reward)
+    name = getattr(function, "__name__", None)
+    return name if isinstance(name, str) and name else type(function).__name__
 
 
 def _unique(names: Sequence[str]) -> list[str]:
-    return [name if names.count(name) == 1 else f"{name}_{i}" for i, name in enumerate(names)]
+    """Names that occur more than once get their place in the list behind them."""
+    taken = {name for name in names if names.count(name) == 1}
+    unique = []
+    for place, name in enumerate(names):
+        if names.count(name) > 1:
+            name = f"{name}_{place}"
+            while name in taken:
+                name += "_"
+            taken.add(name)
+        unique.append(name)
+    return unique

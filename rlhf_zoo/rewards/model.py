@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,8 +28,9 @@ def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bo
 class RewardModel:
     """Scores (s − μ)/σ of whole sequences, with the (μ, σ) that the reward stage stored (0 and 1 if it did not).
 
-    The score is read at the rightmost token that is not PAD: an ended response's end-of-sequence token, as in
-    training. So PAD must differ from it, which is checked.
+    center=False takes 0 for μ, scale=False takes 1 for σ; `mean` and `std` are what is applied. The score is read at
+    the rightmost token that is not PAD: an ended response's end-of-sequence token, as in training. So PAD must differ
+    from it, which is checked.
     """
 
     def __init__(
@@ -38,8 +40,10 @@ class RewardModel:
         policy_tokenizer: PreTrainedTokenizerBase,
         *,
         batch_size: int = 64,
+        center: bool = True,
+        scale: bool = True,
     ) -> None:
-        name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+        self.name = name = getattr(model.config, "_name_or_path", "") or type(model).__name__
         if model.config.num_labels != 1:
             raise ZooError(
                 f"The reward model {name} has {model.config.num_labels} outputs, and a reward model has one: give a "
@@ -55,10 +59,16 @@ class RewardModel:
         self.model.config.pad_token_id = tokenizer.pad_token_id
         self.tokenizer = tokenizer
         self.batch_size = batch_size
-        self.mean, self.std = score_statistics(model)
+        mean, std = score_statistics(model)
+        self.mean, self.std = mean if center else 0.0, std if scale else 1.0
+        if not (math.isfinite(self.mean) and 0 < self.std < math.inf):
+            raise ZooError(
+                f"The reward model {name} says that its scores have mean {mean} and standard deviation {std}, by which "
+                "none can be scaled: measure them again, or score with center=False and scale=False."
+            )
         self.shares_ids = same_tokenizer(tokenizer, policy_tokenizer)
         embeddings: Any = model.get_input_embeddings()
-        rows = embeddings.weight.shape[0]
+        self.vocabulary = rows = embeddings.weight.shape[0]
         if len(tokenizer) > rows:
             raise ZooError(
                 f"The reward model {name} has {rows} embedding rows and its tokenizer {len(tokenizer)} tokens: "
@@ -95,6 +105,13 @@ class RewardModel:
         for start in range(0, len(rows), self.batch_size):
             batch = [torch.tensor(row) for row in rows[start : start + self.batch_size]]
             ids = pad_sequence(batch, batch_first=True, padding_value=self.model.config.pad_token_id)
+            highest = int(ids.max()) if ids.numel() else 0
+            if highest >= self.vocabulary:
+                # A policy may have more embedding rows than its tokenizer has tokens, and samples from all of them.
+                raise ZooError(
+                    f"The token id {highest} occurs and the reward model {self.name} has {self.vocabulary} embedding "
+                    "rows: resize the policy's embeddings to its tokenizer, or the reward model's to the policy's."
+                )
             mask = pad_sequence([torch.ones_like(row) for row in batch], batch_first=True)
             raw = self.model(input_ids=ids.to(device), attention_mask=mask.to(device), **kwargs).logits[:, 0].float()
             scores.append((raw - self.mean) / self.std)

@@ -68,7 +68,7 @@ def attempt(directory: Path, place: str | None, step: int, *, updates: int) -> N
     if place == "sampling":
         rlhf_zoo.sampling._draw = after(rlhf_zoo.sampling._draw, lambda: now() and next(draws) == 3)
     elif place == "update":
-        trainer._optimizer_step = after(trainer._optimizer_step, lambda: now() and next(draws) == 1)
+        trainer.optimizer_step = after(trainer.optimizer_step, lambda: now() and next(draws) == 1)
     elif place == "saving":
         trainer.save_model = after(trainer.save_model, lambda: trainer.state.global_step == step)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)

@@ -20,12 +20,13 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 MODULE = Path("rlhf_zoo/functional.py")
-TESTS = ["test_goldens.py", "test_properties.py", "test_reference.py"]
+TESTS = ["test_goldens.py", "test_properties.py", "test_reference.py", "test_kl_estimators.py"]
+HELPERS = ["reference.py", "tolerances.py", "kl_estimators.py"]
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One line of one function, replaced."""
+    """One place of one function, replaced."""
 
     function: str
     what: str
@@ -47,14 +48,41 @@ MUTATIONS = [
     Mutation("entropy", "sign", "return -(", "return ("),
     Mutation("masked_mean", "divides by all positions", "/ mask.sum()", "/ mask.numel()"),
     Mutation("masked_moments", "padding counted in the sums", "x.masked_fill(~mask, 0).double()", "x.double()"),
-    Mutation("whiten", "biased variance", "(n - 1)", "n"),
+    Mutation("mean_and_std", "biased variance", "(n - 1)", "n"),
+    Mutation("mean_and_std", "variance for deviation", ".clamp(min=0).sqrt()", ".clamp(min=0)"),
+    Mutation("mean_and_std", "rounding below 0 kept", ".clamp(min=0).sqrt()", ".sqrt()"),
+    Mutation("mean_and_std", "a single one divided by 0", "(n - 1).clamp(min=1)", "(n - 1)"),
+    Mutation("whiten", "root of σ for σ", "std.square() + eps", "std + eps"),
     Mutation("whiten", "padding left in", "return out.masked_fill(~mask, 0)", "return out"),
     Mutation("whiten", "shift_mean inverted", "if not shift_mean", "if shift_mean"),
     Mutation("kl_penalty", "k1 the other way round", "logprobs - ref_logprobs", "ref_logprobs - logprobs"),
     Mutation("kl_penalty", "k3 the other way round", "torch.expm1(-k1) + k1", "torch.expm1(k1) - k1"),
+    Mutation("kl_penalty", "k2 without its half", "0.5 * k1.square()", "k1.square()"),
+    Mutation("kl_penalty", "k2 not squared", "0.5 * k1.square()", "0.5 * k1.abs()"),
+    Mutation("exact_kl", "averaged under the reference", "(logps.exp()", "(ref_logps.exp()"),
+    Mutation("exact_kl", "the other way round", "logps - ref_logps", "ref_logps - logps"),
+    Mutation("exact_kl", "reference not normalised", "ref_logits.log_softmax(-1)", "ref_logits"),
+    Mutation("kl_loss", "ratio upside down", "logprobs - old_logprobs", "old_logprobs - logprobs"),
+    Mutation("kl_loss", "k2 without the ratio", '"k2":\n        return ratio.detach() * ', '"k2":\n        return '),
+    Mutation("kl_loss", "k2's gradient through ρ", '"k2":\n        return ratio.detach()',
+             '"k2":\n        return ratio'),
+    Mutation("kl_loss", "k3's ρ held constant", "return ratio * ", "return ratio.detach() * "),
+    Mutation("kl_loss", "k3_reverse is k3", '"k3_reverse":\n        return ratio.detach()',
+             '"k3_reverse":\n        return ratio'),
+    Mutation("actions", "levels exchanged", 'level == "token"', 'level != "token"'),
+    Mutation("actions", "padding counted", "x.masked_fill(~mask, 0).sum", "x.sum"),
+    Mutation("actions", "mean instead of sum", ".sum(1, keepdim=True)", ".mean(1, keepdim=True)"),
     Mutation("last_token", "one position late", "mask.sum(-1) - 1", "mask.sum(-1).clamp(max=mask.shape[1] - 1)"),
     Mutation("shape_scores", "clipped from above only", ".clamp(-clip, clip)", ".clamp(max=clip)"),
+    Mutation("shape_scores", "multiplied by σ", "/ std", "* std"),
+    Mutation("shape_scores", "not centred", "(scores - mean)", "scores"),
+    Mutation("shape_scores", "clipped before scaling", "shaped.clamp(-clip, clip)",
+             "(scores.clamp(-clip, clip) - mean) / std"),
+    Mutation("shape_scores", "bound in units of the scores", "clamp(-clip, clip)", "clamp(-clip / std, clip / std)"),
     Mutation("missing_eos_penalty", "falls on the ended", "where(ended", "where(~ended"),
+    Mutation("missing_eos_score", "falls on the ended", "where(ended", "where(~ended"),
+    Mutation("missing_eos_score", "added, not replaced", "torch.full_like(scores, score)", "scores + score"),
+    Mutation("missing_eos_score", "0 taken for none", "if score is None", "if not score"),
     Mutation("token_rewards", "KL is rewarded", "-kl_coef * ", "kl_coef * "),
     Mutation("token_rewards", "KL of padding counted", "kl.masked_fill(~mask, 0)", "kl"),
     Mutation("gae", "sign of the next value", "+ gamma * next_value", "- gamma * next_value"),
@@ -62,13 +90,33 @@ MUTATIONS = [
     Mutation("gae", "λ dropped", "gamma * lam * following", "gamma * following"),
     Mutation("clipped_policy_loss", "the better of the two", "torch.maximum", "torch.minimum"),
     Mutation("clipped_policy_loss", "ratio upside down", "logprobs - old_logprobs", "old_logprobs - logprobs"),
-    Mutation("clipped_policy_loss", "ties count as clipped", "clipped > plain", "clipped >= plain"),
+    Mutation("clipped_policy_loss", "ties count as clipped", "bounded > plain", "bounded >= plain"),
+    Mutation("clipped_policy_loss", "upper bound ignored", "cliprange if cliprange_high is None else cliprange_high",
+             "cliprange"),
+    Mutation("clipped_policy_loss", "upper bound on both sides", "clamp(1 - cliprange,", "clamp(1 - high,"),
+    Mutation("clipped_policy_loss", "dual clip on gains", "advantages < 0", "advantages > 0"),
+    Mutation("clipped_policy_loss", "dual clip on all", "(advantages < 0) & ", ""),
+    Mutation("clipped_policy_loss", "dual clip's sign", "-dual_clip", "dual_clip"),
+    Mutation("clipped_policy_loss", "dual clip not told", "clipped | held", "clipped"),
+    Mutation("clipped_policy_loss", "dual clip lets gradients by", "torch.where(held, ceiling, loss)",
+             "torch.where(held, ceiling + loss - loss.detach(), loss)"),
     Mutation("clipped_value_loss", "the better of the two", "torch.maximum", "torch.minimum"),
     Mutation("clipped_value_loss", "range on one side only", "old_values - cliprange", "old_values + cliprange"),
     Mutation("aggregate", "padding counted", "loss.masked_fill(~mask, 0)", "loss"),
+    Mutation("aggregate", "token mean by sequences", "kept.sum() / tokens", "kept.sum() / sequences"),
+    Mutation("aggregate", "a row's mean by its width", "/ mask.sum(1)", "/ mask.shape[1]"),
+    Mutation("aggregate", "mean over the rows at hand", "mask.sum(1)).sum() / sequences", "mask.sum(1)).mean()"),
+    Mutation("aggregate", "token sum by tokens", '"seq-mean-token-sum":\n        return kept.sum() / sequences',
+             '"seq-mean-token-sum":\n        return kept.sum() / tokens'),
+    Mutation("aggregate", "no constant divisor", "(sequences * length)", "sequences"),
+    Mutation("aggregate", "the width for the length", "(sequences * length)", "(sequences * mask.shape[1])"),
     Mutation("approx_kl", "the other direction", "logprobs - old_logprobs", "old_logprobs - logprobs"),
     Mutation("explained_variance", "sign of the residual", "1 - error", "1 + error"),
     Mutation("explained_variance", "sum instead of difference", "returns - values", "returns + values"),
+    Mutation("constant_gain", "an offset is free", "error.square().mean()", "error.var(correction=0)"),
+    Mutation("constant_gain", "unbiased variance", "correction=0", "correction=1"),
+    Mutation("constant_gain", "sign of the error", "1 - error", "1 + error"),
+    Mutation("constant_gain", "sum instead of difference", "returns - values", "returns + values"),
 ]  # fmt: skip
 
 
@@ -77,7 +125,7 @@ def copy_tree(target: Path) -> None:
     shutil.copytree(ROOT / "rlhf_zoo", target / "rlhf_zoo", ignore=shutil.ignore_patterns("__pycache__"))
     here = target / "numerics"
     here.mkdir()
-    for name in [*TESTS, "reference.py", "tolerances.py"]:
+    for name in [*TESTS, *HELPERS]:
         shutil.copy(Path(__file__).parent / name, here)
 
 

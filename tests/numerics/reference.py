@@ -76,6 +76,14 @@ def masked_moments(x: ArrayLike, mask: ArrayLike) -> Array:
     return np.array([float(len(picked)), math.fsum(picked), math.fsum(v * v for v in picked)])
 
 
+def mean_and_std(x: ArrayLike, mask: ArrayLike) -> tuple[Array, Array]:
+    """μ and the square root of the unbiased variance, from the numbers themselves; σ of a single one is 0."""
+    picked = _picked(x, mask)
+    mean = _mean(picked)
+    spread = math.fsum((v - mean) ** 2 for v in picked)
+    return np.array(mean), np.array(math.sqrt(spread / (len(picked) - 1)) if len(picked) > 1 else 0.0)
+
+
 def whiten(
     x: ArrayLike,
     mask: ArrayLike,
@@ -98,28 +106,89 @@ def whiten(
 
 
 def kl_penalty(logprobs: ArrayLike, ref_logprobs: ArrayLike, *, estimator: str) -> Array:
-    """Schulman (2020), in his words: r = q(x)/p(x), k1 = −log r, k3 = (r − 1) − log r; p samples (π), q is π_ref."""
+    """Schulman (2020), in his words: r = q(x)/p(x); p samples (π), q is π_ref.
+
+    k1 = −log r, k2 = (log r)²/2, k3 = (r − 1) − log r.
+    """
 
     def k(p: float, q: float) -> float:
         log_r = q - p
-        return {"k1": -log_r, "k3": math.expm1(log_r) - log_r}[estimator]
+        return {"k1": -log_r, "k2": log_r**2 / 2, "k3": math.expm1(log_r) - log_r}[estimator]
 
     return _per_token(k, logprobs, ref_logprobs)
+
+
+def exact_kl(logits: ArrayLike, ref_logits: ArrayLike) -> Array:
+    """Kullback and Leibler (1951): the mean of log(p/q) under p. (..., V) twice -> (...)."""
+    scores, ref_scores = np.asarray(logits, dtype=np.float64), np.asarray(ref_logits, dtype=np.float64)
+    out = np.zeros(scores.shape[:-1])
+    for index in np.ndindex(*out.shape):
+        logps, logqs = _log_softmax([float(s) for s in scores[index]]), _log_softmax([*map(float, ref_scores[index])])
+        out[index] = math.fsum(math.exp(lp) * (lp - lq) for lp, lq in zip(logps, logqs, strict=True))
+    return out
+
+
+def kl_loss(logprobs: ArrayLike, old_logprobs: ArrayLike, ref_logprobs: ArrayLike, *, estimator: str) -> Array:
+    """Importance sampling of k2 or k3: the weight of an action of π_old under π is π/π_old. The value, no gradient."""
+    kind = {"k2": "k2", "k3": "k3", "k3_reverse": "k3"}[estimator]
+    weights = _per_token(lambda new, old: math.exp(new) / math.exp(old), logprobs, old_logprobs)
+    return weights * kl_penalty(logprobs, ref_logprobs, estimator=kind)
+
+
+def kl_loss_gradient(logprobs: ArrayLike, old_logprobs: ArrayLike, ref_logprobs: ArrayLike, *, estimator: str) -> Array:
+    """What d(loss)/d(log π) must be of each sampled action, derived on paper. Schulman (2020).
+
+    ∇KL(π ‖ π_ref) = Σ π ∇log π · log(π/π_ref), as Σ π ∇log π = 0: an action of π_old pulls by (π/π_old)·log(π/π_ref).
+    ∇KL(π_ref ‖ π) = −Σ π_ref ∇log π, and 0 = Σ π ∇log π may be added: it pulls by (π − π_ref)/π_old.
+    """
+
+    def pull(new: float, old: float, ref: float) -> float:
+        p, p_old, q = math.exp(new), math.exp(old), math.exp(ref)
+        return (p - q) / p_old if estimator == "k3_reverse" else p / p_old * (new - ref)
+
+    return _per_token(pull, logprobs, old_logprobs, ref_logprobs)
+
+
+def actions(x: ArrayLike, mask: ArrayLike, *, level: str) -> Array:
+    """Ahmadian et al. (arXiv:2402.14740): log π(y|x) = Σ_t log π(y_t | x, y_<t), the completion one action."""
+    array = np.asarray(x, dtype=np.float64)
+    if level == "token":
+        return array
+    rows = np.asarray(mask, dtype=bool)
+    return np.array([[math.fsum(float(v) for v in values[real])] for values, real in zip(array, rows, strict=True)])
+
+
+def sequence_ratio(logprobs: ArrayLike, old_logprobs: ArrayLike, mask: ArrayLike) -> Array:
+    """π(y|x)/π_old(y|x) as the product of the ratios of its tokens. (B, T) -> (B, 1)."""
+    out = np.ones((len(np.asarray(mask)), 1))
+    for row, t in _inside(mask):
+        out[row, 0] *= math.exp(float(np.asarray(logprobs)[row, t]) - float(np.asarray(old_logprobs)[row, t]))
+    return out
 
 
 def last_token(mask: ArrayLike) -> NDArray[np.int64]:
     return np.array([max(t for t, real in enumerate(row) if real) for row in np.asarray(mask)], dtype=np.int64)
 
 
-def shape_scores(scores: ArrayLike, *, clip: float | None = None) -> Array:
-    """Ziegler et al. (arXiv:1909.08593)."""
-    limit = math.inf if clip is None else clip
-    return _per_token(lambda s: min(max(s, -limit), limit), scores)
+def shape_scores(scores: ArrayLike, *, mean: ArrayLike = 0.0, std: ArrayLike = 1.0, clip: float | None = None) -> Array:
+    """Ziegler et al. (arXiv:1909.08593) §2: scores of mean 0 and variance 1 by given statistics; then a bound."""
+    center, scale = float(np.asarray(mean)), float(np.asarray(std))
+
+    def shaped(score: float) -> float:
+        standard = (score - center) / scale
+        return standard if clip is None or abs(standard) <= clip else math.copysign(clip, standard)
+
+    return _per_token(shaped, scores)
 
 
 def missing_eos_penalty(scores: ArrayLike, ended: ArrayLike, *, penalty: float | None) -> Array:
     """N+ (arXiv:2403.17031), detail 15, as a subtraction."""
     return _per_token(lambda s, end: s if end or penalty is None else s - penalty, scores, ended)
+
+
+def missing_eos_score(scores: ArrayLike, ended: ArrayLike, *, score: float | None) -> Array:
+    """N+ (arXiv:2403.17031), detail 15, as the paper has it: one fixed score for a completion without EOS."""
+    return _per_token(lambda s, end: s if end or score is None else score, scores, ended)
 
 
 def token_rewards(scores: ArrayLike, kl: ArrayLike, mask: ArrayLike, *, kl_coef: float) -> Array:
@@ -148,21 +217,34 @@ def gae(rewards: ArrayLike, values: ArrayLike, mask: ArrayLike, *, gamma: float,
 
 
 def clipped_policy_loss(
-    logprobs: ArrayLike, old_logprobs: ArrayLike, advantages: ArrayLike, *, cliprange: float
+    logprobs: ArrayLike,
+    old_logprobs: ArrayLike,
+    advantages: ArrayLike,
+    *,
+    cliprange: float,
+    cliprange_high: float | None = None,
+    dual_clip: float | None = None,
 ) -> tuple[Array, NDArray[np.bool_]]:
-    """Schulman et al. (arXiv:1707.06347) eq. 7, by the sign of Â: a gain stops at (1+ε)Â, a loss at (1−ε)Â."""
+    """Schulman et al. (arXiv:1707.06347) eq. 7, by the sign of Â: a gain stops at (1+ε)Â, a loss at (1−ε)Â.
 
-    def held(ratio: float, advantage: float) -> bool:
-        return ratio > 1 + cliprange if advantage > 0 else advantage < 0 and ratio < 1 - cliprange
+    Clip-higher (arXiv:2503.14476 §3.1) gives the gain a bound of its own; dual clip (arXiv:1912.09729) holds the ratio
+    at c where Â < 0.
+    """
+    highest_gain = 1 + (cliprange if cliprange_high is None else cliprange_high)
+    highest_loss = math.inf if dual_clip is None else dual_clip
+
+    def bounds(advantage: float) -> tuple[float, float]:
+        if advantage == 0:
+            return 0.0, math.inf
+        return (0.0, highest_gain) if advantage > 0 else (1 - cliprange, highest_loss)
 
     def loss(logp: float, old: float, advantage: float) -> float:
-        ratio = math.exp(logp - old)
-        if held(ratio, advantage):
-            ratio = 1 + cliprange if advantage > 0 else 1 - cliprange
-        return -ratio * advantage
+        lowest, highest = bounds(advantage)
+        return -advantage * min(max(math.exp(logp - old), lowest), highest)
 
     def clipped(logp: float, old: float, advantage: float) -> float:
-        return float(held(math.exp(logp - old), advantage))
+        lowest, highest = bounds(advantage)
+        return float(not lowest <= math.exp(logp - old) <= highest)
 
     arrays = (logprobs, old_logprobs, advantages)
     return _per_token(loss, *arrays), _per_token(clipped, *arrays).astype(bool)
@@ -191,8 +273,22 @@ def clipped_value_loss(
     return _per_token(loss, *arrays), _per_token(clipped, *arrays).astype(bool)
 
 
-def aggregate(loss: ArrayLike, mask: ArrayLike, *, tokens: float) -> float:
-    return math.fsum(_picked(loss, mask)) / tokens
+def aggregate(
+    loss: ArrayLike, mask: ArrayLike, *, tokens: float, sequences: float = 1.0, length: int = 1, mode: str
+) -> float:
+    """Each token weighs 1/tokens, 1/(its sequence's tokens · sequences), 1/sequences or 1/(sequences · length).
+
+    token-mean: DAPO (arXiv:2503.14476) §3.3. seq-mean-token-mean: GRPO (arXiv:2402.03300) eq. 3. seq-sum-norm: Liu et
+    al. (arXiv:2503.20783) §3.2, whose divisor is a constant.
+    """
+    array, rows = np.asarray(loss, dtype=np.float64), np.asarray(mask, dtype=bool)
+    divisor = {
+        "token-mean": lambda row: tokens,
+        "seq-mean-token-mean": lambda row: int(rows[row].sum()) * sequences,
+        "seq-mean-token-sum": lambda row: sequences,
+        "seq-sum-norm": lambda row: sequences * length,
+    }[mode]
+    return math.fsum(float(array[row, t]) / divisor(row) for row, t in _inside(mask))
 
 
 def approx_kl(logprobs: ArrayLike, old_logprobs: ArrayLike, mask: ArrayLike) -> float:
@@ -211,6 +307,15 @@ def explained_variance(values: ArrayLike, returns: ArrayLike, mask: ArrayLike) -
 
     residual, total = spread([b - a for a, b in zip(v, r, strict=True)]), spread(r)
     return 1 - residual / total if total > 0 else math.nan
+
+
+def constant_gain(values: ArrayLike, returns: ArrayLike, mask: ArrayLike) -> float:
+    """1 − (squared error of V)/(squared error of the best constant, the mean of R); NaN where that has no error."""
+    v, r = _picked(values, mask), _picked(returns, mask)
+    middle = _mean(r) if r else math.nan
+    error = math.fsum((target - value) ** 2 for target, value in zip(r, v, strict=True))
+    of_the_constant = math.fsum((target - middle) ** 2 for target in r)
+    return 1 - error / of_the_constant if of_the_constant > 0 else math.nan
 
 
 def adaptive_kl(kl_coef: float, kl: float, episodes: int, *, target: float, horizon: int) -> float:

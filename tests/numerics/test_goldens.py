@@ -63,6 +63,19 @@ def test_masked_moments_are_count_sum_and_sum_of_squares_in_float64() -> None:
     same(moments, [3.0, 3.0, 21.0])
 
 
+def test_mean_and_std() -> None:
+    # 1, 3, 5: mean 3, unbiased variance (4 + 0 + 4)/2 = 4; −2 alone: mean −2, and no deviation.
+    same(torch.stack(functional.mean_and_std(f64([3.0, 9.0, 35.0]))), [3.0, 2.0])
+    same(torch.stack(functional.mean_and_std(f64([1.0, -2.0, 4.0]))), [-2.0, 0.0])
+
+
+def test_std_of_equal_numbers_is_zero_where_rounding_makes_the_variance_negative() -> None:
+    # Of three times 0.1 in float64: Σx² − n·μ² is −6.9e-18.
+    moments = f64([3.0, 0.30000000000000004, 0.030000000000000006])
+    assert moments[2] - 3 * (moments[1] / 3).square() < 0
+    assert functional.mean_and_std(moments)[1] == 0
+
+
 def test_whiten() -> None:
     # 1, 3, 5: mean 3, unbiased variance (4 + 0 + 4)/2 = 4, deviation 2 (eps 0 leaves it at that).
     x = f64([[1.0, 3.0, 77.0], [5.0, NAN, 77.0]])
@@ -92,16 +105,76 @@ def test_whiten_of_a_single_element_is_zero_or_its_mean() -> None:
 
 
 def test_kl_penalty() -> None:
-    # π twice, half and once as likely as π_ref: k1 = log 2, −log 2, 0; k3 = 1/2 − 1 + log 2, 2 − 1 − log 2, 0.
+    # π twice, half and once as likely as π_ref: k1 = log 2, −log 2, 0; k2 = ½ log² 2 twice, 0;
+    # k3 = 1/2 − 1 + log 2, 2 − 1 − log 2, 0.
     logprobs, ref_logprobs = f64([[-1.0, -2.0, -3.0]]), f64([[-1.0 - LN2, -2.0 + LN2, -3.0]])
     same(functional.kl_penalty(logprobs, ref_logprobs, estimator="k1"), [[LN2, -LN2, 0.0]])
+    same(functional.kl_penalty(logprobs, ref_logprobs, estimator="k2"), [[0.240226506959, 0.240226506959, 0.0]])
     same(functional.kl_penalty(logprobs, ref_logprobs, estimator="k3"), [[0.19314718056, 0.30685281944, 0.0]])
 
 
-@pytest.mark.parametrize("estimator", ["k2", "full", "K1", ""])
+@pytest.mark.parametrize("estimator", ["full", "K1", ""])
 def test_kl_penalty_refuses_other_estimators(estimator: str) -> None:
     with pytest.raises(ValueError, match="k1"):
         functional.kl_penalty(f64([[0.0]]), f64([[0.0]]), estimator=estimator)
+
+
+def test_exact_kl() -> None:
+    # (1/2, 1/4, 1/4) from the uniform: ½ log(3/2) + ½ log(3/4) = log 3 − 1.5 log 2; back: ⅓ log(2/3) + ⅔ log(4/3).
+    # A constant added to the logits changes neither; equal distributions are 0 apart.
+    logits, ref_logits = f64([LN2, 0.0, 0.0]), f64([4.0, 4.0, 4.0])
+    same(functional.exact_kl(logits, ref_logits), 0.0588915178276)
+    same(functional.exact_kl(ref_logits, logits), 0.0566330122651)
+    same(functional.exact_kl(torch.stack([logits, ref_logits]), torch.stack([logits + 9.0, ref_logits])), [0.0, 0.0])
+
+
+def test_kl_loss() -> None:
+    # ρ = 2 and ½; k1 = log 2 and −log 2, so k2 = ½ log² 2 twice, and k3 = log 2 − ½ and 1 − log 2.
+    logprobs, old, ref = f64([[-1.0, -2.0]]), f64([[-1.0 - LN2, -2.0 + LN2]]), f64([[-1.0 - LN2, -2.0 + LN2]])
+    same(functional.kl_loss(logprobs, old, ref, estimator="k2"), [[0.480453013918, 0.12011325348]])
+    same(functional.kl_loss(logprobs, old, ref, estimator="k3"), [[0.38629436112, 0.15342640972]])
+    same(functional.kl_loss(logprobs, old, ref, estimator="k3_reverse"), [[0.38629436112, 0.15342640972]])
+
+
+@pytest.mark.parametrize(
+    ("estimator", "wanted"),
+    [
+        ("k2", [1.38629436112, -0.34657359028]),  # ρ·k1
+        ("k3", [1.38629436112, -0.34657359028]),  # ρ·k3 + ρ·(1 − e^−k1), which is ρ·k1 again
+        ("k3_reverse", [1.0, -0.5]),  # ρ·(1 − e^−k1)
+    ],
+)
+def test_gradient_of_kl_loss(estimator: str, wanted: list[float]) -> None:
+    logprobs, old = f64([[-1.0, -2.0]]).requires_grad_(), f64([[-1.0 - LN2, -2.0 + LN2]])
+    functional.kl_loss(logprobs, old, old, estimator=estimator).sum().backward()
+    assert logprobs.grad is not None
+    same(logprobs.grad, [wanted])
+
+
+@pytest.mark.parametrize("estimator", ["k1", "full", "K3", ""])
+def test_kl_loss_refuses_other_estimators(estimator: str) -> None:
+    with pytest.raises(ValueError, match="k3_reverse"):
+        functional.kl_loss(f64([[0.0]]), f64([[0.0]]), f64([[0.0]]), estimator=estimator)
+
+
+def test_the_named_choices_are_those_that_the_formulas_take() -> None:
+    one, mask = f64([[-1.0]]), torch.tensor([[True]])
+    assert functional.KL_IN_REWARD == ("k1", "k3")
+    for estimator in functional.KL_IN_REWARD:
+        same(functional.kl_penalty(one, one, estimator=estimator), [[0.0]])
+    assert functional.KL_IN_LOSS == ("k2", "k3", "k3_reverse", "full")
+    for estimator in functional.KL_IN_LOSS[:-1]:  # "full" is `exact_kl`, of logits
+        same(functional.kl_loss(one, one, one, estimator=estimator), [[0.0]])
+    assert functional.AGGREGATIONS == ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-sum-norm")
+    for mode in functional.AGGREGATIONS:
+        same(functional.aggregate(one, mask, tokens=1, mode=mode), -1.0)
+
+
+def test_actions() -> None:
+    x = f64([[1.0, 2.0, NAN], [4.0, NAN, NAN], [1.0, -2.0, 4.0]])
+    mask = torch.tensor([[True, True, False], [True, False, False], [True, True, True]])
+    same(functional.actions(x, mask, level="sequence"), [[3.0], [4.0], [3.0]])
+    same(functional.actions(x, mask, level="token")[mask], [1.0, 2.0, 4.0, 1.0, -2.0, 4.0])
 
 
 def test_last_token() -> None:
@@ -113,12 +186,38 @@ def test_shape_scores() -> None:
     scores = f64([-7.0, -0.5, 0.0, 2.0, 2.5])
     same(functional.shape_scores(scores, clip=2.0), [-2.0, -0.5, 0.0, 2.0, 2.0])
     same(functional.shape_scores(scores, clip=None), [-7.0, -0.5, 0.0, 2.0, 2.5])
+    same(functional.shape_scores(scores), [-7.0, -0.5, 0.0, 2.0, 2.5])
+
+
+def test_shape_scores_centres_then_scales_then_clips() -> None:
+    # (s − 1)/2 of −7, −1, 1, 3, 9 is −4, −1, 0, 1, 4, within ±1.5. Clipped first they would be −1.25 … 0.25.
+    scores = f64([-7.0, -1.0, 1.0, 3.0, 9.0])
+    same(functional.shape_scores(scores, mean=1.0, std=2.0), [-4.0, -1.0, 0.0, 1.0, 4.0])
+    same(functional.shape_scores(scores, mean=1.0, std=2.0, clip=1.5), [-1.5, -1.0, 0.0, 1.0, 1.5])
+    same(functional.shape_scores(scores, mean=f64(1.0), std=f64(2.0), clip=1.5), [-1.5, -1.0, 0.0, 1.0, 1.5])
 
 
 def test_missing_eos_penalty() -> None:
     scores, ended = f64([1.0, 1.0, -4.0, -4.0]), torch.tensor([True, False, True, False])
     same(functional.missing_eos_penalty(scores, ended, penalty=1.5), [1.0, -0.5, -4.0, -5.5])
     same(functional.missing_eos_penalty(scores, ended, penalty=None), [1.0, 1.0, -4.0, -4.0])
+
+
+def test_missing_eos_score() -> None:
+    scores, ended = f64([1.0, 1.0, -4.0, -4.0, NAN]), torch.tensor([True, False, True, False, False])
+    same(functional.missing_eos_score(scores, ended, score=-1.0), [1.0, -1.0, -4.0, -1.0, -1.0])
+    same(functional.missing_eos_score(scores, ended, score=0.0), [1.0, 0.0, -4.0, 0.0, 0.0])
+    same(functional.missing_eos_score(scores, ended, score=None), [1.0, 1.0, -4.0, -4.0, NAN])
+
+
+def test_a_missing_eos_counts_after_centring_scaling_and_clipping() -> None:
+    # (9 − 1)/2 = 4 within ±1.5 is 1.5; then −10 in its place, or 1 less. First, −10 would end as −1.5, and 8 as 1.5.
+    scores, ended = f64([9.0, 9.0]), torch.tensor([True, False])
+    shaped = functional.shape_scores(scores, mean=1.0, std=2.0, clip=1.5)
+    same(functional.missing_eos_score(shaped, ended, score=-10.0), [1.5, -10.0])
+    same(functional.missing_eos_penalty(shaped, ended, penalty=1.0), [1.5, 0.5])
+    first = functional.missing_eos_score(scores, ended, score=-10.0)
+    same(functional.shape_scores(first, mean=1.0, std=2.0, clip=1.5), [1.5, -1.5])
 
 
 def test_token_rewards_puts_the_score_on_the_last_real_token_only() -> None:
@@ -149,6 +248,18 @@ def test_gae_tells_gamma_from_lambda() -> None:
     same(returns, [[2.95, 3.0]])
 
 
+def test_a_completion_as_one_action_is_a_bandit() -> None:
+    # Row 1: 10 − 0.1·(0.5 − 1 + 2) = 9.85, less V = 4; row 2: 20 − 0.1·4 = 19.6, less −1. No γ, no λ can matter.
+    kl = f64([[0.5, -1.0, 2.0], [1.0, 3.0, NAN]])
+    mask, one = torch.tensor([[True, True, True], [True, True, False]]), torch.tensor([[True], [True]])
+    total = functional.actions(kl, mask, level="sequence")
+    rewards = functional.token_rewards(f64([10.0, 20.0]), total, one, kl_coef=0.1)
+    same(rewards, [[9.85], [19.6]])
+    advantages, returns = functional.gae(rewards, f64([[4.0], [-1.0]]), one, gamma=0.5, lam=0.25)
+    same(advantages, [[5.85], [20.6]])
+    same(returns, [[9.85], [19.6]])
+
+
 def test_clipped_policy_loss() -> None:
     # ε = 0.2. ratio:      2       2       1/2      1/2      1.1          0.9         2
     # advantage:           3      −3       3       −3        3           −3          0
@@ -158,6 +269,41 @@ def test_clipped_policy_loss() -> None:
     loss, clipped = functional.clipped_policy_loss(old + ratio.log(), old, advantages, cliprange=0.2)
     same(loss, [[-3.6, 6.0, -1.5, 2.4, -3.3, 2.7, 0.0]])
     assert clipped.tolist() == [[True, False, False, True, False, False, False]]
+
+
+def test_clip_higher() -> None:
+    # ε = 0.2, ε_high = 0.5.  ratio:  2       1.4     1.4       1/2      1/2
+    # advantage:                      3       3      −3         3       −3
+    # objective:                    1.5·3   1.4·3   1.4·−3    0.5·3    0.8·−3
+    ratio, advantages = f64([[2.0, 1.4, 1.4, 0.5, 0.5]]), f64([[3.0, 3.0, -3.0, 3.0, -3.0]])
+    old = f64([[-4.0, -3.0, -2.0, -1.0, -0.5]])
+    loss, clipped = functional.clipped_policy_loss(
+        old + ratio.log(), old, advantages, cliprange=0.2, cliprange_high=0.5
+    )
+    same(loss, [[-4.5, -4.2, 4.2, -1.5, 2.4]])
+    assert clipped.tolist() == [[True, False, False, False, True]]
+
+
+def test_dual_clip() -> None:
+    # ε = 0.2, c = 3.  ratio:  5      2.5     1/2      5      0.5     5
+    # advantage:              −2     −2      −2        2      2      0
+    # objective:             3·−2   2.5·−2  0.8·−2   1.2·2   0.5·2    0
+    ratio, advantages = f64([[5.0, 2.5, 0.5, 5.0, 0.5, 5.0]]), f64([[-2.0, -2.0, -2.0, 2.0, 2.0, 0.0]])
+    old = f64([[-4.0, -3.0, -2.0, -1.0, -0.5, -5.0]])
+    loss, clipped = functional.clipped_policy_loss(old + ratio.log(), old, advantages, cliprange=0.2, dual_clip=3.0)
+    same(loss, [[6.0, 5.0, 1.6, -2.4, -1.0, 0.0]])
+    assert clipped.tolist() == [[True, False, True, True, False, False]]
+
+
+def test_the_clip_of_a_sequence_acts_on_the_product_of_its_ratios() -> None:
+    # 1.1·1.1·1.1 = 1.331 beyond 1.2, and each of them within; the padding's ratio counts nowhere.
+    ratios, old = f64([[1.1, 1.1, 1.1, 7.0]]), f64([[-4.0, -3.0, -2.0, 0.0]])
+    mask = torch.tensor([[True, True, True, False]])
+    whole = [functional.actions(x, mask, level="sequence") for x in (old + ratios.log(), old)]
+    loss, clipped = functional.clipped_policy_loss(*whole, f64([[2.0]]), cliprange=0.2)
+    same(loss, [[-2.4]])
+    assert clipped.tolist() == [[True]]
+    same(functional.clipped_policy_loss(*whole, f64([[2.0]]), cliprange=0.5)[0], [[-2.662]])
 
 
 def test_clipped_value_loss() -> None:
@@ -194,6 +340,35 @@ def test_aggregate_divides_by_the_tokens_of_the_minibatch() -> None:
     same(functional.aggregate(loss, mask, tokens=12.0), 0.75)
 
 
+def test_aggregate_in_each_mode() -> None:
+    # Rows of 2 and 1 tokens: (1, 2) and (6). Σ = 9 over 3 tokens; means 1.5 and 6; sums 3 and 6; at most 4 tokens.
+    loss = f64([[1.0, 2.0, NAN], [6.0, NAN, NAN]])
+    mask = torch.tensor([[True, True, False], [True, False, False]])
+    counts = {"tokens": 3, "sequences": 2, "length": 4}
+    for mode, wanted in {
+        "token-mean": 3.0,
+        "seq-mean-token-mean": 3.75,
+        "seq-mean-token-sum": 4.5,
+        "seq-sum-norm": 1.125,
+    }.items():
+        same(functional.aggregate(loss, mask, **counts, mode=mode), wanted)
+    same(functional.aggregate(loss, mask, **counts), 3.0)
+
+
+def test_aggregate_counts_the_minibatch_of_which_it_holds_a_part() -> None:
+    # The first row alone, of a minibatch of 3 sequences and 12 tokens.
+    loss, mask = f64([[1.0, 2.0, NAN]]), torch.tensor([[True, True, False]])
+    counts = {"tokens": torch.tensor(12), "sequences": torch.tensor(3), "length": 5}
+    for mode, wanted in zip(functional.AGGREGATIONS, [0.25, 0.5, 1.0, 0.2], strict=True):
+        same(functional.aggregate(loss, mask, **counts, mode=mode), wanted)
+
+
+@pytest.mark.parametrize("mode", ["mean", "token_mean", "Token-mean", ""])
+def test_aggregate_refuses_other_modes(mode: str) -> None:
+    with pytest.raises(ValueError, match="seq-sum-norm"):
+        functional.aggregate(f64([[0.0]]), torch.tensor([[True]]), tokens=1, mode=mode)
+
+
 def test_approx_kl() -> None:
     # ρ = 2 and ½: 2 − 1 − log 2 and ½ − 1 + log 2, whose mean is ¼.
     logprobs, old_logprobs = f64([[-1.0, -2.0, NAN]]), f64([[-1.0 - LN2, -2.0 + LN2, NAN]])
@@ -216,6 +391,27 @@ def test_explained_variance() -> None:
 def test_explained_variance_of_returns_that_do_not_vary_is_nan() -> None:
     constant = f64([[2.0, 2.0]])
     assert torch.isnan(functional.explained_variance(f64([[1.0, 3.0]]), constant, torch.tensor([[True, True]])))
+
+
+def test_constant_gain() -> None:
+    # R = 0, 2, 4: the best constant, 2, errs by 8/3 on average. R − V = 0, 1, 2 errs by 5/3, −5, −5, −5 by 25,
+    # and −4, 0, 4 by 32/3; V = 2 is that constant, and V = R errs by nothing.
+    returns, mask = f64([[0.0, 2.0, 4.0, NAN]]), torch.tensor([[True, True, True, False]])
+    for values, wanted in [
+        ([0.0, 1.0, 2.0, NAN], 0.375),
+        ([5.0, 7.0, 9.0, NAN], -8.375),
+        ([4.0, 2.0, 0.0, NAN], -3.0),
+        ([2.0, 2.0, 2.0, NAN], 0.0),
+        ([0.0, 2.0, 4.0, NAN], 1.0),
+    ]:
+        same(functional.constant_gain(f64([values]), returns, mask), wanted)
+
+
+@pytest.mark.filterwarnings("ignore:var")
+def test_constant_gain_without_returns_that_vary_is_nan() -> None:
+    constant = f64([[2.0, 2.0]])
+    assert torch.isnan(functional.constant_gain(f64([[1.0, 3.0]]), constant, torch.tensor([[True, True]])))
+    assert torch.isnan(functional.constant_gain(f64([[1.0, 3.0]]), constant, torch.tensor([[False, False]])))
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,15 @@ from torch import Tensor
 from rlhf_zoo import functional
 from rlhf_zoo.ppo.control import AdaptiveKL, FixedKL
 
+FORMULAS = {name for name in functional.__all__ if callable(getattr(functional, name))}
 GARBAGE = [math.nan, math.inf, -math.inf, 1e30]
 PROPERTY = settings(deadline=None, max_examples=40)
 
 numbers = st.floats(-4, 4, allow_subnormal=False)
 fractions = st.floats(0, 1, allow_subnormal=False)
 clipranges = st.floats(0.05, 0.5)
+dual_clips = st.floats(1.05, 5)
+aggregations = st.sampled_from(functional.AGGREGATIONS)
 
 
 @dataclass(frozen=True)
@@ -66,10 +69,13 @@ def batches(draw: st.DrawFn, rows: int = 4, width: int = 6, elements: st.SearchS
     return Batch(a, b, c, d, row, torch.arange(length) < lengths.unsqueeze(1))
 
 
+def logits(size: int = 5) -> st.SearchStrategy[Tensor]:
+    return hnp.arrays(np.float64, size, elements=numbers).map(torch.from_numpy)
+
+
 def categorical(size: int = 5) -> st.SearchStrategy[Tensor]:
     """Log-probabilities of a distribution over `size` tokens."""
-    logits = hnp.arrays(np.float64, size, elements=numbers)
-    return logits.map(lambda x: torch.from_numpy(x).log_softmax(-1))
+    return logits(size).map(lambda x: x.log_softmax(-1))
 
 
 def same(got: Tensor | float, wanted: Tensor | float) -> None:
@@ -90,25 +96,48 @@ def _whiten(x: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: float = 1e
     return functional.whiten(x, mask, functional.masked_moments(x, mask), shift_mean=shift_mean, eps=eps)
 
 
-# Formulas over a batch, split by what comes back: one entry a token (0 outside the mask), or a number for all.
+def _variance(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    # The root of a variance of nearly 0 magnifies its rounding beyond any tolerance.
+    mean, std = functional.mean_and_std(functional.masked_moments(x, mask))
+    return mean, std.square()
+
+
+def _aggregate(loss: Tensor, mask: Tensor, mode: str) -> Tensor:
+    """The loss of a whole minibatch of responses of at most 6 tokens."""
+    return functional.aggregate(loss, mask, tokens=mask.sum(), sequences=len(mask), length=6, mode=mode)
+
+
+# Formulas over a batch, split by what comes back: one entry a token (0 outside the mask), a row, or a number for all.
 PER_TOKEN: dict[str, Callable[[Batch], tuple[Tensor, ...]]] = {
     "whiten": lambda x: (_whiten(x.a, x.mask), _whiten(x.a, x.mask, shift_mean=False)),
     "token_rewards": lambda x: (functional.token_rewards(x.row, x.a, x.mask, kl_coef=0.3),),
     "gae": lambda x: functional.gae(x.a, x.b, x.mask, gamma=0.9, lam=0.8),
 }
+PER_ROW: dict[str, Callable[[Batch], tuple[Tensor, ...]]] = {
+    "actions": lambda x: (functional.actions(x.a, x.mask, level="sequence"),),
+    "last_token": lambda x: (functional.last_token(x.mask),),
+    "shape_scores": lambda x: (functional.shape_scores(x.row, mean=0.5, std=2.0, clip=1.0),),
+    "missing_eos_penalty": lambda x: (functional.missing_eos_penalty(x.row, x.row > 0, penalty=1.0),),
+    "missing_eos_score": lambda x: (functional.missing_eos_score(x.row, x.row > 0, score=-1.0),),
+}
 REDUCTIONS: dict[str, Callable[[Batch], tuple[Tensor, ...]]] = {
     "masked_mean": lambda x: (functional.masked_mean(x.a, x.mask),),
     "masked_moments": lambda x: (functional.masked_moments(x.a, x.mask),),
-    "aggregate": lambda x: (functional.aggregate(x.a, x.mask, tokens=7.0),),
+    "mean_and_std": lambda x: _variance(x.a, x.mask),
+    "aggregate": lambda x: tuple(_aggregate(x.a, x.mask, mode) for mode in functional.AGGREGATIONS),
     "approx_kl": lambda x: (functional.approx_kl(x.a, x.b, x.mask),),
     "explained_variance": lambda x: (functional.explained_variance(x.a, x.b, x.mask),),
+    "constant_gain": lambda x: (functional.constant_gain(x.a, x.b, x.mask),),
 }
 UNMASKED: dict[str, Callable[[Batch], tuple[Tensor, ...]]] = {
-    "kl_penalty": lambda x: tuple(functional.kl_penalty(x.a, x.b, estimator=k) for k in ("k1", "k3")),
-    "last_token": lambda x: (functional.last_token(x.mask),),
-    "shape_scores": lambda x: (functional.shape_scores(x.row, clip=1.0),),
-    "missing_eos_penalty": lambda x: (functional.missing_eos_penalty(x.row, x.row > 0, penalty=1.0),),
-    "clipped_policy_loss": lambda x: functional.clipped_policy_loss(x.a, x.b, x.c, cliprange=0.2),
+    "kl_penalty": lambda x: tuple(functional.kl_penalty(x.a, x.b, estimator=k) for k in ("k1", "k2", "k3")),
+    "exact_kl": lambda x: (functional.exact_kl(torch.stack([x.a, x.b], -1), torch.stack([x.c, x.d], -1)),),
+    "kl_loss": lambda x: tuple(
+        functional.kl_loss(x.a, x.b, x.c, estimator=k) for k in functional.KL_IN_LOSS if k != "full"
+    ),
+    "clipped_policy_loss": lambda x: functional.clipped_policy_loss(
+        x.a, x.b, x.c, cliprange=0.2, cliprange_high=0.3, dual_clip=2.0
+    ),
     "clipped_value_loss": lambda x: functional.clipped_value_loss(x.a, x.b, x.c, cliprange=0.2),
     "selected_logprobs": lambda x: (
         functional.selected_logprobs(torch.stack([x.a, x.b, x.c], -1), (x.d > 0).long() + (x.d > 2)),
@@ -118,17 +147,17 @@ UNMASKED: dict[str, Callable[[Batch], tuple[Tensor, ...]]] = {
 
 
 def test_the_tables_cover_every_public_formula() -> None:
-    assert {*PER_TOKEN, *REDUCTIONS, *UNMASKED} == set(functional.__all__)
+    assert {*PER_TOKEN, *PER_ROW, *REDUCTIONS, *UNMASKED} == FORMULAS
 
 
 # ---- the mask
 
 
-@pytest.mark.parametrize("name", [*PER_TOKEN, *REDUCTIONS])
+@pytest.mark.parametrize("name", [*PER_TOKEN, *REDUCTIONS, "actions"])
 @PROPERTY
 @given(batches(), st.sampled_from(GARBAGE))
 def test_what_lies_outside_the_mask_never_matters(name: str, batch: Batch, garbage: float) -> None:
-    formula = (PER_TOKEN | REDUCTIONS)[name]
+    formula = (PER_TOKEN | REDUCTIONS | PER_ROW)[name]
     identical(formula(batch.outside(garbage)), formula(batch.outside(0.0)))
 
 
@@ -149,29 +178,40 @@ def test_padding_columns_change_no_token(name: str, batch: Batch, columns: int) 
         same(got[:, : wanted.shape[1]], wanted)
 
 
-@pytest.mark.parametrize("name", REDUCTIONS)
+@pytest.mark.parametrize("name", [*REDUCTIONS, "actions", "last_token"])
 @PROPERTY
 @given(batches(), st.integers(1, 4))
-def test_padding_columns_change_no_reduction(name: str, batch: Batch, columns: int) -> None:
-    for got, wanted in zip(REDUCTIONS[name](batch.wider(columns)), REDUCTIONS[name](batch), strict=True):
+def test_padding_columns_change_no_row_and_no_reduction(name: str, batch: Batch, columns: int) -> None:
+    formula = (REDUCTIONS | PER_ROW)[name]
+    for got, wanted in zip(formula(batch.wider(columns)), formula(batch), strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-10, atol=1e-10)
 
 
 @PROPERTY
 @given(batches(), st.sampled_from(GARBAGE))
 def test_no_gradient_leaves_the_mask(batch: Batch, garbage: float) -> None:
-    for reduce in (functional.masked_mean, lambda x, mask: functional.aggregate(x, mask, tokens=mask.sum())):
+    mask, lengths = batch.mask.double(), batch.mask.sum(1, keepdim=True)
+    weights = {
+        "token-mean": mask / batch.mask.sum(),
+        "seq-mean-token-mean": mask / (lengths * len(mask)),
+        "seq-mean-token-sum": mask / len(mask),
+        "seq-sum-norm": mask / (len(mask) * 6),
+    }
+    for mode, wanted in weights.items():
         x = batch.outside(garbage).a.requires_grad_()
-        same(gradient(reduce(x, batch.mask), x), batch.mask.double() / batch.mask.sum())
+        same(gradient(_aggregate(x, batch.mask, mode), x), wanted)
+    x = batch.outside(garbage).a.requires_grad_()
+    same(gradient(functional.masked_mean(x, batch.mask), x), weights["token-mean"])
+    same(gradient(functional.actions(x, batch.mask, level="sequence"), x), mask)
 
 
 @PROPERTY
-@given(batches(), st.sampled_from([0.0, -5.0, -1e30, -math.inf]))
-def test_the_policy_gradient_is_zero_on_padding(batch: Batch, padding_logprob: float) -> None:
+@given(batches(), st.sampled_from([0.0, -5.0, -1e30, -math.inf]), st.sampled_from([None, 2.0]))
+def test_the_policy_gradient_is_zero_on_padding(batch: Batch, padding_logprob: float, dual_clip: float | None) -> None:
     # What a rollout holds there is 0; the training forward gives the padding token any log-probability.
     old, advantages = batch.outside(0.0).b, batch.outside(0.0).c
     logprobs = batch.outside(padding_logprob).a.requires_grad_()
-    loss, _ = functional.clipped_policy_loss(logprobs, old, advantages, cliprange=0.2)
+    loss, _ = functional.clipped_policy_loss(logprobs, old, advantages, cliprange=0.2, dual_clip=dual_clip)
     got = gradient(functional.aggregate(loss, batch.mask, tokens=batch.mask.sum()), logprobs)
     assert (got[~batch.mask] == 0).all()
     assert got.isfinite().all()
@@ -180,12 +220,12 @@ def test_the_policy_gradient_is_zero_on_padding(batch: Batch, padding_logprob: f
 # ---- the order of rows
 
 
-@pytest.mark.parametrize("name", [*PER_TOKEN, *UNMASKED])
+@pytest.mark.parametrize("name", [*PER_TOKEN, *PER_ROW, *UNMASKED])
 @PROPERTY
 @given(batches(), st.randoms(use_true_random=False))
 def test_rows_in_another_order_give_the_same_rows(name: str, batch: Batch, random) -> None:
     order = random.sample(range(len(batch.mask)), len(batch.mask))
-    formula = (PER_TOKEN | UNMASKED)[name]
+    formula = (PER_TOKEN | PER_ROW | UNMASKED)[name]
     for got, wanted in zip(formula(batch.ordered(order)), formula(batch), strict=True):
         same(got, wanted[order])
 
@@ -195,7 +235,7 @@ def test_rows_in_another_order_give_the_same_rows(name: str, batch: Batch, rando
 @given(batches(), st.randoms(use_true_random=False))
 def test_rows_in_another_order_give_the_same_number(name: str, batch: Batch, random) -> None:
     order = random.sample(range(len(batch.mask)), len(batch.mask))
-    if name == "explained_variance":
+    if name in ("explained_variance", "constant_gain"):
         assume(batch.b[batch.mask].var(correction=0) > 1e-3)
     for got, wanted in zip(REDUCTIONS[name](batch.ordered(order)), REDUCTIONS[name](batch), strict=True):
         same(got, wanted)
@@ -239,6 +279,25 @@ def test_a_token_of_probability_zero_changes_neither(logps: Tensor) -> None:
 def test_the_masked_mean_lies_between_the_extremes(batch: Batch) -> None:
     kept = batch.a[batch.mask]
     assert kept.min() - 1e-12 <= functional.masked_mean(batch.a, batch.mask) <= kept.max() + 1e-12
+
+
+@PROPERTY
+@given(batches())
+def test_mean_and_std_are_those_of_the_numbers(batch: Batch) -> None:
+    kept = batch.a[batch.mask]
+    mean, std = functional.mean_and_std(functional.masked_moments(batch.a, batch.mask))
+    same(mean, kept.mean())
+    assume(len(kept) == 1 or kept.std() > 0.01)
+    same(std, kept.std() if len(kept) > 1 else 0.0)
+
+
+@PROPERTY
+@given(batches(), st.floats(0.5, 4), numbers)
+def test_the_mean_moves_with_scale_and_offset_and_the_std_with_scale(batch: Batch, scale: float, offset: float) -> None:
+    mean, variance = _variance(batch.a, batch.mask)
+    moved_mean, moved_variance = _variance(batch.a * scale + offset, batch.mask)
+    same(moved_mean, mean * scale + offset)
+    same(moved_variance, variance * scale**2)
 
 
 @PROPERTY
@@ -298,11 +357,82 @@ def test_k3_is_never_negative_and_k1_changes_sign_with_its_arguments(batch: Batc
 
 
 @PROPERTY
-@given(categorical(), categorical())
-def test_k1_and_k3_both_average_to_the_exact_kl(policy: Tensor, ref: Tensor) -> None:
-    exact = torch.nn.functional.kl_div(ref, policy, log_target=True, reduction="sum")  # KL(policy ‖ ref)
+@given(batches())
+def test_k2_is_never_negative_and_the_same_both_ways(batch: Batch) -> None:
+    k2 = functional.kl_penalty(batch.a, batch.b, estimator="k2")
+    assert (k2 >= 0).all()
+    assert torch.equal(k2, functional.kl_penalty(batch.b, batch.a, estimator="k2"))
+    same(2 * k2, functional.kl_penalty(batch.a, batch.b, estimator="k1").square())
+
+
+@PROPERTY
+@given(categorical(), categorical(), numbers, numbers)
+def test_k1_and_k3_both_average_to_the_exact_kl(policy: Tensor, ref: Tensor, shift: float, ref_shift: float) -> None:
+    exact = functional.exact_kl(policy + shift, ref + ref_shift)  # logits: what is added to all of them is nothing
+    same(exact, torch.nn.functional.kl_div(ref, policy, log_target=True, reduction="sum"))  # KL(policy ‖ ref)
     for estimator in ("k1", "k3"):
         same((policy.exp() * functional.kl_penalty(policy, ref, estimator=estimator)).sum(), exact)
+
+
+@PROPERTY
+@given(logits(), logits())
+def test_the_exact_kl_is_never_negative_and_zero_for_the_same_distribution(scores: Tensor, ref_scores: Tensor) -> None:
+    assert functional.exact_kl(scores, ref_scores) >= -1e-15
+    assert functional.exact_kl(scores, scores) == 0
+    same(functional.exact_kl(scores, scores + 1.5), 0.0)
+    distance = (scores.softmax(-1) - ref_scores.softmax(-1)).abs().sum()
+    assert functional.exact_kl(scores, ref_scores) >= distance.square() / 2 - 1e-12  # Pinsker's inequality
+
+
+@PROPERTY
+@given(logits(), logits(), categorical(), st.sampled_from(["k2", "k3"]))
+def test_the_gradient_of_k2_and_k3_in_the_loss_is_that_of_the_exact_kl(
+    scores: Tensor, old_scores: Tensor, ref: Tensor, estimator: str
+) -> None:
+    # Each token once, weighted by its probability under the policy that sampled it.
+    scores, old = scores.requires_grad_(), old_scores.log_softmax(-1)
+    loss = functional.kl_loss(scores.log_softmax(-1), old, ref, estimator=estimator)
+    same(gradient(old.exp() * loss, scores), gradient(functional.exact_kl(scores, ref), scores))
+
+
+@PROPERTY
+@given(logits(), logits(), categorical())
+def test_the_gradient_of_k3_reverse_is_that_of_the_exact_kl_the_other_way_round(
+    scores: Tensor, old_scores: Tensor, ref: Tensor
+) -> None:
+    scores, old = scores.requires_grad_(), old_scores.log_softmax(-1)
+    loss = functional.kl_loss(scores.log_softmax(-1), old, ref, estimator="k3_reverse")
+    same(gradient(old.exp() * loss, scores), gradient(functional.exact_kl(ref, scores), scores))
+
+
+@PROPERTY
+@given(batches())
+def test_k2_and_k3_in_the_loss_pull_each_token_alike(batch: Batch) -> None:
+    # ρ·k3 + ρ·(1 − e^−k1) = ρ·k1: the two differ in what is logged, not in what is learnt.
+    logprobs, ratio, k1 = batch.a.clone().requires_grad_(), (batch.a - batch.b).exp(), batch.a - batch.c
+    for estimator in ("k2", "k3"):
+        loss = functional.kl_loss(logprobs, batch.b, batch.c, estimator=estimator)
+        np.testing.assert_allclose(gradient(loss, logprobs), ratio * k1, rtol=1e-10, atol=1e-10)
+    loss = functional.kl_loss(logprobs, batch.b, batch.c, estimator="k3_reverse")
+    np.testing.assert_allclose(gradient(loss, logprobs), -ratio * torch.expm1(-k1), rtol=1e-10, atol=1e-10)
+
+
+@PROPERTY
+@given(batches())
+def test_on_policy_a_kl_loss_is_its_estimator(batch: Batch) -> None:
+    for estimator, same_as in (("k2", "k2"), ("k3", "k3"), ("k3_reverse", "k3")):
+        loss = functional.kl_loss(batch.a, batch.a, batch.b, estimator=estimator)
+        assert torch.equal(loss, functional.kl_penalty(batch.a, batch.b, estimator=same_as))
+
+
+@PROPERTY
+@given(batches(), st.sampled_from(["k2", "k3", "k3_reverse"]), st.sampled_from([0.0, -5.0, -80.0]))
+def test_the_gradient_of_a_kl_loss_is_zero_on_padding(batch: Batch, estimator: str, padding_logprob: float) -> None:
+    logprobs = batch.outside(padding_logprob).a.requires_grad_()
+    loss = functional.kl_loss(logprobs, batch.outside(0.0).b, batch.outside(0.0).c, estimator=estimator)
+    got = gradient(_aggregate(loss, batch.mask, "token-mean"), logprobs)
+    assert (got[~batch.mask] == 0).all()
+    assert got.isfinite().all()
 
 
 @PROPERTY
@@ -339,6 +469,63 @@ def test_shaped_scores_are_bounded_and_those_within_the_bound_untouched(batch: B
     within = batch.row.abs() <= clip
     assert torch.equal(shaped[within], batch.row[within])
     assert (shaped[~within].sign() == batch.row[~within].sign()).all()
+
+
+@PROPERTY
+@given(batches(), numbers, st.floats(0.1, 4), st.floats(0.5, 4), numbers, st.sampled_from([None, 0.7]))
+def test_shaped_scores_are_the_same_in_any_unit(
+    batch: Batch, mean: float, std: float, scale: float, offset: float, clip: float | None
+) -> None:
+    shaped = functional.shape_scores(batch.row, mean=mean, std=std, clip=clip)
+    moved = functional.shape_scores(batch.row * scale + offset, mean=mean * scale + offset, std=std * scale, clip=clip)
+    same(moved, shaped)
+
+
+@PROPERTY
+@given(batches(), numbers, st.floats(0.1, 4), st.floats(0.1, 5))
+def test_the_bound_of_shaped_scores_is_in_deviations_from_the_mean(
+    batch: Batch, mean: float, std: float, clip: float
+) -> None:
+    shaped = functional.shape_scores(batch.row, mean=mean, std=std, clip=clip)
+    assert (shaped.abs() <= clip).all()
+    free = (shaped.abs() < clip * (1 - 1e-12)).nonzero().squeeze(1)
+    same(shaped[free] * std + mean, batch.row[free])
+    beyond = ((batch.row - mean).abs() > clip * std * (1 + 1e-12)).nonzero().squeeze(1)
+    assert torch.equal(shaped[beyond], clip * (batch.row - mean)[beyond].sign())
+
+
+@PROPERTY
+@given(batches())
+def test_scores_shaped_by_their_own_moments_are_whitened(batch: Batch) -> None:
+    assume(len(batch.row) > 1 and batch.row.std() > 0.01)
+    every = torch.ones_like(batch.row, dtype=torch.bool)
+    mean, std = functional.mean_and_std(functional.masked_moments(batch.row, every))
+    same(functional.shape_scores(batch.row, mean=mean, std=std), _whiten(batch.row, every, eps=0.0))
+
+
+@PROPERTY
+@given(batches(), numbers)
+def test_the_missing_eos_score_replaces_the_unended_alone(batch: Batch, score: float) -> None:
+    ended = batch.a[:, 0] > 0
+    got = functional.missing_eos_score(batch.row, ended, score=score)
+    assert torch.equal(got[ended], batch.row[ended])
+    assert (got[~ended] == score).all()
+    assert torch.equal(functional.missing_eos_score(got, ended, score=score), got)
+    assert torch.equal(functional.missing_eos_score(batch.row, ended, score=None), batch.row)
+
+
+@PROPERTY
+@given(batches(), numbers, st.floats(0.1, 4), st.floats(0.1, 5), numbers)
+def test_no_shaping_touches_the_score_of_a_missing_eos(
+    batch: Batch, mean: float, std: float, clip: float, score: float
+) -> None:
+    ended = batch.a[:, 0] > 0
+    shaped = functional.shape_scores(batch.row, mean=mean, std=std, clip=clip)
+    replaced = functional.missing_eos_score(shaped, ended, score=score)
+    assert (replaced[~ended] == score).all()
+    lowered = functional.missing_eos_penalty(shaped, ended, penalty=score)
+    same(lowered[~ended], shaped[~ended] - score)
+    assert torch.equal(replaced[ended], shaped[ended]) and torch.equal(lowered[ended], shaped[ended])
 
 
 @PROPERTY
@@ -418,6 +605,41 @@ def test_gae_is_linear_in_rewards_and_values(batch: Batch, gamma: float, lam: fl
     same(gae(batch.a + 2 * batch.c, batch.b + 2 * batch.d), gae(batch.a, batch.b) + 2 * gae(batch.c, batch.d))
 
 
+# ---- a whole completion as one action
+
+
+@PROPERTY
+@given(batches(), fractions, fractions, fractions)
+def test_the_advantage_of_a_completion_is_its_score_less_penalty_and_value(
+    batch: Batch, kl_coef: float, gamma: float, lam: float
+) -> None:
+    k1 = functional.kl_penalty(batch.a, batch.b, estimator="k1")
+    total, one = functional.actions(k1, batch.mask, level="sequence"), batch.mask[:, :1]
+    rewards = functional.token_rewards(batch.row, total, one, kl_coef=kl_coef)
+    advantages, returns = functional.gae(rewards, batch.c[:, :1], one, gamma=gamma, lam=lam)
+    wanted = batch.row - kl_coef * (k1 * batch.mask).sum(1)
+    same(returns, wanted.unsqueeze(1))
+    same(advantages, (wanted - batch.c[:, 0]).unsqueeze(1))
+
+
+@PROPERTY
+@given(batches())
+def test_the_ratio_of_a_completion_is_the_product_of_those_of_its_tokens(batch: Batch) -> None:
+    new, old = (functional.actions(x, batch.mask, level="sequence") for x in (batch.a, batch.b))
+    loss, _ = functional.clipped_policy_loss(new, old, -torch.ones_like(new), cliprange=math.inf)
+    ratios = (batch.a - batch.b).exp().masked_fill(~batch.mask, 1)
+    np.testing.assert_allclose(loss, ratios.prod(1, keepdim=True), rtol=1e-10)
+    same(functional.kl_penalty(new, old, estimator="k1"), (batch.a - batch.b).mul(batch.mask).sum(1, keepdim=True))
+
+
+@PROPERTY
+@given(batches())
+def test_per_token_nothing_is_summed_and_a_completion_of_one_token_is_that_token(batch: Batch) -> None:
+    assert torch.equal(functional.actions(batch.a, batch.mask, level="token")[batch.mask], batch.a[batch.mask])
+    first, one = batch.a[:, :1], batch.mask[:, :1]
+    assert torch.equal(functional.actions(first, one, level="sequence"), first)
+
+
 # ---- losses
 
 
@@ -453,6 +675,60 @@ def test_the_clip_acts_only_on_gains_beyond_the_range_and_stops_their_gradient(b
 
 @PROPERTY
 @given(batches(), clipranges)
+def test_an_upper_bound_equal_to_the_lower_is_the_symmetric_clip(batch: Batch, cliprange: float) -> None:
+    got = functional.clipped_policy_loss(batch.a, batch.b, batch.c, cliprange=cliprange, cliprange_high=cliprange)
+    identical(got, functional.clipped_policy_loss(batch.a, batch.b, batch.c, cliprange=cliprange))
+
+
+@PROPERTY
+@given(batches(), clipranges, st.floats(0.001, 1))
+def test_a_higher_upper_bound_lets_gains_alone_grow(batch: Batch, cliprange: float, more: float) -> None:
+    arguments, high = (batch.a, batch.b, batch.c), cliprange + more
+    loss, clipped = functional.clipped_policy_loss(*arguments, cliprange=cliprange, cliprange_high=high)
+    symmetric, symmetric_clipped = functional.clipped_policy_loss(*arguments, cliprange=cliprange)
+    gains, ratio = batch.c > 0, (batch.a - batch.b).exp()
+    assert torch.equal(loss[~gains], symmetric[~gains]) and torch.equal(clipped[~gains], symmetric_clipped[~gains])
+    same(loss[gains], (-batch.c * ratio.clamp(max=1 + high))[gains])
+    assert torch.equal(clipped[gains], (ratio > 1 + high)[gains])
+    assert (loss <= symmetric).all()
+
+
+@PROPERTY
+@given(batches(), clipranges, clipranges, dual_clips)
+def test_dual_clip_bounds_the_loss_of_bad_actions_and_leaves_the_others_alone(
+    batch: Batch, cliprange: float, high: float, dual_clip: float
+) -> None:
+    arguments, bounds = (batch.a, batch.b, batch.c), {"cliprange": cliprange, "cliprange_high": high}
+    single, single_clipped = functional.clipped_policy_loss(*arguments, **bounds)
+    loss, clipped = functional.clipped_policy_loss(*arguments, **bounds, dual_clip=dual_clip)
+    bad, ceiling = batch.c < 0, -dual_clip * batch.c
+    assert (loss <= ceiling)[bad].all()
+    assert torch.equal(loss[bad], torch.minimum(single, ceiling)[bad])
+    identical((loss[~bad], clipped[~bad]), (single[~bad], single_clipped[~bad]))
+    assert torch.equal(clipped, single_clipped | (loss < single))
+
+
+@PROPERTY
+@given(batches(), clipranges, clipranges, dual_clips)
+def test_no_gradient_passes_any_clip_and_all_of_it_passes_elsewhere(
+    batch: Batch, cliprange: float, high: float, dual_clip: float
+) -> None:
+    logprobs, ratio = batch.a.clone().requires_grad_(), (batch.a - batch.b).exp()
+    loss, clipped = functional.clipped_policy_loss(
+        logprobs, batch.b, batch.c, cliprange=cliprange, cliprange_high=high, dual_clip=dual_clip
+    )
+    same(gradient(loss, logprobs), torch.where(clipped, 0.0, -ratio * batch.c))
+
+
+@PROPERTY
+@given(batches(), clipranges)
+def test_a_dual_clip_that_nothing_reaches_changes_nothing(batch: Batch, cliprange: float) -> None:
+    got = functional.clipped_policy_loss(batch.a, batch.b, batch.c, cliprange=cliprange, dual_clip=math.exp(9))
+    identical(got, functional.clipped_policy_loss(batch.a, batch.b, batch.c, cliprange=cliprange))
+
+
+@PROPERTY
+@given(batches(), clipranges)
 def test_the_clipped_value_loss_is_never_below_the_unclipped(batch: Batch, cliprange: float) -> None:
     loss, clipped = functional.clipped_value_loss(batch.a, batch.b, batch.c, cliprange=cliprange)
     unclipped, none = functional.clipped_value_loss(batch.a, batch.b, batch.c, cliprange=None)
@@ -474,17 +750,19 @@ def test_rounding_never_counts_as_clipping(dtype: torch.dtype) -> None:
 
 
 @PROPERTY
-@given(batches(), st.data())
-def test_micro_batches_of_any_split_add_up_to_the_minibatch(batch: Batch, data: st.DataObject) -> None:
+@given(batches(), aggregations, st.data())
+def test_micro_batches_of_any_split_add_up_to_the_minibatch(batch: Batch, mode: str, data: st.DataObject) -> None:
     size = len(batch.mask)
     cuts = sorted(data.draw(st.sets(st.integers(1, size - 1)))) if size > 1 else []
     bounds = [0, *cuts, size]
-    tokens = batch.mask.sum()
+    counts = {"tokens": batch.mask.sum(), "sequences": torch.tensor(size), "length": 6}
     scale = torch.tensor(1.5, dtype=torch.float64, requires_grad=True)  # one weight that every token depends on
 
     def loss(part: slice) -> Tensor:
-        per_token = (batch.a[part] * scale).square()
-        return functional.aggregate(per_token, batch.mask[part], tokens=tokens)
+        # A micro-batch is no wider than its longest response.
+        width = int(batch.mask[part].sum(1).max())
+        per_token = (batch.a[part, :width] * scale).square()
+        return functional.aggregate(per_token, batch.mask[part, :width], **counts, mode=mode)
 
     whole = loss(slice(None))
     (wanted,) = torch.autograd.grad(whole, scale)
@@ -498,6 +776,50 @@ def test_micro_batches_of_any_split_add_up_to_the_minibatch(batch: Batch, data: 
 def test_aggregate_over_all_tokens_is_the_masked_mean(batch: Batch) -> None:
     got = functional.aggregate(batch.a, batch.mask, tokens=batch.mask.sum())
     same(got, functional.masked_mean(batch.a, batch.mask))
+
+
+@PROPERTY
+@given(batches())
+def test_both_token_means_are_one_where_all_responses_are_as_long(batch: Batch) -> None:
+    full, width = torch.ones_like(batch.mask), batch.mask.shape[1]
+    token_mean = _aggregate(batch.a, full, "token-mean")
+    same(_aggregate(batch.a, full, "seq-mean-token-mean"), token_mean)
+    same(_aggregate(batch.a, full, "seq-mean-token-sum"), token_mean * width)
+    same(_aggregate(batch.a, full, "seq-sum-norm"), token_mean * width / 6)
+
+
+@PROPERTY
+@given(batches())
+def test_both_token_means_are_one_for_a_single_response(batch: Batch) -> None:
+    loss, mask = batch.a[:1], batch.mask[:1]
+    same(_aggregate(loss, mask, "seq-mean-token-mean"), _aggregate(loss, mask, "token-mean"))
+    same(_aggregate(loss, mask, "seq-mean-token-sum"), loss[mask].sum())
+
+
+@PROPERTY
+@given(batches())
+def test_all_modes_are_one_for_actions_that_are_whole_completions(batch: Batch) -> None:
+    loss, one = batch.a[:, :1], batch.mask[:, :1]
+    counts = {"tokens": len(one), "sequences": len(one), "length": 1}
+    for mode in functional.AGGREGATIONS:
+        same(functional.aggregate(loss, one, **counts, mode=mode), loss.mean())
+
+
+@PROPERTY
+@given(batches(), st.integers(1, 100))
+def test_the_constant_divisor_is_the_token_sum_by_the_longest_length(batch: Batch, length: int) -> None:
+    sequences = len(batch.mask)
+    got = functional.aggregate(
+        batch.a, batch.mask, tokens=math.nan, sequences=sequences, length=length, mode="seq-sum-norm"
+    )
+    same(got * length, _aggregate(batch.a, batch.mask, "seq-mean-token-sum"))
+
+
+@PROPERTY
+@given(batches())
+def test_the_mean_over_sequences_is_that_of_their_own_means(batch: Batch) -> None:
+    means = torch.stack([functional.masked_mean(*row) for row in zip(batch.a, batch.mask, strict=True)])
+    same(_aggregate(batch.a, batch.mask, "seq-mean-token-mean"), means.mean())
 
 
 # ---- the critic's worth
@@ -517,6 +839,27 @@ def test_explained_variance_is_one_for_perfect_values_and_zero_for_constant_ones
 def test_explained_variance_never_exceeds_one_and_is_nan_without_variation(batch: Batch) -> None:
     assert not functional.explained_variance(batch.a, batch.b, batch.mask) > 1
     assert functional.explained_variance(batch.a, torch.full_like(batch.b, 0.5), batch.mask).isnan()
+
+
+@PROPERTY
+@given(batches(), numbers)
+def test_constant_gain_is_explained_variance_less_what_an_offset_costs(batch: Batch, constant: float) -> None:
+    kept = batch.b[batch.mask]
+    variance, offset = kept.var(correction=0), (batch.b - batch.a)[batch.mask].mean()
+    assume(variance > 1e-3)
+    gain, explained = (getattr(functional, name) for name in ("constant_gain", "explained_variance"))
+    got = gain(batch.a, batch.b, batch.mask)
+    assert got <= 1
+    same(got, explained(batch.a, batch.b, batch.mask) - offset.square() / variance)
+    same(gain(batch.b, batch.b, batch.mask), 1.0)
+    same(gain(torch.full_like(batch.b, float(kept.mean())), batch.b, batch.mask), 0.0)
+    assert gain(torch.full_like(batch.b, constant), batch.b, batch.mask) <= 1e-10
+
+
+@PROPERTY
+@given(batches())
+def test_constant_gain_is_nan_without_variation(batch: Batch) -> None:
+    assert functional.constant_gain(batch.a, torch.full_like(batch.b, 0.5), batch.mask).isnan()
 
 
 # ---- β
@@ -581,18 +924,33 @@ def test_gradient_of_entropy() -> None:
     assert torch.autograd.gradcheck(functional.entropy, (_inputs(2, 3, 7, scale=2),))
 
 
-def test_gradient_of_the_clipped_policy_loss() -> None:
+def test_gradient_of_the_exact_kl() -> None:
+    assert torch.autograd.gradcheck(functional.exact_kl, (_inputs(2, 3, 7, scale=2), _inputs(2, 3, 7, seed=1, scale=2)))
+
+
+def test_gradient_of_k3_in_the_loss() -> None:
+    # The others hold ρ constant, which finite differences cannot see.
+    old, ref = _inputs(2, 3, seed=1).detach(), _inputs(2, 3, seed=2).detach()
+    assert torch.autograd.gradcheck(lambda x: functional.kl_loss(x, old, ref, estimator="k3"), (_inputs(2, 3),))
+
+
+@pytest.mark.parametrize(
+    "clips",
+    [{"cliprange": 0.2}, {"cliprange": 0.2, "cliprange_high": 0.3, "dual_clip": 1.5}],
+    ids=["symmetric", "higher and dual"],
+)
+def test_gradient_of_the_clipped_policy_loss(clips: dict[str, float]) -> None:
     old, advantages = _inputs(4, 6, seed=1).detach(), _inputs(4, 6, seed=2).detach()
     logprobs = (old + _inputs(4, 6, seed=3, scale=0.4).detach()).requires_grad_()
     ratio = (logprobs - old).exp().detach()
-    _at_least(torch.stack([ratio - 1.2, ratio - 0.8]))
-    _, clipped = functional.clipped_policy_loss(logprobs, old, advantages, cliprange=0.2)
+    _at_least(torch.stack([ratio - bound for bound in (0.8, 1.2, 1.3, 1.5)]))
+    _, clipped = functional.clipped_policy_loss(logprobs, old, advantages, **clips)
     assert clipped.any() and not clipped.all()
     mask = torch.arange(6) < torch.tensor([[6], [2], [1], [4]])
 
-    def loss(x: Tensor) -> tuple[Tensor, Tensor]:
-        per_token, _ = functional.clipped_policy_loss(x, old, advantages, cliprange=0.2)
-        return per_token, functional.aggregate(per_token, mask, tokens=mask.sum())
+    def loss(x: Tensor) -> tuple[Tensor, ...]:
+        per_token, _ = functional.clipped_policy_loss(x, old, advantages, **clips)
+        return per_token, *(_aggregate(per_token, mask, mode) for mode in functional.AGGREGATIONS)
 
     assert torch.autograd.gradcheck(loss, (logprobs,))
 

@@ -22,11 +22,10 @@ from transformers import (
     Qwen2Config,
 )
 
+from rlhf_zoo.actor_critic import ActorCritic
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.models import (
     CRITIC_DIR,
-    ActorCritic,
-    Reference,
     build_causal,
     critic_from,
     disable_dropout,
@@ -37,6 +36,7 @@ from rlhf_zoo.models import (
     score_statistics,
     set_score_statistics,
 )
+from rlhf_zoo.reference import Reference
 from rlhf_zoo.sampling import Samples, sample
 
 COMMON: dict[str, Any] = {"vocab_size": 17, "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None}
@@ -307,7 +307,7 @@ def test_samples_are_read_by_policy_and_critic_at_the_same_positions() -> None:
     samples: Samples = sample(
         actor.policy, [[5], [6, 7, 8]], keys=[(0,), (1,)], seed=1, max_new_tokens=5, stop_ids=[EOS], pad_id=PAD
     )
-    logits, values = actor(samples, 1.0)
+    logits, values, _ = actor(samples, 1.0)
     assert logits.shape == (*samples.mask.shape, 17) and values.shape == samples.mask.shape
     logps = logits.log_softmax(-1).gather(-1, samples.completion_ids.unsqueeze(-1)).squeeze(-1)
     assert (logps - samples.logprobs)[samples.mask].abs().max() < 1e-5

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import sys
 
 import pytest
 
@@ -83,3 +84,108 @@ def test_a_defect_inside_a_plugin_keeps_its_traceback(tmp_path, monkeypatch):
 def test_did_you_mean():
     assert did_you_mean("kl_coeff", ["kl_coef", "vf_coef"]) == ", did you mean 'kl_coef'?"
     assert did_you_mean("xyz", ["kl_coef"]) == ""
+
+
+# Settings in parentheses
+
+
+@pytest.fixture
+def makers(tmp_path, monkeypatch):
+    """A module with a factory, a dataclass and an object of it."""
+    (tmp_path / "toy_makers.py").write_text(
+        "from dataclasses import dataclass\n"
+        "def at_most(limit, *, unit='words'):\n"
+        "    if limit < 1:\n"
+        "        raise ValueError('limit must be positive')\n"
+        "    return (limit, unit)\n"
+        "def anything(**settings):\n    return settings\n"
+        "def broken():\n    return 1 / 0\n"
+        "@dataclass(frozen=True)\n"
+        "class Length:\n    target: int = 3\n    unit: str = 'tokens'\n"
+        "length = Length(unit='words')\n"
+        "NUMBER = 7\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "toy_makers:"
+    sys.modules.pop("toy_makers", None)
+
+
+def test_settings_make_an_object(makers):
+    assert load_object(f"{makers}at_most(limit=3)", group=GROUP) == (3, "words")
+    assert load_object(f"{makers}at_most( limit = 3, unit='tokens (all)' )", group=GROUP) == (3, "tokens (all)")
+    made = load_object(f"{makers}Length(target=-5)", group=GROUP)
+    assert (made.target, made.unit) == (-5, "tokens")
+    assert load_object(f"{makers}anything()", group=GROUP) == {}
+    literals = r"""anything(a=None, b=True, c=[1, 2.5], d={'x': ("y",)}, e=r"\d+:'", f='a' "b")"""
+    assert load_object(makers + literals, group=GROUP) == {
+        "a": None, "b": True, "c": [1, 2.5], "d": {"x": ("y",)}, "e": r"\d+:'", "f": "ab",
+    }  # fmt: skip
+
+
+def test_settings_of_an_object_of_a_dataclass_give_a_copy(makers):
+    made = load_object(f"{makers}length(target=9)", group=GROUP)
+    assert (made.target, made.unit) == (9, "words")
+    kept = load_object(f"{makers}length", group=GROUP)
+    assert kept.target == 3 and kept == load_object(f"{makers}length()", group=GROUP)
+
+
+def test_settings_behind_an_entry_point(package):
+    with pytest.raises(ZooError, match=r"settings of \"length\(prompts=\['a'\]\)\" do not fit: missing a required arg"):
+        load_object("length(prompts=['a'])", group=GROUP)
+    assert load_object("length(prompts=['a'], completions=['four'])", group=GROUP) == [4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("at_most(limit=3", "is no name with settings: write NAME"),
+        ("at_most(limit=3))", "is no name with settings"),
+        ("at_most(3)", "is no name with settings"),
+        ("at_most(*[3])", "is no name with settings"),
+        ("at_most(**{'limit': 3})", "is no name with settings"),
+        ("at_most(limit=3)(unit=1)", "is no name with settings"),
+        ("at_most(limit=3).real", "is no name with settings"),
+        ("at_most(limit=1) + at_most(limit=2)", "is no name with settings"),
+        ("at_most(limit=(yield))", "limit in .* is no literal"),
+        ("at_most(limit=words)", "limit in .* is no literal: write a number, a quoted text"),
+        ("at_most(limit=print('run'))", "limit in .* is no literal"),
+        ("at_most(limit=__import__('os').getcwd())", "limit in .* is no literal"),
+        ("at_most(limit=[x for x in 'ab'])", "limit in .* is no literal"),
+        ("at_most(limit=f'{1}')", "limit in .* is no literal"),
+        ("at_most(limit=2 ** 9)", "limit in .* is no literal"),
+        ("at_most(limit=" + "(" * 500 + "1" + ")" * 500 + ")", "is no name with settings"),
+        ("at_most(limit='\0')", "is no name with settings"),
+        ("at_most(limit=1, limit=2)", "says limit twice"),
+        ("at_most(limit=1, unitt='words')", "no setting 'unitt' for .*, did you mean 'unit'"),
+        ("at_most(limit=1, zzz=0)", "no setting 'zzz' for .*: it takes limit, unit"),
+        ("at_most(unit='words')", "do not fit: missing a required argument: 'limit'"),
+        ("at_most(limit=0)", "do not work: limit must be positive"),
+        ("length(targt=1)", "no setting 'targt' for .*, did you mean 'target'"),
+        ("NUMBER(x=1)", "gives settings to an object of type int, which takes none"),
+        ("nothing(x=1)", "no 'nothing' in the module 'toy_makers'"),
+    ],
+)
+def test_settings_are_read_and_never_run(makers, capsys, settings, message):
+    with pytest.raises(ZooError, match=message) as caught:
+        load_object(makers + settings, group=GROUP)
+    assert "\n" not in str(caught.value) and capsys.readouterr().out == ""
+
+
+def test_a_defect_inside_a_factory_keeps_its_traceback(makers):
+    with pytest.raises(ZeroDivisionError):
+        load_object(f"{makers}broken()", group=GROUP)
+
+
+def test_a_name_that_packages_register_for_different_objects_is_refused(package, tmp_path):
+    def install(name, target):
+        info = tmp_path / f"{name}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{GROUP}]\nlength = {target}\n")
+        importlib.invalidate_caches()
+
+    install("same", "toy_plugin:length")
+    assert load_object("length", group=GROUP)(["a"], ["four"]) == [4]
+    install("another", "other:length")
+    with pytest.raises(ZooError, match="more than once, as other:length and toy_plugin:length: write the one"):
+        load_object("length", group=GROUP)

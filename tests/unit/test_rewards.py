@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import math
+import re
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from trainer_fixture import EOS, LETTERS, PAD, make_policy, make_reward_model, make_tokenizer
@@ -16,6 +23,7 @@ from transformers import (
     RobertaConfig,
     RobertaForSequenceClassification,
 )
+from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment, think_format_reward
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.rewards import RewardModel, Rewards
@@ -68,20 +76,62 @@ def test_a_reward_of_weight_zero_is_watched_and_not_paid(samples: Samples) -> No
     assert scored.total.tolist() == [1, 1, 1] and scored.each[2, 1] == -4
 
 
-def test_names_are_unique(samples: Samples) -> None:
-    class Judge:
-        def __call__(self, **_: Any) -> list[float]:
-            return [0.0] * 3
+class Judge:
+    def __call__(self, **_: Any) -> list[float]:
+        return [0.0] * 3
 
+    def strictly(self, **_: Any) -> list[float]:
+        return [-1.0] * 3
+
+
+def test_names_are_unique(samples: Samples) -> None:
     model = RewardModel(make_reward_model(), make_tokenizer(), make_tokenizer())
     assert Rewards([one, some]).names == ["one", "some"]
     assert Rewards([one, one, model, Judge()]).names == ["one_0", "one_1", "reward_model", "Judge"]
     assert call(Rewards([one, Judge(), model]), samples).each.shape == (3, 3)
 
+    def one_1(**_: Any) -> list[float]:
+        return [3.0] * 3
 
-def test_numbers_of_numpy_and_torch_are_numbers(samples: Samples) -> None:
-    for values in (torch.tensor([1.0, 2.0, 3.0]), torch.tensor([1.0, 2.0, 3.0]).numpy(), (1, 2, 3), [True, 2, 3.0]):
-        assert call(Rewards([lambda values=values, **_: values]), samples).total.tolist() == [1, 2, 3]
+    names = Rewards([one, one, one_1]).names
+    assert names == ["one_0", "one_1_", "one_1"]
+    assert call(Rewards([one, one, one_1]), samples).each[0].tolist() == [1, 1, 3]
+
+
+def test_names_are_those_of_grpo() -> None:
+    class Named:
+        __name__ = "politeness"
+
+        def __call__(self, **_: Any) -> list[float]:
+            return [0.0] * 3
+
+    nested = functools.partial(functools.partial(some, extra=1), extra=2)
+    given = [nested, Named(), functools.partial(Judge()), Judge().strictly]
+    assert Rewards(given).names == ["some", "politeness", "Judge", "strictly"]
+
+
+def test_a_class_and_what_cannot_be_called_are_refused() -> None:
+    with pytest.raises(ZooError, match=r"The reward Judge is a class, and only its objects score: give Judge\(…\)"):
+        Rewards([one, Judge])
+    with pytest.raises(ZooError, match="'one' is no reward"):
+        Rewards(["one"])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        torch.tensor([1.0, 2.0, 3.0]),
+        torch.tensor([[1.0], [2.0], [3.0]], dtype=torch.bfloat16),
+        np.array([1, 2, 3], dtype=np.int16),
+        [torch.tensor(1.0), np.float32(2), np.array([3.0])],
+        (1, 2, 3),
+        [True, Fraction(2), Decimal("3")],
+        (n for n in (1, 2, 3)),
+    ],
+    ids=["tensor", "column", "array", "scalars", "tuple", "kinds of numbers", "generator"],
+)
+def test_numbers_of_numpy_and_torch_are_numbers(samples: Samples, values: Any) -> None:
+    assert call(Rewards([lambda **_: values]), samples).total.tolist() == [1, 2, 3]
 
 
 def test_columns_reach_the_function(samples: Samples) -> None:
@@ -91,9 +141,40 @@ def test_columns_reach_the_function(samples: Samples) -> None:
         seen.update(given)
         return [0.0] * 3
 
-    call(Rewards([keep]), samples, topic=["x", "y", "z"])
-    assert seen.keys() == {"prompts", "completions", "completion_ids", "topic"}
+    state = object()
+    call(Rewards([keep]), samples, topic=["x", "y", "z"], trainer_state=state)
+    assert seen.keys() == {
+        "prompts", "completions", "completion_ids", "topic", "trainer_state", "log_extra", "log_metric",
+    }  # fmt: skip
     assert seen["prompts"] == PROMPTS and seen["completion_ids"] == samples.token_lists()
+    assert seen["topic"] == ["x", "y", "z"] and seen["trainer_state"] is state
+
+
+def test_a_function_cannot_change_what_the_next_one_sees(samples: Samples) -> None:
+    def spoil(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        prompts.clear()
+        completions[0] = "spoiled"
+        completion_ids[0].clear()
+        return [0.0] * 3
+
+    def count(prompts: list[str], completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
+        assert prompts == PROMPTS and "spoiled" not in completions
+        return [float(len(ids)) for ids in completion_ids]
+
+    lengths = [len(ids) for ids in samples.token_lists()]
+    assert call(Rewards([spoil, count]), samples).total.tolist() == lengths and lengths[0] > 0
+
+
+def test_functions_of_trl_work_unchanged(samples: Samples) -> None:
+    functions = [get_soft_overlong_punishment(4, 2), get_repetition_penalty_reward(1)]
+    scored = call(Rewards(functions), samples)
+    for column, function in enumerate(functions):
+        assert scored.each[:, column].tolist() == pytest.approx(function(samples.token_lists()), abs=1e-7)  # float32
+    assert Rewards(functions).names == ["soft_overlong_punishment_reward", "repetition_penalty_reward"]
+
+    chats = [[{"role": "assistant", "content": text}] for text in ("<think>a</think>b", "b", "<think>a")]
+    scored = Rewards([think_format_reward])(samples, PROMPTS, chats, [""] * 3, {})
+    assert scored.total.tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize(
@@ -104,10 +185,18 @@ def test_columns_reach_the_function(samples: Samples) -> None:
         ([1.0, -math.inf, 2.0], "wrong returned -inf for row 1, prompt 'd'"),
         (None, "wrong returned no list of numbers"),
         (1.0, "wrong returned no list of numbers"),
-        (["high", "low", "low"], "wrong returned no list of numbers"),
-        ([[1.0], [2.0], [3.0]], "wrong returned no list of numbers"),
-        ([1.0, None, 2.0], "No reward applies to the prompt 'd'"),
-        (ValueError("no"), "wrong raised ValueError: no; its first prompt was 'abc'"),
+        ("123", "wrong returned no list of numbers but '123'"),
+        ({0: 1.0, 1: 1.0, 2: 1.0}, "wrong returned no list of numbers but {"),
+        ([1.0, "high", "low"], "wrong returned no list of numbers: 'high' stands for row 1, prompt 'd'"),
+        ([1.0, 2.0, "3.0"], "wrong returned no list of numbers: '3.0' stands for row 2, prompt 'fg'"),
+        ([[1.0], [2.0], [3.0]], r"wrong returned no list of numbers: \[1.0\] stands for row 0"),
+        ([1.0, 2.0, torch.ones(2)], r"wrong returned no list of numbers: tensor\(.* stands for row 2"),
+        ([1.0, 1e39, 2.0], r"wrong returned 1e\+39 for row 1, prompt 'd': return a finite number"),
+        ([1.0, 2.0, 10**400], "wrong returned inf for row 2"),
+        ([1.0, None, 2.0], "No reward applies to the prompt 'd' of row 1: wrong returned None for it"),
+        (ValueError("no"), "wrong raised ValueError: no on row 0, prompt 'abc'"),
+        (ValueError("no\nnot at all"), "wrong raised ValueError: no on row 0"),
+        (ZooError("Give a better list."), "^Give a better list.$"),
     ],
 )
 def test_a_wrong_answer_is_an_error_that_names_the_function(samples: Samples, values: Any, message: str) -> None:
@@ -116,8 +205,184 @@ def test_a_wrong_answer_is_an_error_that_names_the_function(samples: Samples, va
             raise values
         return values
 
-    with pytest.raises(ZooError, match=message):
+    with pytest.raises(ZooError, match=message) as caught:
         call(Rewards([wrong]), samples)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_function_that_returned_none_is_named(samples: Samples) -> None:
+    def none(**_: Any) -> list[None]:
+        return [None] * 3
+
+    with pytest.raises(ZooError, match="the prompt 'abc' of row 0: none_0, some and none_2 returned None for it"):
+        call(Rewards([none, some, none]), samples)
+
+
+@pytest.mark.parametrize("kind", ["function", "generator", "coroutine"])
+def test_the_row_that_raises_is_named_with_its_own_exception(samples: Samples, kind: str) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def check(prompts: list[str], topic: list[str], trainer_state: Any, log_metric: Callable, **_: Any) -> list[float]:
+        seen.append((*prompts, *topic, trainer_state))
+        log_metric("rows", len(prompts))
+        if "fg" in prompts:
+            raise KeyError("fg" if len(prompts) == 1 else "some row")
+        return [0.0] * len(prompts)
+
+    def check_later(**given: Any) -> Iterator[float]:
+        yield from check(**given)
+
+    async def check_slowly(**given: Any) -> list[float]:
+        return check(**given)
+
+    function = {"function": check, "generator": check_later, "coroutine": check_slowly}[kind]
+    with pytest.raises(ZooError, match="raised KeyError: 'fg' on row 2, prompt 'fg': mend it, or let it") as caught:
+        call(Rewards([one, function]), samples, topic=["x", "y", "z"], trainer_state="abc")
+    assert function.__name__ in str(caught.value) and isinstance(caught.value.__cause__, KeyError)
+    assert seen == [
+        ("abc", "d", "fg", "x", "y", "z", "abc"), ("abc", "x", "abc"), ("d", "y", "abc"), ("fg", "z", "abc"),
+    ]  # fmt: skip
+
+
+def test_what_raises_only_on_the_batch_says_so(samples: Samples) -> None:
+    def compare(completions: list[str], **_: Any) -> list[float]:
+        if len(completions) > 1:
+            raise ZeroDivisionError
+        return [0.0]
+
+    with pytest.raises(ZooError, match="compare raised ZeroDivisionError on the batch of 3 completions and on none of"):
+        call(Rewards([compare]), samples)
+
+
+def test_one_row_is_not_tried_twice(samples: Samples) -> None:
+    calls = []
+
+    def once(**_: Any) -> list[float]:
+        calls.append(1)
+        raise ValueError("first")
+
+    with pytest.raises(ZooError, match="once raised ValueError: first on row 0, prompt 'abc'"):
+        Rewards([once])(samples.rows(slice(0, 1)), ["abc"], ["x"], ["abcx"], {})
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "shown"),
+    [
+        ("x" * 80, repr("x" * 80)),
+        ("x" * 81, repr("x" * 79 + "…")),
+        ("two\nlines", r"'two\nlines'"),
+        ([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}], "'Why?'"),
+    ],
+)
+def test_a_prompt_is_shown_short_and_on_one_line(samples: Samples, prompt: Any, shown: str) -> None:
+    def wrong(**_: Any) -> list[float]:
+        return [math.nan]
+
+    with pytest.raises(ZooError, match=re.escape(f"for row 0, prompt {shown}: return")):
+        Rewards([wrong])(samples.rows(slice(0, 1)), [prompt], ["x"], ["x"], {})
+
+
+def test_a_signature_that_does_not_fit_is_one_sentence(samples: Samples) -> None:
+    def strict(prompts: list[str], completions: list[str]) -> list[float]:
+        return [0.0] * 3
+
+    def needs(completions: list[str], solution: list[str], **_: Any) -> list[float]:
+        return [0.0] * 3
+
+    given = "prompts, completions, completion_ids, log_extra and log_metric"
+    with pytest.raises(ZooError, match=rf"strict cannot be called with {given} \(got an unexpected .*take \*\*columns"):
+        call(Rewards([strict]), samples)
+    with pytest.raises(ZooError, match=r"missing a required.* argument: 'solution'.*each column that it asks for"):
+        call(Rewards([needs]), samples)
+    assert call(Rewards([needs]), samples, solution=["a", "b", "c"]).total.tolist() == [0, 0, 0]
+
+
+# What functions log
+
+
+def test_what_functions_log_is_kept_with_the_scores(samples: Samples) -> None:
+    def first(completions: list[str], log_extra: Callable, log_metric: Callable, **_: Any) -> list[float]:
+        log_extra("read", ["a", None, 3])
+        for length in (1, 2, 6):
+            log_extra("length", [length])
+            log_metric("mean length", torch.tensor(length))
+        return [0.0] * 3
+
+    def second(completions: list[str], log_extra: Callable, log_metric: Callable, **_: Any) -> list[float]:
+        log_extra("read", ("x", "y", "z"))
+        log_metric("mean length", 7)
+        log_metric("share", 0.25)
+        return [0.0] * 3
+
+    rewards = Rewards([first, second])
+    for _ in range(2):
+        scored = call(rewards, samples)
+        assert scored.extra == {"read": ["a", None, 3], "length": [1, 2, 6], "read (second)": ["x", "y", "z"]}
+        assert scored.metrics == {"mean length": 4.0, "share": 0.25}
+    assert call(Rewards([one]), samples).extra == {} == call(Rewards([one]), samples).metrics
+
+
+def test_what_cannot_be_logged_is_one_sentence(samples: Samples) -> None:
+    def short(log_extra: Callable, **_: Any) -> list[float]:
+        log_extra("read", ["a"])
+        return [0.0] * 3
+
+    def words(log_metric: Callable, **_: Any) -> list[float]:
+        log_metric("share", "much")
+        return [0.0] * 3
+
+    with pytest.raises(ZooError, match="short logged 1 values as 'read' for 3 completions: log one for each"):
+        call(Rewards([short]), samples)
+    with pytest.raises(ZooError, match="words raised ValueError: could not convert"):
+        call(Rewards([words]), samples)
+
+
+# Coroutine functions
+
+
+class Slow:
+    def __init__(self, barrier: asyncio.Barrier | None = None) -> None:
+        self.barrier = barrier
+        self.loops: list[asyncio.AbstractEventLoop] = []
+
+    async def __call__(self, prompts: list[str], log_metric: Callable, **_: Any) -> list[float | None]:
+        self.loops.append(asyncio.get_running_loop())
+        if self.barrier is not None:
+            await asyncio.wait_for(self.barrier.wait(), timeout=20)
+        log_metric("prompts", len(prompts))
+        return [None, 2.0, 3.0]
+
+
+async def slowly(offset: float, **_: Any) -> list[float]:
+    await asyncio.sleep(0)
+    return [offset] * 3
+
+
+def test_coroutine_functions_are_awaited_in_every_form(samples: Samples) -> None:
+    given = [one, Slow(), functools.partial(slowly, offset=4.0), lambda **_: slowly(5.0)]
+    scored = call(Rewards(given), samples)
+    assert scored.total.tolist() == [10, 12, 13] and math.isnan(scored.each[0, 1])
+    assert scored.metrics == {"prompts": 3}
+    assert Rewards(given).names == ["one", "Slow", "slowly", "<lambda>"]
+
+
+def test_coroutine_functions_wait_together_on_one_loop_for_all_batches(samples: Samples) -> None:
+    """Each waits until the other has come as far: one after the other they would never end."""
+    barrier = asyncio.Barrier(2)
+    first, second = Slow(barrier), Slow(barrier)
+    rewards = Rewards([one, first, second])
+    for _ in range(2):
+        assert call(rewards, samples).total.tolist() == [1, 5, 7]
+    assert len(first.loops) == 2 and len({*first.loops, *second.loops}) == 1
+
+
+def test_coroutine_functions_run_where_a_loop_runs_already(samples: Samples) -> None:
+    async def notebook() -> list[float]:
+        given = [functools.partial(slowly, offset=4.0), lambda **_: slowly(5.0)]
+        return call(Rewards(given), samples).total.tolist()
+
+    assert asyncio.run(notebook()) == [9, 9, 9]
 
 
 def test_no_reward_or_another_count_of_weights_is_refused() -> None:
@@ -152,6 +417,47 @@ def test_a_score_is_read_at_eos_where_the_text_ended() -> None:
     ended, open_ = scorer.score_texts(["abc", "abc"], ended=[True, False]).tolist()
     assert ended == pytest.approx(alone(model, [*ids, EOS]), abs=1e-5)
     assert open_ == pytest.approx(alone(model, ids), abs=1e-5) and abs(ended - open_) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("center", "scale", "mean", "std"),
+    [(True, True, 0.3, 0.5), (False, True, 0.0, 0.5), (True, False, 0.3, 1.0), (False, False, 0.0, 1.0)],
+)
+def test_centre_and_scale_can_be_left_out(center: bool, scale: bool, mean: float, std: float) -> None:
+    model, tokenizer = make_reward_model(statistics=(0.3, 0.5)), make_tokenizer()
+    scorer = RewardModel(model, tokenizer, make_tokenizer(), center=center, scale=scale)
+    assert (scorer.mean, scorer.std) == (mean, std)
+    raw = alone(model, [*tokenizer("abc")["input_ids"], EOS])
+    assert scorer.score_texts(["abc"], ended=[True]).item() == pytest.approx((raw - mean) / std, abs=1e-5)
+
+
+@pytest.mark.parametrize("statistics", [(0.3, 0.0), (0.3, -1.0), (math.nan, 1.0), (0.0, math.inf)])
+def test_statistics_that_scale_nothing_are_refused(statistics: tuple[float, float]) -> None:
+    with pytest.raises(ZooError, match=r"mean .* and standard deviation .*: measure them again"):
+        RewardModel(make_reward_model(statistics=statistics), make_tokenizer(), make_tokenizer())
+    RewardModel(make_reward_model(statistics=statistics), make_tokenizer(), make_tokenizer(), center=False, scale=False)
+
+
+def test_a_score_that_is_not_finite_names_its_row(samples: Samples) -> None:
+    """NaN would else read as "does not apply" and be paid as 0."""
+    model = make_reward_model()
+    scorer = RewardModel(model, make_tokenizer(), make_tokenizer())
+    unseen = next(iter({*make_tokenizer()("f")["input_ids"]} - {*make_tokenizer()("abcd")["input_ids"]}))
+    model.get_input_embeddings().weight[unseen] = math.nan
+    rows = [[*make_tokenizer()(p)["input_ids"], *c] for p, c in zip(PROMPTS, samples.token_lists(), strict=True)]
+    row = next(i for i, ids in enumerate(rows) if unseen in ids)
+    with pytest.raises(ZooError, match=f"reward_model scored nan for row {row}, prompt '{PROMPTS[row]}': look at"):
+        call(Rewards([one, scorer]), samples)
+
+
+def test_an_id_beyond_the_embeddings_is_one_sentence(samples: Samples) -> None:
+    """A policy whose embeddings are padded to a round number samples ids that no tokenizer has."""
+    scorer = RewardModel(make_reward_model(), make_tokenizer(), make_tokenizer())
+    assert scorer.vocabulary == 17
+    beyond = samples.completion_ids.clone()
+    beyond[1, 0] = scorer.vocabulary
+    with pytest.raises(ZooError, match=r"token id 17 occurs and the reward model .* has 17 embedding rows"):
+        scorer.score_samples(Samples(**{**vars(samples), "completion_ids": beyond}), [""] * 3)
 
 
 def test_tokenizers_are_the_same_by_what_their_ids_mean() -> None:

@@ -42,6 +42,7 @@ from transformers import (
 from rlhf_zoo.data import PROMPT_TOKENS
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.publish import _sent
+from rlhf_zoo.models import critic_from
 from rlhf_zoo.ppo.rollout import Rollout
 from rlhf_zoo.ppo.trainer import PPO_STATE, TRAIN_STREAM
 
@@ -50,8 +51,10 @@ METRICS = {
     "objective/score", "objective/shaped_score", "objective/kl", "objective/entropy", "objective/non_score_reward",
     "objective/rlhf_reward", "completions/length", "completions/eos_rate", "policy/clipfrac", "policy/approxkl",
     "policy/ratio", "value/clipfrac", "loss/policy", "loss/value", "grad_norm/policy", "grad_norm/critic",
-    "critic/explained_variance", "critic/value", "critic/return",
+    "critic/explained_variance", "critic/gain_over_constant", "critic/value", "critic/return",
+    "policy/logprob_mismatch", "policy/epochs",
 }  # fmt: skip
+QUARTERS = {f"critic/explained_variance/quarter_{part}" for part in (1, 2, 3, 4)}
 
 
 def updates_of(trainer: Any) -> list[dict[str, float]]:
@@ -198,7 +201,16 @@ def test_an_update_is_what_the_formulas_say(tmp_path: Path) -> None:
     flat = [torch.tensor([x for row in rows for x in row]) for rows in (values, returns)]
     explained = 1 - float((flat[1] - flat[0]).var() / flat[1].var())
     assert metrics["critic/explained_variance"] == pytest.approx(explained, abs=1e-5)
-    assert metrics.keys() == METRICS | {"rewards/reward_model", "epoch", "step"}
+    gain = 1 - float((flat[1] - flat[0]).square().mean() / flat[1].var(correction=0))
+    assert metrics["critic/gain_over_constant"] == pytest.approx(gain, abs=1e-5)
+    assert metrics["policy/epochs"] == 2 and metrics["policy/logprob_mismatch"] < 1e-5
+    quarters = [slice(3 * part, 3 * part + 3) for part in range(4)]
+    for part, here in enumerate(quarters, start=1):
+        kept = [torch.tensor([x for row in rows for x in row[here]]) for rows in (values, returns)]
+        explained = 1 - float((kept[1] - kept[0]).var(correction=0) / kept[1].var(correction=0))
+        if len(kept[0]) > 1:
+            assert metrics[f"critic/explained_variance/quarter_{part}"] == pytest.approx(explained, abs=1e-4), part
+    assert metrics.keys() - QUARTERS == METRICS | {"rewards/reward_model", "epoch", "step"}
     after = snapshot(trainer)
     here = {f"policy.{k}": v for k, v in plain.policy.state_dict().items()}
     here |= {f"critic.{k}": v for k, v in plain.critic.state_dict().items()}
@@ -318,7 +330,9 @@ def test_reward_functions_are_called_as_grpo_calls_them_and_weighted(tmp_path: P
         train_dataset=prompt_rows(8, topic=list(range(8))),
     )  # fmt: skip
     [call], (rollout, estimates, _) = calls, trainer.updates[0]
-    assert call.keys() == {"prompts", "completions", "ids", "topic", "trainer_state"}
+    assert call.keys() == {
+        "prompts", "completions", "ids", "topic", "trainer_state", "log_extra", "log_metric",
+    }  # fmt: skip
     assert call["ids"] == rollout.samples.token_lists() and call["trainer_state"] is trainer.state
     assert call["completions"] == trainer.processing_class.batch_decode(call["ids"], skip_special_tokens=True)
     wanted = [
@@ -710,7 +724,7 @@ def test_what_cannot_train_is_refused_in_one_sentence(tmp_path: Path) -> None:
         ("no pad_token", {"processing_class": no_pad}),
         ("no pad_token other than its eos_token", {"processing_class": eos_as_pad}),
         ("no eos_token", {"processing_class": no_eos}),
-        ("17 tokens and the policy 10 embedding rows", {"model": small}),
+        ("ids up to 16 and the policy 10 embedding rows", {"model": small}),
         ("PPO has no reward", {"reward_funcs": []}),
         ("5 is no reward", {"reward_funcs": [5]}),
         ("holds 1 numbers for 2 rewards", {"reward_funcs": [good, good], "reward_weights": [1.0]}),
@@ -733,11 +747,11 @@ def test_what_cannot_train_is_refused_in_one_sentence(tmp_path: Path) -> None:
 # Checkpoints
 
 
-def check_files(checkpoint: Path) -> None:
+def check_files(checkpoint: Path, critic: tuple[str, str] = ("config.json", "model.safetensors")) -> None:
     """Nothing that unpickles is sent: neither by its name nor by its first bytes (a zip, or pickle protocol 2 on)."""
     sent = list(_sent(checkpoint))
     names = {str(path.relative_to(checkpoint)) for path in sent}
-    assert {"tokenizer.json", PPO_STATE, "critic/config.json", "critic/model.safetensors"} <= names
+    assert {"tokenizer.json", PPO_STATE, *(f"critic/{name}" for name in critic)} <= names
     for path in sent:
         assert path.suffix in {".safetensors", ".json", ".jinja"}, path
         assert not path.read_bytes().startswith((b"PK", b"\x80")), path
@@ -798,13 +812,17 @@ def test_lora_trains_an_adapter_over_a_base_that_is_the_reference(tmp_path: Path
     assert all(torch.equal(after[name], trainer.before[name]) for name in base) and base
     assert all(not torch.equal(after[name], trainer.before[name]) for name in adapter) and adapter
     assert any(not torch.equal(after[name], trainer.before[name]) for name in critic)
-    assert not any("lora_" in name for name in critic)
+    moved = [name for name in critic if "lora_" in name or "modules_to_save" in name]
+    assert all(not torch.equal(after[name], trainer.before[name]) for name in moved) and moved
+    assert all(torch.equal(after[name], trainer.before[name]) for name in critic if name not in moved)
 
     checkpoint = tmp_path / "run" / "checkpoint-3"
     assert (checkpoint / "adapter_model.safetensors").is_file() and not (checkpoint / "model.safetensors").exists()
-    check_files(checkpoint)
+    check_files(checkpoint, ("adapter_config.json", "adapter_model.safetensors"))
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
+        values = trainer.value_model.eval()(input_ids=ids).logits
+        assert (critic_from(str(checkpoint / "critic")).eval()(input_ids=ids).logits - values).abs().max() < 1e-5
         wanted = trainer.policy.eval()(input_ids=ids).logits
         loaded = AutoModelForCausalLM.from_pretrained(checkpoint)(input_ids=ids).logits
         assert torch.equal(loaded, wanted)

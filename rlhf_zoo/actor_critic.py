@@ -1,0 +1,153 @@
+"""Policy and critic as one module: run together, trained by one optimizer, saved beside each other."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .errors import ZooError
+from .functional import selected_logprobs
+from .models import CRITIC_DIR, disable_dropout, is_peft, response_values
+from .sampling import Samples, response_logits
+from .value_head import VALUE_HEAD_FILE, ValueHead, hidden_size_of, read_value_head
+
+__all__ = ["ActorCritic", "TextBatch", "shared_value_head", "text_logprobs"]
+
+
+class TextBatch(NamedTuple):
+    """Texts to model: ids (B, L) int64, right-padded, and mask (B, L) bool of the tokens that count as targets."""
+
+    ids: Tensor
+    attention: Tensor
+    mask: Tensor
+
+
+def text_logprobs(model: PreTrainedModel, texts: TextBatch) -> Tensor:
+    """log π of each next token of a text, at temperature 1. Returns (B, L−1) in nats."""
+    logits = model(input_ids=texts.ids, attention_mask=texts.attention.long(), use_cache=False).logits[:, :-1].float()
+    return selected_logprobs(logits, texts.ids[:, 1:])
+
+
+def shared_value_head(policy: PreTrainedModel) -> ValueHead:
+    """A critic on the policy's trunk, V = 0 everywhere at first. Raises ZooError for a policy without an LM head."""
+    if policy.get_output_embeddings() is None:
+        raise ZooError(
+            f"{type(policy).__name__} names no output embeddings, which a critic on its trunk reads: give critic "
+            "another value than 'shared'."
+        )
+    head = ValueHead(hidden_size_of(policy.config), summary_dropout_prob=0.0)
+    nn.init.zeros_(head.summary.weight)
+    nn.init.zeros_(head.summary.bias)
+    return head
+
+
+class ActorCritic(nn.Module):
+    """Policy and critic as one module, so that one wrapper (DDP, FSDP) and one optimizer serve both."""
+
+    def __init__(self, policy: PreTrainedModel, critic: PreTrainedModel | ValueHead) -> None:
+        """critic: a model of its own, or a value head on the policy's trunk."""
+        super().__init__()
+        self.policy = policy
+        self.value_model: Any = critic
+        disable_dropout(self)
+
+    @property
+    def shared(self) -> bool:
+        """Whether the critic reads the policy's trunk."""
+        return isinstance(self.value_model, ValueHead)
+
+    def forward(
+        self, samples: Samples, temperature: float, texts: TextBatch | None = None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Policy logits (B, T, V) at `temperature` and values (B, T) of the response positions; log π of `texts`."""
+        logits, values = self._both(samples, temperature)
+        return logits, values, None if texts is None else text_logprobs(self.policy, texts)
+
+    def values(self, samples: Samples) -> Tensor:
+        """V of the state before each response token, (B, T) float32; what lies outside the mask is meaningless."""
+        if self.shared:
+            return self._both(samples, 1.0)[1]
+        return response_values(self.value_model, samples)
+
+    def _both(self, samples: Samples, temperature: float) -> tuple[Tensor, Tensor]:
+        if not self.shared:
+            return response_logits(self.policy, samples, temperature=temperature), self.values(samples)
+        # What the LM head is given is the trunk's output at the response positions, whatever the architecture.
+        seen: list[Tensor] = []
+        output: Any = self.policy.get_output_embeddings()
+        hook = output.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
+        try:
+            logits = response_logits(self.policy, samples, temperature=temperature)
+        finally:
+            hook.remove()
+        length = samples.mask.shape[1]
+        return logits, self.value_model(seen[-1][:, -length - 1 : -1]).squeeze(-1)
+
+    def activation_checkpointing_enable(self, **kwargs: Any) -> None:
+        for model in (self.policy,) if self.shared else (self.policy, self.value_model):
+            model.activation_checkpointing_enable(**kwargs)
+
+    def save_pretrained(self, directory: str | Path, *, merge: bool = False) -> None:
+        """The policy as a plain checkpoint in `directory`, the critic in `directory/critic`.
+
+        merge: save a policy with an adapter as its base with the adapter merged in.
+        """
+        directory = Path(directory)
+        policy: Any = self.policy
+        if merge and is_peft(policy):
+            policy = copy.deepcopy(policy).merge_and_unload()
+        policy.save_pretrained(directory)
+        if not self.shared:
+            self.value_model.save_pretrained(directory / CRITIC_DIR)
+            return
+        (directory / CRITIC_DIR).mkdir(parents=True, exist_ok=True)
+        tensors = {f"v_head.{name}": t.detach().cpu().contiguous() for name, t in self.value_model.state_dict().items()}
+        save_file(tensors, directory / VALUE_HEAD_FILE, metadata={"format": "pt"})
+
+    def load_checkpoint(self, directory: str | Path) -> None:
+        """Loads what `save_pretrained` wrote into these very modules, bit for bit."""
+        directory = Path(directory)
+        _load_into(self.policy, directory)
+        if not self.shared:
+            _load_into(self.value_model, directory / CRITIC_DIR)
+            return
+        head = read_value_head(directory)
+        if head is None:
+            raise ZooError(f"{directory} holds no {VALUE_HEAD_FILE}: its critic is none on the policy's trunk.")
+        self.value_model.load_state_dict(head)
+
+
+def _load_into(model: PreTrainedModel, directory: Path) -> None:
+    """Copies a checkpoint's weights into `model`, whose parameters an optimizer may hold already.
+
+    `from_pretrained` reads them: some architectures are saved under other names than their modules have.
+    """
+    if is_peft(model):
+        from peft import load_peft_weights, set_peft_model_state_dict
+
+        set_peft_model_state_dict(model, load_peft_weights(str(directory), device="cpu"))
+        return
+    kind: Any = type(model)
+    try:
+        loaded, info = kind.from_pretrained(
+            directory,
+            config=model.config,
+            dtype=model.dtype,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    except OSError as error:
+        raise ZooError(f"{directory} holds no model*.safetensors: it is not a checkpoint; choose another.") from error
+    misfits = [key for name in ("unexpected_keys", "missing_keys", "mismatched_keys") for key in sorted(info[name])]
+    if misfits:
+        names = ", ".join(key if isinstance(key, str) else key[0] for key in misfits[:3])
+        raise ZooError(
+            f"{directory} does not fit this {type(model).__name__} ({names}): it is another model's checkpoint."
+        )
+    model.load_state_dict(loaded.state_dict())

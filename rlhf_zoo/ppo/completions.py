@@ -1,0 +1,110 @@
+"""Completions as people read them: decoded for rewards, and shown in tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase, TrainerCallback
+from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]
+
+from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
+from ..sampling import Samples
+
+__all__ = ["COMPLETIONS_DIR", "Completions", "decoded", "show_table"]
+
+COMPLETIONS_DIR = "completions"
+# Not passed on to reward functions as columns: they come as arguments of their own, or are ours.
+TAKEN = ("prompt", PROMPT_TOKENS, PROMPT_INDEX, GENERATION, "completion", "completion_ids", "attention_mask")
+
+
+@dataclass(frozen=True)
+class Completions:
+    """B rows: prompts (text or conversation), completions (likewise), texts (prompt + completion), other columns."""
+
+    prompts: list[Any]
+    completions: list[Any]
+    texts: list[str]
+    columns: dict[str, list[Any]]
+
+
+def decoded(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequence[Mapping]) -> Completions:
+    """What was sampled, as reward functions take it. rows: the prompts' rows of the data set, one a completion."""
+    said = tokenizer.batch_decode(samples.token_lists(), skip_special_tokens=True)
+    asked = tokenizer.batch_decode([list(row[PROMPT_TOKENS]) for row in rows], skip_special_tokens=True)
+    given = [row.get("prompt", prompt) for row, prompt in zip(rows, asked, strict=True)]
+    return Completions(
+        prompts=given,
+        completions=[
+            [{"role": "assistant", "content": completion}] if isinstance(prompt, list) else completion
+            for prompt, completion in zip(given, said, strict=True)
+        ],
+        texts=[prompt + completion for prompt, completion in zip(asked, said, strict=True)],
+        columns={name: [row[name] for row in rows] for name in rows[0] if name not in TAKEN},
+    )
+
+
+def _text(turn: Any) -> str:
+    return turn if isinstance(turn, str) else "\n".join(f"{message['role']}: {message['content']}" for message in turn)
+
+
+def show_table(
+    table: Mapping[str, Sequence[Any]],
+    *,
+    title: str,
+    step: int,
+    directory: Path,
+    reporters: Sequence[TrainerCallback],
+    report_to: Sequence[str],
+) -> None:
+    """Prints a table of completions, saves it as `directory`/step-NNNNNN.jsonl, and sends it to the reporters.
+
+    table: columns of equal length; `prompt` and `completion` are texts or conversations. A step's file is replaced when
+    the step is done again.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    names = list(table)
+    columns = {
+        name: [_text(cell) if name in ("prompt", "completion") else cell for cell in table[name]] for name in names
+    }
+    rows = [dict(zip(names, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
+    directory.mkdir(parents=True, exist_ok=True)
+    lines = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    (directory / f"step-{step:06d}.jsonl").write_text(lines, encoding="utf-8")
+
+    shown = Table(title=title, show_lines=True)
+    for name in names:
+        shown.add_column(name, overflow="fold")
+    for row in rows:
+        # Text, not str: brackets in a completion are no markup.
+        shown.add_row(*(Text(f"{cell:.3g}" if isinstance(cell, float) else str(cell)) for cell in row.values()))
+    Console(stderr=True).print(shown)
+    for reporter in reporters:
+        if isinstance(reporter, TensorBoardCallback) and reporter.tb_writer is not None:
+            reporter.tb_writer.add_text(title, _markdown(rows), step)
+    if "trackio" in report_to:
+        import pandas
+        import trackio
+
+        trackio.log({title: trackio.Table(dataframe=pandas.DataFrame(rows))}, step=step)
+    if "wandb" in report_to:
+        import wandb
+
+        if wandb.run is not None:
+            cells = [list(map(str, row.values())) for row in rows]
+            wandb.log({title: wandb.Table(columns=names, data=cells)}, step=step)
+
+
+def _markdown(rows: Sequence[Mapping[str, Any]]) -> str:
+    names = list(rows[0])
+
+    def line(cells: Sequence[Any]) -> str:
+        return "| " + " | ".join(str(cell).replace("|", "\\|").replace("\n", "<br>") for cell in cells) + " |"
+
+    return "\n".join([line(names), line(["---"] * len(names)), *(line(list(row.values())) for row in rows)])

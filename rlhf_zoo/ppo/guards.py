@@ -1,0 +1,239 @@
+"""Guards: a run that is wrong says so, early and by name. An error where it cannot be right, else a warning.
+
+Each check takes what it looks at and nothing else, so that it can be shown to find a planted fault.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import ZooError
+from ..reference import Reference
+from ..sampling import Samples, token_logprobs
+
+__all__ = [
+    "GuardWarning",
+    "KLWatch",
+    "ReferenceWatch",
+    "check_ends",
+    "check_ids",
+    "check_ratio",
+    "check_rewards",
+    "check_start",
+    "check_tokenizer_of",
+    "check_tokens",
+    "check_values",
+    "warn_of",
+]
+
+# Far above what bf16 or 8 bit make of equal models, far below the KL of models that differ. Nats per completion.
+START_KL = 0.5
+# Mean |log ρ| of the first pass. The sampler's cached pass and the training pass differ by rounding: 1e-6 in float32 on
+# a CPU, 1e-3 where a GPU multiplies in TF32, some hundredths in bf16.
+RATIO_ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}
+# The reference is run twice on the same row by the same code, so only a change of its weights shows.
+REFERENCE_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
+WINDOW = 20
+NEGATIVE_RUN = 5
+
+
+class GuardWarning(UserWarning):
+    """Something that may be wrong with a run, with the number that says so."""
+
+
+def warn_of(message: str) -> None:
+    warnings.warn(message, GuardWarning, stacklevel=3)
+
+
+# Before training
+
+
+def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *, pad_apart: bool = True) -> None:
+    """Raises ZooError where tokenizer and policy cannot train: no EOS, no PAD apart from it, ids without embeddings.
+
+    PAD itself may lie past the embeddings: it is never fed to the model. pad_apart False lets it be EOS, where every
+    completion comes with its length.
+    """
+    if tokenizer.eos_token_id is None:
+        raise ZooError("The tokenizer has no eos_token, so no completion could end: give it one.")
+    if pad_apart and (tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id):
+        raise ZooError("The tokenizer has no pad_token other than its eos_token: add one, as PPO must tell them apart.")
+    rows = embedding_rows(policy)
+    highest = max(index for index in tokenizer.get_vocab().values() if index != tokenizer.pad_token_id)
+    if highest >= rows:
+        raise ZooError(
+            f"The tokenizer has ids up to {highest} and the policy {rows} embedding rows: resize them or use the "
+            "policy's own tokenizer."
+        )
+
+
+def embedding_rows(model: PreTrainedModel) -> int:
+    embeddings: Any = model.get_input_embeddings()
+    return embeddings.weight.shape[0]
+
+
+def check_ids(prompts: Sequence[Sequence[int]], rows: int) -> None:
+    """Raises ZooError for a prompt with a token id beyond the policy's embedding rows."""
+    for row, ids in enumerate(prompts):
+        if wrong := [index for index in ids if not 0 <= index < rows]:
+            raise ZooError(
+                f"Prompt {row} holds the token id {wrong[0]}, and the policy has {rows} embedding rows: tokenize it "
+                "with the policy's own tokenizer."
+            )
+
+
+def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, of: str) -> None:
+    """Raises ZooError if the files that `model` was loaded from have a tokenizer that numbers tokens otherwise.
+
+    A model that was made in memory, or whose tokenizer is not on this machine, cannot be checked.
+    """
+    name = getattr(model.config, "_name_or_path", "") or ""
+    if not name:
+        return
+    try:
+        own = AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError, KeyError):
+        return  # no tokenizer beside the weights: nothing to compare
+    vocabulary, given = own.get_vocab(), tokenizer.get_vocab()
+    moved = [token for token, index in given.items() if vocabulary.get(token, index) != index]
+    strange = [token for token in given if token not in vocabulary]
+    if moved or len(strange) > len(given) // 2:
+        example = repr((moved or strange)[0])
+        raise ZooError(
+            f"The tokenizer given for {of} is not the one that {name} was saved with ({example} has another id there): "
+            "tokenizers may be swapped; give each model its own."
+        )
+
+
+# In the first update, and in each
+
+
+def check_start(kl: float) -> None:
+    """Raises ZooError if the first rollout of a run that begins at its reference has a KL, in nats per completion."""
+    if not abs(kl) < START_KL:
+        raise ZooError(
+            f"The first rollout is {kl:.3g} nats a completion from the reference, though the run begins there, as when "
+            "the policy's adapter was trained before: merge it into its base, or give ref_model or ref_adapter_name."
+        )
+
+
+def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
+    """Raises ZooError unless each completion that ended has its end token inside the mask, and the others none."""
+    stops = torch.tensor(list(stop_ids), device=samples.mask.device)
+    last = samples.completion_ids.gather(1, (samples.mask.sum(1) - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
+    wrong = torch.isin(last, stops) != samples.ended
+    if wrong.any():
+        row = int(wrong.nonzero()[0])
+        raise ZooError(
+            f"Completion {row} of the rollout {'ended' if samples.ended[row] else 'did not end'}, but the last token "
+            f"in its mask is {int(last[row])}: the end token must count in the loss, and nothing after it."
+        )
+
+
+def check_rewards(rewards: Tensor, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> None:
+    """Raises ZooError unless r_t = score·1[last] − β·KL_t, and names the two faults that people make.
+
+    rewards, kl, mask: (B, A); scores: (B,). Their sums are compared, in float64.
+    """
+    rewards, kl, scores = (x.double() for x in (rewards.masked_fill(~mask, 0), kl.masked_fill(~mask, 0), scores))
+    paid, charged, count = rewards.sum(1), kl_coef * kl.sum(1), mask.sum(1)
+    scale = 1e-4 * (1 + scores.abs() * count + abs(kl_coef) * kl.abs().sum(1))
+    if ((paid - (scores - charged)).abs() <= scale).all():
+        return
+    if ((paid - (scores + charged)).abs() <= scale).all():
+        raise ZooError("The KL penalty is paid instead of charged (+β·KL in the reward): give it a minus sign.")
+    if ((paid - (scores * count - charged)).abs() <= scale).all():
+        raise ZooError("The score is broadcast to every token: place it once, on the last token of the completion.")
+    row = int(((paid - (scores - charged)).abs() - scale).argmax())
+    raise ZooError(
+        f"The rewards of completion {row} add up to {float(paid[row]):.4g}, and score − β·KL is "
+        f"{float((scores - charged)[row]):.4g}: mend token_rewards."
+    )
+
+
+def check_values(values: Tensor, mask: Tensor) -> None:
+    """Raises ZooError if the critic says anything but numbers. values, mask: (B, T)."""
+    wrong = ~values.masked_fill(~mask, 0).isfinite()
+    if wrong.any():
+        raise ZooError(
+            f"The critic returned NaN or infinity for {int(wrong.any(1).sum())} of {len(values)} completions: lower "
+            "critic_learning_rate, or check value_model."
+        )
+
+
+def check_ratio(mismatch: float, *, precision: torch.dtype) -> None:
+    """Raises ZooError if the training pass disagrees with the sampler before any step: ρ must be 1.
+
+    mismatch: mean |log ρ| over the first minibatch's tokens.
+    """
+    allowed = RATIO_ROUNDING.get(precision, RATIO_ROUNDING[torch.bfloat16])
+    if not mismatch <= allowed:
+        raise ZooError(
+            f"In the first pass log π differs from the sampler's by {mismatch:.3g} a token on average, where rounding "
+            f"makes {allowed:g} at most: the policy does not run in training as it samples (dropout, a mask, another "
+            "precision); recompute_logprobs takes log π_old from a forward pass."
+        )
+
+
+class ReferenceWatch:
+    """Remembers what the reference says of one completion, and looks whether it says so still."""
+
+    def __init__(self) -> None:
+        self._probe: Samples | None = None
+        self._said: Tensor | None = None
+
+    def look(self, reference: Reference, samples: Samples, *, temperature: float, precision: torch.dtype) -> None:
+        """Raises ZooError once the reference has moved. samples: a rollout, whose first row is kept the first time."""
+        if self._probe is None:
+            self._probe = samples.rows(slice(0, 1))
+        with reference.model() as model:
+            says = token_logprobs(model, self._probe, temperature=temperature)
+        if self._said is None:
+            self._said = says
+        moved = float((says - self._said).abs().max())
+        if not moved <= REFERENCE_ROUNDING.get(precision, REFERENCE_ROUNDING[torch.bfloat16]):
+            raise ZooError(
+                f"The reference changed: log π_ref of a fixed completion moved by {moved:.3g} nats; it must not share "
+                "weights with what trains, so give ref_model a copy of its own."
+            )
+
+
+class KLWatch:
+    """Follows KL and score over updates, and warns, once each, of what a right run does not do."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
+        self._said: set[str] = set()
+
+    def look(self, kl: float, kl_error: float, score: float) -> None:
+        """kl: mean Σ k1 of the rollout in nats, with its standard error; score: the mean score."""
+        self._seen.append((kl, kl_error, score))
+        recent = list(self._seen)[-NEGATIVE_RUN:]
+        if len(recent) == NEGATIVE_RUN and all(k < -2 * error for k, error, _ in recent):
+            self._once(
+                "negative",
+                f"KL was negative in {NEGATIVE_RUN} updates running (now {kl:.3g} nats): log-probabilities are not of "
+                "the distribution that is sampled (temperature, truncation), as the mean of k1 cannot stay below 0.",
+            )
+        if len(self._seen) == WINDOW:
+            kls, scores = [k for k, _, _ in self._seen], [s for _, _, s in self._seen]
+            rise = sum(scores[-5:]) / 5 - sum(scores[:5]) / 5
+            noise = sum((s - sum(scores[:5]) / 5) ** 2 for s in scores[:5]) ** 0.5
+            if max(kls) - min(kls) < 1e-3 and rise > 3 * noise and rise > 0:
+                self._once(
+                    "flat",
+                    f"The score rose by {rise:.3g} over {WINDOW} updates while KL stood at {kl:.3g} nats: the "
+                    "reference may be the policy itself, or the completions are not the policy's.",
+                )
+
+    def _once(self, name: str, message: str) -> None:
+        if name not in self._said:
+            self._said.add(name)
+            warn_of(message)

@@ -1,0 +1,115 @@
+"""What an update is like, in numbers. docs/metrics.md says what each means."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import functional as F
+from .loss import FIRST_PASS, PER_TOKEN
+from .rollout import Advantages, Rollout
+
+__all__ = ["POSITIONS", "Progress", "critic_health", "of_completions"]
+
+POSITIONS = 4
+
+
+def of_completions(rollout: Rollout, estimates: Advantages, names: list[str]) -> dict[str, Tensor]:
+    """What each completion is like, (B,), NaN where it does not apply; shared by training and evaluation."""
+    each = estimates.scored.each
+    return {
+        "objective/score": estimates.scored.total,
+        "objective/shaped_score": estimates.scores,
+        **{f"rewards/{name}": each[:, i] for i, name in enumerate(names)},
+        "objective/kl": rollout.kl,
+        "completions/length": rollout.mask.sum(1).float(),
+        "completions/eos_rate": rollout.samples.ended.float(),
+    }
+
+
+def critic_health(values: Tensor, returns: Tensor, mask: Tensor, *, length: int) -> dict[str, float]:
+    """How well V foretells R: over all, against the best constant, and by quarter of `length` positions.
+
+    values, returns, mask: (B, A) of all processes. NaN where returns do not vary or a quarter is never reached.
+    """
+    found = {
+        "critic/explained_variance": F.explained_variance(values, returns, mask),
+        "critic/gain_over_constant": F.constant_gain(values, returns, mask),
+    }
+    if mask.shape[1] > 1:
+        quarter = -(-length // POSITIONS)
+        for part in range(POSITIONS):
+            here = slice(part * quarter, (part + 1) * quarter)
+            name = f"critic/explained_variance/quarter_{part + 1}"
+            reached = mask[:, here]
+            found[name] = (
+                F.explained_variance(values[:, here], returns[:, here], reached)
+                if reached.any()
+                else torch.tensor(math.nan)
+            )
+    return {name: float(value) for name, value in found.items()}
+
+
+class Progress:
+    """Sums over the micro-batches of an update, from which its means over tokens and actions are made."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=device))
+        self.norms: dict[str, list[Tensor]] = defaultdict(list)
+        self.steps = 0
+        self.epochs = 0
+        self._epoch_began = torch.zeros(2, dtype=torch.float64, device=device)
+
+    def add(self, loss: Tensor, seen: Mapping[str, Tensor], tokens: Tensor, actions: Tensor) -> None:
+        """loss: the micro-batch's share; seen: by token or by action; tokens (b, T), actions (b, A): their masks."""
+        self.sums["loss"] += loss.detach().double()
+        for name, each in seen.items():
+            if name == FIRST_PASS and self.steps:
+                continue
+            mask = tokens if name in PER_TOKEN else actions
+            self.sums[name] += each.double().masked_fill(~mask, 0).sum()
+        self.sums["tokens"] += tokens.sum()
+        self.sums["actions"] += actions.sum()
+        if not self.steps:
+            self.sums["first tokens"] += tokens.sum()
+
+    def add_texts(self, nll: Tensor, mask: Tensor) -> None:
+        self.sums["loss/ptx"] += nll.detach().double().masked_fill(~mask, 0).sum()
+        self.sums["texts"] += mask.sum()
+
+    def stepped(self, norms: Mapping[str, Tensor]) -> None:
+        """An optimizer step was made, of gradients with these norms."""
+        self.steps += 1
+        for name, norm in norms.items():
+            self.norms[name].append(norm)
+
+    def first_pass(self, reduce: Any) -> float:
+        """Mean |log ρ| of a token before the first optimizer step, over all processes."""
+        seen, tokens = reduce(torch.stack([self.sums[FIRST_PASS], self.sums["first tokens"]])).tolist()
+        return seen / tokens
+
+    def end_epoch(self, reduce: Any) -> float:
+        """Mean ρ − 1 − log ρ of a token over this epoch and all processes, in nats."""
+        so_far = reduce(torch.stack([self.sums["policy/approxkl"], self.sums["tokens"]]))
+        drift, tokens = (so_far - self._epoch_began).tolist()
+        self._epoch_began = so_far
+        self.epochs += 1
+        return drift / tokens
+
+    def means(self, reduce: Any) -> dict[str, float]:
+        """reduce: a function that sums a tensor over processes. Returns means over all processes."""
+        names = sorted(self.sums)
+        summed = reduce(torch.stack([self.sums[name] for name in names]))
+        totals = dict(zip(names, summed.tolist(), strict=True))
+        tokens, actions, texts = totals.pop("tokens"), totals.pop("actions"), totals.pop("texts", 0.0)
+        divisors = {"loss": max(self.steps, 1), "loss/ptx": texts, FIRST_PASS: totals.pop("first tokens")}
+        means = {
+            name: total / divisors.get(name, tokens if name in PER_TOKEN else actions) for name, total in totals.items()
+        }
+        norms = {f"grad_norm/{name}": float(torch.stack(seen).mean()) for name, seen in self.norms.items()}
+        return means | norms | {"policy/epochs": float(self.epochs)}

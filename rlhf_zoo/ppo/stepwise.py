@@ -1,0 +1,112 @@
+"""What a loop of one's own gives to `PPOTrainer.step`: checked, and brought into the trainer's forms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..data import tokenize_prompt
+from ..errors import ZooError
+from ..rewards import Scored
+from ..sampling import Samples, left_pad
+from .config import PPOConfig
+from .guards import check_ids, embedding_rows
+
+__all__ = ["given_samples", "given_scored", "prompt_row"]
+
+
+class _Trainer(Protocol):
+    """What is read of the trainer; fill_id is fed where the mask is False, context is None where it has no bound."""
+
+    args: PPOConfig
+    processing_class: PreTrainedTokenizerBase
+    context: int | None
+    fill_id: int
+
+    @property
+    def policy(self) -> PreTrainedModel: ...
+
+    @property
+    def stop_ids(self) -> list[int]: ...
+
+
+def _ids(given: Any) -> list[int] | None:
+    """Token ids of a tensor, array or list of ints; None for what is none of these."""
+    if hasattr(given, "tolist"):
+        given = given.tolist()
+    if isinstance(given, (list, tuple)) and all(isinstance(item, int) for item in given):
+        return list(given)
+    return None
+
+
+def prompt_row(prompt: Any, row: int, trainer: _Trainer) -> list[int]:
+    """Token ids of a prompt. Raises ZooError for an empty one, unknown ids, and one that leaves no room to answer."""
+    ids = _ids(prompt)
+    ids = tokenize_prompt(prompt, trainer.processing_class) if ids is None else ids
+    if not ids:
+        raise ZooError(f"Prompt {row} is empty: the policy needs at least one token to start from.")
+    check_ids([ids], embedding_rows(trainer.policy))
+    if trainer.context is not None and len(ids) + trainer.args.response_length > trainer.context:
+        raise ZooError(
+            f"Prompt {row} has {len(ids)} tokens, and with response_length {trainer.args.response_length} it passes "
+            f"the context of {trainer.context}: shorten it or lower response_length."
+        )
+    return ids
+
+
+def given_samples(queries: Sequence[Any], responses: Sequence[Any], trainer: _Trainer) -> Samples:
+    """Completions that somebody else sampled, without log-probabilities yet.
+
+    A text response gets no end-of-sequence token; ids hold it where the response ended.
+    """
+    if len(queries) != len(responses) or not queries:
+        raise ZooError(
+            f"step() got {len(queries)} queries and {len(responses)} responses: give as many of one as of the other."
+        )
+    device = trainer.args.device
+    prompts, answers = [], []
+    for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
+        ids = _ids(query)
+        prompts.append(tokenize_prompt(query, trainer.processing_class) if ids is None else ids)
+        said = _ids(response)
+        if said is None:
+            said = trainer.processing_class(response, add_special_tokens=False)["input_ids"]
+        answers.append(list(said))
+        if not prompts[-1] or not answers[-1]:
+            raise ZooError(f"Query {row} or its response is empty: each needs at least one token.")
+        if trainer.context is not None and len(prompts[-1]) + len(answers[-1]) > trainer.context:
+            raise ZooError(
+                f"Query {row} and its response have {len(prompts[-1]) + len(answers[-1])} tokens together, past the "
+                f"context of {trainer.context}: shorten them."
+            )
+    check_ids(prompts + answers, embedding_rows(trainer.policy))
+    prompt_ids, prompt_mask = left_pad(prompts, trainer.fill_id, device)
+    width = max(map(len, answers))
+    completion_ids = torch.tensor([ids + [trainer.fill_id] * (width - len(ids)) for ids in answers], device=device)
+    lengths = torch.tensor([len(ids) for ids in answers], device=device)
+    mask = torch.arange(width, device=device) < lengths.unsqueeze(1)
+    stops = set(trainer.stop_ids)
+    ended = torch.tensor([ids[-1] in stops for ids in answers], device=device)
+    return Samples(prompt_ids, prompt_mask, completion_ids, mask, torch.zeros(mask.shape, device=device), ended)
+
+
+def given_scored(scores: Sequence[Any], samples: Samples) -> Scored:
+    """Scores of B completions as the rewards would give them. Raises ZooError for another count and for no number."""
+    if len(scores) != len(samples):
+        raise ZooError(f"step() got {len(scores)} scores for {len(samples)} responses: give one a response.")
+    numbers = []
+    for row, score in enumerate(scores):
+        try:
+            number = float(score)
+        except (TypeError, ValueError) as error:
+            raise ZooError(f"Score {row} is {score!r}, which is no number ({error}): give a float.") from error
+        if not math.isfinite(number):
+            raise ZooError(f"Score {row} is {number}: give a finite number.")
+        numbers.append(number)
+    total: Tensor = torch.tensor(numbers, device=samples.mask.device)
+    return Scored(total=total, each=total.unsqueeze(1))

@@ -1,0 +1,277 @@
+"""Reward functions called as TRL's GRPO calls them, on one batch: what they return, what they log, where they fail."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+import math
+import os
+import threading
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ZooError
+from .verifiable import text_of
+
+__all__ = ["Batch", "FunctionCall", "RewardFunction", "answers", "listed", "logged", "numbers", "unwrapped"]
+
+RewardFunction = Callable[..., Any]
+
+SHOWN = 80  # characters of a prompt or value in an error's sentence
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What functions are told of B rows; columns holds lists of B values, and what belongs to no row."""
+
+    prompts: list[Any]
+    completions: list[Any]
+    completion_ids: list[list[int]]
+    columns: Mapping[str, Any]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def row(self, index: int) -> Batch:
+        """One row as a batch of its own."""
+        one = slice(index, index + 1)
+        columns = {
+            name: values[one] if isinstance(values, (list, tuple)) and len(values) == len(self) else values
+            for name, values in self.columns.items()
+        }
+        return Batch(self.prompts[one], self.completions[one], self.completion_ids[one], columns)
+
+    def prompt(self, index: int) -> str:
+        """A row's prompt, quoted and shortened."""
+        return repr(_shortened(text_of(self.prompts[index])))
+
+
+class FunctionCall:
+    """A reward function under its name, and what it logs while it scores one batch."""
+
+    def __init__(self, name: str, function: RewardFunction) -> None:
+        self.name = name
+        self.function = function
+        self.extra: dict[str, list[Any]] = defaultdict(list)
+        self.metrics: dict[str, list[float]] = defaultdict(list)
+
+    @property
+    def is_async(self) -> bool:
+        function = unwrapped(self.function)
+        return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
+
+    def now(self, batch: Batch) -> Any:
+        """What the function returns. Raises what it raises."""
+        values = self.function(**self._arguments(batch))
+        if inspect.isawaitable(values):
+            return _wait(_awaited(values))
+        return list(values) if isinstance(values, Iterator) else values
+
+    async def soon(self, batch: Batch) -> Any:
+        """As `now`, of a coroutine function; an exception is returned, so that each function gets to its end."""
+        try:
+            return await self.function(**self._arguments(batch))
+        except Exception as error:
+            return _Raised(error)
+
+    def fault(self, batch: Batch, error: Exception) -> ZooError:
+        """The sentence about an exception on a batch. It names the first row that raises by itself too."""
+        if isinstance(error, ZooError):
+            return error
+        if misfit := self._misfit(batch):
+            return misfit
+        row = 0
+        if len(batch) > 1:
+            alone = ((row, self._raised(batch.row(row))) for row in range(len(batch)))
+            found = next(((row, raised) for row, raised in alone if raised is not None), None)
+            if found is None:
+                return ZooError(
+                    f"The reward function {self.name} raised {_said(error)} on the batch of {len(batch)} completions "
+                    "and on none of its rows alone: look at what it does across rows, or whether it fails now and then."
+                )
+            row, error = found
+        return ZooError(
+            f"The reward function {self.name} raised {_said(error)} on row {row}, prompt {batch.prompt(row)}: mend it, "
+            "or let it return None for such a row."
+        )
+
+    def _arguments(self, batch: Batch) -> dict[str, Any]:
+        """The lists are copies, so that no function can change what the next one sees."""
+        return {
+            "prompts": list(batch.prompts),
+            "completions": list(batch.completions),
+            "completion_ids": [list(ids) for ids in batch.completion_ids],
+            **batch.columns,
+            "log_extra": self._log_extra,
+            "log_metric": self._log_metric,
+        }
+
+    def _log_extra(self, column: str, values: Sequence[Any]) -> None:
+        self.extra[column].extend(values)
+
+    def _log_metric(self, name: str, value: float) -> None:
+        self.metrics[name].append(float(value))
+
+    def _raised(self, batch: Batch) -> Exception | None:
+        try:
+            self.now(batch)
+        except Exception as error:
+            return error
+        return None
+
+    def _misfit(self, batch: Batch) -> ZooError | None:
+        """The sentence about a signature that does not take what every reward function is called with."""
+        arguments = self._arguments(batch)
+        try:
+            inspect.signature(self.function).bind(**arguments)
+        except TypeError as error:
+            return ZooError(
+                f"The reward function {self.name} cannot be called with {listed(list(arguments))} ({error}): let it "
+                "take **columns, and give the prompts each column that it asks for."
+            )
+        except ValueError:  # some callables written in C have no signature
+            return None
+        return None
+
+
+@dataclass(frozen=True)
+class _Raised:
+    error: Exception
+
+
+def answers(calls: Sequence[FunctionCall], batch: Batch) -> dict[str, Any]:
+    """What each function returns, by name; coroutine functions run together. Raises ZooError for one that raises."""
+    found: dict[str, Any] = {}
+    for call in calls:
+        if not call.is_async:
+            try:
+                found[call.name] = call.now(batch)
+            except Exception as error:
+                raise call.fault(batch, error) from error
+    waiting = [call for call in calls if call.is_async]
+    if waiting:
+        for call, answer in zip(waiting, _wait(_together([call.soon(batch) for call in waiting])), strict=True):
+            if isinstance(answer, _Raised):
+                raise call.fault(batch, answer.error) from answer.error
+            found[call.name] = answer
+    return found
+
+
+def logged(calls: Sequence[FunctionCall], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
+    """Extra columns, and means of metrics. A column that two functions log has the second one's name behind it."""
+    extra: dict[str, list[Any]] = {}
+    metrics: dict[str, list[float]] = defaultdict(list)
+    for call in calls:
+        for column, values in call.extra.items():
+            if len(values) != count:
+                raise ZooError(
+                    f"The reward function {call.name} logged {len(values)} values as {column!r} for {count} "
+                    "completions: log one for each."
+                )
+            extra[f"{column} ({call.name})" if column in extra else column] = values
+        for name, seen in call.metrics.items():
+            metrics[name] += seen
+    return extra, {name: math.fsum(seen) / len(seen) for name, seen in metrics.items()}
+
+
+def numbers(name: str, values: Any, batch: Batch) -> Tensor:
+    """What a function returned as (B,) float32, NaN for None. Raises ZooError for what is not B finite numbers."""
+    wanted = "return a float or None for each completion"
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
+        raise ZooError(f"The reward function {name} returned no list of numbers but {_show(values)}: {wanted}.")
+    given = list(values)
+    if len(given) != len(batch):
+        raise ZooError(
+            f"The reward function {name} returned {len(given)} rewards for {len(batch)} completions: {wanted}."
+        )
+    read = []
+    for row, value in enumerate(given):
+        try:
+            number = None if value is None else _number(value)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ZooError(
+                f"The reward function {name} returned no list of numbers: {_show(value)} stands for row {row}, prompt "
+                f"{batch.prompt(row)}; {wanted}."
+            ) from error
+        # Rewards are computed with in float32: what passes its range is infinite there.
+        if number is not None and not abs(number) <= torch.finfo(torch.float32).max:
+            raise ZooError(
+                f"The reward function {name} returned {number} for row {row}, prompt {batch.prompt(row)}: return a "
+                "finite number, or None where it does not apply."
+            )
+        read.append(math.nan if number is None else number)
+    return torch.tensor(read, dtype=torch.float32)
+
+
+def _number(value: Any) -> float:
+    """A number of Python, NumPy or torch. Raises TypeError, ValueError or RuntimeError for anything else."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError("a text is no number")
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except OverflowError:
+        return math.inf
+
+
+def unwrapped(function: Any) -> Any:
+    """The function under any partials."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+# Sentences
+
+
+def listed(words: Sequence[str]) -> str:
+    """ "a", "a and b", "a, b and c"."""
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= SHOWN else f"{text[: SHOWN - 1]}…"
+
+
+def _show(value: Any) -> str:
+    return _shortened(" ".join(repr(value).split()))
+
+
+def _said(error: Exception) -> str:
+    """An exception in one line."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+# Coroutines
+
+
+async def _awaited(values: Awaitable[Any]) -> Any:
+    return await values
+
+
+async def _together(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    return await asyncio.gather(*coroutines)
+
+
+def _wait(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a coroutine to its end, also where the calling thread has a running loop, as in a notebook."""
+    future = asyncio.run_coroutine_threadsafe(coroutine, _loop(os.getpid()))
+    try:
+        return future.result()
+    except BaseException:  # such as Ctrl-C: nothing shall go on behind the caller's back
+        future.cancel()
+        raise
+
+
+@functools.cache
+def _loop(process: int) -> asyncio.AbstractEventLoop:
+    """One loop for all batches of a process, as in GRPO: what a function keeps open between them belongs to it."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="rlhf-zoo-rewards", daemon=True).start()
+    return loop

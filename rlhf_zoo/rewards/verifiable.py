@@ -1,0 +1,428 @@
+r"""Rewards that a program can check: answers, formats, lengths, repetition. No model, no judgement.
+
+Each is a frozen object, called as TRL's GRPO calls a reward function, `reward(prompts=…, completions=…, **columns)`; a
+completion is a text or a conversation, of which the last message counts. It can be pickled, and its `name` is what the
+metrics call it. A recipe names the ready-made ones (`reward_funcs: [numeric_match]`) or sets their fields as in a
+Python call with literal values, quoted where YAML would split or unescape it:
+
+    reward_funcs:
+      - numeric_match(column="solution", absolute=0.01)
+      - 'format_match(pattern=r"(?s)<think>.*</think>\s*<answer>.*</answer>")'
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import regex
+
+from ..errors import ZooError
+from ..evaluation.text import words
+
+__all__ = [
+    "ExactMatch",
+    "FormatMatch",
+    "Length",
+    "NumericMatch",
+    "Repetition",
+    "SoftOverlong",
+    "exact_match",
+    "length",
+    "numeric_match",
+    "read_number",
+    "repetition",
+    "text_of",
+]
+
+# Not columns of the data set, though they come by keyword as columns do.
+SERVICES = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+
+
+def text_of(message: Any) -> str:
+    """The text of a completion or prompt: itself, or the content of a conversation's last message.
+
+    Content given as typed parts is its text parts, joined; no content (a bare tool call) is the empty text.
+    """
+    if isinstance(message, str):
+        return message
+    content = message[-1].get("content") if message else None
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.get("text") or "" for part in content)
+
+
+class _Named:
+    """A reward that the metrics know by its field `name`."""
+
+    name: str
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def _refuse(self, field: str, wanted: str) -> ZooError:
+        return ZooError(f"{field} of the reward {self.name} is {getattr(self, field)!r}: give {wanted}.")
+
+    def _answers(self, columns: Mapping[str, Any], column: str) -> list[list[Any] | None]:
+        """The accepted answers of each row, None where the row has none."""
+        if column not in columns:
+            known = ", ".join(repr(name) for name in columns if name not in SERVICES) or "no columns but the prompt"
+            raise ZooError(
+                f"The reward {self.name} reads the column {column!r}, and the prompts have {known}: name the column of "
+                f"the answers, {self.name}(column=…)."
+            )
+        return [_accepted(answer) for answer in columns[column]]
+
+
+def _accepted(answer: Any) -> list[Any] | None:
+    several = answer if isinstance(answer, (list, tuple)) else [answer]
+    # A number that is missing is NaN in a column of numbers.
+    given = [one for one in several if one is not None and one == one]
+    return given or None
+
+
+def _after(text: str, marker: str | None) -> str | None:
+    """What follows the last `marker`, None where there is none; the whole text when no marker is asked for."""
+    if marker is None:
+        return text
+    _, found, rest = text.rpartition(marker)
+    return rest if found else None
+
+
+# Answers
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExactMatch(_Named):
+    """1 where a completion is the row's answer, 0 where it is not, None where the row has no answer.
+
+    column: of the data set, holds the answer, or a list of accepted ones; what is no text is compared as `str` writes
+    it. marker: a text that stands before the answer, such as "Answer:"; then only the rest of the line behind its last
+    occurrence counts, in the completion (without it, 0) and in an answer that holds it. Runs of white space are one
+    space, and outer ones nothing.
+
+    Raises ZooError when the data set lacks the column.
+    """
+
+    column: str = "answer"
+    marker: str | None = None
+    ignore_case: bool = False
+    name: str = "exact_match"
+
+    def __post_init__(self) -> None:
+        if self.marker == "":
+            raise self._refuse("marker", "a text, or leave it out")
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [
+            None if answers is None else float(self._matches(text_of(completion), answers))
+            for completion, answers in zip(completions, self._answers(columns, self.column), strict=True)
+        ]
+
+    def _matches(self, text: str, answers: Sequence[Any]) -> bool:
+        said = _after(text, self.marker)
+        return said is not None and self._plain(said) in [self._wanted(str(answer)) for answer in answers]
+
+    def _wanted(self, answer: str) -> str:
+        marked = _after(answer, self.marker)
+        return self._plain(answer if marked is None else marked)
+
+    def _plain(self, text: str) -> str:
+        if self.marker is not None:
+            text = text.strip().partition("\n")[0]
+        text = " ".join(text.split())
+        return text.casefold() if self.ignore_case else text
+
+
+_UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
+# A digit inside a name begins no number, and a minus behind a letter or digit is a hyphen or a difference.
+_NUMBER = re.compile(
+    rf"(?<![^\W_])(?<!\.)(?P<sign>[-+−]?)[$€£]?(?P<over>{_UNSIGNED})(?:\s?/\s?(?P<under>{_UNSIGNED}))?(?P<percent>\s?%)?"
+)
+_LATEX = (
+    (re.compile(r"(?<=\d)(?=\\[dt]?frac)"), " "),
+    (re.compile(r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}"), r"\1/\2"),
+    (re.compile(r"\\[dt]?frac\s*(\d)\s*(\d)"), r"\1/\2"),
+    (re.compile(r"(?:\^|(?<=[^\W_])_)(?:\{[^{}]*\}|[-+−]?\w+)"), ""),  # exponents and indices: cm^2, x_{10}
+    (re.compile(r"\{,\}"), ","),
+    (re.compile(r"\\[,;:! ]"), ""),
+    (re.compile(r"\\([$%])"), r"\1"),
+)
+
+
+def read_number(
+    text: str, *, marker: str | None = None, percent: Literal["unit", "hundredth"] = "unit"
+) -> float | None:
+    r"""The number that a text answers with, None where there is none.
+
+    With `marker` it is the first number after the marker's last occurrence ("#### 42", as in GSM8K, arXiv:2110.14168).
+    Without, it is the last number within the last \boxed{…}, or the last of the text where nothing is boxed.
+
+    Reads "1,234.50" (a comma parts thousands), "-3" (and the sign −), "1/2", "\frac{1}{2}", "6e-3", "$5". percent:
+    "unit" drops a % as a unit, "hundredth" makes 0.42 of "42%". Expressions are not evaluated: of "3 · 10^4" it reads
+    the 10, and of "1 1/2" the 1/2. What is beyond float64, or over zero, is no number.
+    """
+    scope = _after(text, marker)
+    if scope is None:
+        return None
+    if marker is None:
+        scope = _boxed(scope)
+    for pattern, plain in _LATEX:
+        scope = pattern.sub(plain, scope)
+    values = [value for found in _NUMBER.finditer(scope) if (value := _value(found, percent)) is not None]
+    if not values:
+        return None
+    return values[-1] if marker is None else values[0]
+
+
+def _boxed(text: str) -> str:
+    r"""What stands in the braces of the last \boxed{…}; the whole text where there is none."""
+    _, found, rest = text.rpartition("\\boxed")
+    if not found:
+        return text
+    rest = rest.lstrip()
+    if not rest.startswith("{"):
+        return rest.partition(" ")[0]
+    depth = 0
+    for place, letter in enumerate(rest):
+        depth += (letter == "{") - (letter == "}")
+        if depth == 0:
+            return rest[1:place]
+    return rest[1:]
+
+
+def _value(found: re.Match[str], percent: str) -> float | None:
+    over, under = (float(part.replace(",", "")) if part else 1.0 for part in found.group("over", "under"))
+    if under == 0:
+        return None
+    value = over / under * (-1 if found["sign"] in ("-", "−") else 1)
+    if found["percent"] and percent == "hundredth":
+        value /= 100
+    return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class NumericMatch(_Named):
+    """1 where a completion's number is the row's answer, 0 where it is another or none, None where the row has none.
+
+    column: holds a number, a text that `read_number` reads, or a list of accepted ones. marker, percent: see
+    `read_number`; an answer without the marker is read without it. relative, absolute: what `math.isclose` calls
+    rel_tol (a share of the larger number) and abs_tol; the defaults are its own and forgive only rounding.
+
+    Logs the number that was read as the extra column NAME/read. Raises ZooError when the data set lacks the column, and
+    ValueError for an answer without a number.
+    """
+
+    column: str = "answer"
+    marker: str | None = None
+    relative: float = 1e-9
+    absolute: float = 0.0
+    percent: Literal["unit", "hundredth"] = "unit"
+    name: str = "numeric_match"
+
+    def __post_init__(self) -> None:
+        if self.marker == "":
+            raise self._refuse("marker", "a text, or leave it out")
+        for field in ("relative", "absolute"):
+            if not _is_number(getattr(self, field)) or not 0 <= getattr(self, field) < math.inf:
+                raise self._refuse(field, "a tolerance, a number from 0")
+        if self.percent not in ("unit", "hundredth"):
+            raise self._refuse("percent", "'unit' or 'hundredth'")
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        log_extra: Callable[[str, list[Any]], None] | None = None,
+        **columns: Any,
+    ) -> list[float | None]:
+        said = [read_number(text_of(done), marker=self.marker, percent=self.percent) for done in completions]
+        if log_extra is not None:
+            log_extra(f"{self.name}/read", list(said))
+        return [
+            None if answers is None else float(self._matches(number, answers))
+            for number, answers in zip(said, self._answers(columns, self.column), strict=True)
+        ]
+
+    def _matches(self, number: float | None, answers: Sequence[Any]) -> bool:
+        wanted = [self._wanted(answer) for answer in answers]
+        return number is not None and any(
+            math.isclose(number, one, rel_tol=self.relative, abs_tol=self.absolute) for one in wanted
+        )
+
+    def _wanted(self, answer: Any) -> float:
+        if not isinstance(answer, str):
+            return float(answer)
+        marker = self.marker if self.marker is not None and self.marker in answer else None
+        number = read_number(answer, marker=marker, percent=self.percent)
+        if number is None:
+            raise ValueError(f"the column {self.column!r} holds {answer!r}, and there is no number in it")
+        return number
+
+
+# Form
+
+
+@dataclass(frozen=True, kw_only=True)
+class FormatMatch(_Named):
+    """1 where a completion has the form of a regular expression, else 0. Outer white space is left out.
+
+    pattern: in the syntax of `re`; flags stand in it, as in "(?s)" for a dot that matches line ends too. how:
+    "fullmatch" wants the whole completion to match, "search" some part of it. timeout: seconds for one completion.
+
+    A pattern whose repeats overlap, such as (a|aa)+$, can backtrack for longer than any run lasts. So the matching is
+    that of the package `regex`, which stops at `timeout`: a TimeoutError then ends the run and names the row, since a
+    silent 0 would make rewards depend on the machine's speed. The limit is per completion, not for a batch, and does
+    not cover the compilation of the pattern; patterns come from the user, never from a download.
+
+    Raises ZooError for a pattern that is no regular expression.
+    """
+
+    pattern: str
+    how: Literal["fullmatch", "search"] = "fullmatch"
+    timeout: float = 1.0
+    name: str = "format_match"
+
+    def __post_init__(self) -> None:
+        try:
+            regex.compile(self.pattern)
+        except (regex.error, TypeError) as error:
+            raise self._refuse("pattern", f"a regular expression ({error})") from error
+        if self.how not in ("fullmatch", "search"):
+            raise self._refuse("how", "'fullmatch' or 'search'")
+        if not _is_number(self.timeout) or not 0 < self.timeout < math.inf:
+            raise self._refuse("timeout", "a positive number of seconds")
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [float(self._matches(text_of(completion).strip())) for completion in completions]
+
+    def _matches(self, text: str) -> bool:
+        match = regex.fullmatch if self.how == "fullmatch" else regex.search
+        try:
+            return match(self.pattern, text, timeout=self.timeout) is not None
+        except TimeoutError as error:
+            raise TimeoutError(
+                f"the pattern {self.pattern!r} took more than {self.timeout:g} s on a completion of {len(text)} "
+                "characters, as overlapping repeats do"
+            ) from error
+
+
+Unit = Literal["tokens", "words", "characters"]
+
+
+def _lengths(reward: _Named, unit: Unit, completions: Sequence[Any], columns: Mapping[str, Any]) -> list[int]:
+    if unit == "tokens":
+        return [len(ids) for ids in _token_ids(reward, columns)]
+    texts = [text_of(completion) for completion in completions]
+    return [len(text.split()) if unit == "words" else len(text) for text in texts]
+
+
+def _token_ids(reward: _Named, columns: Mapping[str, Any]) -> Sequence[Sequence[int]]:
+    if columns.get("completion_ids") is None:
+        raise ZooError(f"The reward {reward.name} counts tokens and was given none: set its unit to 'words'.")
+    return columns["completion_ids"]
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+@dataclass(frozen=True, kw_only=True)
+class Length(_Named):
+    """The length of a completion; with `target`, −|length − target| / target, and −1 at worst.
+
+    unit: "tokens" (the end-of-sequence token counts), "words" between white space, or "characters". Without a target
+    it pays for length as such: to be watched with weight 0, or weighted little, below 0 for short completions.
+    """
+
+    target: int | None = None
+    unit: Unit = "tokens"
+    name: str = "length"
+
+    def __post_init__(self) -> None:
+        if self.target is not None and not _is_count(self.target, 1):
+            raise self._refuse("target", "a whole number from 1")
+        if self.unit not in ("tokens", "words", "characters"):
+            raise self._refuse("unit", "'tokens', 'words' or 'characters'")
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        lengths = _lengths(self, self.unit, completions, columns)
+        if self.target is None:
+            return [float(length) for length in lengths]
+        return [max(-abs(length - self.target) / self.target, -1.0) for length in lengths]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftOverlong(_Named):
+    """0 up to limit − margin, falling in a line to −1 at limit, and −1 beyond: DAPO's eq. 13, arXiv:2503.14476.
+
+    limit, margin: in `unit`, counted as `Length` counts. With margin 0 every length up to the limit is free.
+    """
+
+    limit: int
+    margin: int = 0
+    unit: Unit = "tokens"
+    name: str = "soft_overlong"
+
+    def __post_init__(self) -> None:
+        if not _is_count(self.limit, 1):
+            raise self._refuse("limit", "a whole number from 1")
+        if not _is_count(self.margin, 0) or self.margin > self.limit:
+            raise self._refuse("margin", f"a whole number from 0 to the limit, {self.limit}")
+        if self.unit not in ("tokens", "words", "characters"):
+            raise self._refuse("unit", "'tokens', 'words' or 'characters'")
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        return [self._penalty(length) for length in _lengths(self, self.unit, completions, columns)]
+
+    def _penalty(self, length: int) -> float:
+        if length <= self.limit - self.margin:
+            return 0.0
+        return (self.limit - self.margin - length) / self.margin if length <= self.limit else -1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repetition(_Named):
+    """Minus the share of a completion's n-grams that stood in it before, distinct / all − 1; 0 where it has none.
+
+    −seq-rep-n of Welleck et al. 2019, arXiv:1908.04319 §6, with its n of 4. unit: "tokens" as there, or "words" as
+    `rlhf_zoo.evaluation.text` counts them.
+    """
+
+    n: int = 4
+    unit: Literal["tokens", "words"] = "tokens"
+    name: str = "repetition"
+
+    def __post_init__(self) -> None:
+        if not _is_count(self.n, 1):
+            raise self._refuse("n", "a whole number from 1")
+        if self.unit not in ("tokens", "words"):
+            raise self._refuse("unit", "'tokens' or 'words'")
+
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+        rows: Sequence[Sequence[Any]]
+        if self.unit == "tokens":
+            rows = _token_ids(self, columns)
+        else:
+            rows = [words(text_of(completion)) for completion in completions]
+        return [self._penalty(row) for row in rows]
+
+    def _penalty(self, row: Sequence[Any]) -> float:
+        grams = [tuple(row[start : start + self.n]) for start in range(len(row) - self.n + 1)]
+        return len(set(grams)) / len(grams) - 1 if grams else 0.0
+
+
+# Ready-made, as entry points name them
+
+exact_match = ExactMatch()
+numeric_match = NumericMatch()
+length = Length()
+repetition = Repetition()

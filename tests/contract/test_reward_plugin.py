@@ -1,0 +1,111 @@
+"""examples/reward_plugin as its README has it: installed by pip, found by name, and paid out by PPO."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from hub_fixture import base_environment
+from trainer_fixture import LETTERS, Spy, distance, good, make_trainer, prompt_rows, snapshot
+from zoo_process import COMMAND, environment
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.plugins import load_object
+from rlhf_zoo.rewards import Rewards
+from rlhf_zoo.stages.ppo import REWARDS
+
+PLUGIN = Path(__file__).parents[2] / "examples" / "reward_plugin"
+README = (PLUGIN / "README.md").read_text()
+
+
+def block(language: str) -> str:
+    return "".join(re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.S | re.M))
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder into which pip installed the example, from a copy, so that building leaves nothing in the tree."""
+    source = tmp_path_factory.mktemp("plugin") / "reward_plugin"
+    shutil.copytree(PLUGIN, source, ignore=shutil.ignore_patterns("__pycache__", ".*"))
+    target = tmp_path_factory.mktemp("installed")
+    # With the build backend at hand, no network is needed.
+    offline = ["--no-build-isolation", "--no-index"] if importlib.util.find_spec("hatchling") else []
+    command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", *offline]
+    subprocess.run([*command, "--target", str(target), str(source)], check=True, capture_output=True, text=True)
+    return target
+
+
+@pytest.fixture
+def importable(installed: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The example as this process finds an installed package, for one test."""
+    monkeypatch.syspath_prepend(installed)
+    yield installed
+    sys.modules.pop("zoo_reward_example", None)
+
+
+def test_the_wheel_registers_what_the_readme_names(installed: Path) -> None:
+    [distribution] = importlib.metadata.distributions(path=[str(installed)])
+    assert distribution.name == "zoo-reward-example"
+    names = {entry.name for entry in distribution.entry_points if entry.group == REWARDS}
+    assert names == {"finished", "mentions"} and all(f"`{name}`" in README for name in names)
+    assert not (installed / "test_zoo_reward_example.py").exists()
+
+
+def test_its_own_tests_pass_on_what_was_installed(installed: Path, tmp_path: Path) -> None:
+    shutil.copy(PLUGIN / "test_zoo_reward_example.py", tmp_path)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "."]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=base_environment() | {"PYTHONPATH": str(installed)}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_a_recipe_finds_it_by_name_only_where_it_is_installed(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ZooError, match="No installed package registers 'finished'"):
+        load_object("finished", group=REWARDS)
+    recipe = yaml.safe_load(block("yaml"))
+    monkeypatch.syspath_prepend(installed)
+    rewards = Rewards([load_object(name, group=REWARDS) for name in recipe["reward_funcs"]])
+    assert rewards.names == ["finished", "mentions"]
+    assert len(recipe["reward_weights"]) == 1 + len(rewards.rewards), "the reward model has the first weight"
+    assert rewards.rewards[1](prompts=[""], completions=["a good battery"]) == [0.5]
+    sys.modules.pop("zoo_reward_example")
+
+
+def test_the_validating_command_of_the_readme_works(installed: Path, tmp_path: Path) -> None:
+    [line] = [line for line in block("sh").splitlines() if line.startswith("rlhf-zoo recipes validate ")]
+    done = subprocess.run(
+        [*COMMAND, *shlex.split(line)[1:]], env=environment(tmp_path, PYTHONPATH=str(installed)), cwd=tmp_path,
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0 and "tiny-world is valid" in done.stdout, done.stderr
+
+
+def test_ppo_updates_are_paid_by_it(importable: Path, tmp_path: Path) -> None:
+    """A completion of the toy world is letters, ":" and ";", so `mentions` pays for each letter that stands alone."""
+    functions = [load_object(name, group=REWARDS) for name in ("finished", f"mentions(words={list(LETTERS)})")]
+    trainer = make_trainer(
+        tmp_path, kind=Spy, reward_funcs=[good, *functions], reward_weights=[0.0, 1.0, 2.0], max_steps=1,
+        train_dataset=prompt_rows(8),
+    )  # fmt: skip
+    trainer.train()
+    [(rollout, estimates, _)] = trainer.updates
+    texts = trainer.processing_class.batch_decode(rollout.samples.token_lists(), skip_special_tokens=True)
+    shares = [len(set(LETTERS).intersection(re.split("[:;]", text))) / len(LETTERS) for text in texts]
+    assert max(shares) > 0
+    assert estimates.scored.total.tolist() == pytest.approx([2 * share for share in shares], rel=1e-6)  # float32
+    [metrics] = [row for row in trainer.state.log_history if "objective/kl" in row]
+    assert metrics["rewards/mentions"] == pytest.approx(sum(shares) / 8, rel=1e-6) and metrics["rewards/finished"] == 0
+    assert distance(snapshot(trainer), trainer.before) > 0

@@ -1,0 +1,399 @@
+"""Parity with TRL 1.12.0's PPOTrainer, the last release that has one, on what its own code computed.
+
+`trl_parity/generate.py` ran it and kept its tensors. On responses of full length the two conventions coincide, and
+everything agrees: models, formulas, and the weights after each update of a whole run. Where a response ends early they
+differ on purpose, in two places (L is the number of its tokens, the last of them EOS):
+    TRL puts the score at position L, one after EOS; here it stands on EOS, position L − 1.
+    TRL's critic has a value at L, the state after EOS, in returns and value loss; here that value is 0 and no term.
+With these two restated, by a mask of one position more, our formulas give TRL's tensors on such responses too.
+
+Set apart rather than compared: TRL logs ½ log²ρ as approximate KL and we ρ − 1 − log ρ; it divides logits by τ + 1e-7,
+so τ + 1e-7 is what we are given here; a critic of ours has a bias in its head, which TRL's has not: frozen here. What
+TRL gets wrong is kept out of the cases (no bf16, no clipping of gradients, no last batch of a pass over the prompts, no
+PAD among the sampled tokens), but for minibatches under gradient accumulation, which one case shows.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from trainer_fixture import make_tokenizer
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedModel
+
+from rlhf_zoo import functional as F
+from rlhf_zoo.data import PROMPT_TOKENS
+from rlhf_zoo.models import critic_from, response_values
+from rlhf_zoo.ppo.config import PPOConfig
+from rlhf_zoo.ppo.rollout import Advantages, Rollout
+from rlhf_zoo.ppo.trainer import PPOTrainer
+from rlhf_zoo.rewards import RewardModel
+from rlhf_zoo.sampling import Samples, response_logits, token_logprobs
+
+HERE = Path(__file__).with_name("trl_parity")
+FACTS = json.loads((HERE / "cases.json").read_text())
+CASES = FACTS["cases"]
+PAD, EOS = FACTS["architecture"]["pad_token_id"], FACTS["architecture"]["eos_token_id"]
+ENDING = ("early_eos", "early_eos_whitened")
+FULL = tuple(case for case in CASES if case not in ENDING)
+REPLAYED = tuple(case for case in FULL if case != "minibatches_ignored")
+
+# In units of a tensor's largest entry, or of 1 where that is smaller; all is float32, whose epsilon is 1.2e-7. Between
+# the two lie sums in another order: TRL samples with a cache over left-padded prompts and scores them so, we run whole
+# rows and score them padded on the right. The worst entry of any test here is WORST (after an update's steps), of the
+# formulas alone 1.2e-7, and no weight of any update differs by more than 1.2e-7.
+TOLERANCE = 1e-6
+
+
+def close(got: Any, wanted: Any, what: str, mask: Tensor | None = None) -> None:
+    """Asserts that both agree within TOLERANCE, where `mask` is True if one is given."""
+    got, wanted = (x.double() if isinstance(x, Tensor) else torch.tensor(x).double() for x in (got, wanted))
+    assert got.shape == wanted.shape, what
+    got, wanted = (x if mask is None else x[mask] for x in (got, wanted))
+    assert wanted.numel(), what
+    error = float((got - wanted).abs().max() / wanted.abs().max().clamp(min=1))
+    assert error <= TOLERANCE, f"{what}: {error:.3g}"
+
+
+@cache
+def tensors(name: str) -> dict[str, Tensor]:
+    return load_file(HERE / f"{name}.safetensors")
+
+
+def build(name: str, weights: Tensor) -> Any:
+    """The model `name` of generate.py, with the weights that were flattened there."""
+    layout = FACTS["layout"][name]
+    causal = name in ("policy", "reference")
+    kind = LlamaForCausalLM if causal else LlamaForSequenceClassification
+    model = kind(LlamaConfig(**FACTS["architecture"], **({} if causal else {"num_labels": 1})))
+    sizes = [int(torch.tensor(shape).prod()) for shape in layout.values()]
+    parts = zip(layout.items(), weights.split(sizes), strict=True)
+    model.load_state_dict({key: part.reshape(shape) for (key, shape), part in parts})
+    return model.eval()
+
+
+def flat(model: nn.Module, layout: Mapping[str, Any]) -> Tensor:
+    """Its weights in the fixture's order; a critic's bias is in no layout."""
+    weights = model.state_dict()
+    assert set(weights) - set(layout) <= {"score.bias"}
+    return torch.cat([weights[name].flatten() for name in layout])
+
+
+@dataclass(frozen=True)
+class Update:
+    """One update of one case as TRL made it."""
+
+    case: str
+    index: int
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return CASES[self.case]["settings"]
+
+    @property
+    def logged(self) -> dict[str, float]:
+        return CASES[self.case]["logs"][self.index]
+
+    @property
+    def temperature(self) -> float:
+        return self.settings["temperature"] + 1e-7
+
+    def __getitem__(self, name: str) -> Tensor:
+        return tensors(self.case)[f"{self.index}.{name}"]
+
+    @property
+    def mask(self) -> Tensor:
+        """Of TRL's policy terms, (B, T)."""
+        return ~self["padding_mask"]
+
+    @property
+    def value_mask(self) -> Tensor:
+        """Of TRL's value terms, (B, T): one position more than `mask` where a response ended early."""
+        return ~self["padding_mask_p1"]
+
+    @property
+    def samples(self) -> Samples:
+        queries, responses = self["queries"], self["responses"]
+        mask = self.mask
+        return Samples(
+            prompt_ids=queries,
+            prompt_mask=queries != PAD,
+            completion_ids=responses,
+            mask=mask,
+            logprobs=self["logprobs"].masked_fill(~mask, 0),
+            ended=(responses == EOS).any(1),
+        )
+
+    @property
+    def early(self) -> Tensor:
+        """Which responses end before the last position, (B,)."""
+        return ~self.mask.all(1)
+
+    @property
+    def remembered(self) -> bool:
+        """Whether the fixture has the weights that this update began with."""
+        return self.index == 0 or f"{self.index - 1}.policy" in tensors(self.case)
+
+    def model(self, name: str) -> Any:
+        """A model as it was when the update began."""
+        trained = self.index and name in ("policy", "value_model")
+        weights = tensors(self.case)[f"{self.index - 1}.{name}"] if trained else tensors("models")[name]
+        model = build(name, weights)
+        if self.settings["stop_token"] == "eos" and name in ("policy", "reference"):
+            with torch.no_grad():
+                model.lm_head.weight[EOS, 0] = FACTS["ending_bias"]
+        return model
+
+
+def each(updates: Sequence[Update]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("update", updates, ids=[f"{update.case}-{update.index}" for update in updates])
+
+
+EVERY = [Update(case, index) for case in CASES for index in (0, 1)]
+
+
+def test_the_fixture_is_what_the_script_makes() -> None:
+    spec = importlib.util.spec_from_file_location("generate", HERE / "generate.py")
+    assert spec and spec.loader
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert {case: facts["settings"] for case, facts in CASES.items()} == script.CASES
+    assert FACTS["architecture"] == script.ARCHITECTURE and FACTS["ending_bias"] == script.OFTEN
+    assert FACTS["versions"]["trl"] == "1.12.0" and len(script.CASES) == 7
+    files = [path for path in HERE.iterdir() if path.is_file() and path.suffix != ".py"]
+    assert {path.stem for path in files} == {"cases", "models", *CASES}
+    assert {path.suffix for path in files} == {".json", ".safetensors"}
+    assert sum(path.stat().st_size for path in files) < 400_000
+    assert make_tokenizer().convert_ids_to_tokens(range(len(FACTS["tokens"]))) == FACTS["tokens"]
+
+
+def test_the_cases_exercise_what_they_are_for() -> None:
+    """Prompts of several lengths, active clips, a KL, full and early-ending responses."""
+    for update in EVERY:
+        lengths = (update["queries"] != PAD).sum(1)
+        assert len(lengths.unique()) > 2 and (update["queries"][:, -1] != PAD).all()
+        assert update["kl"].abs().max() > 0.1
+        assert update.logged["policy/clipfrac_avg"] > 0.03 and update.logged["val/clipfrac_avg"] > 0.1
+        if update.case in ENDING:
+            assert update.early.any() and not update.samples.ended.all() and len(update.mask.sum(1).unique()) > 2
+            assert (update.value_mask.sum(1) - update.mask.sum(1)).tolist() == update.early.long().tolist()
+        else:
+            assert update.mask.all() and update.value_mask.all() and not update.samples.ended.any()
+
+
+@each([update for update in EVERY if update.remembered])
+def test_models_say_what_trl_read_from_them(update: Update) -> None:
+    """Log-probabilities (TRL's own came out of `generate`), values and scores, from models built alike."""
+    samples, tokenizer = update.samples, make_tokenizer()
+    for model, name in (("policy", "logprobs"), ("reference", "ref_logprobs")):
+        ours = token_logprobs(update.model(model), samples, temperature=update.temperature, batch_size=3)
+        close(ours, update[name], name, samples.mask)
+    # The value after the end is that of EOS itself, which sees no position after it.
+    critic, extended = critic_from(update.model("value_model")).eval(), replace(samples, mask=update.value_mask)
+    with torch.no_grad():
+        close(response_values(critic, extended), update["values"], "values", update.value_mask)
+        rows = update["micro_rows"][0]
+        first = samples.rows(rows)
+        logits = response_logits(update.model("policy"), first, temperature=update.temperature)
+        logprobs = F.selected_logprobs(logits, first.completion_ids)
+        width = first.mask.shape[1]
+        close(logprobs, update["micro_logprobs"][0][:, :width], "first micro-batch", first.mask)
+    scorer = RewardModel(update.model("reward_model"), tokenizer, tokenizer, batch_size=3)
+    close(scorer.score_samples(samples, [""] * len(samples)), update["raw_scores"], "scores")
+
+
+@each(EVERY)
+def test_formulas_make_trls_numbers_of_trls_numbers(update: Update) -> None:
+    """On full-length responses both masks are True everywhere; on others `value_mask` restates TRL's convention."""
+    given, mask, value_mask = update.settings, update.mask, update.value_mask
+    kl = F.kl_penalty(update["logprobs"], update["ref_logprobs"], estimator=given["kl_estimator"])
+    close(kl.masked_fill(~mask, 0), update["kl"], "kl")
+    scores = F.missing_eos_penalty(update["raw_scores"], update.samples.ended, penalty=given["missing_eos_penalty"])
+    close(scores, update["scores"], "scores")
+    rewards = F.token_rewards(scores, kl.masked_fill(~mask, 0), value_mask, kl_coef=given["kl_coef"])
+    if given["whiten_rewards"]:
+        close(rewards, update["raw_rewards"], "rewards before whitening")
+        rewards = F.whiten(rewards, value_mask, F.masked_moments(rewards, value_mask), shift_mean=False)
+    close(rewards, update["rewards"], "rewards")
+    advantages, returns = F.gae(rewards, update["values"], value_mask, gamma=given["gamma"], lam=given["lam"])
+    close(advantages, update["raw_advantages"], "advantages before whitening")
+    close(returns, update["returns"], "returns")
+    close(F.whiten(advantages, mask, F.masked_moments(advantages, mask)), update["advantages"], "advantages")
+
+    policy_clipped, value_clipped = [], []
+    for i, rows in enumerate(update["micro_rows"]):
+        tokens, states = mask[rows], value_mask[rows]
+        losses, clipped = F.clipped_policy_loss(
+            update["micro_logprobs"][i], update["logprobs"][rows], update["advantages"][rows],
+            cliprange=given["cliprange"],
+        )  # fmt: skip
+        close(F.aggregate(losses, tokens, tokens=tokens.sum()), update["micro_policy_loss"][i], "policy loss")
+        policy_clipped.append(F.masked_mean(clipped.float(), tokens))
+        losses, clipped = F.clipped_value_loss(
+            update["micro_values"][i], update["values"][rows], update["returns"][rows],
+            cliprange=given["cliprange_value"],
+        )  # fmt: skip
+        close(F.aggregate(losses, states, tokens=states.sum()), update["micro_value_loss"][i], "value loss")
+        value_clipped.append(F.masked_mean(clipped.float(), states))
+    if update.case != "minibatches_ignored":
+        close(torch.stack(policy_clipped).mean(), update.logged["policy/clipfrac_avg"], "policy clips")
+        close(torch.stack(value_clipped).mean(), update.logged["val/clipfrac_avg"], "value clips")
+
+
+@each([update for update in EVERY if update.case in ENDING])
+def test_early_ends_differ_from_trl_in_two_places_only(update: Update) -> None:
+    """The score, at L − 1 here and at L in TRL; and TRL's value of the state after EOS, in all that follows from it."""
+    given, mask, beyond = update.settings, update.mask, update.value_mask & ~update.mask
+    early, last, scores = update.early, F.last_token(mask), update["scores"]
+    assert torch.equal(beyond.nonzero(), torch.stack([early.nonzero()[:, 0], last[early] + 1], 1))
+    on_eos = torch.zeros_like(mask)
+    on_eos[early, last[early]] = True
+    ours = F.token_rewards(scores, update["kl"], mask, kl_coef=given["kl_coef"])
+    theirs = update["raw_rewards"] if given["whiten_rewards"] else update["rewards"]
+    close(ours, theirs, "all other rewards", ~(on_eos | beyond))
+    close(ours[on_eos] - theirs[on_eos], scores[early], "rewards on EOS")
+    close(theirs[beyond], scores[early], "rewards after EOS")
+    assert (update["values"][beyond].abs() > 1e-2).all()
+    if given["whiten_rewards"]:
+        return
+    # In TRL δ at L is score − V(L) and δ on EOS has γV(L); here δ on EOS has the score, and nothing follows.
+    advantages, _ = F.gae(ours, update["values"], mask, gamma=given["gamma"], lam=given["lam"])
+    close(advantages[~early], update["raw_advantages"][~early], "advantages of full-length responses")
+    gamma, decay = given["gamma"], given["gamma"] * given["lam"]
+    value_after = (update["values"] * beyond).sum(1)
+    on_eos_moved = gamma * value_after + decay * (scores - value_after) - scores
+    steps = (last.unsqueeze(1) - torch.arange(mask.shape[1])).clamp(min=0)
+    moved = advantages + decay**steps * on_eos_moved.unsqueeze(1)
+    close(moved, update["raw_advantages"], "advantages of early-ending responses", mask & early.unsqueeze(1))
+
+
+class Replay(PPOTrainer):
+    """A PPOTrainer that is given TRL's sampled tokens and shuffles, and keeps what it makes of them."""
+
+    def __init__(self, *args: Any, case: str, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.case = case
+        self.seen: list[tuple[Rollout, Advantages, dict[str, Tensor], dict[str, Tensor]]] = []
+        self.rates: list[list[float]] = [[], []]
+        self.updating = False
+        self.create_optimizer().register_step_post_hook(self._stepped)
+
+    def _stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if not self.updating:
+            return  # Trainer's own step after `training_step`, which finds no gradients
+        [rate] = {group["lr"] for group in optimizer.param_groups}
+        self.rates[self.state.global_step].append(float(rate))
+
+    @torch.no_grad()
+    def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout:
+        update = Update(self.case, self.state.global_step)
+        samples = update.samples
+        prompts = [ids[keep].tolist() for ids, keep in zip(samples.prompt_ids, samples.prompt_mask, strict=True)]
+        assert [row[PROMPT_TOKENS] for row in rows] == prompts
+        temperature = self.args.temperature
+        logprobs = token_logprobs(self.policy, samples, temperature=temperature)
+        with self.reference.model() as reference:
+            ref_logprobs = token_logprobs(reference, samples, temperature=temperature)
+        return Rollout(replace(samples, logprobs=logprobs), ref_logprobs, response_values(self.value_model, samples))
+
+    def update(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, Tensor]:
+        self.updating = True
+        progress = super().update(model, rollout, estimates)
+        self.updating = False
+        layout = FACTS["layout"]
+        parts = {"policy": self.policy, "value_model": self.value_model}
+        weights = {name: flat(part, layout[name]) for name, part in parts.items()}
+        self.seen.append((rollout, estimates, progress, weights))
+        return progress
+
+
+def replayed(directory: Path, monkeypatch: pytest.MonkeyPatch, case: str, **changed: Any) -> Replay:
+    """Our whole trainer run for two updates on TRL's prompts, completions and order of rows."""
+    first, second = Update(case, 0), Update(case, 1)
+    settings = first.settings | {"temperature": first.temperature} | changed
+    args = PPOConfig(
+        output_dir=str(directory), max_steps=2, max_grad_norm=0.0, train_sampling_strategy="sequential",
+        save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=True, **settings,
+    )  # fmt: skip
+    critic: PreTrainedModel = critic_from(first.model("value_model"))
+    critic.score.bias.requires_grad_(False)
+    queries = [ids[ids != PAD].tolist() for update in (first, second) for ids in update["queries"]]
+    trainer = Replay(
+        args=args, processing_class=make_tokenizer(), model=first.model("policy"), ref_model=first.model("reference"),
+        reward_model=first.model("reward_model"), value_model=critic,
+        train_dataset=Dataset.from_dict({"input_ids": queries}), case=case,
+    )  # fmt: skip
+    orders = [order for update in (first, second) for order in update["permutations"]]
+
+    def recorded(size: int, **_: Any) -> Tensor:
+        order = orders.pop(0)
+        assert len(order) == size
+        return order
+
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "randperm", recorded)
+        trainer.train()
+    assert not orders and len(trainer.seen) == 2
+    return trainer
+
+
+@pytest.mark.parametrize("case", REPLAYED)
+def test_our_trainer_makes_trls_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    """Two updates by our trainer alone, from the initial weights: estimates, losses and weights after each."""
+    trainer = replayed(tmp_path, monkeypatch, case)
+    ours = [row for row in trainer.state.log_history if "loss" in row]
+    moved = []
+    for index, (rollout, estimates, progress, weights) in enumerate(trainer.seen):
+        update = Update(case, index)
+        for name in ("logprobs", "ref_logprobs", "values"):
+            close(getattr(rollout, name), update[name], name)
+        for name in ("scores", "rewards", "advantages", "returns"):
+            close(getattr(estimates, name), update[name], name)
+        logged = progress | ours[index]
+        for name, trls in {
+            "loss/policy": "loss/policy_avg", "loss/value": "loss/value_avg", "policy/clipfrac": "policy/clipfrac_avg",
+            "value/clipfrac": "val/clipfrac_avg", "policy/ratio": "val/ratio",
+            "objective/entropy": "policy/entropy_avg",
+            "objective/shaped_score": "objective/scores", "objective/non_score_reward": "objective/non_score_reward",
+            "objective/rlhf_reward": "objective/rlhf_reward", "learning_rate": "lr", "episodes": "episode",
+        }.items():  # fmt: skip
+            close(logged[name], update.logged[trls], name)
+        if update.settings["kl_estimator"] == "k1":
+            close(logged["objective/kl"], update.logged["objective/kl"], "objective/kl")
+        assert len(trainer.rates[index]) == CASES[case]["optimizer_steps"][index]
+        assert sorted(set(trainer.rates[index])) == CASES[case]["learning_rates"][index]
+        for name, flattened in weights.items():
+            kept = tensors(case).get(f"{index}.{name}")
+            if kept is not None:
+                before = tensors("models")[name]
+                close(flattened - before, kept - before, f"{name} after update {index}")
+                moved.append(float((kept - before).abs().max()))
+    assert moved and min(moved) > 1000 * TOLERANCE
+
+
+def test_trl_ignores_minibatches_under_accumulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked for two minibatches of one micro-batch each, TRL makes one step of both: our run with one minibatch."""
+    case = "minibatches_ignored"
+    asked, made = Update(case, 0).settings, CASES[case]["optimizer_steps"][0]
+    assert asked["num_mini_batches"] * asked["num_ppo_epochs"] == 2 * made
+    one = replayed(tmp_path / "one", monkeypatch, case, num_mini_batches=1)
+    two = replayed(tmp_path / "two", monkeypatch, case)
+    for name in ("policy", "value_model"):
+        kept, before = Update(case, 0)[name], tensors("models")[name]
+        close(one.seen[0][3][name] - before, kept - before, name)
+        assert (two.seen[0][3][name] - kept).abs().max() > 1000 * TOLERANCE
+    assert len(two.rates[0]) == 2 * len(one.rates[0]) == 2 * made
+    # Its averages count the slots of minibatches that it never filled.
+    assert Update(case, 0).logged["val/ratio"] == pytest.approx(
+        float(one.seen[0][2]["policy/ratio"]) / 2, abs=TOLERANCE
+    )

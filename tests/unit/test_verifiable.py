@@ -1,0 +1,408 @@
+"""Verifiable rewards: what counts as an answer, a form, a length, a repetition; and how recipes come by them."""
+
+from __future__ import annotations
+
+import math
+import pickle
+import random
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainer_fixture import make_trainer, prompt_rows
+from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation import text as evaluation_text
+from rlhf_zoo.plugins import load_object
+from rlhf_zoo.rewards import (
+    ExactMatch,
+    FormatMatch,
+    Length,
+    NumericMatch,
+    Repetition,
+    Rewards,
+    SoftOverlong,
+    verifiable,
+)
+from rlhf_zoo.rewards.verifiable import read_number, text_of
+
+ENTRIES = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]["entry-points"][
+    "rlhf_zoo.rewards"
+]
+ALL = [
+    ExactMatch(),
+    NumericMatch(),
+    FormatMatch(pattern=r"\d+"),
+    Length(),
+    SoftOverlong(limit=5, margin=2),
+    Repetition(),
+]
+
+
+def score(reward: Any, *completions: Any, **columns: Any) -> list[float | None]:
+    return reward(prompts=[""] * len(completions), completions=list(completions), **columns)
+
+
+def chat(*contents: Any) -> list[dict[str, Any]]:
+    return [{"role": "assistant", "content": content} for content in contents]
+
+
+# As rewards
+
+
+@pytest.mark.parametrize("reward", ALL, ids=lambda reward: reward.name)
+def test_each_is_a_named_frozen_object_that_can_be_pickled(reward: Any) -> None:
+    again = pickle.loads(pickle.dumps(reward))
+    assert again == reward and again.__name__ == reward.name
+    assert Rewards([reward]).names == [reward.name]
+    with pytest.raises(AttributeError):
+        reward.name = "another"
+
+
+@pytest.mark.parametrize("reward", ALL, ids=lambda reward: reward.name)
+def test_texts_and_conversations_are_scored_alike_and_positions_work_as_keywords(reward: Any) -> None:
+    texts = ["42", "the answer is 42", "no", ""]
+    rest: dict[str, Any] = {"answer": ["42", "42", "7", None], "completion_ids": [[1, 1], [1] * 6, [2], []]}
+    if isinstance(reward, NumericMatch):
+        wanted = [1.0, 1.0, 0.0, None]
+    elif isinstance(reward, ExactMatch):
+        wanted = [1.0, 0.0, 0.0, None]
+    else:
+        wanted = reward([""] * 4, texts, **rest)
+    assert score(reward, *texts, **rest) == wanted == score(reward, *(chat("7", text) for text in texts), **rest)
+
+
+def test_the_text_of_a_message() -> None:
+    assert text_of("as it is") == "as it is"
+    assert text_of(chat("first", "last")) == "last"
+    assert text_of([{"role": "assistant", "tool_calls": []}]) == "" == text_of([]) == text_of(chat(None))
+    parts = [{"type": "text", "text": "a "}, {"type": "image", "image": 1}, {"type": "text", "text": "picture"}]
+    assert text_of(chat(parts)) == "a picture"
+
+
+def test_recipes_find_every_one_by_name() -> None:
+    """What pyproject.toml registers: ready-made objects where none needs a setting, else the class."""
+    for name, target in ENTRIES.items():
+        found = load_object(target, group="rlhf_zoo.rewards")
+        made = found if name not in ("format_match", "soft_overlong") else None
+        assert made is None or made.__name__ == name
+    kinds = {load_object(target, group="rlhf_zoo.rewards") for target in ENTRIES.values()}
+    kinds = {kind if isinstance(kind, type) else type(kind) for kind in kinds}
+    public = {thing for name in verifiable.__all__ if isinstance(thing := getattr(verifiable, name), type)}
+    assert kinds == public == {type(reward) for reward in ALL}
+
+
+def test_the_docstrings_recipe_works() -> None:
+    example = (verifiable.__doc__ or "").partition("reward_funcs:\n")[2]
+    names = yaml.safe_load(example)
+    assert len(names) == 2
+    numeric, form = (
+        load_object(ENTRIES[bare] + parenthesis + rest, group="rlhf_zoo.rewards")
+        for bare, parenthesis, rest in (name.partition("(") for name in names)
+    )
+    assert numeric == NumericMatch(column="solution", absolute=0.01)
+    assert score(form, "<think>a\nb</think>\n<answer>4</answer>", "<answer>4</answer>") == [1, 0]
+
+
+def test_a_name_without_its_settings_is_refused_in_a_sentence() -> None:
+    with pytest.raises(ZooError, match=r"FormatMatch is a class, .* NAME\(key=value\)"):
+        Rewards([load_object(ENTRIES["format_match"], group="rlhf_zoo.rewards")])
+
+
+def test_ppo_trains_on_them(tmp_path: Path) -> None:
+    """In the toy world: lengths, repetition and a form of letters, with an answer for every other prompt."""
+    rewards = [
+        ExactMatch(), Length(target=4), SoftOverlong(limit=10, margin=5), Repetition(n=1),
+        FormatMatch(pattern="[a-l]+"),
+    ]  # fmt: skip
+    trainer = make_trainer(
+        tmp_path, reward_funcs=rewards, max_steps=1,
+        train_dataset=prompt_rows(8, answer=[None, "a"] * 4),
+    )  # fmt: skip
+    trainer.train()
+    [row] = [row for row in trainer.state.log_history if "objective/kl" in row]
+    values = {name: row[f"rewards/{name}"] for name in (reward.name for reward in rewards)}
+    assert all(math.isfinite(value) for value in values.values())
+    assert -1 <= values["length"] < 0 and -1 <= values["soft_overlong"] <= 0 and -1 < values["repetition"] < 0
+    assert 0 < values["format_match"] < 1
+
+
+# Exact answers
+
+
+@pytest.mark.parametrize(
+    ("reward", "said", "answer", "wanted"),
+    [
+        (ExactMatch(), "Paris", "Paris", 1),
+        (ExactMatch(), "  New \n York ", "New York", 1),
+        (ExactMatch(), "paris", "Paris", 0),
+        (ExactMatch(), "It is Paris", "Paris", 0),
+        (ExactMatch(), "", "Paris", 0),
+        (ExactMatch(), "", "", 1),
+        (ExactMatch(), "7", 7, 1),
+        (ExactMatch(), "Rome", ["Paris", "Rome"], 1),
+        (ExactMatch(), "Rome", ["Paris", None], 0),
+        (ExactMatch(), "Rome", None, None),
+        (ExactMatch(), "Rome", [], None),
+        (ExactMatch(), "Rome", math.nan, None),
+        (ExactMatch(ignore_case=True), "STRASSE", "Straße", 1),
+        (ExactMatch(marker="Answer:"), "Not Rome. Answer: Rome. Answer:  Paris \nThanks", "Paris", 1),
+        (ExactMatch(marker="Answer:"), "Answer:\nParis", "Paris", 1),
+        (ExactMatch(marker="Answer:"), "Paris", "Paris", 0),
+        (ExactMatch(marker="####"), "so #### 42", "6 times 7 is 42\n#### 42", 1),
+    ],
+)
+def test_exact_match(reward: ExactMatch, said: str, answer: Any, wanted: float | None) -> None:
+    assert score(reward, said, answer=[answer]) == [wanted]
+
+
+# Numbers
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("42", 42),
+        ("1,234.50", 1234.5),
+        ("10,000,000", 10_000_000),
+        ("It costs $1,200.00.", 1200),
+        ("-3", -3),
+        ("\N{MINUS SIGN}3", -3),
+        ("x=-3", -3),
+        ("-$5", -5),
+        ("$-5", -5),
+        ("5-3", 3),
+        ("1/2", 0.5),
+        ("-1 / 4", -0.25),
+        (".5", 0.5),
+        ("6e-3", 0.006),
+        ("42%", 42),
+        (r"42\%", 42),
+        ("#### 42", 42),
+        ("first 1, then 2, last 3.", 3),
+        ("**42**", 42),
+        ("_42_", 42),
+        ("the 2nd", 2),
+        ("42kg", 42),
+        ("(7)", 7),
+        (r"\boxed{7}", 7),
+        (r"so \boxed{7}, in 2 steps", 7),
+        (r"first \boxed{6}, no: \boxed{7}", 7),
+        (r"\boxed{\text{about } 7\text{ cm}^2} of 9", 7),
+        (r"\boxed{x_{10} = 7}", 7),
+        (r"\boxed{\frac{1}{2}}", 0.5),
+        (r"-\dfrac{3}{4}", -0.75),
+        (r"\tfrac12", 0.5),
+        (r"\boxed 7 of 9", 7),
+        (r"\boxed{7", 7),
+        (r"1\,234", 1234),
+        ("1{,}234", 1234),
+        ("1 1/2", 0.5),
+        (r"1\frac{1}{2}", 0.5),
+        ("1,2345", 2345),
+        ("2024-01-31", 31),
+        ("H2O", None),
+        ("v1.2.3", None),
+        (r"\boxed{none} of 9", None),
+        ("1/0", None),
+        ("1e999", None),
+        ("-", None),
+        ("", None),
+    ],
+)
+def test_read_number(text: str, number: float | None) -> None:
+    assert read_number(text) == number
+
+
+def test_a_marker_stands_before_the_number() -> None:
+    assert read_number("#### 42 apples in 3 boxes", marker="####") == 42
+    assert read_number("#### 1\n#### 42 apples", marker="####") == 42
+    assert read_number("42", marker="####") is None
+    assert read_number("####", marker="####") is None
+
+
+def test_a_percent_sign_is_a_unit_or_a_hundredth() -> None:
+    assert read_number("42%", percent="hundredth") == 0.42 and read_number("0.42", percent="hundredth") == 0.42
+    hundredth, unit = NumericMatch(percent="hundredth"), NumericMatch()
+    assert score(hundredth, "42%", "42", answer=[0.42, "42%"]) == [1, 0]
+    assert score(unit, "42%", "42", answer=[0.42, "42%"]) == [0, 1]
+
+
+@settings(deadline=None)
+@given(st.integers(-(10**15), 10**15), st.sampled_from(["{}", "so {}.", "=={}==", r"\boxed{{{}}} of 9", "${}"]))
+def test_a_whole_number_is_read_as_python_writes_it(number: int, frame: str) -> None:
+    assert read_number(frame.format(number)) == number
+    assert read_number(frame.format(f"{number:,}")) == number
+
+
+@settings(deadline=None)
+@given(st.floats(-1e300, 1e300), st.sampled_from(["{!r}", "{:.3f}", "{:,.2f}", "{:.4e}"]))
+def test_a_decimal_number_is_read_as_python_writes_it(number: float, form: str) -> None:
+    written = form.format(number)
+    assert read_number(f"it is {written} in all") == float(written.replace(",", ""))
+
+
+@settings(deadline=None)
+@given(st.text(alphabet=r"0123456789.,/-+%$\{}^_ eEboxdfracx#" + "\n"))
+def test_any_text_has_a_finite_number_or_none(text: str) -> None:
+    number = read_number(text)
+    assert number is None or math.isfinite(number)
+
+
+@pytest.mark.parametrize(
+    "text", ["9" * 10**5, ",123" * 10**5, "1/" * 10**5, r"\frac{" * 10**5, r"\boxed{" + "{" * 10**5, "x_a" * 10**5]
+)
+def test_reading_takes_time_in_proportion_to_the_text(text: str) -> None:
+    """Quadratic time would be minutes here; what is seen is a tenth of a second."""
+    started = time.monotonic()
+    read_number(text)
+    assert time.monotonic() - started < 10
+
+
+def test_numeric_match() -> None:
+    answers = [42, "42", "6 times 7 is 42\n#### 42", [41, 42], np.float32(42), None, math.nan, []]
+    assert score(NumericMatch(), *["It is 42."] * 8, answer=answers) == [1, 1, 1, 1, 1, None, None, None]
+    assert score(NumericMatch(), *["It is 43."] * 8, answer=answers) == [0, 0, 0, 0, 0, None, None, None]
+    assert score(NumericMatch(), "I do not know.", "1/3", answer=[42, "2/6"]) == [0, 1]
+    assert score(NumericMatch(column="solution"), "7", solution=[7], answer=[8]) == [1]
+
+
+def test_a_marker_is_asked_of_completions_and_looked_for_in_answers() -> None:
+    marked = NumericMatch(marker="####")
+    assert score(marked, "#### 42", "42", "#### 42 of 99", answer=["7 #### 42", "42", "42"]) == [1, 0, 1]
+
+
+def test_tolerances_are_those_of_isclose() -> None:
+    assert score(NumericMatch(), "1000000", "0.1", answer=[1000001, 0.1 + 1e-12]) == [0, 1]
+    assert score(NumericMatch(relative=0.01), "101", "102", answer=[100, 100]) == [1, 0]
+    assert score(NumericMatch(absolute=0.5), "0.5", "0.6", answer=[0, 0]) == [1, 0]
+    assert score(NumericMatch(relative=0, absolute=0), "0.3", answer=[0.1 + 0.2]) == [0]
+
+
+def test_what_was_read_is_logged() -> None:
+    seen: dict[str, list] = {}
+    score(NumericMatch(name="sum"), "so 4", "none", answer=[4, 4], log_extra=seen.__setitem__)
+    assert seen == {"sum/read": [4.0, None]}
+
+
+def test_an_answer_without_a_number_is_an_error() -> None:
+    with pytest.raises(ValueError, match="the column 'answer' holds 'unknown', and there is no number in it"):
+        score(NumericMatch(), "4", answer=["unknown"])
+
+
+@pytest.mark.parametrize("reward", [ExactMatch(), NumericMatch()], ids=["exact", "numeric"])
+def test_a_missing_column_is_one_sentence(reward: Any) -> None:
+    with pytest.raises(
+        ZooError, match=rf"{reward.name} reads the column 'answer', and the prompts have 'solution': name"
+    ):
+        score(reward, "4", solution=["4"], trainer_state=None, log_extra=lambda *_: None)
+    with pytest.raises(ZooError, match="no columns but the prompt"):
+        score(reward, "4", completion_ids=[[1]])
+
+
+# Form
+
+
+def test_format_match() -> None:
+    whole, part = FormatMatch(pattern=r"<a>\d+</a>"), FormatMatch(pattern=r"<a>\d+</a>", how="search")
+    texts = ["<a>42</a>", " <a>42</a>\n", "so <a>42</a>", "<a>x</a>"]
+    assert score(whole, *texts) == [1, 1, 0, 0]
+    assert score(part, *texts) == [1, 1, 1, 0]
+    assert score(FormatMatch(pattern="a|ab"), "ab") == [1], "also where the first branch would match a part"
+    assert score(FormatMatch(pattern="a.b"), "a\nb") == [0] and score(FormatMatch(pattern="(?s)a.b"), "a\nb") == [1]
+    assert score(FormatMatch(pattern="(?i)yes"), "YES") == [1]
+
+
+def test_a_pattern_that_backtracks_without_end_is_stopped_and_named() -> None:
+    """(a|aa)+ splits 60 letters in more ways than can be tried: without a limit this test would not end."""
+    reward = FormatMatch(pattern="(?:a|aa)+$", how="search", timeout=0.2)
+    assert score(reward, "a" * 60) == [1]
+    started = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"pattern '.*' took more than 0\.2 s on a completion of 61 characters"):
+        score(reward, "a" * 60 + "b")
+    assert time.monotonic() - started < 20
+
+
+# Lengths
+
+
+def test_length() -> None:
+    texts = ["a b  c", "", "abcd"]
+    ids = [[1] * 5, [], [1]]
+    assert score(Length(), *texts, completion_ids=ids) == [5, 0, 1]
+    assert score(Length(unit="words"), *texts) == [3, 0, 1]
+    assert score(Length(unit="characters"), *texts) == [6, 0, 4]
+    targeted = score(Length(target=4), *[""] * 6, completion_ids=[[1] * n for n in (4, 3, 5, 0, 8, 100)])
+    assert targeted == [0, -0.25, -0.25, -1, -1, -1] and math.copysign(1, targeted[0] or 0.0) == 1
+
+
+def test_soft_overlong_is_the_one_of_dapo() -> None:
+    """Equation 13 with L_max 20 and L_cache 8, at its corners; and TRL's at every length."""
+    at = {0: 0, 12: 0, 13: -1 / 8, 16: -0.5, 20: -1, 21: -1, 500: -1}
+    assert score(SoftOverlong(limit=20, margin=8), *[""] * 7, completion_ids=[[1] * n for n in at]) == list(at.values())
+    every = [[1] * n for n in range(30)]
+    for margin in (0, 1, 8, 20):
+        ours = score(SoftOverlong(limit=20, margin=margin), *[""] * 30, completion_ids=every)
+        assert ours == get_soft_overlong_punishment(20, margin)(completion_ids=every)
+    assert score(SoftOverlong(limit=2, unit="words"), "a b", "a b c") == [0, -1]
+
+
+def test_repetition() -> None:
+    ids = [[1, 2, 3, 4], [5] * 5, [1, 2, 1, 2, 1], [7], []]
+    assert score(Repetition(n=2), *[""] * 5, completion_ids=ids) == [0, -0.75, -0.5, 0, 0]
+    assert score(Repetition(n=1, unit="words"), "so so, SO!") == [-0.4]
+    draw = random.Random(3)
+    many = [[draw.randrange(4) for _ in range(draw.randrange(40))] for _ in range(50)]
+    for n in (1, 3, 4):
+        ours = score(Repetition(n=n), *[""] * 50, completion_ids=many)
+        assert ours == pytest.approx(get_repetition_penalty_reward(n)(completion_ids=many), abs=1e-12)
+        texts = [" ".join(map(str, row)) for row in many]
+        wanted = [-evaluation_text.repetition(text, n) for text in texts]
+        assert score(Repetition(n=n, unit="words"), *texts) == pytest.approx(wanted, abs=1e-12)
+    assert Repetition().n == 4
+
+
+@pytest.mark.parametrize("reward", [Length(), SoftOverlong(limit=3), Repetition()], ids=lambda reward: reward.name)
+def test_tokens_that_are_not_given_cannot_be_counted(reward: Any) -> None:
+    with pytest.raises(ZooError, match=f"{reward.name} counts tokens and was given none: set its unit to 'words'"):
+        score(reward, "a")
+
+
+# Settings
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ExactMatch(marker=""), "marker of the reward exact_match is '': give a text, or leave it out"),
+        (lambda: NumericMatch(marker=""), "marker of the reward numeric_match is ''"),
+        (lambda: NumericMatch(relative=-1), "relative of the reward numeric_match is -1: give a tolerance"),
+        (lambda: NumericMatch(absolute=math.inf), "absolute of the reward numeric_match is inf"),
+        (lambda: NumericMatch(absolute=math.nan), "absolute of the reward numeric_match is nan"),
+        (lambda: NumericMatch(absolute="1"), "absolute of the reward numeric_match is '1'"),  # type: ignore[arg-type]
+        (lambda: NumericMatch(percent="x"), "give 'unit' or 'hundredth'"),  # type: ignore[arg-type]
+        (lambda: FormatMatch(pattern="(a"), r"pattern of .* is '\(a': give a regular expression \(missing \)"),
+        (lambda: FormatMatch(pattern=3), "pattern of .* is 3: give a regular expression"),  # type: ignore[arg-type]
+        (lambda: FormatMatch(pattern="a", how="match"), "'fullmatch' or 'search'"),  # type: ignore[arg-type]
+        (lambda: FormatMatch(pattern="a", timeout=0), "timeout of .* is 0: give a positive number of seconds"),
+        (lambda: Length(target=0), "target of the reward length is 0: give a whole number from 1"),
+        (lambda: Length(target="50"), "target of the reward length is '50'"),  # type: ignore[arg-type]
+        (lambda: Length(target=2.5), "target of the reward length is 2.5"),  # type: ignore[arg-type]
+        (lambda: Length(unit="lines"), "'tokens', 'words' or 'characters'"),  # type: ignore[arg-type]
+        (lambda: SoftOverlong(limit=0), "limit of the reward soft_overlong is 0"),
+        (lambda: SoftOverlong(limit=3, margin=4), "margin of .* is 4: give a whole number from 0 to the limit, 3"),
+        (lambda: SoftOverlong(limit=3, unit="lines"), "unit of"),  # type: ignore[arg-type]
+        (lambda: Repetition(n=0), "n of the reward repetition is 0"),
+        (lambda: Repetition(unit="characters"), "'tokens' or 'words'"),  # type: ignore[arg-type]
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(make: Any, message: str) -> None:
+    with pytest.raises(ZooError, match=message):
+        make()
