@@ -115,11 +115,14 @@ def test_each_command_runs_as_it_stands(place):
 
 def summary_of_python_block(place, serving):
     """The trainer alone, as the README shows it, against the Hub that is served."""
-    (block,) = blocks("python")
+    trained, stepped = blocks("python")
     script = place[0] / "alone.py"
-    script.write_text(block)
+    script.write_text(f"{trained}\n{stepped}")
     done = run(f"{shlex.quote(sys.executable)} {script}", place, **serving)
     assert "objective/kl" in done.stdout
+    # The loop prints score and KL of its two updates; the first is measured before any step.
+    *_, first, second = done.stdout.strip().splitlines()
+    assert abs(float(first.split()[1])) < 1e-3 < abs(float(second.split()[1]))
 
 
 def start(command: str, place) -> subprocess.Popen:

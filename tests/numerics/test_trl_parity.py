@@ -50,8 +50,8 @@ REPLAYED = tuple(case for case in FULL if case != "minibatches_ignored")
 
 # In units of a tensor's largest entry, or of 1 where that is smaller; all is float32, whose epsilon is 1.2e-7. Between
 # the two lie sums in another order: TRL samples with a cache over left-padded prompts and scores them so, we run whole
-# rows and score them padded on the right. The worst entry of any test here is WORST (after an update's steps), of the
-# formulas alone 1.2e-7, and no weight of any update differs by more than 1.2e-7.
+# rows and score them padded on the right. Worst seen: 5.4e-7 (values of the second update; 7.1e-7 with AVX2: the
+# fixture is of a machine with AVX-512), 2.2e-7 of the formulas alone, and 1.8e-7 of a weight after an update.
 TOLERANCE = 1e-6
 
 
@@ -182,8 +182,9 @@ def test_the_cases_exercise_what_they_are_for() -> None:
     for update in EVERY:
         lengths = (update["queries"] != PAD).sum(1)
         assert len(lengths.unique()) > 2 and (update["queries"][:, -1] != PAD).all()
-        assert update["kl"].abs().max() > 0.1
-        assert update.logged["policy/clipfrac_avg"] > 0.03 and update.logged["val/clipfrac_avg"] > 0.1
+        assert update["kl"].abs().max() > 0.05
+        if update.index == 0:
+            assert update.logged["policy/clipfrac_avg"] > 0.1 and update.logged["val/clipfrac_avg"] > 0.1
         if update.case in ENDING:
             assert update.early.any() and not update.samples.ended.all() and len(update.mask.sum(1).unique()) > 2
             assert (update.value_mask.sum(1) - update.mask.sum(1)).tolist() == update.early.long().tolist()
@@ -294,17 +295,12 @@ class Replay(PPOTrainer):
         [rate] = {group["lr"] for group in optimizer.param_groups}
         self.rates[self.state.global_step].append(float(rate))
 
-    @torch.no_grad()
     def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout:
         update = Update(self.case, self.state.global_step)
         samples = update.samples
         prompts = [ids[keep].tolist() for ids, keep in zip(samples.prompt_ids, samples.prompt_mask, strict=True)]
         assert [row[PROMPT_TOKENS] for row in rows] == prompts
-        temperature = self.args.temperature
-        logprobs = token_logprobs(self.policy, samples, temperature=temperature)
-        with self.reference.model() as reference:
-            ref_logprobs = token_logprobs(reference, samples, temperature=temperature)
-        return Rollout(replace(samples, logprobs=logprobs), ref_logprobs, response_values(self.value_model, samples))
+        return self.evaluated(samples, recompute=True)
 
     def update(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, Tensor]:
         self.updating = True

@@ -54,19 +54,19 @@ ARCHITECTURE: dict[str, Any] = {
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
     "max_position_embeddings": 32,
-    "initializer_range": 0.3,
+    "initializer_range": 0.2,
     "tie_word_embeddings": False,
     "pad_token_id": PAD,
     "eos_token_id": EOS,
     "bos_token_id": None,
 }
 
-# Channel 0 of the residual stream is 1 at every position, so its column in the head is a bias of the logits: it makes
-# PAD impossible, and EOS impossible or, where responses are to end early, about as likely as a letter.
-NEVER, OFTEN = -60.0, 3.0
+# Channel 0 of the residual stream begins as 1 at every position, so its column in the head acts as a bias of the logits:
+# PAD becomes impossible, and EOS impossible or, where responses are to end early, likelier than any letter.
+NEVER, OFTEN = -60.0, 0.85
 
 # AdamW divides a gradient by its own size plus epsilon. At the default 1e-8 a gradient that is nothing but rounding
-# becomes a step of the full learning rate; at 1e-4 it stays as small as it is.
+# becomes a step of the full learning rate; at 1e-3 it stays as small as it is.
 COMMON: dict[str, Any] = {
     "response_length": 6,
     "kl_coef": 0.2,

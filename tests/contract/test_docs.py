@@ -1,0 +1,64 @@
+"""The pages on PPO name what is there: every metric, and files, functions and tests that exist."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from trainer_fixture import good, make_reward_model, make_trainer, prompt_rows
+
+ROOT = Path(__file__).parents[2]
+METRICS = (ROOT / "docs/metrics.md").read_text(encoding="utf-8")
+DETAILS = (ROOT / "docs/ppo-details.md").read_text(encoding="utf-8")
+OURS = (
+    "objective/",
+    "policy/",
+    "critic/",
+    "loss",
+    "completions/",
+    "rewards/",
+    "grad_norm/",
+    "value/",
+    "kl_coef",
+    "episodes",
+)
+
+
+def test_every_metric_is_explained(tmp_path: Path) -> None:
+    trainer = make_trainer(
+        tmp_path, max_steps=3, reward_funcs=good, reward_model=make_reward_model(), kl_in="loss", kl_estimator="k2",
+        ptx_coef=0.1, ptx_dataset=Dataset.from_dict({"text": ["abc", "ggg"]}), score_scaling="running",
+        train_dataset=prompt_rows(16),
+    )  # fmt: skip
+    trainer.train()
+    logged = {name for row in trainer.state.log_history for name in row if "loss" in row and name.startswith(OURS)}
+    assert len(logged) >= 32
+    logged = {re.sub(r"^rewards/.*", "rewards/NAME", name) for name in logged}
+    explained = set(re.findall(r"`([a-z_]+(?:/[A-Za-z_0-9/]+)?)`", METRICS))
+    explained |= {f"critic/explained_variance/quarter_{part}" for part in (2, 3, 4)}
+    assert logged <= explained, logged - explained
+
+
+def test_no_metric_is_explained_that_is_not_logged() -> None:
+    code = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "rlhf_zoo/ppo").glob("*.py"))
+    rows = re.findall(r"^\| (`[^|]+`) \|", METRICS, flags=re.MULTILINE)
+    names = [name for row in rows for name in re.findall(r"`([a-z_]+/[a-z_]+)", row)]
+    assert len(names) >= 25
+    for name in names:
+        prefix = name.partition("/")[0] + "/"
+        assert name in code or f'f"{prefix}' in code, name
+
+
+@pytest.mark.parametrize("reference", sorted(set(re.findall(r"`((?:rlhf_zoo|tests)/[^`]+)`", DETAILS))))
+def test_what_the_details_name_exists(reference: str) -> None:
+    path, _, inside = reference.partition("::")
+    assert (ROOT / path).is_file(), path
+    found: ast.AST = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    for name in filter(None, inside.split(".")):
+        body = getattr(found, "body", [])
+        matches = [node for node in body if getattr(node, "name", None) == name]
+        assert matches, f"{path} has no {name}"
+        found = matches[0]

@@ -1,0 +1,221 @@
+"""Every guard, with the fault that it is there for: a run that is wrong says so, by name."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from trainer_fixture import EOS, make_policy, make_reward_model, make_tokenizer, make_trainer
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.ppo import guards
+from rlhf_zoo.ppo.guards import GuardWarning, KLWatch
+from rlhf_zoo.ppo.trainer import PPOTrainer
+from rlhf_zoo.sampling import Samples
+
+
+def refused(directory: Path, message: str, **given: Any) -> None:
+    with pytest.raises(ZooError, match=message):
+        make_trainer(directory, **given).train()
+
+
+def test_a_right_run_says_nothing(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GuardWarning)
+        trainer = make_trainer(tmp_path, reward_model=make_reward_model(), max_steps=4)
+        trainer.train()
+    assert trainer.state.global_step == 4
+
+
+# Before training
+
+
+def test_eos_as_pad(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token
+    refused(tmp_path, "no pad_token other than its eos_token", processing_class=tokenizer)
+
+
+def test_no_pad(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.pad_token = None
+    refused(tmp_path, "no pad_token other", processing_class=tokenizer)
+
+
+def test_a_pad_past_the_embeddings_is_none_of_the_models_business(tmp_path: Path) -> None:
+    """As with GPT-2 and a [PAD] that was added: it is never fed to a model."""
+    tokenizer = make_tokenizer()
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    assert tokenizer.pad_token_id == len(tokenizer) - 1 == make_policy().get_input_embeddings().weight.shape[0]
+    trainer = make_trainer(tmp_path, processing_class=tokenizer)
+    trainer.train()
+    assert trainer.state.log_history[-2]["policy/logprob_mismatch"] < 1e-5
+
+
+def test_a_fresh_reward_head(tmp_path: Path) -> None:
+    path = tmp_path / "reward"
+    make_reward_model().save_pretrained(path)
+    make_tokenizer().save_pretrained(path)
+    make_trainer(tmp_path, reward_model=str(path))
+    tensors = load_file(path / "model.safetensors")
+    del tensors["score.weight"]
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    refused(tmp_path, r"has no trained head \(score.weight is missing", reward_model=str(path))
+    make_policy().save_pretrained(tmp_path / "causal")
+    make_tokenizer().save_pretrained(tmp_path / "causal")
+    refused(tmp_path, "has 2 outputs|has no trained head", reward_model=str(tmp_path / "causal"))
+
+
+def test_swapped_tokenizers(tmp_path: Path) -> None:
+    """Policy and reward model know other letters; each is given the other's tokenizer."""
+    mine, other = make_tokenizer(), make_tokenizer("lkjihgfedcba:;")
+    for name, model, tokenizer in (("policy", make_policy(mine), mine), ("reward", make_reward_model(other), other)):
+        model.save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    load = {"model": str(tmp_path / "policy"), "reward_model": make_reward_model().from_pretrained(tmp_path / "reward")}
+    make_trainer(tmp_path, **load, processing_class=mine, reward_processing_class=other)
+    refused(
+        tmp_path, "given for the policy is not the one.*swapped",
+        **load, processing_class=other, reward_processing_class=mine,
+    )  # fmt: skip
+    refused(
+        tmp_path, "given for the reward model is not the one.*swapped",
+        **load, processing_class=mine, reward_processing_class=mine,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("ids", [[5, 17], [-1, 5]])
+def test_a_token_id_beyond_the_embeddings(tmp_path: Path, ids: list[int]) -> None:
+    data = Dataset.from_dict({"input_ids": [[4, 5]] * 7 + [ids]})
+    refused(
+        tmp_path, f"Prompt 7 holds the token id {17 if 17 in ids else -1}, and the policy has 17", train_dataset=data
+    )
+
+
+def test_prompts_longer_than_the_context(tmp_path: Path) -> None:
+    data = Dataset.from_dict({"prompt": ["a" * 30] * 8})
+    refused(tmp_path, "Prompt 0 has 30 tokens.*passes the context of 32", train_dataset=data)
+
+
+def test_more_than_four_epochs(tmp_path: Path) -> None:
+    with pytest.warns(GuardWarning, match="num_ppo_epochs is 5"):
+        make_trainer(tmp_path, num_ppo_epochs=5)
+
+
+def test_a_critic_that_reads_other_tokens(tmp_path: Path) -> None:
+    refused(tmp_path, "critic has 10 embedding rows and the policy 17", value_model=make_reward_model(vocab_size=10))
+
+
+# While training
+
+
+class Moving(PPOTrainer):
+    """The reference follows the policy from the second update on, as one that shares its weights would."""
+
+    def learn(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().learn(*args, **kwargs)
+        own = self.reference.own
+        assert own is not None
+        own.load_state_dict(self.policy.state_dict())
+        return loss
+
+
+def test_a_reference_that_moves(tmp_path: Path) -> None:
+    refused(tmp_path, "The reference changed: .* moved by", kind=Moving, max_steps=3)
+
+
+def test_a_reference_that_is_not_the_start(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    lora = LoraConfig(r=4, lora_alpha=32, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        used = get_peft_model(make_policy(), lora)
+    refused(tmp_path, "first rollout is .* nats a completion from the reference", model=used)
+
+
+class Paid(PPOTrainer):
+    def token_rewards(self, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
+        return super().token_rewards(scores, kl, mask, kl_coef=-kl_coef)
+
+
+class Broadcast(PPOTrainer):
+    def token_rewards(self, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
+        return (scores.unsqueeze(1) - kl_coef * kl).masked_fill(~mask, 0)
+
+
+class Forgotten(PPOTrainer):
+    def token_rewards(self, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
+        return super().token_rewards(scores * 0, kl, mask, kl_coef=kl_coef)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Paid, r"KL penalty is paid instead of charged"),
+        (Broadcast, "score is broadcast to every token"),
+        (Forgotten, r"rewards of completion \d+ add up to"),
+    ],
+)
+def test_rewards_that_are_not_score_less_kl(tmp_path: Path, kind: type[PPOTrainer], message: str) -> None:
+    refused(tmp_path, message, kind=kind, ref_model=make_policy(seed=4), kl_coef=0.2)
+
+
+def test_a_critic_that_returns_nan(tmp_path: Path) -> None:
+    critic = make_reward_model()
+    with torch.no_grad():
+        critic.score.weight[0, 0] = torch.nan
+    refused(tmp_path, "critic returned NaN or infinity for 8 of 8", value_model=critic)
+
+
+class Noisy(PPOTrainer):
+    """The policy does not run in training as it samples: dropout is on again."""
+
+    def update(self, model: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
+        for layer in self.policy.model.layers:
+            layer.self_attn.attention_dropout = 0.5
+        return super().update(model, *args, **kwargs)
+
+
+def test_a_first_pass_whose_ratio_is_not_one(tmp_path: Path) -> None:
+    refused(tmp_path, r"In the first pass log π differs from the sampler's by 0\.\d+ a token", kind=Noisy)
+
+
+def test_an_end_token_that_is_lost(tmp_path: Path) -> None:
+    class Lost(PPOTrainer):
+        def rollout(self, rows: Any, *, stream: int) -> Any:
+            samples = super().rollout(rows, stream=stream).samples
+            kept = {**vars(samples), "mask": samples.mask & (samples.completion_ids != EOS)}
+            guards.check_ends(Samples(**kept), self.stop_ids)
+            raise AssertionError("not reached")
+
+    refused(tmp_path, r"Completion \d+ of the rollout ended, but the last token in its mask is", kind=Lost)
+
+
+def feed(watch: KLWatch, rows: list[tuple[float, float, float]]) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for row in rows:
+            watch.look(*row)
+    return [str(one.message) for one in caught if issubclass(one.category, GuardWarning)]
+
+
+def test_kl_below_zero_for_several_updates() -> None:
+    assert feed(KLWatch(), [(-0.5, 0.1, 0.0)] * 4 + [(0.1, 0.1, 0.0)] + [(-0.5, 0.1, 0.0)] * 4) == []
+    assert feed(KLWatch(), [(-0.1, 0.1, 0.0)] * 30) == []
+    [said] = feed(KLWatch(), [(-0.5, 0.1, 0.0)] * 30)
+    assert "KL was negative in 5 updates running (now -0.5 nats)" in said
+
+
+def test_kl_that_is_flat_while_the_score_climbs() -> None:
+    climbing = [(0.0, 0.0, 0.1 * step) for step in range(30)]
+    [said] = feed(KLWatch(), climbing)
+    assert "The score rose by 1.5 over 20 updates while KL stood at 0 nats" in said
+    assert feed(KLWatch(), [(0.02 * step, 0.01, score) for step, (_, _, score) in enumerate(climbing)]) == []
+    assert feed(KLWatch(), [(0.0, 0.0, 0.5)] * 30) == []
