@@ -343,6 +343,7 @@ def replayed(directory: Path, monkeypatch: pytest.MonkeyPatch, case: str, **chan
     return trainer
 
 
+@pytest.mark.filterwarnings("ignore:kl_estimator 'k3'")
 @pytest.mark.parametrize("case", REPLAYED)
 def test_our_trainer_makes_trls_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """Two updates by our trainer alone, from the initial weights: estimates, losses and weights after each."""

@@ -7,7 +7,7 @@ TRL removed PPO after 1.12.0 (PR #7020), so this needs an environment of its own
     /tmp/trl112/bin/pip install trl==1.12.0 transformers==5.23.0 accelerate datasets pandas rich peft
     OMP_NUM_THREADS=1 /tmp/trl112/bin/python tests/numerics/trl_parity/generate.py
 
-It writes `models.safetensors`, one `CASE.safetensors` a case and `cases.json` beside itself, in about a minute, and the
+It writes `models.safetensors`, one `CASE.safetensors` a case and `cases.json` beside itself, in half a minute, and the
 same bytes each time on one machine. Nothing is computed here: every tensor is a local variable of TRL's `train`, read
 when it calls `accelerator.backward`, an argument of a function that it calls, or a weight after its optimizer steps.
 
@@ -39,8 +39,6 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TRL_EXPERIMENTAL_SILENCE="1", CI="1")
-
 UPDATES = 2
 PAD, EOS = 0, 1
 TOKENS = ["<pad>", "<eos>", "<unk>", *"abcdefghijkl:;"]
@@ -61,8 +59,8 @@ ARCHITECTURE: dict[str, Any] = {
     "bos_token_id": None,
 }
 
-# Channel 0 of the residual stream begins as 1 at every position, so its column in the head acts as a bias of the logits:
-# PAD becomes impossible, and EOS impossible or, where responses are to end early, likelier than any letter.
+# Channel 0 of the residual stream begins as 1 at every position, so its column in the head acts as a bias of the
+# logits: PAD becomes impossible, and EOS impossible or, where responses are to end early, likelier than any letter.
 NEVER, OFTEN = -60.0, 0.85
 
 # AdamW divides a gradient by its own size plus epsilon. At the default 1e-8 a gradient that is nothing but rounding
@@ -329,6 +327,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--into", type=Path, default=here, help="folder to write to; default: this script's")
     into = parser.parse_args().into
+    # Before any import of TRL, here and in the processes of the cases: no network, no telemetry.
+    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1", TRL_EXPERIMENTAL_SILENCE="1", CI="1")
 
     from importlib.metadata import version
 
