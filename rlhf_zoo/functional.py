@@ -41,6 +41,8 @@ __all__ = [
 
 KL_IN_REWARD = ("k1", "k3")
 KL_IN_LOSS = ("k2", "k3", "k3_reverse", "full")
+# exp of more overflows in float32, and its gradient is 0·∞ where a clip holds the loss.
+MAX_LOG_RATIO = 60.0
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-sum-norm")
 
 
@@ -74,7 +76,7 @@ def masked_moments(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def mean_and_std(moments: Tensor) -> tuple[Tensor, Tensor]:
-    """(μ, σ) of `masked_moments`, σ² the unbiased variance; σ is 0 for fewer than two elements. moments: (3,)."""
+    """(μ, σ) of `masked_moments`, σ² unbiased; σ is 0 for one element, both are NaN for none. moments: (3,)."""
     n, total, squares = moments
     mean = total / n
     return mean, ((squares - n * mean.square()) / (n - 1).clamp(min=1)).clamp(min=0).sqrt()
@@ -114,7 +116,9 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Ten
 def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
     """KL(π ‖ π_ref) of each next-token distribution, Σ_v p_v (log p_v − log q_v). (..., V) twice -> (...) in nats."""
     logps, ref_logps = logits.log_softmax(-1), ref_logits.log_softmax(-1)
-    return (logps.exp() * (logps - ref_logps)).sum(-1)
+    # A token that π never takes adds nothing, and must not add 0·∞ to the gradient either.
+    log_ratio = torch.where(logps.isneginf(), 0.0, logps - ref_logps)
+    return (logps.exp() * log_ratio).sum(-1)
 
 
 def kl_loss(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Tensor:
@@ -122,9 +126,10 @@ def kl_loss(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, *, est
 
     k2: sg(ρ)·½k1², with the gradient of KL(π ‖ π_ref). k3: ρ·k3 with the gradient through ρ, that of KL(π ‖ π_ref) too.
     k3_reverse: sg(ρ)·k3, the form of GRPO (arXiv:2402.03300 eq. 4) on policy, with the gradient of KL(π_ref ‖ π). k1 is
-    refused: E[∇ log π] = 0, so it pulls nowhere. logprobs, old_logprobs, ref_logprobs: (B, T). Returns (B, T).
+    refused: E[∇ log π] = 0, so it pulls nowhere. By token these are gradients at each state, which leave out where a
+    token leads; by completion they are whole. logprobs, old_logprobs, ref_logprobs: (B, A). Returns (B, A).
     """
-    ratio = torch.exp(logprobs - old_logprobs)
+    ratio = torch.exp((logprobs - old_logprobs).clamp(max=MAX_LOG_RATIO))
     if estimator == "k2":
         return ratio.detach() * kl_penalty(logprobs, ref_logprobs, estimator="k2")
     if estimator == "k3":
@@ -137,9 +142,14 @@ def kl_loss(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, *, est
 def actions(x: Tensor, mask: Tensor, *, level: str) -> Tensor:
     """What is per token, as it is per action: itself at level "token"; Σ_t over the mask, (B, 1), at "sequence".
 
-    A whole completion as one action makes PPO a bandit: Ahmadian et al. (arXiv:2402.14740) §3. x, mask: (B, T).
+    A whole completion as one action makes PPO a bandit: Ahmadian et al. (arXiv:2402.14740) §3. x, mask: (B, T). Raises
+    ValueError for another level.
     """
-    return x if level == "token" else x.masked_fill(~mask, 0).sum(1, keepdim=True)
+    if level == "token":
+        return x
+    if level == "sequence":
+        return x.masked_fill(~mask, 0).sum(1, keepdim=True)
+    raise ValueError(f"unknown action level {level!r}: choose 'token' or 'sequence'")
 
 
 def last_token(mask: Tensor) -> Tensor:
@@ -217,7 +227,7 @@ def clipped_policy_loss(
     by −cÂ where Â < 0 (arXiv:1912.09729 §3). logprobs, old_logprobs, advantages: (B, T). Returns the loss per action
     (B, T) and where a clip stops the gradient (B, T) bool.
     """
-    ratio = torch.exp(logprobs - old_logprobs)
+    ratio = torch.exp((logprobs - old_logprobs).clamp(max=MAX_LOG_RATIO))
     high = cliprange if cliprange_high is None else cliprange_high
     plain = -advantages * ratio
     bounded = -advantages * ratio.clamp(1 - cliprange, 1 + high)
@@ -264,7 +274,7 @@ def aggregate(
     if mode == "token-mean":
         return kept.sum() / tokens
     if mode == "seq-mean-token-mean":
-        return (kept.sum(1) / mask.sum(1)).sum() / sequences
+        return (kept.sum(1) / mask.sum(1).clamp(min=1)).sum() / sequences
     if mode == "seq-mean-token-sum":
         return kept.sum() / sequences
     if mode == "seq-sum-norm":

@@ -14,7 +14,7 @@ __all__ = ["FIRST_PASS", "PER_TOKEN", "micro_batch_loss"]
 # |log ρ|: until the first optimizer step it is what the sampler and the training pass disagree by.
 FIRST_PASS = "policy/logprob_mismatch"
 # What is averaged over tokens also where the whole completion is one action.
-PER_TOKEN = ("loss/kl", "policy/approxkl", "objective/entropy", FIRST_PASS)
+PER_TOKEN = ("policy/approxkl", "objective/entropy", FIRST_PASS)
 
 
 def micro_batch_loss(
@@ -36,8 +36,11 @@ def micro_batch_loss(
     for the names in PER_TOKEN, (b, A) for the others.
     """
     samples, level, mask = rollout.samples, args.action_level, estimates.mask
-    logprobs = F.selected_logprobs(logits, samples.completion_ids)
-    new, old = (F.actions(x, samples.mask, level=level) for x in (logprobs, samples.logprobs))
+    # Padding has log-probabilities too, some of −∞ whose gradients are no numbers.
+    logprobs = F.selected_logprobs(logits, samples.completion_ids).masked_fill(~samples.mask, 0)
+    # Against log π_old = 0, so that a completion's ratio is a sum of small differences, not a difference of large sums.
+    new = F.actions(logprobs - samples.logprobs, samples.mask, level=level)
+    old = torch.zeros_like(new)
     policy_loss, clipped = F.clipped_policy_loss(
         new,
         old,
@@ -56,10 +59,11 @@ def micro_batch_loss(
     if not critic_only:
         terms |= {"loss/policy": 1.0, "objective/entropy": -args.entropy_coef}
     if args.kl_in == "loss":
+        ref = F.actions(rollout.ref_logprobs - samples.logprobs, samples.mask, level=level)
         seen["loss/kl"] = (
-            F.kl_loss(logprobs, samples.logprobs, rollout.ref_logprobs, estimator=args.kl_estimator)
+            F.kl_loss(new, old, ref, estimator=args.kl_estimator)
             if ref_logits is None
-            else F.exact_kl(logits, ref_logits)
+            else F.actions(F.exact_kl(logits, ref_logits), samples.mask, level=level)
         )
         terms["loss/kl"] = 0.0 if critic_only else kl_coef
     loss = torch.zeros((), device=logits.device)

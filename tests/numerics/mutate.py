@@ -105,7 +105,7 @@ MUTATIONS = [
     Mutation("aggregate", "padding counted", "loss.masked_fill(~mask, 0)", "loss"),
     Mutation("aggregate", "token mean by sequences", "kept.sum() / tokens", "kept.sum() / sequences"),
     Mutation("aggregate", "a row's mean by its width", "/ mask.sum(1)", "/ mask.shape[1]"),
-    Mutation("aggregate", "mean over the rows at hand", "mask.sum(1)).sum() / sequences", "mask.sum(1)).mean()"),
+    Mutation("aggregate", "mean over the rows at hand", "clamp(min=1)).sum() / sequences", "clamp(min=1)).mean()"),
     Mutation("aggregate", "token sum by tokens", '"seq-mean-token-sum":\n        return kept.sum() / sequences',
              '"seq-mean-token-sum":\n        return kept.sum() / tokens'),
     Mutation("aggregate", "no constant divisor", "(sequences * length)", "sequences"),

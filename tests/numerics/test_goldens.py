@@ -437,3 +437,23 @@ def test_fixed_kl_stays() -> None:
 def test_kl_controller_adapts_only_to_a_target() -> None:
     assert kl_controller(kl_coef=0.1, kl_target=None, kl_horizon=10_000) == FixedKL(0.1)
     assert kl_controller(kl_coef=0.1, kl_target=6.0, kl_horizon=500) == AdaptiveKL(0.1, 6.0, 500)
+
+
+def test_actions_are_tokens_or_sequences() -> None:
+    x = torch.ones(2, 3)
+    with pytest.raises(ValueError, match="unknown action level 'Token'"):
+        functional.actions(x, x.bool(), level="Token")
+
+
+def test_numbers_beyond_any_run_leave_gradients_that_are_numbers() -> None:
+    """exp would overflow, or 0 meet infinity, in the gradient of what a clip or a mask holds."""
+    new = torch.tensor([[100.0, -200.0, 0.1]], requires_grad=True)
+    loss, clipped = functional.clipped_policy_loss(
+        new, torch.zeros(1, 3), torch.ones(1, 3), cliprange=0.2, dual_clip=3.0
+    )
+    loss.sum().backward()
+    assert new.grad is not None and new.grad.isfinite().all() and clipped.tolist() == [[True, False, False]]
+    logits = torch.tensor([[0.0, 1.0, -torch.inf]], requires_grad=True)
+    kl = functional.exact_kl(logits, torch.tensor([[0.0, 1.0, 2.0]]))
+    kl.sum().backward()
+    assert kl.isfinite().all() and logits.grad is not None and logits.grad[0, :2].isfinite().all()
