@@ -12,11 +12,13 @@ from transformers import PreTrainedModel
 
 from .errors import ZooError
 from .functional import selected_logprobs
-from .models import CRITIC_DIR, disable_dropout, is_peft, response_values
+from .models import ADAPTER_CONFIG, CRITIC_DIR, disable_dropout, is_peft, response_values
 from .sampling import Samples, response_logits
 from .value_head import VALUE_HEAD_FILE, ValueHead, hidden_size_of, read_value_head
 
 __all__ = ["ActorCritic", "TextBatch", "shared_value_head", "text_logprobs"]
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 class TextBatch(NamedTuple):
@@ -101,9 +103,12 @@ class ActorCritic(nn.Module):
         policy: Any = self.policy
         if merge and is_peft(policy):
             policy = copy.deepcopy(policy).merge_and_unload()
-        policy.save_pretrained(directory)
+            # Where an unmerged one was saved before: whoever found its adapter would put it onto the merged weights.
+            for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+                (directory / name).unlink(missing_ok=True)
+        _save(policy, directory)
         if not self.shared:
-            self.value_model.save_pretrained(directory / CRITIC_DIR)
+            _save(self.value_model, directory / CRITIC_DIR)
             return
         (directory / CRITIC_DIR).mkdir(parents=True, exist_ok=True)
         tensors = {f"v_head.{name}": t.detach().cpu().contiguous() for name, t in self.value_model.state_dict().items()}
@@ -122,6 +127,22 @@ class ActorCritic(nn.Module):
         self.value_model.load_state_dict(head)
 
 
+def _save(model: Any, directory: Path) -> None:
+    """`save_pretrained`, but the adapter in training lies in `directory` itself, where whoever loads it looks.
+
+    PEFT puts one of another name than "default" into a folder of that name, and all others beside it.
+    """
+    if not is_peft(model):
+        model.save_pretrained(directory)
+        return
+    name = model.active_adapter
+    model.save_pretrained(directory, selected_adapters=[name])
+    if name != "default":
+        for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
+            (directory / name / file).replace(directory / file)
+        (directory / name).rmdir()
+
+
 def _load_into(model: PreTrainedModel, directory: Path) -> None:
     """Copies a checkpoint's weights into `model`, whose parameters an optimizer may hold already.
 
@@ -130,7 +151,13 @@ def _load_into(model: PreTrainedModel, directory: Path) -> None:
     if is_peft(model):
         from peft import load_peft_weights, set_peft_model_state_dict
 
-        set_peft_model_state_dict(model, load_peft_weights(str(directory), device="cpu"))
+        if not (directory / ADAPTER_WEIGHTS).is_file():
+            raise ZooError(
+                f"{directory} holds no {ADAPTER_WEIGHTS}: it is no checkpoint of an adapter; choose another."
+            )
+        adapted: Any = model
+        weights = load_peft_weights(str(directory), device="cpu")
+        set_peft_model_state_dict(adapted, weights, adapter_name=adapted.active_adapter)
         return
     kind: Any = type(model)
     try:

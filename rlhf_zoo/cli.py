@@ -141,7 +141,7 @@ def recipes_copy(recipe: str, target: Path) -> None:
 @click.argument("recipe")
 @click.pass_context
 def recipes_validate(ctx: click.Context, recipe: str) -> None:
-    """Check every key of a recipe, and flags, without training.
+    """Check every key of a recipe, flags and the names of reward functions, without training.
 
     \b
     Example:
@@ -154,7 +154,11 @@ def recipes_validate(ctx: click.Context, recipe: str) -> None:
     flags = _run_flags(ctx, recipe)
     recipe_config(found, flags["recipe"])
     for stage in found.stages:
-        stage_settings(found, stage, flags[stage], shared_flags=flags["recipe"], output_dir=Path("runs"))
+        settings = stage_settings(found, stage, flags[stage], shared_flags=flags["recipe"], output_dir=Path("runs"))
+        if stage == "ppo":
+            from .stages.ppo import reward_functions
+
+            reward_functions(settings)
     click.echo(f"{found.name} is valid: {', '.join(found.stages)}.")
 
 
@@ -233,6 +237,33 @@ _stage_command("sft", "Train the SFT policy of a recipe.", "rlhf-zoo sft tiny-wo
 _stage_command("reward", "Train the reward model of a recipe.", "rlhf-zoo reward tiny-world --learning_rate 5e-4")
 _stage_command("ppo", "Train the SFT policy of a recipe with PPO.", "rlhf-zoo ppo tiny-world --kl_coef 0.2")
 _stage_command("eval", "Compare PPO with SFT on held-out prompts.", "rlhf-zoo eval tiny-world --evaluation.samples 2")
+
+
+@cli.command(context_settings=FLAGS)
+@click.argument("recipe")
+@_run_options
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.pass_context
+def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> None:
+    """Run the guards of a recipe's PPO stage that need no training. Exit code 2 where one fails.
+
+    It takes the flags of `rlhf-zoo ppo`, writes nothing into the run directory and publishes nothing.
+
+    \b
+    Example:
+      rlhf-zoo doctor tiny-world --num_ppo_epochs 4
+    """
+    with _context(recipe, _run_flags(ctx, recipe, stage="ppo"), looking=True, **options) as context:
+        from .stages.doctor import FAILED, examine
+
+        findings = examine(context)
+    if as_json:
+        rows = [{"check": one.check, "status": one.status, "said": one.said} for one in findings]
+        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+    else:
+        _table("", ["check", "", "what was found"], [[one.check, one.status, one.said] for one in findings])
+    if any(one.status == FAILED for one in findings):
+        raise click.exceptions.Exit(2)
 
 
 @cli.command("run", context_settings=FLAGS)
@@ -383,6 +414,71 @@ def compare(ppo: str, sft: str | None, reward: str | None, hub: str | None, host
             raise click.exceptions.Exit(130) from None  # how a page ends: nothing is left to go on with
 
 
+@cli.command()
+@click.argument("run", metavar="RUN|REPO")
+@click.option("--prompt", required=True, help="The text that the completion goes on from.")
+@click.option("--stage", type=click.Choice(["ppo", "sft"]), default="ppo", help="'sft' is --step 0.")
+@click.option("--step", type=click.IntRange(min=0), help="The checkpoint; 0 is where PPO began.  [default: the last]")
+@click.option("--revision", help="The tag or commit of a repository; REPO@TAG says the same.")
+@click.option("--old", help="What ratios are against: a step, folder or repository.  [default: the checkpoint before]")
+@click.option("--sft", help="The reference.  [default: the run's SFT model]")
+@click.option("--reward", help="The reward model.  [default: the run's]")
+@click.option("--reward_funcs", "--reward-funcs", multiple=True, help="Import this reward function that REPO names.")
+@click.option("--columns", help='The prompt\'s other columns for reward functions, as JSON: \'{"answer": "4"}\'.')
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Of the random stream.")
+@click.option("--temperature", type=float, help="[default: the run's]")
+@click.option("--max_new_tokens", "--max-new-tokens", type=click.IntRange(min=1), help="[default: the run's]")
+@click.option("--hub", help="'local' or an address.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON: the tokens, and totals.")
+def trace(
+    run: str,
+    prompt: str,
+    stage: str,
+    step: int | None,
+    columns: str | None,
+    hub: str | None,
+    as_json: bool,
+    **given: Any,
+) -> None:
+    """Sample one completion of a PPO checkpoint, and show what PPO makes of each token.
+
+    log π, log π_ref, KL, reward, value, δ and advantage (before whitening), and the ratio to the checkpoint before.
+
+    \b
+    Example:
+      rlhf-zoo trace runs/demo --prompt "the battery" --step 20
+    """
+    if stage == "sft":
+        if step:
+            raise ZooError(f"--stage sft is step 0, and --step {step} is given too: give one of them.")
+        step = 0
+    others = _columns(columns)
+    found_by = {name: given.pop(name) for name in ("revision", "old", "sft", "reward")}
+    with _hub(hub, push_to_hub=False):
+        from .stages import trace as tracing
+
+        subject = tracing.find(run, step=step, **found_by)
+        found = tracing.trace_checkpoint(subject, prompt, columns=others, **given)
+        if as_json:
+            click.echo(json.dumps(tracing.document(found, subject), indent=2, ensure_ascii=False))
+            return
+        from rich.console import Console
+
+        console = Console()
+        # A file or a pipe has no width of its own to keep.
+        tracing.show(found, subject, console if console.is_terminal else Console(width=max(console.width, 120)))
+
+
+def _columns(text: str | None) -> dict[str, Any]:
+    try:
+        columns = json.loads(text) if text is not None else {}
+    except ValueError as error:
+        raise ZooError(f"--columns is {text!r}, which is not JSON ({error}): write '{{\"name\": value}}'.") from error
+    if not isinstance(columns, dict):
+        raise ZooError(f"--columns is {text!r}, which is no JSON object: write '{{\"name\": value}}'.")
+    return columns
+
+
 # Machinery
 
 
@@ -431,7 +527,9 @@ def _context(
     namespace: str | None,
     private: bool,
     restart: bool,
+    looking: bool = False,
 ) -> Iterator[RunContext]:
+    """looking: nothing is published, whatever the flags say."""
     from .recipes import is_repository_name, load_recipe
 
     found = load_recipe(recipe) if isinstance(recipe, str) else recipe
@@ -453,9 +551,11 @@ def _context(
             namespace = check_access(
                 namespace or ("local" if connected.kind == "local" else None), token_from=connected.token_from
             )
+            publish = not looking
+        if publish:
             click.echo(f"Publishing to {namespace}/{found.name}-*", err=True)
         else:
-            click.echo("Nothing is published: --push_to_hub would.", err=True)
+            click.echo(f"Nothing is published{'.' if looking else ': --push_to_hub would.'}", err=True)
         yield RunContext(
             recipe=found,
             directory=directory,

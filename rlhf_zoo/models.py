@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,9 @@ HEADS = ("score", "classifier")
 def load_causal(path: str | Path, **kwargs: Any) -> PreTrainedModel:
     """A causal language model in float32; an adapter checkpoint is merged into its base."""
     kwargs.setdefault("dtype", torch.float32)
+    adapter = Path(path) / ADAPTER_CONFIG
+    if adapter.is_file() and not json.loads(adapter.read_text()).get("base_model_name_or_path"):
+        raise ZooError(f"The adapter in {path} names no base model: put it on its base and give the two merged.")
     try:
         model = AutoModelForCausalLM.from_pretrained(path, **kwargs)
     except (OSError, ValueError) as error:
@@ -53,6 +57,7 @@ def load_causal(path: str | Path, **kwargs: Any) -> PreTrainedModel:
         from peft import AutoPeftModelForCausalLM
 
         model = AutoPeftModelForCausalLM.from_pretrained(path, **kwargs).merge_and_unload()
+        model.name_or_path = ""  # its base lies there, and these are other weights: no adapter may name it
     return model
 
 
@@ -200,17 +205,27 @@ def _merged_critic(directory: Path) -> PreTrainedModel:
 def with_adapter(model: PreTrainedModel, peft_config: Any) -> Any:
     """A critic under an adapter like the policy's, whose head trains in full beside it.
 
-    peft_config: the policy's, which is left as it is. Returns a PeftModel.
+    peft_config: the policy's, which is left as it is. Returns a PeftModel. Raises ZooError if it does not fit the
+    critic.
     """
     from peft import get_peft_model
 
     head = next(name for name in HEADS if hasattr(model, name))
     config = copy.deepcopy(peft_config)
     config.task_type = "TOKEN_CLS"
+    config.inference_mode = False
+    config.base_model_name_or_path = None  # peft takes the critic's own
     config.modules_to_save = sorted({*(config.modules_to_save or ()), head} - {"lm_head", "embed_out"})
     if getattr(config, "exclude_modules", head) is None:
         config.exclude_modules = [head]
-    return get_peft_model(model, config)
+    try:
+        return get_peft_model(model, config)
+    except ValueError as error:
+        raise ZooError(
+            f"The policy's adapter does not fit the critic, a {type(model).__name__} "
+            f"({_first_line(error).split('. ')[0]}): set critic_lora=False, or give a value_model of the policy's "
+            "architecture."
+        ) from error
 
 
 def response_values(critic: PreTrainedModel, samples: Samples) -> Tensor:

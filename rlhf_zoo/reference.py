@@ -30,15 +30,20 @@ class Reference:
     ) -> None:
         """`model` None makes it: of a PeftModel its adapter named `adapter`, or its base; else a copy of the policy.
 
-        in_8bit holds its linear layers in 8 bit. Raises ZooError if `model` is the policy itself, which would be frozen
-        with it, for an adapter that is not there, and for 8 bit where bitsandbytes is missing or nothing is copied.
+        in_8bit holds its linear layers in 8 bit. Raises ZooError if `model` is the policy itself or the base that its
+        adapter was put into, which would be frozen with it, for an adapter that is not there or is the one in training,
+        and for 8 bit where bitsandbytes is missing or nothing is copied.
         """
-        if model is policy:
+        if model is not None and _share(policy, model):
             raise ZooError("ref_model is the policy itself, so nothing could train: leave it out, or give a copy.")
+        if adapter is not None and model is not None:
+            raise ZooError(f"ref_adapter_name is {adapter!r} and ref_model is given too: give one reference.")
         if adapter is not None and (not is_peft(policy) or adapter not in policy.peft_config):
             raise ZooError(
                 f"ref_adapter_name is {adapter!r}, and the policy has no such adapter: load it, or leave it out."
             )
+        if adapter is not None and adapter in _active(policy):
+            raise ZooError(f"ref_adapter_name is {adapter!r}, the adapter in training: give the reference another.")
         self._adapted: Any = None
         self._adapter = adapter
         if model is None and is_peft(policy):
@@ -75,6 +80,16 @@ class Reference:
         if self._adapted is None and not getattr(self._model, "is_loaded_in_8bit", False):
             move: Any = self._model.to
             move(device)
+
+
+def _active(policy: Any) -> list[str]:
+    return list(policy.active_adapters)
+
+
+def _share(policy: PreTrainedModel, model: PreTrainedModel) -> bool:
+    """Whether a weight that trains is one of `model`'s too; a frozen base may serve both."""
+    theirs = {id(parameter) for parameter in model.parameters()}
+    return model is policy or any(p.requires_grad and id(p) in theirs for p in policy.parameters())
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """The step-wise loop of TRL 0.x (its tutorials): generate, score yourself, step.
 
-    config = PPOConfig(init_kl_coef=0.2, target=6.0, batch_size=16)
+    config = PPOConfig(init_kl_coef=0.2, target=6.0, batch_size=16, mini_batch_size=16)
     trainer = PPOTrainer(config, model, ref_model, tokenizer, dataset=dataset, data_collator=collator)
     for batch in trainer.dataloader:
         responses = trainer.generate(batch["input_ids"], return_prompt=False, max_new_tokens=20, do_sample=True)
@@ -12,22 +12,24 @@ The names are TRL's; the update is `rlhf_zoo.PPOTrainer.step`. docs/from-trl.md 
 
 from __future__ import annotations
 
+import copy
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, set_seed
-from trl import create_reference_model
+from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]
 
 from ..errors import ZooError
-from ..ppo.config import PPOConfig as ZooPPOConfig
-from ..ppo.trainer import PPOTrainer as ZooPPOTrainer
 from ..value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
+from .classic_config import ClassicPPOConfig as PPOConfig
+from .classic_loop import ClassicLoop
+from .helpers import stop_ids_of
 
 __all__ = [
     "AutoModelForCausalLMWithValueHead",
@@ -52,90 +54,29 @@ class LengthSampler:
         return random.choice(self.values)
 
 
-@dataclass(frozen=True)
-class PPOConfig:
-    """TRL 0.x's fields, with its defaults.
+def create_reference_model(model: nn.Module, num_shared_layers: int | None = None) -> Any:
+    """A frozen copy of `model`, in evaluation mode.
 
-    A `step` takes `batch_size` completions and makes `ppo_epochs` passes over them, an optimizer step for every
-    `mini_batch_size × gradient_accumulation_steps` of them. target and horizon: of the adaptive KL controller, in nats
-    per completion and in completions. `model_name`, `steps`, `task_name` and `query_dataset` are for the script to use.
+    num_shared_layers: so many first layers, with the embeddings before them, are not copied but shared, and so frozen
+    in `model` as well. Raises ZooError for a model that has fewer layers.
     """
-
-    model_name: str | None = None
-    task_name: str | None = None
-    query_dataset: str | None = None
-    steps: int = 20000
-    learning_rate: float = 1.41e-5
-    adap_kl_ctrl: bool = True
-    init_kl_coef: float = 0.2
-    kl_penalty: str = "kl"
-    target: float = 6.0
-    horizon: int = 10000
-    gamma: float = 1.0
-    lam: float = 0.95
-    cliprange: float = 0.2
-    cliprange_value: float = 0.2
-    vf_coef: float = 0.1
-    batch_size: int = 128
-    mini_batch_size: int = 128
-    gradient_accumulation_steps: int = 1
-    ppo_epochs: int = 4
-    max_grad_norm: float | None = None
-    early_stopping: bool = False
-    target_kl: float = 1.0
-    use_score_scaling: bool = False
-    use_score_norm: bool = False
-    score_clip: float | None = None
-    whiten_rewards: bool = False
-    seed: int = 0
-    log_with: str | None = None
-    project_kwargs: Mapping[str, Any] | None = None
-    output_dir: str = "ppo"
-
-    def modern(self) -> ZooPPOConfig:
-        """The same settings for `rlhf_zoo.PPOTrainer`. Raises ZooError for those that cannot be right there."""
-        if self.kl_penalty != "kl":
-            raise ZooError(
-                f"kl_penalty is {self.kl_penalty!r}: its gradient through the reward is that of no KL; give 'kl'."
-            )
-        step = self.mini_batch_size * self.gradient_accumulation_steps
-        if self.batch_size % step:
-            raise ZooError(
-                f"batch_size {self.batch_size} is no multiple of mini_batch_size × gradient_accumulation_steps, {step}:"
-                " change one of them."
-            )
-        return ZooPPOConfig(
-            output_dir=(self.project_kwargs or {}).get("logging_dir", self.output_dir),
-            learning_rate=self.learning_rate,
-            lr_scheduler_type="constant",
-            per_device_train_batch_size=self.mini_batch_size,
-            gradient_accumulation_steps=self.batch_size // self.mini_batch_size,
-            num_mini_batches=self.batch_size // step,
-            num_ppo_epochs=self.ppo_epochs,
-            kl_coef=self.init_kl_coef,
-            kl_target=self.target if self.adap_kl_ctrl else None,
-            kl_horizon=self.horizon,
-            gamma=self.gamma,
-            lam=self.lam,
-            cliprange=self.cliprange,
-            cliprange_value=self.cliprange_value,
-            vf_coef=self.vf_coef,
-            max_grad_norm=self.max_grad_norm or 0.0,
-            early_stop_kl=self.target_kl if self.early_stopping else None,
-            score_scaling="running" if self.use_score_scaling else "none",
-            score_centering="running" if self.use_score_scaling and self.use_score_norm else "none",
-            score_clip=self.score_clip,
-            whiten_rewards=self.whiten_rewards,
-            temperature=1.0,
-            seed=self.seed,
-            report_to=[self.log_with] if self.log_with else [],
+    reference = copy.deepcopy(model).requires_grad_(False).eval()
+    if num_shared_layers is None:
+        return reference
+    stacks = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
+    layers: list[nn.Module] = max(stacks, key=len, default=[])
+    if not 0 < num_shared_layers < len(layers):
+        raise ZooError(
+            f"num_shared_layers is {num_shared_layers} and the model has {len(layers)} layers: give fewer, so that "
+            "some are left to train."
         )
-
-
-class _Loop(ZooPPOTrainer):
-    """Completions come with their lengths, so PAD may be EOS, as the tutorials have it."""
-
-    pad_apart = False
+    own = {id(parameter) for layer in layers[num_shared_layers:] for parameter in layer.parameters()}
+    for mine, theirs in zip(model.parameters(), reference.parameters(), strict=True):
+        if id(mine) in own:
+            break
+        mine.requires_grad_(False)
+        theirs.data = mine.data
+    return reference
 
 
 class PPOTrainer:
@@ -143,8 +84,8 @@ class PPOTrainer:
 
     def __init__(
         self,
-        config: PPOConfig,
-        model: AutoModelForCausalLMWithValueHead,
+        config: PPOConfig | None = None,
+        model: AutoModelForCausalLMWithValueHead | None = None,
         ref_model: Any = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         dataset: Any = None,
@@ -155,8 +96,10 @@ class PPOTrainer:
     ) -> None:
         """dataset: what `dataloader` gives in shuffled batches of batch_size. num_shared_layers: None copies them all.
 
-        Raises ZooError for a model without a value head, an encoder-decoder, and a missing tokenizer.
+        Raises ZooError for a missing configuration or tokenizer, a model without a value head, and an encoder-decoder.
         """
+        if not isinstance(config, PPOConfig):
+            raise ZooError(f"config is a {type(config).__name__}: give a PPOConfig of rlhf_zoo.compat.classic.")
         if isinstance(model, AutoModelForSeq2SeqLMWithValueHead):
             raise ZooError("PPO rolls out decoder-only models: one with an encoder cannot be trained here.")
         if not isinstance(model, AutoModelForCausalLMWithValueHead):
@@ -167,29 +110,33 @@ class PPOTrainer:
         if tokenizer is None:
             raise ZooError("The trainer has no tokenizer: give the model's.")
         if ref_model is None and num_shared_layers is not None:
-            ref_model = create_reference_model(model.pretrained_model, num_shared_layers=num_shared_layers)
+            ref_model = create_reference_model(model.pretrained_model, num_shared_layers)
         set_seed(config.seed)
         self.config, self.model, self.tokenizer = config, model, tokenizer
-        self._trainer = _Loop(
+        self._trainer = ClassicLoop(
             args=config.modern(),
             processing_class=tokenizer,
             model=model,
             ref_model=ref_model,
             optimizers=(optimizer, lr_scheduler),
         )
+        for reporter in self._trainer.callback_handler.callbacks:
+            if isinstance(reporter, TensorBoardCallback) and reporter.logging_dir is None:
+                reporter.logging_dir = str(config.logging_dir)
         self.dataset = dataset
-        self.dataloader = None
-        if dataset is not None:
-            shuffled = torch.Generator().manual_seed(config.seed)
-            loader: Any = DataLoader(
-                dataset,
-                batch_size=config.batch_size,
-                collate_fn=data_collator,
-                shuffle=True,
-                drop_last=True,
-                generator=shuffled,
-            )
-            self.dataloader = loader
+        self.dataloader = None if dataset is None else self.prepare_dataloader(dataset, data_collator)
+
+    def prepare_dataloader(self, dataset: Any, data_collator: Callable[[list[Any]], Any] | None = None) -> Any:
+        """Shuffled batches of batch_size rows, each process its own; rows that fill no batch are left out."""
+        loader: Any = DataLoader(
+            dataset,
+            batch_size=self.config.batch_size,
+            collate_fn=data_collator,
+            shuffle=True,
+            drop_last=True,
+            generator=torch.Generator().manual_seed(self.config.seed),
+        )
+        return self.accelerator.prepare(loader)
 
     @property
     def accelerator(self) -> Any:
@@ -200,7 +147,13 @@ class PPOTrainer:
         return self._trainer.args.device
 
     @property
+    def optimizer(self) -> Any:
+        """None before the first step, unless it was given."""
+        return self._trainer.optimizer
+
+    @property
     def ref_model(self) -> Any:
+        """The reference where it is a model of its own, without a value head."""
         return self._trainer.reference.own
 
     @torch.no_grad()
@@ -210,91 +163,95 @@ class PPOTrainer:
         length_sampler: Callable[[], int] | None = None,
         batch_size: int = 4,
         return_prompt: bool = True,
+        generate_ref_response: bool = False,
         **generation_kwargs: Any,
     ) -> Any:
         """`model.generate` over one query, a 1-D tensor, or over a list of them, `batch_size` at a time.
 
         Returns (1, L) for one query; for a list, a list of 1-D tensors without padding, with their prompts unless
-        `return_prompt` is False. A response holds its end-of-sequence token.
+        `return_prompt` is False. A response holds its end-of-sequence token. generate_ref_response: returns a pair,
+        with the reference's responses to the same queries second. Raises ZooError for queries of another shape.
         """
         single = isinstance(query_tensor, Tensor)
         queries = [query_tensor] if isinstance(query_tensor, Tensor) else list(query_tensor)
-        found: list[Tensor] = []
-        for start in range(0, len(queries), batch_size):
-            if length_sampler is not None:
-                generation_kwargs["max_new_tokens"] = length_sampler()
-            found += self._generated(queries[start : start + batch_size], return_prompt, generation_kwargs)
-        return found[0].unsqueeze(0) if single else found
+        for row, query in enumerate(queries):
+            if not isinstance(query, Tensor) or query.dim() != 1 or not len(query):
+                what = f"of shape {tuple(query.shape)}" if isinstance(query, Tensor) else type(query).__name__
+                raise ZooError(f"Query {row} is {what}: give a 1-D tensor of token ids, or a list of such tensors.")
 
-    def _generated(self, queries: list[Tensor], return_prompt: bool, kwargs: Mapping[str, Any]) -> list[Tensor]:
+        def responses(model: Any) -> Any:
+            found: list[Tensor] = []
+            for start in range(0, len(queries), batch_size):
+                length = {} if length_sampler is None else {"max_new_tokens": length_sampler()}
+                batch = queries[start : start + batch_size]
+                found += self._generated(model, batch, return_prompt, generation_kwargs | length)
+            return found[0].unsqueeze(0) if single else found
+
+        mine = responses(self.model)
+        if not generate_ref_response:
+            return mine
+        with self._trainer.reference.model() as reference:
+            return mine, responses(reference)
+
+    def _generated(
+        self, model: Any, queries: list[Tensor], return_prompt: bool, kwargs: Mapping[str, Any]
+    ) -> list[Tensor]:
         width = max(len(query) for query in queries)
         fill, device = self._trainer.fill_id, self.current_device
         ids = torch.stack([torch.cat([q.new_full((width - len(q),), fill), q]) for q in queries]).to(device)
         mask = torch.stack([torch.arange(width) >= width - len(q) for q in queries]).long().to(device)
-        was_training = self.model.training
-        self.model.eval()
-        out = self.model.generate(input_ids=ids, attention_mask=mask, **{"pad_token_id": fill, **kwargs})
-        self.model.train(was_training)
-        eos = kwargs.get("eos_token_id", self.tokenizer.eos_token_id)
-        ends = torch.tensor(eos if isinstance(eos, (list, tuple)) else [-1 if eos is None else eos], device=device)
+        was_training = model.training
+        model.eval()
+        out = model.generate(input_ids=ids, attention_mask=mask, **{"pad_token_id": fill, **kwargs})
+        model.train(was_training)
+        stops = torch.tensor(self._stop_ids(kwargs), device=device)
         found = []
         for query, row in zip(queries, out[:, width:], strict=True):
-            end = torch.isin(row, ends).nonzero()
+            end = torch.isin(row, stops).nonzero()
             response = row[: int(end[0]) + 1] if len(end) else row
             found.append(torch.cat([query.to(device), response]) if return_prompt else response)
         return found
 
+    def _stop_ids(self, kwargs: Mapping[str, Any]) -> list[int]:
+        """Where `generate` ends a row: as it was told, else as the model's configuration has it, or at EOS."""
+        given = kwargs.get("eos_token_id")
+        if given is not None:
+            return [int(index) for index in (given if isinstance(given, Sequence) else [given])]
+        return [*stop_ids_of(self.model, kwargs.get("generation_config")), self.tokenizer.eos_token_id]
+
     def step(
         self, queries: Sequence[Tensor], responses: Sequence[Tensor], scores: Sequence[Any], response_masks: Any = None
-    ) -> dict[str, float]:
-        """One PPO update over `batch_size` completions. Returns TRL 0.x's statistics by their names."""
+    ) -> dict[str, Any]:
+        """One PPO update over `batch_size` completions. Returns TRL 0.x's statistics by their names.
+
+        queries, responses: 1-D tensors of token ids; scores: a number or one-element tensor each. Raises ZooError for
+        another count, empty responses, and scores that are not finite.
+        """
         if response_masks is not None:
             raise ZooError("response_masks is not supported: every token of a response was the policy's choice.")
         if len(queries) != self.config.batch_size:
             raise ZooError(f"step() got {len(queries)} queries and batch_size is {self.config.batch_size}.")
-        beta = self._trainer.controller.kl_coef
-        seen = self._trainer.step(queries, responses, scores)
-        numbers = torch.tensor([float(score) for score in scores])
-        lengths = [torch.tensor([float(len(ids)) for ids in each]) for each in (queries, responses)]
-        return {
-            "objective/kl": seen["objective/kl"],
-            "objective/kl_coef": beta,
-            "objective/entropy": seen["objective/entropy"] * seen["completions/length"],
-            "ppo/mean_non_score_reward": seen["objective/non_score_reward"] / seen["completions/length"],
-            "ppo/mean_scores": float(numbers.mean()),
-            "ppo/std_scores": float(numbers.std()) if len(numbers) > 1 else 0.0,
-            "ppo/loss/policy": seen["loss/policy"],
-            "ppo/loss/value": seen["loss/value"],
-            "ppo/loss/total": seen["loss"],
-            "ppo/policy/entropy": seen["objective/entropy"],
-            "ppo/policy/approxkl": seen["policy/approxkl"],
-            "ppo/policy/clipfrac": seen["policy/clipfrac"],
-            "ppo/val/clipfrac": seen["value/clipfrac"],
-            "ppo/val/mean": seen["critic/value"],
-            "ppo/returns/mean": seen["critic/return"],
-            "ppo/val/var_explained": seen.get("critic/explained_variance", float("nan")),
-            "ppo/learning_rate": self._trainer.get_learning_rates()[0],
-            "tokens/queries_len_mean": float(lengths[0].mean()),
-            "tokens/responses_len_mean": float(lengths[1].mean()),
-        }
+        began = time.perf_counter()
+        self._trainer.step(queries, responses, scores)
+        return {**self._trainer.statistics, "time/ppo/total": time.perf_counter() - began}
 
     def log_stats(
-        self, stats: Mapping[str, float], batch: Mapping[str, Any], rewards: Sequence[Any], columns_to_log: Any = None
+        self, stats: Mapping[str, Any], batch: Mapping[str, Any], rewards: Sequence[Any], columns_to_log: Any = None
     ) -> None:
-        """Sends the statistics of a step, with `env/reward_mean` and `env/reward_std`, to what `log_with` names."""
-        numbers = torch.tensor([float(reward) for reward in rewards])
-        more = {"env/reward_mean": float(numbers.mean()), "env/reward_std": float(numbers.std(correction=0))}
-        self._trainer.log({**stats, **more})
+        """Sends the numbers of a step, with `env/reward_mean` and `env/reward_std`, to what `log_with` names."""
+        mean, deviation = self._trainer.spread(torch.tensor([float(reward) for reward in rewards]))
+        numbers = {name: value for name, value in stats.items() if isinstance(value, (int, float))}
+        self._trainer.log({**numbers, "env/reward_mean": mean, "env/reward_std": deviation})
 
     @property
     def log_history(self) -> list[dict[str, float]]:
         """What `log_stats` sent so far, by step."""
         return self._trainer.state.log_history
 
-    def save_pretrained(self, directory: str | Path) -> None:
+    def save_pretrained(self, save_directory: str | Path) -> None:
         """Model with value head, and tokenizer."""
-        self.model.save_pretrained(str(directory))
-        self.tokenizer.save_pretrained(str(directory))
+        self.model.save_pretrained(str(save_directory))
+        self.tokenizer.save_pretrained(str(save_directory))
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> None:
         """Model with value head, and tokenizer."""

@@ -14,11 +14,10 @@ __all__ = ["PPOConfig"]
 class PPOConfig(ZooPPOConfig):
     """`rlhf_zoo.PPOConfig` with the defaults of TRL 1.12, and the fields that it had besides.
 
-    The batch sizes are computed, as they were there: what is given for them is replaced. bf16 and gradient
-    checkpointing, which TRL's defaults named and its trainer never switched on, are off unless asked for.
+    The batch sizes are computed, as they were there: what is given for them is replaced. Defaults that TRL's trainer
+    did not obey are what it did: no bf16 and no gradient checkpointing, and a log line each update.
     """
 
-    logging_steps: float = field(default=10, metadata={"help": "Log every so many updates."})
     stop_token: str | None = field(default=None, metadata={"help": "'eos', or None for no end but stop_token_id."})
     num_sample_generations: int = field(
         default=10, metadata={"help": "How often in a run generate_completions() shows held-out samples."}

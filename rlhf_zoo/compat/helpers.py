@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +12,7 @@ from transformers import GenerationConfig
 
 from ..errors import ZooError
 
-__all__ = ["batch_generation", "masked_mean", "masked_var", "masked_whiten"]
+__all__ = ["batch_generation", "masked_mean", "masked_var", "masked_whiten", "stop_ids_of"]
 
 
 def masked_mean(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor:
@@ -50,25 +52,32 @@ def batch_generation(
 ) -> tuple[Tensor, Tensor]:
     """Generates by `model.generate`, some rows at a time.
 
-    queries: (B, P) token ids, left-padded with pad_token_id. Returns queries with responses (B, P + T), right-padded
-    with pad_token_id, and the processed scores that each response token was drawn from (B, T, V), 0 where a batch ended
-    earlier than the longest.
+    queries: (B, P) token ids, left-padded with pad_token_id, which may lie past the embeddings. Returns queries with
+    responses (B, P + T), pad_token_id behind a response's end, and the processed scores that each response token was
+    drawn from (B, T, V), 0 behind its end.
     """
+    stops = torch.tensor(stop_ids_of(model, generation_config), device=queries.device)
+    config = copy.copy(generation_config)
+    config.return_dict_in_generate = config.output_scores = True
+    config.pad_token_id = 0
     found, scores = [], []
     for rows in queries.split(local_rollout_forward_batch_size):
-        out = model.generate(
-            input_ids=rows,
-            attention_mask=(rows != pad_token_id).long(),
-            generation_config=generation_config,
-            pad_token_id=pad_token_id,
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
-        # Some models give the prompt back without its padding tokens replaced: keep the caller's.
-        found.append(torch.cat([rows, out.sequences[:, rows.shape[1] :]], dim=1))
-        scores.append(torch.stack(out.scores, dim=1))
+        seen = rows != pad_token_id
+        out = model.generate(input_ids=rows.masked_fill(~seen, 0), attention_mask=seen.long(), generation_config=config)
+        said = out.sequences[:, rows.shape[1] :]
+        ends = torch.isin(said, stops).long()
+        over = (ends.cumsum(1) - ends).bool()
+        found.append(torch.cat([rows, said.masked_fill(over, pad_token_id)], dim=1))
+        scores.append(torch.stack(out.scores, dim=1).masked_fill(over.unsqueeze(-1), 0))
     width = max(score.shape[1] for score in scores)
     full = queries.shape[1] + width
     padded = [torch.nn.functional.pad(ids, (0, full - ids.shape[1]), value=pad_token_id) for ids in found]
     stacked = [torch.nn.functional.pad(score, (0, 0, 0, width - score.shape[1])) for score in scores]
     return torch.cat(padded), torch.cat(stacked)
+
+
+def stop_ids_of(model: Any, generation_config: GenerationConfig | None = None) -> list[int]:
+    """The ids at which `model.generate` ends a row: the configuration's own, else the model's; empty if it has none."""
+    ids = None if generation_config is None else generation_config.eos_token_id
+    ids = model.generation_config.eos_token_id if ids is None else ids
+    return [] if ids is None else [int(index) for index in (ids if isinstance(ids, Sequence) else [ids])]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
@@ -57,9 +59,7 @@ def assemble(
     check_tokens(tokenizer, policy, pad_apart=pad_apart)
     check_tokenizer_of(policy, tokenizer, of="the policy")
     if peft_config is not None:
-        from peft import get_peft_model
-
-        policy = get_peft_model(policy, peft_config)
+        policy = _with_adapter(policy, peft_config, args)
     disable_dropout(policy)
     if isinstance(ref_model, AutoModelForCausalLMWithValueHead):
         ref_model = ref_model.pretrained_model
@@ -67,6 +67,8 @@ def assemble(
     rewards = build_rewards(reward_model, reward_funcs, args, tokenizer, reward_processing_class or tokenizer)
     if head is not None and value_model is not None:
         raise ZooError("The model has a value head and value_model is given too: give one critic.")
+    if head is not None and args.critic not in ("auto", "shared"):
+        raise ZooError(f"The model has a value head and critic is {args.critic!r}: give 'shared', or the model alone.")
     critic = head if head is not None else build_critic(value_model, rewards, policy, args)
     if not isinstance(critic, ValueHead):
         if embedding_rows(critic) < embedding_rows(policy) - _padding(policy, tokenizer):
@@ -81,14 +83,27 @@ def assemble(
         if ptx_dataset is None:
             raise ZooError(f"ptx_coef is {args.ptx_coef} and there is no text to model: give ptx_dataset.")
         context = getattr(policy.config, "max_position_embeddings", None)
-        texts = TextSource(ptx_dataset, tokenizer, context=context, pad_id=tokenizer.eos_token_id)
-    # Eight bits move the reference a little, a model of one's own may be anywhere.
-    return Parts(policy, critic, reference, rewards, texts, ref_model is None and not args.ref_load_in_8bit)
+        rows = embedding_rows(policy)
+        texts = TextSource(ptx_dataset, tokenizer, context=context, pad_id=tokenizer.eos_token_id, embeddings=rows)
+    # Eight bits move the reference a little, a model or adapter of one's own may be anywhere.
+    own = ref_model is not None or args.ref_adapter_name is not None
+    return Parts(policy, critic, reference, rewards, texts, not own and not args.ref_load_in_8bit)
 
 
 def _check_settings(args: PPOConfig) -> None:
     if args.load_best_model_at_end:
         raise ZooError("load_best_model_at_end does not work with PPO: pull the best checkpoint by its tag instead.")
+    batches: Any = args.accelerator_config
+    if args.world_size > 1 and not batches.even_batches and not args.dataloader_drop_last:
+        raise ZooError(
+            "accelerator_config has even_batches False, so a pass may have one batch fewer in some processes and the "
+            "others would wait for them: leave it True, or set dataloader_drop_last."
+        )
+    if args.merge_adapter and args.push_to_hub and args.hub_strategy != "end" and args.save_strategy != "no":
+        raise ZooError(
+            "merge_adapter pushes a merged model at the end, and what the checkpoints push before, the adapter, would "
+            "stay beside it: set hub_strategy to 'end'."
+        )
     if args.num_ppo_epochs > MANY_EPOCHS:
         warn_of(
             f"num_ppo_epochs is {args.num_ppo_epochs}: beyond {MANY_EPOCHS} the rollout is far from the policy, and "
@@ -119,6 +134,22 @@ def _policy(model: Any, args: PPOConfig) -> tuple[Any, ValueHead | None]:
     if is_peft(model) and not any(parameter.requires_grad for parameter in model.parameters()):
         raise ZooError("No weight of the PeftModel trains: load its adapter with is_trainable=True.")
     return model, head
+
+
+def _with_adapter(policy: Any, peft_config: Any, args: PPOConfig) -> Any:
+    from peft import get_peft_model
+
+    if is_peft(policy):
+        raise ZooError(
+            "The model is a PeftModel and peft_config is given too: leave it out to train the model's adapter, or "
+            "merge that adapter and save the model first."
+        )
+    if not policy.name_or_path and not args.merge_adapter:
+        warn_of(
+            "The policy under the adapter was merged or made in memory, so its adapter names no base and nothing can "
+            "load it alone: set merge_adapter, or save the model first and give its path."
+        )
+    return get_peft_model(policy, peft_config)
 
 
 def _own_config(policy: Any) -> Any:
@@ -182,7 +213,13 @@ def build_critic(
                     "model with num_labels=1."
                 )
             return value_model
-        return value_model if is_peft(value_model) else critic_from(value_model, **shaped)
+        if is_peft(value_model):
+            return value_model
+        if not isinstance(value_model, (PreTrainedModel, str, Path)):
+            raise ZooError(
+                f"value_model has the type {type(value_model).__name__}: give a model, its path or its Hub id."
+            )
+        return critic_from(value_model, **shaped)
     if args.critic == "shared":
         return shared_value_head(policy)
     sharing = [reward.model for reward in rewards.models if reward.shares_ids] if rewards is not None else []
@@ -190,7 +227,14 @@ def build_critic(
         raise ZooError("critic is 'reward', and no reward is a model with the policy's tokenizer: give 'policy'.")
     if sharing and args.critic != "policy":
         return critic_from(sharing[0], **shaped)
-    return critic_from(copy.deepcopy(policy).merge_and_unload() if is_peft(policy) else policy)
+    if not is_peft(policy):
+        return critic_from(policy)
+    merged = copy.deepcopy(policy).merge_and_unload()
+    base = {name.replace(".base_layer", ""): weight for name, weight in policy.get_base_model().state_dict().items()}
+    critic = critic_from(merged)
+    if not all(name in base and torch.equal(weight, base[name]) for name, weight in merged.state_dict().items()):
+        critic.name_or_path = ""  # an adapter of the critic must not name the policy's base as its own
+    return critic
 
 
 def prompts_of(

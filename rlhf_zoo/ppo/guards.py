@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 
 from ..errors import ZooError
 from ..reference import Reference
@@ -98,6 +99,9 @@ def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
     if not name:
         return
     try:
+        # Where only the weights were downloaded, transformers makes an empty tokenizer of config.json alone.
+        if not get_tokenizer_config(name, local_files_only=True):
+            return
         own = AutoTokenizer.from_pretrained(name, local_files_only=True)
     except (OSError, ValueError, KeyError):
         return  # no tokenizer beside the weights: nothing to compare

@@ -19,21 +19,26 @@ class TextSource:
     """Texts, tokenised once, and drawn at random."""
 
     def __init__(
-        self, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, context: int | None, pad_id: int
+        self, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, context: int | None, pad_id: int, embeddings: int
     ) -> None:
         """dataset: a column `text`, or `prompt` and `completion` (only the completion is modelled), or `input_ids`.
 
-        Texts end with EOS and are cut at the context. Raises ZooError for other columns and for an empty data set.
+        Texts end with EOS and are cut at the context; one without a token left to model is dropped. Raises ZooError for
+        what is no data set, other columns, what is no text in them, ids without embeddings, and where nothing is left.
         """
+        if not isinstance(dataset, Dataset):
+            raise ZooError(f"ptx_dataset has the type {type(dataset).__name__}: give a datasets.Dataset.")
         names = dataset.column_names
         if len(dataset) == 0:
             raise ZooError("ptx_dataset is empty: choose another split, or leave ptx_coef at 0.")
         eos = [tokenizer.eos_token_id]
         rows: list[tuple[list[int], list[int]]]
         if "text" in names:
-            rows = [([], tokenizer(text)["input_ids"] + eos) for text in dataset["text"]]
+            rows = [([], tokenizer(text)["input_ids"] + eos) for text in _texts(dataset, "text")]
         elif "prompt" in names and "completion" in names:
-            prompts, completions = (tokenizer(list(dataset[name]))["input_ids"] for name in ("prompt", "completion"))
+            prompts = tokenizer(_texts(dataset, "prompt"))["input_ids"]
+            # What a tokenizer puts before a text stands before the prompt alone.
+            completions = tokenizer(_texts(dataset, "completion"), add_special_tokens=False)["input_ids"]
             rows = [(prompt, completion + eos) for prompt, completion in zip(prompts, completions, strict=True)]
         elif "input_ids" in names:
             rows = [([], list(ids)) for ids in dataset["input_ids"]]
@@ -42,9 +47,19 @@ class TextSource:
                 f"ptx_dataset has the columns {', '.join(map(repr, names))}: give it 'text', 'prompt' and "
                 "'completion', or 'input_ids'."
             )
-        self._rows = [(prompt, text) for prompt, text in rows if len(prompt) + len(text) > 1]
+        # The first token of all has nothing before it that could foretell it.
+        self._rows = [(prompt, text) for prompt, text in rows if len((prompt + text)[:context]) > max(len(prompt), 1)]
         if not self._rows:
-            raise ZooError("No text of ptx_dataset has two tokens, so there is nothing to model: choose another.")
+            raise ZooError(
+                "No text of ptx_dataset has a token to model (the second or a later one, after its prompt and within "
+                "the context): choose another."
+            )
+        for prompt, text in self._rows:
+            if wrong := [index for index in prompt + text if not 0 <= index < embeddings]:
+                raise ZooError(
+                    f"ptx_dataset holds the token id {wrong[0]}, and the policy has {embeddings} embedding rows: "
+                    "tokenize it with the policy's own tokenizer."
+                )
         self._context, self._pad = context, pad_id
 
     def draw(self, count: int, generator: torch.Generator, device: torch.device) -> TextBatch:
@@ -61,6 +76,14 @@ class TextSource:
             attention[row, : len(sequence)] = True
             mask[row, len(prompt) : len(sequence)] = True
         return TextBatch(ids.to(device), attention.to(device), mask[:, 1:].to(device))
+
+
+def _texts(dataset: Dataset, column: str) -> list[str]:
+    texts = list(dataset[column])
+    for row, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise ZooError(f"Row {row} of ptx_dataset has {text!r} as its {column!r}: give texts.")
+    return texts
 
 
 def split(texts: TextBatch, parts: int) -> list[TextBatch]:

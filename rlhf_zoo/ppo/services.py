@@ -10,6 +10,7 @@ import math
 from abc import abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -20,7 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, Trai
 
 from .. import functional as F
 from ..actor_critic import ActorCritic
-from ..data import PROMPT_INDEX
+from ..data import PROMPT_INDEX, PROMPT_TOKENS
 from ..errors import ZooError
 from ..rewards import RewardFunction, Rewards, Scored
 from .assembly import Parts, assemble, prompts_of
@@ -30,6 +31,7 @@ from .control import RunningScores, kl_controller
 from .guards import KLWatch, ReferenceWatch, embedding_rows
 from .metrics import critic_health, of_completions
 from .rollout import Advantages, Rollout
+from .stepwise import GivenScores
 
 __all__ = ["EVAL_STREAM", "LOOP_STREAM", "PPO_STATE", "TRAIN_STREAM", "PPOServices"]
 
@@ -87,25 +89,7 @@ class PPOServices(Trainer):
             ptx_dataset=ptx_dataset,
             pad_apart=self.pad_apart,
         )
-        self.reference = parts.reference
-        self.texts = parts.texts
-        self._rewards = parts.rewards
-        self.context = getattr(parts.policy.config, "max_position_embeddings", None)
-        # What is fed where the mask is False; PAD itself may have no embedding.
-        rows = embedding_rows(parts.policy)
-        pad, eos = processing_class.pad_token_id, processing_class.eos_token_id
-        self.fill_id: int = eos if pad is None or pad >= rows else pad
-        self.controller = kl_controller(kl_coef=args.kl_coef, kl_target=args.kl_target, kl_horizon=args.kl_horizon)
-        self.scores_seen = RunningScores()
-        self.last_metrics: dict[str, float] = {}
-        self._from_reference = parts.from_reference
-        self._watch, self._kl_watch = ReferenceWatch(), KLWatch()
-        self._waiting: list[dict] = []
-        self._metrics: dict[str, list[float]] = defaultdict(list)
-        self._shown: dict[str, list[Any]] = {}
-        self._episodes = 0
-        self._generated = 0
-        self._loop_model: nn.Module | None = None
+        rows = self._settle(args, processing_class, parts)
         super().__init__(
             model=ActorCritic(parts.policy, parts.critic),
             args=args,
@@ -119,6 +103,29 @@ class PPOServices(Trainer):
         self.reference.to(self.accelerator.device)
         for reward in self._rewards.models if self._rewards is not None else ():
             reward.to(self.accelerator.device)
+
+    def _settle(self, args: PPOConfig, tokenizer: PreTrainedTokenizerBase, parts: Parts) -> int:
+        """What is not Trainer's to keep. Returns how many embedding rows the policy has."""
+        self.reference = parts.reference
+        self.texts = parts.texts
+        self._rewards = parts.rewards
+        self.context = getattr(parts.policy.config, "max_position_embeddings", None)
+        # What is fed where the mask is False; PAD itself may have no embedding.
+        rows = embedding_rows(parts.policy)
+        pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
+        self.fill_id: int = eos if pad is None or pad >= rows else pad
+        self.controller = kl_controller(kl_coef=args.kl_coef, kl_target=args.kl_target, kl_horizon=args.kl_horizon)
+        self.scores_seen = RunningScores()
+        self.last_metrics: dict[str, float] = {}
+        self._from_reference = parts.from_reference
+        self._watch, self._kl_watch = ReferenceWatch(), KLWatch()
+        self._waiting: list[dict] = []
+        self._metrics: dict[str, list[float]] = defaultdict(list)
+        self._shown: dict[str, list[Any]] = {}
+        self._episodes = 0
+        self._generated = 0
+        self._loop_model: nn.Module | None = None
+        return rows
 
     # The steps of an update, which evaluation takes too
 
@@ -190,14 +197,19 @@ class PPOServices(Trainer):
         return total / n if n else math.nan
 
     def everywhere(self, x: Tensor) -> Tensor:
-        """The rows of all processes, (B, T) -> (B·processes, T of the longest)."""
-        return self.accelerator.gather(self.accelerator.pad_across_processes(x, dim=1))
+        """The rows of all processes, (B, …) -> (B of the most·processes, … of the longest), filled up with 0."""
+        for dim in range(x.ndim):
+            x = self.accelerator.pad_across_processes(x, dim=dim)
+        return self.accelerator.gather(x)
+
+    def index_here(self, place: int) -> int:
+        """An index of a prompt at `place` among this process's own, which no other process gives a prompt of its."""
+        return place * self.args.world_size + self.args.process_index
 
     # Metrics
 
     def observe(self, rollout: Rollout, estimates: Advantages, progress: Mapping[str, float]) -> None:
         """Adds this update's metrics to what the next log line averages."""
-        self._episodes += len(rollout.samples) * self.args.world_size
         each = of_completions(rollout, estimates, self._names(estimates.scored))
         values, returns = (self.everywhere(x) for x in (estimates.values, estimates.returns))
         mask = self.everywhere(estimates.mask.long()).bool()
@@ -222,11 +234,12 @@ class PPOServices(Trainer):
         for name, value in self.last_metrics.items():
             self._metrics[name].append(value)
         n, kl, squares = self.moments(rollout.kl).tolist()
+        self._episodes += int(n)
         error = math.sqrt(max(squares / n - (kl / n) ** 2, 0.0) / n)
         self._kl_watch.look(kl / n, error, metrics["objective/score"])
 
     def _names(self, scored: Scored) -> list[str]:
-        return self._rewards.names if self._rewards is not None else ["given"][: scored.each.shape[1]]
+        return ["given"] if isinstance(scored, GivenScores) else self.rewards.names
 
     def logged(self, scored: Scored) -> dict[str, float]:
         """What reward functions logged themselves, averaged over the processes that logged it."""
@@ -267,13 +280,13 @@ class PPOServices(Trainer):
                 self.show(self._shown, "completions")
         super().log(logs, start_time)
 
-    def show(self, table: Mapping[str, Sequence[Any]], title: str) -> None:
-        """Prints, saves and reports a table of completions, in the first process."""
+    def show(self, table: Mapping[str, Sequence[Any]], title: str, *, step: int | None = None) -> None:
+        """Prints, saves and reports a table of completions, in the first process. step: None is the current one."""
         if self.is_world_process_zero():
             show_table(
                 table,
                 title=title,
-                step=self.state.global_step,
+                step=self.state.global_step if step is None else step,
                 directory=Path(self.args.output_dir or ".") / COMPLETIONS_DIR / title,
                 reporters=self.callback_handler.callbacks,
                 report_to=self.args.report_to or (),
@@ -287,6 +300,9 @@ class PPOServices(Trainer):
             return list(batch)
         columns = dict(batch)
         attention = columns.pop("attention_mask", None)
+        ids, pad = columns.get(PROMPT_TOKENS), self.processing_class.pad_token_id
+        if attention is None and isinstance(ids, Tensor) and pad not in (None, self.processing_class.eos_token_id):
+            attention = ids != pad  # TRL's PPO told prompts from padding so
         count = len(next(iter(columns.values())))
         rows = []
         for row in range(count):
@@ -295,8 +311,8 @@ class PPOServices(Trainer):
             }
             if attention is not None:
                 keep = [bool(flag) for flag in attention[row]]
-                found["input_ids"] = [i for i, real in zip(found["input_ids"], keep, strict=True) if real]
-            found.setdefault(PROMPT_INDEX, len(self._waiting) + row)
+                found[PROMPT_TOKENS] = [i for i, real in zip(found[PROMPT_TOKENS], keep, strict=True) if real]
+            found.setdefault(PROMPT_INDEX, self.index_here(len(self._waiting) + row))
             rows.append(found)
         return rows
 
@@ -372,15 +388,17 @@ class PPOServices(Trainer):
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
-    def generate_completions(self, sampling: bool = False) -> dict[str, list[Any]]:
+    def generate_completions(self, sampling: bool = False, *, step: int | None = None) -> dict[str, list[Any]]:
         """Completions of the held-out prompts with their scores, shown as a table; `sampling` stops after one batch.
 
-        Returns the columns prompt, completion, score. Raises ZooError without eval_dataset.
+        step: the update that the table is of; None is the current one. Returns the columns prompt, completion, score.
+        Raises ZooError without eval_dataset.
         """
         if self.eval_dataset is None:
             raise ZooError("generate_completions() samples held-out prompts: give eval_dataset.")
         table: dict[str, list[Any]] = {"prompt": [], "completion": [], "score": []}
-        for batch in self.get_eval_dataloader():
+        held_out = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
+        for batch in chain.from_iterable(map(self.get_eval_dataloader, held_out.values())):
             rows = self.as_rows(batch)
             rollout = self.rollout(rows, stream=EVAL_STREAM)
             said = decoded(self.processing_class, rollout.samples, rows)
@@ -391,15 +409,15 @@ class PPOServices(Trainer):
             if sampling:
                 break
         few = {name: column[: self.args.num_completions_to_print] for name, column in table.items()}
-        self.show(few, "samples")
+        self.show(few, "samples", step=step)
         return table
 
     def sample_now_and_then(self) -> None:
         """Shows held-out samples after an update, num_sample_generations times in a run."""
         times = self.args.num_sample_generations
-        step = self.state.global_step + 1
+        step = self.state.global_step + 1  # Trainer counts this update after it
         if times and self.eval_dataset is not None and step % max(1, self.state.max_steps // times) == 0:
-            self.generate_completions(sampling=True)
+            self.generate_completions(sampling=True, step=step)
 
     # Saving and resuming
 
@@ -409,9 +427,11 @@ class PPOServices(Trainer):
         With merge_adapter, what is saved outside of checkpoints is a LoRA policy merged into its base.
         """
         directory = Path(output_dir or self.args.output_dir or ".")
+        # Trainer calls this for a checkpoint, with its directory, and for push_to_hub, without one.
+        checkpoint = _internal_call and output_dir is not None
         if self.args.should_save:
             directory.mkdir(parents=True, exist_ok=True)
-            self.actor.save_pretrained(directory, merge=self.args.merge_adapter and not _internal_call)
+            self.actor.save_pretrained(directory, merge=self.args.merge_adapter and not checkpoint)
             self.processing_class.save_pretrained(directory)
             state = {
                 "kl_coef": self.controller.kl_coef,

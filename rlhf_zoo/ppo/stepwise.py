@@ -17,7 +17,11 @@ from ..sampling import Samples, left_pad
 from .config import PPOConfig
 from .guards import check_ids, embedding_rows
 
-__all__ = ["given_samples", "given_scored", "prompt_row"]
+__all__ = ["GivenScores", "given_samples", "given_scored", "prompt_row"]
+
+
+class GivenScores(Scored):
+    """Scores that no reward of the trainer gave."""
 
 
 class _Trainer(Protocol):
@@ -64,7 +68,7 @@ def given_samples(queries: Sequence[Any], responses: Sequence[Any], trainer: _Tr
 
     A text response gets no end-of-sequence token; ids hold it where the response ended.
     """
-    if len(queries) != len(responses) or not queries:
+    if len(queries) != len(responses) or not len(queries):
         raise ZooError(
             f"step() got {len(queries)} queries and {len(responses)} responses: give as many of one as of the other."
         )
@@ -74,6 +78,8 @@ def given_samples(queries: Sequence[Any], responses: Sequence[Any], trainer: _Tr
         ids = _ids(query)
         prompts.append(tokenize_prompt(query, trainer.processing_class) if ids is None else ids)
         said = _ids(response)
+        if said is None and not isinstance(response, str):
+            raise ZooError(f"Response {row} is {response!r}: give a text or a 1-D tensor of token ids.")
         if said is None:
             said = trainer.processing_class(response, add_special_tokens=False)["input_ids"]
         answers.append(list(said))
@@ -95,7 +101,7 @@ def given_samples(queries: Sequence[Any], responses: Sequence[Any], trainer: _Tr
     return Samples(prompt_ids, prompt_mask, completion_ids, mask, torch.zeros(mask.shape, device=device), ended)
 
 
-def given_scored(scores: Sequence[Any], samples: Samples) -> Scored:
+def given_scored(scores: Sequence[Any], samples: Samples) -> GivenScores:
     """Scores of B completions as the rewards would give them. Raises ZooError for another count and for no number."""
     if len(scores) != len(samples):
         raise ZooError(f"step() got {len(scores)} scores for {len(samples)} responses: give one a response.")
@@ -109,4 +115,4 @@ def given_scored(scores: Sequence[Any], samples: Samples) -> Scored:
             raise ZooError(f"Score {row} is {number}: give a finite number.")
         numbers.append(number)
     total: Tensor = torch.tensor(numbers, device=samples.mask.device)
-    return Scored(total=total, each=total.unsqueeze(1))
+    return GivenScores(total=total, each=total.unsqueeze(1))

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from itertools import zip_longest
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch import Tensor, nn
 from .. import functional as F
 from ..actor_critic import TextBatch
 from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
+from ..errors import ZooError
 from ..rewards import Scored
 from ..sampling import Samples, response_logits, sample, token_logprobs
 from .completions import decoded
@@ -59,11 +61,12 @@ class PPOTrainer(PPOServices):
         if self._from_reference:
             check_start(self.mean(rollout.kl))
             self._from_reference = False
-        self.scores_seen = self.scores_seen.update(self.moments(scored.total).tolist())
+        moments = self.moments(scored.total).tolist()
+        self.scores_seen = self.scores_seen.update(moments)
         estimates = self.estimate(rollout, scored)
         progress = self.update(model, rollout, estimates)
         self.observe(rollout, estimates, progress)
-        self.controller = self.controller.update(self.mean(rollout.kl), len(rollout.samples) * self.args.world_size)
+        self.controller = self.controller.update(self.mean(rollout.kl), int(moments[0]))
         return torch.tensor(progress["loss"], device=self.args.device)
 
     @torch.no_grad()
@@ -158,10 +161,12 @@ class PPOTrainer(PPOServices):
         shuffle = torch.Generator().manual_seed(args.seed * 1_000_003 + self.state.global_step)
         texts = torch.Generator().manual_seed((shuffle.initial_seed() << 12) + args.process_index)
         progress = Progress(args.device)
+        # The last batch of a pass over the prompts may hold fewer completions than there are minibatches; and every
+        # process makes the same number of optimizer steps.
+        fewest = int(self.accelerator.gather(torch.tensor([len(rollout.samples)], device=args.device)).min())
         for _ in range(args.num_ppo_epochs):
             order = torch.randperm(len(rollout.samples), generator=shuffle).to(rollout.mask.device)
-            # The last batch of a pass over the prompts may hold fewer completions than there are minibatches.
-            for minibatch in torch.tensor_split(order, min(args.num_mini_batches, len(order))):
+            for minibatch in torch.tensor_split(order, min(args.num_mini_batches, fewest)):
                 mixed = self.texts.draw(len(minibatch), texts, args.device) if self.texts is not None else None
                 self.minibatch(model, rollout, estimates, minibatch, mixed, progress)
             drift = progress.end_epoch(self.total)
@@ -187,13 +192,15 @@ class PPOTrainer(PPOServices):
         target_tokens = None if texts is None else self.total(texts.mask.sum())
         micro_batches = length_sorted(rows, rollout.mask, self.args.per_device_train_batch_size)
         mixed = [] if texts is None else split(texts, len(micro_batches))
-        for chosen, text in zip_longest(micro_batches, mixed):
-            with self.compute_loss_context_manager():
-                loss = self.loss(
-                    model, rollout.rows(chosen), estimates.rows(chosen), size, text, target_tokens, progress
-                )
-            # Gradients are averaged over processes, and the loss is a share of the global mean.
-            self.accelerator.backward(loss * self.args.world_size)
+        for number, (chosen, text) in enumerate(zip_longest(micro_batches, mixed), start=1):
+            # Processes exchange gradients once an optimizer step: with the last micro-batch.
+            with self.accelerator.no_sync(model) if number < len(micro_batches) else nullcontext():
+                with self.compute_loss_context_manager():
+                    loss = self.loss(
+                        model, rollout.rows(chosen), estimates.rows(chosen), size, text, target_tokens, progress
+                    )
+                # They average gradients, and the loss is a share of the global mean.
+                self.accelerator.backward(loss * self.args.world_size)
         if not progress.steps:
             check_ratio(progress.first_pass(self.total), precision=self.precision)
         progress.stepped(self.optimizer_step(model))
@@ -255,12 +262,20 @@ class PPOTrainer(PPOServices):
 
         prompts: texts, conversations or token ids. Returns `num_generations` 1-D tensors of token ids a prompt, those
         of a prompt beside each other, without the prompt and with the end-of-sequence token where there is one. Raises
-        ZooError for a prompt that cannot be sampled from.
+        ZooError for no prompts and for one that cannot be sampled from.
         """
         self.prepare_loop()
+        if not len(prompts) or num_generations < 1:
+            raise ZooError(
+                f"generate() got {len(prompts)} prompts and num_generations {num_generations}: give at least 1 of each."
+            )
         rows = [
-            {PROMPT_TOKENS: prompt_row(prompt, index, self), PROMPT_INDEX: index, GENERATION: n}
-            for index, prompt in enumerate(prompts, start=self._generated)
+            {
+                PROMPT_TOKENS: prompt_row(prompt, row, self),
+                PROMPT_INDEX: self.index_here(self._generated + row),
+                GENERATION: n,
+            }
+            for row, prompt in enumerate(prompts)
             for n in range(num_generations)
         ]
         self._generated += len(prompts)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -56,8 +57,8 @@ class RewardModel:
             )
         disable_dropout(model)
         self.model = model.requires_grad_(False).eval()
-        self.model.config.pad_token_id = tokenizer.pad_token_id
         self.tokenizer = tokenizer
+        self.pad_id: int = tokenizer.pad_token_id
         self.batch_size = batch_size
         mean, std = score_statistics(model)
         self.mean, self.std = mean if center else 0.0, std if scale else 1.0
@@ -69,7 +70,11 @@ class RewardModel:
         self.shares_ids = same_tokenizer(tokenizer, policy_tokenizer)
         embeddings: Any = model.get_input_embeddings()
         self.vocabulary = rows = embeddings.weight.shape[0]
-        if len(tokenizer) > rows:
+        if self.pad_id < rows:
+            self.model.config.pad_token_id = self.pad_id
+        # PAD itself may lie past the embeddings, as scripts add it without resizing: it is never looked up.
+        highest = max((index for index in tokenizer.get_vocab().values() if index != self.pad_id), default=0)
+        if highest >= rows:
             raise ZooError(
                 f"The reward model {name} has {rows} embedding rows and its tokenizer {len(tokenizer)} tokens: "
                 "give its own tokenizer as reward_processing_class."
@@ -104,8 +109,8 @@ class RewardModel:
         scores = []
         for start in range(0, len(rows), self.batch_size):
             batch = [torch.tensor(row) for row in rows[start : start + self.batch_size]]
-            ids = pad_sequence(batch, batch_first=True, padding_value=self.model.config.pad_token_id)
-            highest = int(ids.max()) if ids.numel() else 0
+            ids = pad_sequence(batch, batch_first=True, padding_value=self.pad_id)
+            highest = max((int(row.max()) for row in batch if len(row)), default=0)
             if highest >= self.vocabulary:
                 # A policy may have more embedding rows than its tokenizer has tokens, and samples from all of them.
                 raise ZooError(
@@ -113,6 +118,26 @@ class RewardModel:
                     "rows: resize the policy's embeddings to its tokenizer, or the reward model's to the policy's."
                 )
             mask = pad_sequence([torch.ones_like(row) for row in batch], batch_first=True)
-            raw = self.model(input_ids=ids.to(device), attention_mask=mask.to(device), **kwargs).logits[:, 0].float()
+            with self._pad_understood():
+                output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device), **kwargs)
+            raw = output.logits[:, 0].float()
             scores.append((raw - self.mean) / self.std)
         return torch.cat(scores)
+
+    @contextmanager
+    def _pad_understood(self) -> Iterator[None]:
+        """While open, a PAD past the embeddings pools as PAD and is looked up as 0, where attention is masked.
+
+        Only while open: transformers makes an embedding of the configuration, and refuses such a PAD in it.
+        """
+        if self.pad_id < self.vocabulary:
+            yield
+            return
+        config, embeddings = self.model.config, self.model.get_input_embeddings()
+        before, config.pad_token_id = config.pad_token_id, self.pad_id
+        hook = embeddings.register_forward_pre_hook(lambda _, ids: (ids[0].masked_fill(ids[0] == self.pad_id, 0),))
+        try:
+            yield
+        finally:
+            hook.remove()
+            config.pad_token_id = before

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ZooError
@@ -17,6 +18,7 @@ from ..evaluation.stats import Estimate, bootstrap_mean, win_rate
 from ..evaluation.text import distinct_n_estimate, repetition
 from ..models import load_causal, load_classifier
 from ..plugins import load_object
+from ..ppo.completions import TAKEN
 from ..record import fingerprint, now, write_json, write_text
 from ..rewards import RewardModel, Rewards
 from ..sampling import token_logprobs
@@ -63,8 +65,12 @@ def measure(
     keys: Sequence[tuple[int, ...]],
     seed: int,
     desc: str,
+    columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> Measured:
-    """Samples one completion a prompt and measures each. Two policies under equal keys and seed draw alike."""
+    """Samples one completion a prompt and measures each. Two policies under equal keys and seed draw alike.
+
+    columns: the prompts' other columns, one value a prompt, which reward functions may read.
+    """
     done = complete(
         policy,
         yardstick.tokenizer,
@@ -80,7 +86,8 @@ def measure(
     for batch in done.batches:
         chosen = slice(len(reward), len(reward) + len(batch))
         texts = [prompt + text for prompt, text in zip(prompts[chosen], done.texts[chosen], strict=True)]
-        reward += yardstick.rewards(batch, prompts[chosen], done.texts[chosen], texts, {}).total.tolist()
+        others = {name: list(values[chosen]) for name, values in (columns or {}).items()}
+        reward += yardstick.rewards(batch, prompts[chosen], done.texts[chosen], texts, others).total.tolist()
         reference = token_logprobs(yardstick.reference, batch, temperature=yardstick.temperature)
         kl += (batch.logprobs - reference).masked_fill(~batch.mask, 0).sum(1).tolist()
     judged = {judge.name: judge(list(prompts), done.texts) for judge in yardstick.judges}
@@ -176,16 +183,16 @@ def run(context: RunContext) -> bool:
     return True
 
 
-def check_prompts(context: RunContext, source: DataSource) -> list[str]:
-    """The held-out prompts that the evaluation asks for. Raises ZooError when the test split has too few."""
+def check_prompts(context: RunContext, source: DataSource) -> Dataset:
+    """Rows of the held-out prompts that the evaluation asks for. Raises ZooError when the test split has too few."""
     wanted = context.shared.evaluation.prompts
-    prompts = list(source.load("prompts", "test", columns=["prompt"])["prompt"])
+    prompts = source.load("prompts", "test", columns=["prompt"])
     if len(prompts) < wanted:
         raise ZooError(
             f"The test split has {len(prompts)} prompts and evaluation.prompts asks for {wanted}: lower it, or prepare "
             "more data."
         )
-    return prompts[:wanted]
+    return prompts.select(range(wanted))
 
 
 def check_judges(context: RunContext) -> None:
@@ -200,17 +207,27 @@ def check_judges(context: RunContext) -> None:
 
 
 def _evaluate(
-    context: RunContext, source: DataSource, checkpoints: Mapping[str, Checkpoint], prompts: Sequence[str]
+    context: RunContext, source: DataSource, checkpoints: Mapping[str, Checkpoint], rows: Dataset
 ) -> tuple[dict[str, Any], str]:
     """The contents of evaluation.json, less its seconds, and of samples.jsonl."""
     config, seed = context.shared.evaluation, context.shared.seed
     groups = [i for i in range(config.prompts) for _ in range(config.samples)]
     keys = [(EVAL_STREAM, i // config.samples, i % config.samples) for i in range(len(groups))]
-    asked = [prompts[group] for group in groups]
+    columns = rows.select(groups).to_dict()
+    asked = columns["prompt"]
+    columns = {name: values for name, values in columns.items() if name not in TAKEN}
     tools = yardstick(context, source, checkpoints["sft"].path)
     policies = {"sft": tools.reference, "ppo": load_causal(checkpoints["ppo"].path), "control": tools.reference}
     measured = {
-        name: measure(policy, tools, asked, keys=keys, seed=seed + (name == "control"), desc=f"evaluating {name}")
+        name: measure(
+            policy,
+            tools,
+            asked,
+            keys=keys,
+            seed=seed + (name == "control"),
+            desc=f"evaluating {name}",
+            columns=columns,
+        )
         for name, policy in policies.items()
     }
     samples = _samples(tools, measured, asked, groups, config.samples)

@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
 from ..models import load_causal, load_classifier
 from ..plugins import load_object
+from ..rewards import RewardFunction, Rewards
 from .context import Checkpoint, RunContext
-from .data import data_source
+from .data import DataSource, data_source
+from .settings import StageSettings
 from .train import quiet, train_stage
 
-__all__ = ["REWARDS", "run"]
+__all__ = ["REWARDS", "build_trainer", "load_data", "parent", "parent_names", "reward_functions", "run"]
 
 REWARDS = "rlhf_zoo.rewards"
 
 
-def _parent(context: RunContext, name: str) -> Checkpoint:
+def parent(context: RunContext, name: str) -> Checkpoint:
     """Another stage of this recipe by its name, else a path or Hub id."""
     if name in context.recipe.stages:
         return context.checkpoint(name)
-    from pathlib import Path
-
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -39,47 +40,89 @@ def _parent(context: RunContext, name: str) -> Checkpoint:
     return Checkpoint(Path(path), {"repo": repo, "commit": commit, "path": None, "fingerprint": commit})
 
 
-def run(context: RunContext) -> bool:
-    """Trains the policy with PPO. Returns False when it was trained already."""
-    from transformers import AutoTokenizer, set_seed
+def parent_names(settings: StageSettings) -> dict[str, str]:
+    """What PPO starts from: role -> a stage of the recipe, a path or a Hub id."""
+    names = {"sft": settings.model.model_name_or_path or "sft"}
+    if settings.data.reward_model_path is not None:
+        names["reward"] = settings.data.reward_model_path
+    return names
+
+
+def reward_functions(settings: StageSettings) -> list[RewardFunction]:
+    """The reward functions that the settings name, loaded. Reads no model.
+
+    Raises ZooError for a name that cannot be loaded, for no reward at all, and for another number of weights.
+    """
+    data = settings.data
+    functions = [load_object(name, group=REWARDS) for name in data.reward_funcs or []]
+    if data.reward_model_path is None and not functions:
+        raise ZooError("The stage ppo has no reward: give reward_model_path or reward_funcs.")
+    model = [] if data.reward_model_path is None else [_in_place_of_the_model]
+    Rewards([*model, *functions], weights=settings.trainer.reward_weights)
+    return functions
+
+
+def _in_place_of_the_model(completions: list[Any], **_: Any) -> list[None]:
+    return [None] * len(completions)
+
+
+def load_data(settings: StageSettings, source: DataSource) -> dict[str, Any]:
+    """PPOTrainer's data sets by its keywords: prompts, with every column that they have, and the texts of ptx_coef."""
+    data = settings.data
+    held_out = None
+    if data.dataset_test_split is not None:
+        held_out = source.load(data.dataset_config, data.dataset_test_split, columns=["prompt"])
+    texts = None
+    if settings.trainer.ptx_coef > 0:
+        texts = source.load(data.ptx_dataset_config, data.ptx_dataset_split, columns=[])
+    return {
+        "train_dataset": source.load(data.dataset_config, data.dataset_train_split, columns=["prompt"]),
+        "eval_dataset": held_out,
+        "ptx_dataset": texts,
+    }
+
+
+def build_trainer(settings: StageSettings, functions: list[RewardFunction], **parts: Any) -> Any:
+    """The stage's PPOTrainer. parts: models, tokenizers and data sets, by the trainer's keywords."""
     from trl import get_peft_config
 
     from ..ppo.trainer import PPOTrainer
 
+    return PPOTrainer(
+        args=settings.trainer,
+        reward_funcs=functions or None,
+        value_model=settings.data.value_model_name_or_path,
+        peft_config=get_peft_config(settings.model),
+        **parts,
+    )
+
+
+def run(context: RunContext) -> bool:
+    """Trains the policy with PPO. Returns False when it was trained already."""
+    from transformers import AutoTokenizer, set_seed
+
     started = time.monotonic()
     settings = context.settings("ppo")
     quiet()
+    functions = reward_functions(settings)
     source = data_source(context)
-    data = settings.data
-    if data.reward_model_path is None and not data.reward_funcs:
-        raise ZooError(f"The stage ppo of {context.recipe.name} has no reward: give reward_model_path or reward_funcs.")
-    functions = [load_object(name, group=REWARDS) for name in data.reward_funcs or []]
-    parents = {"sft": _parent(context, settings.model.model_name_or_path or "sft")}
-    if data.reward_model_path is not None:
-        parents["reward"] = _parent(context, data.reward_model_path)
+    parents = {role: parent(context, name) for role, name in parent_names(settings).items()}
 
     def build() -> Any:
-        tokenizer = AutoTokenizer.from_pretrained(parents["sft"].path)
-        train = source.load(data.dataset_config, data.dataset_train_split, columns=["prompt"])
-        held_out = None
-        if data.dataset_test_split is not None:
-            held_out = source.load(data.dataset_config, data.dataset_test_split, columns=["prompt"])
+        data = load_data(settings, source)
         set_seed(settings.trainer.seed)
         reward, reward_tokenizer = None, None
         if "reward" in parents:
             reward = load_classifier(parents["reward"].path)
             reward_tokenizer = AutoTokenizer.from_pretrained(parents["reward"].path)
-        return PPOTrainer(
-            args=settings.trainer,
-            processing_class=tokenizer,
+        return build_trainer(
+            settings,
+            functions,
             model=load_causal(parents["sft"].path),
+            processing_class=AutoTokenizer.from_pretrained(parents["sft"].path),
             reward_model=reward,
-            reward_funcs=functions or None,
             reward_processing_class=reward_tokenizer,
-            value_model=data.value_model_name_or_path,
-            train_dataset=train,
-            eval_dataset=held_out,
-            peft_config=get_peft_config(settings.model),
+            **data,
         )
 
     return train_stage(context, settings, data=source.lineage, parents=parents, started=started, build=build)

@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping, Sequence
@@ -27,6 +28,7 @@ __all__ = [
     "parse_flags",
     "recipe_config",
     "recipe_keys",
+    "recorded_settings",
     "stage_keys",
     "stage_settings",
 ]
@@ -125,6 +127,10 @@ class PPOArguments:
     value_model_name_or_path: str | None = field(
         default=None, metadata={"help": "Where the critic starts; None starts it from the reward model."}
     )
+    ptx_dataset_config: str | None = field(
+        default="lines", metadata={"help": "Configuration whose texts are kept modelling, with ptx_coef."}
+    )
+    ptx_dataset_split: str = field(default="train", metadata={"help": "Split that these texts come from."})
 
 
 @dataclass(frozen=True)
@@ -246,6 +252,18 @@ def stage_settings(
     return StageSettings(stage, shared, data, trainer, model, {**asked, "recipe": told})
 
 
+def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[str], *, where: str) -> dict[str, Any]:
+    """Those of a stage's keys, typed, as a run recorded them; the default of one that it did not set.
+
+    resolved: of run.json or a published recipe.json, which may be a stranger's: nothing but `names` is looked at.
+    where: what holds them. Raises ZooError for a value of another type.
+    """
+    keys = stage_keys(stage)
+    asked = {name: resolved[name] for name in names if name in resolved}
+    typed = _checked(asked, {name: keys[name][0] for name in names}, where, of=f"the stage {stage}")
+    return {name: keys[name][1] for name in names} | typed
+
+
 def _check_trainer(trainer: Any, stage: str) -> None:
     """Raises ZooError for what TrainingArguments let pass and training would stumble over."""
     from transformers.integrations.integration_utils import get_reporting_integration_callbacks
@@ -326,7 +344,7 @@ def _coerce(value: Any, hint: Any) -> Any:
     if hint in (list, tuple) or origin in (list, tuple):
         items = _structure(value, list) if isinstance(value, str) else value
         if isinstance(items, str):
-            items = items.split(",")
+            items = _split(items)
         if not isinstance(items, (list, tuple)):
             raise ValueError("a list")
         inner = (typing.get_args(hint) or (Any,))[0]
@@ -369,6 +387,28 @@ def _number(value: Any, kind: type) -> Any:
     if not value.is_integer():
         raise ValueError(wanted)
     return int(value)
+
+
+def _split(text: str) -> list[str]:
+    """`text` at its commas, but for those inside parentheses, brackets, braces or quotes: NAME(key=value, ...) is one.
+
+    A quote behind a letter or a digit is an apostrophe, and so is one that nothing closes.
+    """
+    items, start, depth, place = [], 0, 0, 0
+    while place < len(text):
+        character = text[place]
+        if character in "\"'" and not text[place - 1 : place].isalnum():
+            quoted = re.compile(rf"{character}(\\.|[^\\{character}])*{character}").match(text, place)
+            place = quoted.end() - 1 if quoted else place
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth = max(depth - 1, 0)
+        elif character == "," and not depth:
+            items.append(text[start:place])
+            start = place + 1
+        place += 1
+    return [*items, text[start:]]
 
 
 def _structure(text: str, kind: type) -> Any:

@@ -1,0 +1,107 @@
+"""A script for TRL 1.12's PPOTrainer, on `rlhf_zoo.compat`: policy, value model and reward model from the Hub.
+
+    python examples/trl_ppo.py \
+        --dataset_name trl-lib/tldr --dataset_test_split validation \
+        --model_name_or_path EleutherAI/pythia-1b-deduped \
+        --sft_model_path cleanrl/EleutherAI_pythia-1b-deduped__sft__tldr \
+        --reward_model_path cleanrl/EleutherAI_pythia-1b-deduped__reward__tldr \
+        --output_dir runs/pythia-tldr --per_device_train_batch_size 16 --gradient_accumulation_steps 4 \
+        --total_episodes 30000 --stop_token eos --missing_eos_penalty 1.0 --push_to_hub
+
+The data set has a column `prompt`, of texts or conversations. Prompts to sample from are the split
+`--dataset_test_split` where there is one, else the last tenth of the training split. `--help` lists the other flags,
+those of PPOConfig among them. With LoRA: `--use_peft --lora_target_modules all-linear`. In several processes:
+`torchrun --nproc_per_node 8` in place of `python`. To go on with a run:
+`--resume_from_checkpoint runs/pythia-tldr/checkpoint-500`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from datasets import Dataset, load_dataset
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    HfArgumentParser,
+    PreTrainedTokenizerBase,
+)
+from trl import ModelConfig, ScriptArguments, get_peft_config
+
+# A script for TRL 1.12 has `from trl.experimental.ppo import` here: this line is all that differs.
+from rlhf_zoo.compat import PPOConfig, PPOTrainer
+
+
+def load_tokenizer(name: str, revision: str) -> PreTrainedTokenizerBase:
+    """The policy's tokenizer, with a PAD of its own: where the policy has no embedding for it, none is looked up."""
+    tokenizer = AutoTokenizer.from_pretrained(name, revision=revision, padding_side="left")
+    if tokenizer.pad_token is None or tokenizer.pad_token == tokenizer.eos_token:
+        tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    return tokenizer
+
+
+def load_prompts(script: ScriptArguments) -> tuple[Dataset, Dataset]:
+    """Prompts to train on, and prompts held out."""
+    splits = load_dataset(script.dataset_name, name=script.dataset_config)
+    prompts = splits[script.dataset_train_split]
+    if script.dataset_test_split in splits:
+        return prompts, splits[script.dataset_test_split]
+    halves = prompts.train_test_split(test_size=0.1, shuffle=False)
+    return halves["train"], halves["test"]
+
+
+def tokenize(prompts: Dataset, tokenizer: PreTrainedTokenizerBase, processes: int | None) -> Dataset:
+    """Only `input_ids`, as TRL's PPO took them. Text would do as well: the trainer tokenizes a column `prompt`."""
+
+    def ids(row: dict[str, Any]) -> dict[str, list[int]]:
+        if isinstance(row["prompt"], str):
+            return {"input_ids": tokenizer(row["prompt"])["input_ids"]}
+        chat = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, return_dict=True)
+        return {"input_ids": chat["input_ids"]}
+
+    with PartialState().local_main_process_first():
+        return prompts.map(ids, remove_columns=prompts.column_names, num_proc=processes)
+
+
+def main() -> None:
+    parser = HfArgumentParser((ScriptArguments, PPOConfig, ModelConfig))
+    script_args, training_args, model_args = parser.parse_args_into_dataclasses()
+
+    tokenizer = load_tokenizer(model_args.model_name_or_path, model_args.model_revision)
+    dtype = model_args.dtype if model_args.dtype in ("auto", None) else getattr(torch, model_args.dtype)
+    how = {"dtype": dtype, "attn_implementation": model_args.attn_implementation}
+    policy = AutoModelForCausalLM.from_pretrained(training_args.sft_model_path, **how)
+    scores = {"num_labels": 1, **how}
+    value_model = AutoModelForSequenceClassification.from_pretrained(training_args.reward_model_path, **scores)
+    reward_model = AutoModelForSequenceClassification.from_pretrained(training_args.reward_model_path, **scores)
+    # Under an adapter the reference is the policy with its adapter off.
+    peft_config = get_peft_config(model_args)
+    ref_policy = None
+    if peft_config is None:
+        ref_policy = AutoModelForCausalLM.from_pretrained(training_args.sft_model_path, **how)
+
+    train_prompts, held_out = load_prompts(script_args)
+    trainer = PPOTrainer(
+        args=training_args,
+        processing_class=tokenizer,
+        model=policy,
+        ref_model=ref_policy,
+        reward_model=reward_model,
+        value_model=value_model,
+        train_dataset=tokenize(train_prompts, tokenizer, training_args.dataset_num_proc),
+        eval_dataset=tokenize(held_out, tokenizer, training_args.dataset_num_proc),
+        peft_config=peft_config,
+    )
+    trainer.train(resume_from_checkpoint=training_args.resume_from_checkpoint)
+
+    trainer.save_model(training_args.output_dir)
+    if training_args.push_to_hub:
+        trainer.push_to_hub(dataset_name=script_args.dataset_name)
+    trainer.generate_completions()
+
+
+if __name__ == "__main__":
+    main()

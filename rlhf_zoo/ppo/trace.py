@@ -1,0 +1,256 @@
+"""One completion, token by token, as PPO sees it: log-probabilities, KL, rewards, values, advantages and ratios."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .. import functional as F
+from ..actor_critic import ActorCritic
+from ..data import PROMPT_TOKENS, tokenize_prompt
+from ..errors import ZooError
+from ..models import disable_dropout
+from ..rewards import Rewards, Scored
+from ..sampling import sample, token_logprobs
+from ..value_head import ValueHead
+from .completions import decoded
+from .config import PPOConfig
+from .control import RunningScores
+from .guards import check_ids, embedding_rows
+
+__all__ = ["TRACE_STREAM", "Trace", "TracedToken", "trace"]
+
+TRACE_STREAM = 8
+
+
+@dataclass(frozen=True)
+class TracedToken:
+    """A sampled token. Log-probabilities and KL (k1 = log π − log π_ref) in nats; ratio ρ = π/π_old.
+
+    reward r, value V, delta δ = r + γV' − V and advantage Â are before any whitening. clipped: whether the clip stops
+    the gradient of this token at ρ, given the sign of Â. Where a whole completion is one action, these five are that
+    action's and stand on its last token; they are None on the others.
+    """
+
+    token: str
+    token_id: int
+    logprob: float
+    ref_logprob: float
+    kl: float
+    reward: float | None
+    value: float | None
+    delta: float | None
+    advantage: float | None
+    ratio: float
+    clipped: bool | None
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A completion and its totals.
+
+    scores: what each reward says by name, None where it does not apply; score: their weighted sum; shaped_score: that
+    sum centred, scaled, clipped and corrected for a missing end, as it is paid; kl: Σ k1 in nats; kl_coef: β; kl_in:
+    where β·KL goes; ratio: ∏ρ. whitening: what a batch's statistics would still change, "" for nothing.
+    """
+
+    prompt: Any
+    completion: str
+    tokens: tuple[TracedToken, ...]
+    scores: Mapping[str, float | None]
+    score: float
+    shaped_score: float
+    kl: float
+    kl_coef: float
+    kl_in: str
+    kl_estimator: str
+    ratio: float
+    cliprange: tuple[float, float]
+    action_level: str
+    gamma: float
+    lam: float
+    ended: bool
+    length: int
+    seed: int
+    temperature: float
+    max_new_tokens: int
+    whitening: str
+
+    def to_json(self) -> dict[str, Any]:
+        """{prompt, completion, tokens, totals}, in the types of JSON."""
+        totals = asdict(self)
+        head = {name: totals.pop(name) for name in ("prompt", "completion", "tokens")}
+        return {**head, "tokens": list(head["tokens"]), "totals": {**totals, "cliprange": list(self.cliprange)}}
+
+
+@torch.no_grad()
+def trace(
+    prompt: Any,
+    *,
+    policy: PreTrainedModel,
+    reference: PreTrainedModel,
+    critic: PreTrainedModel | ValueHead,
+    rewards: Rewards,
+    tokenizer: PreTrainedTokenizerBase,
+    args: PPOConfig,
+    old: PreTrainedModel | None = None,
+    kl_coef: float | None = None,
+    scores_seen: RunningScores | None = None,
+    columns: Mapping[str, Any] | None = None,
+    seed: int = 1,
+) -> Trace:
+    """Samples one completion of `prompt` (text or conversation) from `policy`, and says what PPO makes of each token.
+
+    The stream of random numbers is keyed by (seed, TRACE_STREAM, position). All log-probabilities come from forward
+    passes over the same tokens at args.temperature, so that equal models give k1 = 0 and ρ = 1. old: what ρ is measured
+    against, None for the reference. kl_coef: β, None for args.kl_coef; scores_seen: what running score statistics are
+    taken from; columns: the prompt's other columns, for reward functions. The models are put into evaluation, their
+    dropout off. Raises ZooError for a prompt that cannot be sampled from and a temperature that is no number.
+    """
+    if not 0 < args.temperature < math.inf:
+        raise ZooError(f"The temperature is {args.temperature}: give a number above 0.")
+    actor = ActorCritic(policy, critic).eval()
+    for model in (reference, old):
+        if model is not None:
+            disable_dropout(model)
+            model.eval()
+    ids = _encoded(prompt, policy, tokenizer, args.response_length)
+    samples = sample(
+        policy,
+        [ids],
+        keys=[(TRACE_STREAM,)],
+        seed=seed,
+        max_new_tokens=args.response_length,
+        stop_ids=_stop_ids(args, tokenizer),
+        pad_id=0,  # one row is never padded
+        temperature=args.temperature,
+    )
+    logprobs, ref_logprobs, old_logprobs = (
+        token_logprobs(model, samples, temperature=args.temperature) for model in (policy, reference, old or reference)
+    )
+    said = decoded(tokenizer, samples, [{**(columns or {}), "prompt": prompt, PROMPT_TOKENS: ids}])
+    scored = rewards(samples, said.prompts, said.completions, said.texts, said.columns)
+    shaped = _shaped(scored, samples.ended, args, scores_seen or RunningScores())
+
+    mask, level = samples.mask, args.action_level
+    in_reward = args.kl_in == "reward"
+    charged = F.kl_penalty(logprobs, ref_logprobs, estimator=args.kl_estimator if in_reward else "k1")
+    charged = F.actions(charged, mask, level=level)
+    width = charged.shape[1]
+    beta = args.kl_coef if kl_coef is None else kl_coef
+    values = actor.values(samples)[:, :width]
+    paid = F.token_rewards(shaped, charged, mask[:, :width], kl_coef=beta if in_reward else 0.0)
+    deltas, _ = F.gae(paid, values, mask[:, :width], gamma=args.gamma, lam=0.0)
+    advantages, _ = F.gae(paid, values, mask[:, :width], gamma=args.gamma, lam=args.lam)
+    clip = args.cliprange if level == "token" else args.cliprange_sequence
+    high = clip if args.cliprange_high is None else args.cliprange_high
+    _, clipped = F.clipped_policy_loss(
+        F.actions(logprobs, mask, level=level),
+        F.actions(old_logprobs, mask, level=level),
+        advantages,
+        cliprange=clip,
+        cliprange_high=args.cliprange_high,
+        dual_clip=args.dual_clip,
+    )
+    kl = logprobs - ref_logprobs
+    log_ratio = logprobs - old_logprobs
+    by_token = (samples.completion_ids, logprobs, ref_logprobs, kl, log_ratio.exp())
+    before: list[None] = [None] * (mask.shape[1] - width)
+    by_action = (paid, values, deltas, advantages, clipped)
+    tokens = tuple(
+        TracedToken(
+            token=str(tokenizer.decode([index])),
+            token_id=index,
+            logprob=logprob,
+            ref_logprob=ref_logprob,
+            kl=k1,
+            reward=reward,
+            value=value,
+            delta=delta,
+            advantage=advantage,
+            ratio=ratio,
+            clipped=stopped,
+        )
+        for index, logprob, ref_logprob, k1, ratio, reward, value, delta, advantage, stopped in zip(
+            *(x[0].tolist() for x in by_token), *(before + x[0].tolist() for x in by_action), strict=True
+        )
+    )
+    each = zip(rewards.names, scored.each[0].tolist(), strict=True)
+    return Trace(
+        prompt=prompt,
+        completion=str(tokenizer.decode(samples.token_lists()[0], skip_special_tokens=True)),
+        tokens=tokens,
+        scores={name: None if math.isnan(score) else score for name, score in each},
+        score=float(scored.total[0]),
+        shaped_score=float(shaped[0]),
+        kl=math.fsum(token.kl for token in tokens),
+        kl_coef=beta,
+        kl_in=args.kl_in,
+        kl_estimator=args.kl_estimator,
+        ratio=float(log_ratio.sum().exp()),
+        cliprange=(1 - clip, 1 + high),
+        action_level=level,
+        gamma=args.gamma,
+        lam=args.lam,
+        ended=bool(samples.ended[0]),
+        length=len(tokens),
+        seed=seed,
+        temperature=args.temperature,
+        max_new_tokens=args.response_length,
+        whitening=_whitening(args),
+    )
+
+
+def _encoded(prompt: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, room: int) -> list[int]:
+    if isinstance(prompt, str):
+        if not prompt.strip():
+            raise ZooError("The prompt is empty: write the beginning of a text.")
+        try:
+            prompt.encode()
+        except UnicodeEncodeError as error:
+            raise ZooError("The prompt holds half of a character (a lone surrogate): remove it.") from error
+    ids = tokenize_prompt(prompt, tokenizer)
+    if not ids:
+        raise ZooError("The tokenizer leaves nothing of this prompt: write other characters.")
+    context = getattr(policy.config, "max_position_embeddings", None)
+    if context is not None and len(ids) + room > context:
+        raise ZooError(
+            f"The prompt has {len(ids)} tokens, and with {room} new ones it passes the context of {context}: shorten "
+            "it or ask for fewer."
+        )
+    check_ids([ids], embedding_rows(policy))
+    return ids
+
+
+def _stop_ids(args: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    if args.stop_token_id is not None:
+        return [args.stop_token_id]
+    return [tokenizer.eos_token_id] if args.stop_token == "eos" and tokenizer.eos_token_id is not None else []
+
+
+def _shaped(scored: Scored, ended: Tensor, args: PPOConfig, seen: RunningScores) -> Tensor:
+    """Scores as training pays them, (B,): `PPOTrainer.shape` without a trainer."""
+    scores = F.shape_scores(
+        scored.total,
+        mean=seen.mean if args.score_centering == "running" else 0.0,
+        std=seen.std if args.score_scaling == "running" else 1.0,
+        clip=args.score_clip,
+    )
+    scores = F.missing_eos_penalty(scores, ended, penalty=args.missing_eos_penalty)
+    return F.missing_eos_score(scores, ended, score=args.missing_eos_score)
+
+
+def _whitening(args: PPOConfig) -> str:
+    kinds = [name for name in ("rewards", "advantages") if getattr(args, f"whiten_{name}")]
+    if not kinds:
+        return ""
+    return (
+        f"Training whitens {' and '.join(kinds)} over a whole batch, which one completion cannot show: r, V, δ and Â "
+        "are before it, and it can turn the sign of an advantage near 0."
+    )

@@ -1,0 +1,442 @@
+"""`rlhf-zoo doctor`: a sound run passes every check, each planted fault is found by its name, and nothing is touched."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from toy_run import BACKWARDS, PPO, make_context, make_recipe, save_start
+from trainer_fixture import CONTEXT, LETTERS, make_policy, make_reward_model, make_tokenizer
+from zoo_process import zoo
+
+from rlhf_zoo import cli
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.models import critic_from
+from rlhf_zoo.ppo import trainer as ppo_trainer
+from rlhf_zoo.record import StageRecord
+from rlhf_zoo.sampling import Samples
+from rlhf_zoo.stages import doctor
+from rlhf_zoo.stages.doctor import FAILED, OK, SKIPPED, WARNING, Finding, examine
+
+CHECKS = [
+    "keys", "epochs", "reward functions", "prompts", "batch", "sft checkpoint", "reward checkpoint", "policy",
+    "tokenizer", "prompt length", "prompt ids", "policy's tokenizer", "reward head", "reward model's tokenizer",
+    "reward reads the end", "trainer", "critic", "end tokens", "KL at the start", "ratio", "rewards", "rewards add up",
+]  # fmt: skip
+AT_LAST = ["end tokens", "KL at the start", "ratio", "rewards", "rewards add up"]
+
+
+def broken(completions: list[str], **_: Any) -> list[float]:
+    return [1.0] * (len(completions) - 1)
+
+
+def endless(completions: list[str], **_: Any) -> list[float]:
+    return [math.inf for _ in completions]
+
+
+def alike(completions: list[str], **_: Any) -> list[float]:
+    return [0.25] * len(completions)
+
+
+@dataclass(frozen=True)
+class World:
+    """A folder with the recipe `toy`, its data, and a run whose sft and reward stages are finished."""
+
+    folder: Path
+
+    @property
+    def sft(self) -> Path:
+        return self.folder / "run/sft/checkpoint-4"
+
+    @property
+    def reward(self) -> Path:
+        return self.folder / "run/reward/checkpoint-4"
+
+    def examined(self, **flags: Any) -> dict[str, Finding]:
+        before = tree(self.folder)
+        found = examine(make_context(self.folder, **flags))
+        assert tree(self.folder) == before, "the doctor only looks"
+        assert [one.check for one in found] == CHECKS
+        return {one.check: one for one in found}
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Every file's digest, and every folder."""
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> World:
+    """A world with nothing wrong, which no test may change."""
+    world = World(tmp_path_factory.mktemp("sound"))
+    make_recipe(world.folder)
+    save_start(world.folder)
+    return world
+
+
+@pytest.fixture
+def world(sound: World, tmp_path: Path) -> World:
+    shutil.copytree(sound.folder, tmp_path / "world")
+    return World(tmp_path / "world")
+
+
+def test_a_sound_run_passes(sound: World) -> None:
+    found = sound.examined()
+    assert {one.check: one.status for one in found.values()} == dict.fromkeys(CHECKS, OK)
+    assert found["prompts"].said == "12 to roll out, 12 held out; columns prompt, answer, row"
+    assert found["batch"].said == "4 of 12 prompts an update, 4 completions in 1 minibatches"
+    assert found["prompt length"].said == f"the longest has 4 tokens, with 10 to answer 14 of {CONTEXT}"
+    assert found["tokenizer"].said == "EOS <eos> = 1, PAD <pad> = 0; ids to 16, 17 embedding rows"
+    kl, mismatch = found["KL at the start"].said.split()[0], found["ratio"].said.split()[3]
+    assert abs(float(kl)) < 1e-4 and float(mismatch) < 1e-5
+    assert not (sound.folder / "run/ppo").exists()
+
+
+def pads_with_eos(world: World) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(world.sft)
+
+
+def has_no_eos(world: World) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(world.sft)
+
+
+def knows_more_tokens(world: World) -> None:
+    make_tokenizer(LETTERS + ":;XYZ").save_pretrained(world.sft)
+
+
+def numbers_the_policys_letters_backwards(world: World) -> None:
+    for path in (world.sft, world.reward):
+        make_tokenizer(BACKWARDS + ":;").save_pretrained(path)
+
+
+def numbers_the_rewards_letters_backwards(world: World) -> None:
+    make_tokenizer(BACKWARDS + ":;").save_pretrained(world.reward)
+
+
+def lost_its_head(world: World) -> None:
+    weights = load_file(world.reward / "model.safetensors")
+    del weights["score.weight"]
+    save_file(weights, world.reward / "model.safetensors", metadata={"format": "pt"})
+
+
+def scores_all_alike(world: World) -> None:
+    model = make_reward_model()
+    torch.nn.init.zeros_(model.score.weight)
+    model.save_pretrained(world.reward)
+
+
+def has_no_weights(world: World) -> None:
+    (world.sft / "model.safetensors").unlink()
+
+
+def changed_prompts(world: World, change: Callable[[dict], dict]) -> None:
+    path = Path(json.loads((world.folder / "data.json").read_text()))
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("".join(json.dumps(change(row)) + "\n" for row in rows))
+
+
+def own_data(world: World, change: Callable[[dict], dict]) -> None:
+    """The recipe's data, changed in this world alone."""
+    for path in (world.folder / "data/prompts").glob("*.jsonl"):
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        path.write_text("".join(json.dumps(change(row)) + "\n" for row in rows))
+    recipe = world.folder / "toy/recipe.yaml"
+    recipe.write_text(f"description: A toy.\ndataset_name: {world.folder / 'data'}\n")
+
+
+def long_prompts(world: World) -> None:
+    own_data(world, lambda row: {**row, "prompt": row["prompt"] if row["row"] else "a" * (CONTEXT - 9)})
+
+
+def foreign_ids(world: World) -> None:
+    own_data(world, lambda row: {**row, "input_ids": [3, 99 if row["row"] == 5 else 4]})
+
+
+def no_prompt_column(world: World) -> None:
+    own_data(world, lambda row: {"question": row["prompt"]})
+
+
+FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str]] = {
+    "PAD is EOS": (pads_with_eos, {}, "tokenizer", "has no pad_token other than its eos_token: add one"),
+    "no EOS": (has_no_eos, {}, "tokenizer", "The tokenizer has no eos_token, so no completion could end"),
+    "more tokens": (knows_more_tokens, {}, "tokenizer", "ids up to 19 and the policy 17 embedding rows"),
+    "policy's tokenizer swapped": (
+        numbers_the_policys_letters_backwards, {}, "policy's tokenizer",
+        "is not the one that the policy was trained with, for the prompts' tokens cost the policy ",
+    ),
+    "reward's tokenizer swapped": (
+        numbers_the_rewards_letters_backwards, {}, "reward model's tokenizer",
+        "is not the SFT policy's, which the recipe's reward model is trained with: tokenizers may be swapped",
+    ),
+    "fresh reward head": (lost_its_head, {}, "reward head", "has no trained head (score.weight is missing"),
+    "blind reward model": (scores_all_alike, {}, "reward reads the end", "it does not read the last token"),
+    "no weights": (has_no_weights, {}, "policy", "cannot be loaded as a causal language model"),
+    "prompts too long": (long_prompts, {}, "prompt length", f"Prompt 0 has {CONTEXT - 9} tokens, and with"),
+    "ids without embeddings": (foreign_ids, {}, "prompt ids", "Prompt 5 holds the token id 99, and the policy has 17"),
+    "no column": (no_prompt_column, {}, "prompts", "has no column 'prompt', only 'question'"),
+    "key": (None, {"kl_coff": 1}, "keys", "--kl_coff is no key of the stage ppo, did you mean 'kl_coef'?"),
+    "minibatches": (None, {"num_mini_batches": 3}, "keys", "num_mini_batches 3 does not divide the rollout of 4"),
+    "reward name": (
+        None, {"reward_funcs": "lenght(target=20,unit='words')"}, "reward functions",
+        "registers 'lenght' under 'rlhf_zoo.rewards', did you mean 'length'?",
+    ),
+    "reward class": (None, {"reward_funcs": "format_match"}, "reward functions", "is a class, and only its objects"),
+    "weights": (None, {"reward_weights": "1,2"}, "reward functions", "reward_weights holds 2 numbers for 1 rewards"),
+    "no reward": (None, {"reward_model_path": "none"}, "reward functions", "The stage ppo has no reward: give reward"),
+    "few prompts": (
+        None, {"per_device_train_batch_size": 13}, "batch", "has 12 rows and an update takes 13: give more prompts",
+    ),
+    "no such model": (None, {"model_name_or_path": "a b"}, "sft checkpoint", "'a b' is no stage of toy, no folder"),
+    "wrong count": (None, {"reward_funcs": "test_doctor:broken"}, "rewards", "returned 7 rewards for 8 completions"),
+    "no number": (None, {"reward_funcs": "test_doctor:endless"}, "rewards", "returned inf for row 0"),
+    "best model": (None, {"load_best_model_at_end": True}, "keys", "ppo of toy do not work"),
+    "critic": (None, {"critic": "reward", "reward_model_path": "none", "reward_funcs": "length"}, "trainer",
+               "critic is 'reward', and no reward is a model with the policy's tokenizer"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_by_its_name(world: World, name: str) -> None:
+    plant, flags, check, message = FAULTS[name]
+    if plant is not None:
+        plant(world)
+    found = world.examined(**flags)
+    assert (found[check].status, message in found[check].said) == (FAILED, True), found[check]
+    failed = [one for one in CHECKS if found[one].status == FAILED]
+    assert failed == [check], "and nothing else is blamed"
+    assert {one.said for one in found.values() if one.status == SKIPPED} <= {f"needs the check {check!r}, which failed"}
+    blocked = {one for one in CHECKS if found[one].status == SKIPPED}
+    assert blocked == (set(CHECKS) - {"keys"} if check == "keys" else blocked)
+    if check in CHECKS[:15] and check not in ("reward reads the end", "policy's tokenizer"):
+        assert set(AT_LAST) <= blocked, "what comes of it later cannot be looked at"
+    if flags and check != "keys":
+        assert found["keys"].status == OK and found["epochs"].status == OK, "the others run"
+
+
+# What only a changed trainer gets wrong
+
+
+@pytest.fixture
+def tampered(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """tampered(change, **parts): the doctor's trainer is made with other parts, then changed."""
+
+    def tamper(change: Callable[[Any], None] = lambda trainer: None, **parts: Any) -> None:
+        build = doctor.build_trainer
+
+        def changed(*args: Any, **kwargs: Any) -> Any:
+            trainer = build(*args, **{**kwargs, **parts})
+            change(trainer)
+            return trainer
+
+        monkeypatch.setattr(doctor, "build_trainer", changed)
+
+    return tamper
+
+
+def failed(found: dict[str, Finding]) -> dict[str, str]:
+    return {one.check: one.said for one in found.values() if one.status == FAILED}
+
+
+def test_a_reference_that_is_not_the_policy(sound: World, tampered: Callable[..., None]) -> None:
+    tampered(ref_model=make_policy(seed=9))
+    found = failed(sound.examined())
+    assert found.keys() == {"KL at the start"} and "nats a completion from the reference" in found["KL at the start"]
+
+
+def test_a_policy_that_trains_otherwise_than_it_samples(sound: World, tampered: Callable[..., None]) -> None:
+    def train_otherwise(trainer: Any) -> None:
+        head = trainer.policy.lm_head
+        head.register_forward_hook(lambda module, _, logits: logits * 1.5 if module.training else logits)
+
+    tampered(train_otherwise)
+    found = failed(sound.examined())
+    assert found.keys() == {"ratio"} and found["ratio"].startswith("In the first pass log π differs from the sampler's")
+
+
+def test_a_score_on_every_token(sound: World, tampered: Callable[..., None]) -> None:
+    def broadcast(trainer: Any) -> None:
+        trainer.token_rewards = lambda scores, kl, mask, kl_coef: (scores.unsqueeze(1) - kl_coef * kl) * mask
+
+    tampered(broadcast)
+    found = failed(sound.examined())
+    assert found.keys() == {"rewards add up"} and "broadcast to every token" in found["rewards add up"]
+
+
+def test_an_end_token_outside_the_mask(sound: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = ppo_trainer.sample
+
+    def without_end(*args: Any, **kwargs: Any) -> Samples:
+        samples = draw(*args, **kwargs)
+        mask = samples.mask.clone()
+        mask[samples.ended, samples.mask.sum(1)[samples.ended] - 1] = False
+        return replace(samples, mask=mask)
+
+    monkeypatch.setattr(ppo_trainer, "sample", without_end)
+    found = failed(sound.examined())
+    assert found.keys() == {"end tokens"} and "the end token must count in the loss" in found["end tokens"]
+
+
+def test_a_critic_that_is_no_number(world: World) -> None:
+    critic = critic_from(make_reward_model())
+    torch.nn.init.constant_(critic.score.bias, math.nan)
+    critic.save_pretrained(world.folder / "critic")
+    found = failed(world.examined(value_model_name_or_path=str(world.folder / "critic")))
+    assert "The critic returned NaN or infinity for 8 of 8" in found.pop("critic")
+    assert found.keys() == {"end tokens"}, "the rollout takes its values"
+
+
+def test_what_a_library_raises_is_a_finding(sound: World, tampered: Callable[..., None]) -> None:
+    def fail(trainer: Any) -> None:
+        raise ValueError("target modules\nmore")
+
+    tampered(fail)
+    assert failed(sound.examined()) == {"trainer": "ValueError: target modules"}
+
+
+# Warnings
+
+
+@pytest.mark.parametrize(
+    ("flags", "check", "message"),
+    [
+        ({"num_ppo_epochs": 5}, "epochs", "num_ppo_epochs is 5: beyond 4 the rollout is far from the policy"),
+        ({"kl_estimator": "k3"}, "trainer", "kl_estimator 'k3' in the reward follows"),
+        (
+            {"reward_model_path": "none", "reward_funcs": "test_doctor:alike"}, "rewards",
+            "All 8 completions of the trial rollout score 0.25, so there is nothing in them to learn",
+        ),
+    ],
+)  # fmt: skip
+def test_a_warning_is_said_once_and_fails_nothing(
+    sound: World, flags: dict[str, Any], check: str, message: str
+) -> None:
+    found = sound.examined(**flags)
+    assert {one.check for one in found.values() if one.status != OK} == {check}
+    assert found[check].status == WARNING and found[check].said.startswith(message)
+
+
+def test_a_policy_that_learned_nothing_is_a_warning(world: World) -> None:
+    make_policy().save_pretrained(world.sft)
+    found = world.examined()
+    assert found["policy's tokenizer"].status == WARNING and "may be untrained" in found["policy's tokenizer"].said
+    assert not failed(found)
+
+
+# Other kinds of runs
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {"reward_model_path": "none", "reward_funcs": "length(target=4,unit='characters')"},
+        {"critic": "shared", "action_level": "sequence", "missing_eos_penalty": 1},
+        {"kl_in": "loss", "kl_estimator": "k2", "whiten_rewards": True},
+        {"ptx_coef": 0.1, "num_generations": 2, "score_centering": "running", "score_scaling": "running"},
+        {"use_peft": True, "lora_target_modules": "q_proj,v_proj", "lora_r": 2},
+    ],
+    ids=lambda flags: next(iter(flags)),
+)
+def test_other_settings_pass_as_well(sound: World, flags: dict[str, Any]) -> None:
+    found = sound.examined(**flags)
+    assert {one.check: one.said for one in found.values() if one.status != OK} == {}
+    if "ptx_coef" in flags:
+        assert "12 texts for ptx_coef" in found["prompts"].said and "8 completions" in found["batch"].said
+
+
+def test_data_of_the_run_are_read_where_they_lie(world: World) -> None:
+    """A corpus prepares into the run directory; the doctor takes what is there, and otherwise prepares elsewhere."""
+    (world.folder / "toy/recipe.yaml").write_text(
+        "description: A toy.\ncorpus: rlhf_zoo.corpora.tiny_world:prepare\ncorpus_args: {lines: 300}\n"
+    )
+    found = world.examined()
+    assert found["prompts"].status == OK and "columns prompt" in found["prompts"].said
+    StageRecord(world.folder / "run/data").write(
+        stage="data", recipe="toy", status="finished", resolved={"seed": 7}, fingerprint="of another run"
+    )
+    found = world.examined()
+    assert found["prompts"].status == FAILED and "holds a run with" in found["prompts"].said
+    assert found["policy"].status == OK
+
+
+# The command
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sound: World):
+    """What the command prints, and its exit code, in this process; no Hub is there, and none is asked."""
+
+    @contextlib.contextmanager
+    def connected(*_: object, **__: object) -> Iterator[Hub]:
+        yield Hub("other", "http://127.0.0.1:9", "a test")
+
+    monkeypatch.setattr(cli, "_hub", connected)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.chdir(sound.folder)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["rlhf-zoo", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0), capsys.readouterr().out
+
+    return run
+
+
+def test_the_table_and_exit_codes(command: Callable[..., tuple[int, str]], sound: World) -> None:
+    before = tree(sound.folder)
+    code, shown = command("doctor", "toy", "--output_dir", "run")
+    assert code == 0 and all(f" {check} " in shown for check in CHECKS) and "failed" not in shown
+    code, shown = command("doctor", "toy", "--output_dir", "run", "--num_ppo_epochs", "5")
+    assert code == 0 and " warning " in shown
+    code, shown = command("doctor", "toy", "--output_dir", "run", "--ppo.reward_funcs", "[red]", "--json")
+    assert code == 2
+    rows = {row["check"]: row for row in json.loads(shown)}
+    assert list(rows) == CHECKS and rows["keys"]["status"] == FAILED and "[red]" in rows["keys"]["said"]
+    assert tree(sound.folder) == before
+
+
+def test_validate_loads_the_names_of_reward_functions(command: Callable[..., tuple[int, str]]) -> None:
+    assert command("recipes", "validate", "toy", "--ppo.reward_funcs", 'length(target=20,unit="words"),repetition') == (
+        0, "toy is valid: sft, reward, ppo.\n",
+    )  # fmt: skip
+    assert command("recipes", "validate", "toy", "--ppo.reward_funcs", "lenght")[0] == 2
+    assert command("recipes", "validate", "toy", "--ppo.reward_weights", "1,2")[0] == 2
+
+
+def test_before_anything_is_trained(tmp_path: Path) -> None:
+    """Through a process of its own, with a Hub that has nothing: what needs no model is checked, the rest skipped."""
+    make_recipe(tmp_path)
+    done = zoo(
+        "doctor", "toy", "--output_dir", "run", "--reward_funcs", "lenght", "--json", home=tmp_path / "home", cwd=tmp_path
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    rows = {row["check"]: row for row in json.loads(done.stdout)}
+    status = {check: row["status"] for check, row in rows.items()}
+    assert status.pop("reward functions") == FAILED
+    ready = ("keys", "epochs", "prompts", "batch")
+    assert status == {check: OK if check in ready else SKIPPED for check in status}
+    assert rows["tokenizer"]["said"] == "train the sft stage first"
+    assert rows["reward head"]["said"] == "train the reward stage first"
+    assert "Nothing is published." in done.stderr and "Publishing" not in done.stderr
+    assert not (tmp_path / "run").exists() and PPO["max_steps"] == 3
+    with pytest.raises(ZooError, match="There is no recipe 'none'"):
+        cli.cli.main(["doctor", "none"], standalone_mode=False)

@@ -1,0 +1,230 @@
+"""Trains small runs in one process, or in as many as torch.distributed.run starts; each leaves what it computed.
+
+    python -m torch.distributed.run --standalone --nproc-per-node 2 processes_run.py DIRECTORY 2 together uneven
+
+The second argument is the number of processes that there must be. Process N leaves `NAME/process-N.pt` for each run
+NAME. One that is not done in time writes the stacks of its threads to stderr and exits with an error, and so do, at
+SIGTERM, the others, which torch.distributed.run then ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+HERE = Path(__file__).resolve().parent
+if __name__ == "__main__":
+    sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
+
+import torch  # noqa: E402
+from trainer_fixture import (  # noqa: E402
+    LETTERS,
+    Spy,
+    good,
+    make_policy,
+    make_reward_model,
+    make_trainer,
+    prompt_rows,
+    snapshot,
+    timeless,
+)
+
+from rlhf_zoo.actor_critic import ActorCritic  # noqa: E402
+from rlhf_zoo.errors import ZooError  # noqa: E402
+
+SECONDS = 120
+PROCESSES = 2
+FAULT = "the reward of process 1 is out of order"
+
+
+class Split(Spy):
+    """In one process, takes the minibatches that PROCESSES processes take together."""
+
+    def update(self, *args: Any, **kwargs: Any) -> Any:
+        if self.args.world_size > 1:
+            return super().update(*args, **kwargs)
+        draw, cut = torch.randperm, torch.tensor_split
+        share = self.args.per_device_train_batch_size // PROCESSES
+
+        def local_order(count: int, *, generator: torch.Generator) -> torch.Tensor:
+            return draw(count // PROCESSES, generator=generator)
+
+        def minibatches(order: torch.Tensor, parts: int) -> list[torch.Tensor]:
+            whose = torch.arange(len(order) * PROCESSES) // share % PROCESSES
+            rows = [(whose == process).nonzero().squeeze(1) for process in range(PROCESSES)]
+            return [torch.cat([mine[part] for mine in rows]) for part in cut(order, parts)]
+
+        with mock.patch.multiple(torch, randperm=local_order, tensor_split=minibatches):
+            return super().update(*args, **kwargs)
+
+
+def settings(processes: int) -> dict[str, Any]:
+    """8 completions an update, 4 a process where there are two; plain SGD, as Adam magnifies rounding."""
+    return {
+        "kind": Split, "per_device_train_batch_size": 4 // processes, "per_device_eval_batch_size": 4 // processes,
+        "gradient_accumulation_steps": 2, "num_mini_batches": 1, "optim": "sgd", "learning_rate": 0.2,
+        "critic_learning_rate": 0.2, "reward_model": make_reward_model(), "reward_funcs": good,
+        "ref_model": make_policy(seed=2),
+    }  # fmt: skip
+
+
+def together(directory: Path, processes: int) -> Any:
+    """All that is reduced over processes: whitening, β, running scores, early stop, an evaluation of 7 prompts."""
+    return make_trainer(
+        directory, **settings(processes) | {
+            "max_steps": 4, "train_dataset": prompt_rows(24), "eval_dataset": prompt_rows(7), "eval_strategy": "steps",
+            "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1, "kl_target": 0.5,
+            "kl_horizon": 32, "whiten_rewards": True, "score_centering": "running", "score_scaling": "running",
+            "early_stop_kl": 0.02, "num_ppo_epochs": 3, "entropy_coef": 0.01,
+        },
+    )  # fmt: skip
+
+
+def uneven(directory: Path, processes: int) -> Any:
+    """A pass over 13 prompts: its last update has 3 completions a process, so minibatches of 2 and of 1.
+
+    Two processes fill the last batch up with the first prompt; one process is given that row. With an "a" as the end,
+    completions end early, so the longest of one process is shorter than that of the other.
+    """
+    prompts = prompt_rows(13)
+    if processes == 1:
+        order = [*range(13), 0]
+        prompts = prompts.select(order).add_column("prompt_index", order)
+    return make_trainer(
+        directory, **settings(processes) | {
+            "max_steps": 4, "train_dataset": prompts, "train_sampling_strategy": "sequential", "num_mini_batches": 2,
+            "per_device_train_batch_size": 2 // processes, "gradient_accumulation_steps": 4,
+            "stop_token_id": 3, "eval_dataset": prompt_rows(1), "eval_strategy": "steps", "eval_steps": 4,
+        },
+    )  # fmt: skip
+
+
+def one_trunk(directory: Path, processes: int) -> Any:
+    """A critic on the policy's trunk, alone in the first update: the policy's weights then get no gradient."""
+    return make_trainer(
+        directory, **settings(processes) | {
+            "max_steps": 3, "train_dataset": prompt_rows(24), "critic": "shared", "critic_warmup_updates": 1,
+            "activation_checkpointing": True,
+        },
+    )  # fmt: skip
+
+
+def resumed(directory: Path, processes: int) -> Any:
+    """`together`, to be gone on with from its second update."""
+    return together(directory, processes)
+
+
+def by_hand(directory: Path, processes: int) -> Any:
+    """For a loop of one's own, in which the processes step with 5 and with 3 completions."""
+    return make_trainer(directory, **settings(processes) | {"max_steps": 3, "reward_model": None, "reward_funcs": None})
+
+
+def loop(trainer: Any, processes: int) -> dict[str, Any]:
+    """Two updates with `step`, then one with more minibatches than a process has completions."""
+    rank = trainer.args.process_index
+    mine = slice(None) if processes == 1 else slice(0, 5) if rank == 0 else slice(5, 8)
+    queries = prompt_rows(8)["prompt"]
+    generated = [ids.tolist() for ids in trainer.generate(queries[:2])]
+    metrics = []
+    for update in range(2):
+        responses = [LETTERS[row + update : 2 * row + 2 + update] for row in range(8)]
+        scores = [float(row % 3 - update) for row in range(8)]
+        metrics.append(trainer.step(queries[mine], responses[mine], scores[mine]))
+    weights = snapshot(trainer)
+    trainer.args.num_mini_batches = 4
+    trainer.step(queries[mine], responses[mine], scores[mine])
+    return {
+        "began": trainer.before,
+        "weights": weights,
+        "log": metrics,
+        "kl_coef": trainer.controller.kl_coef,
+        "generated": generated,
+        "last": snapshot(trainer),
+        "refusal": refusal(Path(trainer.args.output_dir)),
+    }
+
+
+def refusal(directory: Path) -> str:
+    """What is said of batches that are not the same in number for all processes."""
+    try:
+        make_trainer(directory, accelerator_config={"even_batches": False})
+    except ZooError as error:
+        return str(error)
+    return ""
+
+
+def faulty(directory: Path, processes: int) -> Any:
+    """A reward function that raises in process 1, in the second update."""
+
+    def reward(completions: list[str], trainer_state: Any, **_: Any) -> list[float]:
+        if trainer_state.global_step == 1 and os.environ.get("RANK") == "1":
+            raise RuntimeError(FAULT)
+        return [0.0] * len(completions)
+
+    return make_trainer(directory, **settings(processes) | {"max_steps": 3, "reward_funcs": reward})
+
+
+RUNS = {run.__name__: run for run in (together, resumed, uneven, one_trunk, by_hand, faulty)}
+
+
+@contextlib.contextmanager
+def counted(kind: type, name: str) -> Iterator[mock.Mock]:
+    with mock.patch.object(kind, name, autospec=True, side_effect=getattr(kind, name)) as calls:
+        yield calls
+
+
+def train(root: Path, name: str, processes: int) -> dict[str, Any]:
+    """Makes the run NAME in `root`/NAME. Returns what this process computed."""
+    trainer = RUNS[name](root / name, processes)
+    assert trainer.args.world_size == processes
+    if name == "by_hand":
+        return loop(trainer, processes)
+    checkpoint = root / "together" / "checkpoint-2"
+    with counted(ActorCritic, "save_pretrained") as saves:
+        trainer.train(resume_from_checkpoint=str(checkpoint) if name == "resumed" else None)
+    rows = [{key: float(value) for key, value in row.items()} for row in timeless(trainer.state.log_history)]
+    return {
+        "began": trainer.before,
+        "weights": snapshot(trainer),
+        "log": rows,
+        "saves": saves.call_count,
+        "kl_coef": trainer.controller.kl_coef,
+        "widths": [rollout.mask.shape[1] for rollout, _, _ in trainer.updates],
+        "sizes": [len(rollout.samples) for rollout, _, _ in trainer.updates],
+    }
+
+
+def main(root: Path, processes: int, names: list[str]) -> None:
+    rank = int(os.environ["RANK"])
+    for name in names:
+        found = train(root, name, processes)
+        assert torch.distributed.get_world_size() == processes
+        (root / name).mkdir(exist_ok=True)
+        torch.save(found, root / name / f"process-{rank}.pt")
+
+
+def end_processes() -> None:
+    """Leaves the process group, once nothing else holds it.
+
+    DDP's reducer holds it too, and drops it without releasing the GIL: were it the last to do so, the group would wait
+    for its threads while one of them waits for the GIL, to free a tensor of the last collective, and for ever.
+    """
+    gc.collect()
+    left = [type(each).__name__ for each in gc.get_objects() if type(each) is torch.nn.parallel.DistributedDataParallel]
+    assert not left, f"{len(left)} DDP wrappers outlive their trainers: the process group cannot be left safely"
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    faulthandler.dump_traceback_later(SECONDS, exit=True)
+    faulthandler.register(signal.SIGTERM, chain=True)
+    main(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3:])
+    end_processes()

@@ -1,0 +1,108 @@
+"""Two processes compute what one does: the same completions, metrics and weights, up to the order of a sum."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import processes_run
+import pytest
+import torch
+from processes_run import FAULT, PROCESSES, SECONDS
+from trainer_fixture import digests, distance
+
+pytestmark = pytest.mark.timeout(3 * SECONDS)
+
+COMPARED = ("together", "uneven", "one_trunk", "by_hand")
+# A few units in the last place of weights of size 1 after up to 12 steps of SGD.
+WEIGHTS = 1e-6
+
+
+def launch(directory: Path, *names: str) -> subprocess.CompletedProcess:
+    """Makes the runs in PROCESSES processes, over the loopback interface and a port that is free."""
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+        "--nproc-per-node", str(PROCESSES), processes_run.__file__, str(directory), str(PROCESSES), *names,
+    ]  # fmt: skip
+    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback}
+    # The processes end themselves after SECONDS, with their stacks on stderr.
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=2 * SECONDS, check=False)
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where PROCESSES processes made the runs."""
+    root = tmp_path_factory.mktemp("processes")
+    done = launch(root, "together", "resumed", *COMPARED[1:])
+    assert done.returncode == 0, done.stderr
+    return root
+
+
+def found(directory: Path, name: str) -> list[dict[str, Any]]:
+    """What each process computed in a run."""
+    return [torch.load(directory / name / f"process-{rank}.pt", weights_only=True) for rank in range(PROCESSES)]
+
+
+@pytest.mark.parametrize("name", COMPARED)
+def test_two_processes_compute_what_one_does(directory: Path, tmp_path: Path, name: str) -> None:
+    one, two = processes_run.train(tmp_path, name, 1), found(directory, name)[0]
+    assert distance(one["weights"], two["weights"]) < WEIGHTS
+    assert distance(one["weights"], one["began"]) > 1000 * WEIGHTS
+    assert one["kl_coef"] == pytest.approx(two["kl_coef"], rel=1e-6)
+    assert [row.keys() for row in one["log"]] == [row.keys() for row in two["log"]]
+    for mine, theirs in zip(one["log"], two["log"], strict=True):
+        # Single precision; what is near 0 is a difference of numbers near 1, such as an explained variance.
+        assert theirs == pytest.approx(mine, rel=2e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", [*COMPARED, "resumed"])
+def test_processes_hold_the_same_weights_and_metrics(directory: Path, name: str) -> None:
+    one, other = found(directory, name)
+    assert digests(one["weights"]) == digests(other["weights"])
+    assert one["log"] == other["log"] and len(one["log"]) > 1
+    assert one["kl_coef"] == other["kl_coef"]
+
+
+def test_the_runs_meet_what_they_are_made_for(directory: Path) -> None:
+    together, uneven, by_hand = (found(directory, name) for name in ("together", "uneven", "by_hand"))
+    log = together[0]["log"]
+    assert {row["policy/epochs"] for row in log if "policy/epochs" in row} == {2.0}  # of 3: an early stop
+    assert len({row["kl_coef"] for row in log if "kl_coef" in row}) == 4  # β moved
+    assert [row["episodes"] for row in log if "episodes" in row] == [8, 16, 24, 32]
+    for seen in uneven:
+        assert seen["sizes"] == [4, 3, 4, 3]
+    assert uneven[0]["widths"] != uneven[1]["widths"]
+    # No random stream of one process is another's. The third update by hand has 4 minibatches of 5 and 3 rows.
+    assert by_hand[0]["generated"] != by_hand[1]["generated"]
+    assert [row["objective/score"] for row in by_hand[0]["log"]] == pytest.approx([0.875, -0.125])
+    assert digests(by_hand[0]["last"]) == digests(by_hand[1]["last"]) != digests(by_hand[0]["weights"])
+
+
+def test_processes_that_would_wait_for_each_other_are_refused(directory: Path, tmp_path: Path) -> None:
+    assert all("even_batches False" in seen["refusal"] for seen in found(directory, "by_hand"))
+    assert processes_run.refusal(tmp_path) == ""
+
+
+def test_a_checkpoint_is_written_once_and_resumed_exactly(directory: Path) -> None:
+    whole, resumed = found(directory, "together"), found(directory, "resumed")
+    assert [seen["saves"] for seen in whole] == [2, 0]
+    checkpoint = directory / "together" / "checkpoint-2"
+    assert {path.name for path in checkpoint.glob("rng_state*")} == {"rng_state_0.pth", "rng_state_1.pth"}
+    for mine, theirs in zip(whole, resumed, strict=True):
+        assert len(theirs["sizes"]) == 2
+        assert digests(mine["weights"]) == digests(theirs["weights"])
+        assert mine["log"] == theirs["log"] and mine["kl_coef"] == theirs["kl_coef"]
+
+
+def test_an_error_in_one_process_ends_the_other(tmp_path: Path) -> None:
+    done = launch(tmp_path, "faulty")
+    assert done.returncode != 0
+    assert f"The reward function reward raised RuntimeError: {FAULT}" in done.stderr
+    # The other waited for it, and was ended by torch.distributed.run before its own time was up.
+    assert "Signal 15 (SIGTERM)" in done.stderr and "Timeout (" not in done.stderr
+    assert not list((tmp_path / "faulty").glob("process-*.pt"))

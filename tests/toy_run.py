@@ -1,0 +1,138 @@
+"""A toy recipe and its run directory, made in a second: the sft and reward stages are saved, only PPO is trained.
+
+Its world is trainer_fixture's: one token a letter. Its texts go through the alphabet letter by letter, which the policy
+has learned; so a tokenizer that numbers letters otherwise shows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from trainer_fixture import EOS, LETTERS, make_policy, make_reward_model, make_tokenizer
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.recipes import load_recipe
+from rlhf_zoo.record import StageRecord, fingerprint
+from rlhf_zoo.stages.context import RunContext
+
+__all__ = [
+    "BACKWARDS",
+    "answered",
+    "judge",
+    "make_context",
+    "make_recipe",
+    "save_stage",
+    "save_start",
+    "trained_policy",
+]
+
+BACKWARDS = LETTERS[::-1]  # the same letters under other numbers
+PPO = {
+    "per_device_train_batch_size": 4,
+    "gradient_accumulation_steps": 1,
+    "max_steps": 3,
+    "save_steps": 1,
+    "num_ppo_epochs": 2,
+    "response_length": 10,
+    "temperature": 2.0,
+    "learning_rate": 3e-3,
+    "critic_learning_rate": 2e-3,
+    "eval_strategy": "no",
+    "use_cpu": True,
+}
+
+
+def answered(completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[float]:
+    """Whether a completion begins with its prompt's answer, a column of the prompts."""
+    return [float(completion.startswith(wanted)) for completion, wanted in zip(completions, answer, strict=True)]
+
+
+def judge(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+    return [float(len(completion)) for completion in completions]
+
+
+def _run_of(start: int, length: int) -> str:
+    return "".join(LETTERS[(start + place) % len(LETTERS)] for place in range(length))
+
+
+def _write_data(folder: Path, prompts: int) -> None:
+    rows = [
+        {"prompt": _run_of(row, 2 + row % 3), "answer": _run_of(row + 2 + row % 3, 1), "row": row}
+        for row in range(prompts)
+    ]
+    lines = [{"text": _run_of(row, 6)} for row in range(12)]
+    configs = {"prompts": dict.fromkeys(("train", "validation", "test"), rows), "lines": {"train": lines}}
+    for name, splits in configs.items():
+        (folder / name).mkdir(parents=True)
+        for split, content in splits.items():
+            (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+    front = [
+        {"config_name": name, "data_files": [{"split": split, "path": f"{name}/{split}.jsonl"} for split in splits]}
+        for name, splits in configs.items()
+    ]
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': front})}---\n")
+
+
+def make_recipe(
+    folder: Path, *, ppo: Mapping[str, Any] | None = None, prompts: int = 12, shared: Mapping[str, Any] | None = None
+) -> Path:
+    """Writes the recipe `toy` under `folder`, and its data. ppo: keys of ppo.yaml on top. Returns its folder."""
+    recipe = folder / "toy"
+    recipe.mkdir(parents=True)
+    _write_data(folder / "data", prompts)
+    own = {"description": "A toy.", "dataset_name": str(folder / "data"), **(shared or {})}
+    for name, keys in (
+        ("recipe", own), ("sft", {"bf16": False}), ("reward", {"bf16": False}), ("ppo", {**PPO, **(ppo or {})}),
+    ):  # fmt: skip
+        (recipe / f"{name}.yaml").write_text(yaml.safe_dump(keys))
+    return recipe
+
+
+def make_context(folder: Path, **flags: Any) -> RunContext:
+    """The run of `folder`/toy in `folder`/run, published nowhere. flags: of the ppo stage."""
+    return RunContext(
+        recipe=load_recipe(str(folder / "toy")),
+        directory=folder / "run",
+        hub=Hub("other", "http://127.0.0.1:9", "a test"),
+        namespace="local",
+        publish=False,
+        flags={"ppo": flags},
+    )
+
+
+def save_stage(folder: Path, stage: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Path:
+    """A finished stage in `folder`/run, as its command leaves it. Returns its checkpoint."""
+    record = StageRecord(folder / "run" / stage)
+    checkpoint = record.checkpoint_path(4)
+    model.save_pretrained(checkpoint)
+    tokenizer.save_pretrained(checkpoint)
+    record.mark_complete(checkpoint)
+    record.write(
+        stage=stage, recipe="toy", status="finished", resolved={"seed": 1}, fingerprint=fingerprint({stage: 1})
+    )
+    return checkpoint
+
+
+def trained_policy() -> PreTrainedModel:
+    """A policy that has learned the alphabet, and to end a text after six letters or so."""
+    policy, tokenizer = make_policy(make_tokenizer()), make_tokenizer()
+    rows = [[*tokenizer(_run_of(start, 6))["input_ids"], EOS] for start in range(len(LETTERS))]
+    ids = torch.tensor(rows)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)
+    for _ in range(10):
+        policy(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return policy.eval()
+
+
+def save_start(folder: Path) -> None:
+    """The finished sft and reward stages that PPO starts from."""
+    save_stage(folder, "sft", trained_policy(), make_tokenizer())
+    save_stage(folder, "reward", make_reward_model(), make_tokenizer())

@@ -1,0 +1,459 @@
+"""PPO with adapters (peft): what trains and what stands still, which weights the reference has, what is saved."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from test_ppo_options import SAVED, every, resumed_alike, taken
+from test_trainer import rows_of, trained, updates_of
+from torch import Tensor
+from trainer_fixture import (
+    CONTEXT,
+    EOS,
+    PAD,
+    Spy,
+    digests,
+    make_policy,
+    make_reward_model,
+    make_tokenizer,
+    make_trainer,
+    snapshot,
+)
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.models import critic_from, load_causal
+from rlhf_zoo.ppo.guards import GuardWarning
+from rlhf_zoo.value_head import AutoModelForCausalLMWithValueHead
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*so its adapter names no base:rlhf_zoo.ppo.guards.GuardWarning")
+RUN: dict[str, Any] = {"max_steps": 3, "learning_rate": 0.02, "critic_learning_rate": 0.02}
+
+
+def lora(**given: Any) -> LoraConfig:
+    """Of rank 2, over attention; its dropout must be switched off as any other."""
+    fields: dict[str, Any] = {
+        "r": 2, "lora_alpha": 8, "lora_dropout": 0.5, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM",
+    }  # fmt: skip
+    return LoraConfig(**fields | given)
+
+
+def gpt2() -> GPT2LMHeadModel:
+    """Its layers are Conv1D, which keep their weights transposed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return GPT2LMHeadModel(
+            GPT2Config(
+                vocab_size=len(make_tokenizer()), n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT,
+                bos_token_id=None, eos_token_id=EOS, pad_token_id=PAD, initializer_range=0.3,
+            )
+        ).eval()  # fmt: skip
+
+
+def adapted(*names: str, seed: int = 3, base: Any = None, **given: Any) -> PeftModel:
+    """A policy with adapters that say something; all have the weights of the first."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = lora(init_lora_weights=False, **given)
+        model = get_peft_model(base or make_policy(), config, adapter_name=names[0])
+        for name in names[1:]:
+            model.add_adapter(name, lora(**given))
+            set_peft_model_state_dict(model, get_peft_model_state_dict(model, adapter_name=names[0]), adapter_name=name)
+    return model.eval()
+
+
+def moves(trainer: Spy, part: str) -> tuple[set[str], set[str]]:
+    """The names of one part's weights: those of its adapter and head, all of which have moved, and all others."""
+    after = {name: weight for name, weight in snapshot(trainer).items() if name.startswith(part)}
+    moved = {name for name, weight in after.items() if not torch.equal(weight, trainer.before[name])}
+    return moved, after.keys() - moved
+
+
+def check_moves(trainer: Spy, *, critic: str, adapter: str = "default") -> None:
+    """Every weight of the adapter in training has moved and, to the last bit, none of its base.
+
+    critic: "lora", whose head trains beside its adapter; "full"; or "head" on the policy's trunk.
+    """
+    moved, still = moves(trainer, "policy")
+    assert moved and all(f".{adapter}." in name for name in moved)
+    assert still and not [name for name in still if f".{adapter}." in name]
+    moved, still = moves(trainer, "critic")
+    if critic == "lora":
+        assert any("lora_" in name for name in moved) and any("modules_to_save" in name for name in moved)
+        assert still and not [name for name in still if "lora_" in name or "modules_to_save" in name]
+    else:
+        assert moved and not still and ("critic.summary.weight" in moved) == (critic == "head")
+        assert not [name for name in moved if "lora_" in name]
+
+
+def check_reference(trainer: Spy, reference: Any, *, within: float = 2e-5) -> None:
+    """log π_ref of every rollout is what `reference` says, row by row; the first rollout has no KL, later ones have."""
+    for rollout, _, _ in trainer.updates:
+        rows = rows_of(rollout)
+        with torch.no_grad():
+            for row, logps in enumerate(taken(every(reference, rows), rows)):
+                assert (rollout.ref_logprobs[row, : len(logps)] - logps).abs().max() < within
+    first, *_, last = (row["objective/kl"] for row in updates_of(trainer))
+    assert abs(first) < 1e-5 and abs(last) > 1e-3
+    assert updates_of(trainer)[0]["policy/logprob_mismatch"] < 1e-5
+
+
+def says(model: Any) -> Tensor:
+    with torch.no_grad():
+        return model.eval()(input_ids=torch.tensor([[5, 6, 7, 3], [9, 9, 4, 12]])).logits.float()
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A policy and its tokenizer on the disk, so that an adapter has a base to name."""
+    directory = tmp_path_factory.mktemp("base")
+    make_policy().save_pretrained(directory)
+    make_tokenizer().save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def sft(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An adapter over it, as an SFT run leaves one."""
+    directory = tmp_path_factory.mktemp("sft")
+    adapted("default", base=AutoModelForCausalLM.from_pretrained(base)).save_pretrained(directory)
+    make_tokenizer().save_pretrained(directory)
+    return directory
+
+
+# What trains
+
+
+@pytest.mark.parametrize(
+    ("given", "critic"),
+    [
+        ({}, "lora"),
+        ({"reward_model": True}, "lora"),
+        ({"critic_lora": False}, "full"),
+        ({"critic": "shared"}, "head"),
+        ({"target_modules": "all-linear"}, "lora"),
+        ({"target_modules": "all-linear", "reward_model": True}, "lora"),
+        ({"target_modules": None, "gradient_checkpointing": True}, "lora"),
+        ({"modules_to_save": ["lm_head"]}, "lora"),
+    ],
+    ids=["policy critic", "reward critic", "full critic", "shared", "all-linear", "all-linear reward", "defaults",
+         "head in full"],
+)  # fmt: skip
+def test_adapters_train_over_bases_that_stand_still(tmp_path: Path, given: dict[str, Any], critic: str) -> None:
+    config = {name: given[name] for name in ("target_modules", "modules_to_save") if name in given}
+    settings = {name: value for name, value in given.items() if name not in config}
+    if "reward_model" in given:
+        settings["reward_model"] = make_reward_model()
+    trainer = trained(tmp_path, peft_config=lora(**config), **RUN | settings)
+    check_moves(trainer, critic=critic)
+    check_reference(trainer, make_policy())
+    if config.get("target_modules") == "all-linear":
+        for part in (trainer.policy, *([trainer.value_model] if critic == "lora" else [])):
+            names = {name.split(".lora_A")[0].split(".")[-1] for name, _ in part.named_parameters() if "lora_A" in name}
+            assert names == {f"{letter}_proj" for letter in "qkvo"} | {"gate_proj", "up_proj", "down_proj"}
+    # Each group of the optimizer holds what trains and nothing else.
+    groups = [weight for group in trainer.optimizer.optimizer.param_groups for weight in group["params"]]
+    assert {id(w) for w in groups} == {id(w) for w in trainer.model.parameters() if w.requires_grad}
+
+
+@pytest.mark.parametrize("config", [{"target_modules": ["c_attn"], "fan_in_fan_out": True}, {"target_modules": None}])
+def test_an_adapter_over_conv1d_layers(tmp_path: Path, config: dict[str, Any]) -> None:
+    trainer = trained(tmp_path, model=gpt2(), peft_config=lora(**config), **RUN)
+    check_moves(trainer, critic="lora")
+    check_reference(trainer, gpt2())
+
+
+@pytest.mark.parametrize("weights", [torch.float32, torch.bfloat16], ids=["autocast", "bf16 base"])
+def test_adapters_in_bf16(tmp_path: Path, weights: torch.dtype) -> None:
+    """The adapter itself keeps float32: a step of 1e-3 is below what bf16 resolves."""
+    trainer = trained(tmp_path, model=make_policy().to(weights), peft_config=lora(), bf16=True, **RUN)
+    check_moves(trainer, critic="lora")
+    dtypes = {weight.dtype for name, weight in trainer.policy.named_parameters() if "lora_" in name}
+    assert dtypes == {torch.float32} and trainer.precision == torch.bfloat16
+    first, *_, last = (row["objective/kl"] for row in updates_of(trainer))
+    assert abs(first) < 1e-5 and abs(last) > 1e-3
+
+
+def test_a_policy_that_comes_with_its_adapter(tmp_path: Path) -> None:
+    """The critic gets one too. With a fresh adapter the base is the reference; a value head may come along."""
+    trainer = trained(tmp_path, model=get_peft_model(make_policy(), lora()), **RUN)
+    check_moves(trainer, critic="lora")
+    check_reference(trainer, make_policy())
+    config = trainer.value_model.peft_config["default"]
+    assert config.r == 2 and config.target_modules == {"q_proj", "v_proj"}
+    headed = AutoModelForCausalLMWithValueHead.from_pretrained(make_policy(), peft_config=lora())
+    trainer = trained(tmp_path, model=headed, **RUN)
+    assert trainer.value_model is headed.v_head
+    check_moves(trainer, critic="head")
+
+
+def test_a_critic_that_comes_with_its_adapter_is_taken_as_it_is(tmp_path: Path) -> None:
+    mine = get_peft_model(critic_from(make_reward_model()), lora(task_type="TOKEN_CLS", modules_to_save=["score"]))
+    trainer = trained(tmp_path, value_model=mine, peft_config=lora(), **RUN)
+    assert trainer.value_model is mine
+    check_moves(trainer, critic="lora")
+
+
+def test_the_critic_of_a_trained_adapter_begins_at_the_policy_and_names_no_base(tmp_path: Path, base: Path) -> None:
+    """Its trunk is base and adapter together, so its own adapter over the base alone would be another critic."""
+    policy = adapted("default", base=AutoModelForCausalLM.from_pretrained(base))
+    trained(
+        tmp_path, model=policy, ref_model=adapted("default").merge_and_unload(), max_steps=1, save_strategy="steps",
+        save_steps=1,
+    )  # fmt: skip
+    fresh = make_trainer(tmp_path, model=adapted("default"), ref_model=make_policy())
+    trunk = adapted("default").merge_and_unload().model.state_dict()
+    held = {
+        name.replace(".base_layer", ""): w for name, w in fresh.value_model.get_base_model().model.named_parameters()
+    }
+    assert all(torch.equal(held[name], weight) for name, weight in trunk.items())
+    with pytest.raises(ZooError, match=r"adapter in .*critic names no base model: give value_model its base"):
+        critic_from(str(tmp_path / "checkpoint-1" / "critic"))
+
+
+# The reference among the adapters
+
+
+def test_one_adapter_trains_and_another_is_the_reference(tmp_path: Path) -> None:
+    class Watched(Spy):
+        """Looks at the gradients before each optimizer step."""
+
+        def optimizer_step(self, model: Any) -> Any:
+            seen.append({name for name, weight in self.policy.named_parameters() if weight.grad is not None})
+            return super().optimizer_step(model)
+
+    seen: list[set[str]] = []
+    trainer = make_trainer(
+        tmp_path, kind=Watched, model=adapted("ref", "ppo"), model_adapter_name="ppo", ref_adapter_name="ref", **RUN
+    )
+    trains = {name for name, weight in trainer.policy.named_parameters() if weight.requires_grad}
+    assert trains == {name for name in dict(trainer.policy.named_parameters()) if ".ppo." in name} != set()
+    trainer.train()
+    check_moves(trainer, critic="lora", adapter="ppo")
+    check_reference(trainer, adapted("ref").merge_and_unload(), within=1e-4)  # merging rounds
+    assert len(seen) == 12 and all(names == trains for names in seen)
+    assert {name for name, weight in trainer.policy.named_parameters() if weight.requires_grad} == trains
+    assert trainer.policy.active_adapter == "ppo"
+    with trainer.reference.model() as reference:
+        assert reference.active_adapter == "ref"
+    assert {name for name, weight in trainer.policy.named_parameters() if weight.requires_grad} == trains
+
+
+def test_what_was_frozen_of_an_adapter_stays_frozen(tmp_path: Path) -> None:
+    """Only its B trains, as in LoRA-FA: making the reference active and inactive again frees nothing."""
+    model = adapted("ppo", "ref")
+    for name, weight in model.named_parameters():
+        weight.requires_grad_(".lora_B.ppo." in name)
+    trainer = trained(tmp_path, model=model, ref_adapter_name="ref", **RUN)
+    moved, still = moves(trainer, "policy")
+    assert moved and all(".lora_B.ppo." in name for name in moved)
+    assert not [name for name in still if ".lora_B.ppo." in name]
+    # Whatever counts as trained adds to the norm by which gradients are clipped.
+    assert {f"policy.{name}" for name, weight in model.named_parameters() if weight.requires_grad} == moved
+
+
+def test_a_reference_adapter_may_differ_from_the_one_that_trains(tmp_path: Path) -> None:
+    """It was chosen by name, so that the run need not begin at it; without the name, the base is the reference."""
+    model = adapted("ref")
+    model.add_adapter("ppo", lora())
+    trainer = trained(tmp_path, model=model, model_adapter_name="ppo", ref_adapter_name="ref", **RUN)
+    check_moves(trainer, critic="lora", adapter="ppo")
+    assert abs(updates_of(trainer)[0]["objective/kl"]) > 0.5
+    model = adapted("other")
+    model.add_adapter("ppo", lora())
+    trainer = trained(tmp_path, model=model, model_adapter_name="ppo", **RUN)
+    check_moves(trainer, critic="lora", adapter="ppo")
+    check_reference(trainer, make_policy())
+
+
+def test_adapters_that_were_loaded_frozen_train_by_name(tmp_path: Path, base: Path, sft: Path) -> None:
+    """`from_pretrained` and `load_adapter` freeze an adapter unless asked otherwise; the critic's trains too."""
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), sft, adapter_name="ref")
+    model.load_adapter(str(sft), "ppo")
+    trainer = trained(tmp_path, model=model, model_adapter_name="ppo", ref_adapter_name="ref", **RUN)
+    check_moves(trainer, critic="lora", adapter="ppo")
+    check_reference(trainer, load_causal(sft), within=1e-4)
+
+
+@pytest.mark.parametrize("names", [("ref", "ppo"), ("mine",)], ids=["two", "another name"])
+def test_an_adapter_of_any_name_is_saved_where_loaders_look(tmp_path: Path, base: Path, names: tuple[str, ...]) -> None:
+    """PEFT would put it into a folder of its name, and the reference's beside it."""
+
+    def build(directory: Path) -> Spy:
+        settings: dict[str, Any] = {"ref_adapter_name": "ref"} if len(names) > 1 else {"ref_model": make_policy(seed=5)}
+        policy = AutoModelForCausalLM.from_pretrained(base)
+        return make_trainer(
+            directory, kind=Spy, model=adapted(*names, base=policy), model_adapter_name=names[-1], **settings, **SAVED
+        )
+
+    whole = resumed_alike(build, tmp_path)
+    checkpoint = tmp_path / "whole" / "checkpoint-3"
+    assert sorted(path.name for path in checkpoint.iterdir() if path.is_dir()) == ["critic"]
+    wanted = says(whole.policy)
+    assert torch.equal(says(AutoModelForCausalLM.from_pretrained(checkpoint)), wanted)
+    assert (says(load_causal(checkpoint)) - wanted).abs().max() < 1e-5
+    assert (says(load_causal(tmp_path / "whole" / "checkpoint-1")) - wanted).abs().max() > 1e-3
+
+
+# Resuming
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"reward_model": True}, {"critic": "shared"}, {"critic_lora": False}, {"merge_adapter": True}],
+    ids=["policy critic", "reward critic", "shared", "full critic", "merge"],
+)
+def test_an_adapted_run_resumes_exactly(tmp_path: Path, given: dict[str, Any]) -> None:
+    def build(directory: Path) -> Spy:
+        torch.manual_seed(0)  # an adapter begins at random
+        settings = given | ({"reward_model": make_reward_model()} if "reward_model" in given else {})
+        return make_trainer(directory, kind=Spy, peft_config=lora(), **settings, **RUN | SAVED)
+
+    resumed_alike(build, tmp_path)
+
+
+def test_a_whole_models_checkpoint_is_no_adapters(tmp_path: Path) -> None:
+    trained(tmp_path, max_steps=1, save_strategy="steps", save_steps=1)
+    with pytest.raises(ZooError, match=r"holds no adapter_model\.safetensors: it is no checkpoint of an adapter"):
+        make_trainer(tmp_path, peft_config=lora()).train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+# Merging
+
+
+def test_a_merged_policy_is_a_plain_model(tmp_path: Path, base: Path) -> None:
+    """save_model writes it, also as push_to_hub calls it and over an unmerged one; checkpoints keep the adapter."""
+    trainer = trained(
+        tmp_path, model=str(base), peft_config=lora(), merge_adapter=True, save_strategy="steps", save_steps=3,
+        **RUN,
+    )  # fmt: skip
+    wanted, adapter = says(trainer.policy), digests(trainer)
+    assert (says(make_policy()) - wanted).abs().max() > 0.1
+    checkpoint, plain = tmp_path / "checkpoint-3", tmp_path / "plain"
+    assert (checkpoint / "adapter_model.safetensors").is_file() and not (checkpoint / "model.safetensors").exists()
+    assert torch.equal(says(AutoModelForCausalLM.from_pretrained(checkpoint)), wanted)
+    trainer.actor.save_pretrained(plain)
+    trainer.save_model(str(plain))
+    trainer.save_model(_internal_call=True)
+    for directory in (plain, tmp_path):
+        assert (directory / "model.safetensors").is_file() and not list(directory.glob("adapter_*"))
+        loaded = AutoModelForCausalLM.from_pretrained(directory)
+        assert not any("lora_" in name for name in loaded.state_dict())
+        assert (says(loaded) - wanted).abs().max() < 1e-5
+    assert digests(trainer) == adapter  # what trains was not merged
+
+
+def test_a_policy_with_two_adapters_merges_the_one_that_trained(tmp_path: Path) -> None:
+    trainer = trained(
+        tmp_path, model=adapted("ref", "ppo"), model_adapter_name="ppo", ref_adapter_name="ref", merge_adapter=True,
+        **RUN,
+    )  # fmt: skip
+    trainer.save_model(str(tmp_path / "plain"))
+    merged = says(AutoModelForCausalLM.from_pretrained(tmp_path / "plain"))
+    assert (merged - says(trainer.policy)).abs().max() < 1e-5
+    assert (merged - says(adapted("ref"))).abs().max() > 1e-2
+
+
+def test_an_adapter_over_merged_weights_names_no_base(tmp_path: Path, base: Path, sft: Path) -> None:
+    """The base that an SFT adapter names is not what PPO's adapter was put on: loading it there was another policy."""
+    with pytest.warns(GuardWarning, match=r"adapter names no base .* set merge_adapter, or save the model first"):
+        trainer = trained(tmp_path, model=str(sft), peft_config=lora(), save_strategy="steps", save_steps=3, **RUN)
+    check_reference(trainer, load_causal(sft))
+    for part in (".", "critic"):
+        config = json.loads((tmp_path / "checkpoint-3" / part / "adapter_config.json").read_text())
+        assert not config["base_model_name_or_path"]
+    with pytest.raises(ZooError, match=r"adapter in .* names no base model: put it on its base"):
+        load_causal(tmp_path / "checkpoint-3")
+    trained(tmp_path / "named", model=str(base), peft_config=lora(), save_strategy="steps", save_steps=3, **RUN)
+    config = json.loads((tmp_path / "named" / "checkpoint-3" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(base)
+
+
+# Refusals
+
+
+def test_what_cannot_train_or_be_a_reference_is_refused_in_one_sentence(tmp_path: Path, base: Path, sft: Path) -> None:
+    frozen = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), sft)
+    policy = make_policy()
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("No weight of the PeftModel trains: load its adapter with is_trainable=True", {"model": frozen}),
+        ("is a PeftModel and peft_config is given too", {"model": adapted("default"), "peft_config": lora()}),
+        ("ref_model is the policy itself", {"model": policy, "ref_model": policy, "peft_config": lora()}),
+        ("model_adapter_name is 'ppo', and the model has no such", {"model_adapter_name": "ppo"}),
+        ("model_adapter_name is 'ppo', and the model has no such", {
+            "model": adapted("ref"), "model_adapter_name": "ppo"}),
+        ("ref_adapter_name is 'ref', and the policy has no such", {"ref_adapter_name": "ref"}),
+        ("ref_adapter_name is 'ref', and the policy has no such", {
+            "model": adapted("default"), "ref_adapter_name": "ref"}),
+        ("ref_adapter_name is 'ppo', the adapter in training", {
+            "model": adapted("ppo"), "ref_adapter_name": "ppo"}),
+        ("ref_adapter_name is 'ref' and ref_model is given too", {
+            "model": adapted("ref", "ppo"), "model_adapter_name": "ppo", "ref_adapter_name": "ref",
+            "ref_model": make_policy()}),
+        ("ref_load_in_8bit is for a reference of its own", {"peft_config": lora(), "ref_load_in_8bit": True}),
+        ("what the checkpoints push before, the adapter, would stay beside it: set hub_strategy to 'end'", {
+            "merge_adapter": True, "push_to_hub": True, "peft_config": lora(), "save_strategy": "steps"}),
+        (r"adapter does not fit the critic, a GPT2ForTokenClassification .*set critic_lora=False", {
+            "value_model": gpt2(), "peft_config": lora()}),
+    ]  # fmt: skip
+    for message, given in cases:
+        with pytest.raises(ZooError, match=message) as caught:
+            make_trainer(tmp_path, **given)
+        assert "\n" not in str(caught.value) and str(caught.value).endswith("."), message
+    full = trained(tmp_path, value_model=gpt2(), peft_config=lora(), critic_lora=False, **RUN)
+    check_moves(full, critic="full")
+
+
+# The Hub
+
+PUSH = """
+import sys, torch
+from pathlib import Path
+from huggingface_hub import HfApi
+from peft import AutoPeftModelForCausalLM, LoraConfig
+from trainer_fixture import make_policy, make_tokenizer, make_trainer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+HfApi().create_repo("zoo/base")
+make_policy().push_to_hub("zoo/base")
+make_tokenizer().push_to_hub("zoo/base")
+ids = torch.tensor([[5, 6, 7]])
+for name, merge in (("adapter", False), ("merged", True)):
+    trainer = make_trainer(
+        Path(name), model="zoo/base", peft_config=LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM"),
+        learning_rate=0.05, merge_adapter=merge, push_to_hub=True, hub_model_id=f"zoo/{name}", save_strategy="steps",
+        save_steps=1, hub_always_push=True, hub_strategy="end" if merge else "every_save",
+    )
+    trainer.train()
+    trainer.push_to_hub(commit_message="The end")
+    with torch.no_grad():
+        wanted = trainer.policy.eval()(input_ids=ids).logits
+        away = float((make_policy()(input_ids=ids).logits - wanted).abs().max())
+        loaded = AutoModelForCausalLM.from_pretrained(f"zoo/{name}")
+        assert AutoTokenizer.from_pretrained(f"zoo/{name}").get_vocab() == make_tokenizer().get_vocab()
+        print(name, float((loaded(input_ids=ids).logits - wanted).abs().max()), away)
+        print(" ".join(sorted(HfApi().list_repo_files(f"zoo/{name}"))))
+        if not merge:
+            loaded = AutoPeftModelForCausalLM.from_pretrained(f"zoo/{name}")
+            print("peft", float((loaded(input_ids=ids).logits - wanted).abs().max()), away)
+            print(loaded.peft_config["default"].base_model_name_or_path)
+"""
+
+
+def test_an_adapted_policy_is_pushed_and_pulled(hub: Any, tmp_path: Path) -> None:
+    """An adapter with each checkpoint, and a merged model alone at the end."""
+    fixtures = str(Path(__file__).parents[1])
+    path = f"{fixtures}:{hub.env['PYTHONPATH']}"
+    lines = [line.split() for line in hub.python(PUSH, cwd=tmp_path, PYTHONPATH=path).splitlines()]
+    (adapter, files, peft, [named], merged, plain) = lines
+    for name, off, away in (adapter, peft, merged):
+        assert float(off) < 1e-5 < 1e-2 < float(away), name
+    assert named == "zoo/base"
+    assert {"adapter_model.safetensors", "critic/adapter_model.safetensors", "README.md"} <= set(files)
+    assert "model.safetensors" not in files
+    assert "model.safetensors" in plain and not [name for name in plain if name.startswith("adapter_")]
