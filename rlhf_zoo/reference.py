@@ -113,6 +113,9 @@ def _in_8bit(model: PreTrainedModel) -> PreTrainedModel:
 
     if not is_bitsandbytes_available():
         raise ZooError("ref_load_in_8bit needs bitsandbytes, which is not installed: pip install bitsandbytes.")
+    if is_peft(model):
+        adapted: Any = copy.deepcopy(model)
+        model = adapted.merge_and_unload()
     with tempfile.TemporaryDirectory() as directory:
         model.save_pretrained(directory)
         kind: Any = type(model)

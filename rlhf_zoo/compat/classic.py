@@ -239,9 +239,10 @@ class PPOTrainer:
         self, stats: Mapping[str, Any], batch: Mapping[str, Any], rewards: Sequence[Any], columns_to_log: Any = None
     ) -> None:
         """Sends the numbers of a step, with `env/reward_mean` and `env/reward_std`, to what `log_with` names."""
-        mean, deviation = self._trainer.spread(torch.tensor([float(reward) for reward in rewards]))
-        numbers = {name: value for name, value in stats.items() if isinstance(value, (int, float))}
-        self._trainer.log({**numbers, "env/reward_mean": mean, "env/reward_std": deviation})
+        numbers = torch.tensor([float(reward) for reward in rewards], device=self.current_device)
+        mean, deviation = self._trainer.spread(numbers)
+        scalars = {name: value for name, value in stats.items() if isinstance(value, (int, float))}
+        self._trainer.log({**scalars, "env/reward_mean": mean, "env/reward_std": deviation})
 
     @property
     def log_history(self) -> list[dict[str, float]]:

@@ -6,16 +6,17 @@ folder. A check whose stage is not trained yet is skipped, and the others run.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
-from datasets import Dataset
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -129,7 +130,7 @@ def examine(context: RunContext) -> list[Finding]:
         check("keys", lambda: _keys(apart))
         check("epochs", _epochs, "keys")
         check("reward functions", _functions, "keys")
-        check("prompts", lambda settings: _prompts(settings, data_from), "keys")
+        check("prompts", lambda settings: _prompts(settings, data_from, Path(scratch) / "cache"), "keys")
         check("batch", _batch, "keys", "prompts")
         # What PPO starts from.
         check("sft checkpoint", lambda settings: _start(context, settings, "sft"), "keys")
@@ -181,8 +182,21 @@ def _functions(settings: StageSettings) -> tuple[list[Any], str]:
     return functions, ", ".join(f"{w:g} × {name}" for w, name in zip(weights, [*model, *names], strict=True))
 
 
-def _prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, Any], str]:
-    data = load_data(settings, data_source(context))
+@contextlib.contextmanager
+def _own_cache(folder: Path) -> Iterator[None]:
+    """`datasets` knows what it cached of a folder by the folder's last name alone, whatever now stands in it."""
+    config: Any = datasets.config
+    before, config.HF_DATASETS_CACHE = config.HF_DATASETS_CACHE, folder
+    try:
+        yield
+    finally:
+        config.HF_DATASETS_CACHE = before
+
+
+def _prompts(settings: StageSettings, context: RunContext, cache: Path) -> tuple[dict[str, Any], str]:
+    source = data_source(context)
+    with _own_cache(cache) if Path(source.location).is_dir() else contextlib.nullcontext():
+        data = load_data(settings, source)
     train, held_out, texts = (data[name] for name in ("train_dataset", "eval_dataset", "ptx_dataset"))
     parts = [f"{len(train)} to roll out"]
     parts += [] if held_out is None else [f"{len(held_out)} held out"]
@@ -247,7 +261,7 @@ def _lengths(
     prompts: list[list[int]] = []
     for name in ("train_dataset", "eval_dataset"):
         if data[name] is not None:
-            prepared: Dataset = prepare_prompts(data[name], tokenizer, context=context, room=room)
+            prepared = prepare_prompts(data[name], tokenizer, context=context, room=room)
             prompts += list(prepared[PROMPT_TOKENS])
     longest = max(map(len, prompts))
     total = f"{longest + room}" + (f" of {context}" if context else "")

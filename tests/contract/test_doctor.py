@@ -1,4 +1,4 @@
-"""`rlhf-zoo doctor`: a sound run passes every check, each planted fault is found by its name, and nothing is touched."""
+"""`rlhf-zoo doctor`: a sound run passes every check, a planted fault is found by its name, and nothing is touched."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ CHECKS = [
     "tokenizer", "prompt length", "prompt ids", "policy's tokenizer", "reward head", "reward model's tokenizer",
     "reward reads the end", "trainer", "critic", "end tokens", "KL at the start", "ratio", "rewards", "rewards add up",
 ]  # fmt: skip
+BUILT_IN = "rlhf_zoo.rewards.verifiable"
 AT_LAST = ["end tokens", "KL at the start", "ratio", "rewards", "rewards add up"]
 
 
@@ -148,12 +149,6 @@ def has_no_weights(world: World) -> None:
     (world.sft / "model.safetensors").unlink()
 
 
-def changed_prompts(world: World, change: Callable[[dict], dict]) -> None:
-    path = Path(json.loads((world.folder / "data.json").read_text()))
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    path.write_text("".join(json.dumps(change(row)) + "\n" for row in rows))
-
-
 def own_data(world: World, change: Callable[[dict], dict]) -> None:
     """The recipe's data, changed in this world alone."""
     for path in (world.folder / "data/prompts").glob("*.jsonl"):
@@ -196,10 +191,10 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "key": (None, {"kl_coff": 1}, "keys", "--kl_coff is no key of the stage ppo, did you mean 'kl_coef'?"),
     "minibatches": (None, {"num_mini_batches": 3}, "keys", "num_mini_batches 3 does not divide the rollout of 4"),
     "reward name": (
-        None, {"reward_funcs": "lenght(target=20,unit='words')"}, "reward functions",
-        "registers 'lenght' under 'rlhf_zoo.rewards', did you mean 'length'?",
+        None, {"reward_funcs": f"{BUILT_IN}:lenght(target=20,unit='words')"}, "reward functions",
+        "There is no 'lenght' in the module 'rlhf_zoo.rewards.verifiable', did you mean 'length'?",
     ),
-    "reward class": (None, {"reward_funcs": "format_match"}, "reward functions", "is a class, and only its objects"),
+    "reward class": (None, {"reward_funcs": f"{BUILT_IN}:FormatMatch"}, "reward functions", "is a class, and only its"),
     "weights": (None, {"reward_weights": "1,2"}, "reward functions", "reward_weights holds 2 numbers for 1 rewards"),
     "no reward": (None, {"reward_model_path": "none"}, "reward functions", "The stage ppo has no reward: give reward"),
     "few prompts": (
@@ -209,7 +204,7 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "wrong count": (None, {"reward_funcs": "test_doctor:broken"}, "rewards", "returned 7 rewards for 8 completions"),
     "no number": (None, {"reward_funcs": "test_doctor:endless"}, "rewards", "returned inf for row 0"),
     "best model": (None, {"load_best_model_at_end": True}, "keys", "ppo of toy do not work"),
-    "critic": (None, {"critic": "reward", "reward_model_path": "none", "reward_funcs": "length"}, "trainer",
+    "critic": (None, {"critic": "reward", "reward_model_path": "none", "reward_funcs": f"{BUILT_IN}:length"}, "trainer",
                "critic is 'reward', and no reward is a model with the policy's tokenizer"),
 }  # fmt: skip
 
@@ -347,7 +342,7 @@ def test_a_policy_that_learned_nothing_is_a_warning(world: World) -> None:
 @pytest.mark.parametrize(
     "flags",
     [
-        {"reward_model_path": "none", "reward_funcs": "length(target=4,unit='characters')"},
+        {"reward_model_path": "none", "reward_funcs": f"{BUILT_IN}:length(target=4,unit='characters')"},
         {"critic": "shared", "action_level": "sequence", "missing_eos_penalty": 1},
         {"kl_in": "loss", "kl_estimator": "k2", "whiten_rewards": True},
         {"ptx_coef": 0.1, "num_generations": 2, "score_centering": "running", "score_scaling": "running"},
@@ -415,18 +410,19 @@ def test_the_table_and_exit_codes(command: Callable[..., tuple[int, str]], sound
 
 
 def test_validate_loads_the_names_of_reward_functions(command: Callable[..., tuple[int, str]]) -> None:
-    assert command("recipes", "validate", "toy", "--ppo.reward_funcs", 'length(target=20,unit="words"),repetition') == (
-        0, "toy is valid: sft, reward, ppo.\n",
-    )  # fmt: skip
-    assert command("recipes", "validate", "toy", "--ppo.reward_funcs", "lenght")[0] == 2
-    assert command("recipes", "validate", "toy", "--ppo.reward_weights", "1,2")[0] == 2
+    validate = ("recipes", "validate", "toy", "--ppo.reward_funcs")
+    two = f'{BUILT_IN}:length(target=20,unit="words"),{BUILT_IN}:repetition'
+    assert command(*validate, two) == (0, "toy is valid: sft, reward, ppo.\n")
+    assert command(*validate, two, "--ppo.reward_weights", "1,2,3")[0] == 0
+    assert command(*validate, two, "--ppo.reward_weights", "1,2")[0] == 2
+    assert command(*validate, f"{BUILT_IN}:lenght")[0] == 2
 
 
 def test_before_anything_is_trained(tmp_path: Path) -> None:
     """Through a process of its own, with a Hub that has nothing: what needs no model is checked, the rest skipped."""
     make_recipe(tmp_path)
     done = zoo(
-        "doctor", "toy", "--output_dir", "run", "--reward_funcs", "lenght", "--json", home=tmp_path / "home", cwd=tmp_path
+        "doctor", "toy", "--output_dir", "run", "--reward_funcs", "lenght", "--json", home=tmp_path / "h", cwd=tmp_path
     )  # fmt: skip
     assert done.returncode == 2, done.stderr
     rows = {row["check"]: row for row in json.loads(done.stdout)}

@@ -24,7 +24,14 @@ from transformers import (
 )
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "trl_ppo.py"
-FLAGS = ["--dataset_name", "local/prompts", "--model_name_or_path", "local/sft", "--sft_model_path", "local/sft", "--reward_model_path", "local/reward", "--output_dir", "out", "--hub_model_id", "local/ppo", "--push_to_hub", "--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "2", "--num_mini_batches", "2", "--num_ppo_epochs", "2", "--total_episodes", "64", "--response_length", "10", "--learning_rate", "3e-3", "--stop_token", "eos", "--missing_eos_penalty", "1.0", "--num_sample_generations", "1", "--per_device_eval_batch_size", "4", "--report_to", "tensorboard", "--use_cpu", "--disable_tqdm", "True"]
+FLAGS = [
+    *("--dataset_name", "local/prompts", "--model_name_or_path", "local/sft", "--sft_model_path", "local/sft"),
+    *("--reward_model_path", "local/reward", "--output_dir", "out", "--hub_model_id", "local/ppo", "--push_to_hub"),
+    *("--per_device_train_batch_size", "8", "--gradient_accumulation_steps", "2", "--num_mini_batches", "2"),
+    *("--num_ppo_epochs", "2", "--total_episodes", "64", "--response_length", "10", "--learning_rate", "3e-3"),
+    *("--stop_token", "eos", "--missing_eos_penalty", "1.0", "--num_sample_generations", "1"),
+    *("--per_device_eval_batch_size", "4", "--report_to", "tensorboard", "--use_cpu", "--disable_tqdm", "True"),
+]
 UPDATES = 64 // 16
 
 
@@ -78,8 +85,10 @@ def test_the_script_trains_and_pushes_what_loads(filled: RunningHub, tmp_path: P
     assert abs(lines[0]["objective/kl"]) < 1e-5 < 1e-2 < lines[-1]["objective/kl"]
     assert "'objective/score'" in shown and list(out.glob("runs/*/events.out.tfevents.*"))
 
-    pulled = filled.api().snapshot_download("local/ppo", local_dir=tmp_path / "pulled")
-    policy, sft = (AutoModelForCausalLM.from_pretrained(path) for path in (pulled, _downloaded(filled, tmp_path)))
+    pulled, begun = (
+        filled.api().snapshot_download(f"local/{name}", local_dir=tmp_path / name) for name in ("ppo", "sft")
+    )
+    policy, sft = AutoModelForCausalLM.from_pretrained(pulled), AutoModelForCausalLM.from_pretrained(begun)
     trained = policy.state_dict()
     assert all(not torch.equal(trained[name], weight) for name, weight in sft.state_dict().items() if "mlp" in name)
     saved = AutoModelForCausalLM.from_pretrained(out).state_dict()
@@ -97,5 +106,17 @@ def test_the_script_trains_and_pushes_what_loads(filled: RunningHub, tmp_path: P
     assert tables == [f"step-{UPDATES:06d}.jsonl"], "one table in the run, replaced by that of the script's last line"
 
 
-def _downloaded(hub: RunningHub, folder: Path) -> str:
-    return hub.api().snapshot_download("local/sft", local_dir=folder / "sft")
+def test_an_adapter_is_trained_pushed_and_taken_up_again(filled: RunningHub, tmp_path: Path) -> None:
+    lora = ["--use_peft", "--lora_target_modules", "all-linear", "--hub_model_id", "local/lora", "--save_steps", "2"]
+    checkpoint = tmp_path / "out" / "checkpoint-2"
+    filled.run(sys.executable, str(SCRIPT), *FLAGS, *lora, cwd=tmp_path)
+    after = [_adapter(tmp_path / "out")]
+    filled.run(sys.executable, str(SCRIPT), *FLAGS, *lora, "--resume_from_checkpoint", str(checkpoint), cwd=tmp_path)
+    after.append(_adapter(tmp_path / "out"))
+    pulled = Path(filled.api().snapshot_download("local/lora", local_dir=tmp_path / "lora"))
+    assert _adapter(pulled) == after[0] == after[1] != _adapter(checkpoint)
+    assert json.loads((pulled / "adapter_config.json").read_text())["base_model_name_or_path"] == "local/sft"
+
+
+def _adapter(folder: Path) -> bytes:
+    return (folder / "adapter_model.safetensors").read_bytes()

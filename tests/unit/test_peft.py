@@ -300,6 +300,21 @@ def test_an_adapter_of_any_name_is_saved_where_loaders_look(tmp_path: Path, base
     assert (says(load_causal(tmp_path / "whole" / "checkpoint-1")) - wanted).abs().max() > 1e-3
 
 
+def test_the_exact_kl_to_another_adapter_under_gradient_checkpointing(tmp_path: Path) -> None:
+    """The reference runs beside the policy in each micro-batch, and the policy again on the way back."""
+    runs = [
+        trained(
+            tmp_path, model=adapted("ref", "ppo"), model_adapter_name="ppo", ref_adapter_name="ref", kl_in="loss",
+            kl_estimator="full", kl_coef=0.5, gradient_checkpointing=checkpointing, critic="shared", **RUN,
+        )
+        for checkpointing in (False, True)
+    ]  # fmt: skip
+    assert digests(runs[0]) == digests(runs[1])
+    first, *_, last = (row["loss/kl"] for row in updates_of(runs[1]))
+    assert 0 < first < last
+    check_moves(runs[1], critic="head", adapter="ppo")
+
+
 # Resuming
 
 

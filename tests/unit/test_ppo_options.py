@@ -38,6 +38,7 @@ from transformers import AutoModelForTokenClassification, DataCollatorWithPaddin
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.models import critic_from
+from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.guards import GuardWarning
 from rlhf_zoo.ppo.trainer import PPO_STATE, TRAIN_STREAM, PPOTrainer
 from rlhf_zoo.value_head import VALUE_HEAD_FILE, AutoModelForCausalLMWithValueHead, ValueHead
@@ -929,7 +930,7 @@ def test_several_data_sets_to_evaluate_on(tmp_path: Path) -> None:
         alone |= trainer.evaluate(dataset, metric_key_prefix=f"eval_{name}")
     assert alone == trainer.evaluate() and logged == {name: alone[name] for name in alone if name != "epoch"}
     assert {"eval_some_objective/score", "eval_others_objective/kl"} <= logged.keys()
-    assert logged["eval_some_completions/length"] != logged["eval_others_completions/length"]
+    assert logged["eval_some_objective/score"] != logged["eval_others_objective/score"]
     table = trainer.generate_completions()
     assert table["prompt"] == [*sets["some"]["prompt"], *sets["others"]["prompt"]]
 
@@ -1119,6 +1120,23 @@ def test_a_loop_of_generate_and_step(tmp_path: Path) -> None:
     assert digests(loaded) == digests(trainer)
     with pytest.raises(ZooError, match="PPO has no reward: give reward_model or reward_funcs, or use step"):
         trainer.train()
+
+
+def test_a_loop_needs_neither_rewards_nor_prompts_nor_a_length(tmp_path: Path) -> None:
+    args = PPOConfig(output_dir=str(tmp_path), use_cpu=True, report_to="none", response_length=8)
+    trainer = PPOTrainer(args=args, processing_class=make_tokenizer(), model=make_policy())
+    for update in (1, 2):
+        drawn = trainer.generate(["a", "bc"])
+        metrics = trainer.step(["a", "bc"], drawn, [1.0, 0.0])
+        trainer.log(metrics)
+        assert trainer.state.global_step == update == trainer.state.log_history[-1]["step"]
+        assert trainer.state.log_history[-1]["loss"] == metrics["loss"]
+    for wrong, message in (
+        (trainer.train, "PPO has no prompts: give train_dataset, or use generate"),
+        (lambda: trainer.evaluate(prompt_rows(8)), "PPO has no reward"),
+    ):
+        with pytest.raises(ZooError, match=message):
+            wrong()
 
 
 def test_prompts_of_a_loop_may_have_any_form(tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from rlhf_zoo.stages.settings import (
     parse_flags,
     recipe_config,
     recipe_keys,
+    recorded_settings,
     stage_keys,
     stage_settings,
 )
@@ -142,6 +143,16 @@ TABLE: list[tuple[Any, Any, Any]] = [
     (int | str, "four", "four"),
     (float | None, True, "!a number"),
     (list[str], "a,b", ["a", "b"]),
+    (list[str], "", [""]),
+    (list[str], 'length(target=20,unit="words")', ['length(target=20,unit="words")']),
+    (list[str], "f(a=[1,2],b={'x': (3,4)}),g,h(i=1,j=2)", ["f(a=[1,2],b={'x': (3,4)})", "g", "h(i=1,j=2)"]),
+    (list[str], "f(a=')',b=2),g", ["f(a=')',b=2)", "g"]),
+    (list[str], r"f(a='it\'s, (',b=2),g", [r"f(a='it\'s, (',b=2)", "g"]),
+    (list[str], "'a,b',\"c,d\",e", ["'a,b'", '"c,d"', "e"]),
+    (list[str], "it's,that's", ["it's", "that's"]),
+    (list[str], "f('open,g", ["f('open,g"]),
+    (list[str], "'open,g", ["'open", "g"]),
+    (list[str], "a),b", ["a)", "b"]),
     (list[str], ["a", "b"], ["a", "b"]),
     (list[str], '["a", "b"]', ["a", "b"]),
     (list[float] | None, "1,2.5", [1, 2.5]),
@@ -293,6 +304,14 @@ def test_recipe_keys_are_the_fields():
     shared = {field.name for field in dataclasses.fields(RecipeConfig)} - {"evaluation"}
     nested = {f"evaluation.{field.name}" for field in dataclasses.fields(EvaluationConfig)}
     assert set(recipe_keys()) == shared | nested
+
+
+def test_recorded_settings_are_typed_and_nothing_else_is_looked_at():
+    resolved = {"kl_coef": "0.2", "reward_funcs": ["a(b=1,c=2)", "d"], "deepspeed": object(), "strange": 1}
+    found = recorded_settings(resolved, "ppo", ["kl_coef", "reward_funcs", "gamma"], where="recipe.json")
+    assert found == {"kl_coef": 0.2, "reward_funcs": ["a(b=1,c=2)", "d"], "gamma": 1.0}
+    with pytest.raises(ZooError, match=r"kl_coef in recipe\.json is 'x', and it takes a number\."):
+        recorded_settings({"kl_coef": "x"}, "ppo", ["kl_coef"], where="recipe.json")
 
 
 def test_stage_keys_are_those_of_the_trainers():

@@ -1,0 +1,124 @@
+"""What the ppo and eval stages hand on: every column of the prompts to reward functions, and the texts of ptx_coef."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from toy_run import make_context, make_recipe, save_start
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.stages import evaluate, ppo
+
+EVALUATION = {"judge": "toy_run:judge", "prompts": 6, "samples": 2}
+ASKED: list[tuple[str, str, int, str]] = []
+
+
+def asked(
+    prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], row: Sequence[int], **_: Any
+) -> list[float]:
+    """Remembers what it is asked, and reads two columns of the prompts."""
+    ASKED.extend(zip(prompts, answer, row, completions, strict=True))
+    return [float(one.startswith(wanted)) for one, wanted in zip(completions, answer, strict=True)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    ASKED.clear()
+    make_recipe(tmp_path, ppo={"max_steps": 2, "save_steps": 2}, shared={"evaluation": EVALUATION})
+    save_start(tmp_path)
+    return tmp_path
+
+
+def truth(folder: Path, split: str) -> dict[str, tuple[str, int]]:
+    """Prompt -> answer and row, as they stand on the disk."""
+    rows = [json.loads(line) for line in (folder / "data/prompts" / f"{split}.jsonl").read_text().splitlines()]
+    return {row["prompt"]: (row["answer"], row["row"]) for row in rows}
+
+
+def test_every_column_reaches_reward_functions_in_training_and_evaluation(folder: Path) -> None:
+    context = make_context(folder, reward_funcs="test_ppo_stage:asked", reward_weights="1,2")
+    assert ppo.run(context)
+    expected = truth(folder, "train")
+    assert len(ASKED) == 2 * 4 and all(expected[prompt] == (answer, row) for prompt, answer, row, _ in ASKED)
+    ASKED.clear()
+    assert evaluate.run(context)
+    expected = truth(folder, "test")
+    assert len(ASKED) == 3 * 6 * 2 and all(expected[prompt] == (answer, row) for prompt, answer, row, _ in ASKED)
+    rows = [json.loads(line) for line in (folder / "run/eval/samples.jsonl").read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == [prompt for prompt in list(expected)[:6] for _ in range(2)]
+    scored = {(prompt, text): float(text.startswith(answer)) for prompt, answer, _, text in ASKED}
+    # A special token, which a text leaves out, is seen by the model alone.
+    plain = [row for row in rows if row["ppo"]["length"] == len(row["ppo"]["completion"]) + row["ppo"]["ended"]]
+    assert len(plain) >= 4
+    for row, model_score in zip(plain, model_scores(context, plain), strict=True):
+        given = scored[row["prompt"], row["ppo"]["completion"]]
+        assert row["ppo"]["reward"] == pytest.approx(model_score + 2 * given, abs=1e-5)
+    assert {scored[row["prompt"], row["ppo"]["completion"]] for row in plain} == {0.0, 1.0}
+
+
+def model_scores(context: Any, rows: Sequence[dict]) -> list[float]:
+    """What the reward model alone says of PPO's completions."""
+    from transformers import AutoTokenizer
+
+    from rlhf_zoo.models import load_classifier
+    from rlhf_zoo.rewards import RewardModel
+
+    path = context.checkpoint("reward").path
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    model = RewardModel(load_classifier(path), tokenizer, tokenizer)
+    texts = [row["prompt"] + row["ppo"]["completion"] for row in rows]
+    return model.score_texts(texts, ended=[row["ppo"]["ended"] for row in rows]).tolist()
+
+
+def metrics(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "run/ppo/metrics.jsonl").read_text().splitlines()]
+
+
+def test_demonstrations_are_modelled_with_ptx_coef(folder: Path) -> None:
+    assert ppo.run(make_context(folder, ptx_coef="0.5"))
+    losses = [row["loss/ptx"] for row in metrics(folder) if "loss/ptx" in row]
+    # The policy has learned these very lines; a uniform guess would cost log 17 = 2.8 nats a token.
+    assert len(losses) == 2 and all(0 < loss < 1 for loss in losses)
+
+
+def test_without_ptx_coef_its_data_set_is_not_read(folder: Path) -> None:
+    assert ppo.run(make_context(folder, ptx_dataset_config="lnes"))
+    assert not any("loss/ptx" in row for row in metrics(folder))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"ptx_dataset_split": "trian"}, "configuration lines, split trian, cannot be loaded"),
+        ({"ptx_dataset_config": "lnes"}, "configuration lnes, split train, cannot be loaded"),
+        ({"ptx_dataset_config": "prompts"}, "ptx_dataset has the columns 'prompt', 'answer', 'row': give it 'text'"),
+    ],
+)
+def test_texts_that_cannot_be_modelled(folder: Path, flags: dict[str, str], message: str) -> None:
+    with pytest.raises(ZooError) as caught:
+        ppo.run(make_context(folder, ptx_coef="0.5", **flags))
+    assert message in str(caught.value)
+    assert not (folder / "run/ppo/run.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"reward_funcs": "toy_run:answred"}, "did you mean 'answered'?"),
+        ({"reward_weights": "1,2"}, "reward_weights holds 2 numbers for 1 rewards: give one a reward."),
+        ({"reward_model_path": "none"}, "The stage ppo has no reward: give reward_model_path or reward_funcs."),
+    ],
+)
+def test_rewards_are_looked_at_before_anything_is_loaded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str], message: str
+) -> None:
+    monkeypatch.setattr(ppo, "data_source", lambda context: pytest.fail("data were looked at first"))
+    with pytest.raises(ZooError) as caught:
+        ppo.run(make_context(folder, **flags))
+    assert message in str(caught.value)
