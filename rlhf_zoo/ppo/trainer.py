@@ -293,6 +293,7 @@ class PPOTrainer(PPOServices):
         samples = given_samples(queries, responses, self)
         rollout = self.evaluated(samples, recompute=True)
         self.learn(model, rollout, given_scored(scores, samples))
+        self._metrics.clear()  # the caller has them: no log line of Trainer's will
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
         self.state.global_step += 1
