@@ -30,9 +30,9 @@ HEAVY = (
     "dulwich", "yaml", "http.server",
 )  # fmt: skip
 COMMANDS = {
-    "card", "compare", "eval", "hub", "hub env", "hub serve", "hub status", "hub token", "ppo", "pull", "push",
+    "card", "compare", "doctor", "eval", "hub", "hub env", "hub serve", "hub status", "hub token", "ppo", "pull", "push",
     "recipes", "recipes copy", "recipes keys", "recipes list", "recipes show", "recipes validate", "reward", "run",
-    "sft",
+    "sft", "trace",
 }  # fmt: skip
 
 
@@ -114,7 +114,7 @@ def test_tables_are_json_on_request(tmp_path, command, keys):
 
 
 def test_every_command_that_prints_a_table_takes_json():
-    tables = {"recipes list", "recipes keys", "run", "hub status"}
+    tables = {"recipes list", "recipes keys", "run", "hub status", "doctor", "trace"}
     takes = {name for name, command in walk(cli.cli).items() if any("--json" in param.opts for param in command.params)}
     assert takes == tables
     source = Path(cli.__file__).read_text()

@@ -10,8 +10,10 @@ from typing import Any
 import datasets
 import pytest
 from toy_run import make_context, make_recipe, save_start
+from trainer_fixture import LETTERS, make_policy, make_tokenizer
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.rewards import Rewards
 from rlhf_zoo.stages import evaluate, ppo
 
 EVALUATION = {"judge": "toy_run:judge", "prompts": 6, "samples": 2}
@@ -74,6 +76,22 @@ def model_scores(context: Any, rows: Sequence[dict]) -> list[float]:
     model = RewardModel(load_classifier(path), tokenizer, tokenizer)
     texts = [row["prompt"] + row["ppo"]["completion"] for row in rows]
     return model.score_texts(texts, ended=[row["ppo"]["ended"] for row in rows]).tolist()
+
+
+def test_columns_keep_step_with_the_batches_of_an_evaluation() -> None:
+    """`complete` samples 128 prompts at a time."""
+    answers = [LETTERS[row % 7] for row in range(130)]
+    tools = evaluate.Yardstick(
+        reference=make_policy(), tokenizer=make_tokenizer(), rewards=Rewards([asked]), judges=[], max_new_tokens=1,
+        temperature=1.0,
+    )  # fmt: skip
+    ASKED.clear()
+    found = evaluate.measure(
+        make_policy(), tools, ["ab"] * 130, keys=[(row,) for row in range(130)], seed=1, desc="",
+        columns={"answer": answers, "row": list(range(130))},
+    )  # fmt: skip
+    assert [(answer, row) for _, answer, row, _ in ASKED] == list(zip(answers, range(130), strict=True))
+    assert [text for *_, text in ASKED] == found.completions
 
 
 def metrics(folder: Path) -> list[dict[str, Any]]:

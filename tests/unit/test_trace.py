@@ -49,7 +49,7 @@ TOKENIZER = make_tokenizer()
 MEAN, STD = 0.3, 0.5  # of make_reward_model's scores
 PROMPT = "abc"
 # Log-probabilities and values are float32 here and float64 by hand, and a dozen of them add up in an advantage.
-CLOSE = {"rel": 1e-4, "abs": 1e-4}
+CLOSE = {"rel": 2e-5, "abs": 2e-5}
 
 
 def begins(completions: list[str], answer: list[str], **_: Any) -> list[float]:
@@ -118,6 +118,7 @@ def by_hand(found: Trace, config: PPOConfig, *, beta: float) -> dict[str, list]:
     return {
         "logprob": logp, "ref_logprob": ref, "kl": k1, "ratio": ratios, "reward": rewards, "value": values,
         "delta": deltas, "advantage": advantages, "clipped": stops, "paid": [score],
+        "cliprange": [1 - low, 1 + high],
     }  # fmt: skip
 
 
@@ -128,6 +129,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sequence": {"action_level": "sequence"},
     "cut": {"response_length": 3, "missing_eos_penalty": 2.0, "gamma": 1.0, "lam": 1.0},
     "clips": {"cliprange": 0.05, "cliprange_high": 0.6, "dual_clip": 3.0, "lam": 0.0},
+    "higher": {"cliprange_high": 4.0},
 }
 
 
@@ -145,6 +147,7 @@ def test_every_figure_against_its_definition(name: str, seed: int) -> None:
         assert told[:-count] == [None] * (len(told) - count)
         assert told[-count:] == pytest.approx(expected[figure], **CLOSE), figure
     assert [token.clipped for token in found.tokens][-count:] == expected["clipped"]
+    assert list(found.cliprange) == expected["cliprange"]
     assert found.shaped_score == pytest.approx(expected["paid"][0], **CLOSE)
     assert found.kl == pytest.approx(math.fsum(expected["kl"]), **CLOSE)
     assert found.ratio == pytest.approx(math.prod(expected["ratio"]), **CLOSE)
@@ -176,6 +179,8 @@ def test_the_cases_meet_every_branch() -> None:
     assert {one.scores["begins"] for each in found.values() for one in each} <= {2.0, -1.0}
     signs = {(token.advantage > 0, token.ratio > 1) for one in found["clips"] for token in one.tokens}
     assert len(signs) == 4
+    raised = [token for one in found["higher"] for token in one.tokens if token.advantage > 0 and 1.2 < token.ratio < 5]
+    assert raised and not any(token.clipped for token in raised)
 
 
 def test_the_tokens_are_those_of_the_keyed_stream() -> None:

@@ -32,6 +32,7 @@ from transformers import (
     PreTrainedConfig,
     T5Config,
 )
+from transformers.utils import logging as transformers_logging
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.value_head import (
@@ -134,9 +135,12 @@ def said() -> Iterator[list[str]]:
     handler = logging.Handler(logging.WARNING)
     handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
     loggers = [logging.getLogger(name) for name in ("transformers", "rlhf_zoo")]
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_warning()  # a stage run before in this process silences it
     for logger in loggers:
         logger.addHandler(handler)
     yield heard
+    transformers_logging.set_verbosity(verbosity)
     for logger in loggers:
         logger.removeHandler(handler)
 
