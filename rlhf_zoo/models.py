@@ -156,7 +156,10 @@ def critic_from(source: PreTrainedModel | str | Path, *, center: bool = True, sc
     if not isinstance(source, PreTrainedModel):
         if (Path(source) / ADAPTER_CONFIG).is_file():
             return _merged_critic(Path(source))
-        config = AutoConfig.from_pretrained(source)
+        try:
+            config = AutoConfig.from_pretrained(source)
+        except (OSError, ValueError) as error:
+            raise ZooError(f"The critic {source} cannot be loaded ({_first_line(error)}).") from error
         architecture = (config.architectures or [""])[0]
         if architecture.endswith("ForTokenClassification"):
             return AutoModelForTokenClassification.from_pretrained(source, dtype=torch.float32)

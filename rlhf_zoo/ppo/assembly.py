@@ -19,7 +19,7 @@ from ..reference import Reference
 from ..rewards import RewardFunction, RewardModel, Rewards
 from ..value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead, ValueHead
 from .config import PPOConfig
-from .guards import check_ids, check_tokenizer_of, check_tokens, embedding_rows, warn_of
+from .guards import check_head_of, check_ids, check_tokenizer_of, check_tokens, embedding_rows, warn_of
 from .ptx import TextSource
 
 __all__ = ["Parts", "assemble", "prompts_of"]
@@ -29,7 +29,7 @@ MANY_EPOCHS = 4
 
 @dataclass(frozen=True)
 class Parts:
-    """policy and critic train; from_reference: whether the policy begins where the reference is."""
+    """policy and critic train; from_reference: whether the policy begins where the reference is; context: in tokens."""
 
     policy: PreTrainedModel
     critic: PreTrainedModel | ValueHead
@@ -37,6 +37,7 @@ class Parts:
     rewards: Rewards | None
     texts: TextSource | None
     from_reference: bool
+    context: int | None
 
 
 def assemble(
@@ -44,7 +45,7 @@ def assemble(
     tokenizer: PreTrainedTokenizerBase,
     model: Any,
     *,
-    ref_model: PreTrainedModel | None,
+    ref_model: Any,
     reward_model: PreTrainedModel | str | None,
     value_model: Any,
     peft_config: Any,
@@ -54,6 +55,10 @@ def assemble(
     pad_apart: bool = True,
 ) -> Parts:
     """Raises ZooError for what cannot train, in one sentence. pad_apart: whether PAD must differ from EOS."""
+    if not isinstance(args, PPOConfig):
+        raise ZooError(f"args is a {type(args).__name__}: give a PPOConfig.")
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise ZooError(f"processing_class is a {type(tokenizer).__name__}: give the policy's tokenizer.")
     _check_settings(args)
     policy, head = _policy(model, args)
     check_tokens(tokenizer, policy, pad_apart=pad_apart)
@@ -61,6 +66,8 @@ def assemble(
     if peft_config is not None:
         policy = _with_adapter(policy, peft_config, args)
     disable_dropout(policy)
+    if isinstance(ref_model, str):
+        ref_model = load_causal(ref_model)
     if isinstance(ref_model, AutoModelForCausalLMWithValueHead):
         ref_model = ref_model.pretrained_model
     reference = Reference(policy, ref_model, adapter=args.ref_adapter_name, in_8bit=args.ref_load_in_8bit)
@@ -78,16 +85,34 @@ def assemble(
             )
         if (config := peft_config or _own_config(policy)) is not None and args.critic_lora and not is_peft(critic):
             critic = with_adapter(critic, config)
+    readers = [policy, reference.own, *([] if isinstance(critic, ValueHead) else [critic])]
+    readers += [reward.model for reward in rewards.models if reward.shares_ids] if rewards is not None else []
+    context = _context(readers)
+    rows, used = embedding_rows(policy), embedding_rows(policy) - _padding(policy, tokenizer)
+    if reference.own is not None and embedding_rows(reference.own) < used:
+        raise ZooError(
+            f"ref_model has {embedding_rows(reference.own)} embedding rows and the policy {rows}: give one with the "
+            "policy's tokenizer."
+        )
+    if args.stop_token_id is not None and not 0 <= args.stop_token_id < rows:
+        raise ZooError(
+            f"stop_token_id is {args.stop_token_id} and the policy has {rows} embedding rows, so nothing could end: "
+            "give an id that it can sample."
+        )
     texts = None
     if args.ptx_coef > 0:
         if ptx_dataset is None:
             raise ZooError(f"ptx_coef is {args.ptx_coef} and there is no text to model: give ptx_dataset.")
-        context = getattr(policy.config, "max_position_embeddings", None)
-        rows = embedding_rows(policy)
         texts = TextSource(ptx_dataset, tokenizer, context=context, pad_id=tokenizer.eos_token_id, embeddings=rows)
     # Eight bits move the reference a little, a model or adapter of one's own may be anywhere.
     own = ref_model is not None or args.ref_adapter_name is not None
-    return Parts(policy, critic, reference, rewards, texts, not own and not args.ref_load_in_8bit)
+    return Parts(policy, critic, reference, rewards, texts, not own and not args.ref_load_in_8bit, context)
+
+
+def _context(models: list[Any]) -> int | None:
+    """The most positions that all of the models can read; None where none has a bound."""
+    bounds = [getattr(model.config, "max_position_embeddings", None) for model in models if model is not None]
+    return min((bound for bound in bounds if bound), default=None)
 
 
 def _check_settings(args: PPOConfig) -> None:
@@ -125,6 +150,8 @@ def _policy(model: Any, args: PPOConfig) -> tuple[Any, ValueHead | None]:
         model, head = model.pretrained_model, model.v_head
     if isinstance(model, str):
         model = load_causal(model)
+    if not hasattr(model, "config") or model.get_output_embeddings() is None:
+        raise ZooError(f"The model is a {type(model).__name__}: give a causal language model, its path or its Hub id.")
     if model.config.is_encoder_decoder:
         raise ZooError(f"PPO rolls out decoder-only models, and {type(model).__name__} has an encoder: give another.")
     if args.model_adapter_name is not None:
@@ -187,6 +214,7 @@ def build_rewards(
             ready.append(RewardModel(model, AutoTokenizer.from_pretrained(reward), tokenizer, **kwargs))
         elif isinstance(reward, PreTrainedModel):
             check_tokenizer_of(reward, reward_tokenizer, of="the reward model")
+            check_head_of(reward, of="the reward model")
             ready.append(RewardModel(reward, reward_tokenizer, tokenizer, **kwargs))
         elif callable(reward):
             ready.append(reward)
@@ -249,6 +277,8 @@ def prompts_of(
     """A data set of prompts, or a mapping of such, tokenised and checked. Raises ZooError for what cannot be used."""
     if data is None:
         return None
+    if isinstance(data, dict) and training:
+        raise ZooError("train_dataset is a mapping of data sets: give one split of it, such as data['train'].")
     if isinstance(data, dict):
         return {name: prompts_of(each, args, tokenizer, context, rows) for name, each in data.items()}
     if not isinstance(data, Dataset):

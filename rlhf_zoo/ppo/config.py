@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from transformers import TrainingArguments
@@ -209,6 +210,10 @@ class PPOConfig(TrainingArguments):
 
 
 def _check_ranges(args: Any) -> None:
+    for entry in fields(args):
+        value = getattr(args, entry.name, None)
+        if any(isinstance(x, float) and not math.isfinite(x) for x in (value if isinstance(value, list) else [value])):
+            raise ZooError(f"{entry.name} is {value}: give a finite number.")
     for name, low in AT_LEAST.items():
         if getattr(args, name) is not None and getattr(args, name) < low:
             raise ZooError(f"{name} is {getattr(args, name)}: give at least {low}.")

@@ -5,15 +5,19 @@ Each check takes what it looks at and nothing else, so that it can be shown to f
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.utils import cached_file  # type: ignore[attr-defined]
 
 from ..errors import ZooError
 from ..reference import Reference
@@ -24,6 +28,7 @@ __all__ = [
     "KLWatch",
     "ReferenceWatch",
     "check_ends",
+    "check_head_of",
     "check_ids",
     "check_ratio",
     "check_rewards",
@@ -80,12 +85,12 @@ def embedding_rows(model: PreTrainedModel) -> int:
     return embeddings.weight.shape[0]
 
 
-def check_ids(prompts: Sequence[Sequence[int]], rows: int) -> None:
-    """Raises ZooError for a prompt with a token id beyond the policy's embedding rows."""
+def check_ids(prompts: Sequence[Sequence[int]], rows: int, *, what: str = "Prompt") -> None:
+    """Raises ZooError for a prompt with a token id beyond the policy's embedding rows, or with what is no id."""
     for row, ids in enumerate(prompts):
-        if wrong := [index for index in ids if not 0 <= index < rows]:
+        if wrong := [index for index in ids if not isinstance(index, int) or not 0 <= index < rows]:
             raise ZooError(
-                f"Prompt {row} holds the token id {wrong[0]}, and the policy has {rows} embedding rows: tokenize it "
+                f"{what} {row} holds the token id {wrong[0]}, and the policy has {rows} embedding rows: tokenize it "
                 "with the policy's own tokenizer."
             )
 
@@ -116,12 +121,48 @@ def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
         )
 
 
+def check_head_of(model: PreTrainedModel, *, of: str) -> None:
+    """Warns if the files that `model` was loaded from hold no classification head, so that it may be random.
+
+    Warns only: it may have been trained since. What is not on this machine, or was made in memory, cannot be checked.
+    """
+    name = getattr(model.config, "_name_or_path", "") or ""
+    if not name:
+        return
+    keys: list[str] = []
+    for file in ("model.safetensors", "model.safetensors.index.json"):
+        try:
+            path = cached_file(name, file, local_files_only=True)
+        except (OSError, ValueError):
+            continue  # not among the files, or not on this machine
+        if path is not None and file.endswith(".json"):
+            keys += json.loads(Path(path).read_text())["weight_map"]
+        elif path is not None:
+            with safe_open(path, framework="pt") as tensors:
+                keys += tensors.keys()
+    if keys and not any(key.startswith(("score.", "classifier.")) for key in keys):
+        warn_of(
+            f"The files of {name} hold no classification head, so that of {of} was initialised at random when it was "
+            "loaded: unless you trained it since, its scores mean nothing."
+        )
+
+
 # In the first update, and in each
 
 
-def check_start(kl: float) -> None:
-    """Raises ZooError if the first rollout of a run that begins at its reference has a KL, in nats per completion."""
-    if not abs(kl) < START_KL:
+def check_start(kl: float, *, at_reference: bool = True) -> None:
+    """Raises ZooError if the first rollout of a run that begins at its reference has a KL, in nats per completion.
+
+    at_reference False: the reference is a model of the user's choice, so it is only warned of.
+    """
+    if abs(kl) < START_KL:
+        return
+    if not at_reference:
+        warn_of(
+            f"The first rollout is {kl:.3g} nats a completion from the reference, and a run usually begins at it: "
+            "check that ref_model is the SFT policy."
+        )
+    else:
         raise ZooError(
             f"The first rollout is {kl:.3g} nats a completion from the reference, though the run begins there, as when "
             "the policy's adapter was trained before: merge it into its base, or give ref_model or ref_adapter_name."

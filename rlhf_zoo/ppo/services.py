@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
@@ -36,6 +37,7 @@ from .stepwise import GivenScores
 __all__ = ["EVAL_STREAM", "LOOP_STREAM", "PPO_STATE", "TRAIN_STREAM", "PPOServices"]
 
 PPO_STATE = "ppo_state.json"
+PPO_COMPLETE = "ppo_complete"
 TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2
 
 
@@ -51,7 +53,7 @@ class PPOServices(Trainer):
         args: PPOConfig,
         processing_class: PreTrainedTokenizerBase,
         model: PreTrainedModel | str | Any,
-        ref_model: PreTrainedModel | None = None,
+        ref_model: PreTrainedModel | str | None = None,
         reward_model: PreTrainedModel | str | None = None,
         train_dataset: Dataset | None = None,
         value_model: PreTrainedModel | str | Any = None,
@@ -97,7 +99,7 @@ class PPOServices(Trainer):
             train_dataset=prompts_of(train_dataset, args, processing_class, self.context, rows, training=True),
             eval_dataset=prompts_of(eval_dataset, args, processing_class, self.context, rows),
             processing_class=processing_class,
-            callbacks=callbacks,
+            callbacks=[_Complete(), *(callbacks or [])],
             optimizers=optimizers,
         )
         self.reference.to(self.accelerator.device)
@@ -109,7 +111,7 @@ class PPOServices(Trainer):
         self.reference = parts.reference
         self.texts = parts.texts
         self._rewards = parts.rewards
-        self.context = getattr(parts.policy.config, "max_position_embeddings", None)
+        self.context = parts.context
         # What is fed where the mask is False; PAD itself may have no embedding.
         rows = embedding_rows(parts.policy)
         pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
@@ -117,7 +119,7 @@ class PPOServices(Trainer):
         self.controller = kl_controller(kl_coef=args.kl_coef, kl_target=args.kl_target, kl_horizon=args.kl_horizon)
         self.scores_seen = RunningScores()
         self.last_metrics: dict[str, float] = {}
-        self._from_reference = parts.from_reference
+        self._from_reference, self._begun = parts.from_reference, False
         self._watch, self._kl_watch = ReferenceWatch(), KLWatch()
         self._waiting: list[dict] = []
         self._metrics: dict[str, list[float]] = defaultdict(list)
@@ -316,14 +318,24 @@ class PPOServices(Trainer):
             rows.append(found)
         return rows
 
-    def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains. Raises ZooError where prompts or rewards are missing."""
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains. resume_from_checkpoint: a checkpoint, or True for the last one of output_dir that is whole.
+
+        Raises ZooError where prompts or rewards are missing, where there is no checkpoint, and for a half-written one.
+        """
         if self.train_dataset is None:
             raise ZooError(
                 "PPO has no prompts: give train_dataset, or use generate() and step() in a loop of your own."
             )
         _ = self.rewards
-        return super().train(*args, **kwargs)
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = last_whole_checkpoint(Path(self.args.output_dir or "."))
+        elif resume_from_checkpoint and not (Path(resume_from_checkpoint) / PPO_COMPLETE).is_file():
+            raise ZooError(
+                f"{resume_from_checkpoint} holds no {PPO_COMPLETE}: it is half-written or no PPO checkpoint; choose "
+                "another, or give True for the last whole one."
+            )
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """One optimizer, with groups of their own for policy and critic: each has its learning rate."""
@@ -460,10 +472,29 @@ class PPOServices(Trainer):
         self.controller = kl_controller(
             kl_coef=state["kl_coef"], kl_target=self.args.kl_target, kl_horizon=self.args.kl_horizon
         )
-        self.scores_seen = RunningScores(*state["scores_seen"])
-        self._from_reference = False
+        self.scores_seen = RunningScores(*state.get("scores_seen", ()))
+        self._begun = True
         self._episodes = state["episodes"]
         self._metrics = defaultdict(list, state["unlogged"])
+
+
+class _Complete(TrainerCallback):
+    """Marks a checkpoint once all processes have written all of it: a run killed before that never goes on from it."""
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        PartialState().wait_for_everyone()
+        if state.is_world_process_zero:
+            marker = Path(args.output_dir) / f"checkpoint-{state.global_step}" / PPO_COMPLETE
+            if marker.parent.is_dir():
+                marker.write_text(f"{state.global_step}\n")
+
+
+def last_whole_checkpoint(directory: Path) -> str:
+    """The checkpoint of the latest step in `directory` that was written to its end. Raises ZooError where none is."""
+    whole = [path.parent for path in directory.glob(f"checkpoint-*/{PPO_COMPLETE}")]
+    if not whole:
+        raise ZooError(f"{directory} holds no whole checkpoint to go on from: begin anew, or check output_dir.")
+    return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2])))
 
 
 def _as_they_are(rows: list[Any]) -> Any:

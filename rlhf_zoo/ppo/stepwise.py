@@ -72,7 +72,9 @@ def given_samples(queries: Sequence[Any], responses: Sequence[Any], trainer: _Tr
         raise ZooError(
             f"step() got {len(queries)} queries and {len(responses)} responses: give as many of one as of the other."
         )
-    device = trainer.args.device
+    if isinstance(queries, str) or isinstance(responses, str):
+        raise ZooError("step() got one text: give lists of queries and responses.")
+    device, stops = trainer.args.device, set(trainer.stop_ids)
     prompts, answers = [], []
     for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
         ids = _ids(query)
@@ -90,13 +92,15 @@ def given_samples(queries: Sequence[Any], responses: Sequence[Any], trainer: _Tr
                 f"Query {row} and its response have {len(prompts[-1]) + len(answers[-1])} tokens together, past the "
                 f"context of {trainer.context}: shorten them."
             )
-    check_ids(prompts + answers, embedding_rows(trainer.policy))
+        if stops & set(answers[-1][:-1]):
+            raise ZooError(f"Response {row} goes on after its end token: cut it there, as nothing after it counts.")
+    check_ids(prompts, embedding_rows(trainer.policy), what="Query")
+    check_ids(answers, embedding_rows(trainer.policy), what="Response")
     prompt_ids, prompt_mask = left_pad(prompts, trainer.fill_id, device)
     width = max(map(len, answers))
     completion_ids = torch.tensor([ids + [trainer.fill_id] * (width - len(ids)) for ids in answers], device=device)
     lengths = torch.tensor([len(ids) for ids in answers], device=device)
     mask = torch.arange(width, device=device) < lengths.unsqueeze(1)
-    stops = set(trainer.stop_ids)
     ended = torch.tensor([ids[-1] in stops for ids in answers], device=device)
     return Samples(prompt_ids, prompt_mask, completion_ids, mask, torch.zeros(mask.shape, device=device), ended)
 

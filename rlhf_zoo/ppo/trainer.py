@@ -58,9 +58,9 @@ class PPOTrainer(PPOServices):
 
     def learn(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
         """One update from a scored rollout: advantages, epochs, metrics, β. Returns its loss."""
-        if self._from_reference:
-            check_start(self.mean(rollout.kl))
-            self._from_reference = False
+        if not self._begun:
+            check_start(self.mean(rollout.kl), at_reference=self._from_reference)
+            self._begun = True
         moments = self.moments(scored.total).tolist()
         self.scores_seen = self.scores_seen.update(moments)
         estimates = self.estimate(rollout, scored)
@@ -265,6 +265,8 @@ class PPOTrainer(PPOServices):
         ZooError for no prompts and for one that cannot be sampled from.
         """
         self.prepare_loop()
+        if isinstance(prompts, str):
+            raise ZooError("generate() got one text: give a list of prompts.")
         if not len(prompts) or num_generations < 1:
             raise ZooError(
                 f"generate() got {len(prompts)} prompts and num_generations {num_generations}: give at least 1 of each."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import shutil
@@ -39,7 +40,9 @@ class DataSource:
         """One split. Raises ZooError when it, its configuration or a column is not there, or it is empty."""
         what = f"The data set {self.location}" + (f", configuration {configuration}" if configuration else "")
         try:
-            loaded = datasets.load_dataset(self.location, configuration, split=split, revision=self.revision)
+            loaded = datasets.load_dataset(
+                self.location, configuration, split=split, revision=self.revision, cache_dir=_cache_of(self.location)
+            )
         except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
             if is_disk_full(error):
                 raise
@@ -49,6 +52,18 @@ class DataSource:
             ) from error
         need_columns(loaded, columns, of=f"{what}, split {split},")
         return loaded
+
+
+def _cache_of(location: str) -> str | None:
+    """A cache of its own for each content of a local folder: the usual one tells folders apart by their last name."""
+    folder = Path(location)
+    if not folder.is_dir():
+        return None
+    content = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
+        content.update(str(path.relative_to(folder)).encode())
+        content.update(path.read_bytes())
+    return str(Path(datasets.config.HF_DATASETS_CACHE) / "folders" / content.hexdigest()[:32])
 
 
 def data_source(context: RunContext, *, again: bool = False) -> DataSource:

@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import ZooError
 from ..hub.card import make_card
 from ..models import load_causal
+from ..ppo.completions import TAKEN
 from ..record import read_json
 from . import evaluate, ppo, reward, sft
 from .context import RunContext
@@ -105,7 +106,9 @@ def show(context: RunContext, console: Any) -> None:
 
     source = data_source(context)
     config = context.shared.evaluation
-    prompts = list(source.load("prompts", "test", columns=["prompt"])["prompt"])[: config.prompts][:SHOWN_PROMPTS]
+    rows = source.load("prompts", "test", columns=["prompt"])
+    asked = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
+    prompts, columns = asked["prompt"], {name: values for name, values in asked.items() if name not in TAKEN}
     with tempfile.TemporaryDirectory() as cache:
         pulled = {}
         for stage in ("sft", "ppo"):
@@ -117,7 +120,13 @@ def show(context: RunContext, console: Any) -> None:
         keys = [(SHOW_STREAM, i) for i in range(len(prompts))]
         found = {
             stage: measure(
-                load_causal(path), tools, prompts, keys=keys, seed=context.shared.seed, desc=f"showing {stage}"
+                load_causal(path),
+                tools,
+                prompts,
+                keys=keys,
+                seed=context.shared.seed,
+                desc=f"showing {stage}",
+                columns=columns,
             )
             for stage, path in pulled.items()
         }

@@ -361,7 +361,7 @@ def _state(path: Path) -> tuple[float, RunningScores]:
     """β and the running score statistics that a checkpoint was left with."""
     state = read_json(path)
     try:
-        kl_coef, seen = float(state["kl_coef"]), RunningScores(*map(float, state["scores_seen"]))
+        kl_coef, seen = float(state["kl_coef"]), RunningScores(*map(float, state.get("scores_seen", ())))
     except (KeyError, TypeError, ValueError) as error:
         raise ZooError(f"{path} is not what PPO writes there ({error}): take another checkpoint.") from error
     if not math.isfinite(kl_coef):

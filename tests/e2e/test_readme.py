@@ -122,7 +122,7 @@ def summary_of_python_block(place, serving):
     assert "objective/kl" in done.stdout
     # The loop prints score and KL of its two updates; the first is measured before any step.
     *_, first, second = done.stdout.strip().splitlines()
-    assert abs(float(first.split()[1])) < 1e-3 < abs(float(second.split()[1]))
+    assert abs(float(first.split()[1])) < 1e-5 < abs(float(second.split()[1]))
 
 
 def start(command: str, place) -> subprocess.Popen:

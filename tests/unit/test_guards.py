@@ -219,3 +219,92 @@ def test_kl_that_is_flat_while_the_score_climbs() -> None:
     assert "The score rose by 1.5 over 20 updates while KL stood at 0 nats" in said
     assert feed(KLWatch(), [(0.02 * step, 0.01, score) for step, (_, _, score) in enumerate(climbing)]) == []
     assert feed(KLWatch(), [(0.0, 0.0, 0.5)] * 30) == []
+
+
+# What only warns, as the user may have meant it
+
+
+def test_a_reward_model_whose_files_hold_no_head(tmp_path: Path) -> None:
+    """As every TRL script passes it: an object, loaded as a classifier from a causal checkpoint."""
+    make_policy().save_pretrained(tmp_path / "sft")
+    fresh = type(make_reward_model()).from_pretrained(tmp_path / "sft", num_labels=1)
+    with pytest.warns(GuardWarning, match="hold no classification head, so that of the reward model"):
+        make_trainer(tmp_path, reward_model=fresh)
+    make_reward_model().save_pretrained(tmp_path / "reward")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GuardWarning)
+        make_trainer(tmp_path, reward_model=type(fresh).from_pretrained(tmp_path / "reward"))
+
+
+def test_a_reference_of_ones_own_that_is_far_from_the_start(tmp_path: Path) -> None:
+    with pytest.warns(GuardWarning, match=r"first rollout is \d+\.\d+ nats a completion from the reference"):
+        make_trainer(tmp_path, ref_model=make_policy(seed=77), max_steps=1).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GuardWarning)
+        make_trainer(tmp_path, ref_model=make_policy(), max_steps=1).train()
+
+
+# What does not fit
+
+
+@pytest.mark.parametrize("part", ["value_model", "reward_model"])
+def test_prompts_longer_than_the_context_of_critic_or_reward(tmp_path: Path, part: str) -> None:
+    short = make_reward_model(max_position_embeddings=12)
+    refused(tmp_path, "Prompt 2 has 3 tokens.*passes the context of 12", **{part: short})
+
+
+def test_a_reference_that_reads_fewer_tokens(tmp_path: Path) -> None:
+    refused(tmp_path, "ref_model has 10 embedding rows and the policy 17", ref_model=make_policy(vocab_size=10))
+
+
+@pytest.mark.parametrize(
+    ("message", "given"),
+    [
+        ("stop_token_id is 999", {"stop_token": None, "stop_token_id": 999}),
+        ("kl_coef is nan", {"kl_coef": float("nan")}),
+        ("reward_weights is", {"reward_weights": [float("nan")]}),
+        ("train_dataset is a mapping", {"train_dataset": {"train": 5}}),
+        ("The model is a LlamaForSequenceClassification", {"model": make_reward_model()}),
+        ("The critic /nowhere/at/all cannot be loaded", {"value_model": "/nowhere/at/all"}),
+    ],
+)
+def test_what_cannot_be_right_is_one_sentence(tmp_path: Path, message: str, given: dict[str, Any]) -> None:
+    refused(tmp_path, message, **given)
+
+
+def test_a_half_written_checkpoint_is_never_picked_up(tmp_path: Path) -> None:
+    """Without the recipe's stages: the trainer alone marks a checkpoint that it has written to its end."""
+
+    class Killed(PPOTrainer):
+        def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+            super().save_model(output_dir, _internal_call)
+            if self.state.global_step == 4:
+                raise KeyboardInterrupt
+
+    given: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(tmp_path / "run", kind=Killed, **given).train()
+    assert (tmp_path / "run/checkpoint-4/model.safetensors").is_file()
+    torn = str(tmp_path / "run/checkpoint-4")
+    with pytest.raises(ZooError, match="checkpoint-4 holds no ppo_complete: it is half-written"):
+        make_trainer(tmp_path / "run", **given).train(resume_from_checkpoint=torn)
+    resumed = make_trainer(tmp_path / "run", **given)
+    resumed.train(resume_from_checkpoint=True)
+    whole = make_trainer(tmp_path / "whole", **given)
+    whole.train()
+    for name, weight in whole.policy.state_dict().items():
+        assert torch.equal(weight, resumed.policy.state_dict()[name]), name
+    with pytest.raises(ZooError, match="holds no whole checkpoint to go on from"):
+        make_trainer(tmp_path / "empty", **given).train(resume_from_checkpoint=True)
+
+
+def test_a_loop_of_ones_own_names_what_is_wrong(tmp_path: Path) -> None:
+    loop = make_trainer(tmp_path, reward_funcs=None, train_dataset=None)
+    for message, call in (
+        ("generate\\(\\) got one text", lambda: loop.generate("ab")),
+        ("step\\(\\) got one text", lambda: loop.step("ab", [[3], [4]], [1.0, 2.0])),
+        ("Response 0 holds the token id 99", lambda: loop.step([[3]], [[99]], [1.0])),
+        ("Response 0 goes on after its end token", lambda: loop.step([[3]], [[4, EOS, 5]], [1.0])),
+    ):
+        with pytest.raises(ZooError, match=message):
+            call()
