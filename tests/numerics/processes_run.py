@@ -81,7 +81,7 @@ def together(directory: Path, processes: int) -> Any:
     return make_trainer(
         directory, **settings(processes) | {
             "max_steps": 4, "train_dataset": prompt_rows(24), "eval_dataset": prompt_rows(7), "eval_strategy": "steps",
-            "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1, "kl_target": 0.5,
+            "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1, "kl_target": 8.0,
             "kl_horizon": 32, "whiten_rewards": True, "score_centering": "running", "score_scaling": "running",
             "early_stop_kl": 0.02, "num_ppo_epochs": 3, "entropy_coef": 0.01,
         },
