@@ -255,8 +255,8 @@ def test_whitening_is_named_where_training_does_it() -> None:
             {},
             f"has {CONTEXT - 11} tokens, and with 12 new ones it passes the context of {CONTEXT}",
         ),
-        ("a", {"temperature": math.inf}, "The temperature is inf: give a number above 0."),
-        ("a", {"temperature": math.nan}, "The temperature is nan"),
+        ("a", {"temperature": math.inf}, "temperature is inf: give a finite number."),
+        ("a", {"temperature": math.nan}, "temperature is nan: give a finite number."),
         ([{"role": "user", "content": "a"}], {}, "the tokenizer has no chat template"),
     ],
 )
@@ -476,7 +476,7 @@ def test_settings_of_a_download_are_checked(hub: dict[str, Path], change: dict[s
 
 def test_a_state_that_ppo_did_not_write(hub: dict[str, Path]) -> None:
     state = hub["local/toy-ppo"] / "ppo_state.json"
-    for content in ('{"kl_coef": "x"}', '{"kl_coef": 1}', "[]"):
+    for content in ('{"kl_coef": "x"}', '{"kl_coef": 1, "scores_seen": ["x"]}', "[]"):
         state.write_text(content)
         with pytest.raises(ZooError, match="is not what PPO writes there"):
             trace_checkpoint(find("local/toy-ppo"), "cd", reward_funcs=["toy_run:answered"])
