@@ -2,10 +2,10 @@
 
 TRL removed PPO after 1.12.0 (PR #7020), so this needs an environment of its own:
 
-    python3.11 -m venv /tmp/trl112
-    /tmp/trl112/bin/pip install torch==2.13.0
-    /tmp/trl112/bin/pip install trl==1.12.0 transformers==5.23.0 accelerate datasets pandas rich peft
-    OMP_NUM_THREADS=1 /tmp/trl112/bin/python tests/numerics/trl_parity/generate.py
+    python3.11 -m venv .venv-trl
+    .venv-trl/bin/pip install torch==2.13.0
+    .venv-trl/bin/pip install trl==1.12.0 transformers==5.23.0 accelerate datasets pandas rich peft
+    OMP_NUM_THREADS=1 .venv-trl/bin/python tests/numerics/trl_parity/generate.py
 
 It writes `models.safetensors`, one `CASE.safetensors` a case and `cases.json` beside itself, in half a minute, and the
 same bytes each time on one machine. Nothing is computed here: every tensor is a local variable of TRL's `train`, read
