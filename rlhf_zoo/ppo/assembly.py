@@ -77,23 +77,19 @@ def assemble(
     if head is not None and args.critic not in ("auto", "shared"):
         raise ZooError(f"The model has a value head and critic is {args.critic!r}: give 'shared', or the model alone.")
     critic = head if head is not None else build_critic(value_model, rewards, policy, args)
-    if not isinstance(critic, ValueHead):
-        if embedding_rows(critic) < embedding_rows(policy) - _padding(policy, tokenizer):
+    rows = embedding_rows(policy)
+    separate = {"The critic": None if isinstance(critic, ValueHead) else critic, "ref_model": reference.own}
+    for name, reader in separate.items():
+        if reader is not None and embedding_rows(reader) < min(rows, len(tokenizer)):
             raise ZooError(
-                f"The critic has {embedding_rows(critic)} embedding rows and the policy {embedding_rows(policy)}: give "
-                "a value_model that reads the policy's tokens."
+                f"{name} has {embedding_rows(reader)} embedding rows and the policy {rows}: give one that reads the "
+                "policy's tokens."
             )
-        if (config := peft_config or _own_config(policy)) is not None and args.critic_lora and not is_peft(critic):
-            critic = with_adapter(critic, config)
-    readers = [policy, reference.own, *([] if isinstance(critic, ValueHead) else [critic])]
-    readers += [reward.model for reward in rewards.models if reward.shares_ids] if rewards is not None else []
-    context = _context(readers)
-    rows, used = embedding_rows(policy), embedding_rows(policy) - _padding(policy, tokenizer)
-    if reference.own is not None and embedding_rows(reference.own) < used:
-        raise ZooError(
-            f"ref_model has {embedding_rows(reference.own)} embedding rows and the policy {rows}: give one with the "
-            "policy's tokenizer."
-        )
+    scoring = [reward.model for reward in rewards.models if reward.shares_ids] if rewards is not None else []
+    context = _context([policy, *separate.values(), *scoring])
+    config = peft_config or _own_config(policy)
+    if config is not None and args.critic_lora and not isinstance(critic, ValueHead) and not is_peft(critic):
+        critic = with_adapter(critic, config)
     if args.stop_token_id is not None and not 0 <= args.stop_token_id < rows:
         raise ZooError(
             f"stop_token_id is {args.stop_token_id} and the policy has {rows} embedding rows, so nothing could end: "
@@ -181,11 +177,6 @@ def _with_adapter(policy: Any, peft_config: Any, args: PPOConfig) -> Any:
 
 def _own_config(policy: Any) -> Any:
     return policy.peft_config[policy.active_adapter] if is_peft(policy) else None
-
-
-def _padding(policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Embedding rows of the policy that no token uses."""
-    return max(embedding_rows(policy) - len(tokenizer), 0)
 
 
 def build_rewards(
