@@ -12,8 +12,12 @@ TOGETHER := -n 2 --dist loadfile
 
 .PHONY: demo test test-full lint bench evidence clean
 
-demo: .venv/demo.stamp ## the whole pipeline of the recipe tiny-world, on this machine, in minutes
+demo: .venv/demo.stamp ## the whole pipeline of the recipe tiny-world, in minutes; SERVE=1 opens the comparison page
 	$(BIN)/rlhf-zoo run tiny-world --output_dir runs/demo $(if $(RESTART),--restart)
+	@echo "The comparison page of this run: make demo SERVE=1"
+ifdef SERVE
+	$(BIN)/rlhf-zoo compare local/tiny-world-ppo --hub local --open || [ $$? -eq 130 ]
+endif
 
 test: .venv/test.stamp lint ## everything but the long tier
 	$(BIN)/python -m pytest $(TOGETHER) -m "not full and not gpu"

@@ -17,21 +17,51 @@ __all__ = ["compare", "trace"]
 @click.argument("ppo")
 @click.option("--sft", help="The SFT model.  [default: from the PPO checkpoint's lineage]")
 @click.option("--reward", help="The reward model.  [default: from the lineage]")
+@click.option(
+    "--votes",
+    help="The data set NAMESPACE/NAME that the blind test adds to; '' keeps no votes.  [default: on the embedded Hub, "
+    "local/NAME-votes, and elsewhere none]",
+)
+@click.option(
+    "--ablation",
+    "runs",
+    multiple=True,
+    help="A run of the same ablation, several times.  [default: those of the namespace]",
+)
 @click.option("--hub", help="'local' or an address.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Listen here.")
 @click.option("--port", type=int, default=7860, show_default=True, help="Listen on this port; 0 takes a free one.")
-def compare(ppo: str, sft: str | None, reward: str | None, hub: str | None, host: str, port: int) -> None:
-    """Open the comparison page: SFT and PPO side by side, with rewards and KL.
+@click.option("--open", "show", is_flag=True, help="Open it in a browser, where this machine has a screen.")
+def compare(
+    ppo: str,
+    sft: str | None,
+    reward: str | None,
+    votes: str | None,
+    runs: tuple[str, ...],
+    hub: str | None,
+    host: str,
+    port: int,
+    show: bool,
+) -> None:
+    """Open the comparison page: SFT and PPO side by side, over training, blind, and the card.
 
     \b
     Example:
       rlhf-zoo compare local/tiny-world-ppo --hub local
     """
-    with settle_hub(hub, push_to_hub=False):
-        from ..stages.compare import launch
+    with settle_hub(hub, push_to_hub=False) as connected:
+        from ..hub.vote_data import HubVotes
+        from ..stages.compare import launch, votes_by_default
 
+        if votes is None:
+            votes = votes_by_default(ppo) if connected.kind == "local" else None
+        elif votes:
+            from ..hub.publish import check_access
+
+            votes = HubVotes(votes).name
+            check_access(votes.partition("/")[0], token_from=connected.token_from)
         try:
-            launch(ppo, sft=sft, reward=reward, host=host, port=port)
+            launch(ppo, sft=sft, reward=reward, host=host, port=port, votes=votes or None, runs=runs or None, show=show)
         except KeyboardInterrupt:
             raise click.exceptions.Exit(130) from None  # how a page ends: nothing is left to go on with
 

@@ -21,10 +21,24 @@ __all__ = ["space"]
 @click.option("--repo", help="The Space, NAMESPACE/NAME.  [default: local or the token's owner, NAME-compare]")
 @click.option("--sft", help="The SFT model.  [default: from the PPO checkpoint's lineage]")
 @click.option("--reward", help="The reward model.  [default: from the lineage]")
+@click.option("--votes", metavar="NAMESPACE/NAME", help="The data set for blind votes.  [default: none are kept]")
+@click.option(
+    "--ablation",
+    metavar="REPO",
+    multiple=True,
+    help="Another run from the same SFT checkpoint; again for more, PPO itself for none.  [default: found by recipe]",
+)
 @click.option("--private/--public", default=None, help="Who sees it.  [default: private if one of its models is]")
 @click.option("--hub", help="'local' or an address.")
 def deploy(
-    ppo: str, repo: str | None, sft: str | None, reward: str | None, private: bool | None, hub: str | None
+    ppo: str,
+    repo: str | None,
+    sft: str | None,
+    reward: str | None,
+    votes: str | None,
+    ablation: tuple[str, ...],
+    private: bool | None,
+    hub: str | None,
 ) -> None:
     """Make or update a Space with the comparison page: SFT and PPO side by side, with rewards and KL.
 
@@ -34,7 +48,7 @@ def deploy(
     \b
     Example:
       rlhf-zoo space deploy local/tiny-world-ppo --hub local
-      rlhf-zoo space deploy USER/NAME-ppo@best --repo USER/compare --hub https://huggingface.co
+      rlhf-zoo space deploy USER/NAME-ppo@best --repo USER/compare --votes USER/votes --hub https://huggingface.co
     """
     from ..recipes import is_repository_name
 
@@ -46,12 +60,15 @@ def deploy(
 
         from ..hub.publish import check_access
         from ..hub.space import deploy as deploy_space
-        from ..hub.space import find_models
+        from ..hub.space import find_models, with_runs
 
         logging.set_verbosity_error()  # it warns of a commit that would change nothing
         disable_progress_bars()
         own = check_access("local" if connected.kind == "local" else None, token_from=connected.token_from)
-        models = find_models(ppo, sft=sft, reward=reward)
+        models = find_models(ppo, sft=sft, reward=reward, votes=votes)
+        models, problem = with_runs(models, ablation or None)
+        if problem is not None:
+            click.echo(problem, err=True)
         name = repo or f"{own}/{models.ppo.repo.rpartition('/')[2].removesuffix('-ppo')}-compare"
 
         def samples() -> list[dict]:
@@ -74,10 +91,14 @@ def _tell(done: Deployed, models: SpaceModels, hub: Hub) -> None:
         )
     elif done.sdk == "static":
         click.echo("It stays the static page that it was: delete the Space and deploy it again for a live one.")
+    if done.sdk == "static" and models.votes is not None:
+        click.echo(f"A static page takes no votes, so nothing goes to {models.votes}.")
     if done.sdk == "gradio" and hub.kind == "huggingface":
         click.echo(f"It runs on {done.hardware} once it is built.")
         for repo in done.hidden:
             click.echo(f"{repo} is private: give the Space a secret HF_TOKEN that may read it.")
+        if models.votes is not None:
+            click.echo(f"Votes go to {models.votes}: give the Space a secret HF_TOKEN that may write to that data set.")
     else:
         at = f" --hub {hub.label}" if hub.kind != "huggingface" else ""
         click.echo(f"The live page, here: rlhf-zoo compare {models.ppo.name}{at}")

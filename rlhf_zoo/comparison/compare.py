@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,18 +163,24 @@ class Comparison:
         top_p: float = 1.0,
         max_new_tokens: int = 32,
         n: int = 1,
+        every: float = 0.0,
     ) -> Generator[Snapshot, None, None]:
-        """n completions from each policy, all one token longer at each snapshot; the last one, `done`, has everything.
+        """n completions from each policy, longer by a token at each snapshot; the last one, `done`, has everything.
+
+        every: seconds from one snapshot to the next at least, but for the last; it leaves out those between.
 
         What is refused (see `compare`) is refused at once, not at the first snapshot. Row 0 is what `compare` gives;
         row i of both policies draws with the random stream i of the seed. Closing the generator stops at once and lets
         its memory go.
         """
-        return self._snapshots(self._request(prompt, seed, temperature, top_p, max_new_tokens, n))
+        return self._snapshots(self._request(prompt, seed, temperature, top_p, max_new_tokens, n), every)
 
-    def _snapshots(self, request: _Request) -> Generator[Snapshot, None, None]:
+    def _snapshots(self, request: _Request, every: float) -> Generator[Snapshot, None, None]:
+        due = -math.inf
         for written in self._write(request):
-            yield _snapshot(request, written)
+            if time.monotonic() >= due or all(one.stop is not None for one in written):
+                yield _snapshot(request, written)
+                due = time.monotonic() + every
 
     def check(
         self,
@@ -276,9 +283,13 @@ class _Completion:
         self._text = self.pieces.whole()
         return self._text
 
+    @property
+    def stop(self) -> str | None:
+        """See `Side.stop`."""
+        return self.drawn[-1].stop if self.drawn else None
+
     def side(self) -> Side:
-        drawn = self.drawn
-        stop = drawn[-1].stop if drawn else None
+        drawn, stop = self.drawn, self.stop
         return Side(
             completion=self.pieces.text if self._text is None else self._text,
             reward=self.reward,

@@ -14,27 +14,37 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..errors import ZooError
 from ..record import write_json, write_text
+from .ablation import find_runs
+from .chosen import CHOSEN, SCHEMA
 from .facts import hub_id
 from .family import Node, clean
 from .lineage import find_family
 from .refusals import reason, refusals_as
 from .space_page import render_page
+from .vote_data import HubVotes
 from .wheel import make_wheel, unpack
 
-__all__ = ["CHOSEN", "Deployed", "Pinned", "SpaceModels", "deploy", "find_models", "space_folder", "write_space"]
+__all__ = [
+    "CHOSEN",
+    "Deployed",
+    "Pinned",
+    "SpaceModels",
+    "deploy",
+    "find_models",
+    "space_folder",
+    "with_runs",
+    "write_space",
+]
 
-CHOSEN = "compare.json"
-"""Which models a Space shows; app.py reads it. A Space without one is not ours."""
 CPU, ZERO_GPU = "cpu-basic", "zero-a10g"
 SHORT_STATIC = "Completions of SFT and PPO, with reward and log-ratio"
-_SCHEMA = 1
 _MODELS_HERE = "<!-- models -->\n"
 _ZERO_GPU_PYTHON = "3.12"  # it has 3.10 and 3.12, and this package needs 3.11
 _UNTOUCHED = {".gitattributes", "README.md"}  # all that a Hub puts into a new Space
@@ -61,6 +71,8 @@ class SpaceModels:
     """What a Space shows. reward: None where PPO was trained without one. recipe: None where no card names it.
 
     card: rlhf_card.json of the PPO checkpoint, {} without one, as its publisher wrote it: its texts are data.
+    votes: the data set that blind votes go to, None to keep none. runs: the PPO repositories of the ablation beside it,
+    of which the page shows whatever is published when it starts.
     """
 
     ppo: Pinned
@@ -69,6 +81,8 @@ class SpaceModels:
     datasets: tuple[str, ...] = ()
     recipe: str | None = None
     card: Mapping[str, Any] = field(default_factory=dict)
+    votes: str | None = None
+    runs: tuple[str, ...] = ()
 
     @property
     def roles(self) -> dict[str, Pinned]:
@@ -94,12 +108,16 @@ class Deployed:
     refused: str | None = None
 
 
-def find_models(ppo: str, *, sft: str | None = None, reward: str | None = None) -> SpaceModels:
+def find_models(
+    ppo: str, *, sft: str | None = None, reward: str | None = None, votes: str | None = None
+) -> SpaceModels:
     """The models of a PPO checkpoint NAMESPACE/NAME[@TAG], each at its commit; no weights are fetched.
 
-    sft and reward take the place of what the lineage names. Raises ZooError where a model cannot be had, where the
-    checkpoint is not one of PPO, and where nothing names its SFT model.
+    sft and reward take the place of what the lineage names; the data set `votes` need not be there yet. Raises ZooError
+    where a model cannot be had, where the checkpoint is not one of PPO, where nothing names its SFT model, and where no
+    Hub could have `votes`.
     """
+    votes = None if votes is None else HubVotes(votes).name
     root = _published(ppo)
     card = root.member.card or {}
     if card.get("stage", "ppo") != "ppo":
@@ -112,8 +130,26 @@ def find_models(ppo: str, *, sft: str | None = None, reward: str | None = None) 
     scorer = _given(reward, "reward") if reward is not None else _parent(ppo, parents.get("reward"), "reward")
     data = [node.reference.repo for node in _walk(root) if node.reference.role == "data" and not node.member.problem]
     return SpaceModels(
-        _pinned(root), base, scorer, tuple(dict.fromkeys(repo for repo in data if repo)), root.recipe, card
+        _pinned(root), base, scorer, tuple(dict.fromkeys(repo for repo in data if repo)), root.recipe, card, votes
     )
+
+
+def with_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[SpaceModels, str | None]:
+    """(the models with the other runs of the ablation, why there may be fewer than there are if so).
+
+    names: the runs; None looks for them. Of those found, one without a checkpoint is left out, and one that is private
+    where the PPO model is not, which would make the Space private. Raises ZooError for a name that `find_runs` refuses.
+    """
+    found = find_runs(models.ppo.repo, models.card, others=names)
+    own, *others = found.runs
+    problems = [found.problem] if found.problem is not None else []
+    if names is None:
+        others = [run for run in others if run.steps]
+        hidden = [run.repo for run in others if run.private and not own.private]
+        others = [run for run in others if run.repo not in hidden]
+        if hidden:
+            problems.append(f"Left out because {own.repo} is public and they are not: {', '.join(hidden)}.")
+    return replace(models, runs=tuple(run.repo for run in others)), " ".join(problems) or None
 
 
 def _published(name: str) -> Node:
@@ -196,6 +232,7 @@ def write_space(
 
 def write_static(folder: Path, models: SpaceModels, samples: Sequence[Mapping[str, Any]]) -> None:
     """Writes the files of a static Space into `folder`: one page over completions that were drawn before."""
+    models = replace(models, votes=None, runs=())  # the page computes nothing, so it can keep none and show none
     write_json(folder / CHOSEN, _chosen(models, None))
     names = {_ROLES[role]: model for role, model in models.roles.items()}
     write_text(folder / "index.html", render_page(names, models.card, samples, title=_title(models)))
@@ -204,7 +241,7 @@ def write_static(folder: Path, models: SpaceModels, samples: Sequence[Mapping[st
 
 def _chosen(models: SpaceModels, hardware: str | None) -> dict[str, Any]:
     names = {role: models.roles[role].name if role in models.roles else None for role in _ROLES}
-    return {"schema": _SCHEMA, **names, "hardware": hardware}
+    return {"schema": SCHEMA, **names, "votes": models.votes, "runs": list(models.runs), "hardware": hardware}
 
 
 def _requirements(template: Path, wheel: str | None, *, hardware: str) -> str:
@@ -238,8 +275,8 @@ def _front_matter(head: Mapping[str, Any], models: SpaceModels, **fields: Any) -
     known = {
         **head,
         "title": _title(models),
-        "models": [model.repo for model in models.roles.values()],
-        "datasets": list(models.datasets),
+        "models": list(dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])),
+        "datasets": list(dict.fromkeys([*models.datasets, *([models.votes] if models.votes else [])])),
         **fields,
     }
     known = {key: value for key, value in known.items() if value is not None}
@@ -290,6 +327,8 @@ def _static_readme(models: SpaceModels) -> str:
 
 def _models_table(models: SpaceModels) -> str:
     rows = [f"| {_ROLES[role]} | `{model.repo}` | `{model.commit}` |" for role, model in models.roles.items()]
+    rows += [f"| run of the ablation | `{repo}` | the tag of every step |" for repo in models.runs]
+    rows += [f"| votes | data set `{models.votes}` | `main` |"] if models.votes else []
     return "\n".join(["| model | repository | commit |", "|---|---|---|", *rows, ""])
 
 
@@ -318,7 +357,8 @@ def deploy(
     api: Any = HfApi()
     endpoint = constants.ENDPOINT
     with refusals_as(f"The models of {space} cannot be looked at on {endpoint}", "try again, or check --hub."):
-        hidden = tuple(model.repo for model in models.roles.values() if api.model_info(model.repo).private)
+        shown = dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])
+        hidden = tuple(repo for repo in shown if api.model_info(repo).private)
     refused = None
     with refusals_as(f"The Space {space} cannot be made on {endpoint}", "check that the token may write there."):
         there = _look(api, space)

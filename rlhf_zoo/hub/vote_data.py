@@ -42,6 +42,7 @@ class HubVotes:
         self.name = repo_id
         self._private, self._license, self._tags = private, license, tags
         self._ready = False
+        self._known: tuple[str, list[Vote]] | None = None  # what was read last, and at which commit
 
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
         """Adds the votes in one commit, as files named after the batch; makes repository and card where there are none.
@@ -107,12 +108,15 @@ class HubVotes:
         A row that is no vote, as anybody with write access may add, is left out, with a warning. Raises what the client
         raises.
         """
-        from huggingface_hub import snapshot_download
+        from huggingface_hub import HfApi, snapshot_download
         from huggingface_hub.errors import RepositoryNotFoundError
 
         try:
+            head = self._head(HfApi())
+            if self._known is not None and self._known[0] == head:
+                return list(self._known[1])
             patterns = [f"{name}/*/*.parquet" for name in CONFIGURATIONS]
-            folder = Path(snapshot_download(self.name, repo_type="dataset", allow_patterns=patterns))
+            folder = Path(snapshot_download(self.name, revision=head, repo_type="dataset", allow_patterns=patterns))
         except RepositoryNotFoundError:
             return []
         found, strange = [], 0
@@ -124,7 +128,8 @@ class HubVotes:
                     strange += 1
         if strange:
             log.warning("%s holds %d rows that are no votes of rlhf-zoo; they are left out.", self.name, strange)
-        return merged(found)
+        self._known = (head, merged(found))
+        return list(self._known[1])
 
 
 def _schema(configuration: str) -> Any:

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import errno
 import importlib.util
+import os
 import socket
+import sys
 import threading
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -16,42 +21,75 @@ from ..errors import ZooError
 if TYPE_CHECKING:
     from ..hub.space import SpaceModels
 
-__all__ = ["draw", "launch"]
+__all__ = ["draw", "launch", "votes_by_default"]
 
 DRAWN = 8
 """Prompts of a static page."""
 
 
-def launch(ppo: str, *, sft: str | None, reward: str | None, host: str, port: int) -> None:
+def launch(
+    ppo: str,
+    *,
+    sft: str | None,
+    reward: str | None,
+    host: str,
+    port: int,
+    votes: str | None = None,
+    runs: Sequence[str] | None = None,
+    show: bool = False,
+) -> None:
     """Serves the page for a PPO checkpoint until Ctrl-C, and prints its address once it listens.
 
-    sft and reward: None takes what the checkpoint's lineage names. port 0 takes a free one. Raises ZooError when gradio
-    is missing, the port is taken, or a model cannot be had.
+    sft and reward: None takes what the checkpoint's lineage names. port 0 takes a free one. votes: the data set that
+    the blind test adds to, None keeps none. runs: other runs of the ablation, None finds them. show: opens a browser,
+    where this machine has a screen. Raises ZooError when gradio is missing, the port is taken, or a model cannot be
+    had.
     """
     if importlib.util.find_spec("gradio") is None:
         raise ZooError("The comparison page needs gradio: `pip install 'rlhf-zoo[space]'` installs it.")
     port = _free_port(host, port)
-    from ..hub.lineage import find_lineage
-
-    lineage = find_lineage(ppo, sft=sft, reward=reward)
-    from ..comparison import Comparison
     from .train import quiet
 
     quiet()
-    app = _app()
-    comparison = Comparison.load(
-        ppo=lineage.ppo.path, sft=lineage.sft.path, reward=lineage.reward.path if lineage.reward else None
-    )
-    page = app.build(comparison, lineage)
+    from ..page import Subject
+
+    subject = Subject.load(ppo, sft=sft, reward=reward, runs=runs)
     try:
-        url = app.start(page, host=f"[{host}]" if ":" in host else host, port=port)
+        at = {"host": f"[{host}]" if ":" in host else host, "port": port}
+        with _app().opened(subject, votes=votes, private=votes is not None and _is_private(ppo), **at) as url:
+            click.echo(f"Comparison page: {url} (Ctrl-C ends it)")
+            if show and _has_screen():
+                webbrowser.open(url)
+            threading.Event().wait()
     except OSError as error:
+        if error.errno not in (None, errno.EADDRINUSE):
+            raise
         raise ZooError(f"Port {port} of {host} was taken meanwhile: choose another with --port.") from error
-    click.echo(f"Comparison page: {url} (Ctrl-C ends it)")
-    try:
-        threading.Event().wait()
-    finally:
-        page.close(verbose=False)
+
+
+def _has_screen() -> bool:
+    """Whether a browser would be one with windows: others would take the terminal."""
+    return sys.platform in ("darwin", "win32") or any(os.environ.get(one) for one in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def _is_private(name: str) -> bool:
+    """Whether a published model is private; False for a folder."""
+    from huggingface_hub import HfApi, constants
+
+    from ..hub.refusals import refusals_as
+
+    if Path(name).is_dir():
+        return False
+    with refusals_as(f"{name} cannot be looked at on {constants.ENDPOINT}", "check --hub and the token."):
+        return bool(HfApi().model_info(name.partition("@")[0]).private)
+
+
+def votes_by_default(ppo: str) -> str | None:
+    """The data set of a page's votes on the embedded Hub; None for a folder, whose models no vote can name."""
+    if Path(ppo).is_dir():
+        return None
+    name = ppo.partition("@")[0].rpartition("/")[2].removesuffix("-ppo")
+    return f"local/{name}-votes"
 
 
 def draw(models: SpaceModels) -> list[dict[str, Any]]:

@@ -160,7 +160,9 @@ def test_a_space_of_its_models(running: RunningHub, deploy: Deploy, tmp_path: Pa
     ]
     api = running.api()
     named = {role: f"local/toy-{role}@{api.model_info(f'local/toy-{role}').sha}" for role in ("ppo", "sft", "reward")}
-    assert json.loads((space / "compare.json").read_text()) == {"schema": 1, **named, "hardware": "cpu-basic"}
+    assert json.loads((space / "compare.json").read_text()) == {
+        "schema": 1, **named, "votes": None, "runs": [], "hardware": "cpu-basic",
+    }  # fmt: skip
     source = Path(__file__).parents[2] / "spaces" / "compare" / "app.py"
     assert (space / "app.py").read_bytes() == source.read_bytes(), "the page is not the one that compare serves"
     assert (space / "requirements.txt").read_text().endswith(f"\n./{WHEEL}\n")
@@ -171,6 +173,78 @@ def test_a_space_of_its_models(running: RunningHub, deploy: Deploy, tmp_path: Pa
     items = [(item.item_id, item.item_type) for item in api.get_collection(collection.slug).items]
     models = [(f"local/toy-{role}", "model") for role in ("sft", "reward", "ppo")]
     assert collection.title == "toy: SFT, RM, PPO" and items == [*models, (SPACE, "space")]
+
+
+# Votes and the runs of an ablation
+
+
+@pytest.fixture
+def ablation(running: RunningHub) -> Iterator[list[str]]:
+    """Three more runs from the same SFT checkpoint, by β from the largest, a private one in the middle."""
+    api, parents = running.api(), {name: parent(running, name) for name in ("sft", "reward", "data")}
+    repos = {"local/toy-b2-ppo": 2.0, "local/toy-b1-ppo": 1.0, "local/toy-b0-ppo": 0.0}
+    for repo, beta in repos.items():
+        one = card(parents)
+        one["settings"] |= {"kl_coef": beta}
+        api.create_repo(repo)
+        readme = b"---\ntags: [rlhf-zoo, 'stage:ppo']\n---\n"
+        for name, content in (("rlhf_card.json", json.dumps(one).encode()), ("README.md", readme)):
+            made = api.upload_file(path_or_fileobj=content, path_in_repo=name, repo_id=repo).oid
+        api.create_tag(repo, tag="step-000010", revision=made)
+    api.update_repo_settings("local/toy-b1-ppo", private=True)
+    yield list(repos)
+    for repo in repos:
+        api.delete_repo(repo)
+
+
+def shown(hub: RunningHub, folder: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """compare.json, front matter and README of the Space."""
+    space = checkout(hub, folder)
+    return json.loads((space / "compare.json").read_text()), front_matter(space), (space / "README.md").read_text()
+
+
+def test_runs_are_found(running: RunningHub, deploy: Deploy, ablation: list[str], tmp_path: Path) -> None:
+    largest, hidden, none = ablation
+    run = deploy("local/toy-ppo")
+    assert run.returncode == 0
+    assert errors(run.stderr) == [f"Left out because local/toy-ppo is public and they are not: {hidden}."]
+    file, head, readme = shown(running, tmp_path / "space")
+    assert file["runs"] == [largest, none] and file["votes"] is None
+    assert head["models"] == ["local/toy-ppo", "local/toy-sft", "local/toy-reward", largest, none]
+    assert f"| run of the ablation | `{largest}` | the tag of every step |\n" in readme and "data set `" not in readme
+    assert running.api().space_info(SPACE).private is False
+    before = commits(running)
+    deploy("local/toy-ppo")
+    assert commits(running) == before, "equal runs give equal files"
+
+
+def test_runs_and_votes_that_are_named(
+    running: RunningHub, deploy: Deploy, ablation: list[str], tmp_path: Path
+) -> None:
+    _, hidden, none = ablation
+    named = ("--ablation", none, "--ablation", f"{hidden}@best")
+    said = done(deploy("local/toy-ppo", "--votes", "local/toy-votes", *named))
+    assert "HF_TOKEN" not in said, "here nothing runs, so nothing needs a secret"
+    file, head, readme = shown(running, tmp_path / "space")
+    assert (file["votes"], file["runs"]) == ("local/toy-votes", [none, hidden])
+    assert head["datasets"] == ["local/toy-data", "local/toy-votes"] and head["models"][3:] == [none, hidden]
+    assert "| votes | data set `local/toy-votes` | `main` |\n" in readme
+    assert running.api().space_info(SPACE).private is True, "one of its runs is private"
+    assert not running.api().repo_exists("local/toy-votes", repo_type="dataset"), "the first vote makes it"
+    done(deploy("local/toy-ppo", "--ablation", "local/toy-ppo"))
+    assert shown(running, tmp_path / "again")[0]["runs"] == []
+
+
+def test_a_static_page_has_neither(running: RunningHub, deploy: Deploy, ablation: list[str], tmp_path: Path) -> None:
+    with FaultProxy(running.url) as proxy:
+        proxy.inject(Fault("refuse", "create_repo", status=402, count=2))
+        options = ("--votes", "local/toy-votes", "--ablation", ablation[0])
+        said = done(deploy("local/toy-ppo", *options, HF_ENDPOINT=proxy.url))
+    assert "A static page takes no votes, so nothing goes to local/toy-votes." in said
+    file, head, _ = shown(running, tmp_path / "space")
+    assert (file["votes"], file["runs"]) == (None, [])
+    assert head["models"] == ["local/toy-ppo", "local/toy-sft", "local/toy-reward"]
+    assert head["datasets"] == ["local/toy-data"]
 
 
 def test_again_and_after_a_change(running: RunningHub, deploy: Deploy, tmp_path: Path) -> None:
@@ -225,6 +299,9 @@ def test_goes_on_where_it_was_cut_off(running: RunningHub, deploy: Deploy) -> No
         ("local/toy-ppo --sft local/none", "local/none on"),
         ("local/toy-ppo --reward local/toy-ppo", "of the stage ppo, and --reward takes a reward model"),
         ("local/toy-ppo --repo compare", "--repo is 'compare', and no Hub has such: write NAMESPACE/NAME."),
+        ("local/toy-ppo --votes votes", "'votes' is no place for votes on a Hub: give NAMESPACE/NAME."),
+        ("local/toy-ppo --ablation local/none", "local/none is not on"),
+        ("local/toy-ppo --ablation local/toy-sft", "(it has no rlhf_card.json): name another."),
         ("/", "/ is a folder of this machine, and a Space shows what is published: give NAMESPACE/NAME."),
     ],
 )
@@ -366,7 +443,8 @@ def test_static_page_for_an_account_without_gradio_spaces(
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     sent = [one["params"]["request"]["url"] for one in messages if one["method"] == "Network.requestWillBeSent"]
     assert (space / "index.html").as_uri() in sent
-    assert not [url for url in sent if not url.startswith(("file:", "data:", "about:", "chrome:"))], sent
+    inside = ("file:", "data:", "about:", "chrome:", "chrome-untrusted:")  # no request of these leaves the browser
+    assert not [url for url in sent if not url.startswith(inside)], sent
     assert not [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"]
 
 
@@ -432,11 +510,12 @@ def test_a_clean_checkout_runs(running: RunningHub, deploy: Deploy, toys: Toys, 
     try:
         page = opened(url, process, log)
         assert '"title":"SFT and PPO, side by side"' in page
-        result = Client(url, verbose=False).predict("the battery is", 3, 0.9, 12, api_name="/compare")
+        asked = {"prompt": "the battery is", "seed": 3, "temperature": 0.9, "max_new_tokens": 12}
+        result = Client(url, verbose=False).predict(**asked, api_name="/compare")
         here = Comparison.load(ppo=toys.ppo, sft=toys.sft, reward=toys.reward)
-        wanted = here.compare("the battery is", seed=3, temperature=0.9, max_new_tokens=12)
-        assert result["ppo"]["completion"] == wanted.ppo.completion
-        assert result["sft"]["completion"] == wanted.sft.completion
+        wanted = here.compare(**asked)
+        assert [one["completion"] for one in result["ppo"]] == [wanted.ppo.completion]
+        assert [one["completion"] for one in result["sft"]] == [wanted.sft.completion]
     finally:
         process.kill()
         process.wait(30)

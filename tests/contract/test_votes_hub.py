@@ -229,6 +229,16 @@ with VoteBox(store, interval=0) as box:
         box.drain()
     assert box.votes() == merged(cast)
 assert store.read() == merged(cast)
+import huggingface_hub
+fetch, huggingface_hub.snapshot_download = huggingface_hub.snapshot_download, None
+assert store.read() == merged(cast), "nothing is fetched again where nothing was added"
+huggingface_hub.snapshot_download = fetch
+other = HubVotes("local/other")
+later = [Vote(text, Shown("a", "ppo"), Shown("b", "sft"), "left", 1, 1, 1, 1) for text in "ab"]
+other.append("2030-01-01/first", later[:1])
+assert other.read() == later[:1]
+HubVotes("local/other").append("2030-01-01/second", later[1:])
+assert other.read() == merged(later)
 print(journal_of("local/votes"))
 """
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,14 @@ import pytest
 import yaml
 from datasets import Dataset
 from hub_fixture import RunningHub, start_hub
+from page_client import PageClient
+from page_fixture import PPO, publish, serve
+from toy_models import save_toys
 from toy_run import make_context, make_recipe
 from zoo_process import errors, zoo
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.votes import Vote
 from rlhf_zoo.recipes import copy_recipe, load_recipe
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.stages.pairs import NamedPairs, named_pairs, on_pairs, recipe_on_pairs
@@ -156,6 +162,44 @@ def test_a_fresh_directory_takes_the_sft_model_from_the_hub(place):
     assert [path.name for path in (place.folder / "fresh").iterdir()] == ["reward"], "no data are prepared for it"
     parent = place.json("fresh", "reward", "run.json")["parents"]["sft"]
     assert (parent["repo"], parent["tag"]) == ("local/tiny-world-sft", "best")
+
+
+def test_what_visitors_of_the_page_prefer_trains_the_next_reward_model(place, tmp_path):
+    """The whole loop: pairs drawn blind in the page, verdicts, the data set on the Hub, the next reward model."""
+    publish(place.hub, save_toys(tmp_path / "toys"))
+    good, votes = re.compile(r"\b(good|sharp|clear|bright)\b"), "local/visitors"
+    things = [f"the {part} of my {thing}" for part in PARTS[:4] for thing in THINGS[:6]]
+    given = Counter()
+    with (
+        serve(place.hub, tmp_path / "log", PPO, "--port", "0", "--votes", votes) as served,
+        PageClient(served.url) as one,
+    ):
+        for prompt in 2 * things:
+            drawn = one.fire("blind-new", **{"blind-prompt": prompt})
+            assert drawn.error is None, drawn.error
+            sides = re.findall(r'class="zoo-text"[^>]*>(.*?)</p>', one.value("blind-pair"))
+            left, right = (len(good.findall(side)) for side in sides)
+            verdict = "tie" if left == right else "left" if left > right else "right"
+            assert one.fire(f"vote-{verdict}").error is None
+            given[verdict] += 1
+    found = Counter(vote.verdict for vote in read_votes(place.hub, votes))
+    assert found == given and given["left"] > 3 and given["right"] > 3, (
+        "sent is stored, when the page is closed at last"
+    )
+    to = ["--hub", place.hub.url, "--output_dir", "visited", "--namespace", "local"]
+    done = place.zoo("reward", "recipes/tiny-world", *to, "--dataset_name", votes, *REWARD)
+    assert done.returncode == 0, done.stderr
+    run = place.json("visited", "reward", "run.json")
+    assert run["dataset"]["repo"] == votes and run["reward_model"]["n"] >= 1
+    print(f"{dict(given)}: accuracy {run['reward_model']['accuracy']:.3f} on {run['reward_model']['n']} held-out votes")
+
+
+def read_votes(hub: RunningHub, repo: str) -> list[Vote]:
+    import pyarrow.parquet as pq
+
+    folder = Path(hub.api().snapshot_download(repo, repo_type="dataset"))
+    rows = [row for path in sorted(folder.glob("*/*/*.parquet")) for row in pq.read_table(path).to_pylist()]
+    return [Vote.from_row(row) for row in rows]
 
 
 @pytest.mark.parametrize(

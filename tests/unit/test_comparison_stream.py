@@ -257,6 +257,14 @@ def test_every_snapshot_is_one_token_longer(comparison: Comparison) -> None:
         end.done = False  # type: ignore[misc]
 
 
+def test_a_pace_leaves_out_snapshots_but_not_the_first_and_the_last(comparison: Comparison) -> None:
+    options = {"seed": 3, "max_new_tokens": 40, "n": 2}
+    whole = list(comparison.stream(PROMPT, **options))
+    first, end = comparison.stream(PROMPT, **options, every=3600.0)
+    assert (first, end) == (whole[0], whole[-1])
+    assert list(comparison.stream(PROMPT, **options, every=0.0)) == whole
+
+
 def test_what_goes_out_is_json(comparison: Comparison) -> None:
     found = last(comparison, seed=1, n=2)
     back = json.loads(json.dumps(found.to_json(), allow_nan=False))

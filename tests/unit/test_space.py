@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import json
 import re
 import socket
 import sys
 import tomllib
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
+import gradio as gr
 import pytest
 import yaml
+from toy_models import save_toys
 
 import rlhf_zoo
-from rlhf_zoo.comparison import Compared, Side
+from rlhf_zoo.commands.space import _tell
+from rlhf_zoo.comparison import Comparison
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.space import CPU, ZERO_GPU, Pinned, SpaceModels, write_space
+from rlhf_zoo.hub.chosen import Chosen, chosen
+from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.hub.lineage import Source
+from rlhf_zoo.hub.space import CPU, ZERO_GPU, Deployed, Pinned, SpaceModels, write_space
 from rlhf_zoo.hub.space_page import render_page
+from rlhf_zoo.page import Subject, serve
 from rlhf_zoo.stages import compare
 
 ROOT = Path(__file__).parents[2]
@@ -60,17 +69,15 @@ def test_only_the_public_api() -> None:
         for alias in node.names
     ]
     assert ours and {module for module, _ in ours} == {"rlhf_zoo"}
-    assert {name for _, name in ours} <= set(rlhf_zoo.__all__)
-
-
-def test_what_models_write_is_escaped() -> None:
-    app = compare._app()
-    nasty = "<script>alert(1)</script><img src=x onerror=alert(1)>&amp;"
-    side = Side(nasty, None, -0.5, (-0.5,), (nasty,), 1, True)
-    card = app._card("ppo", Compared(nasty, 1, 1.0, 8, sft=side, ppo=side))
-    assert "<script" not in card and "<img" not in card
-    assert card.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 2 and card.count("&amp;amp;") == 2
-    assert ">none<" in card and ">−0.50<" in card and ">by itself<" in card
+    assert {name for _, name in ours} <= {*rlhf_zoo.__all__, "page"}
+    of_page = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "page"
+    }
+    assert of_page and of_page <= set(rlhf_zoo.page.__all__)
+    for name in rlhf_zoo.page.__all__:
+        assert callable(getattr(rlhf_zoo.page, name))
 
 
 def test_without_gradio(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,10 +111,10 @@ MODELS = SpaceModels(
 )
 
 
-def space(folder: Path, **options: str) -> dict[str, str]:
+def space(folder: Path, models: SpaceModels = MODELS, **options: str) -> dict[str, str]:
     """The text files of a Space in `folder`, by name."""
     folder.mkdir()
-    write_space(folder, MODELS, space="me/tiny-compare", endpoint="https://hub.test", **options)
+    write_space(folder, models, space="me/tiny-compare", endpoint="https://hub.test", **options)
     return {path.name: path.read_text() for path in folder.iterdir() if path.suffix in (".md", ".txt", ".json", ".py")}
 
 
@@ -149,20 +156,44 @@ def test_readme_names_the_models(tmp_path: Path) -> None:
     assert "rlhf-zoo compare me/tiny-ppo\n" in readme and "NAMESPACE/NAME" not in readme and "<!--" not in readme
 
 
-def test_which_models_the_page_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    app = compare._app()
-    for role in ("PPO", "SFT", "REWARD"):
-        monkeypatch.delenv(f"RLHF_ZOO_{role}", raising=False)
-    with pytest.raises(ZooError, match="RLHF_ZOO_PPO"):
-        app.chosen(tmp_path)
-    space(tmp_path / "space")
-    pinned = {"ppo": f"me/tiny-ppo@{'1' * 40}", "sft": f"me/tiny-sft@{'2' * 40}", "reward": None}
-    assert app.chosen(tmp_path / "space") == pinned
-    monkeypatch.setenv("RLHF_ZOO_PPO", "you/other-ppo")
-    assert app.chosen(tmp_path / "space") == {"ppo": "you/other-ppo", "sft": None, "reward": None}
+def test_readme_and_file_name_votes_and_runs(tmp_path: Path) -> None:
+    plain, more = space(tmp_path / "plain"), replace(MODELS, votes="me/votes", runs=("me/b0-ppo", "me/b1-ppo"))
+    found = space(tmp_path / "more", more)
+    rows = ["| run of the ablation | `me/b0-ppo` | the tag of every step |",
+            "| run of the ablation | `me/b1-ppo` | the tag of every step |",
+            "| votes | data set `me/votes` | `main` |"]  # fmt: skip
+    assert set(rows) <= set(found["README.md"].splitlines()) and not set(rows) & set(plain["README.md"].splitlines())
+    head = yaml.safe_load(found["README.md"].split("---\n")[1])
+    assert head["models"] == ["me/tiny-ppo", "me/tiny-sft", "me/b0-ppo", "me/b1-ppo"]
+    assert head["datasets"] == ["me/tiny-data", "me/votes"]
+    assert json.loads(plain["compare.json"]) | {"votes": "me/votes", "runs": list(more.runs)} == json.loads(
+        found["compare.json"]
+    )
+    for folder, models in (("plain", MODELS), ("more", more)):
+        assert chosen(tmp_path / folder) == Chosen(
+            f"me/tiny-ppo@{'1' * 40}", f"me/tiny-sft@{'2' * 40}", None, models.votes, models.runs
+        )
 
 
-def test_zero_gpu_takes_the_function_that_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hidden", [(), ("me/tiny-ppo",)])
+def test_votes_need_a_secret_where_the_space_runs(capsys: pytest.CaptureFixture[str], hidden: tuple[str, ...]) -> None:
+    done = Deployed("https://huggingface.co/spaces/me/x", "3" * 40, "gradio", CPU, True, True, False, hidden)
+    secret = "Votes go to me/votes: give the Space a secret HF_TOKEN that may write to that data set."
+    there = Hub("huggingface", "https://huggingface.co", "--hub")
+    for kind, votes in (("huggingface", "me/votes"), ("huggingface", None), ("local", "me/votes")):
+        _tell(done, replace(MODELS, votes=votes), replace(there, kind=kind))
+        said = capsys.readouterr().out.splitlines()
+        assert (secret in said) == (kind == "huggingface" and votes is not None)
+    _tell(
+        replace(done, sdk="static"),
+        replace(MODELS, votes="me/votes"),
+        Hub("huggingface", "https://huggingface.co", "--hub"),
+    )
+    said = capsys.readouterr().out.splitlines()
+    assert secret not in said and "A static page takes no votes, so nothing goes to me/votes." in said
+
+
+def test_zero_gpu_takes_the_function_that_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A stand-in for its decorator, which hands on what a function returns, and of what it raises only the name."""
     taken = []
 
@@ -171,26 +202,25 @@ def test_zero_gpu_takes_the_function_that_computes(monkeypatch: pytest.MonkeyPat
 
         def run(*args, **kwargs):
             try:
-                return task(*args, **kwargs)
+                yield from task(*args, **kwargs)
             except Exception as error:
                 raise RuntimeError(type(error).__name__) from None
 
         return run
 
-    class Refuses:
-        context, has_reward = 96, False
-
-        def compare(self, *args, **kwargs):
-            raise ZooError("The prompt is empty: write the beginning of a text.")
-
+    toys = save_toys(tmp_path / "toys")
+    source = {role: Source("me/x", getattr(toys, role)) for role in ("ppo", "sft")}
+    subject = Subject(Comparison.load(ppo=toys.ppo, sft=toys.sft), rlhf_zoo.Lineage(**source, reward=None))
     app = compare._app()
     monkeypatch.setattr(app, "GPU", gpu)
-    source = rlhf_zoo.hub.lineage.Source("me/x", Path("x"))
-    page = app.build(Refuses(), rlhf_zoo.Lineage(source, source, None))
-    assert len(taken) == 1
-    (endpoint,) = [one.fn for one in page.fns.values() if one.api_name == "compare"]
-    with pytest.raises(app.gr.Error, match="The prompt is empty"):
-        endpoint("")
+    monkeypatch.setattr(serve, "start", lambda page, **address: page)
+    with app.opened(subject) as page:
+        assert len(taken) == 1, "without a run, one function computes"
+        fns = {one.api_name: one for one in page.fns.values()}
+        assert fns["compare"].concurrency_limit == 1, "calls of ZeroGPU are processes of their own"
+        with pytest.raises(gr.Error, match="The prompt is empty"):
+            fns["compare"].fn("")
+        assert fns["compare"].fn("the camera", max_new_tokens=4)["ppo"][0]["length"] <= 4
 
 
 NASTY = "</p></style><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>&amp;\x1b[31m\u202e\" onload=1"

@@ -1,0 +1,43 @@
+"""The card of a published checkpoint and its plots, without the weights beside them."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from .pull import split_revision
+from .refusals import refusals_as
+
+__all__ = ["fetch_card_files"]
+
+#: Bytes of one of those files, beyond which it is no part of a card.
+LARGEST = 2**22
+
+
+def fetch_card_files(name: str) -> Path:
+    """The folder with README.md and plots/*.png of NAMESPACE/NAME[@REVISION], in the client's cache.
+
+    Raises ZooError where the Hub does not give them.
+    """
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+    repo, revision = split_revision(name)
+    api: Any = HfApi()
+    what = f"The card of {name} cannot be had from {constants.ENDPOINT}"
+    with disable_progress_bars(), refusals_as(what, "try again."):
+        try:
+            commit = api.model_info(repo, revision=revision).sha
+        except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+            raise ZooError(f"{name} is not on {constants.ENDPOINT}, or this token may not read it.") from error
+        listed = api.list_repo_tree(repo, recursive=True, revision=commit)
+        wanted = [one.path for one in listed if _is_of_a_card(one)]
+        return Path(snapshot_download(repo, revision=commit, allow_patterns=wanted or ["README.md"]))
+
+
+def _is_of_a_card(entry: Any) -> bool:
+    named = entry.path == "README.md" or fnmatchcase(entry.path, "plots/*.png")
+    return named and getattr(entry, "size", LARGEST + 1) <= LARGEST

@@ -1,0 +1,466 @@
+"""The tab of the blind test: two completions, not labelled and on shuffled sides; a verdict, and then who wrote what.
+
+Which side is PPO is known to the server alone until the verdict: the page holds the two texts and nothing else of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import secrets
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import gradio as gr
+
+from ..comparison import Side, Snapshot
+from ..errors import ZooError
+from ..hub.facts import hub_id
+from ..hub.votes import DECISIVE, Shown, Vote
+from .drawing import Drawing
+from .html import attributes, number, said, short_name, text
+from .tally import Figures, Tally
+from .views import figures
+
+__all__ = ["Contenders", "Model", "Round", "blind_tab", "figures_html", "pair_html", "reveal_html", "vote_of"]
+
+log = logging.getLogger(__name__)
+
+#: Verdicts as the buttons say them, in the order of their keys 1 to 4.
+VERDICTS = {"left": "Left is better", "right": "Right is better", "tie": "Tie", "both_bad": "Both bad"}
+NAMES = {"ppo": "PPO", "sft": "SFT"}
+SAID = {"ppo": "You preferred PPO.", "sft": "You preferred SFT.", "tie": "You called it a tie.",
+        "both_bad": "You found both bad."}  # fmt: skip
+SEEDS = 2**31
+KEPT = 3600.0  # seconds that the server remembers a pair which nobody judges
+AT_ONCE = 8  # votes
+LONGEST_WAIT = 5.0  # seconds for the intervals to follow a vote
+MOST_RATINGS = 30  # rows: whoever may write to the data set may name as many models as they like
+NO_PAIR = "There is no pair to judge: draw a new one."
+MOVED_ON = "That pair is no longer the one on the page: judge the one that is."
+NOT_KEPT = "Your verdict could not be written to the disk of the machine that serves this page: give it again later."
+NO_PROMPTS = "No held-out prompts are known for these models: write the beginning of a text."
+
+
+@dataclass(frozen=True)
+class Model:
+    """Where a model is published. repo: NAMESPACE/NAME; all None for a folder of this machine."""
+
+    repo: str | None = None
+    commit: str | None = None
+    tag: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.repo is not None and hub_id(self.repo) is None:
+            raise ZooError(f"{self.repo!r} is no repository of a Hub: give NAMESPACE/NAME, or none for a folder.")
+
+    @property
+    def name(self) -> str:
+        """As a visitor reads it; not escaped."""
+        return _name(self.repo, self.commit, self.tag)
+
+
+@dataclass(frozen=True)
+class Contenders:
+    """The two models that are compared."""
+
+    ppo: Model
+    sft: Model
+
+    def of(self, role: str) -> Model:
+        return self.ppo if role == "ppo" else self.sft
+
+
+@dataclass(frozen=True)
+class Round:
+    """Two completions of a prompt, as far as they are written, on sides that hang on no seed.
+
+    ppo_side: left or right. id: of the vote that may come of it, so that of several verdicts one counts.
+    """
+
+    snapshot: Snapshot
+    ppo_side: str = field(default_factory=lambda: secrets.choice(DECISIVE))
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    verdict: str | None = None
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """Of each side, left first."""
+        return {side: "ppo" if side == self.ppo_side else "sft" for side in DECISIVE}
+
+    @property
+    def sides(self) -> dict[str, Side]:
+        """Left first."""
+        return {side: getattr(self.snapshot, role)[0] for side, role in self.roles.items()}
+
+    @property
+    def verdicts(self) -> tuple[str, ...]:
+        """Those that may be given: none while it is being written, and no side is better of two equal texts."""
+        if not self.snapshot.done:
+            return ()
+        left, right = self.sides.values()
+        return tuple(VERDICTS) if left.completion != right.completion else ("tie", "both_bad")
+
+    @property
+    def preferred(self) -> str | None:
+        """ppo or sft; None for a tie, for "both bad" and before the verdict."""
+        return self.roles.get(self.verdict) if self.verdict is not None else None
+
+
+def vote_of(drawn: Round, verdict: str, contenders: Contenders) -> Vote:
+    """The vote that a verdict makes of a round. Raises ZooError where `drawn.verdicts` does not hold it."""
+    if not drawn.snapshot.done:
+        raise ZooError("The completions are still being written: judge them when both are there.")
+    if verdict not in drawn.verdicts:
+        raise ZooError("The two texts are equal, so neither is better: say that they tie, or that both are bad.")
+    shown = {}
+    for side, one in drawn.sides.items():
+        model, role = contenders.of(drawn.roles[side]), drawn.roles[side]
+        reward = one.reward if one.reward is not None and math.isfinite(one.reward) else None
+        shown[side] = Shown(one.completion, role, model.repo, model.commit, model.tag, reward, one.ended)
+    kept = drawn.snapshot
+    return Vote(
+        prompt=kept.prompt,
+        left=shown["left"],
+        right=shown["right"],
+        verdict=verdict,
+        temperature=kept.temperature,
+        top_p=kept.top_p,
+        seed=kept.seed,
+        max_new_tokens=kept.max_new_tokens,
+        id=drawn.id,
+    )
+
+
+def pair_html(drawn: Round | None) -> str:
+    """The two texts, and of what tells their writers nothing; None: where the first pair will stand."""
+    prompt, state, texts = "", "empty", dict.fromkeys(DECISIVE, "")
+    if drawn is not None:
+        prompt = f'<p class="zoo-asked"><b>Prompt</b> <span class="given">{text(drawn.snapshot.prompt)}</span></p>'
+        state = "done" if drawn.snapshot.done else "writing"
+        texts = {side: one.completion for side, one in drawn.sides.items()}
+    cards = "".join(
+        f'<article class="zoo-card" data-side="{side}"><header><b>{side.capitalize()}</b></header>'
+        f"{_completion(texts[side], state)}</article>"
+        for side in DECISIVE
+    )
+    busy = ' aria-busy="true"' if state == "writing" else ""
+    return f'<div class="zoo-blind" data-state="{state}"{busy}>{prompt}<div class="zoo-pair">{cards}</div></div>'
+
+
+def _completion(written: str, state: str) -> str:
+    if state == "empty":
+        inside = '<span class="none">A completion will stand here.</span>'
+    elif state == "done" and not written:
+        inside = '<span class="none">An empty completion.</span>'
+    else:  # the same caret on both sides, for which of them stopped first would tell one from the other
+        caret = '<span class="caret" aria-hidden="true"></span>' if state == "writing" else ""
+        inside = f'<span class="new">{text(written)}</span>{caret}'
+    return f'<p class="zoo-text">{inside}</p>'
+
+
+def reveal_html(drawn: Round, contenders: Contenders) -> str:
+    """Who wrote what, and what it was worth; for a round with its verdict."""
+    told = SAID[drawn.preferred or str(drawn.verdict)]
+    cards = []
+    for side, one in drawn.sides.items():
+        role = drawn.roles[side]
+        mark = '<span class="zoo-badge">your choice</span>' if side == drawn.verdict else ""
+        cards.append(
+            f'<article class="zoo-card zoo-{role}" data-side="{side}" data-role="{role}"><header>'
+            f"<b>{side.capitalize()}: {NAMES[role]}</b>{mark}<span>{text(contenders.of(role).name)}</span></header>"
+            f"{figures(one)}</article>"
+        )
+    kept = drawn.snapshot
+    how = f"Both were drawn with the seed {kept.seed}, at temperature {kept.temperature:g}."
+    return (
+        f'<section class="zoo-reveal" role="status"><p class="zoo-verdict"><b>{told}</b> {_agrees(drawn)}</p>'
+        f'<div class="zoo-pair">{"".join(cards)}</div><p class="zoo-note">{how}</p></section>'
+    )
+
+
+def _agrees(drawn: Round) -> str:
+    """Which of the two the reward model prefers, beside a verdict that prefers one."""
+    rewards = {drawn.roles[side]: one.reward for side, one in drawn.sides.items()}
+    ppo, sft = rewards["ppo"], rewards["sft"]
+    if drawn.preferred is None or ppo is None or sft is None or ppo == sft:
+        return ""
+    higher = "ppo" if ppo > sft else "sft"
+    return "So does the reward model." if higher == drawn.preferred else f"The reward model prefers {NAMES[higher]}."
+
+
+def figures_html(found: Figures, place: Mapping[str, str]) -> str:
+    """The votes so far. place: `Tally.describe`. What the data set's rows name is a stranger's word, and escaped."""
+    counts = found.summary["counts"]
+    rows = "".join(
+        f'<div><dt>{label}</dt><dd data-figure="{key}">{counts[key]}</dd></div>'
+        for key, label in (("ppo", "PPO preferred"), ("sft", "SFT preferred"), ("tie", "Tie"), ("both_bad", "Both bad"))
+    )
+    votes = found.summary["votes"]
+    head = f"<h2>{votes} vote{'s' * (votes != 1)} so far</h2>"
+    notes = "".join(f'<p class="zoo-note">{note}</p>' for note in _notes(found, place["name"]))
+    return (
+        f'<section class="zoo-votes-so-far" data-votes="{votes}" data-exact="{str(found.exact).lower()}">{head}'
+        f"{_win_rate(found.summary['win_rate'])}<dl>{rows}</dl>{_ratings(found.summary)}{notes}</section>"
+    )
+
+
+def _win_rate(rate: Mapping[str, Any] | None) -> str:
+    if rate is None:
+        return '<p class="zoo-rate">No vote that tells one from the other yet.</p>'
+    value, interval = rate["value"], rate["ci95"]
+    shown = f"[{number(100 * interval[0], 1)}%, {number(100 * interval[1], 1)}%]" if interval else "follows"
+    said_so = (
+        f"PPO is preferred over SFT in {number(100 * value, 1)}% of {rate['n']}, a tie counting one half; "
+        f"95% interval {shown}"
+    )
+    band = ""
+    if interval:
+        low, high = (min(max(bound, 0.0), 1.0) for bound in interval)
+        band = f'<i class="band" style="left:{100 * low:.2f}%;width:{100 * (high - low):.2f}%"></i>'
+    return (
+        f'<p class="zoo-rate"><b data-figure="win_rate">{number(100 * value, 1)}%</b> PPO over SFT, 95% interval '
+        f'<span data-figure="ci95">{shown}</span>, n = <span data-figure="n">{rate["n"]}</span>, a tie counting one '
+        f'half.</p><div class="zoo-bar" role="img"{attributes({"aria-label": said_so})}>{band}<i class="half"></i>'
+        f'<i class="point" style="left:{100 * value:.2f}%"></i></div>'
+        '<p class="zoo-ends" aria-hidden="true"><span>SFT</span><span>½</span><span>PPO</span></p>'
+    )
+
+
+def _ratings(found: Mapping[str, Any]) -> str:
+    """Elo of each revision, where more than one pair of revisions was compared."""
+    ratings = found["elo"]
+    if len(found["pairs"]) < 2 or not ratings:
+        return ""
+    several = len({row["among"] for row in ratings}) > 1
+    heads = ["Revision", "Elo", "95% interval", "Votes", *(["Group"] if several else [])]
+    rows = []
+    for row in ratings[:MOST_RATINGS]:
+        rating, name = row["elo"], _name(row["repo"], row["commit"], row["tag"])
+        low, high = rating["ci95"]
+        cells = [f"{rating['value']:.0f}", f"{low:.0f} to {high:.0f}", rating["n"], *([row["among"] + 1] * several)]
+        named = f'<th scope="row">{NAMES[row["role"]]} {text(name)}</th>'
+        rows.append(f"<tr>{named}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+    told = " Only ratings of one group are on one scale." if several else ""
+    if len(ratings) > MOST_RATINGS:
+        told += f" {len(ratings) - MOST_RATINGS} more are left out."
+    columns = "".join(f'<th scope="col">{head}</th>' for head in heads)
+    return (
+        f'<p class="zoo-elo-of">Elo rating of each revision, 1000 on average.{told}</p>'
+        '<div class="zoo-scroll" tabindex="0" role="region" aria-label="Elo ratings"><table class="zoo-elo">'
+        f"<thead><tr>{columns}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+    )
+
+
+def _notes(found: Figures, name: str) -> Iterator[str]:
+    """Sentences, escaped."""
+    if not found.exact and found.computed:
+        yield f"Intervals and ratings are those of {found.computed} of these votes; the others are being added."
+    if found.failing is not None and found.due:
+        waiting = "1 vote waits" if found.due == 1 else f"{found.due} votes wait"
+        yield (
+            f"{waiting} on the disk, because {text(name)} does not take votes now ({text(found.failing)}); what waits "
+            "is sent as soon as it does."
+        )
+    if found.unread is not None:
+        yield f"Votes that {text(name)} has from elsewhere may be missing here ({text(found.unread)})."
+
+
+def _name(repo: str | None, commit: str | None, tag: str | None) -> str:
+    if repo is None:
+        return "a folder, not on the Hub"
+    at = f"@{tag}" if tag is not None else ""
+    return short_name(f"{repo}{at}") + (f" ({commit[:8]})" if commit is not None else "")
+
+
+def _notice(tally: Tally | None) -> str:
+    if tally is None:
+        return (
+            '<div class="zoo"><p>No votes are kept here; <code>rlhf-zoo compare PPO --votes NAMESPACE/NAME</code> '
+            "keeps them in a data set. Judge all the same: who wrote what is shown after your verdict.</p></div>"
+        )
+    place = tally.describe()
+    link = (
+        f'<a{attributes({"href": place["address"]})} target="_blank" rel="noopener noreferrer">{text(tally.name)}</a>'
+    )
+    return (
+        '<div class="zoo"><p>Your verdict, the prompt and both completions go to the data set '
+        f"{link} on the Hub, <b>for everyone who may read it</b>: write nothing private. Nothing about you is "
+        "kept.</p></div>"
+    )
+
+
+# Keys work while the focus is in the tab, and not in a text box. A button that is disabled loses the focus, so that it
+# moves on to the next pair, where Enter draws.
+KEYS = """
+const tab = element.closest('#blind-test');
+if (tab && !tab.dataset.keys) {
+  tab.dataset.keys = 'on';
+  const votes = ['vote-left', 'vote-right', 'vote-tie', 'vote-both-bad'];
+  tab.addEventListener('keydown', (event) => {
+    if (event.repeat || event.isComposing || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
+    if (event.target.closest('input, textarea, select, [contenteditable]')) return;
+    const button = tab.querySelector('#' + (votes['1234'.indexOf(event.key)] || 'none'));
+    if (!button || button.disabled) return;
+    event.preventDefault();
+    button.click();
+  });
+  tab.addEventListener('click', (event) => {
+    const button = event.target.closest('button');
+    if (button && votes.includes(button.id)) tab.querySelector('#blind-new').focus({ preventScroll: true });
+  });
+}
+"""
+HINT = (
+    '<p class="zoo-note zoo-keys">Keys <kbd>1</kbd> to <kbd>4</kbd> give the verdict and <kbd>Enter</kbd> draws the '
+    "next pair, after a click on “New pair”.</p>"
+)
+
+
+def blind_tab(
+    drawing: Drawing,
+    contenders: Contenders,
+    tally: Tally | None,
+    *,
+    prompts: Sequence[str],
+    temperature: float,
+    length: int,
+    models_id: str,
+    models_limit: int,
+) -> None:
+    """Builds the tab inside the caller's.
+
+    tally: where votes go, open as long as the page is served; None keeps none. prompts: held-out ones, drawn from where
+    a visitor writes none. models_id, models_limit: the queue of what runs the models, shared with other tabs.
+    """
+    with gr.Column(elem_id="blind-test"):
+        gr.HTML(_notice(tally), elem_id="blind-notice")
+        with gr.Row(equal_height=True):
+            prompt = gr.Textbox(
+                label="Prompt",
+                placeholder="Empty: a held-out prompt by chance" if prompts else "The beginning of a text",
+                lines=1,
+                max_lines=6,
+                scale=5,
+                min_width=280,
+                elem_id="blind-prompt",
+            )
+            new = gr.Button("New pair", variant="primary", scale=1, min_width=120, elem_id="blind-new")
+        message = gr.HTML("", elem_id="blind-message")
+        pair = gr.HTML(pair_html(None), elem_id="blind-pair")
+        with gr.Row(elem_id="blind-votes"):
+            buttons = {
+                verdict: gr.Button(label, interactive=False, min_width=120, elem_id=f"vote-{verdict.replace('_', '-')}")
+                for verdict, label in VERDICTS.items()
+            }
+        gr.HTML(HINT, js_on_load=KEYS, elem_id="blind-keys")
+        reveal = gr.HTML("", elem_id="blind-reveal")
+        so_far = gr.HTML("", elem_id="blind-figures", visible=tally is not None)
+        # The server's knowledge of the pair, and the page's: a verdict counts where they are of the same.
+        state = gr.State(None, time_to_live=KEPT)
+        token = gr.Textbox("", visible=False, elem_id="blind-pair-id")
+
+    def enabled(verdicts: Sequence[str]) -> dict[Any, Any]:
+        return {button: gr.update(interactive=verdict in verdicts) for verdict, button in buttons.items()}
+
+    def clear() -> dict[Any, Any]:
+        return {token: "", reveal: "", **enabled(())}
+
+    def draw(written: Any) -> Iterator[tuple[Round | None, str, str]]:
+        drawn: Round | None = None
+        try:
+            for snapshot in drawing.stream(
+                _chosen(written, prompts),
+                seed=secrets.randbelow(SEEDS),
+                temperature=temperature,
+                max_new_tokens=length,
+            ):
+                drawn = Round(snapshot) if drawn is None else replace(drawn, snapshot=snapshot)
+                yield (drawn if snapshot.done else None), pair_html(drawn), ""
+        except ZooError as error:
+            yield None, pair_html(None), said(error)
+
+    def ready(drawn: Round | None) -> dict[Any, Any]:
+        return {token: "", **enabled(())} if drawn is None else {token: drawn.id, **enabled(drawn.verdicts)}
+
+    def judging(verdict: str) -> Callable[[Round | None, Any], dict[Any, Any]]:
+        def judge(drawn: Round | None, seen: Any) -> dict[Any, Any]:
+            if drawn is None:
+                return {message: said(NO_PAIR)}
+            if seen != drawn.id:
+                return {message: said(MOVED_ON)}
+            try:
+                vote = vote_of(drawn, verdict, contenders)
+            except ZooError as error:
+                return {message: said(error)}
+            try:
+                vote = vote if tally is None else tally.cast(vote)
+            except ZooError as error:  # it names a path of this machine, which is its owner's to know and to mend
+                log.error("A vote is not kept: %s", error)
+                return {message: said(NOT_KEPT)}
+            judged = replace(drawn, verdict=vote.verdict)
+            return {state: None, token: "", message: "", reveal: reveal_html(judged, contenders), **enabled(())}
+
+        return judge
+
+    quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+    asked = [new.click, prompt.submit]
+    # An output that a yield skips is built anew each time: what only begins and ends is not among those that stream.
+    gr.on(asked, clear, outputs=[token, reveal, *buttons.values()], queue=False, **quiet)
+    gr.on(
+        asked,
+        draw,
+        inputs=[prompt],
+        outputs=[state, pair, message],
+        concurrency_id=models_id,
+        concurrency_limit=models_limit,
+        **quiet,
+    ).then(ready, inputs=[state], outputs=[token, *buttons.values()], concurrency_limit=None, **quiet)
+    for verdict, button in buttons.items():
+        judged = button.click(
+            judging(verdict),
+            inputs=[state, token],
+            outputs=[state, token, message, reveal, *buttons.values()],
+            concurrency_id="votes",
+            concurrency_limit=AT_ONCE,
+            **quiet,
+        )
+        if tally is not None:
+            judged.then(_following(tally), outputs=[so_far], concurrency_limit=None, **quiet)
+    if tally is not None:
+        gr.on(
+            None,
+            lambda: figures_html(tally.figures(), tally.describe()),
+            outputs=[so_far],
+            concurrency_limit=None,
+            **quiet,
+        )
+
+
+def _following(tally: Tally) -> Callable[[], Any]:
+    """The figures at once, and again when their intervals are of every vote."""
+
+    async def follow() -> Any:
+        found = tally.figures()
+        wanted, deadline = found.summary["votes"], time.monotonic() + LONGEST_WAIT
+        yield figures_html(found, tally.describe())
+        while not found.exact and found.computed < wanted and time.monotonic() < deadline:
+            await asyncio.sleep(0.1)
+            found = tally.figures()
+            if found.exact or found.computed >= wanted:
+                yield figures_html(found, tally.describe())
+
+    return follow
+
+
+def _chosen(written: Any, prompts: Sequence[str]) -> Any:
+    """What a visitor wrote, else a held-out prompt by chance."""
+    if written is not None and not (isinstance(written, str) and not written.strip()):
+        return written
+    if not prompts:
+        raise ZooError(NO_PROMPTS)
+    return secrets.choice(prompts)

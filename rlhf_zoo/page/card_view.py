@@ -1,0 +1,240 @@
+"""The card of a checkpoint's folder as HTML that asks nothing of any host: what the card's author wrote is not trusted.
+
+Raw HTML is shown as text. Images are those of the folder itself, as data: URIs; of any other, the words and the address
+are shown. A link leads to http and https addresses, or to a heading of the card.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Sequence
+from io import BytesIO
+from pathlib import Path, PurePosixPath
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+from PIL import Image
+
+from .html import text
+
+__all__ = ["MOST_BYTES", "MOST_IMAGES_BYTES", "MOST_IMAGE_BYTES", "MOST_PIXELS", "card_html"]
+
+MOST_BYTES = 2**17  # of a README: the parser takes up to 60 µs for each byte of a hostile one
+MOST_IMAGE_BYTES = 2 * 2**20
+MOST_IMAGES_BYTES = 8 * 2**20
+MOST_PIXELS = 20_000_000
+LONGEST_ADDRESS = 120
+# SVG is no picture but a document.
+FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
+ANCHOR = "zoo-card-"
+
+
+def card_html(folder: Path) -> str:
+    """README.md of a checkpoint's folder as HTML, in an element of class `zoo-md`; a sentence where there is none.
+
+    A folder of the Hub's cache may hold links into the `blobs` beside its snapshots; no other link leads out of it.
+    """
+    files = _Files(folder)
+    path = files.find("README.md")
+    if path is None:
+        return _sentence(
+            "This checkpoint has no card (README.md). <code>rlhf-zoo card</code> makes one from its run directory."
+        )
+    try:
+        with path.open("rb") as stream:
+            written = stream.read(MOST_BYTES + 1)
+    except OSError as error:
+        return _sentence(
+            f"The card of this checkpoint cannot be read: {text(error.strerror or 'for no stated reason')}."
+        )
+    if len(written) > MOST_BYTES:
+        return _sentence(
+            f"The card of this checkpoint is longer than {MOST_BYTES // 1024} KiB, so it is not shown here; read "
+            "README.md in its repository."
+        )
+    return _wrapped(_render(_body(written.decode("utf-8", errors="replace")), files))
+
+
+class _Files:
+    """The files of a folder that a card may show."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        root = folder.resolve()
+        self._roots = [root]
+        if root.parent.name == "snapshots":
+            self._roots.append(root.parent.parent / "blobs")
+        self._left = MOST_IMAGES_BYTES
+        self._known: dict[str, str | None] = {}
+
+    def find(self, name: str) -> Path | None:
+        """A regular file inside the folder; None for any other path."""
+        parts = PurePosixPath(name).parts
+        if not parts or "\\" in name or not name.isprintable() or ".." in parts or name.startswith("/"):
+            return None
+        try:
+            path = self._folder.joinpath(*parts).resolve(strict=True)
+            inside = any(path.is_relative_to(root) for root in self._roots)
+            return path if inside and path.is_file() else None
+        except (OSError, RuntimeError):  # not there, a name too long, links in a circle: no file that can be shown
+            return None
+
+    def data_uri(self, address: str) -> str | None:
+        """A raster image as a data: URI, as long as there is room; None for what cannot or may not be shown."""
+        if address not in self._known:
+            self._known[address] = self._read(address)
+        found = self._known[address]
+        if found is None or len(found) > self._left:
+            return None
+        self._left -= len(found)
+        return found
+
+    def _read(self, address: str) -> str | None:
+        if _remote(address):
+            return None
+        path = self.find(unquote(address))
+        if path is None:
+            return None
+        try:
+            with path.open("rb") as stream:
+                data = stream.read(MOST_IMAGE_BYTES + 1)
+            if len(data) > MOST_IMAGE_BYTES:
+                return None
+            with Image.open(BytesIO(data), formats=tuple(FORMATS)) as image:
+                kind, (width, height) = image.format, image.size
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # no image of these formats
+            return None
+        if kind not in FORMATS or width * height > MOST_PIXELS:
+            return None
+        return f"data:{FORMATS[kind]};base64,{base64.b64encode(data).decode('ascii')}"
+
+
+class _Renderer(RendererHTML):
+    """Tables scroll by themselves; every other token is as CommonMark has it."""
+
+    def table_open(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+        return '<div class="zoo-scroll" role="region" aria-label="Table" tabindex="0">\n<table>\n'
+
+    def table_close(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+        return "</table>\n</div>\n"
+
+
+def _render(written: str, files: _Files) -> str:
+    markdown = MarkdownIt("commonmark", {"html": False}, renderer_cls=_Renderer).enable(["table", "strikethrough"])
+    tokens = markdown.parse(written)
+    headings = _shift_headings(tokens)
+    for token in tokens:
+        if token.children:
+            token.children = list(_safe(token.children, files, headings))
+    return str(markdown.renderer.render(tokens, markdown.options, {}))
+
+
+def _body(written: str) -> str:
+    """A card without its front matter, which is YAML between two lines `---`, the first of them the file's first."""
+    lines = written.removeprefix("\N{BYTE ORDER MARK}").splitlines(keepends=True)
+    if lines and lines[0].rstrip() == "---":
+        for number, line in enumerate(lines[1:], 2):
+            if line.rstrip() == "---":
+                return "".join(lines[number:])
+    return "".join(lines)
+
+
+def _shift_headings(tokens: Sequence[Token]) -> dict[str, str]:
+    """Puts every heading one level down, since the page has its own first one; returns anchor -> id.
+
+    Anchors are the Hub's: lower case, hyphens for spaces. The ids have a prefix: none is the page's own.
+    """
+    known: dict[str, str] = {}
+    for place, token in enumerate(tokens):
+        if token.type not in ("heading_open", "heading_close"):
+            continue
+        token.tag = f"h{min(int(token.tag[1:]) + 1, 6)}"
+        if token.type == "heading_open":
+            words = _words(tokens[place + 1].children or ())
+            anchor = "".join(sign for sign in words.lower().strip() if sign.isalnum() or sign in " -_").replace(
+                " ", "-"
+            )
+            if anchor and anchor not in known:
+                known[anchor] = f"{ANCHOR}{anchor}"
+                token.attrs["id"] = known[anchor]
+    return known
+
+
+def _safe(tokens: Sequence[Token], files: _Files, headings: dict[str, str]) -> Iterable[Token]:
+    """Inline tokens with every image and link that may stand; of the others, the words and the address."""
+    closing: list[Token] = []  # what stands in the place of a link's end
+    for token in tokens:
+        if token.type == "image":
+            yield from _image(token, files)
+        elif token.type == "link_open":
+            kept = _link(str(token.attrs.get("href", "")), headings)
+            if kept is None:
+                closing = [] if token.markup == "autolink" else _address(str(token.attrs.get("href", "")))
+            else:
+                token.attrs = {**kept}
+                closing = [Token("link_close", "a", -1)]
+                yield token
+        elif token.type == "link_close":
+            yield from closing
+        else:
+            yield token
+
+
+def _link(address: str, headings: dict[str, str]) -> dict[str, str] | None:
+    """The attributes of a link; None for an address that none may lead to."""
+    if address.startswith("#"):
+        anchor = headings.get(unquote(address[1:]))
+        return {"href": f"#{anchor}"} if anchor else None
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return None
+    return {"href": address, "rel": "noopener noreferrer nofollow", "target": "_blank"}
+
+
+def _image(token: Token, files: _Files) -> list[Token]:
+    address, words = str(token.attrs.get("src", "")), _words(token.children or ())
+    found = files.data_uri(address)
+    if found is None:
+        return [_text(words or "image"), *_address(address)]
+    token.attrs = {"src": found, "alt": words, "class": "zoo-plot"}
+    return [token]
+
+
+def _address(address: str) -> list[Token]:
+    """An address in brackets, as text."""
+    shown = address if len(address) <= LONGEST_ADDRESS else address[: LONGEST_ADDRESS - 1] + "…"
+    return [_text(" ("), Token("code_inline", "code", 0, content=shown), _text(")")] if address else []
+
+
+def _text(content: str) -> Token:
+    return Token("text", "", 0, content=content)
+
+
+def _words(tokens: Iterable[Token]) -> str:
+    """Inline tokens without their markup."""
+    return "".join(
+        _words(token.children) if token.children else " " if "break" in token.type else token.content
+        for token in tokens
+    )
+
+
+def _remote(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return True
+    return bool(parts.scheme or parts.netloc)
+
+
+def _sentence(words: str) -> str:
+    return _wrapped(f'<p class="zoo-note">{words}</p>')
+
+
+def _wrapped(inside: str) -> str:
+    return f'<div class="zoo-md">{inside}</div>'

@@ -1,0 +1,125 @@
+"""The tab that compares: one prompt through both policies, written side by side."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import gradio as gr
+
+from ..errors import ZooError
+from .drawing import Drawing
+from .html import said
+from .sampling import MODELS, Proposal, controls, keywords
+from .subject import Subject
+from .views import empty_pairs, legend, pairs
+
+__all__ = ["compare_tab"]
+
+SEEDS = 2**31
+COLOURS = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
+
+
+def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:
+    """Builds the tab inside the caller's. at_once: requests that run the models at the same time."""
+
+    def show(prompt: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
+        try:
+            message = ""  # of what was before; then it is left alone, since "Stop" may have written there
+            for snapshot in drawing.stream(prompt, **keywords(*sampling)):
+                yield message, pairs(snapshot)
+                message = gr.skip()
+        except ZooError as error:
+            yield said(error), empty_pairs()
+
+    def surprise() -> tuple[str, int]:
+        return random.choice(subject.lineage.prompts), random.randrange(SEEDS)
+
+    with gr.Row(equal_height=True):
+        prompt = gr.Textbox(
+            label="Prompt",
+            placeholder="The beginning of a text; Enter compares",
+            lines=1,
+            max_lines=6,
+            autofocus=True,
+            scale=5,
+            min_width=320,
+            elem_id="prompt",
+        )
+        run = gr.Button("Compare", variant="primary", scale=1, min_width=120, elem_id="compare")
+        if subject.lineage.prompts:
+            lucky = gr.Button("Surprise me", scale=1, min_width=120, elem_id="surprise")
+        stop = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
+    if subject.lineage.prompts:
+        gr.Examples(
+            [[one] for one in subject.lineage.prompts],
+            inputs=[prompt],
+            label="Held-out prompts",
+            api_visibility="private",
+            elem_id="examples",
+        )
+    chosen = controls(proposal, most=subject.comparison.limits.n)
+    message = gr.HTML("", elem_id="message")
+    with gr.Row(elem_classes="zoo-colours"):
+        gr.Radio(
+            list(COLOURS.items()),
+            value="ratio",
+            label="Colour each token by",
+            elem_id="colours",
+            interactive=True,
+        )
+        gr.HTML(legend())
+    shown = gr.HTML(empty_pairs(), elem_id="pairs")
+    gr.HTML(_notes(subject))
+
+    options: dict[str, Any] = {
+        "inputs": [prompt, *chosen.all],
+        "outputs": [message, shown],
+        "concurrency_id": MODELS,
+        "concurrency_limit": at_once,
+        "api_visibility": "private",
+        "show_progress": "hidden",
+        "preprocess": False,  # what Gradio refuses is no message in the page: `Comparison.stream` refuses more
+    }
+    running = [gr.on([run.click, prompt.submit], show, **options)]
+    if subject.lineage.prompts:
+        picked = lucky.click(surprise, outputs=[prompt, chosen.seed], api_visibility="private", show_progress="hidden")
+        running.append(picked.then(show, **options))
+    stop.click(
+        lambda: said("Stopped. Rewards and values are of finished completions only.", kind="status"),
+        outputs=[message],
+        cancels=running,
+        api_visibility="private",
+        show_progress="hidden",
+    )
+
+
+def _notes(subject: Subject) -> str:
+    log_ratio = (
+        "<b>Log-ratio</b>: log π<sub>PPO</sub> − log π<sub>SFT</sub> of a token, and summed over this one completion: "
+        "how much likelier PPO makes it. That is one sample, not a KL; its mean over many completions of PPO is the KL "
+        "of PPO to SFT."
+    )
+    if (kl := subject.lineage.kl) is not None:
+        over = f" over {kl['n']} of them" if isinstance(kl.get("n"), int) else ""
+        log_ratio += f" On held-out prompts that was {kl['value']:.2f} nats{over}."
+    exact = (
+        "<b>KL at a position</b>: KL(π<sub>PPO</sub>‖π<sub>SFT</sub>) of the two distributions that the token was "
+        "drawn from, exact, over the whole vocabulary; <b>KL along it</b> is their sum over this completion."
+    )
+    reward = "<b>Reward</b>: none, since no reward model is known for this checkpoint."
+    if subject.comparison.has_reward:
+        reward = (
+            "<b>Reward</b>: what the reward model says of prompt and completion, the proxy that PPO was trained to "
+            "raise. It is no judge of quality."
+        )
+    value = "<b>Value</b>: none, since this checkpoint has no critic."
+    if subject.comparison.has_critic:
+        value = (
+            "<b>Value</b> (V): what PPO's critic expects, before a token, of the reward still to come, the KL penalty "
+            "included."
+        )
+    same = "Both policies draw with the same random numbers, and equal settings give equal completions."
+    notes = [reward, log_ratio, exact, value, same]
+    return '<div class="zoo-notes">' + "".join(f"<p>{note}</p>" for note in notes) + "</div>"

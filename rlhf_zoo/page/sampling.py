@@ -1,0 +1,72 @@
+"""How completions are drawn: what the page proposes, and the controls for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from .subject import Subject
+
+__all__ = ["MODELS", "Controls", "Proposal", "controls", "keywords"]
+
+#: The queue of everything that runs the models, whoever asks: page and API share its limit.
+MODELS = "models"
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What stands in the controls at first: the sampling of the training. limit: new tokens one request may have."""
+
+    temperature: float
+    length: int
+    limit: int
+
+    @classmethod
+    def of(cls, subject: Subject) -> Proposal:
+        context = subject.comparison.context
+        limit = subject.comparison.limits.max_new_tokens
+        limit = limit if context is None else max(min(limit, context - 1), 1)
+        temperature = min(max(subject.lineage.setting("temperature", 1.0), 0.05), 2.0)
+        length = min(max(int(subject.lineage.setting("response_length", 32)), 1), limit)
+        return cls(temperature, length, limit)
+
+
+@dataclass(frozen=True)
+class Controls:
+    """The components, in the order in which `keywords` takes their values."""
+
+    seed: gr.Number
+    temperature: gr.Slider
+    top_p: gr.Slider
+    tokens: gr.Slider
+    n: gr.Slider | None
+
+    @property
+    def all(self) -> list[Any]:
+        return [one for one in (self.seed, self.temperature, self.top_p, self.tokens, self.n) if one is not None]
+
+
+def keywords(seed: Any, temperature: Any, top_p: Any, tokens: Any, n: Any = 1) -> dict[str, Any]:
+    """The keywords of `Comparison.stream`."""
+    return {"seed": seed, "temperature": temperature, "top_p": top_p, "max_new_tokens": tokens, "n": n}
+
+
+def controls(proposal: Proposal, *, prefix: str = "", most: int | None = None) -> Controls:
+    """A row of controls. prefix: of their elem_ids. most: completions one may ask for, None for one alone."""
+    with gr.Row(elem_classes="zoo-controls"):
+        temperature = gr.Slider(
+            0.05, 2.0, value=proposal.temperature, step=0.05, label="Temperature", min_width=170,
+            elem_id=f"{prefix}temperature",
+        )  # fmt: skip
+        top_p = gr.Slider(0.05, 1.0, value=1.0, step=0.05, label="Top-p", min_width=170, elem_id=f"{prefix}top-p")
+        tokens = gr.Slider(
+            1, proposal.limit, value=proposal.length, step=1, label="New tokens", min_width=170,
+            elem_id=f"{prefix}tokens",
+        )  # fmt: skip
+        n = None
+        if most is not None:
+            n = gr.Slider(1, most, value=1, step=1, label="Completions", min_width=170, elem_id=f"{prefix}n")
+        seed = gr.Number(1, label="Seed", precision=0, min_width=120, elem_id=f"{prefix}seed")
+    return Controls(seed, temperature, top_p, tokens, n)

@@ -1,0 +1,103 @@
+"""What one page shows: the models, and the runs that they belong to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..comparison import Comparison, Limits, Timeline, TimelineRun
+from ..errors import ZooError
+from ..hub.ablation import find_runs
+from ..hub.card import card_json
+from ..hub.facts import Facts, hub_id
+from ..hub.lineage import Lineage, Source, find_lineage
+from ..hub.pull import pull, split_revision
+from ..record import StageRecord
+
+__all__ = ["LIMITS", "Subject", "published_at"]
+
+LIMITS = Limits()
+#: Policies of other checkpoints that stay loaded, and the bytes that they may have together.
+KEPT, KEPT_BYTES = 8, 2 * 2**30
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A comparison, the lineage of its models, and its runs over training.
+
+    timeline: None where no checkpoint of the run is to be had. problem: why, or why runs are missing; a sentence.
+    """
+
+    comparison: Comparison
+    lineage: Lineage
+    timeline: Timeline | None = None
+    problem: str | None = None
+
+    @classmethod
+    def load(
+        cls,
+        ppo: str,
+        *,
+        sft: str | None = None,
+        reward: str | None = None,
+        runs: Sequence[str] | None = None,
+        lenient: bool = False,
+    ) -> Subject:
+        """Fetches and loads the models of a PPO checkpoint, NAMESPACE/NAME[@TAG] or a folder.
+
+        sft, reward: None takes what the checkpoint's lineage names. runs: other runs of its ablation, None finds them
+        on the Hub. Raises ZooError where a model cannot be had; lenient leaves out the other runs where that is one of
+        them, and says so in `problem`.
+        """
+        lineage = find_lineage(ppo, sft=sft, reward=reward)
+        comparison = Comparison.load(
+            ppo=lineage.ppo.path,
+            sft=lineage.sft.path,
+            reward=lineage.reward.path if lineage.reward else None,
+            limits=LIMITS,
+        )
+        found, problem = _runs(lineage, runs, lenient=lenient)
+        timeline = None
+        if found:
+            timeline = Timeline(comparison, found, fetch=_fetch, max_models=KEPT, max_bytes=KEPT_BYTES)
+        return cls(comparison, lineage, timeline, problem)
+
+
+def published_at(source: Source) -> tuple[str | None, str | None, str | None]:
+    """(repository, commit, tag) of a model that was fetched from a Hub; Nones for a folder of this machine."""
+    repo, revision = split_revision(source.name)
+    if Path(source.name).is_dir() or hub_id(repo) is None:
+        return None, None, None
+    commit = source.path.name if _COMMIT.fullmatch(source.path.name) else None
+    tag = None if revision is None or _COMMIT.fullmatch(revision) else revision
+    return repo, commit, tag
+
+
+def _runs(lineage: Lineage, others: Sequence[str] | None, *, lenient: bool) -> tuple[list[TimelineRun], str | None]:
+    """The run of the PPO checkpoint and those beside it, each with a checkpoint at least; why some are missing."""
+    folder = Path(lineage.ppo.name)
+    if folder.is_dir():
+        stage = next((one for one in (folder, folder.parent) if StageRecord(one).run_file.is_file()), None)
+        own = TimelineRun.from_card(card_json(Facts.read(stage, None)), stage) if stage is not None else None
+        if own is None or not own.points:
+            return [], f"{folder} lies beside no checkpoints of its run: give the run's PPO stage, or a repository."
+        return [own], None
+    missing = None
+    try:
+        found = find_runs(lineage.ppo.name, lineage.card, others=others)
+    except ZooError as error:
+        if not lenient:
+            raise
+        missing = f"The other runs are left out: {error}"
+        found = find_runs(lineage.ppo.name, lineage.card, others=())
+    runs = [run for run in (TimelineRun.from_listing(one.listing, one.card) for one in found.runs) if run.points]
+    if not runs or runs[0].name != found.runs[0].repo:
+        return [], found.problem or f"{found.runs[0].repo} has no checkpoint with a tag: publish the steps of its run."
+    return runs, missing or found.problem
+
+
+def _fetch(source: str) -> Path:
+    return Path(source) if Path(source).is_dir() else pull(source)

@@ -1,0 +1,519 @@
+"""A visitor of a Gradio page without a browser: the requests that Gradio's own front end makes, and what it shows.
+
+Departures from the front end: no JavaScript of an event is run (its inputs are sent as they are); a component whose
+value an answer changed fires no `change` of its own; `/config` is asked for instead of the page around it. Nothing is
+ever tried a second time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+__all__ = ["Event", "PageClient", "Update", "apply_diff"]
+
+PATIENCE = 120.0
+
+
+@dataclass(frozen=True)
+class Update:
+    """One answer: `seconds` after the join, the values and other properties it changed, by elem_id.
+
+    A component without elem_id goes by "#ID". gr.State is kept on the server and never stands here.
+    """
+
+    seconds: float
+    function: int
+    values: dict[str, Any]
+    props: dict[str, dict[str, Any]]
+
+
+@dataclass(eq=False)
+class Event:
+    """What came of one action of a visitor, with everything chained to it. Iterating yields updates as they arrive."""
+
+    client: PageClient = field(repr=False)
+    started: float
+    updates: list[Update] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    toasts: list[tuple[str, str]] = field(default_factory=list)
+    functions: list[int] = field(default_factory=list)
+    """fn_index of what was joined, in order."""
+    ranks: list[int] = field(default_factory=list)
+    """Places in the queue that the server told."""
+    queue_full: bool = False
+    cancelled: bool = False
+    abandoned: bool = False
+    received: int = 0
+    """Bytes of the messages."""
+    seconds: float | None = None
+    """From the join to the end; None while it runs."""
+    open: int = field(default=0, repr=False)
+
+    @property
+    def error(self) -> str | None:
+        return self.errors[0] if self.errors else None
+
+    @property
+    def first(self) -> float | None:
+        """Seconds from the join to the first update."""
+        return self.updates[0].seconds if self.updates else None
+
+    @property
+    def done(self) -> bool:
+        return self.seconds is not None
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The last value of each output."""
+        return {name: value for update in self.updates for name, value in update.values.items()}
+
+    def __iter__(self) -> Iterator[Update]:
+        given = 0
+        while True:
+            while given < len(self.updates):
+                given += 1
+                yield self.updates[given - 1]
+            if self.done:
+                return
+            self.client.pump()
+
+    def finish(self) -> Event:
+        """Waits for the end of it. Raises TimeoutError after the client's patience."""
+        for _ in self:
+            pass
+        return self
+
+    def close_one(self) -> None:
+        self.open -= 1
+        if not self.open:
+            self.seconds = time.monotonic() - self.started
+
+
+@dataclass(eq=False)
+class _Run:
+    """One function's run: `rest` are the functions of the same action that wait for its end."""
+
+    event: Event
+    dependency: dict[str, Any]
+    target: int | None
+    rest: list[dict[str, Any]]
+    event_data: Any
+    event_id: str | None = None
+    last: list[Any] | None = None
+
+
+class PageClient:
+    """One visitor, who is one session of the server. Not for several threads at once.
+
+    patience: seconds that any wait may take before TimeoutError. Close it, as one closes a tab.
+    """
+
+    def __init__(self, url: str, *, patience: float = PATIENCE) -> None:
+        parts = urlsplit(url)
+        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
+        self._root = parts.path.rstrip("/")
+        self._patience = patience
+        self._stream: tuple[http.client.HTTPConnection, http.client.HTTPResponse] | None = None
+        self._running: dict[str, _Run] = {}
+        self._early: dict[str, list[dict[str, Any]]] = {}
+        self._deferred: set[int] = set()
+        self.session_hash = secrets.token_hex(6)
+        status, self.config = self._request("GET", "/config")
+        if status != 200:
+            raise ConnectionError(f"{url} answered {status} to /config.")
+        self._api = self.config.get("api_prefix", "")
+        self._components = {one["id"]: one for one in self.config["components"]}
+        self._props = {key: dict(one.get("props", {})) for key, one in self._components.items()}
+        self._ids = {props["elem_id"]: key for key, props in self._props.items() if props.get("elem_id")}
+        self._dependencies = {one["id"]: one for one in self.config["dependencies"]}
+        # It tells the server that the tab is open.
+        self._heartbeat = self._get(f"{self._api}/heartbeat/{self.session_hash}") if self._beats else None
+
+    def __enter__(self) -> PageClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def _beats(self) -> bool:
+        return bool(self.config.get("connect_heartbeat"))
+
+    def has(self, elem_id: str) -> bool:
+        return elem_id in self._ids
+
+    def value(self, elem_id: str) -> Any:
+        """What the visitor sees in a component."""
+        return self._props[self._id(elem_id)].get("value")
+
+    def prop(self, elem_id: str, name: str) -> Any:
+        """Another property of a component, such as `visible`."""
+        return self._props[self._id(elem_id)].get(name)
+
+    def start(self, elem_id: str, event: str = "click", event_data: Any = None, **values: Any) -> Event:
+        """The visitor enters `values` by elem_id, then does `event` to the component; comes back at once after.
+
+        All functions bound to it run one after another, and what is chained to them after that, while the returned
+        event is iterated or finished. Raises KeyError for an unknown elem_id, LookupError where nothing is bound.
+        """
+        for name, value in values.items():
+            self._props[self._id(name)]["value"] = value
+        target = self._id(elem_id)
+        bound = [one for one in self._dependencies.values() if [target, event] in map(list, one["targets"])]
+        if not bound:
+            raise LookupError(f"Nothing is bound to {event} of {elem_id!r}.")
+        if event_data is None and event == "select" and self._components[target]["type"] == "tabitem":
+            event_data = self._tab(target)
+        return self._begin([(bound, target)], event_data)
+
+    def fire(self, elem_id: str, event: str = "click", event_data: Any = None, **values: Any) -> Event:
+        """`start`, and waits for the end of it."""
+        return self.start(elem_id, event, event_data, **values).finish()
+
+    def load(self) -> Event:
+        """What a browser does when the page has been opened: every `load`, at the same time."""
+        found = [
+            ([one], target) for one in self._dependencies.values() for target, name in one["targets"] if name == "load"
+        ]
+        return self._begin(found, None).finish()
+
+    def close(self) -> None:
+        """Closes the tab: the connections end, and nothing else is said to the server."""
+        for run in list(self._running.values()):
+            run.event.abandoned = True
+            run.event.close_one()
+        self._running.clear()
+        self._close_stream()
+        if self._heartbeat:
+            _shut(*self._heartbeat)
+            self._heartbeat = None
+
+    def pump(self) -> None:
+        """Waits for the next message of the server and does what it says."""
+        if self._stream is None:
+            raise RuntimeError("Nothing is running.")
+        line = self._line()
+        if line is None:
+            self._lost("The connection to the server is lost.")
+            return
+        message = json.loads(line)
+        kind, event_id = message["msg"], message.get("event_id")
+        if kind == "close_stream":
+            self._close_stream()
+            if self._running:
+                self._open_stream()
+        elif event_id is None:
+            if kind == "unexpected_error":
+                self._lost(message.get("message") or "An unexpected error of the server.")
+        elif event_id in self._running:
+            self._running[event_id].event.received += len(line)
+            self._handle(self._running[event_id], message)
+        else:
+            self._early.setdefault(event_id, []).append(message)
+
+    def _id(self, elem_id: str) -> int:
+        if elem_id not in self._ids:
+            raise KeyError(f"The page has no component with elem_id {elem_id!r}, only {sorted(self._ids)}.")
+        return self._ids[elem_id]
+
+    def _name(self, key: int) -> str:
+        return self._props[key].get("elem_id") or f"#{key}"
+
+    def _tab(self, target: int) -> dict[str, Any]:
+        def find(node: dict[str, Any]) -> int | None:
+            children = [child["id"] for child in node.get("children") or []]
+            if target in children:
+                return children.index(target)
+            return next((found for child in node.get("children") or [] if (found := find(child)) is not None), None)
+
+        return {"value": self._props[target].get("label"), "index": find(self.config["layout"]), "selected": True}
+
+    # What is run
+
+    def _begin(self, groups: Sequence[tuple[list[dict[str, Any]], int | None]], event_data: Any) -> Event:
+        event = Event(self, time.monotonic(), open=1)
+        for dependencies, target in groups:
+            self._next(event, dependencies, target, event_data)
+        event.close_one()
+        return event
+
+    def _next(self, event: Event, dependencies: list[dict[str, Any]], target: int | None, event_data: Any) -> None:
+        """Starts the first of `dependencies`; the others follow at its end."""
+        waiting = deque(dependencies)
+        while waiting:
+            dependency = waiting.popleft()
+            for cancelled in dependency["cancels"]:
+                self._cancel(cancelled)
+            if any(run.dependency is dependency for run in self._running.values()):
+                if dependency["trigger_mode"] == "always_last":
+                    self._deferred.add(dependency["id"])
+                if dependency["trigger_mode"] != "multiple":
+                    continue
+            run = _Run(event, dependency, target, list(waiting), event_data)
+            event.open += 1
+            if not dependency["backend_fn"]:
+                self._end(run, chain=("success", "all"), rest=False)
+            elif dependency["queue"]:
+                self._join(run)
+                return
+            else:
+                self._call(run)
+                return
+
+    def _body(self, run: _Run) -> dict[str, Any]:
+        whole = run.dependency.get("component_prop_inputs") or []
+        data: list[Any] = []
+        for place, key in enumerate(run.dependency["inputs"]):
+            if self._components[key]["type"] == "state":
+                data.append(None)
+            else:
+                data.append(self._props[key] if place in whole else self._props[key].get("value"))
+        run.event.functions.append(run.dependency["id"])
+        return {
+            "data": data,
+            "event_data": run.event_data,
+            "fn_index": run.dependency["id"],
+            "trigger_id": run.target,
+            "session_hash": self.session_hash,
+        }
+
+    def _join(self, run: _Run) -> None:
+        status, answer = self._request("POST", f"{self._api}/queue/join?", self._body(run))
+        if status == 200:
+            run.event_id = answer["event_id"]
+            self._running[run.event_id] = run
+            for message in self._early.pop(run.event_id, []):
+                self._handle(run, message)
+            if self._stream is None and self._running:
+                self._open_stream()
+            return
+        said = answer.get("detail", answer) if isinstance(answer, dict) else answer
+        if status == 503 and str(said).startswith("Queue is full"):
+            run.event.queue_full = True
+        elif status == 422 and isinstance(said, list):
+            said = " ".join(one["message"] for one in said if not one.get("is_valid", True) and one.get("message"))
+        self._fail(run, str(said))
+
+    def _call(self, run: _Run) -> None:
+        """An event without a queue: one request and one answer."""
+        status, answer = self._request("POST", f"{self._api}/run/predict", self._body(run))
+        if status != 200:
+            self._fail(run, str(answer.get("error") if isinstance(answer, dict) else answer))
+            return
+        self._take(run, answer)
+        self._changed(run, answer)
+        self._end(run, chain=("success", "all"))
+
+    def _handle(self, run: _Run, message: dict[str, Any]) -> None:
+        kind, output = message["msg"], message.get("output") or {}
+        if kind == "estimation" and message.get("rank") is not None:
+            run.event.ranks.append(message["rank"])
+        elif kind == "log":
+            run.event.toasts.append((message["level"], message["log"]))
+        elif kind in ("process_generating", "process_streaming", "process_completed"):
+            if not message["success"]:
+                self._fail(run, output.get("error") or "The server gave no reason.")
+                return
+            if kind == "process_generating":
+                self._differ(run, output)
+            self._take(run, output)
+            self._changed(run, output)
+            if kind == "process_completed":
+                self._end(run, chain=("success", "all"))
+        elif kind == "unexpected_error":
+            self._fail(run, message.get("message") or "An unexpected error of the server.")
+
+    @staticmethod
+    def _differ(run: _Run, output: dict[str, Any]) -> None:
+        """After the first answer each value comes as its difference to the one before."""
+        if run.dependency["connection"] == "stream":
+            return
+        if run.last is None:
+            run.last = output["data"]
+        else:
+            run.last = [apply_diff(old, edits) for old, edits in zip(run.last, output["data"], strict=True)]
+            output["data"] = run.last
+
+    def _take(self, run: _Run, output: dict[str, Any]) -> None:
+        if output.get("data") is None:
+            return
+        values: dict[str, Any] = {}
+        props: dict[str, dict[str, Any]] = {}
+        for key, value in zip(run.dependency["outputs"], output["data"], strict=False):
+            if self._components[key]["type"] == "state":
+                continue
+            changed = {"value": value}
+            if isinstance(value, dict) and value.get("__type__") == "update":
+                changed = {name: one for name, one in value.items() if name != "__type__"}
+            changed = json.loads(json.dumps(changed))  # later differences must not change it
+            self._props[key].update(changed)
+            if "value" in changed:
+                values[self._name(key)] = changed["value"]
+            if others := {name: one for name, one in changed.items() if name != "value"}:
+                props[self._name(key)] = others
+        seconds = time.monotonic() - run.event.started
+        run.event.updates.append(Update(seconds, run.dependency["id"], values, props))
+        if rendered := output.get("render_config"):
+            self._render(rendered)
+
+    def _render(self, rendered: dict[str, Any]) -> None:
+        """The components and functions that a `gr.render` put in the place of its last ones."""
+        render_id = rendered["render_id"]
+        self._dependencies = {
+            key: one for key, one in self._dependencies.items() if one.get("rendered_in") != render_id
+        } | {one["id"]: one for one in rendered["dependencies"]}
+        for one in rendered["components"]:
+            self._components[one["id"]] = one
+            self._props[one["id"]] = dict(one.get("props", {}))
+            if one.get("props", {}).get("elem_id"):
+                self._ids[one["props"]["elem_id"]] = one["id"]
+
+    def _changed(self, run: _Run, output: dict[str, Any]) -> None:
+        """Starts what is bound to the change of a gr.State, which only the server sees."""
+        for key in output.get("changed_state_ids") or []:
+            for one in list(self._dependencies.values()):
+                if [key, "change"] in map(list, one["targets"]):
+                    self._next(run.event, [one], key, None)
+
+    def _fail(self, run: _Run, message: str) -> None:
+        run.event.errors.append(message)
+        # `.then` too does not follow an error, only `.failure` does: so does the front end.
+        self._end(run, chain=("failure",))
+
+    def _end(self, run: _Run, *, chain: tuple[str, ...], rest: bool = True) -> None:
+        self._running.pop(run.event_id or "", None)
+        for one in list(self._dependencies.values()):
+            mode = (
+                "failure"
+                if one.get("trigger_only_on_failure")
+                else "success"
+                if one["trigger_only_on_success"]
+                else "all"
+            )
+            if one["trigger_after"] == run.dependency["id"] and mode in chain:
+                self._next(run.event, [one], run.target, None)
+        if run.dependency["id"] in self._deferred:
+            self._deferred.discard(run.dependency["id"])
+            self._next(run.event, [run.dependency], run.target, run.event_data)
+        if rest:
+            self._next(run.event, run.rest, run.target, run.event_data)
+        run.event.close_one()
+
+    def _cancel(self, dependency: int) -> None:
+        for run in [one for one in self._running.values() if one.dependency["id"] == dependency]:
+            assert run.event_id is not None
+            del self._running[run.event_id]
+            said = {"event_id": run.event_id, "session_hash": self.session_hash, "fn_index": dependency}
+            self._request("POST", f"{self._api}/cancel", said)
+            self._request("POST", f"{self._api}/reset", {"event_id": run.event_id})
+            run.event.cancelled = True
+            self._end(run, chain=("failure", "all"), rest=False)
+
+    def _lost(self, message: str) -> None:
+        self._close_stream()
+        for run in list(self._running.values()):
+            run.event.errors.append(message)
+            run.event.close_one()
+        self._running.clear()
+
+    # Connections
+
+    def _connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection(self._host, self._port, timeout=self._patience)
+
+    def _request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        connection = self._connect()
+        try:
+            headers = {"Content-Type": "application/json", "x-gradio-user": "app", "Connection": "close"}
+            connection.request(method, self._root + path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            text = response.read().decode()
+        finally:
+            connection.close()
+        try:
+            return response.status, json.loads(text)
+        except ValueError:
+            return response.status, text
+
+    def _get(self, path: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        connection = self._connect()
+        connection.request("GET", self._root + path, headers={"Accept": "text/event-stream"})
+        response = connection.getresponse()
+        if response.status != 200:
+            connection.close()
+            raise ConnectionError(f"{path} answered {response.status}.")
+        return connection, response
+
+    def _open_stream(self) -> None:
+        self._stream = self._get(f"{self._api}/queue/data?session_hash={self.session_hash}")
+
+    def _close_stream(self) -> None:
+        if self._stream is not None:
+            _shut(*self._stream)
+            self._stream = None
+
+    def _line(self) -> str | None:
+        """The next message's JSON, or None at the end of the stream."""
+        assert self._stream is not None
+        oldest = min((run.event.started for run in self._running.values()), default=time.monotonic())
+        left = oldest + self._patience - time.monotonic()
+        connection, response = self._stream
+        try:
+            while left > 0:
+                if connection.sock is not None:
+                    connection.sock.settimeout(left)
+                line = response.readline()
+                if not line:
+                    return None
+                if line.startswith(b"data: "):
+                    return line[len("data: ") :].decode()
+                left = oldest + self._patience - time.monotonic()
+        except TimeoutError:
+            pass
+        except (OSError, http.client.HTTPException):
+            return None
+        raise TimeoutError(f"The server did not end an event in {self._patience:g} s.")
+
+
+def apply_diff(value: Any, edits: Sequence[Sequence[Any]]) -> Any:
+    """`value` after Gradio's edits, each an action, a path and an operand. Lists and dictionaries change in place."""
+    for action, path, operand in edits:
+        if not path:
+            if action not in ("replace", "append"):
+                raise ValueError(f"There is no edit {action!r} of a whole value.")
+            value = operand if action == "replace" else value + operand
+            continue
+        *way, last = path
+        place = value
+        for step in way:
+            place = place[step]
+        if action == "replace" or (action == "add" and isinstance(place, dict)):
+            place[last] = operand
+        elif action == "append":
+            place[last] += operand
+        elif action == "add":
+            place.insert(int(last), operand)
+        elif action == "delete":
+            del place[last]
+        else:
+            raise ValueError(f"There is no edit {action!r}.")
+    return value
+
+
+def _shut(connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
+    """Ends the connection now, whatever has not been read."""
+    if connection.sock is not None:
+        with contextlib.suppress(OSError):  # the server was first
+            connection.sock.shutdown(socket.SHUT_RDWR)
+    response.close()
+    connection.close()

@@ -1,0 +1,183 @@
+"""Published toy models with a run over training and an ablation, and the comparison page over them as a process."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from hub_fixture import RunningHub
+from toy_models import Toys
+from transformers import AutoModelForCausalLM
+
+from rlhf_zoo.models import critic_from, load_classifier
+
+__all__ = ["LOOSE", "PPO", "PROMPTS", "STEPS", "VOTES", "Outside", "Served", "publish", "serve"]
+
+PROMPTS = ["the battery is", "the camera", "<b>bold</b> screen"]
+PPO, LOOSE, VOTES = "local/toy-ppo", "local/toy-loose-ppo", "local/toy-votes"
+#: Of the run: how much of PPO's change each step has, and what training logged there. Not evenly spaced.
+STEPS = {10: (0.2, -0.1, 0.05), 20: (0.6, 0.3, 0.2), 40: (1.0, 0.4, 0.31)}
+LOOSE_STEPS = {10: (1.5, 0.5, 0.9), 40: (4.0, 0.9, 6.5)}
+RECOMMENDED = 20
+#: The smallest picture that is one: a PNG of one pixel.
+PIXEL = bytes.fromhex(
+    "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de0000000c49444154789c63f8cfc0000003010100c9fe92ef"
+    "0000000049454e44ae426082"
+)
+SECONDS = 180
+
+
+def publish(hub: RunningHub, toys: Toys) -> None:
+    """SFT and reward model, and two PPO runs on them with a tag for each step; a card for each commit."""
+    api = hub.api()
+    critic_from(load_classifier(toys.reward)).save_pretrained(toys.ppo / "critic")
+    commits = {}
+    for role in ("sft", "reward"):
+        api.create_repo(f"local/toy-{role}")
+        commits[role] = api.upload_folder(repo_id=f"local/toy-{role}", folder_path=getattr(toys, role)).oid
+    # What comes after the commit that the cards name is not what PPO started from.
+    api.upload_file(repo_id="local/toy-sft", path_in_repo="config.json", path_or_fileobj=b"{}")
+    for repo, beta, steps in ((PPO, 0.05, STEPS), (LOOSE, 0.0, LOOSE_STEPS)):
+        api.create_repo(repo)
+        listed = [
+            {"tag": f"step-{step}", "step": step, "reward": reward, "kl": kl} for step, (_, reward, kl) in steps.items()
+        ]
+        for step, (share, _, kl) in steps.items():
+            folder = toys.ppo.with_name(f"{repo.rpartition('/')[2]}-{step}")
+            _checkpoint(toys, folder, share)
+            card = {
+                "schema": 1,
+                "stage": "ppo",
+                "recipe": "toy",
+                "simulated": True,
+                "step": step,
+                "parents": {name: {"repo": f"local/toy-{name}", "commit": commits[name]} for name in commits},
+                "evaluation": {"ppo": {"kl": {"value": kl, "ci95": [0.2, 0.4], "n": 540}}, "recommended": RECOMMENDED},
+                "prompts": PROMPTS,
+                "settings": {"temperature": 0.9, "response_length": 12, "kl_coef": beta},
+                "chosen": {"step": max(steps)},
+                "checkpoints": listed,
+            }
+            (folder / "rlhf_card.json").write_text(json.dumps(card))
+            (folder / "plots").mkdir(exist_ok=True)
+            (folder / "plots" / "reward_kl.png").write_bytes(PIXEL)
+            (folder / "README.md").write_text(
+                f"---\ntags:\n- rlhf-zoo\n- stage:ppo\n---\n# {repo} at step {step}\n\n| figure | value |\n|---|---|\n"
+                f"| KL | {kl} |\n\n![Reward and KL against the step](plots/reward_kl.png)\n\n"
+                "![far away](https://example.com/x.png)\n\n<script>window.ran=1</script>\n"
+            )
+            commit = api.upload_folder(repo_id=repo, folder_path=folder).oid
+            api.create_tag(repo, tag=f"step-{step}", revision=commit)
+    # Cards are read from main; that of the run's end names the checkpoints at the commits of their tags.
+
+
+def _checkpoint(toys: Toys, folder: Path, share: float) -> None:
+    """PPO's folder with the policy between SFT's (share 0) and PPO's (share 1)."""
+    shutil.copytree(toys.ppo, folder, dirs_exist_ok=True)
+    sft, ppo = (AutoModelForCausalLM.from_pretrained(path) for path in (toys.sft, toys.ppo))
+    with torch.no_grad():
+        for one, other in zip(ppo.parameters(), sft.parameters(), strict=True):
+            one.copy_(other + share * (one - other))
+    ppo.save_pretrained(folder)
+
+
+class Outside:
+    """Stands where the network begins: a proxy that answers nothing and notes what was asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._server.getsockname()[1]}"
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                connection, _ = self._server.accept()
+            except OSError:  # closed: the test is over
+                return
+            with connection:
+                connection.settimeout(1)
+                try:
+                    line = connection.recv(200).decode(errors="replace").split("\r\n")[0]
+                except OSError as error:
+                    line = f"a connection that said nothing ({error})"
+                self.asked.append(line)
+
+    def environment(self) -> dict[str, str]:
+        names = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
+        proxies = dict.fromkeys([*names, *map(str.lower, names)], self.url)
+        return proxies | {"NO_PROXY": "127.0.0.1,localhost", "no_proxy": "127.0.0.1,localhost"}
+
+    def close(self) -> None:
+        self._server.close()
+
+
+@dataclass
+class Served:
+    """A page that is served by a process: its address, the process and what that printed."""
+
+    url: str
+    process: subprocess.Popen
+    log: Path
+
+
+@contextmanager
+def serve(
+    hub: RunningHub, log: Path, *arguments: str, environment: Mapping[str, str] | None = None
+) -> Iterator[Served]:
+    """`rlhf-zoo compare` with these arguments until the context is left, which is Ctrl-C to it.
+
+    Afterwards: it ended as Ctrl-C ends it, no traceback was printed, and nothing but loopback was asked for anything.
+    """
+    outside = Outside()
+    env = {name: value for name, value in hub.env.items() if not name.startswith("GRADIO_")}
+    env |= outside.environment() | dict(environment or {})
+    command = [sys.executable, "-m", "rlhf_zoo.cli", "compare", *arguments]
+    with log.open("wb") as sink:
+        process = subprocess.Popen(command, env=env, stdout=sink, stderr=sink)
+    try:
+        deadline = time.monotonic() + SECONDS
+        while "Comparison page: " not in log.read_text():
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+        yield Served(log.read_text().split("Comparison page: ")[1].split()[0], process, log)
+        if process.poll() is None:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(60) == 130, log.read_text()
+    finally:
+        process.kill()
+        process.wait(30)
+        outside.close()
+    assert "Traceback" not in log.read_text(), log.read_text()
+    assert not outside.asked, outside.asked
+
+
+def figure(value: float, digits: int = 2, *, sign: bool = True) -> str:
+    """A number as the page writes it."""
+    return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
+
+
+def shown(side: Any) -> dict[str, str]:
+    """What the page must show of a side."""
+    return {
+        "completion": side.completion + ("∎" if side.ended else ""),
+        "reward": figure(side.reward),
+        "log_ratio": figure(side.log_ratio),
+        "kl": figure(side.kl, sign=False),
+        "length": str(side.length),
+        "stopped": "by itself" if side.ended else "cut off",
+    }

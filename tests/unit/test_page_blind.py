@@ -1,0 +1,688 @@
+"""The blind test: nothing tells the sides apart before the verdict, and a verdict is one vote. In Chromium too."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import os
+import random
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from html import unescape
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gradio as gr
+import pytest
+from chromium import chromium
+from toy_models import CONTEXT, MARKUP, TRIGGER, save_toys
+
+from rlhf_zoo.comparison import Comparison, Limits, Side, Snapshot
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.votes import summary
+from rlhf_zoo.hub.votes import LONGEST_TEXT, Vote, merged
+from rlhf_zoo.page import blind, drawing, start
+from rlhf_zoo.page.blind import (
+    MOVED_ON,
+    NO_PAIR,
+    NO_PROMPTS,
+    NOT_KEPT,
+    VERDICTS,
+    Contenders,
+    Model,
+    Round,
+    blind_tab,
+    figures_html,
+    pair_html,
+    reveal_html,
+    vote_of,
+)
+from rlhf_zoo.page.drawing import Drawing
+from rlhf_zoo.page.tally import Figures, Tally
+
+CONTENDERS = Contenders(ppo=Model("local/toy-ppo", "a" * 40, "step-000040"), sft=Model("local/toy-sft", "b" * 40, None))
+PLACE = {"name": "local/votes", "address": "http://127.0.0.1/datasets/local/votes"}
+PROMPTS = ["the battery is", "the screen", "it is heavy but"]
+
+
+def written(text: str, **fields: Any) -> Side:
+    told = {"completion": text, "reward": 0.5, "log_ratio": 0.25, "token_log_ratio": (0.25,), "tokens": (text,)}
+    return Side(**{**told, "length": 1, "ended": True, "stop": "eos", **fields})
+
+
+def drawn(ppo: Side, sft: Side, *, ppo_side: str = "left", prompt: str = "it is", **fields: Any) -> Round:
+    done = all(side.stop is not None for side in (ppo, sft))
+    snapshot = Snapshot(prompt, 7, 0.9, 1.0, 12, sft=(sft,), ppo=(ppo,), done=done)
+    return Round(snapshot, ppo_side, **fields)
+
+
+PPO, SFT = written(" sharp", reward=1.25), written(" weak", reward=-0.5, ended=False, stop="length", length=12)
+
+
+# A round
+
+
+def test_sides_are_drawn_apart_from_the_seed_and_half_of_them_are_each_way():
+    rounds = [Round(drawn(PPO, SFT).snapshot) for _ in range(2000)]
+    left = sum(one.ppo_side == "left" for one in rounds)
+    assert 850 < left < 1150, "0.5 ± 6 standard errors"
+    assert len({one.id for one in rounds}) == 2000
+    assert drawn(PPO, SFT).roles == {"left": "ppo", "right": "sft"}
+    assert drawn(PPO, SFT, ppo_side="right").sides == {"left": SFT, "right": PPO}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "preferred"), [("left", "sft"), ("right", "ppo"), ("tie", None), ("both_bad", None)]
+)
+def test_a_verdict_is_a_vote_of_what_was_shown(verdict, preferred):
+    one = drawn(PPO, SFT, ppo_side="right")
+    vote = vote_of(one, verdict, CONTENDERS)
+    assert (vote.id, vote.verdict, vote.prompt, vote.seed, vote.temperature, vote.top_p, vote.max_new_tokens) == (
+        one.id, verdict, "it is", 7, 0.9, 1.0, 12,
+    )  # fmt: skip
+    left, right = vote.left, vote.right
+    assert (left.role, left.repo, left.commit, left.tag) == ("sft", "local/toy-sft", "b" * 40, None)
+    assert (left.completion, left.reward, left.ended) == (" weak", -0.5, False)
+    assert (right.role, right.repo, right.commit, right.tag) == ("ppo", "local/toy-ppo", "a" * 40, "step-000040")
+    assert (right.completion, right.reward, right.ended) == (" sharp", 1.25, True)
+    assert (vote.chosen.role if vote.chosen else None) == preferred
+    assert dataclasses.replace(one, verdict=verdict).preferred == preferred
+
+
+def test_a_folder_leaves_no_path_in_a_vote():
+    vote = vote_of(drawn(PPO, SFT), "left", Contenders(ppo=Model(), sft=Model()))
+    for side in (vote.left, vote.right):
+        assert (side.repo, side.commit, side.tag) == (None, None, None)
+    for name in ("/home/somebody/runs/ppo", "runs/toy/ppo", "./ppo", ""):
+        with pytest.raises(ZooError, match="no repository of a Hub"):
+            Model(name)
+
+
+def test_a_reward_that_is_no_number_is_none():
+    for reward in (None, math.inf, math.nan):
+        assert vote_of(drawn(written("a", reward=reward), SFT), "left", CONTENDERS).left.reward is None
+
+
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_no_verdict_before_both_are_written(verdict):
+    for ppo, sft in ((written("a", stop=None), SFT), (PPO, written("b", stop=None))):
+        one = drawn(ppo, sft)
+        assert one.verdicts == ()
+        with pytest.raises(ZooError, match="still being written"):
+            vote_of(one, verdict, CONTENDERS)
+
+
+def test_of_two_equal_texts_neither_is_better():
+    one = drawn(written(" same"), written(" same", reward=None))
+    assert one.verdicts == ("tie", "both_bad") and drawn(PPO, SFT).verdicts == tuple(VERDICTS)
+    for verdict in ("left", "right"):
+        with pytest.raises(ZooError, match="neither is better"):
+            vote_of(one, verdict, CONTENDERS)
+    assert vote_of(one, "tie", CONTENDERS).verdict == "tie"
+    with pytest.raises(ZooError, match=f"at most {LONGEST_TEXT}"):
+        vote_of(drawn(written("x" * (LONGEST_TEXT + 1)), SFT), "left", CONTENDERS)
+
+
+# What the page holds
+
+STATES = {"writing": {"stop": None}, "one of them ended": {}, "done": {}}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_the_pair_tells_nothing_of_its_sides(state):
+    """PPO on the left, and the same texts with the roles changed over: the same bytes, whatever else they differ in."""
+    ends = {"writing": (None, None), "one of them ended": ("eos", None), "done": ("eos", "length")}[state]
+    figures = {"reward": 9.0, "log_ratio": 3.5, "length": 40, "kl": 2.0, "token_kl": (2.0,), "token_values": (1.0,)}
+    one = drawn(written(" first", stop=ends[0], **figures), written(" second", stop=ends[1]), ppo_side="left")
+    other = drawn(written(" second", stop=ends[1]), written(" first", stop=ends[0]), ppo_side="right")
+    assert pair_html(one).encode() == pair_html(other).encode()
+    mirrored = dataclasses.replace(one, ppo_side="right")
+    assert (
+        pair_html(mirrored).encode()
+        == pair_html(one).replace(" first", "|").replace(" second", " first").replace("|", " second").encode()
+    )
+    held = pair_html(one).lower()
+    assert not [
+        word for word in ("ppo", "sft", "reward", one.id, "eos", "length", "3.5", "9.0", "zoo-side") if word in held
+    ]
+
+
+def test_which_text_ended_first_is_not_shown():
+    both = [drawn(written(" a", stop=stop), written(" b", stop=None), ppo_side="left") for stop in ("eos", None)]
+    assert pair_html(both[0]) == pair_html(both[1])
+    assert pair_html(both[0]).count("caret") == 2 and "caret" not in pair_html(drawn(PPO, SFT))
+
+
+def test_what_was_written_is_text():
+    hostile = "<img src=x onerror=alert(1)>\"'&\u202e${1}"
+    one = drawn(written(hostile), written("&amp;"), prompt=hostile, verdict="left")
+    for page in (pair_html(one), reveal_html(one, CONTENDERS)):
+        assert "<img" not in page and "\u202e" not in page
+    assert "&lt;img src=x onerror=alert(1)&gt;&quot;&#x27;&amp;⟨U+202E⟩${1}" in pair_html(one)
+
+
+def plain(page: str) -> str:
+    return " ".join(unescape(re.sub(r"<[^>]+>", " ", page)).split())
+
+
+@pytest.mark.parametrize(
+    ("verdict", "side", "told"),
+    [
+        ("left", "left", "You preferred PPO. So does the reward model."),
+        ("right", "left", "You preferred SFT. The reward model prefers PPO."),
+        ("right", "right", "You preferred PPO. So does the reward model."),
+        ("tie", "left", "You called it a tie."),
+        ("both_bad", "right", "You found both bad."),
+    ],
+)
+def test_the_reveal(verdict, side, told):
+    page = reveal_html(drawn(PPO, SFT, ppo_side=side, verdict=verdict), CONTENDERS)
+    read = plain(page)
+    assert read.startswith(told)
+    assert ("reward model" in read) == (verdict in ("left", "right"))
+    names = {"ppo": "PPO", "sft": "SFT"}
+    first, second = ("ppo", "sft") if side == "left" else ("sft", "ppo")
+    assert f"Left: {names[first]}" in read and f"Right: {names[second]}" in read
+    assert "local/toy-ppo@step-000040 (aaaaaaaa)" in read and "local/toy-sft (bbbbbbbb)" in read
+    cards = dict(re.findall(r'data-role="(ppo|sft)">(.*?)</article>', page))
+    assert [figure(cards["ppo"], key) for key in ("reward", "log_ratio", "length", "stopped")] == [
+        "+1.25", "+0.25", "1", "by itself",
+    ]  # fmt: skip
+    assert [figure(cards["sft"], key) for key in ("reward", "stopped")] == ["−0.50", "cut off"]
+    assert page.count("your choice") == (verdict in ("left", "right"))
+    assert "seed 7, at temperature 0.9" in read
+
+
+def figure(page: str, key: str) -> str:
+    (found,) = re.findall(rf'data-figure="{key}">([^<]*)<', page)
+    return found
+
+
+def tallied(votes: Sequence[Vote], **fields: Any) -> Figures:
+    told = {"exact": True, "computed": len(votes), "due": 0, "failing": None, "unread": None}
+    return Figures(summary(votes), **{**told, **fields})
+
+
+def votes_for(wins: int, losses: int, ties: int = 0, bad: int = 0, contenders: Contenders = CONTENDERS) -> list[Vote]:
+    verdicts = ["left"] * wins + ["right"] * losses + ["tie"] * ties + ["both_bad"] * bad
+    return [vote_of(drawn(PPO, SFT, prompt=f"prompt {k}"), verdict, contenders) for k, verdict in enumerate(verdicts)]
+
+
+def test_the_figures_so_far():
+    votes = votes_for(30, 10, 10, 5)
+    page = figures_html(tallied(votes), PLACE)
+    rate = summary(votes)["win_rate"]
+    assert "55 votes so far" in page
+    assert [figure(page, key) for key in ("ppo", "sft", "tie", "both_bad", "n")] == ["30", "10", "10", "5", "50"]
+    assert figure(page, "win_rate") == "70.0%"
+    low, high = (100 * bound for bound in rate["ci95"])
+    assert figure(page, "ci95") == f"[{low:.1f}%, {high:.1f}%]"
+    assert f'class="band" style="left:{low:.2f}%;width:{high - low:.2f}%"' in page
+    assert 'class="point" style="left:70.00%"' in page
+    assert "zoo-elo" not in page and "zoo-note" not in page, "one pair of revisions, and nothing waits"
+    assert "1 vote so far" in figures_html(tallied(votes_for(1, 0)), PLACE)
+
+
+def test_no_votes_and_votes_that_tell_nothing():
+    for votes in ([], votes_for(0, 0, 0, 2)):
+        page = figures_html(tallied(votes), PLACE)
+        assert f"{len(votes)} votes so far" in page and "No vote that tells one from the other yet." in page
+        assert "zoo-bar" not in page
+
+
+def test_what_the_figures_wait_for_is_said():
+    votes = votes_for(3, 1)
+    rate = summary(votes)["win_rate"] | {"ci95": None}
+    fresh = Figures(summary(votes) | {"win_rate": rate}, False, 0, 1, None, "they are being read")
+    page = figures_html(fresh, PLACE)
+    assert figure(page, "ci95") == "follows" and "band" not in page and 'data-exact="false"' in page
+    assert "Votes that local/votes has from elsewhere may be missing here (they are being read)." in page
+    assert "waits" not in page, "votes go in commits, some seconds apart: nothing is wrong"
+    page = figures_html(tallied(votes, exact=False, computed=2, due=4, failing="no <route>"), PLACE)
+    assert "Intervals and ratings are those of 2 of these votes" in page
+    assert "4 votes wait on the disk, because local/votes does not take votes now (no &lt;route&gt;);" in page
+
+
+def test_elo_of_several_revisions():
+    older = dataclasses.replace(CONTENDERS, ppo=Model("local/toy-ppo", "c" * 40, "<b>step</b>"))
+    votes = [*votes_for(12, 3), *votes_for(5, 8, contenders=older)]
+    page = figures_html(tallied(votes), PLACE)
+    rows = re.findall(r'<tr><th scope="row">(.*?)</th><td>(.*?)</td><td>(.*?)</td><td>(.*?)</td></tr>', page)
+    expected = summary(votes)["elo"]
+    assert [row[0] for row in rows] == [
+        "PPO local/toy-ppo@step-000040 (aaaaaaaa)", "SFT local/toy-sft (bbbbbbbb)",
+        "PPO local/toy-ppo@&lt;b&gt;step&lt;/b&gt; (cccccccc)",
+    ]  # fmt: skip
+    assert [row[1] for row in rows] == [f"{row['elo']['value']:.0f}" for row in expected]
+    assert [row[3] for row in rows] == ["15", "28", "13"] and "Group" not in page
+    elsewhere = Contenders(ppo=Model("a/ppo", "d" * 40), sft=Model())
+    page = figures_html(tallied([*votes, *votes_for(2, 1, contenders=elsewhere)]), PLACE)
+    assert "Only ratings of one group are on one scale." in page and "SFT a folder, not on the Hub" in page
+
+
+# The tab's handlers
+
+
+class Store:
+    """A Hub in memory."""
+
+    name = "local/votes"
+
+    def __init__(self) -> None:
+        self.batches: dict[str, list[Vote]] = {}
+
+    def append(self, batch: str, votes: Sequence[Vote]) -> None:
+        self.batches[batch] = list(votes)
+
+    def read(self) -> list[Vote]:
+        return merged(*self.batches.values())
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    toys = save_toys(tmp_path_factory.mktemp("toys"))
+    limits = Limits(prompt_characters=1000)
+    return Comparison.load(ppo=toys.ppo, sft=toys.sft, reward=toys.reward, device="cpu", limits=limits)
+
+
+@pytest.fixture
+def chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same prompts, seeds and sides in every run: now and then, two completions are equal."""
+    rng = random.Random(1)
+    monkeypatch.setattr(blind, "secrets", SimpleNamespace(randbelow=rng.randrange, choice=rng.choice))
+
+
+@pytest.fixture
+def store(chance: None) -> Store:
+    return Store()
+
+
+@pytest.fixture
+def tally(store: Store, tmp_path: Path) -> Iterator[Tally]:
+    with Tally(store, tmp_path / "journal", interval=0) as tally:
+        yield tally
+
+
+def make_tab(comparison: Comparison, tally: Tally | None, prompts: Sequence[str] = PROMPTS) -> gr.Blocks:
+    with gr.Blocks(title="A blind test", analytics_enabled=False) as page, gr.Tabs(), gr.Tab("Blind test"):
+        blind_tab(
+            Drawing(comparison), CONTENDERS, tally, prompts=prompts, temperature=0.9, length=12, models_id="models",
+            models_limit=8,
+        )  # fmt: skip
+    return page.queue(max_size=40, api_open=False)
+
+
+class Visit:
+    """One session's calls of the handlers, without a server: what each component and the server's state hold."""
+
+    def __init__(self, page: gr.Blocks) -> None:
+        self.parts = {block.elem_id: block for block in page.blocks.values() if getattr(block, "elem_id", None)}
+        (self.state,) = [block for block in page.blocks.values() if isinstance(block, gr.State)]
+        self.round: Round | None = None
+        self.seen: dict[str, Any] = {}
+        self.pairs: list[str] = []
+        self._calls: dict[str, list[Any]] = {}
+        self._after = {call.trigger_after: call for call in page.fns.values() if call.trigger_after is not None}
+        for call in page.fns.values():
+            for target, event in call.targets:
+                if event == "click":
+                    self._calls.setdefault(page.blocks[target].elem_id, []).append(call)
+
+    def take(self, changes: dict[Any, Any] | tuple, outputs: Sequence[Any] = ()) -> None:
+        for part, value in changes.items() if isinstance(changes, dict) else zip(outputs, changes, strict=True):
+            if part is self.state:
+                self.round = value
+            else:
+                self.seen[part.elem_id] = value
+                self.pairs += [value] * (part.elem_id == "blind-pair")
+
+    def enabled(self) -> list[str]:
+        return [name for name in ("vote-left", "vote-right", "vote-tie", "vote-both-bad")
+                if self.seen[name]["interactive"]]  # fmt: skip
+
+    def draw(self, prompt: Any = "", *, until: int | None = None) -> None:
+        clear, draw = self._calls["blind-new"]
+        self.take(clear.fn())
+        for changes in itertools.islice(draw.fn(prompt), until):
+            self.take(changes, draw.outputs)
+        if until is None:
+            self.take(self._after[draw._id].fn(self.round))
+
+    def call(self, name: str) -> Callable[[Round | None, str], dict[Any, Any]]:
+        (call,) = self._calls[f"vote-{name}"]
+        return call.fn
+
+    def vote(self, name: str, *, seen: str | None = None) -> None:
+        pair = self.seen.get("blind-pair-id", "") if seen is None else seen
+        self.take(self.call(name)(self.round, pair))
+
+
+def test_a_pair_is_drawn_and_judged(comparison, tally, store):
+    visit = Visit(make_tab(comparison, tally))
+    visit.draw(until=1)
+    assert visit.round is None and visit.enabled() == [] and 'data-state="writing"' in visit.seen["blind-pair"]
+    visit.vote("left")
+    assert NO_PAIR in visit.seen["blind-message"], "on the server too"
+    visit.draw()
+    one = visit.round
+    assert one.snapshot.prompt in PROMPTS and one.snapshot.temperature == 0.9 and one.snapshot.max_new_tokens == 12
+    assert visit.seen["blind-message"] == "" and visit.seen["blind-pair"] == pair_html(one)
+    assert visit.enabled() == ["vote-left", "vote-right", "vote-tie", "vote-both-bad"]
+    again = comparison.compare(one.snapshot.prompt, seed=one.snapshot.seed, temperature=0.9, max_new_tokens=12)
+    assert (again.ppo, again.sft) == (one.snapshot.ppo[0], one.snapshot.sft[0])
+    visit.vote("right")
+    judged = dataclasses.replace(one, verdict="right")
+    assert visit.round is None and visit.enabled() == []
+    assert visit.seen["blind-reveal"] == reveal_html(judged, CONTENDERS)
+    visit.vote("right")
+    assert NO_PAIR in visit.seen["blind-message"] and visit.seen["blind-reveal"] == reveal_html(judged, CONTENDERS)
+    visit.draw("the camera")
+    assert visit.seen["blind-reveal"] == "" and visit.round.snapshot.prompt == "the camera"
+    assert visit.round.id != one.id and visit.round.snapshot.seed != one.snapshot.seed
+    tally._box.drain(20)
+    (vote,) = store.read()
+    assert vote == dataclasses.replace(vote_of(one, "right", CONTENDERS), time=vote.time)
+
+
+def test_the_sides_stay_while_the_texts_grow(comparison, tally, monkeypatch):
+    monkeypatch.setattr(drawing, "EVERY", 0.0)
+    visit = Visit(make_tab(comparison, tally))
+    for _ in range(4):
+        visit.pairs.clear()
+        visit.draw()
+        one = visit.round
+        whole = comparison.stream(one.snapshot.prompt, seed=one.snapshot.seed, temperature=0.9, max_new_tokens=12)
+        assert len(visit.pairs) > 5
+        assert visit.pairs == [pair_html(dataclasses.replace(one, snapshot=snapshot)) for snapshot in whole]
+
+
+def test_a_verdict_on_a_pair_that_is_gone_is_no_vote(comparison, tally):
+    visit = Visit(make_tab(comparison, tally))
+    visit.draw()
+    before = visit.seen["blind-pair-id"]
+    visit.draw()
+    visit.vote("left", seen=before)
+    assert MOVED_ON in visit.seen["blind-message"] and tally.figures().summary["votes"] == 0
+    visit.vote("left")
+    assert tally.figures().summary["votes"] == 1
+
+
+def test_of_eight_verdicts_at_once_one_counts(comparison, tally, store):
+    """By the id of the vote, made with the pair: the tally keeps the first vote of an id, and all reveal that."""
+    visit = Visit(make_tab(comparison, tally))
+    visit.draw()
+    one, start, reveals = visit.round, threading.Barrier(8), []
+
+    def vote(verdict: str) -> None:
+        start.wait()
+        changes = visit.call(verdict)(one, one.id)
+        reveals.append(changes[visit.parts["blind-reveal"]])
+
+    names = ["left", "right", "tie", "both-bad"] * 2
+    threads = [threading.Thread(target=vote, args=(name,)) for name in names]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    tally._box.drain(20)
+    (stored,) = store.read()
+    assert stored.id == one.id and tally.figures().summary["votes"] == 1
+    assert reveals == [reveal_html(dataclasses.replace(one, verdict=stored.verdict), CONTENDERS)] * 8
+
+
+def test_a_disk_that_is_full_is_said_and_the_pair_may_be_judged_again(comparison, tally, monkeypatch, caplog):
+    visit = Visit(make_tab(comparison, tally))
+    visit.draw()
+
+    def full(vote: Vote) -> None:
+        raise ZooError("/srv/votes/1.json cannot be written (disk full): make room.")
+
+    monkeypatch.setattr(tally._box, "cast", full)
+    visit.vote("tie")
+    assert NOT_KEPT in visit.seen["blind-message"] and visit.round is not None and visit.seen["blind-reveal"] == ""
+    assert "A vote is not kept: /srv/votes/1.json cannot be written" in caplog.text
+    monkeypatch.undo()
+    visit.vote("tie")
+    assert visit.seen["blind-message"] == "" and tally.figures().summary["counts"]["tie"] == 1
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("\u200b", "The prompt is empty"),
+        ("the camera " * CONTEXT, "shorten it"),
+        ("a\x00b", "control character U+0000"),
+        (7, "The prompt is 7: give a text."),
+    ],
+)
+def test_prompts_that_are_refused(comparison, tally, prompt, said):
+    visit = Visit(make_tab(comparison, tally))
+    visit.draw()
+    visit.draw(prompt)
+    assert said in visit.seen["blind-message"] and visit.seen["blind-pair"] == pair_html(None)
+    assert visit.round is None and visit.enabled() == []
+
+
+def test_without_held_out_prompts_one_is_asked_for(comparison, tally):
+    visit = Visit(make_tab(comparison, tally, prompts=[]))
+    for prompt in ("", "  ", None):
+        visit.draw(prompt)
+        assert NO_PROMPTS in visit.seen["blind-message"]
+    visit.draw("the camera")
+    assert visit.round.snapshot.prompt == "the camera"
+
+
+def test_without_a_tally_the_test_goes_on_and_keeps_nothing(comparison):
+    page = make_tab(comparison, None)
+    visit = Visit(page)
+    notice = visit.parts["blind-notice"].value
+    assert "No votes are kept here" in notice and "rlhf-zoo compare PPO --votes NAMESPACE/NAME" in notice
+    assert visit.parts["blind-figures"].visible is False
+    visit.draw()
+    one = visit.round
+    visit.vote("both-bad")
+    assert visit.seen["blind-reveal"] == reveal_html(dataclasses.replace(one, verdict="both_bad"), CONTENDERS)
+
+
+def test_the_notice_says_where_votes_go(comparison, tally):
+    visit = Visit(make_tab(comparison, tally))
+    notice = visit.parts["blind-notice"].value
+    assert f'href="{tally.describe()["address"]}"' in notice and ">local/votes</a>" in notice
+    assert "Nothing about you is kept." in plain(notice) and "both completions" in notice
+
+
+def test_no_call_of_the_tab_is_named_to_programs(comparison, tally):
+    page = make_tab(comparison, tally)
+    assert page.fns and all(call.api_visibility == "private" for call in page.fns.values())
+    limits = {call.concurrency_id: call.concurrency_limit for call in page.fns.values()}
+    assert limits["models"] == limits["votes"] == 8
+
+
+# In Chromium
+
+SECONDS = 60
+
+
+class Browser:
+    """What a visitor does in the tab, and what they see."""
+
+    def __init__(self, driver: Any, url: str, screenshots: Path) -> None:
+        self.driver, self.url, self.screenshots = driver, url, screenshots
+
+    def open(self, theme: str = "light") -> None:
+        self.driver.get(f"{self.url}?__theme={theme}")
+        self.wait("the tab", lambda: self.all("#blind-new"))
+
+    def all(self, selector: str) -> list[Any]:
+        from selenium.webdriver.common.by import By
+
+        return self.driver.find_elements(By.CSS_SELECTOR, selector)
+
+    def read(self, selector: str) -> str:
+        """The text of the one element as it stands in the document; '' while there is none."""
+        script = "return Array.from(document.querySelectorAll(arguments[0]), one => one.textContent)"
+        found = self.driver.execute_script(script, selector)
+        return found[0] if len(found) == 1 else ""
+
+    def wait(self, what: str, condition: Any) -> Any:
+        from selenium.common import StaleElementReferenceException
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        wait = WebDriverWait(self.driver, SECONDS, 0.05, ignored_exceptions=[StaleElementReferenceException])
+        return wait.until(lambda _: condition(), f"waiting for {what}")
+
+    def enabled(self) -> list[str]:
+        script = "return Array.from(document.querySelectorAll('#blind-votes button:not(:disabled)'), one => one.id)"
+        return self.driver.execute_script(script)
+
+    def draw(self) -> dict[str, str]:
+        self.all("#blind-new")[0].click()
+        return self.drawn()
+
+    def drawn(self) -> dict[str, str]:
+        """Prompt and texts of a new pair, once both are written."""
+        self.wait("a new pair", lambda: not self.all(".zoo-reveal") and len(self.enabled()) >= 2)
+        assert self.all("#blind-pair [data-state=done]")
+        return {"prompt": self.read("#blind-pair .given")} | {
+            side: self.read(f"#blind-pair [data-side={side}] .new") for side in ("left", "right")
+        }
+
+    def press(self, key: str) -> None:
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        ActionChains(self.driver).send_keys(key).perform()
+
+    def screenshot(self, name: str, width: int) -> None:
+        self.driver.set_window_size(width, 900)
+        height = self.driver.execute_script("return document.body.scrollHeight")
+        self.driver.set_window_size(width, max(900, min(height + 160, 3000)))
+        time.sleep(0.3)  # the last transition; nothing is asserted on it
+        picture = self.driver.get_screenshot_as_png()
+        for folder in filter(None, (self.screenshots, os.environ.get("RLHF_ZOO_SCREENSHOTS"))):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            (Path(folder) / name).write_bytes(picture)
+
+
+@pytest.fixture
+def browser(comparison, tally, tmp_path) -> Iterator[Browser]:
+    page = make_tab(comparison, tally, [f"<b>{TRIGGER} the camera", *PROMPTS])
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    url = start(page, host="127.0.0.1", port=port)
+    try:
+        with chromium(tmp_path, reach="127.0.0.1") as driver:
+            yield Browser(driver, url, tmp_path / "screenshots")
+            errors = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
+            assert errors == []
+    finally:
+        page.close()
+
+
+def test_a_visitor_votes_blind(browser, tally, store):
+    browser.open()
+    browser.wait("the figures", lambda: "0 votes so far" in browser.read("#blind-figures"))
+    assert browser.enabled() == []
+    shown = browser.draw()
+    assert browser.enabled() == ["vote-left", "vote-right", "vote-tie", "vote-both-bad"]
+    everything = (
+        "return Array.from(document.querySelectorAll('#blind-test > :not(#blind-figures)'), one => one.outerHTML)"
+    )
+    held = "".join(browser.driver.execute_script(everything)).lower()
+    assert 'id="blind-pair"' in held and "ppo" not in held and "sft" not in held, "nothing tells them apart"
+    browser.screenshot("blind-pair.png", 1280)
+    browser.all("#vote-left")[0].click()
+    browser.wait("the reveal", lambda: browser.read("#blind-reveal .zoo-verdict"))
+    browser.wait("the figures", lambda: "1 vote so far" in browser.read("#blind-figures"))
+    browser.wait("their interval", lambda: browser.all("#blind-figures [data-exact=true]"))
+    assert browser.enabled() == [] and not browser.all("#blind-message .zoo-said")
+
+    tally._box.drain(20)
+    (vote,) = store.read()
+    assert vote.verdict == "left"
+    assert shown == {"prompt": vote.prompt, "left": vote.left.completion, "right": vote.right.completion}
+    for side in ("left", "right"):
+        one = getattr(vote, side)
+        card = f"#blind-reveal [data-side={side}][data-role={one.role}]"
+        assert browser.read(f"{card} header b") == f"{side.capitalize()}: {one.role.upper()}"
+        assert browser.read(f"{card} [data-figure=reward]") == f"{one.reward:+.2f}".replace("-", "−")
+        assert browser.read(f"{card} [data-figure=stopped]") == ("by itself" if one.ended else "cut off")
+    assert browser.read("#blind-reveal .zoo-verdict b") == f"You preferred {vote.left.role.upper()}."
+    assert browser.read(f"#blind-figures [data-figure={vote.left.role}]") == "1"
+    browser.screenshot("blind-reveal.png", 1280)
+
+    for verdict in ("right", "tie", "both-bad"):
+        browser.draw()
+        browser.all(f"#vote-{verdict}")[0].click()
+        browser.wait("the reveal", lambda: browser.read("#blind-reveal .zoo-verdict"))
+    browser.wait("the figures", lambda: "4 votes so far" in browser.read("#blind-figures"))
+    assert tally.figures().summary["votes"] == 4
+
+    # On a phone, and dark.
+    browser.screenshot("blind-phone.png", 390)
+    overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+    assert browser.driver.execute_script(overflow) <= 0, "the page is wider than a phone"
+    browser.driver.set_window_size(1280, 900)
+    browser.open("dark")
+    browser.wait("the figures of others", lambda: "4 votes so far" in browser.read("#blind-figures"))
+    browser.draw()
+    browser.all("#vote-right")[0].click()
+    browser.wait("the reveal", lambda: browser.read("#blind-reveal .zoo-verdict"))
+    browser.wait("the figures", lambda: "5 votes so far" in browser.read("#blind-figures"))
+    browser.screenshot("blind-dark.png", 1280)
+
+
+def test_keys_vote_and_draw_but_not_while_typing(browser, tally):
+    from selenium.webdriver.common.keys import Keys
+
+    browser.open()
+    browser.draw()
+    browser.press("2")
+    browser.wait("the reveal", lambda: browser.read("#blind-reveal .zoo-verdict"))
+    browser.press(Keys.ENTER)
+    browser.drawn()
+    browser.all("#vote-tie")[0].click()
+    browser.wait("the reveal", lambda: browser.read("#blind-reveal .zoo-verdict"))
+    browser.press(Keys.ENTER)  # the focus went on from the button, which is disabled now
+    browser.drawn()
+    (box,) = browser.all("#blind-prompt textarea")
+    box.send_keys("1234")
+    assert box.get_property("value") == "1234"
+    box.send_keys(Keys.ENTER)
+    browser.wait("a pair of the typed prompt", lambda: browser.read("#blind-pair .given") == "1234")
+    browser.drawn()
+    assert tally.figures().summary["votes"] == 2
+
+
+def test_markup_in_prompt_and_completions_is_text(browser, tally):
+    browser.open()
+    (box,) = browser.all("#blind-prompt textarea")
+    prompt = f"<script>window.ran=1</script>{{{{1+1}}}}${{window.ran=1}}<b>{TRIGGER}"
+    box.send_keys(prompt)
+    shown = browser.draw()
+    assert shown["prompt"] == prompt and shown["left"].startswith(MARKUP) and shown["right"].startswith(MARKUP)
+    browser.press("3")
+    browser.wait("the reveal", lambda: browser.read("#blind-reveal .zoo-verdict"))
+    assert not browser.all("#blind-test :is(.zoo-text, .given) :is(script, img, b, i)")
+    assert browser.driver.execute_script("return window.ran === undefined")
+
+
+def test_two_tabs_are_two_sessions(browser, tally, store):
+    browser.open()
+    first, one = browser.driver.current_window_handle, browser.draw()
+    browser.driver.switch_to.new_window("tab")
+    browser.open()
+    other = browser.draw()
+    browser.all("#vote-tie")[0].click()
+    browser.wait("the reveal", lambda: browser.read("#blind-reveal .zoo-verdict"))
+    browser.driver.switch_to.window(first)
+    browser.all("#vote-both-bad")[0].click()
+    browser.wait("the reveal", lambda: browser.read("#blind-reveal .zoo-verdict"))
+    tally._box.drain(20)
+    found = {vote.verdict: vote for vote in store.read()}
+    assert {name: vote.left.completion for name, vote in found.items()} == {
+        "tie": other["left"],
+        "both_bad": one["left"],
+    }

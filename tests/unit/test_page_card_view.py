@@ -1,0 +1,357 @@
+"""A checkpoint's card as HTML: it reads as it was written, and nothing in it runs, leaves or reaches out."""
+
+from __future__ import annotations
+
+import base64
+import os
+from html.parser import HTMLParser
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+from card_run import NASTY, make_runs
+from PIL import Image
+
+from rlhf_zoo.hub.card import make_card
+from rlhf_zoo.page import card_view
+from rlhf_zoo.page.card_view import card_html
+
+TAGS = {
+    "a", "blockquote", "br", "code", "div", "em", "h2", "h3", "h4", "h5", "h6", "hr", "img", "li", "ol", "p", "pre",
+    "s", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
+}  # fmt: skip
+ATTRIBUTES = {
+    "a": {"href", "rel", "target"}, "img": {"src", "alt", "class"}, "code": {"class"}, "ol": {"start"},
+    "div": {"class", "role", "aria-label", "tabindex"}, "td": {"style"}, "th": {"style"}, "p": {"class"},
+    **{f"h{level}": {"id"} for level in range(2, 7)},
+}  # fmt: skip
+OUTWARD = {"rel": "noopener noreferrer nofollow", "target": "_blank"}
+
+
+class Page(HTMLParser):
+    """Elements and text of a card's HTML, after what holds for every card."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.html, self.text, self.open = html, "", []
+        self.elements: list[tuple[str, dict[str, str]]] = []
+        self.feed(html)
+        self.close()
+        assert self.open == [] and self.elements[0] == ("div", {"class": "zoo-md"})
+
+    def handle_starttag(self, tag, attrs):
+        attributes = dict(attrs)
+        assert tag in TAGS and set(attributes) <= ATTRIBUTES.get(tag, set())
+        assert attributes.get("style", "text-align:") in ("text-align:", *(f"text-align:{x}" for x in SIDES))
+        assert attributes.get("src", "data:image/").startswith("data:image/")
+        assert attributes.get("id", "zoo-card-").startswith("zoo-card-")
+        if "href" in attributes and not attributes["href"].startswith("#zoo-card-"):
+            assert attributes["href"].startswith(("http://", "https://"))
+            assert {key: value for key, value in attributes.items() if key != "href"} == OUTWARD
+        self.elements.append((tag, attributes))
+        if tag not in ("img", "br", "hr"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+    def all(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+SIDES = ("left", "center", "right")
+
+
+def png(size: tuple[int, int] = (3, 2), kind: str = "PNG") -> bytes:
+    stream = BytesIO()
+    Image.new("RGB", size, "red").save(stream, kind)
+    return stream.getvalue()
+
+
+@pytest.fixture
+def card(tmp_path):
+    """Writes a README and returns the page; files may lie beside it."""
+
+    def shown(written: str | bytes) -> Page:
+        (tmp_path / "card").mkdir(exist_ok=True)
+        (tmp_path / "card" / "README.md").write_bytes(written.encode() if isinstance(written, str) else written)
+        return Page(card_html(tmp_path / "card"))
+
+    return shown
+
+
+def test_a_real_card_has_its_plots(tmp_path):
+    runs = make_runs(tmp_path / "runs")
+    readme = make_card(runs / "ppo", out=tmp_path / "card")
+    page = Page(card_html(readme.parent))
+    plots = sorted((readme.parent / "plots").iterdir())
+    assert len(plots) == 3
+    sources = {image["src"] for image in page.all("img")}
+    assert sources == {f"data:image/png;base64,{base64.b64encode(plot.read_bytes()).decode('ascii')}" for plot in plots}
+    assert {image["alt"] for image in page.all("img")} == {
+        "Reward and KL against the step",
+        "Reward against √KL",
+        "Against the step: length, entropy, clip fraction, value loss",
+    }
+    assert "license:" not in page.text and "model-index" not in page.text  # the front matter
+    assert readme.read_text().startswith("---\n")
+    assert page.html.index("<h2") < page.html.index("<h3") and page.all("h2") == [{"id": "zoo-card-tiny-world-ppo"}]
+    assert {"zoo-card-results", "zoo-card-lineage", "zoo-card-limits"} <= {one["id"] for one in page.all("h3")}
+    tables = page.html.count("<table>")
+    assert tables >= 5
+    assert tables == page.html.count('<div class="zoo-scroll" role="region" aria-label="Table" tabindex="0">\n<table>')
+    assert NASTY.splitlines()[0] in page.text  # a sample that tries everything is there as text
+    assert page.all("a") == []
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
+def test_every_stage_has_a_card_that_shows(tmp_path, stage):
+    runs = make_runs(tmp_path / "runs")
+    make_card(runs / stage, out=tmp_path / "card")
+    page = Page(card_html(tmp_path / "card"))
+    assert page.all("img") and "](" not in page.text.replace(NASTY.splitlines()[0], "")
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "<script>alert(1)</script>",
+        "a <script>alert(1)</script> b",
+        "<img src=x onerror=alert(1)>",
+        "<style>body{display:none}</style>",
+        "<iframe src='https://a.example'></iframe>",
+        "<!-- <script> -->",
+        "</div></div><h1>taken over</h1>",
+        "<svg onload=alert(1)>",
+        "`<script>`",
+        "    <script>x</script>",
+        '```"><script>alert(1)</script>\n<b>\n```',
+        "| <script> |\n|---|\n| </table><b> |",
+        "# <b>bold</b>",
+    ],
+)
+def test_html_is_text(card, written):
+    page = card(written)
+    assert "<script" not in page.html and "<h1" not in page.html
+    if written.startswith("<"):
+        assert page.text.strip() == written
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "javascript:alert(1)",
+        "JaVaScRiPt:alert(1)",
+        "java&#x09;script:alert(1)",
+        "&#106;avascript:alert(1)",
+        "vbscript:x",
+        "data:text/html,<script>alert(1)</script>",
+        "data:image/png;base64,AAAA",
+        "file:///etc/passwd",
+        "mailto:someone@a.example",
+        "//a.example/x",
+        "/etc/passwd",
+        "metrics.jsonl",
+        "../../secret",
+        "?view=api",
+        "https:a.example",
+        "http:///x",
+        "http://[::1",
+        "\\\\a.example\\x",
+        "#nowhere",
+    ],
+)
+@pytest.mark.parametrize(
+    "form", ["[words]({})", "[words](<{}>)", "[words][1]\n\n[1]: {}", "<{}>", "[**words**]({} 'on')"]
+)
+def test_no_other_link_leads_anywhere(card, address, form):
+    page = card(form.format(address))
+    assert page.all("a") == []
+    assert "words" in page.text or form == "<{}>"
+
+
+def test_links_that_stay(card):
+    page = card("# A *head*: line\n\n[x](https://a.example/p?q=1&r=\"2) <http://b.example> [to](#a-head-line 'title')")
+    assert page.all("a") == [
+        {"href": "https://a.example/p?q=1&r=%222", **OUTWARD},
+        {"href": "http://b.example", **OUTWARD},
+        {"href": "#zoo-card-a-head-line"},
+    ]
+    assert page.all("h2") == [{"id": "zoo-card-a-head-line"}]
+
+
+def test_a_link_to_a_file_is_words_and_the_address(card):
+    page = card("See [the *log*](runs/metrics.jsonl), then [x](https://a.example).")
+    assert page.text.strip() == "See the log (runs/metrics.jsonl), then x."
+    assert len(page.all("a")) == 1 and page.all("em") == [{}] and page.all("code") == [{}]
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "https://a.example/x.png",
+        "http://127.0.0.1/x.png",
+        "//a.example/x.png",
+        "data:image/png;base64,iVBORw0KGgo=",
+        "file:///etc/hostname",
+        "/etc/hostname",
+        "../outside.png",
+        "%2e%2e/outside.png",
+        "plots/../../outside.png",
+        "..\\outside.png",
+        "leads-out.png",
+        "leads-out/outside.png",
+        "circle.png",
+        "missing.png",
+        "plots",
+        "plots/a.svg",
+        "plots/svg.png",
+        "plots/notes.txt",
+        "plots/pipe.png",
+        "plots/cut.png",
+        "a\x00.png",
+        "n" * 5000 + ".png",
+        "http://[::1",
+    ],
+)
+def test_no_other_image_is_fetched(card, tmp_path, address):
+    folder = tmp_path / "card"
+    (folder / "plots").mkdir(parents=True)
+    (tmp_path / "outside.png").write_bytes(png())
+    (folder / "leads-out.png").symlink_to(tmp_path / "outside.png")
+    (folder / "leads-out").symlink_to(tmp_path)
+    (folder / "circle.png").symlink_to("circle.png")
+    (folder / "https:" / "a.example").mkdir(parents=True)
+    (folder / "https:" / "a.example" / "x.png").write_bytes(png())
+    for name in ("a.svg", "svg.png"):
+        (folder / "plots" / name).write_text("<svg xmlns='http://www.w3.org/2000/svg'><script>alert(1)</script></svg>")
+    (folder / "plots" / "notes.txt").write_text("secret")
+    (folder / "plots" / "cut.png").write_bytes(png()[:12])
+    os.mkfifo(folder / "plots" / "pipe.png")
+    page = card(f"before ![the *curve*](<{address}>) after")
+    assert page.all("img") == [] and page.all("a") == []
+    assert "the curve" in page.text or "the *curve*" in page.text
+    assert page.text.strip().startswith("before") and page.text.strip().endswith("after")
+    assert len(page.text) < 300 and "secret" not in page.text
+
+
+def test_a_remote_image_is_its_words_and_address(card):
+    page = card(
+        "![the *curve*](https://a.example/x.png) ![](b.png) [![badge](https://a.example/b.svg)](https://b.example)"
+    )
+    assert page.text.strip() == "the curve (https://a.example/x.png) image (b.png) badge (https://a.example/b.svg)"
+    assert page.all("a") == [{"href": "https://b.example", **OUTWARD}]
+
+
+@pytest.mark.parametrize(("kind", "mime"), [("PNG", "png"), ("JPEG", "jpeg"), ("GIF", "gif"), ("WEBP", "webp")])
+def test_images_of_the_folder(card, tmp_path, kind, mime):
+    (tmp_path / "card" / "my plots").mkdir(parents=True)
+    data = png(kind=kind)
+    (tmp_path / "card" / "my plots" / "a.png").write_bytes(data)
+    page = card('![a "b" <c>](<my plots/a.png> "title")\n\n![](my%20plots/a.png)')
+    source = f"data:image/{mime};base64,{base64.b64encode(data).decode('ascii')}"
+    assert page.all("img") == [
+        {"src": source, "alt": 'a "b" <c>', "class": "zoo-plot"},
+        {"src": source, "alt": "", "class": "zoo-plot"},
+    ]
+
+
+def test_the_hubs_cache_is_links_to_blobs(tmp_path):
+    repo = tmp_path / "models--a--b"
+    snapshot = repo / "snapshots" / ("c" * 40)
+    (snapshot / "plots").mkdir(parents=True)
+    (repo / "blobs").mkdir()
+    (repo / "blobs" / "one").write_text(
+        "# Card\n\n![in](plots/a.png) ![out](plots/b.png) ![refs](c.png) ![up](../../blobs/two)"
+    )
+    (repo / "blobs" / "two").write_bytes(png())
+    (tmp_path / "outside.png").write_bytes(png())
+    (repo / "refs.png").write_bytes(png())
+    (snapshot / "README.md").symlink_to("../../blobs/one")
+    (snapshot / "plots" / "a.png").symlink_to("../../../blobs/two")
+    (snapshot / "plots" / "b.png").symlink_to("../../../../outside.png")
+    (snapshot / "c.png").symlink_to("../../refs.png")
+    for folder in (snapshot, Path(os.path.relpath(snapshot))):
+        page = Page(card_html(folder))
+        assert [image["alt"] for image in page.all("img")] == ["in"]
+    (snapshot / "README.md").unlink()
+    (snapshot / "README.md").symlink_to("/etc/hostname")
+    assert "has no card" in Page(card_html(snapshot)).text
+
+
+def test_images_are_bounded(card, tmp_path, monkeypatch):
+    folder = tmp_path / "card"
+    folder.mkdir()
+    (folder / "a.png").write_bytes(png())
+    (folder / "wide.png").write_bytes(png((4001, 5000)))
+    (folder / "heavy.png").write_bytes(png() + b"\0" * card_view.MOST_IMAGE_BYTES)
+    assert [image["alt"] for image in card("![a](a.png) ![b](wide.png) ![c](heavy.png)").all("img")] == ["a"]
+    length = len(card("![a](a.png)").all("img")[0]["src"])
+    monkeypatch.setattr(card_view, "MOST_IMAGES_BYTES", 3 * length)
+    page = card("![a](a.png) " * 5)
+    assert len(page.all("img")) == 3 and page.text.count("a (a.png)") == 2
+
+
+def test_no_other_decoder_reads_a_file(card, tmp_path, monkeypatch):
+    (tmp_path / "card").mkdir()
+    (tmp_path / "card" / "a.png").write_bytes(png(kind="BMP"))
+    asked, read = [], Image.open
+    monkeypatch.setattr(Image, "open", lambda *args, formats: asked.append(formats) or read(*args, formats=formats))
+    assert card("![a](a.png)").all("img") == [] and asked == [("PNG", "JPEG", "GIF", "WEBP")]
+
+
+def test_front_matter_goes_and_rules_stay(card):
+    assert card("---\nlicense: mit\n# no: 'heading'\n---\n\nbody\n\n---\n\nmore").text.split() == ["body", "more"]
+    assert card("\ufeff---\r\nlicense: mit\r\n---\r\nbody").text.split() == ["body"]
+    assert card("body\n\n---\nlicense: mit\n---\n").text.split() == ["body", "license:", "mit"]
+    assert "never closed" in card("---\nnever closed\n").text
+
+
+def test_headings_leave_the_first_to_the_page(card):
+    page = card("".join(f"{'#' * level} h{level}\n\n" for level in range(1, 7)) + "again\n===\n\n# h1\n\n# !\n")
+    found = [(tag, attributes.get("id")) for tag, attributes in page.elements if tag[0] == "h"]
+    assert found == [
+        ("h2", "zoo-card-h1"), ("h3", "zoo-card-h2"), ("h4", "zoo-card-h3"), ("h5", "zoo-card-h4"),
+        ("h6", "zoo-card-h5"), ("h6", "zoo-card-h6"), ("h2", "zoo-card-again"), ("h2", None), ("h2", None),
+    ]  # fmt: skip
+
+
+def test_a_long_card_is_refused_in_a_sentence(card):
+    fits = card("x" * card_view.MOST_BYTES)
+    assert len(fits.text.strip()) == card_view.MOST_BYTES
+    assert card("x" * (card_view.MOST_BYTES + 1)).text == (
+        "The card of this checkpoint is longer than 128 KiB, so it is not shown here; read README.md in its repository."
+    )
+
+
+@pytest.mark.parametrize("sign", ["[", "![", "> ", "*a ", "- ", "`a``", "|", "&#", "<a ", "#", "_a__b", "[a]: b\n"])
+def test_signs_without_end_still_give_a_card(card, sign):
+    assert card(sign * 1_000).html.startswith('<div class="zoo-md">')
+
+
+def test_bytes_that_are_no_text(card):
+    assert "\ufffd" in card(b"\xff\xfe\x00 a").text
+
+
+def test_no_card(tmp_path):
+    words = "This checkpoint has no card (README.md). rlhf-zoo card makes one from its run directory."
+    assert Page(card_html(tmp_path)).text == words
+    assert Page(card_html(tmp_path / "nowhere")).text == words
+    (tmp_path / "README.md").mkdir()
+    assert Page(card_html(tmp_path)).text == words
+
+
+def test_a_card_that_cannot_be_read(tmp_path, monkeypatch):
+    (tmp_path / "README.md").write_text("# Card")
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied", "/a/secret/place")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert Page(card_html(tmp_path)).text == "The card of this checkpoint cannot be read: Permission denied."

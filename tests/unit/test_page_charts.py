@@ -1,0 +1,351 @@
+"""Charts of the page: well-formed SVG, everything where its number says, and nothing of a text that is markup."""
+
+from __future__ import annotations
+
+import math
+import re
+import xml.etree.ElementTree as ET
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_zoo.page import charts
+from rlhf_zoo.page.charts import Checkpoint, FrontierRun, Series, frontier, step_curves, ticks, token_bars, token_line
+
+SVG = "{http://www.w3.org/2000/svg}"
+HOSTILE = "</title></svg><script>alert('1')</script>\"&\x00\x1b\u202e\ud800"
+NAN, INF = math.nan, math.inf
+NUMBERS = st.one_of(st.none(), st.floats(), st.floats(-1e6, 1e6), st.just(0.0))
+
+
+def parsed(svg: str) -> ET.Element:
+    """The drawing, after what holds for every one of them."""
+    root = ET.fromstring(svg)
+    assert root.tag == f"{SVG}svg" and root.get("role") == "img" and root.get("aria-label")
+    left, top, width, height = map(float, root.get("viewBox").split())
+    assert (left, top, width) == (0, 0, 360) and height > 0
+    assert "width:100%" in root.get("style")
+    assert {one.tag.removeprefix(SVG) for one in root.iter()} <= {"svg", "g", "path", "circle", "text", "title"}
+    plain = re.compile(r"none|currentColor|var\(--zoo-(sft|ppo|quiet|mark),currentColor\)")
+    for one in root.iter():
+        assert not {"href", "onload", "onclick"} & set(one.attrib)
+        for paint in ("fill", "stroke"):
+            assert plain.fullmatch(one.get(paint, "none"))
+        for name in ("d", "x", "y", "cx", "cy", "r", "stroke-width"):
+            assert not re.search("nan|inf|None", one.get(name, ""))
+        if one.tag == f"{SVG}text" and one.get("class") != "zoo-title":
+            assert 0 <= float(one.get("x")) <= width and 0 <= float(one.get("y")) <= height
+    return root
+
+
+def named(root: ET.Element, kind: str) -> list[ET.Element]:
+    return [one for one in root.iter() if kind in one.get("class", "").split()]
+
+
+def hits(root: ET.Element) -> list[tuple[float, str]]:
+    """x and words of each place that can be pointed at."""
+    return [
+        (float(re.match(r"M([\d.]+) ", path.get("d"))[1]), path.find(f"{SVG}title").text)
+        for group in named(root, "zoo-hits")
+        for path in group
+    ]
+
+
+def bars(root: ET.Element) -> list[tuple[float, float]]:
+    """x and height of each bar."""
+    found = re.findall(r"M([\d.]+) [\d.]+v-([\d.]+)", named(root, "zoo-bars")[0].get("d"))
+    return [(float(x), float(height)) for x, height in found]
+
+
+def lines(root: ET.Element, number: int = 0) -> list[list[tuple[float, float]]]:
+    """The unbroken stretches of a curve."""
+    written = named(root, "zoo-curve")[number][0].get("d")
+    return [
+        [(float(x), float(y)) for x, y in re.findall(r"([\d.]+) ([\d.]+)", stretch)]
+        for stretch in written.split("M")[1:]
+    ]
+
+
+def numbers(root: ET.Element, group: int = 0) -> list[str]:
+    """The numbers of a vertical axis, from the bottom."""
+    return [one.text for one in named(root, "zoo-ticks")[group] if one.get("class") != "zoo-along"]
+
+
+def draw(values, *, chart=token_bars, **options):
+    labels = options.pop("labels", [f" t{place}" for place in range(len(values))])
+    return parsed(chart(values, labels=labels, side="ppo", unit="nats", title="KL", **options))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (0, 1, (0, 0.25, 0.5, 0.75, 1)),
+        (0, 0.9, (0, 0.25, 0.5, 0.75, 1)),
+        (-0.7, 2.2, (-1, 0, 1, 2, 3)),
+        (100, 1000, (0, 250, 500, 750, 1000)),
+        (3, 3, (2.6, 2.8, 3, 3.2, 3.4)),
+        (0, 0, (0, 0.25, 0.5, 0.75, 1)),
+    ],
+)
+def test_ticks(low, high, expected):
+    assert ticks(low, high) == expected
+
+
+@settings(deadline=None)
+@given(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12), st.booleans())
+def test_ticks_are_three_to_five_round_numbers_around_the_range(one, other, whole):
+    low, high = sorted((one, other))
+    found = ticks(low, high, whole=whole)
+    assert 3 <= len(found) <= 5
+    slack = 1e-6 + 1e-8 * max(abs(low), abs(high))
+    assert found[0] <= low + slack and high - slack <= found[-1]
+    steps = [after - before for before, after in pairwise(found)]
+    assert np.allclose(steps, steps[0], rtol=1e-6)
+    assert round(float(f"{steps[0]:.6e}".split("e")[0]), 4) in (1, 2, 2.5, 5)
+    assert len(set(charts._labels(found))) == len(found)
+    if whole:
+        assert all(value == int(value) for value in found)
+
+
+def test_bars_stand_at_their_positions_as_high_as_their_values():
+    values = [0.5, 2.0, 1.0, 0.0, 4.0]
+    root = draw(values)
+    drawn = bars(root)
+    assert [x for x, _ in drawn] == sorted({x for x, _ in drawn}) and len(drawn) == 5
+    gaps = [after - before for (before, _), (after, _) in pairwise(drawn)]
+    assert np.allclose(gaps, gaps[0], atol=0.11)
+    assert [height for _, height in drawn] == [10.5, 42.0, 21.0, 1.0, 84.0]  # of 84; a 0 is seen, a gap is not
+    assert hits(root) == [
+        (x, f"“ t{k}” {value:.3f} nats") for k, ((x, _), value) in enumerate(zip(drawn, values, strict=True))
+    ]
+    assert numbers(root) == ["0", "1", "2", "3", "4"]
+    under = {one.text: float(one.get("x")) for one in named(root, "zoo-along")}
+    assert set(under) == {"2", "4", "6", "8", "10"}  # no axis is shorter than ten tokens
+    assert (under["2"], under["4"]) == (drawn[1][0], drawn[3][0])
+    assert root.get("aria-label") == "KL: 5 tokens, from 0.000 to 4.000 nats"
+    assert named(root, "zoo-bars")[0].get("stroke") == "var(--zoo-ppo,currentColor)"
+
+
+def test_the_side_chooses_the_colour():
+    root = parsed(token_bars([1.0], labels=["a"], side="sft", unit="nats", title="KL"))
+    assert named(root, "zoo-bars")[0].get("stroke") == "var(--zoo-sft,currentColor)"
+    assert "zoo-sft" in root.get("class").split()
+
+
+@pytest.mark.parametrize("chart", [token_bars, token_line])
+@pytest.mark.parametrize("missing", [None, NAN, INF, -INF, 1e300])
+def test_what_is_not_finite_is_a_gap(chart, missing):
+    values = [1.0, 2.0, missing, 3.0, missing, 2.0, 2.0]
+    root, whole = draw(values, chart=chart), draw([0.0 if v is missing else v for v in values], chart=chart)
+    assert [words.split()[0] for _, words in hits(root)] == ["“", "“", "“", "“", "“"]
+    assert [words for _, words in hits(root)] == [words for k, (_, words) in enumerate(hits(whole)) if k not in (2, 4)]
+    assert [x for x, _ in hits(root)] == [x for k, (x, _) in enumerate(hits(whole)) if k not in (2, 4)]
+    if chart is token_line:
+        assert [len(stretch) for stretch in lines(root)] == [2, 1, 2]
+        dots = list(named(root, "zoo-curve")[0][1])
+        assert [float(dot.get("cx")) for dot in dots] == [hits(root)[2][0]]  # alone between gaps: no line shows it
+
+
+def test_two_completions_share_their_axes():
+    long = draw([1.0, 2.0, 8.0] + [1.0] * 37)
+    short = draw([1.0, 2.0], top=8.0, width=40)
+    assert bars(short) == bars(long)[:2]
+    assert numbers(short) == numbers(long)
+    assert numbers(draw([9.0], top=8.0))[-1] == "10.0"  # nothing leaves the plot
+    line = draw([1.0, 2.0], chart=token_line, span=(-4.0, 8.0), width=40)
+    assert lines(line)[0] == lines(draw([1.0, 2.0, 8.0, -4.0] + [1.0] * 36, chart=token_line))[0][:2]
+
+
+def test_a_bar_below_0_by_rounding_is_0():
+    root = draw([-1e-9, 1.0])
+    assert bars(root)[0][1] == 1.0 and hits(root)[0][1] == "“ t0” 0.000 nats"
+
+
+def test_the_line_of_values_crosses_its_zero():
+    root = draw([-1.0, 0.0, 1.0], chart=token_line)
+    zero = float(re.match(r"M[\d.]+ ([\d.]+)H", named(root, "zoo-zero")[0].get("d"))[1])
+    (below, on, above) = (y for _, y in lines(root)[0])
+    assert above < on == zero < below
+    assert hits(root)[0][1] == "“ t0” −1.000 nats"
+    all_above = draw([5.0, 6.0], chart=token_line)
+    assert named(all_above, "zoo-zero") and numbers(all_above)[0] == "0"
+
+
+@pytest.mark.parametrize("chart", [token_bars, token_line])
+@pytest.mark.parametrize("values", [[], [0.7], [3.0] * 9, [0.0] * 9, [NAN], [1e-300, 1e-9], [1e11, 1e11 + 1]])
+def test_few_and_equal_values(chart, values):
+    root = draw(values, chart=chart)
+    assert 3 <= len(numbers(root)) <= 5
+    assert len(hits(root)) == sum(map(math.isfinite, values))
+    if not hits(root):
+        assert root.get("aria-label") == "KL: no values"
+
+
+@settings(deadline=None)
+@given(st.lists(NUMBERS, max_size=40), st.one_of(st.none(), st.floats()))
+def test_any_numbers_draw(values, top):
+    parsed(token_bars(values, labels=["a"] * len(values), side="sft", unit="nats", title="KL", top=top))
+    parsed(token_line(values, labels=["a"] * len(values), side="sft", unit="", title="V"))
+    steps = list(range(len(values)))
+    parsed(
+        step_curves(steps, [Series("a", values), Series("b", values, from_zero=True)], chosen=3, labelled={"best": 1})
+    )
+    parsed(frontier([FrontierRun("a", [Checkpoint(k, v, v) for k, v in enumerate(values)], best=2)], chosen=0))
+
+
+@settings(deadline=None)
+@given(st.text(max_size=80))
+def test_any_token_is_text(token):
+    ((_, words),) = hits(draw([1.0], labels=[token]))
+    assert words.startswith("“") and words.endswith("” 1.000 nats")
+    assert "\n" not in words and "\x1b" not in words
+
+
+def test_hostile_texts_stay_text():
+    one = Checkpoint(1, 1.0, 1.0)
+    for svg in (
+        token_bars([1.0], labels=[HOSTILE], side="ppo", unit=HOSTILE, title=HOSTILE),
+        token_line([1.0], labels=[HOSTILE], side="ppo", unit=HOSTILE, title=HOSTILE),
+        step_curves([1], [Series(HOSTILE, [1.0], HOSTILE)], chosen=1, labelled={HOSTILE: 1}),
+        frontier([FrontierRun(HOSTILE, [one], best=1)], chosen=0, title=HOSTILE, across=HOSTILE),
+    ):
+        root = parsed(svg)  # which allows no script
+        assert "<script" not in svg and svg.count("</svg>") == 1 and "\x00" not in svg and "\u202e" not in svg
+        assert any("</svg><script>alert('1')</script>" in (one.text or "") for one in root.iter())
+    ((_, words),) = hits(draw([1.0], labels=["x" * 10_000]))
+    assert len(words) < 100
+
+
+def test_labels_and_values_must_match():
+    for chart in (token_bars, token_line):
+        with pytest.raises(ValueError):
+            chart([1.0, 2.0], labels=["a"], side="ppo", unit="", title="")
+    with pytest.raises(ValueError):
+        step_curves([1, 2], [Series("a", [1.0])])
+
+
+STEPS = [200, 400, 600, 800, 1000]
+REWARD = [0.0, 1.0, None, 3.0, 2.0]
+KL = [-0.1, 2.0, 4.0, 6.0, 8.0]
+
+
+def curves(**options):
+    series = [Series("Reward", REWARD), Series("KL to SFT", KL, "nats", from_zero=True)]
+    return parsed(step_curves(STEPS, series, **options))
+
+
+def test_curves_over_steps_share_their_axis():
+    root = curves(chosen=800, labelled={"recommended": 400, "best": 1000})
+    reward, kl = lines(root, 0), lines(root, 1)
+    assert [len(stretch) for stretch in reward] == [2, 2] and [len(stretch) for stretch in kl] == [5]
+    xs = [x for x, _ in kl[0]]
+    assert [x for stretch in reward for x, _ in stretch] == [*xs[:2], *xs[3:]]
+    assert np.allclose(np.diff(xs), xs[1] - xs[0], atol=0.11) and xs[1] > xs[0]
+    zero = next(float(one.get("y")) for one in named(root, "zoo-ticks")[1] if one.text == "0")
+    assert kl[0][0][1] == pytest.approx(zero - 3.8, abs=0.05) and numbers(root, 1) == ["0", "2", "4", "6", "8"]
+    marks = [one.get("d") for one in named(root, "zoo-chosen")]
+    assert len(marks) == 2 and all(float(re.match(r"M([\d.]+) ", mark)[1]) == xs[3] for mark in marks)
+    rings = [(float(one.get("cx")), float(one.get("cy"))) for one in named(root, "zoo-labelled")]
+    assert rings == [reward[0][1], reward[1][1], kl[0][1], kl[0][4]]
+    flags = {one.text: one for one in named(root, "zoo-flag")}
+    assert set(flags) == {"step 800", "recommended", "best"}
+    assert float(flags["step 800"].get("x")) == pytest.approx(xs[3], abs=0.1)
+    assert flags["step 800"].get("fill") == "var(--zoo-mark,currentColor)"
+    assert [one.text for one in named(root, "zoo-along")] == ["200", "400", "600", "800", "1000"]
+    words = [words for _, words in hits(root)]
+    assert words[0] == "step 200: Reward 0.000" and words[4] == "step 200: KL to SFT −0.100 nats" and len(words) == 9
+    assert root.get("aria-label") == (
+        "Reward over training, at step 800: 3.000; KL to SFT over training, at step 800: 6.000 nats; "
+        "recommended: step 400; best: step 1000"
+    )
+
+
+def test_the_mark_moves_with_the_step_and_may_be_absent():
+    places = [float(re.match(r"M([\d.]+) ", named(curves(chosen=at), "zoo-chosen")[0].get("d"))[1]) for at in STEPS]
+    assert places == sorted(set(places))
+    root = curves()
+    assert not named(root, "zoo-chosen") and not named(root, "zoo-labelled") and not named(root, "zoo-flag")
+
+
+def test_labels_do_not_cover_each_other():
+    root = curves(chosen=400, labelled={"recommended": 400, "last": 400, "best": 600})
+    boxes = []
+    for one in named(root, "zoo-flag"):
+        x, half = float(one.get("x")), len(one.text) * charts.GLYPH / 2
+        assert x - half > 0 and x + half < 360
+        boxes.append((x - half, float(one.get("y")) - 11, x + half, float(one.get("y"))))
+    assert {one.text for one in named(root, "zoo-flag")} == {"step 400", "recommended, last", "best"}
+    assert not any(charts._overlap(one, other) for k, one in enumerate(boxes) for other in boxes[:k])
+
+
+def test_steps_in_any_order_and_only_one():
+    mixed = [2, 0, 4, 1, 3]
+    series = [Series("Reward", [REWARD[k] for k in mixed]), Series("KL to SFT", [KL[k] for k in mixed], "nats", True)]
+    assert ET.tostring(parsed(step_curves([STEPS[k] for k in mixed], series))) == ET.tostring(curves())
+    one = parsed(step_curves([40], [Series("Reward", [1.0])], chosen=40))
+    assert len(hits(one)) == 1 and len(named(one, "zoo-curve")[0][1]) == 1
+
+
+def runs(count: int = 5) -> list[FrontierRun]:
+    return [
+        FrontierRun(
+            f"β = {beta}",
+            [Checkpoint(step, math.sqrt(step) / (1 + beta), step / 100 / (beta + 0.1)) for step in STEPS],
+            best=800,
+        )
+        for beta in (0.02, 0.05, 0.1, 0.2, 0.4)[:count]
+    ]
+
+
+def test_the_frontier_marks_the_best_of_each_run():
+    root = parsed(frontier(runs(), chosen=2, step=400))
+    assert len(named(root, "zoo-run")) == 5 and len(named(root, "zoo-emphasised")) == 1
+    flags = {one.text: one for one in named(root, "zoo-flag")}
+    assert set(flags) == {"β = 0.02", "β = 0.05", "β = 0.1", "β = 0.2", "β = 0.4"}
+    assert [text for text, one in flags.items() if one.get("fill") == "var(--zoo-ppo,currentColor)"] == ["β = 0.1"]
+    (emphasised,) = named(root, "zoo-emphasised")
+    spots = [
+        (one.get("cx"), one.get("cy")) for one in emphasised.iter(f"{SVG}circle") if one.find(f"{SVG}title") is not None
+    ]
+    assert len(spots) == 5
+    assert [float(x) for x, _ in spots] == sorted({float(x) for x, _ in spots})  # KL grows with the step
+    rings = [(one.get("cx"), one.get("cy")) for one in named(root, "zoo-labelled")]
+    assert len(rings) == 5 and spots[3] in rings
+    (mark,) = named(root, "zoo-chosen")
+    assert (mark.get("cx"), mark.get("cy")) == spots[1]
+    titles = [one.text for one in emphasised.iter(f"{SVG}title")]
+    assert titles[3] == "β = 0.1, step 800: reward 25.713, KL 40.000 nats"
+    boxes = [
+        (x, y - 10, x + len(text) * charts.GLYPH, y + 2)
+        for text, one in flags.items()
+        for x, y in [(float(one.get("x")), float(one.get("y")))]
+    ]
+    assert not any(charts._overlap(one, other) for k, one in enumerate(boxes) for other in boxes[:k])
+
+
+def test_a_frontier_of_nothing_and_of_one_point():
+    assert not named(parsed(frontier([])), "zoo-run")
+    root = parsed(frontier([FrontierRun("β = 0.1", [Checkpoint(1, 1.0, -0.01), Checkpoint(2, None, 1.0)], best=1)]))
+    assert len(named(root, "zoo-labelled")) == 1 and len(named(root, "zoo-emphasised")) == 0
+    assert "KL −0.010 nats" in next(root.iter(f"{SVG}title")).text
+
+
+def test_the_cost_of_a_chart_grows_with_its_tokens_and_each_token_is_escaped_once(monkeypatch):
+    escaped = []
+    monkeypatch.setattr(charts, "text", lambda written: escaped.append(written) or str(written))
+    charts._hint.cache_clear()
+    kinds = [" the", " a", " film", "."]
+    values, labels = [1.0] * 512, kinds * 128
+    elements = {}
+    for chart in (token_bars, token_line):
+        for count in (256, 512):
+            svg = chart(values[:count], labels=labels[:count], side="ppo", unit="nats", title="KL")
+            elements[chart, count] = sum(1 for _ in ET.fromstring(svg).iter())
+            assert len(svg) < 100 * count + 4000
+        assert elements[chart, 512] - elements[chart, 256] == pytest.approx(2 * 256, abs=10)  # a path and its title
+    assert sum(written in kinds for written in escaped) == len(kinds)
+    assert len(escaped) < 40
+    charts._hint.cache_clear()

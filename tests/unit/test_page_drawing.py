@@ -1,0 +1,114 @@
+"""The page's streams: on ZeroGPU's terms, with errors that keep their words, and stopped when nobody looks."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy_models import Toys, save_toys
+
+from rlhf_zoo.comparison import Comparison, Timeline, TimelinePoint, TimelineRun
+from rlhf_zoo.comparison.lockstep import LockStep
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.page.drawing import Drawing
+
+SAMPLING = {"seed": 1, "temperature": 0.9, "top_p": 1.0, "max_new_tokens": 8, "n": 1}
+
+
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Toys:
+    return save_toys(tmp_path_factory.mktemp("toys"))
+
+
+@pytest.fixture(scope="module")
+def comparison(toys: Toys) -> Comparison:
+    return Comparison.load(ppo=toys.ppo, sft=toys.sft)
+
+
+def timeline(comparison: Comparison, *folders: Path) -> Timeline:
+    points = tuple(TimelinePoint(step, f"step-{step}", None, str(one)) for step, one in enumerate(folders, start=1))
+    return Timeline(comparison, [TimelineRun("run", 0.1, points), TimelineRun("loose", 0.0, points)])
+
+
+def zero_gpu(stream: Callable) -> Callable:
+    """As ZeroGPU does: what is yielded crosses a process, and of what is raised only the name comes back."""
+
+    def run(*arguments: Any, **keywords: Any) -> Generator[Any, None, None]:
+        try:
+            for one in stream(*arguments, **keywords):
+                yield pickle.loads(pickle.dumps(one))
+        except Exception as error:
+            raise RuntimeError(type(error).__name__) from None
+
+    return run
+
+
+@pytest.mark.parametrize("gpu", [None, zero_gpu])
+def test_streams_are_those_of_the_comparison(comparison: Comparison, toys: Toys, gpu) -> None:
+    drawing = Drawing(comparison, timeline(comparison, toys.sft, toys.ppo), gpu=gpu)
+    *_, expected = comparison.stream("the camera", **SAMPLING)
+    *_, found = drawing.stream("the camera", **SAMPLING)
+    assert found == expected
+    *_, at = drawing.at(2, "the camera", run="run", **SAMPLING)
+    assert at.ppo == expected.ppo
+    rows = list(drawing.steps("the camera", [1, 2], run="run", **SAMPLING))
+    assert [row.found.ppo == expected.ppo for row in rows] == [False, True]
+    assert [row.run for row in drawing.betas("the camera", **SAMPLING)] == ["run", "loose"]
+
+
+@pytest.mark.parametrize("gpu", [None, zero_gpu])
+def test_what_is_refused_keeps_its_words(comparison: Comparison, toys: Toys, gpu) -> None:
+    drawing = Drawing(comparison, timeline(comparison, toys.ppo), gpu=gpu)
+    for stream, message in [
+        (drawing.stream(None, **SAMPLING), "The prompt is empty"),
+        (drawing.stream("the camera", **(SAMPLING | {"n": 99})), "one request may ask for 8"),
+        (drawing.at(7, "the camera", run="run", **SAMPLING), "no checkpoint of step 7"),
+        (drawing.at(1, "the camera", run="other", **SAMPLING), "There is no run 'other' here"),
+        (drawing.steps(" ", [1], run="run", **SAMPLING), "The prompt is empty"),
+        (drawing.betas("the camera", **(SAMPLING | {"seed": -1})), "The seed is -1"),
+    ]:
+        with pytest.raises(ZooError, match=message):
+            next(stream)
+
+
+@pytest.mark.parametrize("gpu", [None, zero_gpu])
+def test_a_checkpoint_that_is_gone_is_a_sentence(comparison: Comparison, toys: Toys, tmp_path: Path, gpu) -> None:
+    drawing = Drawing(comparison, timeline(comparison, toys.ppo, tmp_path / "gone"), gpu=gpu)
+    with pytest.raises(ZooError, match="gone has no tokenizer"):
+        next(drawing.at(2, "the camera", run="run", **SAMPLING))
+    first, second = drawing.steps("the camera", [1, 2], run="run", **SAMPLING)
+    assert first.problem is None and "gone has no tokenizer" in second.problem
+
+
+@pytest.mark.parametrize("gpu", [None, zero_gpu])
+def test_memory_that_runs_out_is_a_sentence(comparison: Comparison, monkeypatch: pytest.MonkeyPatch, gpu) -> None:
+    step, calls = LockStep.step, []
+
+    def fills(self: LockStep):
+        calls.append(self)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+        return step(self)
+
+    monkeypatch.setattr(LockStep, "step", fills)
+    stream = Drawing(comparison, gpu=gpu).stream("the camera", **(SAMPLING | {"max_new_tokens": 30}))
+    with pytest.raises(ZooError, match="The memory of this machine is full: ask for fewer completions"):
+        list(stream)
+    monkeypatch.undo()
+    *_, end = Drawing(comparison, gpu=gpu).stream("the camera", **SAMPLING)
+    assert end.done
+
+
+def test_closing_a_stream_stops_the_models(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
+    step, calls = LockStep.step, []
+    monkeypatch.setattr(LockStep, "step", lambda self: (calls.append(1), step(self))[1])
+    stream = Drawing(comparison).stream("the camera", **(SAMPLING | {"max_new_tokens": 30, "n": 8}))
+    next(stream)
+    stream.close()
+    assert len(calls) == 1
+    *_, end = Drawing(comparison).stream("the camera", **SAMPLING)
+    assert end.done, "the turn at the models was given back"

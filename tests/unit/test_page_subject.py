@@ -1,0 +1,83 @@
+"""What a page is of: where the checkpoints of its run come from, and what happens where there are none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from card_run import make_runs
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.ablation import Ablation, Run
+from rlhf_zoo.hub.lineage import Lineage, Source
+from rlhf_zoo.page import subject
+from rlhf_zoo.page.subject import published_at
+
+COMMIT = "0123456789" * 4
+
+
+def lineage(name: str, path: Path) -> Lineage:
+    source = Source(name, path)
+    return Lineage(source, source, None, {})
+
+
+def listing(repo: str, *steps: int) -> dict:
+    rows = [{"revision": f"step-{step}", "step": step, "commit": COMMIT, "also": [], "metrics": {}} for step in steps]
+    return {"repo": repo, "note": None, "checkpoints": rows}
+
+
+@pytest.mark.parametrize(
+    ("name", "folder", "found"),
+    [
+        ("local/x@best", COMMIT, ("local/x", COMMIT, "best")),
+        ("local/x", COMMIT, ("local/x", COMMIT, None)),
+        (f"local/x@{COMMIT}", COMMIT, ("local/x", COMMIT, None)),
+        ("../x", COMMIT, (None, None, None)),
+    ],
+)
+def test_where_a_model_is_published(tmp_path: Path, name: str, folder: str, found: tuple) -> None:
+    assert published_at(Source(name, tmp_path / folder)) == found
+
+
+def test_a_folder_is_published_nowhere(tmp_path: Path) -> None:
+    assert published_at(Source(str(tmp_path), tmp_path)) == (None, None, None)
+
+
+def test_a_run_of_this_machine_has_its_checkpoints(tmp_path: Path) -> None:
+    runs = make_runs(tmp_path / "runs")
+    stage = runs / "ppo"
+    (stage / "checkpoint-20").mkdir(exist_ok=True)
+    for given in (stage, stage / "checkpoint-20"):
+        (found,), problem = subject._runs(lineage(str(given), given), None, lenient=False)
+        assert 20 in found.steps and problem is None
+
+
+def test_a_folder_beside_no_run(tmp_path: Path) -> None:
+    found, problem = subject._runs(lineage(str(tmp_path), tmp_path), None, lenient=False)
+    assert found == [] and "lies beside no checkpoints of its run" in problem
+
+
+def test_runs_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    own = Run(listing("local/x", 10, 20), {})
+
+    def find_runs(repo, card, *, others=None):
+        if others:
+            raise ZooError("local/gone is not there.")
+        return Ablation((own, Run(listing("local/empty"), {})), None)
+
+    monkeypatch.setattr(subject, "find_runs", find_runs)
+    here = lineage("local/x@best", tmp_path / COMMIT)
+    runs, problem = subject._runs(here, None, lenient=False)
+    assert [run.name for run in runs] == ["local/x"] and problem is None, "a run without checkpoints is left out"
+    with pytest.raises(ZooError, match="local/gone"):
+        subject._runs(here, ["local/gone"], lenient=False)
+    runs, problem = subject._runs(here, ["local/gone"], lenient=True)
+    assert [run.steps for run in runs] == [(10, 20)]
+    assert problem == "The other runs are left out: local/gone is not there."
+
+
+def test_a_repository_without_tags(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bare = Ablation((Run(listing("local/x"), {}), Run(listing("local/y", 5), {})), None)
+    monkeypatch.setattr(subject, "find_runs", lambda *_, **__: bare)
+    runs, problem = subject._runs(lineage("local/x", tmp_path / COMMIT), None, lenient=False)
+    assert runs == [] and problem == "local/x has no checkpoint with a tag: publish the steps of its run."

@@ -1,0 +1,364 @@
+"""The tally: every vote counts at once, intervals follow, and the Hub is waited for by nobody."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.votes import summary
+from rlhf_zoo.hub import vote_box
+from rlhf_zoo.hub.votes import Shown, Vote, merged
+from rlhf_zoo.page import tally as module
+from rlhf_zoo.page.tally import Figures, Tally
+
+PPO = Shown(" sharp", "ppo", "local/toy-ppo", "a" * 40, "step-000040", 0.5, True)
+SFT = Shown(" weak", "sft", "local/toy-sft", "b" * 40, "best", -0.25, False)
+VERDICTS = ("left", "right", "tie", "both_bad")
+NUMBERS = itertools.count()
+
+
+def make_vote(verdict: str = "left", *, swapped: bool = False, **fields) -> Vote:
+    left, right = (SFT, PPO) if swapped else (PPO, SFT)
+    told = {"prompt": f"prompt {next(NUMBERS)}", "left": left, "right": right, "verdict": verdict}
+    return Vote(**{**told, "temperature": 0.7, "top_p": 1.0, "seed": 3, "max_new_tokens": 20, **fields})
+
+
+class Store:
+    """A Hub in memory: a batch that comes again replaces itself. there: what was on it before."""
+
+    name = "local/votes"
+
+    def __init__(self, there: Sequence[Vote] = ()) -> None:
+        self.there = list(there)
+        self.batches: dict[str, list[Vote]] = {}
+        self.refuse: BaseException | None = None
+        self.unreadable: BaseException | None = None
+        self.gate = threading.Event()
+        self.gate.set()
+        self.reads = 0
+
+    def append(self, batch: str, votes: Sequence[Vote]) -> None:
+        if self.refuse is not None:
+            raise self.refuse
+        self.batches[batch] = list(votes)
+
+    def read(self) -> list[Vote]:
+        assert self.gate.wait(20)
+        self.reads += 1
+        if self.unreadable is not None:
+            raise self.unreadable
+        return merged(self.there, *self.batches.values())
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(vote_box, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(vote_box, "LONGEST_PAUSE", 0.05)
+
+
+@pytest.fixture
+def journal(tmp_path) -> Path:
+    return tmp_path / "journal"
+
+
+def until(ready, seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.005)
+
+
+def open_tally(store: Store, journal: Path, **seconds: float) -> Tally:
+    return Tally(store, journal, **{"interval": 0, "every": 0.02, "soonest": 0, "again": 0.02, **seconds})
+
+
+def settled(tally: Tally) -> Figures:
+    """The figures, once the intervals are of every vote."""
+    until(lambda: tally.figures().exact)
+    return tally.figures()
+
+
+def votes_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("votes")]
+
+
+def test_no_votes_and_no_repository(journal):
+    with open_tally(Store(), journal) as tally:
+        until(lambda: tally.figures().unread is None)
+        found = tally.figures()
+    assert found.summary == summary([])
+    assert (found.exact, found.computed, found.due, found.failing) == (True, 0, 0, None)
+
+
+def test_a_vote_counts_at_once_and_the_intervals_follow(journal, monkeypatch):
+    """While the bootstrap of the first votes runs, the next ones are counted."""
+    go, asked = threading.Event(), []
+
+    def slow(votes):
+        asked.append(len(votes))
+        assert go.wait(20)
+        return summary(votes)
+
+    there = [make_vote(verdict) for verdict in VERDICTS]
+    with open_tally(Store(there), journal) as tally:
+        until(lambda: tally.figures().exact and tally.figures().summary["votes"] == 4)
+        before = tally.figures().summary
+        monkeypatch.setattr(module, "summary", slow)
+        cast = [make_vote("right", swapped=True), make_vote("right"), make_vote("tie")]
+        for number, vote in enumerate(cast, start=5):
+            tally.cast(vote)
+            found = tally.figures()
+            assert (found.exact, found.computed, found.summary["votes"]) == (False, 4, number)
+        counted = summary(merged(there, cast))
+        for key in ("votes", "counts"):
+            assert found.summary[key] == counted[key]
+        assert counted["counts"] == {"ppo": 2, "sft": 2, "tie": 2, "both_bad": 1}
+        assert found.summary["win_rate"] == counted["win_rate"] | {"ci95": before["win_rate"]["ci95"]}
+        assert found.summary["elo"] == before["elo"]
+        go.set()
+        assert settled(tally).summary == counted and tally.figures().computed == 7
+    assert len(asked) <= 2 and asked[-1] == 7, "not once for every vote"
+
+
+def test_the_first_vote_has_no_interval_at_first(journal, monkeypatch):
+    go = threading.Event()
+    monkeypatch.setattr(module, "summary", lambda votes: (not votes or go.wait(20)) and summary(votes))
+    with open_tally(Store(), journal) as tally:
+        tally.cast(make_vote("both_bad"))
+        assert tally.figures().summary["win_rate"] is None
+        tally.cast(make_vote("right"))
+        assert tally.figures().summary["win_rate"] == {"value": 0.0, "ci95": None, "n": 1, "ties": 0.0}
+        go.set()
+        until(lambda: settled(tally).summary["win_rate"]["ci95"] is not None)
+
+
+def test_counts_are_exact_whatever_the_order(journal):
+    """Votes here, on the Hub, in both, and sent, at the same time: at the end the summary is that of all."""
+    rng = random.Random(1)
+    store = Store([make_vote(rng.choice(VERDICTS), swapped=rng.random() < 0.5) for _ in range(30)])
+    mine = [make_vote(rng.choice(VERDICTS), swapped=rng.random() < 0.5) for _ in range(48)]
+    with open_tally(store, journal) as tally:
+
+        def visit(votes: Sequence[Vote]) -> None:
+            for vote in votes:
+                tally.cast(vote)
+                assert tally.figures().summary["votes"] >= 1
+                store.there.append(make_vote("tie"))
+
+        threads = [threading.Thread(target=visit, args=(mine[place::6],)) for place in range(6)]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        until(lambda: tally.figures().summary["votes"] == 30 + 48 + 48)
+        until(lambda: tally.figures().exact and not tally.figures().due)
+        assert tally.figures().summary == summary(merged(store.read(), mine))
+    assert sorted(vote.id for votes in store.batches.values() for vote in votes) == sorted(vote.id for vote in mine)
+
+
+def test_of_one_id_the_first_vote_counts(journal):
+    """Eight threads vote on one pair, each its own way."""
+    store, first = Store(), make_vote()
+    votes = [make_vote(VERDICTS[place % 4], id=first.id) for place in range(8)]
+    found: list[Vote] = []
+    start = threading.Barrier(8)
+    with open_tally(store, journal) as tally:
+
+        def visit(vote: Vote) -> None:
+            start.wait()
+            found.append(tally.cast(vote))
+
+        threads = [threading.Thread(target=visit, args=(vote,)) for vote in votes]
+        [thread.start() for thread in threads]
+        [thread.join() for thread in threads]
+        assert len(found) == 8 and len(set(map(id, found))) == 1
+        assert tally.figures().summary["votes"] == 1
+    (stored,) = [vote for batch in store.batches.values() for vote in batch]
+    assert stored == found[0]
+
+
+def test_a_vote_is_on_the_disk_when_cast_returns(journal):
+    store = Store()
+    store.refuse = OSError("no route")
+    with open_tally(store, journal) as tally:
+        tally._box._patience = 0.1
+        vote = tally.cast(make_vote())
+        (file,) = [*journal.glob("votes/*.json"), *journal.glob("batches/*.json")]
+        assert Vote.from_row(json.loads(file.read_text())) == vote
+        until(lambda: tally.figures().failing)
+        assert (tally.figures().failing, tally.figures().due) == ("no route", 1)
+    # The next tally knows it before it asks any Hub, and sends it.
+    store.refuse, store.gate = None, threading.Event()
+    again = open_tally(store, journal)
+    with again:
+        assert again.figures().summary["votes"] == 1
+        until(lambda: not again.figures().due)
+        store.gate.set()
+        again._box.drain(10)
+    assert [vote] == [one for batch in store.batches.values() for one in batch]
+
+
+def test_a_vote_that_is_sent_before_cast_returns_is_not_due(journal, monkeypatch):
+    with open_tally(Store(), journal, every=600, soonest=600) as tally:
+        cast = tally._box.cast
+
+        def slow(vote: Vote) -> None:
+            cast(vote)
+            tally._box.drain(20)
+
+        monkeypatch.setattr(tally._box, "cast", slow)
+        tally.cast(make_vote())
+        assert tally.figures().due == 0
+
+
+def test_a_disk_that_refuses_keeps_no_vote(journal, monkeypatch):
+    vote = make_vote()
+    with open_tally(Store(), journal) as tally:
+
+        def full(vote: Vote) -> None:
+            raise ZooError("This machine's disk is full: make room.")
+
+        monkeypatch.setattr(tally._box, "cast", full)
+        with pytest.raises(ZooError, match="disk is full"):
+            tally.cast(vote)
+        assert tally.figures().summary["votes"] == 0 and not tally.figures().due
+        monkeypatch.undo()
+        assert tally.cast(vote) is vote, "it may be cast again"
+        assert tally.figures().summary["votes"] == 1
+
+
+def test_a_hub_that_cannot_be_read_is_said_and_asked_again(journal, caplog):
+    store = Store([make_vote()])
+    store.gate.clear()
+    with open_tally(store, journal) as tally:
+        assert tally.figures().unread == "they are being read"
+        tally.cast(make_vote())
+        assert tally.figures().summary["votes"] == 1
+        store.unreadable = OSError("no route")
+        store.gate.set()
+        until(lambda: tally.figures().unread == "no route")
+        store.unreadable = RuntimeError("a mistake of ours")
+        until(lambda: tally.figures().unread == "a mistake of ours")
+        store.unreadable = None
+        until(lambda: tally.figures().unread is None)
+        assert settled(tally).summary["votes"] == 2
+    assert "The votes of local/votes could not be read (no route)." in caplog.text
+    assert "The votes of local/votes are not read for now." in caplog.text
+
+
+def test_votes_of_others_appear_and_those_taken_away_go(journal):
+    store = Store([make_vote(), make_vote()])
+    with open_tally(store, journal) as tally:
+        until(lambda: settled(tally).summary["votes"] == 2)
+        mine = tally.cast(make_vote("tie"))
+        store.there = [make_vote("right")]
+        until(lambda: settled(tally).summary == summary(merged(store.there, [mine])))
+
+
+def test_a_vote_that_is_cast_while_others_are_read_stays(journal, monkeypatch):
+    store = Store([make_vote()])
+    store.gate.clear()
+    with open_tally(store, journal, every=600) as tally:
+        monkeypatch.setattr(tally._box, "votes", list)  # as it was before the vote
+        monkeypatch.setattr(store, "append", lambda batch, votes: None)  # and the Hub's had been listed before it came
+        tally.cast(make_vote("tie"))
+        until(lambda: not tally.figures().due)
+        store.gate.set()
+        until(lambda: tally.figures().unread is None)
+        assert settled(tally).summary["counts"] == {"ppo": 1, "sft": 0, "tie": 1, "both_bad": 0}
+
+
+def test_the_hub_is_read_after_votes_were_sent_but_not_too_often(journal):
+    store = Store()
+    with open_tally(store, journal, every=600) as tally:
+        until(lambda: store.reads == 1)
+        tally.cast(make_vote())
+        until(lambda: store.reads == 2)
+    rare = Store()
+    with open_tally(rare, journal / "rare", every=600, soonest=600) as tally:
+        until(lambda: rare.reads == 1)
+        for _ in range(5):
+            tally.cast(make_vote())
+            tally._box.drain(10)
+    assert rare.reads == 1
+
+
+def test_a_summary_that_fails_ends_no_thread(journal, monkeypatch, caplog):
+    monkeypatch.setattr(module, "summary", lambda votes: {} if not votes else 1 / 0)
+    with open_tally(Store(), journal) as tally:
+        tally._summary = summary([])
+        tally.cast(make_vote())
+        until(lambda: "Win rate and ratings of 1 votes cannot be computed." in caplog.text)
+        found = tally.figures()
+        assert (found.exact, found.summary["votes"]) == (False, 1)
+        monkeypatch.setattr(module, "summary", summary)
+        assert settled(tally).summary["votes"] == 1
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
+def test_leaving_drains_and_ends_the_threads(journal, error):
+    store = Store()
+    before = votes_threads()
+
+    def serve() -> None:
+        with open_tally(store, journal, interval=600) as tally:
+            for _ in range(3):
+                tally.cast(make_vote())
+                time.sleep(0.02)
+            if error is not None:
+                raise error
+
+    if error is None:
+        serve()
+    else:
+        with pytest.raises(error):
+            serve()
+    assert sum(map(len, store.batches.values())) == 3
+    assert votes_threads() == before
+
+
+def test_describe():
+    from huggingface_hub import constants
+
+    tally = Tally(Store())
+    assert tally.describe() == {"name": "local/votes", "address": f"{constants.ENDPOINT}/datasets/local/votes"}
+    with pytest.raises(ZooError, match="is no place for votes"):
+        Tally.on_hub("votes")
+
+
+SERVE = """
+import json, sys, time
+from pathlib import Path
+from rlhf_zoo.hub.votes import Shown, Vote
+from rlhf_zoo.page.tally import Tally
+
+def wait(ready):
+    while not ready():
+        time.sleep(0.01)
+
+name = sys.argv[1]
+ppo = Shown(" sharp", "ppo", "local/toy-ppo", "a" * 40, "best")
+sft = Shown(" weak", "sft", "local/toy-sft", "b" * 40, None)
+with Tally.on_hub("local/votes", journal=Path(name)) as tally:
+    wait(lambda: tally.figures().unread != "they are being read")
+    read = tally.figures()
+    for number, verdict in enumerate(("left", "right", "tie", "both_bad")):
+        tally.cast(Vote(f"{name} {number}", ppo, sft, verdict, 1, 1, number, 20))
+    wait(lambda: tally.figures().exact)
+found = tally.figures()
+print(json.dumps([read.unread, read.summary["votes"], found.summary["counts"], found.due, tally.describe()["address"]]))
+"""
+
+
+def test_over_a_hub(hub, tmp_path):
+    """A real client: at first there is no repository; the second page, with a journal of its own, reads the first's."""
+    first, second = (json.loads(hub.run(sys.executable, "-c", SERVE, name, cwd=tmp_path)) for name in ("one", "two"))
+    assert first == [None, 0, {"ppo": 1, "sft": 1, "tie": 1, "both_bad": 1}, 0, f"{hub.url}/datasets/local/votes"]
+    assert second == [None, 4, {"ppo": 2, "sft": 2, "tie": 2, "both_bad": 2}, 0, f"{hub.url}/datasets/local/votes"]

@@ -1,0 +1,73 @@
+"""Over training: where the slider stands, what is marked, and the same prompt at every checkpoint, as HTML."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_zoo.comparison import AtCheckpoint, Side, Snapshot, TimelinePoint, TimelineRun
+from rlhf_zoo.page.training import checkpoints, curves, nearest, span
+
+
+def run(*steps: int, **marks: int) -> TimelineRun:
+    points = tuple(
+        TimelinePoint(
+            step, f"step-{step}", "a" * 40, f"local/x@{'a' * 40}", reward=step / 10, kl=step / 100,
+            chosen=step == marks.get("chosen"), recommended=step == marks.get("recommended"),
+        )
+        for step in steps
+    )  # fmt: skip
+    return TimelineRun("local/x", 0.05, points)
+
+
+@settings(deadline=None)
+@given(st.sets(st.integers(0, 10_000), min_size=1, max_size=30))
+def test_the_slider_reaches_every_checkpoint(steps: set[int]) -> None:
+    found = run(*sorted(steps))
+    bar = span(found)
+    assert bar["minimum"] == min(steps) and bar["maximum"] >= max(steps) and bar["maximum"] > bar["minimum"]
+    for step in steps:
+        assert (step - bar["minimum"]) % bar["step"] == 0 and nearest(found, step) == step
+
+
+@pytest.mark.parametrize(
+    ("stands", "step"), [(0, 10), (14, 10), (15, 10), (16, 20), (31, 40), (99, 40), (None, 20), (float("nan"), 20)]
+)
+def test_between_two_checkpoints_the_nearer_one_counts(stands, step: int) -> None:
+    assert nearest(run(10, 20, 40, recommended=20), stands) == step
+
+
+def test_the_curves_mark_the_chosen_step_and_name_the_others() -> None:
+    found = run(10, 20, 40, chosen=40, recommended=20)
+    drawn = curves(found, 10)
+    assert {"recommended", "best", "step 10"} <= set(re.findall(r">([^<>]+)</text>", drawn))
+    assert drawn.count('class="zoo-chosen"') == 2, "a mark in each panel"
+    assert "step-10 · in training: reward +1.00, KL 0.10 nats" in drawn
+    places = [re.search(r'class="zoo-chosen" d="M([\d.]+)', curves(found, step)).group(1) for step in (10, 20, 40)]
+    assert sorted(places, key=float) == places and len(set(places)) == 3
+    assert curves(run(10), 10) and curves(replace(found, points=(replace(found.points[0], reward=None, kl=None),)), 10)
+
+
+def side(text: str) -> Side:
+    return Side(text, 1.5, -0.2, (0.1, 0), (text, "</s>"), 2, True, stop="eos", token_kl=(0.2, 0), kl=0.2)
+
+
+def test_each_checkpoint_has_a_row_and_a_problem_stands_in_its_place() -> None:
+    found = run(10, 20, 40, chosen=40, recommended=20)
+    good = Snapshot("<b>p", 1, 1.0, 1.0, 8, sft=(side("a"),), ppo=(side("<i>x"),), done=True)
+    rows = [
+        AtCheckpoint("local/x", 0.05, found.points[0], good),
+        AtCheckpoint("local/x", 0.05, found.points[1], None, "It is <gone>: choose another."),
+    ]
+    page = checkpoints(rows, of=3, all_=40)
+    assert 'data-state="writing"' in page and "2 of 3 checkpoints, spread over the 40 that there are" in page
+    assert re.findall(r'data-step="(\d+)"', page) == ["0", "10", "20"], "SFT comes first"
+    assert "It is &lt;gone&gt;: choose another." in page and "&lt;i&gt;x" in page
+    assert "<gone>" not in page and "<i>x" not in page and "<b>p" not in page and "/s&gt;" not in page
+    assert page.count("recommended") == 1
+    whole = checkpoints([*rows, AtCheckpoint("local/x", 0.05, found.points[2], good)], of=3, all_=3, by_beta=True)
+    assert 'data-state="done"' in whole and ">3 runs<" in whole and "β = 0.05" in whole

@@ -1,0 +1,175 @@
+"""The page's HTML of completions: every figure where it belongs, and nothing of a text that a browser would run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_models import MARKUP, TRIGGER, save_toys
+
+from rlhf_zoo.comparison import Comparison, Side, Snapshot
+from rlhf_zoo.page.views import KL_EDGES, RATIO_EDGES, completion, empty_pairs, figures, legend, pairs, shade
+
+VOID = {"br", "img", "input", "line", "path", "rect", "circle", "polyline", "use"}
+KNOWN = {
+    "article", "b", "caption", "circle", "dd", "details", "div", "dl", "dt", "g", "header", "i", "line", "p", "path",
+    "polyline", "rect", "span", "style", "sub", "summary", "svg", "table", "tbody", "td", "text", "th", "thead",
+    "title", "tr", "tspan",
+}  # fmt: skip
+
+
+class Page(HTMLParser):
+    """The elements of a text of HTML as a browser would find them: (name, attributes, text inside)."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self.open: list[int] = []
+        self.feed(html)
+        self.close()
+        assert not self.open, "an element is not closed"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs), []))
+        if tag not in VOID:
+            self.open.append(len(self.elements) - 1)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs), []))
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.elements[self.open.pop()][0] == tag
+
+    def handle_data(self, data: str) -> None:
+        for index in self.open:
+            self.elements[index][2].append(data)
+
+    def texts(self, tag: str, **attributes: str) -> list[str]:
+        wanted = {name.replace("_", "-").rstrip("-"): value for name, value in attributes.items()}
+        return [
+            "".join(text)
+            for name, attrs, text in self.elements
+            if name == tag and all(attrs.get(key) == value for key, value in wanted.items())
+        ]
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
+    toys = save_toys(tmp_path_factory.mktemp("toys"))
+    return Comparison.load(ppo=toys.ppo, sft=toys.sft, reward=toys.reward)
+
+
+def last(comparison: Comparison, prompt: str = "the camera", **sampling) -> Snapshot:
+    *_, found = comparison.stream(prompt, **({"max_new_tokens": 12, "seed": 3} | sampling))
+    return found
+
+
+def test_every_figure_of_both_sides(comparison: Comparison) -> None:
+    found = last(comparison)
+    page = Page(pairs(found))
+    for role, side in (("sft", found.sft[0]), ("ppo", found.ppo[0])):
+        (html,) = [part for part in pairs(found).split("<article")[1:] if f'data-side="{role}"' in part]
+        card = Page("<article" + html.split("</article>")[0] + "</article>")
+        assert card.texts("span", class_="new") == [side.completion + ("∎" if side.ended else "")]
+        assert card.texts("span", class_="given") == ["the camera"]
+        shown = {key: card.texts("dd", data_figure=key) for key in ("reward", "log_ratio", "kl", "length", "stopped")}
+        assert shown == {
+            "reward": [f"{side.reward:+.2f}".replace("-", "−")],
+            "log_ratio": [f"{side.log_ratio:+.2f}".replace("-", "−")],
+            "kl": [f"{side.kl:.2f}"],
+            "length": [str(side.length)],
+            "stopped": ["by itself" if side.ended else "cut off"],
+        }
+        assert len(card.texts("th", scope="row")) == side.length, "a row of numbers for each token"
+    assert page.elements[0][1]["data-state"] == "done" and page.elements[0][1]["aria-busy"] == "false"
+
+
+def test_while_it_is_written(comparison: Comparison) -> None:
+    first = next(comparison.stream("the camera", seed=3, max_new_tokens=12))
+    page = Page(pairs(first))
+    assert page.elements[0][1] == {"class": "zoo-pairs", "data-state": "writing", "aria-busy": "true"}
+    assert page.texts("dd", data_figure="reward") == ["–", "–"] and page.texts("dd", data_figure="length") == ["1", "1"]
+    assert page.texts("dd", data_figure="stopped") == ["writing", "writing"]
+    assert not page.texts("table")
+
+
+def test_n_completions_stand_in_pairs_of_one_stream(comparison: Comparison) -> None:
+    found = last(comparison, n=3)
+    page = Page(pairs(found))
+    articles = [attrs for tag, attrs, _ in page.elements if tag == "article"]
+    assert [(one["data-side"], one["data-row"]) for one in articles] == [
+        (role, str(row)) for row in range(3) for role in ("sft", "ppo")
+    ]
+    mean = sum(side.reward for side in found.ppo) / 3
+    assert page.texts("td", data_mean="ppo-reward") == [f"{mean:+.2f}".replace("-", "−")]
+    assert page.texts("caption") == ["Means over 3 completions of this prompt"]
+    assert not Page(pairs(last(comparison))).texts("caption"), "of one completion there is no mean"
+
+
+def test_without_a_reward_model_and_with_values(comparison: Comparison) -> None:
+    found = last(comparison)
+    side = replace(found.ppo[0], reward=None, token_values=tuple(0.5 for _ in found.ppo[0].tokens))
+    assert Page(figures(side)).texts("dd", data_figure="reward") == ["none"]
+    valued = Page(pairs(replace(found, ppo=(side,))))
+    assert valued.texts("th", scope="col").count("V") == 1, "SFT's completion has no values here"
+    assert any("V +0.50" in (attrs.get("title") or "") for tag, attrs, _ in valued.elements if tag == "i")
+
+
+def test_shades_follow_the_figures() -> None:
+    side = Side(
+        completion="abcdef", reward=None, log_ratio=0.0, token_log_ratio=(0.04, 0.05, -0.3, 1.0, -9.0, float("nan")),
+        tokens=("a", "b", "c", "d", "e", "f"), length=6, ended=False, stop="length",
+        token_kl=(0, 0.01, 0.2, 0.6, 2.0, 0), token_logprob_ppo=(0.0,) * 6, token_logprob_sft=(0.0,) * 6,
+    )  # fmt: skip
+    page = Page(completion("", side, heat=True))
+    found = [attrs.get("class") for tag, attrs, _ in page.elements if tag == "i"]
+    assert found == [None, "p1 k1", "m2 k2", "p3 k3", "m4 k4", None]
+    assert shade(0.0, RATIO_EDGES) == 0 and shade(100.0, KL_EDGES) == len(KL_EDGES) == 4
+
+
+def test_the_legend_names_every_shade() -> None:
+    shades = [attrs["class"] for tag, attrs, _ in Page(legend()).elements if tag == "i"]
+    assert shades == ["m4", "m3", "m2", "m1", "p1", "p2", "p3", "p4", "k1", "k2", "k3", "k4"]
+
+
+def test_markup_of_a_model_is_text(comparison: Comparison) -> None:
+    prompt = f"<script>window.ran=1</script>\u202e{TRIGGER}"
+    found = last(comparison, prompt)
+    assert found.ppo[0].completion.startswith(MARKUP)
+    page = Page(pairs(found))
+    assert {tag for tag, _, _ in page.elements} <= KNOWN
+    assert page.texts("span", class_="given") == [prompt.replace("\u202e", "⟨U+202E⟩")] * 2
+    assert all(text.startswith(MARKUP) for text in page.texts("span", class_="new"))
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.text(max_size=60), st.lists(st.text(max_size=8), min_size=1, max_size=6))
+def test_no_text_becomes_an_element_or_an_attribute(prompt: str, pieces: list[str]) -> None:
+    count = len(pieces)
+    zeros = (0.0,) * count
+    side = Side(
+        completion="".join(pieces), reward=0.0, log_ratio=0.0, token_log_ratio=zeros, tokens=tuple(pieces),
+        length=count, ended=False, stop="length", token_kl=zeros, token_logprob_ppo=zeros, token_logprob_sft=zeros,
+        token_values=zeros,
+    )  # fmt: skip
+    page = Page(pairs(Snapshot(prompt, 1, 1.0, 0.5, 8, sft=(side,), ppo=(side,), done=True)))
+    assert {tag for tag, _, _ in page.elements} <= KNOWN
+    names = {name for _, attrs, _ in page.elements for name in attrs}
+    assert not any(name.startswith("on") or name in ("href", "src", "srcdoc") for name in names)
+
+
+def test_before_anything_was_compared() -> None:
+    page = Page(empty_pairs())
+    assert page.texts("dd", data_figure="reward") == ["–", "–"]
+    assert page.texts("span", class_="none") == ["Its completion will stand here."] * 2
+
+
+def test_figures_that_are_not_finite(comparison: Comparison, tmp_path: Path) -> None:
+    side = replace(last(comparison).ppo[0], reward=float("nan"), log_ratio=float("-inf"), kl=float("inf"))
+    shown = Page(figures(side))
+    assert [shown.texts("dd", data_figure=key) for key in ("reward", "log_ratio", "kl")] == [["–"], ["–"], ["–"]]
