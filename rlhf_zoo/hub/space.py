@@ -347,7 +347,8 @@ def deploy(
 
     A new Space is a Gradio one on the free CPU, else on ZeroGPU; where the account may have neither (402), a static
     page over `samples()`: completions as `Compared.to_json` has them. A Space that is there keeps its kind, and what
-    others put into it. private None: as the models are, where the Space is new. builds: whether the Hub runs Spaces.
+    others put into it. A Gradio one has the data set of its votes made too, as private as itself. private None: as the
+    models are, where the Space is new. builds: whether the Hub runs Spaces.
 
     Raises ZooError where a Space of this name is not ours, where its visibility is another than asked for, and where
     the Hub refuses.
@@ -368,6 +369,10 @@ def deploy(
         else:
             _check_visibility(space, private, there.private, hidden)
             private, sdk, hardware = there.private, there.sdk, there.hardware
+    if models.votes is not None and sdk == "gradio":
+        # The page would make it public, whoever sees the Space.
+        with refusals_as(f"The data set {models.votes} cannot be made on {endpoint}", "check --votes and the token."):
+            api.create_repo(models.votes, repo_type="dataset", private=private, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-space-") as scratch:
         folder = Path(scratch)
         if sdk == "static":

@@ -60,7 +60,7 @@ def controls(proposal: Proposal, *, prefix: str = "", most: int | None = None) -
             0.05, 2.0, value=proposal.temperature, step=0.05, label="Temperature", min_width=170,
             elem_id=f"{prefix}temperature",
         )  # fmt: skip
-        top_p = gr.Slider(0.05, 1.0, value=1.0, step=0.05, label="Top-p", min_width=170, elem_id=f"{prefix}top-p")
+        top_p = gr.Slider(0.05, 1.0, value=1.0, step=0.05, label="Top\u2011p", min_width=170, elem_id=f"{prefix}top-p")
         tokens = gr.Slider(
             1, proposal.limit, value=proposal.length, step=1, label="New tokens", min_width=170,
             elem_id=f"{prefix}tokens",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import reduce
 from itertools import pairwise
 from typing import Any
@@ -213,9 +214,9 @@ def _start(rows: Sequence[AtCheckpoint]) -> str:
     found = next((row.found for row in rows if row.found is not None), None)
     if found is None:
         return ""
-    side = found.sft[0]
+    side = replace(found.sft[0], log_ratio=math.nan, kl=math.nan)  # they are against the first of the checkpoints
     head = "<header><b>SFT</b><span>step 0, where PPO started</span></header>"
-    body = completion(found.prompt, side, heat=True) + figures(side)
+    body = completion(found.prompt, side) + figures(side)
     return f'<li><article class="zoo-card zoo-sft" data-step="0">{head}{body}</article></li>'
 
 

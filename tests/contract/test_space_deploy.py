@@ -230,7 +230,7 @@ def test_runs_and_votes_that_are_named(
     assert head["datasets"] == ["local/toy-data", "local/toy-votes"] and head["models"][3:] == [none, hidden]
     assert "| votes | data set `local/toy-votes` | `main` |\n" in readme
     assert running.api().space_info(SPACE).private is True, "one of its runs is private"
-    assert not running.api().repo_exists("local/toy-votes", repo_type="dataset"), "the first vote makes it"
+    assert running.api().dataset_info("local/toy-votes").private is running.api().space_info(SPACE).private
     done(deploy("local/toy-ppo", "--ablation", "local/toy-ppo"))
     assert shown(running, tmp_path / "again")[0]["runs"] == []
 

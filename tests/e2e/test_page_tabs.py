@@ -90,7 +90,7 @@ def test_the_same_prompt_at_every_step(visitor: Visitor, page: Page) -> None:
     visitor.click("every-step")
     visitor.wait("every step", lambda: visitor.done("steps"))
     assert visitor.count("#steps li") == 1 + len(STEPS), "SFT comes first"
-    assert visitor.read('#steps [data-step="0"] .new') == shown(page.at("the screen", 10).sft[0])["completion"]
+    assert visitor.read('#steps [data-step="0"] .new') == page.at("the screen", 10).sft[0].completion
     for step in STEPS:
         card = f'#steps [data-step="{step}"]'
         side = page.at("the screen", step).ppo[0]
