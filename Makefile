@@ -14,9 +14,10 @@ TOGETHER := -n 2 --dist loadfile
 
 demo: .venv/demo.stamp ## the whole pipeline of the recipe tiny-world, in minutes; SERVE=1 opens the comparison page
 	$(BIN)/rlhf-zoo run tiny-world --output_dir runs/demo $(if $(RESTART),--restart)
-	@echo "The comparison page of this run: make demo SERVE=1"
 ifdef SERVE
-	$(BIN)/rlhf-zoo compare local/tiny-world-ppo --hub local --open || [ $$? -eq 130 ]
+	$(BIN)/rlhf-zoo compare local/tiny-world-ppo --hub local --open $(if $(PORT),--port $(PORT)) || [ $$? -eq 130 ]
+else
+	@echo "The comparison page of this run: make demo SERVE=1"
 endif
 
 test: .venv/test.stamp lint ## everything but the long tier

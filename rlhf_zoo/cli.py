@@ -15,6 +15,7 @@ __all__ = ["cli", "main"]
 
 #: Where each command stands: name -> module:attribute.
 COMMANDS = {
+    "ablate": "commands.ablate:ablate",
     "card": "commands.release:card",
     "compare": "commands.look:compare",
     "doctor": "commands.train:doctor",

@@ -18,7 +18,10 @@ from typing import Any
 
 from rlhf_zoo.errors import ZooError
 
-__all__ = ["did_you_mean", "load_object", "registered"]
+__all__ = ["JUDGES", "did_you_mean", "load_object", "registered"]
+
+JUDGES = "rlhf_zoo.judges"
+"""Entry points under which a package offers judges by name, of single completions and of pairs."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -42,6 +42,7 @@ COMPLETE = "COMPLETE"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # The thread that trains and the one that publishes both change run.json.
 _WRITING = threading.RLock()
+_READING_UMASK = threading.Lock()
 
 
 def now() -> str:
@@ -385,8 +386,9 @@ def _mode(path: Path) -> int:
     """The permissions of the file to be replaced, or those a new file would get (mkstemp's are the owner's alone)."""
     if path.exists():
         return path.stat().st_mode & 0o777
-    mask = os.umask(0)
-    os.umask(mask)
+    with _READING_UMASK:  # it can be read only by setting it: of two threads, one would take the other's 0 for it
+        mask = os.umask(0)
+        os.umask(mask)
     return 0o666 & ~mask
 
 

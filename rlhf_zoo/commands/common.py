@@ -19,7 +19,17 @@ if TYPE_CHECKING:
     from ..recipes import Recipe
     from ..stages.context import RunContext
 
-__all__ = ["FLAGS", "run_context", "run_flags", "run_options", "settle_hub", "stage_directories", "table"]
+__all__ = [
+    "FLAGS",
+    "open_run",
+    "run_context",
+    "run_flags",
+    "run_options",
+    "settle_hub",
+    "settle_run",
+    "stage_directories",
+    "table",
+]
 
 # What a reader copies stays on one line.
 COPIED = ("revision", "commit", "date", "model", "repository", "step")
@@ -93,17 +103,19 @@ def run_context(
     hub: str | None,
     push_to_hub: bool,
     namespace: str | None,
-    private: bool,
-    restart: bool = False,
-    patience: float | None = None,
-    looking: bool = False,
-    stages: tuple[str, ...] | None = None,
-    again: bool = False,
+    **options: Any,
 ) -> Iterator[RunContext]:
-    """The run that a command works on, with an outbox where it publishes; what is left is sent when it closes.
+    """The run that a command works on, with the Hub that it works with; see `open_run` for the options."""
+    found, directory = settle_run(recipe, output_dir=output_dir, namespace=namespace)
+    with (
+        settle_hub(hub, push_to_hub=push_to_hub) as connected,
+        open_run(found, directory, flags, connected, push_to_hub=push_to_hub, namespace=namespace, **options) as run,
+    ):
+        yield run
 
-    looking: nothing is published, whatever the flags say. stages, again: see `Sender`.
-    """
+
+def settle_run(recipe: str | Recipe, *, output_dir: Path | None, namespace: str | None) -> tuple[Recipe, Path]:
+    """A recipe, and the directory of its run. Raises ZooError for a recipe, a directory or a name that is none."""
     from ..recipes import is_repository_name, load_recipe
 
     found = load_recipe(recipe) if isinstance(recipe, str) else recipe
@@ -113,49 +125,75 @@ def run_context(
     for folder in (directory, *directory.parents):
         if folder.exists() and not folder.is_dir():
             raise ZooError(f"{folder} is a file, so no run can be kept in it: give another --output_dir.")
-    with settle_hub(hub, push_to_hub=push_to_hub) as connected:
-        from huggingface_hub.utils import logging
-        from huggingface_hub.utils.tqdm import disable_progress_bars
+    return found, directory
 
-        from ..hub.publish import check_access
-        from ..stages.context import RunContext
-        from ..stages.outbox import PATIENCE, Outbox, only_sender
-        from ..stages.release import Sender, resume_command
 
-        logging.set_verbosity_error()  # it warns of every commit that would change nothing
-        disable_progress_bars()  # uploads go on behind the training's own bar
-        publish = push_to_hub or connected.kind == "local"
-        if publish:
-            namespace = check_access(
-                namespace or ("local" if connected.kind == "local" else None), token_from=connected.token_from
-            )
-            publish = not looking
-        if publish:
-            click.echo(f"Publishing to {namespace}/{found.name}-*", err=True)
-        else:
-            click.echo(f"Nothing is published{'.' if looking else ': --push_to_hub would.'}", err=True)
-        context = RunContext(
-            recipe=found,
-            directory=directory,
-            hub=connected,
-            namespace=namespace or "local",
-            publish=publish,
-            restart=restart,
-            overwrite=restart,
-            command=shlex.join(["rlhf-zoo", *sys.argv[1:]]),
-            flags=flags,
-            private=private,
+@contextlib.contextmanager
+def open_run(
+    found: Recipe,
+    directory: Path,
+    flags: Mapping[str, Mapping[str, Any]],
+    connected: Hub,
+    *,
+    push_to_hub: bool,
+    namespace: str | None,
+    private: bool,
+    restart: bool = False,
+    patience: float | None = None,
+    looking: bool = False,
+    stages: tuple[str, ...] | None = None,
+    again: bool = False,
+    base: Path | None = None,
+    variant: str | None = None,
+) -> Iterator[RunContext]:
+    """A run, with an outbox where it publishes; what is left is sent when it closes.
+
+    looking: nothing is published, whatever the flags say. stages, again: see `Sender`. base, variant: see `RunContext`.
+    """
+    from huggingface_hub.utils import logging
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    from ..hub.publish import check_access
+    from ..stages.context import RunContext
+    from ..stages.outbox import PATIENCE, Outbox, only_sender
+    from ..stages.release import Sender, resume_command
+
+    logging.set_verbosity_error()  # it warns of every commit that would change nothing
+    disable_progress_bars()  # uploads go on behind the training's own bar
+    publish = push_to_hub or connected.kind == "local"
+    if publish:
+        namespace = check_access(
+            namespace or ("local" if connected.kind == "local" else None), token_from=connected.token_from
         )
-        if not publish:
-            yield context
-            return
-        sender = Sender(context, stages=stages, again=again)
-        waits = PATIENCE if patience is None else patience
-        with (
-            only_sender(directory),
-            Outbox(sender, hub=connected.described, mend=resume_command(context), patience=waits) as outbox,
-        ):
-            yield replace(context, outbox=outbox)
+        publish = not looking
+    if publish:
+        click.echo(f"Publishing to {namespace}/{found.name}-{f'{variant}-' if variant else ''}*", err=True)
+    else:
+        click.echo(f"Nothing is published{'.' if looking else ': --push_to_hub would.'}", err=True)
+    context = RunContext(
+        recipe=found,
+        directory=directory,
+        hub=connected,
+        namespace=namespace or "local",
+        publish=publish,
+        restart=restart,
+        overwrite=restart,
+        command=shlex.join(["rlhf-zoo", *sys.argv[1:]]),
+        flags=flags,
+        private=private,
+        base=base,
+        variant=variant,
+    )
+    if not publish:
+        yield context
+        return
+    sender = Sender(context, stages=stages, again=again)
+    waits = PATIENCE if patience is None else patience
+    with (
+        only_sender(directory),
+        Outbox(sender, hub=connected.described, mend=resume_command(context), patience=waits) as outbox,
+    ):
+        yield replace(context, outbox=outbox)
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:

@@ -51,6 +51,7 @@ def push(
     """
     from ..recipes import Recipe
     from ..record import StageRecord
+    from ..stages.ablate import ablation_of
 
     folders = [stage for stage in stage_directories(run) if stage.name in ("sft", "reward", "ppo")]
     if not folders:
@@ -69,6 +70,7 @@ def push(
             )
         hub, namespace, private = told["hub"], told["namespace"], private or told["private"]
     root = folders[0].parent
+    of_ablation = ablation_of(root)
     with run_context(
         Recipe(documents[0]["recipe"], root, {}, {}),
         {},
@@ -80,6 +82,7 @@ def push(
         patience=patience,
         stages=None if resume else tuple(folder.name for folder in folders),
         again=not resume,
+        **of_ablation,
     ) as context:
         assert context.outbox is not None
         context.outbox.drain()

@@ -21,12 +21,10 @@ from numpy.typing import NDArray
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.stats import Estimate, proportion
-from rlhf_zoo.plugins import load_object
+from rlhf_zoo.plugins import JUDGES, load_object
 from rlhf_zoo.record import write_bytes
 
-__all__ = ["GROUP", "ClassifierJudge", "FunctionJudge", "Judge", "LexiconJudge"]
-
-GROUP = "rlhf_zoo.judges"  # entry points under which a package offers judges by name
+__all__ = ["ClassifierJudge", "FunctionJudge", "Judge", "LexiconJudge"]
 
 
 @runtime_checkable
@@ -247,7 +245,7 @@ class FunctionJudge:
     """A function (prompts, completions) -> numbers, named as "module:attribute" or by an entry point."""
 
     def __init__(self, target: str, *, name: str | None = None, description: str | None = None) -> None:
-        function = load_object(target, group=GROUP)
+        function = load_object(target, group=JUDGES)
         if not callable(function):
             raise ZooError(
                 f"The judge {target!r} is a {type(function).__name__} and cannot be called: name a function."

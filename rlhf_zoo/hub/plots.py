@@ -17,6 +17,7 @@ from rlhf_zoo.record import write_bytes
 
 __all__ = [
     "Panel",
+    "plot_ablation",
     "plot_curves",
     "plot_margins",
     "plot_panels",
@@ -106,6 +107,43 @@ def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
     axes.set_xlabel("√KL to the reference, nats$^{1/2}$ per completion")
     axes.set_ylabel("reward of the rollouts")
+    _save(figure, path)
+    return True
+
+
+def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
+    """Reward and KL of the training rollouts of several runs against the step, and reward against √KL.
+
+    runs: legend -> rows, in the order of the legend. Needs two points of each in one of them.
+    """
+    from matplotlib import colormaps
+
+    figure, first = _figure(height=7.4)
+    first.remove()
+    reward_axes, kl_axes, both = figure.subplots(3, 1, height_ratios=(3, 3, 4))
+    drawn = 0
+    for place, (name, rows) in enumerate(runs.items()):
+        reward, kl = series(rows, "objective/score"), series(rows, "objective/kl")
+        if min(len(reward[0]), len(kl[0])) < 2:
+            continue
+        color = colormaps["viridis"](0.05 + 0.85 * place / max(len(runs) - 1, 1))
+        reward_axes.plot(*reward, color=color, label=name, **_style(reward[0], "o"))
+        kl_axes.plot(*kl, color=color, **_style(kl[0], "o"))
+        known = dict(zip(*kl, strict=True))
+        points = [
+            (math.sqrt(max(known[step], 0.0)), value) for step, value in zip(*reward, strict=True) if step in known
+        ]
+        both.plot(*zip(*points, strict=True), color=color, **_style(reward[0], "o"))
+        drawn += 1
+    if not drawn:
+        return False
+    for one, label in ((reward_axes, "reward"), (kl_axes, "KL to SFT, nats"), (both, "reward")):
+        _plain(one)
+        one.set_ylabel(label)
+    for one in (reward_axes, kl_axes):
+        one.set_xlabel("PPO update")
+    both.set_xlabel("√KL to SFT, nats$^{1/2}$ per completion")
+    reward_axes.legend(frameon=False, fontsize=8.5)
     _save(figure, path)
     return True
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import gradio as gr
@@ -35,10 +36,10 @@ def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once
         Args:
             prompt: The beginning of a text.
             seed: A whole number; equal arguments give equal completions.
-            temperature: Of the sampling, above 0.
+            temperature: Of the sampling, 0.01 to 100.
             top_p: Draw from the likeliest tokens that hold this share of the probability; 1 draws from all.
             max_new_tokens: Tokens of a completion, at most.
-            n: Completions of each policy.
+            n: Completions of each policy, 1 to 8.
         """
         try:
             *_, last = drawing.stream(
@@ -73,7 +74,7 @@ def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once
             steps: Of the checkpoints, in the order of the answer; null spreads them over the run.
             run: Its name, as /checkpoints gives it; null is the run of the compared checkpoint.
             seed: A whole number; equal arguments give equal completions.
-            temperature: Of the sampling, above 0.
+            temperature: Of the sampling, 0.01 to 100.
             top_p: Draw from the likeliest tokens that hold this share of the probability; 1 draws from all.
             max_new_tokens: Tokens of a completion, at most.
         """
@@ -86,9 +87,9 @@ def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once
             raise _refusal(error) from error
 
     models: dict[str, Any] = {"concurrency_id": MODELS, "concurrency_limit": at_once}
-    gr.api(compare, api_name="compare", **models)
-    gr.api(checkpoints, api_name="checkpoints")
-    gr.api(over_training, api_name="over_training", **models)
+    # Of a docstring Gradio shows the head alone, where the arguments are not.
+    for function, options in ((compare, models), (checkpoints, {}), (over_training, models)):
+        gr.api(function, api_name=function.__name__, api_description=inspect.getdoc(function), **options)
 
 
 def _refusal(error: ZooError) -> gr.Error:

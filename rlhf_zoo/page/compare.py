@@ -80,6 +80,7 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
         "concurrency_limit": at_once,
         "api_visibility": "private",
         "show_progress": "hidden",
+        "scroll_to_output": True,  # on a phone the controls fill the screen
         "preprocess": False,  # what Gradio refuses is no message in the page: `Comparison.stream` refuses more
     }
     running = [gr.on([run.click, prompt.submit], show, **options)]

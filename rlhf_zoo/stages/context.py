@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "RunContext", "versions"]
 
+#: Stages that each run of an ablation has of its own.
+OWN = ("ppo", "eval")
 PACKAGES = ("rlhf-zoo", "torch", "transformers", "trl", "huggingface-hub", "datasets", "peft", "accelerate")
 
 
@@ -48,6 +50,8 @@ class RunContext:
 
     pinned: stage -> REPOSITORY@COMMIT that takes its place where this directory holds no finished run of it.
     stop_after: end a stage's training with the checkpoint of this step, with the status "stopped".
+    base: where the stages before PPO lie, for a run of an ablation, which has none of its own; variant: its name among
+    those of the ablation.
     outbox: sends what is saved; without one, `publish` only says where what was sent before lies. checked: the
     repositories were looked at, and the Hub need not answer before a stage trains.
     """
@@ -64,6 +68,8 @@ class RunContext:
     overwrite: bool = False
     pinned: Mapping[str, str] = field(default_factory=dict)
     stop_after: int | None = None
+    base: Path | None = None
+    variant: str | None = None
     outbox: Outbox | None = None
     checked: bool = False
 
@@ -76,11 +82,12 @@ class RunContext:
         return dict(self.flags.get("recipe", {}))
 
     def record(self, stage: str) -> StageRecord:
-        return StageRecord(self.directory / stage)
+        return StageRecord((self.directory if self.base is None or stage in OWN else self.base) / stage)
 
     def repo(self, stage: str) -> str:
-        """NAMESPACE/RECIPE-STAGE."""
-        return f"{self.namespace}/{self.recipe.name}-{stage}"
+        """NAMESPACE/RECIPE-STAGE; NAMESPACE/RECIPE-VARIANT-ppo for a run of an ablation."""
+        own = f"-{self.variant}" if self.variant is not None and stage in OWN else ""
+        return f"{self.namespace}/{self.recipe.name}{own}-{stage}"
 
     def notify(self) -> None:
         """Something new is there to be sent."""
@@ -97,7 +104,7 @@ class RunContext:
             stage,
             self.flags.get(stage, {}),
             shared_flags=self._shared_flags,
-            output_dir=self.directory / stage,
+            output_dir=self.record(stage).path,
         )
         if stage != "reward" or "ppo" not in self.recipe.stages:
             return settings

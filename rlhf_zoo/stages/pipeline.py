@@ -40,7 +40,7 @@ def run(context: RunContext, console: Any) -> Path:
     for stage in context.recipe.stages:
         _check_begun(context, stage)
     evaluates = "ppo" in context.recipe.stages
-    source = data_source(context, again=context.restart)
+    source = data_source(context, again=context.restart and context.base is None)
     if evaluates:
         ppo.reward_functions(context.settings("ppo"))
         check_prompts(context, source)
@@ -85,7 +85,7 @@ def _forget(context: RunContext) -> None:
     """Clears all that stages left, and summary.json; what they start from stays until they make it anew."""
     (context.directory / "summary.json").unlink(missing_ok=True)
     for record in map(context.record, reversed(STAGES)):
-        if record.run_file.exists():
+        if record.run_file.exists() and record.path.parent == context.directory:
             record.clear()
 
 

@@ -32,7 +32,8 @@ HEAVY = (
     "dulwich", "yaml", "http.server",
 )  # fmt: skip
 COMMANDS = {
-    "card", "compare", "doctor", "eval", "hub", "hub env", "hub serve", "hub status", "hub token", "lineage", "ppo",
+    "ablate", "card", "compare", "doctor", "eval", "hub", "hub env", "hub serve", "hub status", "hub token", "lineage",
+    "ppo",
     "pull", "push", "recipes", "recipes copy", "recipes keys", "recipes list", "recipes show", "recipes validate",
     "reproduce", "reward", "run", "sft", "trace",
     "hub export", "install-hf-extension", "space", "space deploy", "uninstall-hf-extension", "zoo",

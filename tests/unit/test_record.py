@@ -7,6 +7,7 @@ import os
 import signal
 import string
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,27 @@ def test_a_failing_write_leaves_the_old_file(tmp_path, monkeypatch):
         write_json(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_of_several_threads_follow_the_umask_and_leave_it(tmp_path, monkeypatch):
+    """It can be read only by setting it, so two readers at once would leave the process with none."""
+    real = os.umask
+
+    def slow(mask):
+        before = real(mask)
+        time.sleep(0.002)
+        return before
+
+    old = real(0o027)
+    try:
+        monkeypatch.setattr(os, "umask", slow)
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda k: write_text(tmp_path / f"{k}.txt", "x"), range(40)))
+        monkeypatch.undo()
+        assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o640}
+        assert real(0o027) == 0o027
+    finally:
+        real(old)
 
 
 def test_replacing_keeps_permissions_and_new_files_follow_umask(tmp_path):

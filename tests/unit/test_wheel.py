@@ -53,6 +53,8 @@ def test_from_sources(built: Path, tmp_path: Path) -> None:
         "rlhf_zoo/_spaces/compare/app.py": "spaces/compare/app.py",
         "rlhf_zoo/_spaces/compare/README.md": "spaces/compare/README.md",
         "rlhf_zoo/_spaces/compare/requirements.txt": "spaces/compare/requirements.txt",
+        "rlhf_zoo/_metrics/win_rate/win_rate.py": "metrics/win_rate/win_rate.py",
+        "rlhf_zoo/page/style.css": "rlhf_zoo/page/style.css",
     }.items():
         assert found[name] == (ROOT / source).read_bytes(), name
     points = found[f"rlhf_zoo-{__version__}.dist-info/entry_points.txt"].decode()

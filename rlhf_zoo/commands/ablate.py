@@ -1,0 +1,112 @@
+"""`rlhf-zoo ablate`: one recipe under several KL coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .common import FLAGS, open_run, run_flags, run_options, settle_hub, settle_run
+
+if TYPE_CHECKING:
+    from ..stages.ablate import Outcome, Variant
+    from ..stages.context import RunContext
+
+__all__ = ["ablate"]
+
+#: Of the table: as many as stand beside each other in 80 columns.
+COLUMNS = {"reward": "reward", "judge": "judge", "kl": "KL", "length": "tokens", "distinct_2": "distinct-2"}
+
+
+@click.command(context_settings=FLAGS)
+@click.argument("recipe")
+@click.option("--kl_coef", "--kl-coef", "kl_coef", required=True, metavar="LIST", help="Values of β: 0,0.02,0.1,0.5.")
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="Print overview.json at the end instead of a table.")
+@click.pass_context
+def ablate(
+    ctx: click.Context,
+    recipe: str,
+    kl_coef: str,
+    output_dir: Path | None,
+    hub: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Let the string out and pull it in: train PPO from one SFT model under several β, and lay the runs side by side.
+
+    Each run is published as RECIPE-kl-coef-VALUE-ppo, and `rlhf-zoo compare` on one of them has a slider over all. SFT
+    and reward model are the recipe's own, in the same run directory; what is finished is not trained again. Other keys
+    are flags as for `rlhf-zoo run`.
+
+    \b
+    Example:
+      rlhf-zoo ablate tiny-world --kl_coef 0,0.02,0.1,0.5
+    """
+    from ..stages.ablate import variants
+
+    flags = run_flags(ctx, recipe)
+    listed = variants("kl_coef", kl_coef, given=flags.get("ppo", {}))
+    found, run = settle_run(recipe, output_dir=output_dir, namespace=options["namespace"])
+    with settle_hub(hub, push_to_hub=options["push_to_hub"]) as connected:
+        outcomes = []
+        for variant in listed:
+            with open_run(
+                found,
+                variant.directory(run),
+                variant.flags(flags),
+                connected,
+                base=run,
+                variant=variant.name,
+                **options,
+            ) as context:
+                outcomes.append(_train(context, variant, run))
+        _report(run, outcomes, context, as_json=as_json)
+
+
+def _train(context: RunContext, variant: Variant, run: Path) -> Outcome:
+    from rich.console import Console
+
+    from ..stages import pipeline
+    from ..stages.ablate import outcome
+
+    variant.note(run)
+    console = Console(stderr=True)
+    console.rule(f"[bold]{variant.label}")
+    pipeline.run(context, console)
+    return outcome(variant, run)
+
+
+def _report(run: Path, outcomes: Sequence[Outcome], context: RunContext, *, as_json: bool) -> None:
+    """Writes the overview, and shows it: as JSON, or as tables."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from ..stages.ablate import write_overview
+
+    path, plot = write_overview(run, context.recipe.name, outcomes)
+    if as_json:
+        click.echo(path.read_text().rstrip())
+        return
+    console = Console()
+    table = Table(title="Held-out prompts, by β; KL in nats per completion")
+    for heading in ("", *COLUMNS.values(), "win rate"):
+        table.add_column(heading, justify="left" if heading == "" else "right")
+    for one in outcomes:
+        cells = [f"{one.figures[name]['value']:.2f}" for name in COLUMNS]
+        low, high = one.win_rate["ci95"]
+        table.add_row(one.variant.label, *cells, f"{one.win_rate['value']:.3f} [{low:.3f}, {high:.3f}]")
+    console.print(table)
+    samples = Table(title="The same prompts and random numbers under each β", show_lines=True)
+    for heading in ("prompt", *(one.variant.label for one in outcomes)):
+        samples.add_column(heading)
+    for rows in zip(*(one.samples for one in outcomes), strict=True):
+        cells = [f"{escape(text)}\n[dim]reward {reward:.2f}, judge {judge:.2f}[/]" for _, text, reward, judge in rows]
+        samples.add_row(escape(rows[0][0]), *cells)
+    console.print(samples)
+    click.echo(f"The figures are in {path}, the curves in {plot}.")
+    if context.publish:
+        click.echo(f"\nTry next:\n  rlhf-zoo compare {outcomes[0].repo} --hub {context.hub.label}")

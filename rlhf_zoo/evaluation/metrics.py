@@ -1,0 +1,188 @@
+"""The metric modules of `metrics/`, loadable by `evaluate.load(path)`, and the figures that they return.
+
+`evaluate` copies a module's script into a cache and imports it there, so a script holds the module's description and
+its columns, and what it computes stands here. Errors are ValueErrors, as those of `evaluate` are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.stats import Estimate, WinRate, bootstrap_mean, proportion, win_rate
+from rlhf_zoo.evaluation.text import distinct_n_estimate
+from rlhf_zoo.plugins import did_you_mean
+
+__all__ = [
+    "KL_ESTIMATORS",
+    "METRICS",
+    "completion_kl",
+    "distinct_n",
+    "kl_divergence",
+    "load_metric",
+    "metric_folder",
+    "preference_accuracy",
+    "win_rate_of_scores",
+]
+
+METRICS = ("distinct_n", "kl_divergence", "preference_accuracy", "win_rate")
+KL_ESTIMATORS = ("k1", "k2", "k3")
+
+
+def metric_folder(name: str) -> Path:
+    """Where the files of a metric module lie: in the wheel, else in the repository beside the package."""
+    if name not in METRICS:
+        hint = did_you_mean(name, METRICS) or f": there are {', '.join(METRICS)}."
+        raise ZooError(f"There is no metric {name!r}{hint}")
+    package = Path(__file__).parents[1]
+    found = next(
+        (one / name for one in (package / "_metrics", package.parent / "metrics") if (one / name).is_dir()), None
+    )
+    if found is None:
+        raise ZooError(f"This installation lacks the metric module {name}: install rlhf-zoo again.")
+    return found
+
+
+def load_metric(name: str, config_name: str | None = None) -> Any:
+    """The `evaluate.Metric` of a name in METRICS, from the files that came with the package; no request is made.
+
+    config_name: "by_prompt" for a column of prompts. Rows are kept in memory, so that several processes need no lock.
+    Raises ZooError for a name that is none.
+    """
+    folder = metric_folder(name)
+    import evaluate
+
+    return evaluate.load(str(folder), config_name=config_name, keep_in_memory=True)
+
+
+def win_rate_of_scores(
+    ours: ArrayLike,
+    theirs: ArrayLike,
+    prompts: Sequence[Hashable] | None = None,
+    *,
+    tolerance: float = 0.0,
+    seed: int = 0,
+) -> WinRate:
+    """`stats.win_rate` of scores (N,) against scores (N,) on the same prompt; without prompts each row is its own."""
+    a, b = _pair(ours, theirs, ("predictions", "references"))
+    return win_rate(a, b, _groups(prompts, len(a)), tolerance=tolerance, seed=seed)
+
+
+def preference_accuracy(
+    chosen: ArrayLike, rejected: ArrayLike, prompts: Sequence[Hashable] | None = None, *, seed: int = 0
+) -> Estimate:
+    """The share of pairs whose chosen side (N,) scores higher than its rejected side (N,); a tie counts as wrong.
+
+    The interval is Wilson's over pairs, and with prompts `bootstrap_mean`'s, but where all or none are right.
+    """
+    good, bad = _pair(chosen, rejected, ("predictions", "references"))
+    right = good > bad
+    if prompts is None:
+        return proportion(int(right.sum()), len(right))
+    found = bootstrap_mean(right.astype(float), _groups(prompts, len(right)), seed=seed)
+    if found.value in (0.0, 1.0):
+        size = len(set(prompts))
+        return Estimate(found.value, proportion(int(found.value) * size, size).ci95, found.n)
+    return found
+
+
+def distinct_n(texts: Sequence[str], prompts: Sequence[Hashable] | None = None, *, n: int = 2) -> Estimate:
+    """`text.distinct_n_estimate` of texts (N,); without prompts each text is its own group."""
+    if len(texts) == 0:
+        raise ValueError("There are no texts to count n-grams in: give at least one.")
+    if n < 1:
+        raise ValueError(f"An n-gram has at least one word, not {n}.")
+    return distinct_n_estimate(list(texts), _groups(prompts, len(texts)), n)
+
+
+def completion_kl(
+    logprobs: Sequence[ArrayLike],
+    ref_logprobs: Sequence[ArrayLike],
+    *,
+    estimator: str = "k1",
+    level: str = "token",
+) -> list[float]:
+    """An estimate of KL(π ‖ π_ref) from each completion, in nats, by `functional.kl_penalty`.
+
+    logprobs, ref_logprobs: N completions of π, each with log-probabilities of its T_i sampled tokens (T_i may differ),
+    or one number for the whole. level "token": Σ_t of each token's estimate. "sequence": the estimate of Σ_t, a
+    completion as one action (`functional.actions`), which for k3 needs e^(−Σ_t): no use for long completions. For k1
+    both are the same. Raises ValueError for lengths that differ, a number that is not finite, and other names.
+    """
+    import torch
+
+    from rlhf_zoo.functional import actions, kl_penalty
+
+    if len(logprobs) != len(ref_logprobs):
+        raise ValueError(
+            f"There are {len(logprobs)} predictions and {len(ref_logprobs)} references: each completion needs both."
+        )
+    if estimator not in KL_ESTIMATORS:
+        raise ValueError(f"There is no KL estimator {estimator!r}: choose one of {', '.join(KL_ESTIMATORS)}.")
+    values = []
+    for row, (ours, theirs) in enumerate(zip(logprobs, ref_logprobs, strict=True)):
+        sides = [np.atleast_1d(np.asarray(side, dtype=float)) for side in (ours, theirs)]
+        if sides[0].shape != sides[1].shape or sides[0].ndim != 1:
+            raise ValueError(
+                f"Completion {row} has log-probabilities of shape {sides[0].shape} in predictions and {sides[1].shape} "
+                "in references: both need one for each token."
+            )
+        for side, name in zip(sides, ("predictions", "references"), strict=True):
+            if not np.isfinite(side).all():
+                raise ValueError(
+                    f"Completion {row} has a log-probability in {name} that is not finite: {side.tolist()[:5]} …"
+                )
+        pi, ref = (torch.from_numpy(side)[None] for side in sides)
+        if level == "sequence":
+            mask = torch.ones_like(pi, dtype=torch.bool)
+            pi, ref = actions(pi, mask, level=level), actions(ref, mask, level=level)
+        elif level != "token":
+            raise ValueError(f"There is no level {level!r}: choose 'token' or 'sequence'.")
+        values.append(float(kl_penalty(pi, ref, estimator=estimator).sum()))
+    return values
+
+
+def kl_divergence(
+    logprobs: Sequence[ArrayLike],
+    ref_logprobs: Sequence[ArrayLike],
+    prompts: Sequence[Hashable] | None = None,
+    *,
+    estimator: str = "k1",
+    level: str = "token",
+    seed: int = 0,
+) -> Estimate:
+    """The mean of `completion_kl` over completions, in nats a completion; the interval resamples prompts."""
+    values = completion_kl(logprobs, ref_logprobs, estimator=estimator, level=level)
+    if not values:
+        raise ValueError("There are no completions: give at least one.")
+    return bootstrap_mean(values, _groups(prompts, len(values)), seed=seed)
+
+
+def _groups(prompts: Sequence[Hashable] | None, size: int) -> list[Hashable]:
+    if prompts is None:
+        return list(range(size))
+    if len(prompts) != size:
+        raise ValueError(f"There are {size} rows and {len(prompts)} prompts: each row needs its prompt.")
+    return list(prompts)
+
+
+def _pair(a: ArrayLike, b: ArrayLike, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
+    sides = []
+    for side, name in zip((a, b), names, strict=True):
+        values = np.asarray(side, dtype=float)
+        if values.ndim != 1 or len(values) == 0:
+            raise ValueError(f"The {name} must be a row of at least one number, not of shape {values.shape}.")
+        if not np.isfinite(values).all():
+            row = int(np.argmin(np.isfinite(values)))
+            raise ValueError(f"Row {row} of the {name} is {values[row]}: it must be a finite number.")
+        sides.append(values)
+    if len(sides[0]) != len(sides[1]):
+        raise ValueError(
+            f"There are {len(sides[0])} {names[0]} and {len(sides[1])} {names[1]}: each row needs both of them."
+        )
+    return sides[0], sides[1]

@@ -1,0 +1,165 @@
+"""A language model's API on loopback, POST /v1/chat/completions, that judges by a rule and fails as it is told to.
+
+    with StubLLM(longer, key="secret") as stub:
+        stub.script += [Fault("status", 429, headers={"Retry-After": "1"}), OK, Fault("drop")]
+        LLMJudge(stub.url, "stub", ...).compare(...)
+        assert len(stub.seen) == 4
+
+Faults meet requests in the order in which these arrive; after the script's end all are answered.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+from typing import Any, Literal
+
+__all__ = ["OK", "Fault", "Request", "StubLLM", "always", "longer", "rating_by_length"]
+
+Rule = Callable[[Mapping[str, str]], str]  # the data of a request -> the answer's text
+
+
+def always(answer: str) -> Rule:
+    """The same text each time: with "A", a judge that likes the first place and nothing else."""
+    return lambda data: answer
+
+
+def longer(data: Mapping[str, str]) -> str:
+    """Prefers the longer text, with a tie between equally long ones."""
+    a, b = len(data["A"]), len(data["B"])
+    return json.dumps({"verdict": "A" if a > b else "B" if b > a else "tie"})
+
+
+def rating_by_length(data: Mapping[str, str]) -> str:
+    """A character a point, 1 to 10."""
+    return json.dumps({"rating": max(1, min(10, len(data["completion"])))})
+
+
+@dataclass(frozen=True)
+class Fault:
+    """status: the answer is `status` with `headers` and `body`. drop: none. cut: half of one. hold: none until the stub
+    closes. slow: an answer after `seconds`. malformed: no JSON. shape: JSON that is no completion. content: `body` is
+    what the model says. unmetered: an answer without usage. call: an answer, after `call()`."""
+
+    kind: Literal["ok", "status", "drop", "cut", "hold", "slow", "malformed", "shape", "content", "unmetered", "call"]
+    status: int = 500
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: str = '{"error": {"message": "Injected"}}'
+    seconds: float = 0.0
+    call: Callable[[], None] | None = None
+
+
+OK = Fault("ok")
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request: its path, its Authorization header, its body, the data in it, and when it came (monotonic seconds)."""
+
+    path: str
+    authorization: str | None
+    body: dict[str, Any]
+    data: dict[str, str]
+    at: float
+
+
+class StubLLM:
+    """Serves until its context is left. key: what it wants as a bearer token, None for no matter what."""
+
+    def __init__(self, rule: Rule, *, key: str | None = None, usage: tuple[int, int] = (100, 10)) -> None:
+        self.rule, self.key, self.usage = rule, key, usage
+        self.script: list[Fault] = []
+        self.seen: list[Request] = []
+        self.together = 0  # the most requests that were in hand at one time
+        self._in_hand = 0
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        stub = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                stub._answer(self)
+
+            def do_GET(self) -> None:  # where a redirect was followed
+                stub._answer(self)
+
+            def log_message(self, *arguments: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
+
+    def __enter__(self) -> StubLLM:
+        threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _answer(self, handler: BaseHTTPRequestHandler) -> None:
+        import time
+
+        body = json.loads(handler.rfile.read(int(handler.headers.get("Content-Length") or 0)) or "{}")
+        data = json.loads(body["messages"][-1]["content"].split("\n")[0]) if "messages" in body else {}
+        with self._lock:
+            self.seen.append(Request(handler.path, handler.headers.get("Authorization"), body, data, time.monotonic()))
+            fault = self.script.pop(0) if self.script else OK
+            self._in_hand += 1
+            self.together = max(self.together, self._in_hand)
+        try:
+            self._send(handler, fault, data)
+        except OSError:
+            pass  # the client has gone
+        finally:
+            with self._lock:
+                self._in_hand -= 1
+
+    def _send(self, handler: BaseHTTPRequestHandler, fault: Fault, data: dict[str, str]) -> None:
+        status, headers, text = 200, {}, ""
+        if fault.kind == "drop":
+            handler.close_connection = True
+            return
+        if fault.kind == "hold":
+            self._closing.wait()
+            return
+        if fault.kind == "slow":
+            self._closing.wait(fault.seconds)
+        if fault.call is not None:
+            fault.call()
+        if fault.kind == "status":
+            status, headers, text = fault.status, dict(fault.headers), fault.body
+        elif self.key is not None and handler.headers.get("Authorization") != f"Bearer {self.key}":
+            given = handler.headers.get("Authorization")
+            status, text = 401, json.dumps({"error": {"message": f"Incorrect API key provided: {given}"}})
+        elif fault.kind == "malformed":
+            text = "<html>It works!</html>"
+        elif fault.kind == "shape":
+            text = '{"status": "fine"}'
+        else:
+            said = fault.body if fault.kind == "content" else self.rule(data)
+            prompt, completion = self.usage
+            answer: dict[str, Any] = {
+                "model": "stub-2026",
+                "choices": [{"index": 0, "message": {"role": "assistant", "content": said}}],
+                "usage": {"prompt_tokens": prompt, "completion_tokens": completion},
+            }
+            if fault.kind == "unmetered":
+                del answer["usage"]
+            text = json.dumps(answer)
+        content = text.encode()
+        handler.send_response(status)
+        for name, value in {"Content-Type": "application/json", **headers}.items():
+            handler.send_header(name, value)
+        handler.send_header("Content-Length", str(len(content)))
+        handler.end_headers()
+        handler.wfile.write(content[: len(content) // 2] if fault.kind == "cut" else content)
+        handler.close_connection = fault.kind == "cut"

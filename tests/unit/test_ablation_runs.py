@@ -1,0 +1,85 @@
+"""The parts of an ablation: which runs a list of values means, where they lie, and what is read of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from toy_run import make_context, make_recipe
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.record import StageRecord, write_json
+from rlhf_zoo.stages.ablate import SAMPLES, Variant, ablation_of, outcome, variants, write_overview
+
+
+def test_a_list_of_values_is_a_run_for_each() -> None:
+    found = variants("kl_coef", "0, 0.02,0.5,2e-2", given={})
+    assert [one.value for one in found] == [0.0, 0.02, 0.5], "equal values are one run"
+    assert [one.name for one in found] == ["kl-coef-0", "kl-coef-0.02", "kl-coef-0.5"]
+    assert [one.label for one in found] == ["β = 0", "β = 0.02", "β = 0.5"]
+    assert found[1].flags({"ppo": {"seed": 2}, "recipe": {}}) == {"ppo": {"seed": 2, "kl_coef": 0.02}, "recipe": {}}
+
+
+@pytest.mark.parametrize("listed", ["", "a", "0.1,", "-1", "nan", "inf", "0.1 0.2"])
+def test_what_is_no_list_of_values(listed: str) -> None:
+    with pytest.raises(ZooError, match="give numbers that are not negative"):
+        variants("kl_coef", listed, given={})
+
+
+def test_the_key_is_given_once() -> None:
+    with pytest.raises(ZooError, match=r"leave --ppo.kl_coef out"):
+        variants("kl_coef", "0,1", given={"kl_coef": 0.1})
+
+
+def test_a_run_of_an_ablation_has_ppo_alone(tmp_path: Path) -> None:
+    make_recipe(tmp_path)
+    plain = make_context(tmp_path)
+    variant = Variant("kl_coef", 0.5)
+    run = tmp_path / "run"
+    variant.note(run)
+    told = ablation_of(variant.directory(run))
+    assert ablation_of(run) == {} and told["variant"] == "kl-coef-0.5" and told["base"].resolve() == run.resolve()
+    own = type(plain)(**{**vars(plain), "directory": variant.directory(run), **told})
+    for stage in ("data", "sft", "reward"):
+        assert own.record(stage).path.resolve() == plain.record(stage).path.resolve()
+        assert own.repo(stage) == plain.repo(stage)
+    assert own.record("ppo").path == variant.directory(run) / "ppo"
+    assert own.repo("ppo") == "local/toy-kl-coef-0.5-ppo" != plain.repo("ppo")
+
+
+def finished(run: Path, value: float, reward: float) -> Variant:
+    """The directory of a run, with what `outcome` reads."""
+    variant = Variant("kl_coef", value)
+    folder = variant.directory(run)
+    record = StageRecord(folder / "ppo")
+    record.write(repo={"id": f"local/x-{variant.name}-ppo"})
+    record.metrics_file.write_text(
+        "".join(
+            json.dumps({"step": k, "objective/score": reward * k, "objective/kl": k / 10}) + "\n" for k in (1, 2, 3)
+        )
+    )
+    figure = {"value": reward, "ci95": [0.0, 1.0], "n": 9}
+    names = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
+    evaluation = {"ppo": dict.fromkeys(names, figure), "win_rate": {"value": 0.5, "ci95": [0.4, 0.6], "n": 9}}
+    write_json(folder / "eval" / "evaluation.json", evaluation)
+    rows = [
+        {"prompt": f"p{k // 2}", "sample": k % 2, "ppo": {"completion": f"c{k}", "reward": 1.0, "judge": 2.0}}
+        for k in range(20)
+    ]
+    (folder / "eval" / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return variant
+
+
+def test_the_overview(tmp_path: Path) -> None:
+    outcomes = [outcome(finished(tmp_path, value, reward), tmp_path) for value, reward in ((0.0, 2.0), (0.5, 1.0))]
+    assert [one.repo for one in outcomes] == ["local/x-kl-coef-0-ppo", "local/x-kl-coef-0.5-ppo"]
+    assert [text for _, text, _, _ in outcomes[0].samples] == ["c0", "c2", "c4", "c6"] and SAMPLES == 4
+    path, plot = write_overview(tmp_path, "x", outcomes)
+    document = json.loads(path.read_text())
+    assert [(run["value"], run["figures"]["reward"]["value"]) for run in document["runs"]] == [(0.0, 2.0), (0.5, 1.0)]
+    assert document["key"] == "kl_coef" and document["runs"][1]["directory"] == "kl-coef-0.5"
+    first = plot.read_bytes()
+    assert first.startswith(b"\x89PNG")
+    write_overview(tmp_path, "x", outcomes)
+    assert plot.read_bytes() == first, "equal runs give equal pictures"

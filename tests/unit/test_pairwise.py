@@ -1,0 +1,138 @@
+"""Both orders of a pair make one verdict, and what a judge's liking for a place looks like in the report."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.pairwise import FunctionPairJudge, PairJudge, Verdict, compare_pairs, merge_orders
+from rlhf_zoo.evaluation.stats import proportion, win_rate
+
+PROMPTS = ["p", "q", "r", "s"]
+FIRST = ["long text", "a", "same", "longest of all"]
+SECOND = ["short", "longer", "same", "x"]
+
+
+def by_length(prompts, shown_first, shown_second):
+    """Prefers the longer text.
+
+    More is not said.
+    """
+    return [(len(a) > len(b)) + 0.5 * (len(a) == len(b)) for a, b in zip(shown_first, shown_second, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("shown_first", "shown_second", "score", "orders"),
+    [
+        (1, 0, 1, [1, 1]),  # the first won, both times
+        (0, 1, 0, [0, 0]),
+        (0.5, 0.5, 0.5, [0.5, 0.5]),
+        (1, 1, 0.5, [1, 0]),  # whichever came first
+        (0, 0, 0.5, [0, 1]),
+        (1, 0.5, 0.5, [1, 0.5]),  # one order alone wins nothing
+        (0.5, 1, 0.5, [0.5, 0]),
+        (None, 0, 0.5, [None, 1]),
+        (1, None, 0.5, [1, None]),
+        (None, None, 0.5, [None, None]),
+    ],
+)
+def test_merged(shown_first, shown_second, score, orders):
+    assert merge_orders(shown_first, shown_second) == (score, {"orders": orders})
+
+
+def test_merged_details_and_refusal():
+    assert merge_orders(1, 0, unparsed=True).details == {"orders": [1, 1], "unparsed": True}
+    with pytest.raises(ValueError, match="not 2"):
+        merge_orders(2, 0)
+
+
+def test_swapping_sides_swaps_the_score():
+    values = (None, 0, 0.5, 1)
+    for one in values:
+        for other in values:
+            assert merge_orders(one, other).score == 1 - merge_orders(other, one).score
+
+
+def test_a_judge_of_the_texts():
+    judge = FunctionPairJudge(by_length)
+    assert isinstance(judge, PairJudge)
+    assert (judge.name, judge.description) == ("by_length", "Prefers the longer text.")
+    report = compare_pairs(judge, PROMPTS, FIRST, SECOND, seed=0)
+    assert report.scores == [1, 0, 0.5, 1]
+    assert report.win_rate == win_rate([1, 0, 0.5, 1], [0, 1, 0.5, 0], PROMPTS, seed=0)
+    assert (report.win_rate.value, report.win_rate.ties) == (0.625, 0.25)
+    assert report.agreement == proportion(4, 4)
+    assert report.shown_first.value == 0.5
+    assert report.unparsed == 0
+    assert set(report.to_json()) == {"win_rate", "agreement", "shown_first", "unparsed"}
+
+
+@pytest.mark.parametrize("place", [1.0, 0.0])
+def test_a_judge_of_places_decides_nothing(place):
+    judge = FunctionPairJudge(lambda prompts, a, b: [place] * len(prompts), name="place", description="A place.")
+    report = compare_pairs(judge, PROMPTS, FIRST, SECOND, seed=0)
+    assert report.scores == [0.5] * 4
+    assert (report.win_rate.value, report.win_rate.ties) == (0.5, 1.0)
+    assert report.agreement == proportion(0, 4)
+    assert report.shown_first.value == place and report.shown_first.n == 8
+
+
+def test_groups_default_to_prompts():
+    """Five copies of two prompts' pairs: the interval is that of two prompts unless other groups are given."""
+    prompts, first, second = ["p"] * 5 + ["q"] * 5, ["long"] * 5 + ["s"] * 5, ["s"] * 5 + ["long"] * 5
+    judge = FunctionPairJudge(by_length)
+    assert compare_pairs(judge, prompts, first, second, seed=0).win_rate.ci95 == (0.0, 1.0)
+    low, high = compare_pairs(judge, prompts, first, second, seed=0, groups=range(10)).win_rate.ci95
+    assert 0 < low < 0.5 < high < 1
+
+
+def test_verdicts_without_orders_and_unread_ones_count_for_the_win_rate_only():
+    class Odd:
+        name = description = "odd"
+
+        def compare(self, prompts, first, second):
+            return [Verdict(0.5, {"identical": True}), merge_orders(None, 0), merge_orders(1, 0)]
+
+    report = compare_pairs(Odd(), ["p", "q", "r"], ["a"] * 3, ["b"] * 3, seed=0)
+    assert report.win_rate.value == pytest.approx(2 / 3)
+    assert report.agreement == proportion(1, 1) and report.unparsed == 1 and report.shown_first.n == 2
+
+    class Mute(Odd):
+        def compare(self, prompts, first, second):
+            return [merge_orders(None, None)]
+
+    report = compare_pairs(Mute(), ["p"], ["a"], ["b"], seed=0)
+    assert (report.agreement, report.shown_first, report.unparsed) == (None, None, 1)
+    assert report.to_json()["agreement"] is None
+
+
+def test_a_judge_by_name(monkeypatch):
+    module = types.ModuleType("toy_pairs")
+    module.by_length = by_length
+    module.number = 3
+    monkeypatch.setitem(sys.modules, "toy_pairs", module)
+    judge = FunctionPairJudge("toy_pairs:by_length")
+    assert judge.name == "by_length"
+    assert judge.compare(["p"], ["aa"], ["b"]) == [(1, {"orders": [1, 1]})]
+    with pytest.raises(ZooError, match=r"^The judge 'toy_pairs:number' is a int and cannot be called"):
+        FunctionPairJudge("toy_pairs:number")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [([1.0], "gave 1 preferences for 2 pairs"), ([1.0, 0.7], "gave 0.7 for pair 1"), ([1.0, None], "gave None for")],
+)
+def test_answers_that_are_none(answer, said):
+    with pytest.raises(ZooError, match=said):
+        FunctionPairJudge(lambda prompts, a, b: answer).compare(["p", "q"], ["a", "b"], ["c", "d"])
+
+
+def test_lengths_that_do_not_fit():
+    judge = FunctionPairJudge(by_length)
+    with pytest.raises(ValueError, match="2 prompts, 1 and 2 completions do not fit"):
+        compare_pairs(judge, ["p", "q"], ["a"], ["b", "c"], seed=0)
+    with pytest.raises(ValueError, match="no pairs"):
+        compare_pairs(judge, [], [], [], seed=0)
