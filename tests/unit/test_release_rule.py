@@ -112,7 +112,8 @@ def test_a_published_adapter_names_its_base_by_repository_and_commit(folder, hub
     assert ppo.run(make_context(folder, push_merged="true", **LORA))
     hub.python(SEND, cwd=folder)
     first, second = hub.python(LOAD, cwd=folder).splitlines()
-    assert all(float(difference) < 1e-6 for difference in first.split()) and float(second) > 1e-6
+    # Adapter and merged weights round apart; by how much hangs on the processor.
+    assert all(float(difference) < 1e-5 for difference in first.split()) and float(second) > 1e-6
     sft = {ref.name: ref.target_commit for ref in hub.api().list_repo_refs("local/toy-sft").tags}
     config = Path(hub.api().hf_hub_download("local/toy-ppo", "adapter_config.json", cache_dir=folder / "pulled"))
     told = json.loads(config.read_text())
@@ -147,4 +148,4 @@ def test_lora_saves_the_adapter_and_the_merged_model_when_asked(folder):
     moved = [name for name, value in merged.state_dict().items() if name in start and not value.equal(start[name])]
     assert moved, "the adapter is in it"
     ids = torch.tensor([[3, 4, 5]])
-    torch.testing.assert_close(load_causal(checkpoint)(ids).logits, merged(ids).logits, rtol=0, atol=1e-6)
+    torch.testing.assert_close(load_causal(checkpoint)(ids).logits, merged(ids).logits, rtol=0, atol=1e-5)
