@@ -52,10 +52,12 @@ def run(context: RunContext, console: Any) -> Path:
     if context.restart:
         _forget(context)
         context = replace(context, restart=False)
+    trained = False
     for stage in [*context.recipe.stages, *(["eval"] if evaluates else [])]:
         console.rule(f"[bold]{stage}")
-        trained = run_stage(context, stage)
-        if not trained:
+        done = run_stage(context, stage)
+        trained = trained or done
+        if not done:
             console.print(f"{stage} was finished before; --restart does it again.")
         else:
             console.print(said(context, stage))
@@ -66,7 +68,7 @@ def run(context: RunContext, console: Any) -> Path:
             context.outbox.drain()
             console.print(f"Every checkpoint and its card is on {context.hub.described}.", highlight=False)
     finally:
-        path = write_summary(context)
+        path = write_summary(context, trained=trained)
     for stage in context.recipe.stages:
         make_card(context.record(stage).path)  # now that each commit has its name
     return path

@@ -19,15 +19,20 @@ def peak_rss_mib() -> float:
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
 
-def write_summary(context: RunContext) -> Path:
-    """Gathers run.json of every stage and eval/evaluation.json into summary.json, and returns its path."""
+def write_summary(context: RunContext, *, trained: bool) -> Path:
+    """Gathers run.json of every stage and eval/evaluation.json into summary.json, and returns its path.
+
+    trained: whether this process did any of the stages; one that only published says nothing of their memory.
+    """
     documents = {stage: context.record(stage).read() for stage in ("sft", "reward", "ppo", "eval")}
     evaluation = read_json(context.record("eval").path / "evaluation.json") if documents["eval"] else {}
     path = context.directory / "summary.json"
     seconds = {stage: round(document.get("seconds", 0.0), 2) for stage, document in documents.items()}
     prepared = context.record("data").read().get("seconds", 0.0)
     # A run that was resumed is described by the largest of its processes.
-    before = read_json(path).get("peak_rss_mib", 0.0) if path.is_file() else 0.0
+    peaks = [read_json(path).get("peak_rss_mib", 0.0)] if path.is_file() else []
+    if trained or not peaks:
+        peaks.append(peak_rss_mib())
     summary: dict[str, Any] = {
         "schema": 1,
         "recipe": context.recipe.name,
@@ -35,7 +40,7 @@ def write_summary(context: RunContext) -> Path:
         "simulated": context.shared.simulated,
         "hub": context.hub.label,
         "seconds": {**seconds, "total": round(sum(seconds.values()) + prepared, 2)},
-        "peak_rss_mib": round(max(before, peak_rss_mib()), 1),
+        "peak_rss_mib": round(max(peaks), 1),
         "repos": {
             stage: {key: documents[stage]["repo"][key] for key in ("id", "commit", "tags")}
             for stage in ("sft", "reward", "ppo")
