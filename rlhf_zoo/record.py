@@ -168,14 +168,20 @@ class StageRecord:
             write_json(self.run_file, document)
             return self.read()
 
+    def check_recipe(self, recipe: str) -> None:
+        """Raise ZooError if the directory holds a run of another recipe."""
+        found = self.read().get("recipe", recipe)
+        if found != recipe:
+            raise ZooError(
+                f"{self.path} holds a run of the recipe {found!r}, not of {recipe!r}: choose another --output_dir, or "
+                "give --restart to begin again there."
+            )
+
     def check_fingerprint(self, resolved: Mapping[str, Any], *, recipe: str | None = None) -> None:
         """Raise ZooError if the directory holds a run of another recipe or of other settings; an empty one passes."""
         document = self.read()
-        if recipe is not None and document.get("recipe", recipe) != recipe:
-            raise ZooError(
-                f"{self.path} holds a run of the recipe {document['recipe']!r}, not of {recipe!r}: "
-                "choose another --output_dir, or give --restart to begin again there."
-            )
+        if recipe is not None:
+            self.check_recipe(recipe)
         if "fingerprint" not in document or document["fingerprint"] == fingerprint(resolved):
             return
         before = document.get("resolved", {})

@@ -154,6 +154,7 @@ def open_run(
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     from ..hub.publish import check_access
+    from ..recipes import STAGES
     from ..stages.context import RunContext
     from ..stages.outbox import PATIENCE, Outbox, only_sender
     from ..stages.release import Sender, resume_command
@@ -184,6 +185,8 @@ def open_run(
         base=base,
         variant=variant,
     )
+    if not restart:  # before anything is sent under this recipe's names
+        context.check_recipe(["data", *STAGES, "eval"])
     if not publish:
         yield context
         return

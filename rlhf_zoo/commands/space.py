@@ -78,12 +78,15 @@ def deploy(
 
         done = deploy_space(name, models, samples=samples, private=private, builds=connected.kind == "huggingface")
         _collect(models, name, private=done.private)
-        _tell(done, models, connected)
+        _tell(name, done, models, connected)
 
 
-def _tell(done: Deployed, models: SpaceModels, hub: Hub) -> None:
+def _tell(name: str, done: Deployed, models: SpaceModels, hub: Hub) -> None:
     what = "made" if done.created else "updated" if done.changed else "unchanged"
-    click.echo(f"Space: {done.url} ({what}, commit {done.commit[:10]})")
+    # The embedded Hub's address ends with this command.
+    where = f"{name} on the embedded Hub" if hub.kind == "local" else done.url
+    kind = "a live page" if done.sdk == "gradio" else "a static page"
+    click.echo(f"Space: {where} ({kind}, {what}, commit {done.commit[:10]})")
     if done.refused is not None:
         click.echo(
             f"It is a static page: this account may have no Gradio Space (402: {done.refused}), so it holds "
@@ -100,6 +103,8 @@ def _tell(done: Deployed, models: SpaceModels, hub: Hub) -> None:
         if models.votes is not None:
             click.echo(f"Votes go to {models.votes}: give the Space a secret HF_TOKEN that may write to that data set.")
     else:
+        if done.sdk == "gradio" and models.votes is None:
+            click.echo("It keeps no votes; --votes NAMESPACE/NAME names a data set for them.")
         at = f" --hub {hub.label}" if hub.kind != "huggingface" else ""
         click.echo(f"The live page, here: rlhf-zoo compare {models.ppo.name}{at}")
 

@@ -36,6 +36,8 @@ def _stage_command(stage: str, does: str, example: str) -> click.Command:
             from ..recipes import STAGES
             from ..stages.pipeline import run_stage, said
 
+            # --restart begins this stage again, and leaves the others as they are.
+            context.check_recipe([one for one in STAGES if one != stage])
             for named in STAGES:
                 if context.flags[named]:
                     context.settings(named)  # a mistake in another stage's flags is one too

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -195,19 +195,29 @@ class Comparison:
         """Raises the ZooError that `stream` would refuse these arguments with."""
         self._request(prompt, seed, temperature, top_p, max_new_tokens, n)
 
+    def tokens_of(self, prompt: str) -> int:
+        """How many tokens a prompt has."""
+        return len(self._ids(prompt))
+
+    def _ids(self, prompt: str) -> list[int]:
+        with self._turns:  # two threads in one tokenizer can be told that it is "already borrowed"
+            return list(tokenize_prompt(prompt, self._tokenizer))
+
     def _request(
         self, prompt: str, seed: int, temperature: float, top_p: float, max_new_tokens: int, n: int
     ) -> _Request:
-        check_sampling(seed, temperature, top_p, max_new_tokens, n, self.limits)
-        check_prompt(prompt, self.limits)
-        with self._turns:  # two threads in one tokenizer can be told that it is "already borrowed"
-            ids = tokenize_prompt(prompt, self._tokenizer)
+        limits = self.limits
+        if self.context is not None:  # what no prompt leaves room for is no bound to name
+            limits = replace(limits, max_new_tokens=min(limits.max_new_tokens, max(self.context - 1, 1)))
+        check_sampling(seed, temperature, top_p, max_new_tokens, n, limits)
+        check_prompt(prompt, limits)
+        ids = self._ids(prompt)
         if not ids:
             raise ZooError("The tokenizer leaves nothing of this prompt: write other characters.")
         if self.context is not None and len(ids) + max_new_tokens > self.context:
             raise ZooError(
                 f"The prompt has {len(ids)} tokens, and with {max_new_tokens} new ones it passes the {self.context} "
-                "that these models can read: shorten it or ask for fewer."
+                f"that these models can read: shorten it{_room(self.context - len(ids))}."
             )
         for policy in self._policies.values():
             check_ids([ids], embedding_rows(policy))
@@ -323,6 +333,10 @@ def _snapshot(request: _Request, written: Sequence[_Completion]) -> Snapshot:
         ppo=sides[request.n :],
         done=all(side.stop is not None for side in sides),
     )
+
+
+def _room(tokens: int) -> str:
+    return f" or ask for {tokens} at most" if tokens > 0 else ""
 
 
 def _ready(policy: PreTrainedModel) -> PreTrainedModel:

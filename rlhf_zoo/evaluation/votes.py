@@ -174,8 +174,8 @@ def summary(votes: Iterable[Ballot], *, seed: int = 1) -> dict[str, Any]:
     """What the votes say so far, for JSON; a vote that comes twice (by its id) counts once.
 
     votes: how many; counts: ppo, sft (preferred), tie, both_bad, over votes between a PPO and an SFT model; win_rate:
-    of PPO over SFT, None without votes; pairs: the same for each two revisions, most votes first; elo: a rating of each
-    revision, whichever roles were compared, best first. `among` numbers the sets of models that votes link: ratings of
+    of PPO over SFT, with the number of prompts that its n votes are on, None without votes; pairs: the same for each
+    two revisions, most votes first; elo: a rating of each revision, whichever roles were compared, best first. `among` numbers the sets of models that votes link: ratings of
     different sets are not on one scale. left: the share of the left side among decisive votes, ½ but for a bias.
     """
     kept = list({vote.id: vote for vote in votes}.values())
@@ -229,7 +229,9 @@ def _tally(votes: Sequence[Ballot], seed: int) -> dict[str, Any]:
         if vote.verdict != "both_bad":
             scores.append(_score(vote) if vote.left.role == "ppo" else 1 - _score(vote))
             prompts.append(vote.prompt)
-    rate = preference_rate(scores, prompts, seed=seed).to_json() if scores else None
+    rate = None
+    if scores:
+        rate = {**preference_rate(scores, prompts, seed=seed).to_json(), "prompts": len(set(prompts))}
     return {"counts": counts, "win_rate": rate}
 
 

@@ -1,21 +1,26 @@
-"""The runs of an ablation on the Hub: PPO repositories that started from one SFT checkpoint and differ in β.
+"""The runs of an ablation on the Hub: PPO repositories that started from one SFT policy and differ in β.
 
 What a card says is its publisher's word: it decides which runs stand beside which, and nothing more. Needs no torch.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from ..errors import ZooError
 from .card_kl import DEFAULTS
 from .family import clean, parents_of
 from .index import TAG, WORKERS, checkpoints, fetch_card
+from .publish import expected_id
 from .pull import split_revision
-from .refusals import refusals_as
+from .refusals import client_errors, hub_name, reason, refusals_as
+
+log = logging.getLogger(__name__)
 
 __all__ = ["MOST_LOOKED_AT", "MOST_RUNS", "Ablation", "Run", "find_runs"]
 
@@ -73,12 +78,14 @@ def find_runs(repo: str, card: Mapping[str, Any], *, others: Sequence[str] | Non
     """The runs that can be shown beside those of a PPO repository NAMESPACE/NAME; a revision behind it is left out.
 
     card: rlhf_card.json of the checkpoint that is shown. others None looks for them in the namespace, among its
-    `MOST_LOOKED_AT` most recently changed models: same SFT checkpoint, same recipe, another β. Of several with one β,
+    `MOST_LOOKED_AT` most recently changed models: same SFT policy, same recipe, another β. Of several with one β,
     the one of the given run's seed is taken, else the newest; they come by β, the largest first. Whatever the Hub
     refuses is then a `problem`, and at least the given run is there.
 
     others given: exactly those, in their order, whatever their β and recipe; the given repository itself does not count
-    again. Raises ZooError where one cannot be had, is not of PPO, or started from another SFT checkpoint.
+    again. Raises ZooError where one cannot be had, is not of PPO, or started from another SFT policy.
+
+    Two commits are of one SFT policy where their weights are equal, as those of `best` and of its step's tag are.
     """
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
@@ -109,15 +116,15 @@ def _own(repo: str, card: Mapping[str, Any]) -> tuple[Run, str | None]:
 
 def _read(repo: str) -> tuple[Run, str | None]:
     """(a repository's run, why it has no card if it has none). Raises ZooError where the Hub does not show it."""
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    with refusals_as(f"{repo} cannot be looked at on {constants.ENDPOINT}", "check the name, --hub and the token."):
+    with refusals_as(f"{repo} cannot be looked at on {hub_name()}", "check the name, --hub and the token."):
         try:
             info = HfApi().model_info(repo, expand=["sha", "private"])
         except RepositoryNotFoundError as error:
             raise ZooError(
-                f"{repo} is not on {constants.ENDPOINT}, or this token may not read it: check the names of the runs."
+                f"{repo} is not on {hub_name()}, or this token may not read it: check the names of the runs."
             ) from error
     card, note = fetch_card(repo, info.sha or "main")
     return Run(checkpoints(repo), card, bool(info.private)), note
@@ -129,6 +136,26 @@ def _origin(card: Mapping[str, Any]) -> Origin | None:
         if parent.role == "sft" and parent.repo is not None and parent.commit is not None:
             return parent.repo, parent.commit
     return None
+
+
+@cache
+def _weights(origin: Origin) -> frozenset[tuple[str, str]]:
+    """(name, content) of each file with weights; a commit's never change."""
+    from huggingface_hub import HfApi
+
+    files = [one for one in HfApi().list_repo_tree(origin[0], revision=origin[1]) if one.path.endswith(".safetensors")]
+    return frozenset((one.path, expected_id(one)) for one in files)
+
+
+def _same(a: Origin | None, b: Origin | None) -> bool:
+    """Whether two runs started from the same SFT policy."""
+    if a == b or a is None or b is None:
+        return a == b
+    try:
+        return bool(_weights(a)) and _weights(a) == _weights(b)
+    except client_errors() as error:
+        log.info("The weights of %s and %s cannot be compared (%s).", _short(a), _short(b), reason(error))
+        return False
 
 
 # Those that are named
@@ -162,7 +189,7 @@ def _check(run: Run, note: str | None, beside: str, origin: Origin) -> None:
             "the ablation."
         )
     its = _origin(run.card)
-    if its != origin:
+    if not _same(its, origin):
         started = f"started from {_short(its)}" if its else "does not say which SFT model it started from"
         raise ZooError(
             f"{run.repo} {started}, and {beside} started from {_short(origin)}: runs can be compared where these are "
@@ -179,15 +206,13 @@ def _short(origin: Origin) -> str:
 
 def _discovered(own: Run, card: Mapping[str, Any]) -> tuple[list[Run], list[str]]:
     """(the runs, notes on what was left out). Raises ZooError where the Hub does not list the namespace."""
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi
 
     namespace = own.repo.rpartition("/")[0]
     origin, recipe, beta = _origin(card), card.get("recipe"), own.beta
     if origin is None or not isinstance(recipe, str) or beta is None or not namespace:
         return [], ["none can be found: its card lacks the SFT model, the recipe or the settings"]
-    with refusals_as(
-        f"The runs beside {own.repo} cannot be listed on {constants.ENDPOINT}", "try again, or check --hub."
-    ):
+    with refusals_as(f"The runs beside {own.repo} cannot be listed on {hub_name()}", "try again, or check --hub."):
         listed = HfApi().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "private", "tags"])
         models = [model for model in listed if model.id != own.repo and _may_be_ppo(model)]
     models.sort(key=lambda model: model.last_modified.timestamp() if model.last_modified else 0.0, reverse=True)
@@ -216,7 +241,7 @@ def _look(model: Any, origin: Origin, recipe: str, beta: float) -> tuple[Run | N
     card, note = fetch_card(model.id, model.sha)
     if note is not None:
         return None, f"{model.id} ({note})"
-    if card.get("stage", "ppo") != "ppo" or card.get("recipe") != recipe or _origin(card) != origin:
+    if card.get("stage", "ppo") != "ppo" or card.get("recipe") != recipe or not _same(_origin(card), origin):
         return None, None
     run = Run({"repo": model.id, "checkpoints": []}, card, bool(model.private))
     if run.beta is None or run.beta == beta:

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..errors import ZooError
 from .pull import split_revision
-from .refusals import refusals_as
+from .refusals import hub_name, refusals_as
 
 __all__ = ["fetch_card_files"]
 
@@ -21,18 +21,18 @@ def fetch_card_files(name: str) -> Path:
 
     Raises ZooError where the Hub does not give them.
     """
-    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     repo, revision = split_revision(name)
     api: Any = HfApi()
-    what = f"The card of {name} cannot be had from {constants.ENDPOINT}"
+    what = f"The card of {name} cannot be had from {hub_name()}"
     with disable_progress_bars(), refusals_as(what, "try again."):
         try:
             commit = api.model_info(repo, revision=revision).sha
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-            raise ZooError(f"{name} is not on {constants.ENDPOINT}, or this token may not read it.") from error
+            raise ZooError(f"{name} is not on {hub_name()}, or this token may not read it.") from error
         listed = api.list_repo_tree(repo, recursive=True, revision=commit)
         wanted = [one.path for one in listed if _is_of_a_card(one)]
         return Path(snapshot_download(repo, revision=commit, allow_patterns=wanted or ["README.md"]))

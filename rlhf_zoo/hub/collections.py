@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .refusals import refusals_as
+from .refusals import hub_name, refusals_as
 
 __all__ = ["collect", "title_of"]
 
@@ -28,7 +28,7 @@ def collect(
     Space. private: whether a Collection that is made is. What is in the Collection stays, and what belongs in it and
     is not is added, so the same call twice changes nothing. Raises ZooError where the Hub refuses.
     """
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi
 
     stages = list(NOTES)
     order = sorted(repos, key=lambda repo: (stages.index(repos[repo]) if repos[repo] in stages else len(stages), repo))
@@ -36,7 +36,7 @@ def collect(
     wanted += [(space, "space", SPACE_NOTE)] if space is not None else []
     title = title_of(recipe)
     with refusals_as(
-        f"The Collection {title!r} of {namespace} cannot be made on {constants.ENDPOINT}",
+        f"The Collection {title!r} of {namespace} cannot be made on {hub_name()}",
         "check that the token may write Collections, or leave it out.",
     ):
         api = HfApi()

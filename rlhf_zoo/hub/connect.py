@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from ..errors import ZooError
 
-__all__ = ["REAL", "Hub", "choose", "connect", "home"]
+__all__ = ["EMBEDDED", "REAL", "Hub", "choose", "connect", "home"]
 
 REAL = "https://huggingface.co"
 QUIET = {
@@ -29,6 +29,8 @@ QUIET = {
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "GRADIO_ANALYTICS_ENABLED": "0",
 }
+EMBEDDED = "RLHF_ZOO_EMBEDDED_HUB"
+"""Set to the address of the embedded Hub while a command runs one: messages call it by its name."""
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 CLIENT_STATE = (
     "HF_TOKEN",
@@ -125,6 +127,7 @@ def connect(hub: Hub) -> Iterator[Hub]:
             _own_client(home() / "hub-cache", token)
             _direct()
             os.environ.update(QUIET, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0", HF_DATASETS_OFFLINE="0")
+            os.environ[EMBEDDED] = endpoint
             yield Hub("local", endpoint, hub.why)
         return
     if (os.environ.get("HF_ENDPOINT") or REAL).rstrip("/") != hub.endpoint:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ZooError
 from ..plugins import did_you_mean
-from .refusals import refusals_as
+from .refusals import hub_name, refusals_as
 
 if TYPE_CHECKING:
     from .server.git import GitRepository
@@ -183,13 +183,13 @@ def export(source: Source, repo_id: str, *, private: bool | None, say: Callable[
 
 class _Export:
     def __init__(self, source: Source, repo_id: str, say: Callable[[str], None]) -> None:
-        from huggingface_hub import HfApi, constants
+        from huggingface_hub import HfApi
 
         self.source = source
         self.say = say
         self.api: Any = HfApi()
         self.here = {"repo_id": repo_id, "repo_type": source.repo.kind}
-        self.name = f"{repo_id} on {constants.ENDPOINT}"
+        self.name = f"{repo_id} on {hub_name()}"
         self.commits: dict[str, str] = {}
         self.accepted: set[str] = set()  # commits of the target that are ours, or its own beginning
         self.seen = self.sent = 0

@@ -21,7 +21,7 @@ from ..record import write_text
 from . import markdown
 from .card import CARD_FILE
 from .markdown import Raw
-from .refusals import client_errors, is_disk_full, reason, refusals_as
+from .refusals import client_errors, hub_name, is_disk_full, reason, refusals_as
 
 __all__ = [
     "SORTS",
@@ -339,10 +339,10 @@ def owner() -> str:
 
 def published(namespace: str) -> list[Entry]:
     """Every model of a namespace that has the tag `rlhf-zoo`. Raises ZooError where the Hub does not list them."""
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-    with refusals_as(f"What {namespace} published cannot be listed on {constants.ENDPOINT}", "check --hub."):
+    with refusals_as(f"What {namespace} published cannot be listed on {hub_name()}", "check --hub."):
         found = list(HfApi().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "tags"]))
     with disable_progress_bars(), ThreadPoolExecutor(WORKERS) as pool:
         return list(pool.map(_read, found))
@@ -385,19 +385,17 @@ def checkpoints(repo: str) -> dict[str, Any]:
     and best and main where no card says their step, have rows of their own at the end. Raises ZooError where the Hub
     does not list them.
     """
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     api = HfApi()
-    with refusals_as(f"The checkpoints of {repo} cannot be listed on {constants.ENDPOINT}", "check --hub."):
+    with refusals_as(f"The checkpoints of {repo} cannot be listed on {hub_name()}", "check --hub."):
         try:
             refs = api.list_repo_refs(repo)
             dates = {commit.commit_id: commit.created_at for commit in api.list_repo_commits(repo)}
         except RepositoryNotFoundError as error:
-            raise ZooError(
-                f"There is no repository {repo!r} on {constants.ENDPOINT} that this token may read."
-            ) from error
+            raise ZooError(f"There is no repository {repo!r} on {hub_name()} that this token may read.") from error
         except HFValidationError as error:
             raise ZooError(f"{repo!r} is no repository: write NAMESPACE/NAME.") from error
     commits = {ref.name: ref.target_commit for ref in (*refs.branches, *refs.tags)}

@@ -14,7 +14,7 @@ from .card import CARD_FILE, card_json
 from .facts import Facts, finite, hub_id
 from .family import Member, Node, Reference, family_tree, parents_of
 from .pull import find_revision, pull, split_revision
-from .refusals import client_errors, reason
+from .refusals import client_errors, hub_name, reason
 
 __all__ = ["Lineage", "Source", "find_family", "find_lineage"]
 
@@ -137,9 +137,7 @@ def find_family(name: str) -> Node:
     root = Reference("", "model", repo, revision)
     found = _look(root)
     if found.problem is not None:
-        from huggingface_hub import constants
-
-        raise ZooError(f"{name} on {constants.ENDPOINT} {found.problem}: check the name, --hub and the token.")
+        raise ZooError(f"{name} on {hub_name()} {found.problem}: check the name, --hub and the token.")
     return family_tree(root, lambda one: found if one is root else _look(one))
 
 
@@ -180,7 +178,7 @@ def _beside(folder: Path, document: Mapping[str, Any], parent: Reference) -> Ref
 
 
 def _look_there(at: Reference) -> Member:
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     api: Any = HfApi()
@@ -202,7 +200,7 @@ def _look_there(at: Reference) -> Member:
         named = ", ".join(known[:_LISTED]) + (f" and {len(known) - _LISTED} more" if len(known) > _LISTED else "")
         return Member(problem=f"has no revision {at.commit!r}, but {named}")
     except client_errors() as error:
-        return Member(problem=f"cannot be had from {constants.ENDPOINT} ({reason(error)})")
+        return Member(problem=f"cannot be had from {hub_name()} ({reason(error)})")
     if card is not None and card.get("stage") == "reward" and not card.get("reward_model") and "best" in known:
         card = _with_report(card, repo)
     return Member(info.sha, tags, card, problem, parents_of(card or {}))

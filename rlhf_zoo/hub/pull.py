@@ -22,7 +22,7 @@ from typing import IO, Any
 
 from ..errors import ZooError
 from .publish import tag_name
-from .refusals import reason, refusals_as
+from .refusals import hub_name, reason, refusals_as
 
 __all__ = ["Pulled", "PulledFile", "fetch", "find_revision", "pull", "split_revision"]
 
@@ -105,7 +105,7 @@ def fetch(repository: str, output_dir: Path | None = None) -> Pulled:
     repo, revision = split_revision(repository)
     if output_dir is not None and output_dir.exists() and not output_dir.is_dir():
         raise ZooError(f"{output_dir} is a file, so nothing can be fetched into it: give another --output_dir.")
-    what, mend = f"{repository} cannot be fetched from {constants.ENDPOINT}", "try again, or check --hub."
+    what, mend = f"{repository} cannot be fetched from {hub_name()}", "try again, or check --hub."
     api = HfApi()
     try:
         with refusals_as(what, mend):
@@ -116,9 +116,7 @@ def fetch(repository: str, output_dir: Path | None = None) -> Pulled:
         if isinstance(cause, RevisionNotFoundError):
             raise ZooError(f"{repo} has no revision {revision!r}{_known_revisions(api, repo, revision)}") from cause
         if isinstance(cause, RepositoryNotFoundError):
-            raise ZooError(
-                f"There is no repository {repo!r} on {constants.ENDPOINT} that this token may read."
-            ) from cause
+            raise ZooError(f"There is no repository {repo!r} on {hub_name()} that this token may read.") from cause
         if isinstance(cause, HFValidationError):
             raise ZooError(f"{repository!r} is no repository: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.") from cause
         if getattr(getattr(cause, "response", None), "status_code", None) == 401:
@@ -131,7 +129,7 @@ def fetch(repository: str, output_dir: Path | None = None) -> Pulled:
         if output_dir is None and (cached := _from_cache(repo, revision, reason(cause))):
             return cached
         raise ZooError(
-            f"{repository} is not in the cache, and {constants.ENDPOINT} does not give it ({reason(cause)}): check "
+            f"{repository} is not in the cache, and {hub_name()} does not give it ({reason(cause)}): check "
             "--hub and the token."
         ) from cause
     place = _Cache(repo, commit) if output_dir is None else _Folder(repo, commit, output_dir)
@@ -268,7 +266,7 @@ class _Cache:
 
         Raises ZooError where a file of the snapshot is not the one that was checked: the Hub told the client another.
         """
-        from huggingface_hub import HfApi, constants, snapshot_download
+        from huggingface_hub import HfApi, snapshot_download
         from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
         with contextlib.suppress(OSError):
@@ -285,7 +283,7 @@ class _Cache:
             for file in bad:
                 (path / file.path).unlink(missing_ok=True)
         raise ZooError(
-            f"{bad[0].path} of {self.repo} at commit {self.commit} is one file in the tree of {constants.ENDPOINT} and "
+            f"{bad[0].path} of {self.repo} at commit {self.commit} is one file in the tree of {hub_name()} and "
             "another where it is fetched: check --hub."
         )
 
@@ -304,7 +302,7 @@ def _from_cache(repo: str, revision: str | None, why: str) -> Pulled | None:
 
     Raises ZooError for a file that is damaged.
     """
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     number = _STEP.fullmatch(revision or "")
@@ -320,7 +318,7 @@ def _from_cache(repo: str, revision: str | None, why: str) -> Pulled | None:
             digest = _sha256(path, file)
             if digest is None:
                 raise ZooError(
-                    f"{file.path} of {repo}@{name} is damaged in the cache, and {constants.ENDPOINT} does not answer "
+                    f"{file.path} of {repo}@{name} is damaged in the cache, and {hub_name()} does not answer "
                     f"({why}): try again when it does."
                 )
             done.append(PulledFile(file.path, file.size, digest))
@@ -445,7 +443,7 @@ def _fetch_one(file: _Wanted, place: _Cache | _Folder, progress: _Progress) -> t
             partial.unlink()
             raise ZooError(
                 f"{file.path} of {place.repo} at commit {place.commit} came twice with other content than "
-                f"{constants.ENDPOINT} says of it ({file.etag}): nothing of it was kept, so try again later or check "
+                f"{hub_name()} says of it ({file.etag}): nothing of it was kept, so try again later or check "
                 "--hub."
             )
     progress.file_done()

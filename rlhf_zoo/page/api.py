@@ -58,7 +58,7 @@ def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once
 
     def over_training(
         prompt: str,
-        steps: list | None = None,
+        steps: list[int] | None = None,
         run: str | None = None,
         seed: int = 1,
         temperature: float = proposal.temperature,
@@ -80,6 +80,8 @@ def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once
         """
         if subject.timeline is None:
             raise gr.Error(subject.problem or "There is no run here.", print_exception=False)
+        if steps is not None and not (isinstance(steps, list) and all(type(step) is int for step in steps)):
+            raise gr.Error("steps is no list of whole numbers: give those of /checkpoints.", print_exception=False)
         sampling = {"seed": seed, "temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
         try:
             return [row.to_json() for row in drawing.steps(prompt, steps, run=run, **sampling)]

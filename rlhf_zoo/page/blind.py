@@ -225,11 +225,17 @@ def _win_rate(rate: Mapping[str, Any] | None) -> str:
     return (
         f'<p class="zoo-rate"><b data-figure="win_rate">{number(100 * value, 1)}%</b> PPO over SFT, 95% interval '
         f'<span data-figure="ci95">{shown}</span>, n = <span data-figure="n">{rate["n"]}</span>, a tie counting one '
-        'half.</p><p class="zoo-basis">The interval counts prompts: votes on one prompt are not independent.</p>'
+        f'half.</p><p class="zoo-basis">The interval counts prompts{_of(rate)}: votes on one prompt are not '
+        "independent.</p>"
         f'<div class="zoo-bar" role="img"{attributes({"aria-label": said_so})}>{band}<i class="half"></i>'
         f'<i class="point" style="left:{100 * value:.2f}%"></i></div>'
         '<p class="zoo-ends" aria-hidden="true"><span>SFT</span><span>½</span><span>PPO</span></p>'
     )
+
+
+def _of(rate: Mapping[str, Any]) -> str:
+    count = rate.get("prompts")
+    return f" ({count} so far)" if count else ""
 
 
 def _ratings(found: Mapping[str, Any]) -> str:

@@ -31,10 +31,10 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
                 yield message, pairs(snapshot)
                 message = gr.skip()
         except ZooError as error:
-            yield said(error), empty_pairs()
+            yield said(error), gr.skip()  # what was compared before stays to be read
 
     def surprise() -> tuple[str, int]:
-        return random.choice(subject.lineage.prompts), random.randrange(SEEDS)
+        return random.choice(subject.prompts), random.randrange(SEEDS)
 
     with gr.Row(equal_height=True):
         prompt = gr.Textbox(
@@ -48,11 +48,12 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
             elem_id="prompt",
         )
         run = gr.Button("Compare", variant="primary", scale=1, min_width=120, elem_id="compare")
-        if subject.lineage.prompts:
+        if subject.prompts:
             lucky = gr.Button("Surprise me", scale=1, min_width=120, elem_id="surprise")
         stop = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
+    examples = None
     if subject.lineage.prompts:
-        gr.Examples(
+        examples = gr.Examples(
             [[one] for one in subject.lineage.prompts],
             inputs=[prompt],
             label="Held-out prompts",
@@ -84,7 +85,9 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
         "preprocess": False,  # what Gradio refuses is no message in the page: `Comparison.stream` refuses more
     }
     running = [gr.on([run.click, prompt.submit], show, **options)]
-    if subject.lineage.prompts:
+    if examples is not None:
+        running.append(examples.load_input_event.then(show, **options))
+    if subject.prompts:
         picked = lucky.click(surprise, outputs=[prompt, chosen.seed], api_visibility="private", show_progress="hidden")
         running.append(picked.then(show, **options))
     stop.click(

@@ -27,7 +27,9 @@ class Proposal:
     def of(cls, subject: Subject) -> Proposal:
         context = subject.comparison.context
         limit = subject.comparison.limits.max_new_tokens
-        limit = limit if context is None else max(min(limit, context - 1), 1)
+        if context is not None:  # with room for each of the examples
+            longest = max((subject.comparison.tokens_of(prompt) for prompt in subject.lineage.prompts), default=1)
+            limit = max(min(limit, context - longest), 1)
         temperature = min(max(subject.lineage.setting("temperature", 1.0), 0.05), 2.0)
         length = min(max(int(subject.lineage.setting("response_length", 32)), 1), limit)
         return cls(temperature, length, limit)

@@ -15,6 +15,7 @@ from ..hub.facts import Facts, hub_id
 from ..hub.lineage import Lineage, Source, find_lineage
 from ..hub.pull import pull, split_revision
 from ..record import StageRecord
+from .held_out import held_out_prompts
 
 __all__ = ["LIMITS", "Subject", "published_at"]
 
@@ -29,12 +30,19 @@ class Subject:
     """A comparison, the lineage of its models, and its runs over training.
 
     timeline: None where no checkpoint of the run is to be had. problem: why, or why runs are missing; a sentence.
+    held_out: prompts to draw from by chance, () for those of the card, which also stand on the page as examples.
     """
 
     comparison: Comparison
     lineage: Lineage
     timeline: Timeline | None = None
     problem: str | None = None
+    held_out: tuple[str, ...] = ()
+
+    @property
+    def prompts(self) -> tuple[str, ...]:
+        """Those to draw from by chance."""
+        return self.held_out or tuple(self.lineage.prompts)
 
     @classmethod
     def load(
@@ -63,7 +71,9 @@ class Subject:
         timeline = None
         if found:
             timeline = Timeline(comparison, found, fetch=_fetch, max_models=KEPT, max_bytes=KEPT_BYTES)
-        return cls(comparison, lineage, timeline, problem)
+        length = max(int(lineage.setting("response_length", 1)), 1)
+        held_out = held_out_prompts(lineage, lambda prompt: comparison.check(prompt, max_new_tokens=length))
+        return cls(comparison, lineage, timeline, problem, tuple(held_out))
 
 
 def published_at(source: Source) -> tuple[str | None, str | None, str | None]:

@@ -166,7 +166,8 @@ class Tally:
             if not exact:
                 rate = _rate(self._counts)
                 if rate is not None:
-                    rate["ci95"] = (found["win_rate"] or {"ci95": None})["ci95"]
+                    before = found["win_rate"] or {"ci95": None, "prompts": None}
+                    rate |= {key: before[key] for key in ("ci95", "prompts")}
                 found |= {"votes": len(self._votes), "counts": dict(self._counts), "win_rate": rate}
             return Figures(found, exact, computed, len(self._due), self._box.failing, self._unread)
 
@@ -266,8 +267,8 @@ def _counts(votes: Iterable[Vote]) -> dict[str, int]:
 
 
 def _rate(counts: Mapping[str, int]) -> dict[str, Any] | None:
-    """`win_rate` of a summary without its interval; None without votes."""
+    """`win_rate` of a summary without its interval and its number of prompts; None without votes."""
     n = counts["ppo"] + counts["sft"] + counts["tie"]
     if not n:
         return None
-    return {"value": (counts["ppo"] + counts["tie"] / 2) / n, "ci95": None, "n": n, "ties": counts["tie"] / n}
+    return {"value": (counts["ppo"] + counts["tie"] / 2) / n, "n": n, "ties": counts["tie"] / n}

@@ -22,6 +22,11 @@ from .views import completion, figures, pairs
 
 __all__ = ["training_tab"]
 
+HINT = (
+    '<p class="zoo-note">Move the step to see the prompt at one checkpoint beside SFT; “Every checkpoint” shows it at '
+    "all of them.</p>"
+)
+
 
 def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:
     """Builds the tab inside the caller's. at_once: requests that run the models at the same time."""
@@ -45,7 +50,7 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
             for snapshot in drawing.at(point.step, prompt, run=run, **keywords(*sampling)):
                 yield "", pairs(snapshot, ppo_told=_told(point))
         except ZooError as error:
-            yield said(error), ""
+            yield said(error), gr.skip()
 
     def every(prompt: Any, run: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
         try:
@@ -55,7 +60,7 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
                 rows.append(row)
                 yield "", checkpoints(rows, of=len(steps), all_=len(found.points))
         except ZooError as error:
-            yield said(error), ""
+            yield said(error), gr.skip()
 
     with gr.Row(equal_height=True):
         prompt = gr.Textbox(
@@ -81,7 +86,7 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
     with gr.Accordion("Sampling", open=False):
         chosen = controls(proposal, prefix="training-")
     message = gr.HTML("", elem_id="training-message")
-    one = gr.HTML("", elem_id="at-step")
+    one = gr.HTML(HINT, elem_id="at-step")
     many = gr.HTML("", elem_id="steps")
 
     # What Gradio refuses is no message in the page: `Timeline` refuses more.
@@ -122,7 +127,7 @@ def _betas(
             for snapshot in drawing.at(run.best.step, prompt, run=run.name, **keywords(*sampling)):
                 yield "", pairs(snapshot, ppo_told=f"β = {run.beta:g} · {_told(run.best)}")
         except ZooError as error:
-            yield said(error), ""
+            yield said(error), gr.skip()
 
     def every(prompt: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
         rows: list[AtCheckpoint] = []
@@ -131,7 +136,7 @@ def _betas(
                 rows.append(row)
                 yield "", checkpoints(rows, of=len(runs), all_=len(runs), by_beta=True)
         except ZooError as error:
-            yield said(error), ""
+            yield said(error), gr.skip()
 
     gr.HTML(
         '<div class="zoo"><h2>The string, let out and pulled in</h2><p>Runs that differ in β, the coefficient of the '

@@ -204,12 +204,13 @@ def _means(snapshot: Snapshot) -> str:
 def legend() -> str:
     """What the shades mean, in nats; the page's style shows the one that is chosen."""
 
-    def steps(edges: Sequence[float]) -> list[str]:
+    def above(edges: Sequence[float]) -> list[str]:
         return [f"{low:g} to {high:g}" for low, high in pairwise(edges)] + [f"{edges[-1]:g} and more"]
 
-    ratio = "".join(f'<i class="m{k}">−{name}</i>' for k, name in reversed(list(enumerate(steps(RATIO_EDGES), 1))))
-    ratio += "".join(f'<i class="p{k}">+{name}</i>' for k, name in enumerate(steps(RATIO_EDGES), 1))
-    kl = "".join(f'<i class="k{k}">{name}</i>' for k, name in enumerate(steps(KL_EDGES), 1))
+    below = [f"−{high:g} to −{low:g}" for low, high in pairwise(RATIO_EDGES)] + [f"−{RATIO_EDGES[-1]:g} and less"]
+    ratio = "".join(f'<i class="m{k}">{name}</i>' for k, name in reversed(list(enumerate(below, 1))))
+    ratio += "".join(f'<i class="p{k}">{name}</i>' for k, name in enumerate(above(RATIO_EDGES), 1))
+    kl = "".join(f'<i class="k{k}">{name}</i>' for k, name in enumerate(above(KL_EDGES), 1))
     return (
         f'<div class="zoo-legend zoo-text"><p class="of-ratio">log-ratio of a token, nats: {ratio} '
         "<span>below 0: SFT would rather write it; above 0: PPO</span></p>"

@@ -53,6 +53,7 @@ def launch(
     quiet()
     from ..page import Subject
 
+    click.echo(f"Loading {ppo} and the models of its lineage; the first time takes some seconds.", err=True)
     subject = Subject.load(ppo, sft=sft, reward=reward, runs=runs)
     try:
         at = {"host": f"[{host}]" if ":" in host else host, "port": port}
@@ -74,13 +75,13 @@ def _has_screen() -> bool:
 
 def _is_private(name: str) -> bool:
     """Whether a published model is private; False for a folder."""
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi
 
-    from ..hub.refusals import refusals_as
+    from ..hub.refusals import hub_name, refusals_as
 
     if Path(name).is_dir():
         return False
-    with refusals_as(f"{name} cannot be looked at on {constants.ENDPOINT}", "check --hub and the token."):
+    with refusals_as(f"{name} cannot be looked at on {hub_name()}", "check --hub and the token."):
         return bool(HfApi().model_info(name.partition("@")[0]).private)
 
 

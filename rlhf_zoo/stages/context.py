@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +88,11 @@ class RunContext:
         """NAMESPACE/RECIPE-STAGE; NAMESPACE/RECIPE-VARIANT-ppo for a run of an ablation."""
         own = f"-{self.variant}" if self.variant is not None and stage in OWN else ""
         return f"{self.namespace}/{self.recipe.name}{own}-{stage}"
+
+    def check_recipe(self, stages: Sequence[str]) -> None:
+        """Raises ZooError where the record of one of these stages is of another recipe."""
+        for stage in stages:
+            self.record(stage).check_recipe(self.recipe.name)
 
     def notify(self) -> None:
         """Something new is there to be sent."""

@@ -19,7 +19,7 @@ from ..hub.connect import Hub
 from ..hub.facts import hub_id
 from ..hub.family import clean
 from ..hub.pull import pull
-from ..hub.refusals import client_errors, reason
+from ..hub.refusals import client_errors, hub_name, reason
 from ..plugins import load_object
 from ..record import COMPLETE, StageRecord, fingerprint, now, read_json, write_json, write_text
 from .context import RunContext, versions
@@ -180,14 +180,14 @@ def _data(context: RunContext, published: Published) -> tuple[dict[str, Any], li
 
 
 def _check_data_set(name: str, revision: str | None) -> None:
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import HfApi
 
     at = f"{name}@{revision}" if revision else name
     try:
         HfApi().dataset_info(name, revision=revision)
     except client_errors() as error:
         raise ZooError(
-            f"The data set {at} cannot be had from {constants.ENDPOINT} ({reason(error)}): check --hub and the token."
+            f"The data set {at} cannot be had from {hub_name()} ({reason(error)}): check --hub and the token."
         ) from error
 
 

@@ -18,7 +18,7 @@ from ..errors import ZooError
 from ..hub.lineage import find_lineage
 from ..hub.publish import RECIPE_FILE, tag_name
 from ..hub.pull import pull, split_revision
-from ..hub.refusals import refusals_as
+from ..hub.refusals import hub_name, refusals_as
 from ..models import CRITIC_DIR, critic_from, load_causal, load_classifier
 from ..plugins import load_object
 from ..ppo.assembly import build_critic, build_rewards
@@ -178,7 +178,6 @@ def _of_repository(
 
 
 def _pulled(name: str) -> Path:
-    from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
@@ -187,7 +186,7 @@ def _pulled(name: str) -> Path:
         if not isinstance(error.__cause__, (HFValidationError, RepositoryNotFoundError)):
             raise
         raise ZooError(
-            f"{name} is no run directory, and {constants.ENDPOINT} has no repository of this name that this token may "
+            f"{name} is no run directory, and {hub_name()} has no repository of this name that this token may "
             "read: give runs/RECIPE or NAMESPACE/NAME."
         ) from error
 

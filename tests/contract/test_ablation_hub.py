@@ -133,6 +133,33 @@ def test_found(zoo: RunningHub, repo: str) -> None:
         assert runs[name]["listing"] == json.loads(zoo.run(sys.executable, "-c", LISTING, name))
 
 
+def test_commits_with_equal_weights_are_one_policy(zoo: RunningHub) -> None:
+    """`best` and its step's tag are two commits of the same weights; where they differ, so do the policies."""
+    api = zoo.api()
+    api.create_repo("based/base-sft")
+    made = {}
+    for name, files in {
+        "step": {"model.safetensors": b"1", "README.md": b"step"},
+        "best": {"README.md": b"best"},
+        "later": {"model.safetensors": b"2"},
+    }.items():
+        operations = [CommitOperationAdd(*one) for one in files.items()]
+        made[name] = api.create_commit("based/base-sft", operations, commit_message=name).oid
+    assert len(set(made.values())) == 3
+
+    def from_(name: str) -> dict:
+        return {"sft": {"repo": "based/base-sft", "commit": made[name]}}
+
+    for name, beta in (("step", 0.1), ("best", 0.0), ("later", 0.3)):
+        publish(zoo, f"based/from-{name}-ppo", card(beta, recipe="based", parents=from_(name)))
+    own = card(0.1, recipe="based", parents=from_("step"))
+    found, named, refused = find(
+        zoo, None, ["based/from-best-ppo"], ["based/from-later-ppo"], repo="based/from-step-ppo", own=own
+    )
+    assert names(found) == names(named) == ["based/from-step-ppo", "based/from-best-ppo"]
+    assert refused["refused"].startswith(f"based/from-later-ppo started from based/base-sft@{made['later'][:10]}, and ")
+
+
 def test_of_one_beta_the_newest_stands_where_no_seed_is_the_same(zoo: RunningHub) -> None:
     publish_later(zoo, "local/seed3-ppo", card(0.2, seed=3))
     try:

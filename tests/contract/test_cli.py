@@ -301,6 +301,12 @@ def test_the_directory_of_another_recipe_or_of_other_settings(sentence, tmp_path
     said = refused(tmp_path, "sft", "tiny-world", "--output_dir", "one")
     assert said.startswith("one/data holds a run of the recipe 'product-remarks', not of 'tiny-world': choose another")
     assert "--restart" in said
+    # Whatever command it is, nothing is sent under the other recipe's name, and --restart spares the other stages.
+    for stage in ("sft", "reward"):
+        claim(tmp_path / "work" / "both" / stage, recipe="product-remarks", resolved={})
+    for options in ([], ["--restart"]):
+        said = refused(tmp_path, "ppo", "tiny-world", "--output_dir", "both", *options)
+        assert said.startswith("both/sft holds a run of the recipe 'product-remarks', not of 'tiny-world'"), said
     resolved = {"corpus": "rlhf_zoo.corpora.tiny_world:prepare", "corpus_args": {}, "dataset_name": None, "seed": 3}
     claim(tmp_path / "two" / "data", recipe="tiny-world", resolved=resolved)
     said = sentence("sft", "tiny-world", "--output_dir", "two")

@@ -138,7 +138,9 @@ def commits(hub: RunningHub, space: str = SPACE) -> list[str]:
 def test_a_space_of_its_models(running: RunningHub, deploy: Deploy, tmp_path: Path) -> None:
     said = done(deploy("local/toy-ppo"))
     assert len(commits(running)) == 2  # the Hub's own first one, and ours
-    assert said.startswith(f"Space: {running.url}/spaces/{SPACE} (made, commit {commits(running)[0][:10]})\n")
+    assert said.startswith(
+        f"Space: {running.url}/spaces/{SPACE} (a live page, made, commit {commits(running)[0][:10]})\n"
+    )
     assert files(running) == {"README.md", "app.py", "compare.json", "requirements.txt", WHEEL}
     space = checkout(running, tmp_path / "space")
     head = front_matter(space)
@@ -250,14 +252,14 @@ def test_a_static_page_has_neither(running: RunningHub, deploy: Deploy, ablation
 def test_again_and_after_a_change(running: RunningHub, deploy: Deploy, tmp_path: Path) -> None:
     done(deploy("local/toy-ppo"))
     before = commits(running)
-    assert " (unchanged, commit " in done(deploy("local/toy-ppo"))
+    assert ", unchanged, commit " in done(deploy("local/toy-ppo"))
     assert commits(running) == before, "equal files take no commit"
 
     api = running.api()
     for name in ("rlhf_zoo-0.0.1-py3-none-any.whl", "notes.md"):
         api.upload_file(path_or_fileobj=b"x", path_in_repo=name, repo_id=SPACE, repo_type="space")
     other = api.upload_file(path_or_fileobj=b"x", path_in_repo="NOTES.md", repo_id="local/toy-sft").oid
-    assert " (updated, commit " in done(deploy("local/toy-ppo", "--sft", "local/toy-sft"))
+    assert ", updated, commit " in done(deploy("local/toy-ppo", "--sft", "local/toy-sft"))
     assert len(commits(running)) == len(before) + 3, "an update is one commit"
     assert files(running) == {"README.md", "app.py", "compare.json", "requirements.txt", WHEEL, "notes.md"}
     space = checkout(running, tmp_path / "space")
@@ -286,7 +288,7 @@ def test_goes_on_where_it_was_cut_off(running: RunningHub, deploy: Deploy) -> No
         said = refused(deploy("local/toy-ppo", HF_ENDPOINT=proxy.url))
     assert f"The Space {SPACE} cannot be written to on {proxy.url}" in said
     assert not files(running) - {"README.md"}
-    assert " (updated, commit " in done(deploy("local/toy-ppo"))
+    assert ", updated, commit " in done(deploy("local/toy-ppo"))
     assert WHEEL in files(running)
 
 
@@ -371,7 +373,7 @@ def test_zero_gpu_where_the_free_cpu_is_refused(running: RunningHub, deploy: Dep
     head = front_matter(space)
     assert (head["sdk"], head["suggested_hardware"], head["python_version"]) == ("gradio", "zero-a10g", "3.12")
     assert "torch==" not in (space / "requirements.txt").read_text()
-    assert " (unchanged, " in done(deploy("local/toy-ppo")), "it stays on the hardware that it has"
+    assert ", unchanged, " in done(deploy("local/toy-ppo")), "it stays on the hardware that it has"
 
 
 # A static page
@@ -410,7 +412,7 @@ def test_static_page_for_an_account_without_gradio_spaces(
     assert running.api().space_info(SPACE).sdk == "static"
     assert files(running) == {"README.md", "compare.json", "index.html"}
     again = done(deploy("local/toy-ppo"))
-    assert " (unchanged, " in again and "delete the Space and deploy it again for a live one" in again
+    assert ", unchanged, " in again and "delete the Space and deploy it again for a live one" in again
     space = checkout(running, tmp_path / "space")
     head = front_matter(space)
     assert (head["sdk"], head["app_file"]) == ("static", "index.html") and len(head["short_description"]) <= 60

@@ -493,7 +493,7 @@ def test_policies_that_cannot_be_compared(toys: Toys) -> None:
         ({"n": 0}, "number of completions is 0: give a whole number"),
         ({"n": 9}, "number of completions is 9: one request may ask for 8"),
         ({"n": True}, "number of completions is True"),
-        ({"max_new_tokens": 513}, "number of new tokens is 513: one request may ask for 512"),
+        ({"max_new_tokens": 513}, "number of new tokens is 513: one request may ask for 95"),
         ({"top_p": 0}, "Top-p is 0"),
         ({"top_p": 1.01}, "Top-p is 1.01"),
         ({"top_p": math.nan}, "Top-p is nan"),

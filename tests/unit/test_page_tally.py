@@ -122,7 +122,9 @@ def test_a_vote_counts_at_once_and_the_intervals_follow(journal, monkeypatch):
         for key in ("votes", "counts"):
             assert found.summary[key] == counted[key]
         assert counted["counts"] == {"ppo": 2, "sft": 2, "tie": 2, "both_bad": 1}
-        assert found.summary["win_rate"] == counted["win_rate"] | {"ci95": before["win_rate"]["ci95"]}
+        assert found.summary["win_rate"] == counted["win_rate"] | {
+            key: before["win_rate"][key] for key in ("ci95", "prompts")
+        }
         assert found.summary["elo"] == before["elo"]
         go.set()
         assert settled(tally).summary == counted and tally.figures().computed == 7
@@ -136,7 +138,8 @@ def test_the_first_vote_has_no_interval_at_first(journal, monkeypatch):
         tally.cast(make_vote("both_bad"))
         assert tally.figures().summary["win_rate"] is None
         tally.cast(make_vote("right"))
-        assert tally.figures().summary["win_rate"] == {"value": 0.0, "ci95": None, "n": 1, "ties": 0.0}
+        first = {"value": 0.0, "n": 1, "ties": 0.0, "ci95": None, "prompts": None}
+        assert tally.figures().summary["win_rate"] == first
         go.set()
         until(lambda: settled(tally).summary["win_rate"]["ci95"] is not None)
 

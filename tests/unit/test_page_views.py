@@ -135,6 +135,8 @@ def test_shades_follow_the_figures() -> None:
 def test_the_legend_names_every_shade() -> None:
     shades = [attrs["class"] for tag, attrs, _ in Page(legend()).elements if tag == "i"]
     assert shades == ["m4", "m3", "m2", "m1", "p1", "p2", "p3", "p4", "k1", "k2", "k3", "k4"]
+    assert '<i class="m4">−2.5 and less</i><i class="m3">−2.5 to −1</i>' in legend()
+    assert '<i class="p3">1 to 2.5</i><i class="p4">2.5 and more</i>' in legend()
 
 
 def test_markup_of_a_model_is_text(comparison: Comparison) -> None:

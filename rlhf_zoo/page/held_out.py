@@ -1,0 +1,87 @@
+"""Prompts that no policy was trained on, from the data set that a checkpoint names."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..errors import ZooError
+from ..hub.family import parents_of
+from ..hub.lineage import Lineage
+from ..hub.refusals import client_errors, reason
+from ..record import StageRecord
+
+__all__ = ["CONFIGURATION", "MOST", "SPLITS", "held_out_prompts"]
+
+log = logging.getLogger(__name__)
+
+CONFIGURATION = "prompts"
+#: The first that there is: votes may become training data, and test prompts must stay out of that.
+SPLITS = ("validation", "test")
+MOST = 1000  # prompts
+
+
+def held_out_prompts(lineage: Lineage, refuses: Callable[[str], object]) -> list[str]:
+    """Up to `MOST` held-out prompts of the data set that the checkpoint's card names, at its commit, each once.
+
+    refuses(prompt) raises ZooError for those that the models cannot take. Where the data set cannot be had, those that
+    the card itself holds.
+    """
+    kept: list[str] = []
+    for prompt in dict.fromkeys(_of_data(lineage) or lineage.prompts):
+        if len(kept) == MOST:
+            break
+        try:
+            refuses(prompt)
+        except ZooError:
+            continue
+        kept.append(prompt)
+    return kept
+
+
+def _of_data(lineage: Lineage) -> list[str]:
+    """[] where there are none, for whatever reason: the log has it."""
+    for location, revision in _places(lineage):
+        for split in SPLITS:
+            try:
+                found = _loaded(location, revision, split)
+            except _refusals() as error:
+                log.info("%s has no held-out prompts in the split %s (%s).", location, split, reason(error))
+                continue
+            if found:
+                return found
+    return []
+
+
+def _places(lineage: Lineage) -> Iterator[tuple[str, str | None]]:
+    """(data set, revision): beside a stage's folder, and on the Hub."""
+    folder = Path(lineage.ppo.name)
+    if folder.is_dir():
+        stage = next((one for one in (folder, folder.parent) if StageRecord(one).run_file.is_file()), None)
+        if stage is not None and (stage.parent / "data" / CONFIGURATION).is_dir():
+            yield str(stage.parent / "data"), None
+    for parent in parents_of(lineage.card):
+        if parent.role == "data" and parent.repo is not None and parent.commit is not None:
+            yield parent.repo, parent.commit
+
+
+def _loaded(location: str, revision: str | None, split: str) -> list[str]:
+    if Path(location).is_dir():
+        import json
+
+        path = Path(location) / CONFIGURATION / f"{split}.jsonl"
+        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        prompts = [row.get("prompt") for row in rows if isinstance(row, dict)]
+    else:
+        import datasets
+
+        rows = datasets.load_dataset(location, CONFIGURATION, split=split, revision=revision)
+        prompts = list(rows["prompt"]) if "prompt" in rows.column_names else []
+    return [prompt for prompt in prompts if isinstance(prompt, str)]
+
+
+def _refusals() -> tuple[type[Exception], ...]:
+    from datasets.exceptions import DatasetsError
+
+    return (ValueError, OSError, DatasetsError, *client_errors())
