@@ -175,8 +175,9 @@ def summary(votes: Iterable[Ballot], *, seed: int = 1) -> dict[str, Any]:
 
     votes: how many; counts: ppo, sft (preferred), tie, both_bad, over votes between a PPO and an SFT model; win_rate:
     of PPO over SFT, with the number of prompts that its n votes are on, None without votes; pairs: the same for each
-    two revisions, most votes first; elo: a rating of each revision, whichever roles were compared, best first. `among` numbers the sets of models that votes link: ratings of
-    different sets are not on one scale. left: the share of the left side among decisive votes, ½ but for a bias.
+    two revisions, most votes first; elo: a rating of each revision, whichever roles were compared, best first. `among`
+    numbers the sets of models that votes link: ratings of different sets are not on one scale. left: the share of the
+    left side among decisive votes, ½ but for a bias.
     """
     kept = list({vote.id: vote for vote in votes}.values())
     between = [vote for vote in kept if {vote.left.role, vote.right.role} == set(_ROLES)]
