@@ -12,7 +12,7 @@ from typing import Any
 from rlhf_zoo.evaluation.calibration import preference_report
 from rlhf_zoo.record import StageRecord, fingerprint, write_json
 
-__all__ = ["COMMITS", "NASTY", "estimate", "make_runs", "make_stage", "reward_report", "sample"]
+__all__ = ["COMMITS", "NASTY", "estimate", "make_runs", "make_stage", "over_training", "reward_report", "sample"]
 
 COMMITS = {name: character * 40 for name, character in zip(("sft", "reward", "data", "20", "40"), "abcde", strict=True)}
 NASTY = (
@@ -140,3 +140,31 @@ def reward_report(pairs: int = 400) -> dict[str, Any]:
         seed=3,
     )
     return {"score_mean": 1.5, "score_std": 2.0, **report, "split": "test"}
+
+
+def over_training() -> dict[str, Any]:
+    """`over_training` of evaluation.json: a run of two checkpoints, of which the last is hacked."""
+
+    def figures(reward: float, judge: float, kl: float) -> dict[str, Any]:
+        values = {"reward": reward, "judge": judge, "kl": kl, "length": 9.0, "distinct_2": 0.5}
+        return {name: {"value": value, "ci95": [value - 0.1, value + 0.1], "n": 60} for name, value in values.items()}
+
+    def probe(name: str, fired: bool) -> dict[str, Any]:
+        worst = [{"prompt": "a prompt", "completion": "<b>again again", "number": 1.0}]
+        meaning = "It repeats itself." if name == "repetition" else "It is longer."
+        return {"name": name, "value": 0.4, "sft": 0.1, "threshold": 0.2, "fired": fired, "meaning": meaning,
+                "worst": worst}  # fmt: skip
+
+    bend = {"alpha": {"value": 0.5}, "beta": {"value": 0.1}}
+    return {
+        "schema": 1, "split": "validation", "prompts": 30, "samples_per_prompt": 2, "judge": "gold",
+        "verdict": "hacked", "recommended": 20, "reasons": ["3 of 4 probes fire."],
+        "sft": figures(0.0, 0.0, 0.0),
+        "checkpoints": [
+            {"step": 20, **figures(1.0, 0.8, 2.0), "fired": []},
+            {"step": 40, **figures(3.0, -0.5, 20.0), "fired": ["length", "repetition"]},
+        ],
+        "fits": {"proxy": bend, "judge": None},
+        "probes": {"probes": [probe("repetition", True), probe("length", False)]},
+        "thresholds": {"draws": 4, "rate": 0.05},
+    }  # fmt: skip

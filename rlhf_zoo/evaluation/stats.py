@@ -19,6 +19,7 @@ __all__ = [
     "Estimate",
     "WinRate",
     "bootstrap_mean",
+    "bootstrap_perplexity",
     "correlation",
     "group_indices",
     "jackknife",
@@ -68,7 +69,29 @@ def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, 
     Raises ValueError where there are no values, where lengths differ, and where a value is not finite.
     """
     sample, index = _checked(values, groups)
-    sums, counts = np.bincount(index, weights=sample), np.bincount(index)
+    low, high = _interval(np.bincount(index, weights=sample), np.bincount(index), seed, resamples)
+    return Estimate(float(sample.mean()), (low, high), len(sample))
+
+
+def bootstrap_perplexity(
+    logprobs: ArrayLike, lengths: ArrayLike, groups: Sequence[Hashable], *, seed: int, resamples: int = 2000
+) -> Estimate:
+    """exp(−Σ logprobs / Σ lengths) of texts, with the interval of `bootstrap_mean`.
+
+    logprobs: (N,) Σ log p of each text, nats; lengths: (N,) its tokens. Raises ValueError for what that would refuse,
+    and where a group has no tokens.
+    """
+    sample, index = _checked(logprobs, groups)
+    tokens, _ = _checked(lengths, groups)
+    sums, counts = np.bincount(index, weights=-sample), np.bincount(index, weights=tokens)
+    if not (counts > 0).all():
+        raise ValueError("A perplexity is per token, and some prompt has none.")
+    low, high = (math.exp(bound) for bound in _interval(sums, counts, seed, resamples))
+    return Estimate(math.exp(float(sums.sum() / counts.sum())), (low, high), len(sample))
+
+
+def _interval(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int) -> tuple[float, float]:
+    """The 95% percentile interval of Σ sums / Σ counts over resampled groups (G,)."""
     rng = np.random.default_rng(seed)
     size = len(counts)
     chance = np.full(size, 1 / size)
@@ -77,7 +100,7 @@ def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, 
         drawn = rng.multinomial(size, chance, size=min(step, resamples - start))
         means.append((drawn @ sums) / (drawn @ counts))
     low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
-    return Estimate(float(sample.mean()), (float(low), float(high)), len(sample))
+    return float(low), float(high)
 
 
 def win_rate(

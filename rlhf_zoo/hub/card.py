@@ -45,6 +45,12 @@ _FIGURES = {
     "distinct_2": "distinct-2",
     "repetition": "repetition",
 }
+# Figures that evaluations have since they were added: in the table where they were measured.
+_NEWER = {
+    "exact_kl": "exact KL to SFT, nats per completion",
+    "distinct_1": "distinct-1",
+    "sft_perplexity": "perplexity under the SFT policy, per token",
+}
 # Columns of the checkpoint table after the step: heading, metric of the row at that step. One that no checkpoint has is
 # left out, but for the last.
 _CHECKPOINT_COLUMNS = {
@@ -135,7 +141,18 @@ def card_json(facts: Facts) -> dict[str, Any]:
     now = facts.now
     evaluation = {
         name: facts.evaluation.get(name)
-        for name in ("judge", "reward_model", "sft", "ppo", "win_rate", "control")
+        for name in (
+            "judge",
+            "reward_model",
+            "sft",
+            "ppo",
+            "win_rate",
+            "win_rate_at_equal_length",
+            "control",
+            "verdict",
+            "recommended",
+            "over_training",
+        )
         if name in facts.evaluation
     }
     return {
@@ -264,7 +281,7 @@ def _render(facts: Facts, drawn: Mapping[str, Raw]) -> str:
         title=facts.title,
         plots=drawn,
         headline=_HEADLINE,
-        figures=_FIGURES,
+        figures=_FIGURES | {key: name for key, name in _NEWER.items() if facts.figure("ppo", key)},
         columns=_columns(facts),
         lineage=_lineage(facts),
         settings={key: facts.settings[key] for key in _SETTINGS if facts.settings.get(key) is not None},
@@ -327,6 +344,12 @@ def _plots(facts: Facts, folder: Path) -> dict[str, Raw]:
         draw("reward_kl", "Reward and KL against the step", plots.plot_reward_and_kl, rows, mark=mark)
         draw("reward_sqrt_kl", "Reward against √KL", plots.plot_reward_against_kl, rows, mark=mark)
         what = ", ".join(title[0].lower() + title[1:] for _, title, _ in panels)
+        draw(
+            "over_training",
+            "Training reward and judge against √KL, at each checkpoint",
+            plots.plot_over_training,
+            facts.evaluation.get("over_training"),
+        )
         draw("training", f"Against the step: {what}", plots.plot_panels, rows, panels, mark=mark)
         return _relative(drawn, folder)
     loss = {"loss": "training", "eval_loss": "validation"}

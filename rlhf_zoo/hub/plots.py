@@ -20,6 +20,7 @@ __all__ = [
     "plot_ablation",
     "plot_curves",
     "plot_margins",
+    "plot_over_training",
     "plot_panels",
     "plot_reliability",
     "plot_reward_against_kl",
@@ -144,6 +145,44 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
         one.set_xlabel("PPO update")
     both.set_xlabel("√KL to SFT, nats$^{1/2}$ per completion")
     reward_axes.legend(frameon=False, fontsize=8.5)
+    _save(figure, path)
+    return True
+
+
+def plot_over_training(found: Mapping[str, Any] | None, path: Path) -> bool:
+    """Training reward and judge of each checkpoint against √KL on validation prompts, with their 95% intervals.
+
+    found: `over_training` of evaluation.json. A fitted curve is drawn through the points that it was fitted to, over
+    the range that was seen, and a ring marks the recommended checkpoint. Needs one checkpoint beside SFT.
+    """
+    rows = [found["sft"], *found["checkpoints"]] if found and found.get("checkpoints") else []
+    if len(rows) < 2 or found is None:
+        return False
+    roots = [math.sqrt(max(row["kl"]["value"], 0.0)) for row in rows]
+    steps = [0, *(row["step"] for row in found["checkpoints"])]
+    figure, first = _figure(height=5.6)
+    first.remove()
+    titles = {"reward": "training reward (the proxy)", "judge": f"judge: {found['judge']}"}
+    for axes, (key, title), color in zip(
+        figure.subplots(2, 1, sharex=True), titles.items(), (_BLUE, _GREEN), strict=True
+    ):
+        _plain(axes)
+        values = [row[key]["value"] for row in rows]
+        errors = [[abs(row[key]["value"] - row[key]["ci95"][side]) for row in rows] for side in (0, 1)]
+        axes.errorbar(roots, values, yerr=errors, color=color, fmt="o", markersize=4.5, linewidth=1, capsize=2.5)
+        fit = (found.get("fits") or {}).get("proxy" if key == "reward" else "judge")
+        if fit:
+            curve = [max(roots) * k / 100 for k in range(1, 101)]
+            alpha, beta = (fit[name]["value"] for name in ("alpha", "beta"))
+            axes.plot(curve, [values[0] + d * (alpha - beta * math.log(d)) for d in curve], color=_GREY, linewidth=1)
+        for step, x, y in zip(steps, roots, values, strict=True):
+            axes.annotate(
+                "SFT" if step == 0 else str(step), (x, y), xytext=(5, -11), textcoords="offset points", fontsize=8.5
+            )
+            if step and step == found.get("recommended"):
+                axes.scatter(x, y, s=130, facecolors="none", edgecolors=_ORANGE, linewidths=2, zorder=4)
+        axes.set_title(title, fontsize=10)
+    axes.set_xlabel("√KL to SFT, nats$^{1/2}$ per completion; numbers: steps; ring: recommended")
     _save(figure, path)
     return True
 

@@ -5,135 +5,33 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
-from ..evaluation.stats import Estimate, bootstrap_mean, win_rate
+from ..evaluation.judges import ClassifierJudge, FunctionJudge
+from ..evaluation.length_control import length_controlled_win_rate
+from ..evaluation.stats import Estimate, bootstrap_mean, bootstrap_perplexity, win_rate
 from ..evaluation.text import distinct_n_estimate, repetition
 from ..hub.publish import checkpoint_files
-from ..models import load_causal, load_classifier
-from ..plugins import load_object
+from ..models import load_causal
 from ..ppo.completions import TAKEN
 from ..record import fingerprint, now, write_json, write_text
-from ..rewards import RewardModel, Rewards
-from ..sampling import token_logprobs
 from .context import Checkpoint, RunContext, versions
 from .data import DataSource, data_source
-from .generate import complete
 from .interrupt import Stopped
+from .measure import Measured, Yardstick, measure, yardstick
 from .train import quiet
+from .trajectory import Trajectory, follow
 
 __all__ = ["Measured", "Yardstick", "check_prompts", "measure", "run", "same_weights", "yardstick"]
 
 EVAL_STREAM = 5
-
-
-@dataclass(frozen=True)
-class Yardstick:
-    """What completions are measured with: one reference, one reward, the judges (the first is the headline's)."""
-
-    reference: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
-    rewards: Rewards
-    judges: Sequence[Judge]
-    max_new_tokens: int
-    temperature: float
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One policy's completions, one entry a (prompt, sample). kl is Σ_t k1 against the SFT policy, in nats."""
-
-    completions: list[str]
-    reward: list[float]
-    kl: list[float]
-    length: list[int]
-    ended: list[bool]
-    judges: dict[str, list[float]]
-
-
-def measure(
-    policy: PreTrainedModel,
-    yardstick: Yardstick,
-    prompts: Sequence[str],
-    *,
-    keys: Sequence[tuple[int, ...]],
-    seed: int,
-    desc: str,
-    columns: Mapping[str, Sequence[Any]] | None = None,
-) -> Measured:
-    """Samples one completion a prompt and measures each. Two policies under equal keys and seed draw alike.
-
-    columns: the prompts' other columns, one value a prompt, which reward functions may read.
-    """
-    done = complete(
-        policy,
-        yardstick.tokenizer,
-        prompts,
-        keys=keys,
-        seed=seed,
-        max_new_tokens=yardstick.max_new_tokens,
-        temperature=yardstick.temperature,
-        desc=desc,
-    )
-    reward: list[float] = []
-    kl: list[float] = []
-    for batch in done.batches:
-        chosen = slice(len(reward), len(reward) + len(batch))
-        texts = [prompt + text for prompt, text in zip(prompts[chosen], done.texts[chosen], strict=True)]
-        others = {name: list(values[chosen]) for name, values in (columns or {}).items()}
-        reward += yardstick.rewards(batch, prompts[chosen], done.texts[chosen], texts, others).total.tolist()
-        reference = token_logprobs(yardstick.reference, batch, temperature=yardstick.temperature)
-        kl += (batch.logprobs - reference).masked_fill(~batch.mask, 0).sum(1).tolist()
-    judged = {judge.name: judge(list(prompts), done.texts) for judge in yardstick.judges}
-    return Measured(done.texts, reward, kl, done.lengths, done.ended, judged)
-
-
-def yardstick(context: RunContext, source: DataSource, reference_path: Path) -> Yardstick:
-    """The SFT policy at `reference_path` as reference, PPO's reward, and the recipe's judges."""
-    ppo = context.settings("ppo")
-    tokenizer = AutoTokenizer.from_pretrained(reference_path)
-    rewards: list[Any] = [load_object(name, group="rlhf_zoo.rewards") for name in ppo.data.reward_funcs or []]
-    if ppo.data.reward_model_path is not None:
-        path = (
-            context.checkpoint("reward").path if ppo.data.reward_model_path == "reward" else ppo.data.reward_model_path
-        )
-        rewards.insert(0, RewardModel(load_classifier(path), AutoTokenizer.from_pretrained(path), tokenizer))
-    return Yardstick(
-        reference=load_causal(reference_path).eval(),
-        tokenizer=tokenizer,
-        rewards=Rewards(rewards, weights=ppo.trainer.reward_weights),
-        judges=_judges(context, source),
-        max_new_tokens=ppo.trainer.response_length,
-        temperature=ppo.trainer.temperature,
-    )
-
-
-def _judges(context: RunContext, source: DataSource) -> list[Judge]:
-    config = context.shared.evaluation
-    judges: list[Judge] = []
-    if config.judge == "classifier":
-        saved = context.record("eval").path / "judge.npz"
-        trained = ClassifierJudge.train(
-            source.load("judge", "train", columns=["text", "label"]), seed=context.shared.seed
-        )
-        trained.save(saved)
-        judges.append(trained)
-    else:
-        judges.append(FunctionJudge(config.judge, name=config.judge_name, description=config.judge_description or None))
-    if config.lexicon is not None:
-        from ..corpora.product_remarks import lexicon
-
-        signs = lexicon(config.lexicon)
-        positive, negative = ([word for word, sign in signs.items() if sign == wanted] for wanted in (1, -1))
-        judges.append(LexiconJudge(positive, negative))
-    return judges
+TIE = 1e-9  # judges' scores that differ by less are equal
 
 
 def run(context: RunContext) -> bool:
@@ -173,12 +71,14 @@ def run(context: RunContext) -> bool:
         command=context.command,
     )
     try:
-        document, samples = _evaluate(context, source, checkpoints, prompts)
+        tools = yardstick(context, source, checkpoints["sft"].path)
+        followed = follow(context, source, tools)
+        document, samples = _evaluate(context, tools, checkpoints, prompts)
     except KeyboardInterrupt as error:
         record.write(status="interrupted")
         raise Stopped from error
     seconds = time.monotonic() - started
-    write_json(record.path / "evaluation.json", {**document, "seconds": seconds})
+    write_json(record.path / "evaluation.json", {**document, **_verdict(record.path, followed), "seconds": seconds})
     write_text(record.path / "samples.jsonl", samples)
     record.write(status="finished", seconds=seconds, finished=now())
     return True
@@ -208,7 +108,7 @@ def check_judges(context: RunContext) -> None:
 
 
 def _evaluate(
-    context: RunContext, source: DataSource, checkpoints: Mapping[str, Checkpoint], rows: Dataset
+    context: RunContext, tools: Yardstick, checkpoints: Mapping[str, Checkpoint], rows: Dataset
 ) -> tuple[dict[str, Any], str]:
     """The contents of evaluation.json, less its seconds, and of samples.jsonl."""
     config, seed = context.shared.evaluation, context.shared.seed
@@ -217,7 +117,6 @@ def _evaluate(
     columns = rows.select(groups).to_dict()
     asked = columns["prompt"]
     columns = {name: values for name, values in columns.items() if name not in TAKEN}
-    tools = yardstick(context, source, checkpoints["sft"].path)
     policies = {"sft": tools.reference, "ppo": load_causal(checkpoints["ppo"].path), "control": tools.reference}
     measured = {
         name: measure(
@@ -235,15 +134,29 @@ def _evaluate(
     return _document(context, tools, measured, groups), samples
 
 
+def _verdict(folder: Path, followed: Trajectory | str) -> dict[str, Any]:
+    """What evaluation.json says of the run's checkpoints; their scores by prompt go to a file beside it."""
+    scores = folder / "over_training.json"
+    if isinstance(followed, str):
+        scores.unlink(missing_ok=True)
+        return {"verdict": None, "recommended": None, "over_training": {"problem": followed}}
+    write_json(scores, followed.arrays())
+    found = followed.to_json()
+    return {"verdict": found["verdict"], "recommended": found["recommended"], "over_training": found}
+
+
 def _estimates(found: Measured, judge: str, groups: Sequence[int], seed: int) -> dict[str, Estimate]:
     return {
         "reward": bootstrap_mean(found.reward, groups, seed=seed),
         "judge": bootstrap_mean(found.judges[judge], groups, seed=seed),
         "kl": bootstrap_mean(found.kl, groups, seed=seed),
+        "exact_kl": bootstrap_mean(found.exact_kl, groups, seed=seed),
         "length": bootstrap_mean(found.length, groups, seed=seed),
         "eos_rate": bootstrap_mean([float(ended) for ended in found.ended], groups, seed=seed),
+        "distinct_1": distinct_n_estimate(found.completions, groups, 1),
         "distinct_2": distinct_n_estimate(found.completions, groups, 2),
         "repetition": bootstrap_mean([repetition(text) for text in found.completions], groups, seed=seed),
+        "sft_perplexity": bootstrap_perplexity(found.sft_logprob, found.length, groups, seed=seed),
     }
 
 
@@ -255,7 +168,7 @@ def _document(
 
     def against_sft(side: str, judge: str) -> dict[str, Any]:
         ours, theirs = measured[side].judges[judge], measured["sft"].judges[judge]
-        return win_rate(ours, theirs, groups, seed=seed, tolerance=1e-9).to_json()
+        return win_rate(ours, theirs, groups, seed=seed, tolerance=TIE).to_json()
 
     judges = {
         judge.name: {
@@ -294,8 +207,16 @@ def _document(
             for side in ("sft", "ppo")
         },
         "win_rate": against_sft("ppo", headline.name),
+        "win_rate_at_equal_length": _at_equal_length(measured, headline.name, groups, seed),
         "control": against_sft("control", headline.name),
     }
+
+
+def _at_equal_length(measured: Mapping[str, Measured], judge: str, groups: Sequence[int], seed: int) -> dict[str, Any]:
+    ours, theirs = measured["ppo"], measured["sft"]
+    apart = np.subtract(ours.judges[judge], theirs.judges[judge])
+    scores = np.where(np.abs(apart) <= TIE, 0.5, apart > 0)
+    return length_controlled_win_rate(scores, ours.length, theirs.length, groups, seed=seed).to_json()
 
 
 def _samples(

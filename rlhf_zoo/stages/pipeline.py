@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,16 @@ def said(context: RunContext, stage: str) -> str:
             f"win rate of PPO over SFT {win['value']:.3f} [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}] on {win['n']} "
             f"completions, KL {figures['ppo']['kl']['value']:.2f} nats"
         )
+        parts.append(_verdict(figures))
     return f"{stage} done: " + ", ".join(parts)
+
+
+def _verdict(figures: Mapping[str, Any]) -> str:
+    """A run's verdict and recommended checkpoint, by its evaluation or its summary."""
+    if figures.get("verdict") is None:
+        return "no verdict"
+    step = figures.get("recommended")
+    return f"verdict {figures['verdict']}, recommended {f'step {step}' if step is not None else 'no checkpoint'}"
 
 
 def show(context: RunContext, console: Any) -> None:
@@ -191,3 +201,4 @@ def verdict(context: RunContext, console: Any) -> None:
         f"{summary['seconds']['total']:.0f} s, peak memory {summary['peak_rss_mib']:.0f} MiB.",
         highlight=False,
     )
+    console.print(f"Over the checkpoints, on validation prompts: {_verdict(summary)}.", highlight=False)

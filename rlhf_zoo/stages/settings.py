@@ -51,9 +51,11 @@ class EvaluationConfig:
     judge_name: str | None = None
     judge_description: str = ""
     lexicon: str | None = None
+    checkpoint_prompts: int = 100
+    checkpoint_samples: int = 2
 
     def __post_init__(self) -> None:
-        _at_least(1, self, "prompts", "samples")
+        _at_least(1, self, "prompts", "samples", "checkpoint_prompts", "checkpoint_samples")
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,10 @@ FLAGS = [
 ]  # fmt: skip
 STAGES = ("sft", "reward", "ppo")
 STEPS = {"sft": [30, 60], "reward": [3, 6], "ppo": [2, 4, 6, 8]}
-FIGURES = {"reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition"}
+FIGURES = {
+    "reward", "judge", "kl", "exact_kl", "length", "eos_rate", "distinct_1", "distinct_2", "repetition",
+    "sft_perplexity",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -178,12 +181,41 @@ def test_evaluation_and_samples(base):
     assert {row["prompt"] for row in rows} <= held_out - rolled_out
 
 
+def test_the_verdict_over_the_checkpoints(base):
+    """From scores by prompt that a reader can go over again; the page and the card have the same."""
+    document = base.json("eval", "evaluation.json")
+    over = document["over_training"]
+    assert (over["split"], over["samples_per_prompt"], over["schema"]) == ("validation", 2, 1)
+    assert [row["step"] for row in over["checkpoints"]] == STEPS["ppo"]
+    assert over["verdict"] == document["verdict"] and over["recommended"] == document["recommended"]
+    assert over["recommended"] in (None, *STEPS["ppo"]) and over["reasons"]
+    assert len(over["probes"]["probes"]) == 10 and over["probes"]["skipped"] == {}
+    for row in [over["sft"], *over["checkpoints"]]:
+        assert row.keys() - {"step", "fired"} == {"reward", "judge", "kl", "length", "distinct_2"}
+    assert over["sft"]["kl"]["value"] == 0.0 and all(row["kl"]["value"] > 0 for row in over["checkpoints"])
+    scores = base.json("eval", "over_training.json")
+    assert scores["steps"] == [0, *STEPS["ppo"]]
+    for name in ("reward", "judge", "kl"):
+        for row, prompts in zip([over["sft"], *over["checkpoints"]], scores[name], strict=True):
+            assert len(prompts) == over["prompts"]
+            assert sum(prompts) / len(prompts) == pytest.approx(row[name]["value"], abs=1e-5)
+    judged = {step: sum(row) for step, row in zip(scores["steps"], scores["judge"], strict=True)}
+    if document["recommended"] is not None:
+        assert judged[document["recommended"]] > judged[0]
+    card = base.json("ppo", "rlhf_card.json")["evaluation"]
+    assert (card["verdict"], card["recommended"]) == (document["verdict"], document["recommended"])
+    assert f"## Verdict: {document['verdict']}" in (base.path / "ppo" / "README.md").read_text()
+    assert (base.path / "ppo" / "plots" / "over_training.png").is_file()
+    apart = abs(document["ppo"]["kl"]["value"] - document["ppo"]["exact_kl"]["value"])
+    assert apart < 4 * document["ppo"]["exact_kl"]["value"] and document["sft"]["exact_kl"]["value"] == 0
+
+
 def test_summary_is_the_contracts_and_what_json_prints(base):
     summary = base.json("summary.json")
     assert json.loads((base.folder / "stdout").read_text()) == summary
     assert summary.keys() == {
         "schema", "recipe", "seed", "simulated", "hub", "seconds", "peak_rss_mib", "repos", "reward_model", "sft",
-        "ppo", "win_rate", "control",
+        "ppo", "win_rate", "control", "verdict", "recommended",
     }  # fmt: skip
     assert (summary["schema"], summary["recipe"], summary["seed"], summary["hub"]) == (1, "tiny-world", 1, "local")
     assert summary["seconds"].keys() == {*STAGES, "eval", "total"}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from card_run import COMMITS, estimate, make_runs, reward_report
+from card_run import COMMITS, estimate, make_runs, over_training, reward_report
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -652,6 +652,25 @@ def test_signs_are_stated_without_a_verdict(runs):
     assert "- Length 0.530 → 1.530 tokens: 2.887 times" in signs
     assert "- Share that ended by itself 0.540 → 1.540." in signs
     assert "No verdict was computed" in signs
+
+
+def test_the_verdict_with_its_reasons_and_probes(runs):
+    path = runs / "eval" / "evaluation.json"
+    found = over_training()
+    write_json(path, {**read_json(path), "verdict": "hacked", "recommended": 20, "over_training": found})
+    _, body = head_and_body(make_card(runs / "ppo"))
+    told = body.split("## Verdict: hacked")[1].split("## Lineage")[0]
+    assert "at 2 checkpoints on 30 prompts of the validation split, 2 completions each" in told
+    assert "The recommended checkpoint is step 20" in told and "- 3 of 4 probes fire." in told
+    assert cells(told, "20 (recommended) |")[-1] == "none" and cells(told, "40 |")[-1] == "length, repetition"
+    assert cells(told, "repetition |")[4:] == ["**yes**", "It repeats itself."]
+    assert "- a prompt … &#60;b&#62;again again" in told and "No verdict was computed" not in body
+    assert "](plots/over_training.png)" in body
+    card = read_json(runs / "ppo" / "rlhf_card.json")["evaluation"]
+    assert (card["verdict"], card["recommended"], card["over_training"]) == ("hacked", 20, found)
+    write_json(path, {**read_json(path), "verdict": None, "over_training": {"problem": "No validation prompts."}})
+    _, body = head_and_body(make_card(runs / "ppo"))
+    assert "not a test. No validation prompts." in body and not (runs / "ppo" / "plots" / "over_training.png").exists()
 
 
 # The reward model's report

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from card_run import reward_report
+from card_run import over_training, reward_report
 from PIL import Image
 
 from rlhf_zoo.hub import plots
@@ -35,6 +35,7 @@ DRAWINGS = {
     "margins": lambda path: plots.plot_margins(REPORT, path),
     "reliability": lambda path: plots.plot_reliability(REPORT, path),
     "length": lambda path: plots.plot_score_by_length(REPORT, path),
+    "over_training": lambda path: plots.plot_over_training(over_training(), path),
 }
 
 

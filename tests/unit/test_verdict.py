@@ -29,6 +29,10 @@ class Probe:
     threshold: float
     fired: bool
 
+    @property
+    def family(self) -> str:
+        return self.name
+
 
 def probes(fired: int, of: int = 8) -> tuple[Probe, ...]:
     return tuple(Probe(f"probe {i}", 0.5, 0.1 if i < fired else 0.9, i < fired) for i in range(of))
@@ -127,7 +131,7 @@ def test_probes_convict_where_the_judge_is_as_pleased_as_ever():
     assert found.text == "hacked" and found.fired == ("distinct-2", "repetition", "mode collapse")
     assert found.reasons[0] == (
         "3 of 4 probes fire at step 100 (distinct-2 0.025, threshold 0.5; repetition 0.44, threshold 0.05; mode "
-        "collapse 0.7, threshold 0.1): 3 or more are held to be hacking."
+        "collapse 0.7, threshold 0.1): 3 or more kinds are held to be hacking."
     )
     assert found.reasons[1] == "The first checkpoint at which 3 probes fire is step 80."
     assert found.judge_gain.value == pytest.approx(0.5, abs=0.02) and not found.fall.found
@@ -137,7 +141,7 @@ def test_probes_convict_where_the_judge_is_as_pleased_as_ever():
 def test_fewer_probes_are_named_and_do_not_convict():
     found = made(RISE, fired=[0, 0, 0, 0, HACKED_PROBES - 1])
     assert found.text == "healthy" and len(found.fired) == HACKED_PROBES - 1
-    assert any("fewer than the 3 that are held to be hacking" in reason for reason in found.reasons)
+    assert any("fewer than the 3 kinds that are held to be hacking" in reason for reason in found.reasons)
     assert made(RISE, fired=[0, 0, 0, 0, HACKED_PROBES]).text == "hacked"
     one = made(RISE, fired=[HACKED_PROBES, 0, 0, 0, 1])
     assert one.text == "healthy" and any("1 of 8 probes fires" in reason for reason in one.reasons)

@@ -42,9 +42,9 @@ _SENTENCE_END = re.compile(r"[.!?;。！？\n]+")
 class Completions:
     """What one policy wrote: (N,) prompts and texts, one entry a (prompt, sample).
 
-    rewards: (N,) of the training reward. lengths: (N,) in tokens, or in words where they are left out. tokens: (N,)
-    tokens of each text, ids or strings, of one tokenizer for all sets that are compared; words, marks and
-    runs of marks where left out.
+    rewards: (N,) of the training reward. judged: (N,) of a judge that is not that reward. lengths: (N,) in tokens, or
+    in words where they are left out. tokens: (N,) tokens of each text, ids or strings, of one tokenizer for all sets
+    that are compared; words, marks and runs of marks where left out.
 
     Raises ValueError where lengths differ, there is nothing, or a number is not finite.
     """
@@ -54,15 +54,16 @@ class Completions:
     rewards: Sequence[float] | None = None
     lengths: Sequence[float] | None = None
     tokens: Sequence[Sequence[Hashable]] | None = None
+    judged: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if not self.texts:
             raise ValueError("There are no completions to probe.")
-        for name in ("prompts", "rewards", "lengths", "tokens"):
+        for name in ("prompts", "rewards", "lengths", "tokens", "judged"):
             column = getattr(self, name)
             if column is not None and len(column) != len(self.texts):
                 raise ValueError(f"There are {len(self.texts)} texts and {len(column)} {name}: give one a text.")
-        for name in ("rewards", "lengths"):
+        for name in ("rewards", "lengths", "judged"):
             column = getattr(self, name)
             if column is not None and not np.isfinite(np.asarray(column, dtype=float)).all():
                 raise ValueError(f"Not all {name} are finite.")
@@ -320,6 +321,8 @@ def tabulate(sets: Sequence[Completions], lexicons: Lexicons | None = None) -> l
         columns["length"] = columns["words"] if each.lengths is None else np.asarray(each.lengths, dtype=float)
         if each.rewards is not None:
             columns["reward"] = np.asarray(each.rewards, dtype=float)
+        if each.judged is not None:
+            columns["judge"] = np.asarray(each.judged, dtype=float)
         tables.append(
             Table(
                 group=groups[start:stop],
