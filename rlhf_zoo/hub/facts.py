@@ -120,8 +120,12 @@ class Facts:
 
     @property
     def chosen(self) -> Mapping[str, Any] | None:
-        """{step, rule, metric, value} of the checkpoint that is `main` and `best`; a finished run has it."""
-        return self.run.get("chosen") if self.finished else None
+        """{step, rule, metric, value} of the checkpoint that is `main` and `best`; a finished run has it.
+
+        None where the evaluation is still to choose.
+        """
+        found = self.run.get("chosen") if self.finished else None
+        return None if found and found.get("open") else found
 
     @cached_property
     def at(self) -> int | None:

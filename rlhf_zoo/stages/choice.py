@@ -27,11 +27,11 @@ PROXY = ("eval_objective/score", "eval_objective/shaped_score", "eval_objective/
 class ReleaseArguments:
     """What of a run is published, and as what."""
 
-    release: Literal["last", "best"] = field(
+    release: Literal["last", "best", "recommended"] = field(
         default="last",
         metadata={
-            "help": "The checkpoint that is `main` and `best` at the end: the last, or the best by "
-            "metric_for_best_model on the validation split."
+            "help": "The checkpoint that is `main` and `best` at the end: the last, the best by metric_for_best_model "
+            "on the validation split, or, of PPO, the one that the verdict of `rlhf-zoo eval` recommends."
         },
     )
     push_optimizer: bool = field(
@@ -50,6 +50,15 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
     held_out: the split that the trainer evaluates on.
     """
     if release.release == "last":
+        return
+    if release.release == "recommended":
+        if stage != "ppo":
+            raise ZooError(f"release: recommended is PPO's, and the stage {stage} has no verdict: give last or best.")
+        if release.push_merged:
+            raise ZooError(
+                "push_merged merges the chosen checkpoint at the end of training, and release: recommended chooses "
+                "after it: give one of them."
+            )
         return
     metric = metric_name(trainer)
     wanted = f"release: best of the stage {stage}"
@@ -107,6 +116,8 @@ def best_step(
 def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict[str, Any]:
     """{step, rule, metric, value} of the chosen checkpoint among those on disk, for run.json.
 
+    release: recommended gives the last one, `open`: the evaluation is to choose, and nothing is `main` until then.
+
     Raises ZooError where there is none, or none has the metric of the rule.
     """
     steps = [checkpoint_step(path) for path in record.checkpoints()]
@@ -114,6 +125,8 @@ def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict
         raise ZooError(f"{record.path} holds no complete checkpoint after training: check save_strategy in the recipe.")
     if release.release == "last":
         return {"step": steps[-1], "rule": "last", "metric": None, "value": None}
+    if release.release == "recommended":
+        return {"step": steps[-1], "rule": "recommended", "metric": None, "value": None, "open": True}
     metric = metric_name(trainer)
     assert metric is not None
     best = best_step(record.metrics(), metric, greater_is_better=bool(trainer.greater_is_better), steps=steps)
@@ -127,8 +140,13 @@ def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict
 
 
 def promising(record: StageRecord, release: ReleaseArguments, trainer: Any) -> set[int]:
-    """The steps, among the checkpoints on disk, that training or the rule may still need: the last, the best so far."""
+    """The steps, among the checkpoints on disk, that training or the rule may still need: the last, the best so far.
+
+    All of them, where the evaluation is to choose.
+    """
     steps = [checkpoint_step(path) for path in record.checkpoints()]
+    if release.release == "recommended":
+        return set(steps)
     metric = metric_name(trainer) if release.release == "best" else None
     if metric is None:
         return set(steps[-1:])

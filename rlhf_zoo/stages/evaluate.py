@@ -20,7 +20,7 @@ from ..evaluation.text import distinct_n_estimate, repetition
 from ..hub.publish import checkpoint_files
 from ..models import load_causal
 from ..ppo.completions import TAKEN
-from ..record import fingerprint, now, write_json, write_text
+from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from .context import Checkpoint, RunContext, versions
 from .data import DataSource, data_source
 from .interrupt import Stopped
@@ -73,6 +73,10 @@ def run(context: RunContext) -> bool:
     try:
         tools = yardstick(context, source, checkpoints["sft"].path)
         followed = follow(context, source, tools)
+        chosen = _choose(context, followed)
+        if chosen is not None:
+            checkpoints["ppo"] = context.checkpoint("ppo")
+            record.write(parents={stage: dict(found.lineage) for stage, found in checkpoints.items()})
         document, samples = _evaluate(context, tools, checkpoints, prompts)
     except KeyboardInterrupt as error:
         record.write(status="interrupted")
@@ -80,6 +84,8 @@ def run(context: RunContext) -> bool:
     seconds = time.monotonic() - started
     write_json(record.path / "evaluation.json", {**document, **_verdict(record.path, followed), "seconds": seconds})
     write_text(record.path / "samples.jsonl", samples)
+    if chosen is not None:
+        context.record("ppo").write(chosen=chosen)
     record.write(status="finished", seconds=seconds, finished=now())
     return True
 
@@ -132,6 +138,25 @@ def _evaluate(
     }
     samples = _samples(tools, measured, asked, groups, config.samples)
     return _document(context, tools, measured, groups), samples
+
+
+def _choose(context: RunContext, followed: Trajectory | str) -> dict[str, Any] | None:
+    """The chosen checkpoint, for run.json, where the run's rule leaves it to the verdict; else None.
+
+    Where the verdict recommends none, the last stays the chosen one, and the card says what the verdict is. Until it is
+    evaluated, the choice is `open`, and nothing is published as `main`.
+    """
+    record = context.record("ppo")
+    before = record.read().get("chosen") or {}
+    if before.get("rule") != "recommended":
+        return None
+    recommended = None if isinstance(followed, str) else followed.verdict.recommended
+    last = record.last_checkpoint()
+    assert last is not None  # a finished stage has one
+    step = checkpoint_step(last) if recommended is None else recommended
+    chosen = {"step": step, "rule": "recommended", "metric": None, "value": None}
+    record.write(chosen={**chosen, "open": True})
+    return chosen
 
 
 def _verdict(folder: Path, followed: Trajectory | str) -> dict[str, Any]:

@@ -101,6 +101,8 @@ def said(context: RunContext, stage: str) -> str:
         sent = len([tag for tag in published_tags(record, context.repo(stage), hub=context.hub.label) if tag != "best"])
         left = len(unpublished(record, context.repo(stage), hub=context.hub.label))
         parts.append(f"{sent} of {sent + left} checkpoints are in {context.repo(stage)}")
+    if (document.get("chosen") or {}).get("open"):
+        parts.append("`main` waits for the verdict of `rlhf-zoo eval`")
     if stage == "reward" and document.get("reward_model", {}).get("accuracy") is not None:
         found = document["reward_model"]
         parts.append(f"accuracy {found['accuracy']:.3f} on {found['n']} held-out pairs")

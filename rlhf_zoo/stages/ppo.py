@@ -135,7 +135,7 @@ def run(context: RunContext) -> bool:
 def _check_rule(settings: StageSettings, names: list[str], weights: list[float]) -> None:
     """Raises ZooError where the checkpoint would be chosen by a reward that PPO maximises, or by none that it has."""
     metric = metric_name(settings.trainer) or ""
-    if settings.release.release == "last" or not metric.startswith(REWARD_METRICS):
+    if settings.release.release != "best" or not metric.startswith(REWARD_METRICS):
         return
     given = dict(zip(names, weights, strict=True))
     name = metric.removeprefix(REWARD_METRICS)

@@ -140,9 +140,10 @@ class Sender:
             yield Shipment(f"a look at {repo}", lambda: self._look_at(record, stage))
         for path in pending:
             yield Shipment(f"step {checkpoint_step(path)} of {stage}", partial(self._send, record, stage, path))
-        if record.read().get("status") == "finished":
+        document = record.read()
+        if document.get("status") == "finished" and not (document.get("chosen") or {}).get("open"):
             due = self._release_digest(record)
-            if stage in self._again or record.read().get("released") != due:
+            if stage in self._again or document.get("released") != due:
                 yield Shipment(f"the card of {stage}", lambda: self._release(record, stage, due))
 
     def _look_at_data(self) -> None:

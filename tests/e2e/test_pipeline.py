@@ -371,6 +371,38 @@ def test_restart_does_everything_again_once(base, tmp_path):
         hub.stop()
 
 
+def test_the_verdict_chooses_what_is_published(base, tmp_path):
+    """`main` and `best` wait for the evaluation, and are the recommended checkpoint, which is what is evaluated."""
+    run = base.copy(tmp_path / "copy", "ppo", "eval")
+    shutil.rmtree(run.root / "repos" / "models" / "local" / "tiny-world-ppo.git")
+    done = run.zoo(*run.command("ppo", "--release", "recommended"))
+    assert done.returncode == 0, done.stderr
+    assert "`main` waits for the verdict of `rlhf-zoo eval`" in done.stdout
+    assert run.json("ppo", "run.json")["chosen"]["open"] is True
+    hub = run.hub(tmp_path / "before")
+    try:
+        assert "best" not in {ref.name for ref in hub.api().list_repo_refs("local/tiny-world-ppo").tags}
+    finally:
+        hub.stop()
+    done = run.zoo(*run.command("run", "--ppo.release", "recommended"))
+    assert done.returncode == 0, done.stderr
+    document, chosen = run.json("eval", "evaluation.json"), run.json("ppo", "run.json")["chosen"]
+    wanted = document["recommended"] or STEPS["ppo"][-1]
+    assert chosen == {"step": wanted, "rule": "recommended", "metric": None, "value": None}
+    assert run.json("eval", "run.json")["parents"]["ppo"]["path"] == f"checkpoint-{wanted}"
+    hub = run.hub(tmp_path / "after")
+    try:
+        main = hub.api().model_info("local/tiny-world-ppo", files_metadata=True)
+        there = {one.rfilename: one.lfs.sha256 for one in main.siblings if one.rfilename == "model.safetensors"}
+    finally:
+        hub.stop()
+    assert there == {
+        name: digest for name, digest in weights(run.path / "ppo" / f"checkpoint-{wanted}").items()
+        if name == "model.safetensors"
+    }  # fmt: skip
+    assert "The recipe's rule is `recommended`: step **" in (run.path / "ppo" / "README.md").read_text()
+
+
 def test_one_stage_again(base, tmp_path):
     """--restart of a stage forgets that stage; what it starts from, and the simulated preferences, stay."""
     run = base.copy(tmp_path / "copy")

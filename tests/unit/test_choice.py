@@ -10,10 +10,11 @@ import pytest
 from toy_run import make_context, make_recipe
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.record import StageRecord, checkpoint_step
+from rlhf_zoo.record import COMPLETE, StageRecord, checkpoint_step
 from rlhf_zoo.stages.choice import ReleaseArguments, best_step, check_rule, choose, promising, prune
 
 LAST, BEST = ReleaseArguments(), ReleaseArguments(release="best")
+RECOMMENDED = ReleaseArguments(release="recommended")
 ROWS = [
     {"step": 10, "eval_gold": 0.5, "loss": 1.0},
     {"step": 20, "eval_gold": 0.9},
@@ -114,6 +115,24 @@ def test_a_good_rule_passes():
     check_rule("reward", BEST, trainer(metric_for_best_model="accuracy"), held_out="validation")
 
 
+def test_the_verdict_may_choose_later(tmp_path):
+    """Until the evaluation has chosen, every checkpoint stays, and the last one stands in."""
+    check_rule("ppo", RECOMMENDED, trainer(), held_out=None)
+    for stage in ("sft", "reward"):
+        with pytest.raises(ZooError, match=f"the stage {stage} has no verdict: give last or best"):
+            check_rule(stage, RECOMMENDED, trainer(), held_out="validation")
+    merged = ReleaseArguments(release="recommended", push_merged=True)
+    with pytest.raises(ZooError, match="give one of them"):
+        check_rule("ppo", merged, trainer(), held_out=None)
+    record = StageRecord(tmp_path / "ppo")
+    for step in (2, 4, 6):
+        (record.checkpoint_path(step)).mkdir(parents=True)
+        (record.checkpoint_path(step) / COMPLETE).touch()
+    assert promising(record, RECOMMENDED, trainer()) == {2, 4, 6}
+    chosen = choose(record, RECOMMENDED, trainer())
+    assert chosen == {"step": 6, "rule": "recommended", "metric": None, "value": None, "open": True}
+
+
 def test_settings_take_the_rule_and_keep_the_limit_from_the_trainer(tmp_path):
     make_recipe(tmp_path, ppo={"save_total_limit": 2, "eval_strategy": "steps", "eval_steps": 1})
     settings = make_context(tmp_path, release="best", metric_for_best_model="rewards/judge").settings("ppo")
@@ -121,6 +140,6 @@ def test_settings_take_the_rule_and_keep_the_limit_from_the_trainer(tmp_path):
     assert settings.release.release == "best" and settings.resolved["save_total_limit"] == 2
     with pytest.raises(ZooError, match="push_merged of the stage ppo needs use_peft"):
         make_context(tmp_path, push_merged="true").settings("ppo")
-    with pytest.raises(ZooError, match="takes one of last, best"):
+    with pytest.raises(ZooError, match="takes one of last, best, recommended"):
         make_context(tmp_path, release="first").settings("ppo")
     assert json.dumps(settings.resolved)
