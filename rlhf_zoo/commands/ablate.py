@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ import click
 from .common import FLAGS, open_run, run_flags, run_options, settle_hub, settle_run
 
 if TYPE_CHECKING:
+    from ..recipes import Recipe
     from ..stages.ablate import Outcome, Variant
     from ..stages.context import RunContext
 
@@ -23,6 +26,7 @@ COLUMNS = {"reward": "reward", "judge": "judge", "kl": "KL", "length": "tokens",
 @click.command(context_settings=FLAGS)
 @click.argument("recipe")
 @click.option("--kl_coef", "--kl-coef", "kl_coef", required=True, metavar="LIST", help="Values of β: 0,0.02,0.1,0.5.")
+@click.option("--seeds", type=click.IntRange(min=1), default=1, show_default=True, help="PPO runs of each value.")
 @run_options
 @click.option("--json", "as_json", is_flag=True, help="Print overview.json at the end instead of a table.")
 @click.pass_context
@@ -30,6 +34,7 @@ def ablate(
     ctx: click.Context,
     recipe: str,
     kl_coef: str,
+    seeds: int,
     output_dir: Path | None,
     hub: str | None,
     as_json: bool,
@@ -39,7 +44,7 @@ def ablate(
 
     Each run is published as RECIPE-kl-coef-VALUE-ppo, and `rlhf-zoo compare` on one of them has a slider over all. SFT
     and reward model are the recipe's own, in the same run directory; what is finished is not trained again. Other keys
-    are flags as for `rlhf-zoo run`.
+    are flags as for `rlhf-zoo run`. With --seeds, figures are means over PPO's seeds, with the range.
 
     \b
     Example:
@@ -48,11 +53,13 @@ def ablate(
     from ..stages.ablate import variants
 
     flags = run_flags(ctx, recipe)
-    listed = variants("kl_coef", kl_coef, given=flags.get("ppo", {}))
     found, run = settle_run(recipe, output_dir=output_dir, namespace=options["namespace"])
+    given = flags.get("ppo", {})
+    variants("kl_coef", kl_coef, given=given)  # a mistake is told before a Hub is asked for anything
     with settle_hub(hub, push_to_hub=options["push_to_hub"]) as connected:
+        first = _seed(found, flags) if seeds > 1 else 1
         outcomes = []
-        for variant in listed:
+        for variant in variants("kl_coef", kl_coef, given=given, seeds=seeds, first=first):
             with open_run(
                 found,
                 variant.directory(run),
@@ -64,6 +71,18 @@ def ablate(
             ) as context:
                 outcomes.append(_train(context, variant, run))
         _report(run, outcomes, context, as_json=as_json)
+
+
+def _seed(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> int:
+    """PPO's own seed."""
+    from ..stages.settings import recipe_config, stage_settings
+
+    shared = flags.get("recipe", {})
+    if "ppo" not in recipe.stages:
+        return recipe_config(recipe, shared).seed
+    with tempfile.TemporaryDirectory() as scratch:
+        ppo = stage_settings(recipe, "ppo", flags.get("ppo", {}), shared_flags=shared, output_dir=Path(scratch))
+    return int(ppo.trainer.seed)
 
 
 def _train(context: RunContext, variant: Variant, run: Path) -> Outcome:
@@ -85,7 +104,7 @@ def _report(run: Path, outcomes: Sequence[Outcome], context: RunContext, *, as_j
     from rich.markup import escape
     from rich.table import Table
 
-    from ..stages.ablate import write_overview
+    from ..stages.ablate import spread, write_overview
 
     path, plot = write_overview(run, context.recipe.name, outcomes)
     if as_json:
@@ -93,13 +112,22 @@ def _report(run: Path, outcomes: Sequence[Outcome], context: RunContext, *, as_j
         return
     console = Console()
     table = Table(title="Held-out prompts, by β; KL in nats per completion")
-    for heading in ("", *COLUMNS.values(), "win rate"):
-        table.add_column(heading, justify="left" if heading == "" else "right")
-    for one in outcomes:
-        cells = [f"{one.figures[name]['value']:.2f}" for name in COLUMNS]
-        low, high = one.win_rate["ci95"]
-        table.add_row(one.variant.label, *cells, f"{one.win_rate['value']:.3f} [{low:.3f}, {high:.3f}]")
+    for heading in ("", *COLUMNS.values(), "win rate", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
+    for setting, figures, runs in spread(outcomes):
+        if len(runs) == 1:
+            cells = [f"{figures[name][0]:.2f}" for name in COLUMNS]
+            low, high = runs[0].win_rate["ci95"]
+            cells.append(f"{figures['win_rate'][0]:.3f} [{low:.3f}, {high:.3f}]")
+        else:
+            cells = ["{:.2f} ({:.2f} to {:.2f})".format(*figures[name]) for name in (*COLUMNS, "win_rate")]
+        told = Counter(run.verdict or "none" for run in runs)
+        verdicts = [name if len(runs) == 1 else f"{count} {name}" for name, count in told.items()]
+        table.add_row(setting, *cells, ", ".join(verdicts))
     console.print(table)
+    for one in outcomes:
+        if one.fired:
+            console.print(f"{one.variant.label}: probes fire for {', '.join(one.fired)}.", highlight=False)
     samples = Table(title="The same prompts and random numbers under each β", show_lines=True)
     for heading in ("prompt", *(one.variant.label for one in outcomes)):
         samples.add_column(heading)

@@ -11,13 +11,14 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from ..errors import ZooError
 from ..hub.plots import plot_ablation
 from ..record import StageRecord, read_json, write_json
 
-__all__ = ["ABLATION", "Outcome", "Variant", "ablation_of", "outcome", "variants", "write_overview"]
+__all__ = ["ABLATION", "Outcome", "Variant", "ablation_of", "outcome", "spread", "variants", "write_overview"]
 
 #: In a run's directory: the variant it is, and where the stages before it lie.
 ABLATION = "ablation.json"
@@ -28,19 +29,25 @@ _FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repeti
 
 @dataclass(frozen=True)
 class Variant:
-    """One value of the key that is ablated. key: of the PPO stage."""
+    """One value of the key that is ablated. key: of the PPO stage. seed: of PPO, None for the recipe's own."""
 
     key: str
     value: float
+    seed: int | None = None
 
     @property
     def name(self) -> str:
         """Of its directory, and in its repository's name."""
-        return f"{self.key.replace('_', '-')}-{self.value:g}"
+        return f"{self.key.replace('_', '-')}-{self.value:g}" + (f"-seed-{self.seed}" if self.seed is not None else "")
+
+    @property
+    def setting(self) -> str:
+        """The value, as it reads."""
+        return f"β = {self.value:g}" if self.key == "kl_coef" else f"{self.key} = {self.value:g}"
 
     @property
     def label(self) -> str:
-        return f"β = {self.value:g}" if self.key == "kl_coef" else f"{self.key} = {self.value:g}"
+        return self.setting + (f", seed {self.seed}" if self.seed is not None else "")
 
     def directory(self, run: Path) -> Path:
         return run / FOLDER / self.name
@@ -49,6 +56,8 @@ class Variant:
         """The flags of its run."""
         flags = {stage: dict(keys) for stage, keys in given.items()}
         flags.setdefault("ppo", {})[self.key] = self.value
+        if self.seed is not None:
+            flags["ppo"]["seed"] = self.seed
         return flags
 
     def note(self, run: Path) -> None:
@@ -57,10 +66,11 @@ class Variant:
         write_json(folder / ABLATION, {"schema": 1, "variant": self.name, "base": "../.."})
 
 
-def variants(key: str, listed: str, *, given: Mapping[str, Any]) -> list[Variant]:
+def variants(key: str, listed: str, *, given: Mapping[str, Any], seeds: int = 1, first: int = 1) -> list[Variant]:
     """The variants of "0,0.02,0.1", each once, in that order. given: the other flags of PPO.
 
-    Raises ZooError for what is no list of numbers that are not negative, and where `given` has the key too.
+    seeds: how many runs of each value, the first with the seed that it has anyway, which is `first`. Raises ZooError
+    for what is no list of numbers that are not negative, and where `given` has the key too.
     """
     if key in given:
         raise ZooError(f"--ppo.{key} is given and --{key} lists values: leave --ppo.{key} out.")
@@ -72,8 +82,9 @@ def variants(key: str, listed: str, *, given: Mapping[str, Any]) -> list[Variant
             value = math.nan
         if not math.isfinite(value) or value < 0:
             raise ZooError(f"--{key} lists {one.strip()!r}: give numbers that are not negative, such as 0,0.02,0.1.")
-        variant = Variant(key, value)
-        found.setdefault(variant.name, variant)
+        for more in range(seeds):
+            variant = Variant(key, value, first + more if more else None)
+            found.setdefault(variant.name, variant)
     return list(found.values())
 
 
@@ -90,7 +101,8 @@ def ablation_of(directory: Path) -> dict[str, Any]:
 class Outcome:
     """What came of a run. figures: of PPO on held-out prompts, {value, ci95, n}; rows: of its training.
 
-    samples: (prompt, completion, reward, judge) of the first held-out prompts.
+    samples: (prompt, completion, reward, judge) of the first held-out prompts. verdict: over its checkpoints, None
+    where there is none; fired: the families of the probes that fire at its end.
     """
 
     variant: Variant
@@ -99,6 +111,8 @@ class Outcome:
     win_rate: Mapping[str, Any]
     rows: Sequence[Mapping[str, Any]]
     samples: Sequence[tuple[str, str, float, float]]
+    verdict: str | None = None
+    fired: Sequence[str] = ()
 
 
 def outcome(variant: Variant, run: Path) -> Outcome:
@@ -113,7 +127,27 @@ def outcome(variant: Variant, run: Path) -> Outcome:
         evaluation["win_rate"],
         record.metrics(),
         list(_samples(folder / "eval" / "samples.jsonl")),
+        evaluation.get("verdict"),
+        _families(evaluation.get("over_training") or {}),
     )
+
+
+def _families(over: Mapping[str, Any]) -> list[str]:
+    probes = (over.get("probes") or {}).get("probes", [])
+    return list(dict.fromkeys(probe["family"] for probe in probes if probe["fired"]))
+
+
+def spread(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, tuple[float, float, float]], list[Outcome]]]:
+    """(setting, {figure: (mean, lowest, highest)}, its runs) of each value, over its seeds, in their order."""
+    groups: dict[str, list[Outcome]] = {}
+    for one in outcomes:
+        groups.setdefault(one.variant.setting, []).append(one)
+    found = []
+    for setting, runs in groups.items():
+        values = {name: [run.figures[name]["value"] for run in runs] for name in _FIGURES}
+        values["win_rate"] = [run.win_rate["value"] for run in runs]
+        found.append((setting, {name: (fmean(each), min(each), max(each)) for name, each in values.items()}, runs))
+    return found
 
 
 def _samples(path: Path) -> Iterator[tuple[str, str, float, float]]:
@@ -140,12 +174,24 @@ def write_overview(run: Path, recipe: str, outcomes: Sequence[Outcome]) -> tuple
         "runs": [
             {
                 "value": one.variant.value,
+                "seed": one.variant.seed,
                 "directory": one.variant.name,
                 "repo": one.repo,
                 "figures": dict(one.figures),
                 "win_rate": dict(one.win_rate),
+                "verdict": one.verdict,
+                "fired": list(one.fired),
             }
             for one in outcomes
+        ],
+        "over_seeds": [
+            {
+                "value": runs[0].variant.value,
+                "seeds": len(runs),
+                "figures": {name: {"mean": mean, "range": [low, high]} for name, (mean, low, high) in figures.items()},
+                "verdicts": [run.verdict for run in runs],
+            }
+            for _, figures, runs in spread(outcomes)
         ],
     }
     write_json(folder / "overview.json", document)

@@ -77,11 +77,15 @@ def test_an_ablation_is_trained_published_and_found(tmp_path: Path) -> None:
         sft = json.loads((run / "sft" / "run.json").read_text())["finished"]
         changed = ablate("0", "--ppo.seed", "9")
         assert changed.returncode == 2 and "Traceback" not in changed.stderr, "other settings in the same place"
-        done = ablate("0", "--ppo.learning_rate", "1e-5", "--restart")
+        done = ablate("0", "--ppo.learning_rate", "1e-5", "--restart", "--seeds", "2")
         assert done.returncode == 0, done.stderr
+        seeds = {name: json.loads((run / "ablation" / name / "ppo" / "run.json").read_text())["seed"]
+                 for name in ("kl-coef-0", "kl-coef-0-seed-2")}  # fmt: skip
+        assert seeds == {"kl-coef-0": 1, "kl-coef-0-seed-2": 2}
         assert (
             "β = 0" in done.stdout
-            and "win rate" in done.stdout
+            and " to " in done.stdout
+            and "win" in done.stdout
             and "rlhf-zoo compare local/tiny-world-kl-coef-0-ppo" in done.stdout
         )
         again = json.loads((run / "sft" / "run.json").read_text())["finished"]

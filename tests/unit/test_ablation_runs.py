@@ -10,7 +10,7 @@ from toy_run import make_context, make_recipe
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import StageRecord, write_json
-from rlhf_zoo.stages.ablate import SAMPLES, Variant, ablation_of, outcome, variants, write_overview
+from rlhf_zoo.stages.ablate import SAMPLES, Variant, ablation_of, outcome, spread, variants, write_overview
 
 
 def test_a_list_of_values_is_a_run_for_each() -> None:
@@ -19,6 +19,15 @@ def test_a_list_of_values_is_a_run_for_each() -> None:
     assert [one.name for one in found] == ["kl-coef-0", "kl-coef-0.02", "kl-coef-0.5"]
     assert [one.label for one in found] == ["β = 0", "β = 0.02", "β = 0.5"]
     assert found[1].flags({"ppo": {"seed": 2}, "recipe": {}}) == {"ppo": {"seed": 2, "kl_coef": 0.02}, "recipe": {}}
+
+
+def test_several_seeds_of_each_value() -> None:
+    found = variants("kl_coef", "0,0.5", given={}, seeds=3, first=7)
+    names = ["kl-coef-0", "kl-coef-0-seed-8", "kl-coef-0-seed-9"]
+    assert [one.name for one in found] == [*names, *(name.replace("-0", "-0.5", 1) for name in names)]
+    assert found[1].label == "β = 0, seed 8" and found[1].setting == found[0].setting == "β = 0"
+    assert found[0].flags({"ppo": {"seed": 7}}) == {"ppo": {"seed": 7, "kl_coef": 0.0}}
+    assert found[2].flags({}) == {"ppo": {"seed": 9, "kl_coef": 0.0}}
 
 
 @pytest.mark.parametrize("listed", ["", "a", "0.1,", "-1", "nan", "inf", "0.1 0.2"])
@@ -48,9 +57,9 @@ def test_a_run_of_an_ablation_has_ppo_alone(tmp_path: Path) -> None:
     assert own.repo("ppo") == "local/toy-kl-coef-0.5-ppo" != plain.repo("ppo")
 
 
-def finished(run: Path, value: float, reward: float) -> Variant:
+def finished(run: Path, value: float, reward: float, seed: int | None = None, verdict: str = "healthy") -> Variant:
     """The directory of a run, with what `outcome` reads."""
-    variant = Variant("kl_coef", value)
+    variant = Variant("kl_coef", value, seed)
     folder = variant.directory(run)
     record = StageRecord(folder / "ppo")
     record.write(repo={"id": f"local/x-{variant.name}-ppo"})
@@ -62,6 +71,8 @@ def finished(run: Path, value: float, reward: float) -> Variant:
     figure = {"value": reward, "ci95": [0.0, 1.0], "n": 9}
     names = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
     evaluation = {"ppo": dict.fromkeys(names, figure), "win_rate": {"value": 0.5, "ci95": [0.4, 0.6], "n": 9}}
+    fired = [{"family": family, "fired": verdict == "hacked"} for family in ("length", "length", "stuffing")]
+    evaluation |= {"verdict": verdict, "over_training": {"probes": {"probes": fired}}}
     write_json(folder / "eval" / "evaluation.json", evaluation)
     rows = [
         {"prompt": f"p{k // 2}", "sample": k % 2, "ppo": {"completion": f"c{k}", "reward": 1.0, "judge": 2.0}}
@@ -78,8 +89,24 @@ def test_the_overview(tmp_path: Path) -> None:
     path, plot = write_overview(tmp_path, "x", outcomes)
     document = json.loads(path.read_text())
     assert [(run["value"], run["figures"]["reward"]["value"]) for run in document["runs"]] == [(0.0, 2.0), (0.5, 1.0)]
+    assert [(one["value"], one["seeds"], one["verdicts"]) for one in document["over_seeds"]] == [
+        (0.0, 1, ["healthy"]), (0.5, 1, ["healthy"]),
+    ]  # fmt: skip
     assert document["key"] == "kl_coef" and document["runs"][1]["directory"] == "kl-coef-0.5"
     first = plot.read_bytes()
     assert first.startswith(b"\x89PNG")
     write_overview(tmp_path, "x", outcomes)
     assert plot.read_bytes() == first, "equal runs give equal pictures"
+
+
+def test_means_and_ranges_over_seeds(tmp_path: Path) -> None:
+    runs = [(0.0, 2.0, None, "hacked"), (0.0, 5.0, 2, "healthy"), (0.5, 1.0, None, "healthy")]
+    outcomes = [outcome(finished(tmp_path, *one), tmp_path) for one in runs]
+    assert [one.fired for one in outcomes] == [["length", "stuffing"], [], []]
+    (loose, figures, both), (_, _, one) = spread(outcomes)
+    assert loose == "β = 0" and figures["reward"] == (3.5, 2.0, 5.0) and (len(both), len(one)) == (2, 1)
+    path, _ = write_overview(tmp_path, "x", outcomes)
+    document = json.loads(path.read_text())
+    assert [run["seed"] for run in document["runs"]] == [None, 2, None]
+    over = document["over_seeds"][0]
+    assert over["figures"]["reward"] == {"mean": 3.5, "range": [2.0, 5.0]} and over["verdicts"] == ["hacked", "healthy"]
