@@ -11,6 +11,8 @@ import os
 import shutil
 import signal
 import subprocess
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -172,13 +174,23 @@ def test_every_fault_of_the_hub_in_one_run(calm, place):
 
 @pytest.mark.parametrize("seconds", [4.0, pytest.param(60.0, marks=pytest.mark.full)])
 def test_a_hub_that_is_down_for_a_while(calm, place, seconds):
+    """For so many seconds at least, and until a sender has noticed."""
     process = place.start(*place.command())
+    lines: list[str] = []
+    reading = threading.Thread(target=lambda: lines.extend(process.stderr), daemon=True)
+    reading.start()
     try:
         wait_until(lambda: place.record("ppo").checkpoint_path(2).joinpath("COMPLETE").is_file(), process)
-        place.proxy.down(seconds)
-        _, said = process.communicate(timeout=300)
+        place.proxy.down()
+        since = time.monotonic()
+        wait_until(lambda: any("was not sent to" in line for line in lines), process)
+        time.sleep(max(0.0, since + seconds - time.monotonic()))
+        place.proxy.up()
+        process.wait(300)
+        reading.join(30)
     finally:
         process.kill()
+    said = "".join(lines)
     assert process.returncode == 0, said
     assert place.proxy.counts.faults["down"] == 1
     assert "was not sent to" in said and "answers again: " in said and "Traceback" not in said

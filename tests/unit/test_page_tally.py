@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
@@ -187,14 +188,21 @@ def test_of_one_id_the_first_vote_counts(journal):
     assert stored == found[0]
 
 
+def rows_in(journal):
+    """What its files hold; one that is moved meanwhile lies in the next folder by then."""
+    for folder in ("votes", "batches"):
+        for path in journal.glob(f"{folder}/*.json"):
+            with contextlib.suppress(FileNotFoundError):
+                yield from map(json.loads, path.read_text().splitlines())
+
+
 def test_a_vote_is_on_the_disk_when_cast_returns(journal):
     store = Store()
     store.refuse = OSError("no route")
     with open_tally(store, journal) as tally:
         tally._box._patience = 0.1
         vote = tally.cast(make_vote())
-        (file,) = [*journal.glob("votes/*.json"), *journal.glob("batches/*.json")]
-        assert Vote.from_row(json.loads(file.read_text())) == vote
+        assert any(Vote.from_row(row) == vote for row in rows_in(journal))
         until(lambda: tally.figures().failing)
         assert (tally.figures().failing, tally.figures().due) == ("no route", 1)
     # The next tally knows it before it asks any Hub, and sends it.
