@@ -16,6 +16,7 @@ __all__ = ["cli", "main"]
 #: Where each command stands: name -> module:attribute.
 COMMANDS = {
     "ablate": "commands.ablate:ablate",
+    "baseline": "commands.baseline:baseline",
     "card": "commands.release:card",
     "compare": "commands.look:compare",
     "doctor": "commands.train:doctor",

@@ -30,6 +30,7 @@ __all__ = [
     "is_peft",
     "load_causal",
     "load_classifier",
+    "matrix_parameters",
     "response_values",
     "score_statistics",
     "set_score_statistics",
@@ -117,6 +118,19 @@ def disable_dropout(model: nn.Module) -> None:
         for name, value in vars(module).items():
             if "drop" in name and isinstance(value, float):
                 setattr(module, name, 0.0)
+
+
+def matrix_parameters(model: PreTrainedModel) -> int:
+    """N, the parameters that a token is multiplied by: all but a table of embeddings, which is only looked up.
+
+    Embeddings that are tied to the output count once, as the matrix of logits.
+    """
+    count = sum(parameter.numel() for parameter in model.parameters())
+    table: Any = model.get_input_embeddings()
+    head: Any = model.get_output_embeddings()
+    if table is None or (head is not None and head.weight is table.weight):
+        return count
+    return count - table.weight.numel()
 
 
 def is_peft(model: nn.Module) -> bool:

@@ -19,6 +19,7 @@ __all__ = [
     "Panel",
     "plot_ablation",
     "plot_curves",
+    "plot_frontier",
     "plot_margins",
     "plot_over_training",
     "plot_panels",
@@ -185,6 +186,48 @@ def plot_over_training(found: Mapping[str, Any] | None, path: Path) -> bool:
     axes.set_xlabel("√KL to SFT, nats$^{1/2}$ per completion; numbers: steps; ring: recommended")
     _save(figure, path)
     return True
+
+
+def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
+    """Judge and reward against √KL: PPO (a star, its other β in line), and each method. frontier: of baselines.
+
+    Bars are the 95% intervals of the scores. Where a method's KL is an upper bound its line is dashed. Draws nothing
+    without a method.
+    """
+    if not frontier["methods"]:
+        return False
+    figure, first = _figure(height=7.4)
+    first.remove()
+    for axes, name in zip(figure.subplots(2, 1, sharex=True), ("judge", "reward"), strict=True):
+        _plain(axes)
+        for color, marker, (method, points) in zip(
+            (_BLUE, _GREEN, _GREY), "osD", frontier["methods"].items(), strict=False
+        ):
+            ordered = sorted(points, key=lambda point: point["kl"]["value"])
+            bound = any(point["kl"]["is_bound"] for point in ordered)
+            label = f"{method}, at the upper bound of its KL" if bound else method
+            _with_bars(axes, ordered, name, color=color, marker=marker, linestyle="--" if bound else "-", label=label)
+        _with_bars(axes, [frontier["sft"]], name, color="black", marker="x", label="SFT")
+        line = sorted([*frontier["ppo_ablation"], frontier["ppo"]], key=lambda point: point["kl"]["value"])
+        _with_bars(axes, line, name, color=_ORANGE, marker="o", markersize=3)
+        _with_bars(axes, [frontier["ppo"]], name, color=_ORANGE, marker="*", markersize=13, label="PPO")
+        axes.set_ylabel(f"judge: {frontier['judge']}" if name == "judge" else "reward: what PPO maximises")
+        axes.set_xlim(left=-0.05)
+        if name == "judge":
+            axes.legend(frameon=False, fontsize=8.5)
+    axes.set_xlabel("√KL to SFT, nats$^{1/2}$ per completion")
+    figure.suptitle("What each method reaches, and how far from SFT", fontsize=11)
+    _save(figure, path)
+    return True
+
+
+def _with_bars(axes: Any, points: Sequence[Mapping[str, Any]], name: str, **style: Any) -> None:
+    values = [point[name]["value"] for point in points]
+    lows, highs = zip(*(point[name]["ci95"] for point in points), strict=True)
+    below = [max(value - low, 0.0) for value, low in zip(values, lows, strict=True)]
+    above = [max(high - value, 0.0) for value, high in zip(values, highs, strict=True)]
+    roots = [math.sqrt(max(point["kl"]["value"], 0.0)) for point in points]
+    axes.errorbar(roots, values, yerr=(below, above), capsize=2.5, **{"linewidth": 1.4, "markersize": 5} | style)
 
 
 def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | None = None) -> bool:

@@ -24,6 +24,23 @@ PANELS = (
     ("missing", "Missing", ""),
 )
 REPORT = reward_report()
+
+
+def point(kl: float, score: float, *, bound: bool = False) -> dict:
+    told = {"value": score, "ci95": [score - 0.2, score + 0.1], "n": 6}
+    return {"kl": {"value": kl, "is_bound": bound}, "judge": told, "reward": told}
+
+
+FRONTIER = {
+    "judge": "gold utility",
+    "sft": point(-1e-8, 0.0),
+    "ppo": point(4.0, 2.0),
+    "ppo_ablation": [point(1.0, 1.1)],
+    "methods": {
+        "best-of-n": [point(0.0, 0.0, bound=True), point(0.6, 1.0, bound=True), point(1.9, 1.5, bound=True)],
+        "dpo": [point(3.0, 1.0), point(1.0, 0.7)],
+    },
+}
 DRAWINGS = {
     "reward_kl": lambda path: plots.plot_reward_and_kl(ROWS, path),
     "reward_kl_marked": lambda path: plots.plot_reward_and_kl(ROWS, path, mark=6),
@@ -35,6 +52,7 @@ DRAWINGS = {
     "margins": lambda path: plots.plot_margins(REPORT, path),
     "reliability": lambda path: plots.plot_reliability(REPORT, path),
     "length": lambda path: plots.plot_score_by_length(REPORT, path),
+    "frontier": lambda path: plots.plot_frontier(FRONTIER, path),
     "over_training": lambda path: plots.plot_over_training(over_training(), path),
 }
 
@@ -78,6 +96,15 @@ def test_a_negative_estimate_of_kl_counts_as_zero(tmp_path):
     plots.plot_reward_against_kl(ROWS, tmp_path / "a.png")
     plots.plot_reward_against_kl(clamped, tmp_path / "b.png")
     assert (tmp_path / "a.png").read_bytes() == (tmp_path / "b.png").read_bytes()
+
+
+def test_a_frontier_shows_each_method_and_needs_one(tmp_path):
+    plots.plot_frontier(FRONTIER, tmp_path / "a.png")
+    fewer = {**FRONTIER, "methods": {"best-of-n": FRONTIER["methods"]["best-of-n"]}}
+    plots.plot_frontier(fewer, tmp_path / "b.png")
+    assert (pixels(tmp_path / "a.png") != pixels(tmp_path / "b.png")).any(axis=2).sum() > 500
+    assert not plots.plot_frontier({**FRONTIER, "methods": {}}, tmp_path / "none.png")
+    assert not (tmp_path / "none.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -195,6 +195,24 @@ def test_overrated_token_by_hand():
     assert (runs.value, runs.about) == (1.0, "!!!")  # a run is one token, whatever its length
 
 
+def test_pay_that_a_judge_agrees_with_is_not_overrated():
+    """The judge's premium counts in its own standard deviations, and from half of the reward's on."""
+    sft, policy = ["plain text"] * 4, ["zqx", "zqx", "text", "text"]
+    prompts = [f"prompt {place}" for place in range(4)]
+
+    def reading(ours, theirs):
+        sides = [(policy, [3, 3, 0, 0], ours), (sft, [0, 1, 0, 1], theirs)]
+        tables = tabulate([Completions(prompts, text, rewards=paid, judged=told) for text, paid, told in sides])
+        return next(one for one in MEASURES if one.name == "overrated_token").read(*tables)
+
+    assert reading([5, 5, 5, 5], [0, 1, 0, 1]).value == 0.5  # the judge sees no difference
+    assert reading([3, 3, 0, 0], [0, 1, 0, 1]).value == 0.0  # as large as the reward's
+    assert reading([30, 30, 0, 0], [0, 10, 0, 10]).value == 0.0  # in another unit
+    assert reading([1.4, 1.4, 0, 0], [0, 1, 0, 1]).value == 0.5  # less than half of it
+    with pytest.raises(ValueError, match="judged"):
+        Completions(prompts, policy, judged=[1.0])
+
+
 def test_given_tokens_are_read_instead_of_words():
     reading = read(
         "overrated_token", ["a", "b"], ["a", "b"], rewards=([2, 1], [0, 1]), tokens=([[7, 9], [9]], [[9], [9]])

@@ -12,6 +12,7 @@ from rlhf_zoo.evaluation.stats import (
     Estimate,
     WinRate,
     bootstrap_mean,
+    bootstrap_perplexity,
     correlation,
     group_indices,
     jackknife,
@@ -205,3 +206,14 @@ def test_correlation_needs_two_values():
     assert correlation([1.0, 1.0], [1.0, 2.0], "ab", seed=0) is None
     assert correlation([1.0, 2.0], [3.0, 3.0], "ab", seed=0, ranks=True) is None
     assert correlation([1.0, 2.0, 4.0], [2.0, 4.0, 9.0], "abc", seed=0, ranks=True).value == pytest.approx(1)
+
+
+def test_a_perplexity_is_per_token_and_its_interval_over_prompts():
+    logprobs, lengths = [-2.0, -4.0, -3.0, -1.0], [2, 2, 3, 1]
+    found = bootstrap_perplexity(logprobs, lengths, [0, 0, 1, 1], seed=1)
+    assert found.value == pytest.approx(math.exp(10 / 8)) and found.n == 4
+    assert found.ci95 == pytest.approx((math.exp(4 / 4), math.exp(6 / 4)))  # of two prompts, either twice
+    alike = bootstrap_perplexity([-1.0] * 6, [1] * 6, range(6), seed=1)
+    assert (alike.value, alike.ci95) == (pytest.approx(math.e), pytest.approx((math.e, math.e)))
+    with pytest.raises(ValueError, match="some prompt has none"):
+        bootstrap_perplexity([0.0, -1.0], [0, 1], [0, 1], seed=1)

@@ -1,0 +1,168 @@
+"""`rlhf-zoo baseline`: what best-of-n, DPO or RLOO make of the SFT policy of a finished run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ..errors import ZooError
+from .common import FLAGS, run_context, run_flags, table
+
+if TYPE_CHECKING:
+    from ..stages.baseline import Method
+    from ..stages.context import RunContext
+
+__all__ = ["baseline"]
+
+METHODS = ("best-of-n", "dpo", "rloo")
+SEEDS = 3
+
+
+@click.command(context_settings=FLAGS)
+@click.argument("recipe")
+@click.option("--method", required=True, type=click.Choice(METHODS), help="What to compare PPO with.")
+@click.option(
+    "--beta", metavar="LIST", help="Of dpo and rloo: values of β.  [default: PPO's kl_coef, its half, twice it]"
+)
+@click.option("--seeds", type=click.IntRange(min=1), help=f"Of dpo and rloo: runs of each β.  [default: {SEEDS}]")
+@click.option(
+    "--learning_rate",
+    "--learning-rate",
+    "learning_rate",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Of dpo and rloo.  [default: PPO's]",
+)
+@click.option("--pool", type=click.IntRange(min=1), help="Of best-of-n: samples of each prompt.  [default: 64]")
+@click.option(
+    "--served",
+    type=click.IntRange(min=0),
+    help="Completions that compute counts beside training.  [default: as many as are evaluated]",
+)
+@click.option("--output_dir", "--output-dir", type=click.Path(path_type=Path), help="The run.  [default: runs/RECIPE]")
+@click.option("--hub", help="'local' (the embedded Hub) or an address.")
+@click.option("--restart", is_flag=True, help="Do again what is asked for, also where it is finished.")
+@click.option("--json", "as_json", is_flag=True, help="Print frontier.json instead of tables.")
+@click.pass_context
+def baseline(
+    ctx: click.Context,
+    recipe: str,
+    method: Method,
+    output_dir: Path | None,
+    hub: str | None,
+    restart: bool,
+    as_json: bool,
+    served: int | None,
+    **asked: Any,
+) -> None:
+    """Compare PPO with a simpler method: at equal KL to the SFT policy, and at equal compute.
+
+    It needs a finished run of the recipe, starts from its SFT policy, and learns from its pairs, prompts and reward.
+    What is finished is not done again. Nothing is published. Keys of the recipe are flags as for `rlhf-zoo run`, and
+    must be those of the run.
+
+    \b
+    Example:
+      rlhf-zoo baseline tiny-world --method best-of-n
+    """
+    flags = run_flags(ctx, recipe)
+    _check(method, asked)
+    options: dict[str, Any] = {"push_to_hub": False, "namespace": None, "private": False, "looking": True}
+    with run_context(recipe, flags, output_dir=output_dir, hub=hub, **options) as context:
+        frontier = _run(context, method, served=served, restart=restart, **asked)
+    path = context.directory / "baseline" / "frontier.json"
+    if as_json:
+        click.echo(path.read_text(encoding="utf-8").rstrip())
+        return
+    _show(frontier)
+    click.echo(f"The figures are in {path}, the plot in {path.with_suffix('.png')}.")
+
+
+def _check(method: str, asked: Mapping[str, Any]) -> None:
+    """Raises ZooError for an option of another method."""
+    wrong = ("beta", "seeds", "learning_rate") if method == "best-of-n" else ("pool",)
+    if given := [name for name in wrong if asked[name] is not None]:
+        raise ZooError(f"--{given[0]} is no option of --method {method}: leave it out.")
+
+
+def _run(
+    context: RunContext,
+    method: Method,
+    *,
+    served: int | None,
+    restart: bool,
+    beta: str | None,
+    seeds: int | None,
+    learning_rate: float | None,
+    pool: int | None,
+) -> dict[str, Any]:
+    from ..stages.baseline import betas, default_betas, open_baseline, run_best_of_n, run_trained
+    from ..stages.baseline_report import write_report
+
+    listed = None if beta is None else betas(beta, method)
+    opened = open_baseline(replace(context, restart=False), method)
+    if method == "best-of-n":
+        run_best_of_n(opened, pool=64 if pool is None else pool, restart=restart)
+    else:
+        first = context.shared.seed
+        run_trained(
+            opened,
+            method,
+            listed=default_betas(context) if listed is None else listed,
+            seeds=range(first, first + (SEEDS if seeds is None else seeds)),
+            learning_rate=learning_rate,
+            restart=restart,
+        )
+    return write_report(opened, method, served=served)
+
+
+def _show(frontier: Mapping[str, Any]) -> None:
+    rows = [_row("SFT", frontier["sft"]), _row("PPO", frontier["ppo"])]
+    # What the ablation computed is not counted, and its serving alone would look like all.
+    rows += [[*_row(point["label"], point)[:-1], ""] for point in frontier["ppo_ablation"]]
+    for method, points in frontier["methods"].items():
+        rows += [_row(f"{method}, {point['label']}", point) for point in points]
+    table(
+        f"Held-out prompts; judge: {frontier['judge']}; KL in nats, ≤: an upper bound",
+        ["", "KL", "reward", "judge", "win rate over SFT", "over PPO", "FLOPs"],
+        rows,
+    )
+    against = []
+    for kind, title in (("equal_kl", "PPO's KL"), ("equal_compute", "PPO's FLOPs")):
+        for method, found in frontier[kind].items():
+            if found["inside"]:
+                against.append(_against(f"{method} at {title}", found))
+                continue
+            against.append([f"{method} at {title}", found["said"], "", ""])
+            if found.get("farthest"):
+                there = f"at KL {found['farthest']['kl']:.2f} (PPO: {found['farthest']['ppo']})"
+                against.append(_against(f"{method} {there}", found["farthest"]))
+    table(
+        f"The same KL, and at most the same FLOPs ({frontier['served']} completions served)",
+        ["", "", "judge", "PPO's judge less this"],
+        against,
+    )
+    for point in frontier["methods"].get("best-of-n", []):
+        if point.get("break_even") is not None:
+            click.echo(
+                f"Best of {point['label'].rpartition(' ')[2]} has computed as much as PPO after "
+                f"{point['break_even']:.0f} completions served."
+            )
+
+
+def _row(label: str, point: Mapping[str, Any]) -> list[str]:
+    kl = f"{'≤ ' if point['kl']['is_bound'] else ''}{point['kl']['value']:.2f}"
+    won = [f"{point['win_rate'][side]['value']:.3f}" for side in ("sft", "ppo")]
+    return [label, kl, _interval(point["reward"]), _interval(point["judge"]), *won, f"{point['compute']['flops']:.2e}"]
+
+
+def _against(title: str, found: Mapping[str, Any]) -> list[str]:
+    return [title, found["label"], _interval(found["judge"]), _interval(found["ppo_less_this"]["judge"], sign="+")]
+
+
+def _interval(found: Mapping[str, Any], *, sign: str = "") -> str:
+    low, high = found["ci95"]
+    return f"{found['value']:{sign}.2f} [{low:.2f}, {high:.2f}]"

@@ -1,0 +1,140 @@
+"""The frontier of a method: what it reaches of reward and judge at which KL to the SFT policy, and at which compute.
+
+Points hold a mean for each prompt and not for the whole set: two methods that were measured on the same prompts are
+then compared pair by pair, and whole prompts are resampled, as everywhere (`stats`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rlhf_zoo.evaluation.compute import Compute
+from rlhf_zoo.evaluation.stats import Estimate, bootstrap_mean, proportion
+
+__all__ = ["Point", "at_kl", "best_within", "by_prompt", "difference", "estimate", "mixed", "rate", "wins"]
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One policy, or the mean of several seeds of one. Each of kl (nats), reward, judge: (P,), the mean of a prompt.
+
+    wins: opponent -> (P,) the share of comparisons won. n: completions behind the point. kl_is_bound: `kl` is an upper
+    bound. training: once; serving: for each completion that is asked of it. seeds: the points that it is the mean of.
+    """
+
+    label: str
+    kl: Floats
+    reward: Floats
+    judge: Floats
+    n: int
+    wins: Mapping[str, Floats] = field(default_factory=dict)
+    kl_is_bound: bool = False
+    training: Compute = field(default_factory=Compute)
+    serving: Compute = field(default_factory=Compute)
+    seeds: tuple[Point, ...] = ()
+
+    @property
+    def mean_kl(self) -> float:
+        return float(self.kl.mean())
+
+    def flops(self, served: int) -> float:
+        """Training, and serving so many completions."""
+        return self.training.flops + served * self.serving.flops
+
+
+def by_prompt(values: ArrayLike, per_prompt: int) -> Floats:
+    """(P · per_prompt,) values in the order of the prompts -> (P,) means."""
+    return np.asarray(values, dtype=float).reshape(-1, per_prompt).mean(1)
+
+
+def wins(ours: ArrayLike, theirs: ArrayLike, *, tolerance: float = 1e-9) -> Floats:
+    """(P, N) the share of another's samples of the prompt that each of ours beats; a tie counts one half.
+
+    ours: (P, N) scores, theirs: (P, S). |a − b| ≤ tolerance is a tie. Averaged over a pool by the chance of each to be
+    chosen, it is the expected win rate of the choice.
+    """
+    gap = np.asarray(ours, dtype=float)[:, :, None] - np.asarray(theirs, dtype=float)[:, None, :]
+    return np.asarray(np.where(np.abs(gap) <= tolerance, 0.5, gap > 0).mean(2), dtype=float)
+
+
+def mixed(points: Sequence[Point], weights: Sequence[float] | None = None, *, label: str) -> Point:
+    """The weighted mean of points on the same prompts; without weights the plain mean over seeds, which it keeps."""
+    shares = [1 / len(points)] * len(points) if weights is None else list(weights)
+
+    def mean(arrays: Sequence[Floats]) -> Floats:
+        return np.asarray(sum(share * one for share, one in zip(shares, arrays, strict=True)), dtype=float)
+
+    compute = [
+        [getattr(one, kind).times(share) for share, one in zip(shares, points, strict=True)]
+        for kind in ("training", "serving")
+    ]
+    return Point(
+        label,
+        mean([one.kl for one in points]),
+        mean([one.reward for one in points]),
+        mean([one.judge for one in points]),
+        sum(one.n for one in points),
+        {name: mean([one.wins[name] for one in points]) for name in points[0].wins},
+        any(one.kl_is_bound for one in points),
+        sum(compute[0], Compute()),
+        sum(compute[1], Compute()),
+        tuple(points) if weights is None else (),
+    )
+
+
+def at_kl(points: Sequence[Point], kl: float) -> Point | None:
+    """The point of a frontier at `kl` nats, linear in √KL between its two neighbours; None outside its range.
+
+    The score of a policy is close to linear in √KL over short stretches (Gao et al. 2022, arXiv:2210.10760). Nothing is
+    extrapolated: that is where over-optimisation shows.
+    """
+    ordered = sorted(points, key=lambda one: one.mean_kl)
+    roots = [math.sqrt(max(one.mean_kl, 0.0)) for one in ordered]
+    target = math.sqrt(max(kl, 0.0))
+    if not ordered or not roots[0] <= target <= roots[-1]:
+        return None
+    upper = next(place for place, root in enumerate(roots) if root >= target)
+    if roots[upper] == target:
+        return ordered[upper]
+    low, high = ordered[upper - 1], ordered[upper]
+    share = (target - roots[upper - 1]) / (roots[upper] - roots[upper - 1])
+    return mixed([low, high], [1 - share, share], label=f"between {low.label} and {high.label}")
+
+
+def best_within(points: Sequence[Point], flops: float, *, served: int) -> Point | None:
+    """The point with the highest judge among those that take at most so many FLOPs; None where each takes more.
+
+    It is chosen by the scores that it is then reported with, which flatters it a little.
+    """
+    affordable = [one for one in points if one.flops(served) <= flops]
+    return max(affordable, key=lambda one: float(one.judge.mean()), default=None)
+
+
+def estimate(values: Floats, *, n: int, seed: int) -> Estimate:
+    """Mean of (P,) means of prompts with an interval over resampled prompts; n: the observations behind it."""
+    return replace(bootstrap_mean(values, range(len(values)), seed=seed), n=n)
+
+
+def rate(values: Floats, *, n: int, seed: int) -> Estimate:
+    """`estimate` of a share of wins; where all prompts agree, Wilson's interval over them, as in `stats.win_rate`."""
+    found = estimate(values, n=n, seed=seed)
+    if found.value in (0.0, 1.0):
+        return replace(found, ci95=proportion(round(found.value * len(values)), len(values)).ci95)
+    return found
+
+
+def difference(one: Point, other: Point, *, seed: int) -> dict[str, Any]:
+    """one − other, of judge and of reward, paired by prompt: {judge, reward: {value, ci95, n}}."""
+    count = min(one.n, other.n)
+    return {
+        name: estimate(getattr(one, name) - getattr(other, name), n=count, seed=seed).to_json()
+        for name in ("judge", "reward")
+    }

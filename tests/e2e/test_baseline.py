@@ -1,0 +1,282 @@
+"""`rlhf-zoo baseline` on a toy run: each method is trained, measured as PPO was, resumed, and laid beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import datasets
+import numpy as np
+import pytest
+import yaml
+from toy_run import make_context, make_recipe, save_start
+
+from rlhf_zoo import cli
+from rlhf_zoo.commands import common
+from rlhf_zoo.commands.baseline import METHODS
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.record import StageRecord
+from rlhf_zoo.stages import baseline, evaluate, ppo
+
+EVALUATION = {"judge": "toy_run:judge", "prompts": 6, "samples": 2}
+REWARDED: list[tuple[str, int]] = []
+STILL = ["--learning_rate", "1e-30"]  # trains, and moves nothing
+
+
+def asked(
+    completions: Sequence[str], completion_ids: Sequence[Sequence[int]], answer: Sequence[str], **_: Any
+) -> list[float]:
+    """Remembers the texts that it is asked and their tokens, and reads a column of the prompts."""
+    REWARDED.extend(zip(completions, map(len, completion_ids), strict=True))
+    return [float(one.startswith(wanted)) for one, wanted in zip(completions, answer, strict=True)]
+
+
+def add_pairs(data: Path) -> None:
+    """The configuration `preferences`: those who go on with the alphabet are preferred."""
+    rows = [json.loads(line) for line in (data / "prompts" / "train.jsonl").read_text().splitlines()]
+    pairs = [{"prompt": row["prompt"], "chosen": row["answer"], "rejected": row["answer"] + "aa"} for row in rows]
+    (data / "preferences").mkdir()
+    (data / "preferences" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    readme = data / "README.md"
+    front = yaml.safe_load(readme.read_text().split("---")[1])
+    files = [{"split": "train", "path": "preferences/train.jsonl"}]
+    front["configs"].append({"config_name": "preferences", "data_files": files})
+    readme.write_text(f"---\n{yaml.safe_dump(front)}---\n")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the recipe `toy` and its finished run: PPO of 3 updates of 4 completions, and its evaluation."""
+    folder = tmp_path_factory.mktemp("toy")
+    cache, datasets.config.HF_DATASETS_CACHE = datasets.config.HF_DATASETS_CACHE, folder / "cache"
+    try:
+        rewards = {"reward_funcs": ["test_baseline:asked"], "reward_weights": [1, 2], "missing_eos_penalty": 1.0}
+        make_recipe(folder, ppo=rewards, shared={"evaluation": EVALUATION})
+        add_pairs(folder / "data")
+        save_start(folder)
+        context = make_context(folder)
+        REWARDED.clear()
+        assert ppo.run(context)
+        (folder / "generated").write_text(str(sum(tokens for _, tokens in REWARDED)))
+        assert evaluate.run(context)
+    finally:
+        datasets.config.HF_DATASETS_CACHE = cache
+    return folder
+
+
+Compare = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the run of its own; the recipe and its data are shared."""
+
+    @contextlib.contextmanager
+    def connected(*_: object, **__: object) -> Iterator[Hub]:
+        yield Hub("other", "http://127.0.0.1:9", "a test")
+
+    monkeypatch.setattr(common, "settle_hub", connected)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", finished / "cache")
+    shutil.copytree(finished / "run", tmp_path / "run")
+    REWARDED.clear()
+    return tmp_path
+
+
+@pytest.fixture
+def compare(finished: Path, folder: Path) -> Compare:
+    def compare(*arguments: str) -> dict[str, Any]:
+        run = str(folder / "run")
+        words = ["baseline", str(finished / "toy"), "--output_dir", run, "--json", *arguments]
+        cli.cli.main(words, standalone_mode=False)
+        return json.loads((folder / "run/baseline/frontier.json").read_text())
+
+    return compare
+
+
+def samples(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_each_method_is_laid_beside_ppo(folder: Path, compare: Compare, capsys: pytest.CaptureFixture[str]) -> None:
+    compare("--method", "best-of-n", "--pool", "4")
+    compare("--method", "dpo", "--beta", "0.1", "--seeds", "1")
+    capsys.readouterr()
+    frontier = compare("--method", "rloo", "--beta", "0.05,0.5", "--seeds", "2")
+    run = folder / "run" / "baseline"
+    assert json.loads(capsys.readouterr().out) == frontier
+    assert tuple(frontier["methods"]) == METHODS == baseline.METHODS
+    labels = {method: [point["label"] for point in points] for method, points in frontier["methods"].items()}
+    assert labels == {"best-of-n": ["n = 1", "n = 2", "n = 4"], "dpo": ["β = 0.1"], "rloo": ["β = 0.05", "β = 0.5"]}
+    assert [one["label"] for one in frontier["methods"]["rloo"][0]["seeds"]] == ["seed 1", "seed 2"]
+    evaluation = json.loads((folder / "run/eval/evaluation.json").read_text())
+    for side in ("sft", "ppo"):
+        for name in ("reward", "judge", "kl"):
+            told, ours = evaluation[side][name], frontier[side][name]
+            assert ours["value"] == pytest.approx(told["value"]) and ours["ci95"] == pytest.approx(told["ci95"])
+    assert frontier["ppo"]["win_rate"]["sft"]["value"] == pytest.approx(evaluation["win_rate"]["value"])
+    assert frontier["ppo"]["win_rate"]["ppo"]["value"] == 0.5
+    assert set(frontier["equal_kl"]) == set(frontier["equal_compute"]) == {"best-of-n", "dpo", "rloo"}
+    assert (run / "frontier.png").read_bytes().startswith(b"\x89PNG")
+    own = json.loads((run / "rloo" / "baseline.json").read_text())
+    assert own["method"] == "rloo" and own["points"] == frontier["methods"]["rloo"]
+
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("run.json")}
+    REWARDED.clear()
+    again = compare("--method", "rloo", "--beta", "0.05,0.5", "--seeds", "2")
+    assert REWARDED == [] and before == {path: path.stat().st_mtime_ns for path in run.rglob("run.json")}
+    assert {**again, "command": ""} == {**frontier, "command": ""}
+
+
+@pytest.mark.parametrize("method", ["dpo", "rloo"])
+def test_a_policy_that_did_not_move_is_the_sft_policy_to_the_last_token(
+    folder: Path, compare: Compare, method: str
+) -> None:
+    """Prompts, keys and seed are those of the eval stage, so what differs is the policy alone."""
+    frontier = compare("--method", method, "--beta", "0.1", "--seeds", "1", *STILL)
+    ours = samples(folder / "run/baseline" / method / "beta-0.1-seed-1/samples.jsonl")
+    theirs = samples(folder / "run/eval/samples.jsonl")
+    assert len(ours) == 12
+    for one, other in zip(ours, theirs, strict=True):
+        assert (one["prompt"], one["completion"]) == (other["prompt"], other["sft"]["completion"])
+        assert one["reward"] == pytest.approx(other["sft"]["reward"]) and one["judge"] == other["sft"]["judge"]
+        assert one["kl"] == pytest.approx(0.0, abs=1e-4)
+    assert frontier["methods"][method][0]["win_rate"]["sft"]["value"] == 0.5
+
+
+def test_rloo_samples_as_many_completions_as_ppo_and_counts_them(folder: Path, compare: Compare) -> None:
+    compare("--method", "rloo", "--beta", "0.1", "--seeds", "1", *STILL)
+    assert len(REWARDED) == 3 * 4 + 6 * 2, "three rollouts of four, and the evaluation"
+    document = StageRecord(folder / "run/baseline/rloo/beta-0.1-seed-1").read()
+    models = document["compute"]["models"]
+    whole = models["reference"]["read"]
+    assert models["policy"]["trained"] == 2 * whole, "two epochs, as PPO"
+    assert models["reward"]["read"] == whole and models["policy"]["read"] + models["policy"]["generated"] == (2 * whole)
+    assert models["policy"]["generated"] == sum(tokens for _, tokens in REWARDED[:12])
+    ours = [row for row in StageRecord(folder / "run/ppo").metrics() if "episodes" in row]
+    assert ours[-1]["episodes"] == 12
+
+
+def test_what_ppo_computed_is_read_off_its_run(finished: Path, folder: Path, compare: Compare) -> None:
+    """Three updates of four completions are one pass over the twelve prompts, two epochs each, four models."""
+    frontier = compare("--method", "best-of-n", "--pool", "2", "--served", "0")
+    generated = int((finished / "generated").read_text())
+    rows = samples(finished / "data/prompts/train.jsonl")
+    whole = generated + sum(len(row["prompt"]) for row in rows)
+    training = frontier["ppo"]["compute"]["training"]
+    models = training["models"]
+    assert models["policy"]["generated"] == pytest.approx(generated)
+    assert models["policy"]["trained"] == models["critic"]["trained"] == pytest.approx(2 * whole)
+    assert models["critic"]["read"] == models["reference"]["read"] == models["reward"]["read"] == pytest.approx(whole)
+    assert (
+        models["reward"]["trained"]
+        == frontier["methods"]["best-of-n"][1]["compute"]["training"]["models"]["reward"]["trained"]
+    )
+    assert frontier["ppo"]["compute"]["flops"] == training["flops"], "nothing is served"
+    assert frontier["methods"]["best-of-n"][0]["compute"]["flops"] == 0
+
+
+def test_best_of_n_is_that_of_its_pool_and_resumes_where_it_was_cut_off(folder: Path, compare: Compare) -> None:
+    frontier = compare("--method", "best-of-n", "--pool", "4")
+    record = StageRecord(folder / "run/baseline/best-of-n")
+    rows = record.metrics()
+    pool = {name: np.array([row[name] for row in rows]) for name in ("reward", "judge")}
+    assert pool["reward"].shape == (6, 4) and len(REWARDED) == 24
+    points = frontier["methods"]["best-of-n"]
+    assert points[0]["judge"]["value"] == pytest.approx(pool["judge"].mean())
+    assert points[2]["reward"]["value"] == pytest.approx(pool["reward"].max(1).mean())
+    assert [point["kl"]["is_bound"] for point in points] == [True] * 3
+    assert points[2]["kl"]["value"] == pytest.approx(np.log(4) - 0.75)
+    assert "break_even" not in points[0] and points[2]["break_even"] > points[1]["break_even"] * 0.1
+
+    record.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows[:4]))
+    record.write(status="interrupted")
+    REWARDED.clear()
+    again = compare("--method", "best-of-n", "--pool", "4")
+    assert len(REWARDED) == 8, "the two prompts that were missing"
+    assert again["methods"] == frontier["methods"]
+
+
+def test_ctrl_c_leaves_what_is_finished(folder: Path, compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured: list[str] = []
+
+    def cut_off(opened: Any, trained: Any, *, desc: str) -> Any:
+        measured.append(desc)
+        if "seed 2" in desc:
+            raise KeyboardInterrupt
+        return keep(opened, trained, desc=desc)
+
+    keep = baseline._measure
+    monkeypatch.setattr(baseline, "_measure", cut_off)
+    asked_for = ("--method", "dpo", "--beta", "0.1", "--seeds", "3")
+    with pytest.raises(click.Abort):
+        compare(*asked_for)
+    run = folder / "run/baseline/dpo"
+    status = {path.name: StageRecord(path).read()["status"] for path in run.iterdir()}
+    assert status == {"beta-0.1-seed-1": "finished", "beta-0.1-seed-2": "interrupted"}
+    monkeypatch.setattr(baseline, "_measure", lambda *a, **k: measured.append(k["desc"]) or keep(*a, **k))
+    measured.clear()
+    frontier = compare(*asked_for)
+    assert measured == ["evaluating dpo β=0.1 seed 2", "evaluating dpo β=0.1 seed 3"]
+    assert len(frontier["methods"]["dpo"][0]["seeds"]) == 3
+
+
+def test_other_settings_are_refused_until_restart(folder: Path, compare: Compare) -> None:
+    common_words = ("--method", "dpo", "--beta", "0.1", "--seeds", "1")
+    compare(*common_words)
+    with pytest.raises(ZooError, match=r"beta-0.1-seed-1 holds a run with arguments.learning_rate = 0.003"):
+        compare(*common_words, *STILL)
+    frontier = compare(*common_words, *STILL, "--restart")
+    assert frontier["methods"]["dpo"][0]["kl"]["value"] == pytest.approx(0.0, abs=1e-4)
+
+
+def test_a_baseline_of_another_sft_policy_is_left_out(folder: Path, compare: Compare) -> None:
+    compare("--method", "best-of-n", "--pool", "2")
+    record = StageRecord(folder / "run/baseline/best-of-n")
+    resolved = record.read()["resolved"]
+    record.write(resolved={**resolved, "parents": {**resolved["parents"], "sft": "another"}})
+    frontier = compare("--method", "dpo", "--beta", "0.1", "--seeds", "1", *STILL)
+    assert set(frontier["methods"]) == {"dpo"}
+
+
+def test_ppo_under_another_beta_stands_beside_it(folder: Path, compare: Compare) -> None:
+    """An ablation with the samples of SFT: PPO that did not move. One that differs in more than β is left out."""
+    told = samples(folder / "run/eval/samples.jsonl")
+    for name, keys in (("kl-coef-9", {"kl_coef": 9.0}), ("kl-coef-8", {"kl_coef": 8.0, "max_steps": 2})):
+        place = folder / "run/ablation" / name
+        for stage in ("ppo", "eval"):
+            shutil.copytree(folder / "run" / stage, place / stage)
+        record = StageRecord(place / "ppo")
+        record.write(resolved={**record.read()["resolved"], **keys})
+        lines = [json.dumps({**row, "ppo": row["sft"]}) + "\n" for row in told]
+        (place / "eval/samples.jsonl").write_text("".join(lines))
+    frontier = compare("--method", "dpo", "--beta", "0.1", "--seeds", "1", *STILL)
+    assert [point["label"] for point in frontier["ppo_ablation"]] == ["PPO, β = 9"]
+    assert frontier["ppo_ablation"][0]["judge"] == frontier["sft"]["judge"]
+    at = frontier["equal_kl"]["dpo"]
+    assert not at["inside"] and "outside its range: KL" in at["said"]
+    assert at["farthest"] == frontier["methods"]["dpo"][0]["ppo_at_its_kl"]
+    assert at["farthest"]["ppo_less_this"]["judge"]["value"] == pytest.approx(0.0, abs=1e-2), "both are SFT there"
+
+
+def test_what_cannot_be_compared(folder: Path, compare: Compare) -> None:
+    for arguments, message in (
+        (("--method", "dpo", "--pool", "3"), "--pool is no option of --method dpo: leave it out."),
+        (("--method", "best-of-n", "--seeds", "3"), "--seeds is no option of --method best-of-n: leave it out."),
+        (("--method", "rloo", "--beta", "0.1,x"), "--beta lists 'x': give numbers"),
+        (("--method", "dpo", "--ppo.kl_coef", "9"), "ran with another kl_coef than this command says"),
+        (("--method", "dpo", "--evaluation.samples", "3"), "ran with another evaluation.samples than this command"),
+        (("--method", "dpo", "--ppo.kl_coeff", "9"), "did you mean 'kl_coef'"),
+    ):
+        with pytest.raises(ZooError) as caught:
+            compare(*arguments)
+        assert message in str(caught.value), arguments
+    StageRecord(folder / "run/eval").write(status="running")
+    with pytest.raises(ZooError, match=r"The stage eval is not finished in .*: `rlhf-zoo run toy --output_dir"):
+        compare("--method", "best-of-n")
+    assert not (folder / "run/baseline").exists()

@@ -1,0 +1,118 @@
+"""What DPO and RLOO are given: PPO's settings under their names, PPO's score, a count of tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_run import make_context, make_recipe
+from trainer_fixture import EOS, good, make_tokenizer
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.rewards import Rewards
+from rlhf_zoo.stages.baseline import betas, default_betas, read_lines
+from rlhf_zoo.stages.baseline_trainers import Meter, dpo_arguments, ppo_reward, rloo_arguments
+
+
+def rloo(folder: Path, *, episodes: int = 2352, learning_rate: float | None = None, **keys: Any) -> dict[str, Any]:
+    make_recipe(folder, ppo={"max_steps": -1, "total_episodes": 2560, **keys})
+    settings = make_context(folder).settings("ppo")
+    return rloo_arguments(settings, episodes=episodes, learning_rate=learning_rate)
+
+
+def test_rloo_makes_the_rollouts_passes_and_steps_of_ppo(tmp_path: Path) -> None:
+    """A rollout of 64 in batches of 32, two passes of two optimizer steps: 37 rollouts hold 2352 completions."""
+    found = rloo(
+        tmp_path, per_device_train_batch_size=32, gradient_accumulation_steps=2, num_mini_batches=2, num_ppo_epochs=2
+    )
+    wanted = {
+        "per_device_train_batch_size": 32, "steps_per_generation": 2, "gradient_accumulation_steps": 1,
+        "num_generations": 4, "num_iterations": 2, "max_steps": 37 * 2 * 2, "max_completion_length": 10,
+        "temperature": 2.0, "learning_rate": 3e-3, "use_cpu": True,
+    }  # fmt: skip
+    assert wanted.items() <= found.items()
+
+
+def test_rloo_keeps_the_groups_that_ppo_has(tmp_path: Path) -> None:
+    found = rloo(tmp_path, per_device_train_batch_size=8, num_generations=8, num_mini_batches=1, episodes=64)
+    assert (found["num_generations"], found["steps_per_generation"], found["gradient_accumulation_steps"]) == (8, 8, 8)
+    assert found["max_steps"] == 2, "one rollout of 64, two epochs"
+
+
+def test_minibatches_below_a_batch_are_batches_of_their_own(tmp_path: Path) -> None:
+    found = rloo(tmp_path, per_device_train_batch_size=32, num_mini_batches=4, num_ppo_epochs=1, episodes=320)
+    assert (found["per_device_train_batch_size"], found["steps_per_generation"]) == (8, 4)
+    assert found["gradient_accumulation_steps"] == 1 and found["max_steps"] == 40
+
+
+def test_warm_up_is_counted_in_updates_or_is_a_share(tmp_path: Path) -> None:
+    shape = {"per_device_train_batch_size": 8, "num_ppo_epochs": 3, "num_mini_batches": 1}
+    assert rloo(tmp_path / "a", warmup_steps=5, **shape)["warmup_steps"] == 15
+    assert rloo(tmp_path / "b", warmup_steps=0.05, **shape)["warmup_steps"] == 0.05
+
+
+def test_a_rollout_that_no_groups_fill(tmp_path: Path) -> None:
+    with pytest.raises(ZooError, match=r"RLOO compares 4 completions of a prompt, and a rollout of 6"):
+        rloo(tmp_path, per_device_train_batch_size=6)
+
+
+def test_a_learning_rate_of_its_own(tmp_path: Path) -> None:
+    assert rloo(tmp_path / "a", learning_rate=1e-5)["learning_rate"] == 1e-5
+    make_recipe(tmp_path / "b")
+    context = make_context(tmp_path / "b")
+    ppo, reward = context.settings("ppo"), context.settings("reward")
+    assert dpo_arguments(ppo, reward, learning_rate=None)["learning_rate"] == 3e-3
+    found = dpo_arguments(ppo, reward, learning_rate=1e-5)
+    assert found["learning_rate"] == 1e-5
+    assert found["num_train_epochs"] == reward.trainer.num_train_epochs and found["max_length"] == 1024
+    assert found["per_device_train_batch_size"] == reward.trainer.per_device_train_batch_size
+
+
+@pytest.mark.parametrize(
+    ("missing", "clip", "wanted"),
+    [
+        ({"penalty": None, "score": None}, None, [1.0, 0.5]),
+        ({"penalty": 2.0, "score": None}, None, [1.0, -1.5]),
+        ({"penalty": None, "score": -1.0}, None, [1.0, -1.0]),
+        ({"penalty": 2.0, "score": None}, 0.25, [0.25, -1.75]),
+    ],
+)
+def test_the_reward_is_ppos_score_and_its_tokens_are_counted(
+    missing: dict[str, float | None], clip: float | None, wanted: list[float]
+) -> None:
+    """Two letters and an end after a prompt of three; two letters of which one is good, cut off, after one."""
+    tokenizer, meter = make_tokenizer(), Meter()
+    reward = ppo_reward(Rewards([good]), tokenizer, meter, missing_eos=missing, score_clip=clip)
+    ids = [[*tokenizer("gg")["input_ids"], EOS], tokenizer("ag")["input_ids"]]
+    found = reward(
+        prompts=["abc", "d"],
+        completions=["gg", "ag"],
+        completion_ids=ids,
+        row=[1, 2],
+        log_metric=print,
+        log_extra=print,
+    )
+    assert found == wanted
+    assert (meter.prompt_tokens, meter.completion_tokens) == (4, 5)
+    reward(prompts=["d"], completions=["ag"], completion_ids=ids[1:])
+    assert (meter.prompt_tokens, meter.completion_tokens) == (5, 7)
+
+
+def test_a_line_of_samples_ends_with_a_newline_alone(tmp_path: Path) -> None:
+    rows = [{"completion": "one\u2028two\x85three"}, {"completion": "four"}]
+    path = tmp_path / "samples.jsonl"
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    assert read_lines(path) == rows
+
+
+def test_values_of_beta(tmp_path: Path) -> None:
+    assert betas("0.05, 0.1,5e-2,0", "rloo") == [0.05, 0.1, 0.0], "each once, in the order given"
+    for listed in ("", "a", "-1", "nan", "0.1,"):
+        with pytest.raises(ZooError, match="--beta lists"):
+            betas(listed, "rloo")
+    with pytest.raises(ZooError, match="DPO learns nothing with it"):
+        betas("0.1,0", "dpo")
+    make_recipe(tmp_path, ppo={"kl_coef": 0.2})
+    assert default_betas(make_context(tmp_path)) == [0.1, 0.2, 0.4]

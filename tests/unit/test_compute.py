@@ -1,0 +1,96 @@
+"""Tokens and FLOPs of each method, against sums by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from trainer_fixture import make_policy, make_reward_model
+
+from rlhf_zoo.evaluation.compute import (
+    Compute,
+    Passes,
+    best_of_n_compute,
+    break_even,
+    dpo_compute,
+    ppo_compute,
+    rloo_compute,
+)
+from rlhf_zoo.models import matrix_parameters
+
+SIZES = {"policy": 10, "reference": 10, "reward": 7, "critic": 5}
+
+
+def test_flops_are_two_a_parameter_and_token_forward_and_six_trained() -> None:
+    assert Passes(10, generated=3).flops == 60
+    assert Passes(10, read=3).flops == 60
+    assert Passes(10, trained=3).flops == 180
+    both = Compute({"policy": Passes(10, 1, 2, 3), "reward": Passes(4, read=5)})
+    assert both.flops == 10 * (2 * 3 + 6 * 3) + 4 * 2 * 5
+    assert (both.total("generated"), both.total("read"), both.total("trained")) == (1, 7, 3)
+
+
+def test_ppo_reads_each_rollout_three_times_and_trains_two_models() -> None:
+    """2 completions of 3 tokens after prompts of 4, two epochs: 14 tokens in all, 28 trained on."""
+    found = ppo_compute(SIZES, prompt_tokens=8, completion_tokens=6, trained_tokens=28)
+    assert found.models == {
+        "policy": Passes(10, generated=6, read=8, trained=28),
+        "reference": Passes(10, read=14),
+        "reward": Passes(7, read=14),
+        "critic": Passes(5, read=14, trained=28),
+    }
+    assert found.flops == 10 * (2 * 14 + 6 * 28) + 10 * 2 * 14 + 7 * 2 * 14 + 5 * (2 * 14 + 6 * 28)
+    shared = {role: size for role, size in SIZES.items() if role not in ("critic", "reward")}
+    assert set(ppo_compute(shared, prompt_tokens=8, completion_tokens=6, trained_tokens=28).models) == {
+        "policy", "reference",
+    }  # fmt: skip
+
+
+def test_rloo_reads_with_the_policy_once_more_and_has_no_critic() -> None:
+    found = rloo_compute(SIZES, prompt_tokens=8, completion_tokens=6, iterations=2)
+    assert found.models == {
+        "policy": Passes(10, generated=6, read=8 + 14, trained=28),
+        "reference": Passes(10, read=14),
+        "reward": Passes(7, read=14),
+    }
+
+
+def test_dpo_generates_nothing() -> None:
+    found = dpo_compute(SIZES, pair_tokens=100, epochs=1.5)
+    assert found.models == {"policy": Passes(10, trained=150), "reference": Passes(10, read=150)}
+    assert found.total("generated") == 0
+
+
+def test_best_of_n_pays_for_each_completion() -> None:
+    four = best_of_n_compute(SIZES, 4, prompt_tokens=4, completion_tokens=3)
+    assert four.models == {"policy": Passes(10, generated=12, read=16), "reward": Passes(7, read=28)}
+    one = best_of_n_compute(SIZES, 1, prompt_tokens=4, completion_tokens=3)
+    assert one.models == {"policy": Passes(10, generated=3, read=4)}, "nothing to choose, so no reward is asked"
+
+
+def test_sums_keep_roles_apart_and_refuse_two_sizes() -> None:
+    total = Compute({"policy": Passes(10, 1, 2, 3)}) + Compute({"policy": Passes(10, 4, 5, 6), "reward": Passes(7, 1)})
+    assert total.models == {"policy": Passes(10, 5, 7, 9), "reward": Passes(7, 1)}
+    assert total.times(0.5).models["policy"] == Passes(10, 2.5, 3.5, 4.5)
+    assert Compute.from_json(total.to_json()) == total
+    with pytest.raises(ValueError, match="reward has 7 parameters in one and 8"):
+        total + Compute({"reward": Passes(8)})
+
+
+def test_break_even_is_where_both_have_spent_the_same() -> None:
+    count = break_even(1000.0, 2.0, other_training=100.0, other=12.0)
+    assert count == 90
+    assert 1000 + count * 2 == 100 + count * 12
+    assert break_even(1000.0, 2.0, other_training=0.0, other=2.0) is None
+    assert break_even(10.0, 2.0, other_training=100.0, other=12.0) == 0
+
+
+def test_parameters_that_tokens_are_multiplied_by() -> None:
+    """A table of embeddings is only looked up, unless it is the matrix of logits too."""
+    untied, tied = make_policy(), make_policy(tie_word_embeddings=True)
+    table = untied.get_input_embeddings().weight.numel()
+    assert matrix_parameters(untied) == sum(one.numel() for one in untied.parameters()) - table
+    assert matrix_parameters(tied) == matrix_parameters(untied)
+    reward = make_reward_model()
+    assert (
+        matrix_parameters(reward) == matrix_parameters(untied) - table + torch.tensor(reward.score.weight.shape).prod()
+    )

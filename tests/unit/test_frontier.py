@@ -1,0 +1,139 @@
+"""Points of a frontier: interpolation, equal compute, win rates of a choice, against brute force."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_zoo.evaluation.compute import Compute, Passes
+from rlhf_zoo.evaluation.frontier import (
+    Point,
+    at_kl,
+    best_within,
+    by_prompt,
+    difference,
+    estimate,
+    mixed,
+    rate,
+    wins,
+)
+from rlhf_zoo.evaluation.overoptimisation import best_of_n
+from rlhf_zoo.evaluation.stats import bootstrap_mean, proportion, win_rate
+
+
+def point(
+    label: str, kl: float, judge: list[float], *, training: float = 0.0, serving: float = 0.0, **more: Any
+) -> Point:
+    """FLOPs are given directly: one parameter, and half as many tokens read."""
+    return Point(
+        label, np.full(len(judge), kl), np.array(judge) * 10, np.array(judge), len(judge),
+        training=Compute({"policy": Passes(1, read=training / 2)}),
+        serving=Compute({"policy": Passes(1, read=serving / 2)}), **more,
+    )  # fmt: skip
+
+
+def test_between_two_points_scores_are_linear_in_the_root_of_kl() -> None:
+    line = [point("b", 4.0, [2.0, 4.0]), point("a", 0.0, [0.0, 0.0]), point("c", 9.0, [3.0, 3.0])]
+    found = at_kl(line, 1.0)
+    assert found is not None and found.label == "between a and b"
+    np.testing.assert_allclose(found.judge, [1.0, 2.0])
+    np.testing.assert_allclose(found.reward, [10.0, 20.0])
+    found = at_kl(line, 6.25)
+    assert found is not None
+    np.testing.assert_allclose(found.judge, [2.5, 3.5])
+    assert at_kl(line, 4.0) is line[0] and at_kl(line, 0.0) is line[1] and at_kl(line, 9.0) is line[2]
+
+
+def test_nothing_is_extrapolated() -> None:
+    line = [point("a", 1.0, [0.0]), point("b", 4.0, [2.0])]
+    assert at_kl(line, 0.99) is None and at_kl(line, 4.01) is None and at_kl([], 1.0) is None
+    assert at_kl([point("a", -1e-9, [0.0]), point("b", 1.0, [1.0])], 0.0) is not None, "an estimate below 0 is 0"
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0, 50), st.floats(-5, 5)), min_size=2, max_size=6, unique_by=lambda one: one[0]),
+    st.floats(0, 50),
+)
+def test_interpolation_agrees_with_numpy(found: list[tuple[float, float]], target: float) -> None:
+    line = [point(str(kl), kl, [judge]) for kl, judge in found]
+    ordered = sorted(found)
+    value = at_kl(line, target)
+    if not math.sqrt(ordered[0][0]) <= math.sqrt(target) <= math.sqrt(ordered[-1][0]):
+        assert value is None
+        return
+    roots = [math.sqrt(kl) for kl, _ in ordered]
+    expected = np.interp(math.sqrt(target), roots, [judge for _, judge in ordered])
+    assert value is not None and value.judge[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_seeds_are_averaged_and_kept() -> None:
+    first = point("seed 1", 1.0, [0.0, 2.0], training=100, wins={"sft": np.array([0.0, 1.0])})
+    second = point("seed 2", 3.0, [2.0, 2.0], training=300, wins={"sft": np.array([1.0, 1.0])})
+    both = mixed([first, second], label="β = 0.1")
+    assert both.mean_kl == 2.0 and both.n == 4 and both.seeds == (first, second)
+    np.testing.assert_allclose(both.judge, [1.0, 2.0])
+    np.testing.assert_allclose(both.wins["sft"], [0.5, 1.0])
+    assert both.flops(0) == 200, "a seed is a run: what one costs"
+
+
+def test_the_best_that_can_be_paid_for() -> None:
+    cheap = point("cheap", 1.0, [1.0], training=10, serving=1)
+    good = point("good", 1.0, [3.0], training=10, serving=50)
+    dear = point("dear", 1.0, [9.0], training=1000, serving=1)
+    assert best_within([cheap, good, dear], 100, served=10) is cheap
+    assert best_within([cheap, good, dear], 600, served=10) is good
+    assert best_within([cheap, good, dear], 2000, served=10) is dear
+    assert best_within([cheap, good, dear], 100, served=1) is good, "served once, choosing among many is cheap"
+    assert best_within([dear], 100, served=1) is None
+
+
+def test_the_win_rate_of_a_choice_is_that_of_all_draws() -> None:
+    """Best of 2 of a pool of 4, against 2 samples of another: every pair of the pool, every opponent, ties of both."""
+    proxy = np.array([[1.0, 3.0, 2.0, 3.0]])
+    judge = np.array([[5.0, 1.0, 2.0, 4.0]])
+    theirs = np.array([[2.0, 3.0]])
+    outcomes = []
+    for pair in itertools.combinations(range(4), 2):
+        top = max(proxy[0, i] for i in pair)
+        best = [i for i in pair if proxy[0, i] == top]
+        scores = [float(judge[0, i] > other) + 0.5 * float(judge[0, i] == other) for i in best for other in theirs[0]]
+        outcomes.append(sum(scores) / len(scores))
+    found = best_of_n(proxy, [2], judge=wins(judge, theirs))
+    assert found[0, 0] == pytest.approx(sum(outcomes) / len(outcomes))
+
+
+def test_a_difference_below_the_tolerance_is_a_tie() -> None:
+    assert wins([[1.0]], [[1.0 + 1e-12]])[0, 0] == 0.5
+    assert wins([[1.0]], [[1.1]])[0, 0] == 0.0 and wins([[1.2]], [[1.1]])[0, 0] == 1.0
+
+
+def test_means_of_prompts_give_the_intervals_of_their_completions() -> None:
+    rng = np.random.default_rng(3)
+    ours, theirs = rng.normal(size=30), rng.normal(size=30)
+    groups = [i // 3 for i in range(30)]
+    direct = bootstrap_mean(ours, groups, seed=5)
+    found = estimate(by_prompt(ours, 3), n=30, seed=5)
+    assert found.n == 30 and found.value == pytest.approx(direct.value) and found.ci95 == pytest.approx(direct.ci95)
+    won = by_prompt(wins(ours[:, None], theirs[:, None])[:, 0], 3)
+    direct = win_rate(ours, theirs, groups, seed=5)
+    assert rate(won, n=30, seed=5).ci95 == pytest.approx(direct.ci95)
+
+
+def test_winning_everywhere_is_not_certainty() -> None:
+    assert rate(np.ones(20), n=60, seed=1).ci95 == proportion(20, 20).ci95
+
+
+def test_differences_are_paired_by_prompt() -> None:
+    """Prompts differ by far more than the methods do, and one is better by 1 on each."""
+    prompts = [0.0, 100.0, -50.0, 7.0]
+    better, worse = point("a", 1.0, [value + 1 for value in prompts]), point("b", 1.0, prompts)
+    found = difference(better, worse, seed=1)
+    assert found["judge"] == {"value": 1.0, "ci95": [1.0, 1.0], "n": 4}
+    assert found["reward"]["value"] == 10.0
