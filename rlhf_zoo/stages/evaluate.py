@@ -24,7 +24,7 @@ from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from .context import Checkpoint, RunContext, versions
 from .data import DataSource, data_source
 from .interrupt import Stopped
-from .measure import Measured, Yardstick, measure, yardstick
+from .measure import Measured, Yardstick, judge_is_reward, measure, yardstick
 from .train import quiet
 from .trajectory import Trajectory, follow
 
@@ -207,7 +207,7 @@ def _document(
         }
         for judge in tools.judges
     }
-    about = {"name": headline.name, "description": headline.description, "is_training_reward": False}
+    about = {"name": headline.name, "description": headline.description, "is_training_reward": judge_is_reward(context)}
     if isinstance(headline, ClassifierJudge):
         about["accuracy"] = headline.accuracy.to_json()
     return {

@@ -20,7 +20,7 @@ from .context import RunContext
 from .data import DataSource
 from .generate import complete
 
-__all__ = ["Measured", "Yardstick", "measure", "yardstick"]
+__all__ = ["Measured", "Yardstick", "judge_is_reward", "measure", "yardstick"]
 
 CHUNK = 64  # completions whose logits of both policies are held at once
 
@@ -133,6 +133,16 @@ def yardstick(context: RunContext, source: DataSource, reference_path: Path) -> 
         max_new_tokens=ppo.trainer.response_length,
         temperature=ppo.trainer.temperature,
     )
+
+
+def judge_is_reward(context: RunContext) -> bool:
+    """Whether the headline's judge is a reward function that PPO is paid by: then it judges nothing."""
+    ppo = context.settings("ppo")
+    functions = list(ppo.data.reward_funcs or [])
+    models = 0 if ppo.data.reward_model_path is None else 1
+    weights = ppo.trainer.reward_weights or [1.0] * (models + len(functions))
+    paid = {name for name, weight in zip(functions, weights[models:], strict=True) if weight}
+    return context.shared.evaluation.judge in paid
 
 
 def _judges(context: RunContext, source: DataSource) -> list[Judge]:

@@ -28,7 +28,7 @@ from ..ppo.completions import TAKEN
 from ..record import checkpoint_step
 from .context import RunContext
 from .data import DataSource
-from .measure import CHUNK, Measured, Yardstick, measure
+from .measure import CHUNK, Measured, Yardstick, judge_is_reward, measure
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +62,7 @@ class Trajectory:
     points: Sequence[_Point]
     judge: str
     seed: int
+    judge_is_reward: bool = False
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -69,6 +70,7 @@ class Trajectory:
         return decide(
             self._checkpoint(0, self.sft, ()),
             [self._checkpoint(one.step, one.measured, one.report.probes) for one in self.points],
+            judge_is_reward=self.judge_is_reward,
             seed=self.seed,
         )
 
@@ -172,7 +174,16 @@ def follow(context: RunContext, source: DataSource, tools: Yardstick) -> Traject
         ours, theirs = (_completions(tools, asked, one) for one in (found, draws[0]))
         report = probe(ours, theirs, thresholds, likelihoods=likelihoods)
         points.append(_Point(step, found, report))
-    return Trajectory(thresholds, count, config.checkpoint_samples, draws[0], points, judge=judge, seed=seed)
+    return Trajectory(
+        thresholds,
+        count,
+        config.checkpoint_samples,
+        draws[0],
+        points,
+        judge=judge,
+        seed=seed,
+        judge_is_reward=judge_is_reward(context),
+    )
 
 
 def _completions(tools: Yardstick, prompts: Sequence[str], found: Measured) -> Completions:

@@ -1,0 +1,28 @@
+"""What an evaluation measures with: whether its judge is what PPO was paid by."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from toy_run import make_context, make_recipe
+
+from rlhf_zoo.stages.measure import judge_is_reward
+
+ANSWERED, JUDGE = "toy_run:answered", "toy_run:judge"
+
+
+@pytest.mark.parametrize(
+    ("judge", "ppo", "is_reward"),
+    [
+        (JUDGE, {"reward_model_path": "reward"}, False),
+        (JUDGE, {"reward_model_path": "reward", "reward_funcs": [ANSWERED]}, False),
+        (JUDGE, {"reward_model_path": "reward", "reward_funcs": [ANSWERED, JUDGE]}, True),
+        (JUDGE, {"reward_model_path": "reward", "reward_funcs": [ANSWERED, JUDGE], "reward_weights": [1, 1, 0]}, False),
+        (JUDGE, {"reward_funcs": [JUDGE], "reward_weights": [0.5]}, True),
+        ("classifier", {"reward_funcs": [ANSWERED]}, False),
+    ],
+)
+def test_a_judge_that_ppo_is_paid_by(tmp_path: Path, judge: str, ppo: dict, is_reward: bool) -> None:
+    make_recipe(tmp_path, ppo={"reward_model_path": None, **ppo}, shared={"evaluation": {"judge": judge}})
+    assert judge_is_reward(make_context(tmp_path)) is is_reward
