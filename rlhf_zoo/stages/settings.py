@@ -55,7 +55,8 @@ class EvaluationConfig:
     checkpoint_samples: int = 2
 
     def __post_init__(self) -> None:
-        _at_least(1, self, "prompts", "samples", "checkpoint_prompts", "checkpoint_samples")
+        _at_least(1, self, "prompts", "samples", "checkpoint_samples")
+        _at_least(0, self, "checkpoint_prompts")
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,8 @@ def follow(context: RunContext, source: DataSource, tools: Yardstick) -> Traject
     All policies draw with the same random numbers for the same prompts, SFT's first set among them.
     """
     config, seed = context.shared.evaluation, context.shared.seed
+    if config.checkpoint_prompts == 0:
+        return "There is no verdict, since evaluation.checkpoint_prompts is 0."
     paths = context.record("ppo").checkpoints()
     if not paths:
         return "There is no verdict, since no checkpoint of the run lies on this machine."
