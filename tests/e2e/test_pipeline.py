@@ -374,8 +374,7 @@ def test_restart_does_everything_again_once(base, tmp_path):
 def test_the_verdict_chooses_what_is_published(base, tmp_path):
     """`main` and `best` wait for the evaluation, and are the recommended checkpoint, which is what is evaluated."""
     run = base.copy(tmp_path / "copy", "ppo", "eval")
-    shutil.rmtree(run.root / "repos" / "models" / "local" / "tiny-world-ppo.git")
-    done = run.zoo(*run.command("ppo", "--release", "recommended"))
+    done = run.zoo(*run.command("ppo", "--release", "recommended", "--restart"))
     assert done.returncode == 0, done.stderr
     assert "`main` waits for the verdict of `rlhf-zoo eval`" in done.stdout
     assert run.json("ppo", "run.json")["chosen"]["open"] is True

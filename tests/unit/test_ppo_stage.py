@@ -50,8 +50,13 @@ def test_every_column_reaches_reward_functions_in_training_and_evaluation(folder
     assert len(ASKED) == 2 * 4 and all(expected[prompt] == (answer, row) for prompt, answer, row, _ in ASKED)
     ASKED.clear()
     assert evaluate.run(context)
+    # First the checkpoints on validation prompts, then the test prompts.
+    tested = 3 * 6 * 2
+    validated, expected = ASKED[:-tested], truth(folder, "validation")
+    assert validated and all(expected[prompt] == (answer, row) for prompt, answer, row, _ in validated)
+    del ASKED[:-tested]
     expected = truth(folder, "test")
-    assert len(ASKED) == 3 * 6 * 2 and all(expected[prompt] == (answer, row) for prompt, answer, row, _ in ASKED)
+    assert len(ASKED) == tested and all(expected[prompt] == (answer, row) for prompt, answer, row, _ in ASKED)
     rows = [json.loads(line) for line in (folder / "run/eval/samples.jsonl").read_text().splitlines()]
     assert [row["prompt"] for row in rows] == [prompt for prompt in list(expected)[:6] for _ in range(2)]
     scored = {(prompt, text): float(text.startswith(answer)) for prompt, answer, _, text in ASKED}

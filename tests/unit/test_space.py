@@ -181,10 +181,11 @@ def test_votes_need_a_secret_where_the_space_runs(capsys: pytest.CaptureFixture[
     secret = "Votes go to me/votes: give the Space a secret HF_TOKEN that may write to that data set."
     there = Hub("huggingface", "https://huggingface.co", "--hub")
     for kind, votes in (("huggingface", "me/votes"), ("huggingface", None), ("local", "me/votes")):
-        _tell(done, replace(MODELS, votes=votes), replace(there, kind=kind))
+        _tell("local/toy-compare", done, replace(MODELS, votes=votes), replace(there, kind=kind))
         said = capsys.readouterr().out.splitlines()
         assert (secret in said) == (kind == "huggingface" and votes is not None)
     _tell(
+        "local/toy-compare",
         replace(done, sdk="static"),
         replace(MODELS, votes="me/votes"),
         Hub("huggingface", "https://huggingface.co", "--hub"),

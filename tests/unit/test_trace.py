@@ -547,5 +547,5 @@ def test_the_command_and_its_mistakes(run: Path, tmp_path: Path) -> None:
     done = zoo("trace", "runs/none", "--prompt", "cd", home=tmp_path, cwd=tmp_path)
     assert done.returncode == 2 and done.stdout == ""
     (said,) = errors(done.stderr)
-    assert said.startswith("Error: runs/none is no run directory, and http://127.0.0.1:")
+    assert said.startswith("Error: runs/none is no run directory, and the embedded Hub has no repository")
     assert said.endswith("has no repository of this name that this token may read: give runs/RECIPE or NAMESPACE/NAME.")
