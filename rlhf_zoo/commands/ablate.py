@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..errors import ZooError
 from .common import FLAGS, open_run, run_flags, run_options, settle_hub, settle_run
 
 if TYPE_CHECKING:
@@ -54,10 +54,12 @@ def ablate(
 
     flags = run_flags(ctx, recipe)
     found, run = settle_run(recipe, output_dir=output_dir, namespace=options["namespace"])
+    if "ppo" not in found.stages:
+        raise ZooError(f"The recipe {found.name} has no stage ppo, so there is nothing to ablate: give it a ppo.yaml.")
     given = flags.get("ppo", {})
     variants("kl_coef", kl_coef, given=given)  # a mistake is told before a Hub is asked for anything
     with settle_hub(hub, push_to_hub=options["push_to_hub"]) as connected:
-        first = _seed(found, flags) if seeds > 1 else 1
+        first = _seed(found, flags, run) if seeds > 1 else 1
         outcomes = []
         for variant in variants("kl_coef", kl_coef, given=given, seeds=seeds, first=first):
             with open_run(
@@ -73,16 +75,12 @@ def ablate(
         _report(run, outcomes, context, as_json=as_json)
 
 
-def _seed(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> int:
+def _seed(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], run: Path) -> int:
     """PPO's own seed."""
-    from ..stages.settings import recipe_config, stage_settings
+    from ..stages.settings import stage_settings
 
-    shared = flags.get("recipe", {})
-    if "ppo" not in recipe.stages:
-        return recipe_config(recipe, shared).seed
-    with tempfile.TemporaryDirectory() as scratch:
-        ppo = stage_settings(recipe, "ppo", flags.get("ppo", {}), shared_flags=shared, output_dir=Path(scratch))
-    return int(ppo.trainer.seed)
+    own, shared = flags.get("ppo", {}), flags.get("recipe", {})
+    return int(stage_settings(recipe, "ppo", own, shared_flags=shared, output_dir=run / "ppo").trainer.seed)
 
 
 def _train(context: RunContext, variant: Variant, run: Path) -> Outcome:

@@ -7,6 +7,7 @@ from typing import Any
 
 import gradio as gr
 
+from ..errors import ZooError
 from .subject import Subject
 
 __all__ = ["MODELS", "Controls", "Proposal", "controls", "keywords"]
@@ -28,11 +29,22 @@ class Proposal:
         context = subject.comparison.context
         limit = subject.comparison.limits.max_new_tokens
         if context is not None:  # with room for each of the examples
-            longest = max((subject.comparison.tokens_of(prompt) for prompt in subject.lineage.prompts), default=1)
-            limit = max(min(limit, context - longest), 1)
+            limit = max(min(limit, context - _longest(subject)), 1)
         temperature = min(max(subject.lineage.setting("temperature", 1.0), 0.05), 2.0)
         length = min(max(int(subject.lineage.setting("response_length", 32)), 1), limit)
         return cls(temperature, length, limit)
+
+
+def _longest(subject: Subject) -> int:
+    """Tokens of the longest example that the models can take; others on a card are refused when they are asked for."""
+    found = [1]
+    for prompt in subject.lineage.prompts:
+        try:
+            subject.comparison.check(prompt, max_new_tokens=1)
+        except ZooError:
+            continue
+        found.append(subject.comparison.tokens_of(prompt))
+    return max(found)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ what comes before PPO lies in runs/RECIPE, as for the recipe's own run.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 from ..errors import ZooError
 from ..hub.plots import plot_ablation
 from ..record import StageRecord, read_json, write_json
+from .listed import listed_numbers
 
 __all__ = ["ABLATION", "Outcome", "Variant", "ablation_of", "outcome", "spread", "variants", "write_overview"]
 
@@ -74,18 +74,9 @@ def variants(key: str, listed: str, *, given: Mapping[str, Any], seeds: int = 1,
     """
     if key in given:
         raise ZooError(f"--ppo.{key} is given and --{key} lists values: leave --ppo.{key} out.")
-    found: dict[str, Variant] = {}
-    for one in listed.split(","):
-        try:
-            value = float(one)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value) or value < 0:
-            raise ZooError(f"--{key} lists {one.strip()!r}: give numbers that are not negative, such as 0,0.02,0.1.")
-        for more in range(seeds):
-            variant = Variant(key, value, first + more if more else None)
-            found.setdefault(variant.name, variant)
-    return list(found.values())
+    values = listed_numbers(f"--{key}", listed, example="0,0.02,0.1")
+    made = [Variant(key, value, first + more if more else None) for value in values for more in range(seeds)]
+    return list({variant.name: variant for variant in made}.values())
 
 
 def ablation_of(directory: Path) -> dict[str, Any]:

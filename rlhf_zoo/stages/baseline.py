@@ -8,7 +8,6 @@ are measured as the eval stage measures PPO: on the same prompts, with the same 
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -33,6 +32,7 @@ from .data import DataSource, data_source
 from .evaluate import EVAL_STREAM, Measured, Yardstick, check_prompts, measure, yardstick
 from .generate import complete
 from .interrupt import Stopped
+from .listed import listed_numbers
 from .pairs import COLUMNS, named_pairs
 from .reward import hold_out
 from .train import quiet
@@ -210,18 +210,10 @@ def betas(listed: str, method: Method) -> list[float]:
 
     Raises ZooError for what is no list of such numbers, and for 0 with DPO, whose loss then is a constant.
     """
-    found: list[float] = []
-    for one in listed.split(","):
-        try:
-            value = float(one)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value) or value < 0:
-            raise ZooError(f"--beta lists {one.strip()!r}: give numbers that are not negative, such as 0.05,0.1,0.2.")
-        if value == 0 and method == "dpo":
-            raise ZooError("--beta lists 0, and DPO learns nothing with it: give numbers above 0.")
-        found.append(value)
-    return list(dict.fromkeys(found))
+    found = listed_numbers("--beta", listed, example="0.05,0.1,0.2")
+    if method == "dpo" and 0.0 in found:
+        raise ZooError("--beta lists 0, and DPO learns nothing with it: give numbers above 0.")
+    return found
 
 
 def default_betas(context: RunContext) -> list[float]:

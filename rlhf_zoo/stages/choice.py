@@ -5,12 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ZooError
 from ..record import StageRecord, checkpoint_step
 
-__all__ = ["REWARDS", "ReleaseArguments", "best_step", "check_rule", "choose", "metric_name", "promising", "prune"]
+__all__ = [
+    "REWARDS",
+    "ReleaseArguments",
+    "best_step",
+    "check_rule",
+    "choose",
+    "lasting",
+    "metric_name",
+    "promising",
+    "prune",
+]
 
 # What an evaluation of each stage gives; PPO's has rewards/NAME for each reward besides.
 METRICS = {
@@ -159,9 +170,27 @@ def prune(record: StageRecord, *, keep: int | None, stay: Collection[int]) -> No
 
     The steps in `stay` stay, even where that leaves more than `keep`.
     """
-    if not keep:
-        return
-    paths = record.checkpoints()
-    surplus = [path for path in paths if checkpoint_step(path) not in stay][: max(len(paths) - keep, 0)]
-    for path in surplus:
+    for path in _surplus(record, keep=keep, stay=stay):
         record.remove_checkpoint(path)
+
+
+def lasting(record: StageRecord) -> list[Path]:
+    """The checkpoints of a finished stage that stay once nothing waits for the Hub any more, in their order.
+
+    While the verdict is to choose, all of them.
+    """
+    paths = record.checkpoints()
+    document = record.read()
+    if (document.get("chosen") or {}).get("open"):
+        return paths
+    ends = (record.chosen_checkpoint(), record.last_checkpoint())
+    stay = {checkpoint_step(path) for path in ends if path is not None}
+    gone = _surplus(record, keep=(document.get("resolved") or {}).get("save_total_limit"), stay=stay)
+    return [path for path in paths if path not in gone]
+
+
+def _surplus(record: StageRecord, *, keep: int | None, stay: Collection[int]) -> list[Path]:
+    paths = record.checkpoints()
+    if not keep:
+        return []
+    return [path for path in paths if checkpoint_step(path) not in stay][: max(len(paths) - keep, 0)]

@@ -39,7 +39,7 @@ from ..hub.publish import (
 from ..hub.refusals import client_errors, refusals_as
 from ..record import StageRecord, checkpoint_step, fingerprint, first_difference, write_json
 from .adapters import ADAPTER_CONFIGS, name_bases
-from .choice import prune
+from .choice import lasting
 from .context import RunContext
 from .data import forget_lost_data, pending_data, send_data
 
@@ -235,10 +235,15 @@ class Sender:
         self._note(record, repo, {**tags, "best": commit})
         record.write(released=due)
         self._again.discard(stage)
-        # What had to wait for the Hub is here still.
-        last = record.last_checkpoint()
-        stay = {checkpoint_step(path) for path in (chosen, last) if path is not None}
-        prune(record, keep=record.read()["resolved"].get("save_total_limit"), stay=stay)
+        self._prune(record)
+
+    @staticmethod
+    def _prune(record: StageRecord) -> None:
+        """Deletes what had to wait for the Hub, and nothing that the evaluation may be reading."""
+        stay = lasting(record)
+        for path in record.checkpoints():
+            if path not in stay:
+                record.remove_checkpoint(path)
 
     def _release_merged(self, record: StageRecord, stage: str, chosen: Path, folder: Path) -> None:
         """The chosen checkpoint with its adapter merged, as the branch `merged`, with a card that says so."""

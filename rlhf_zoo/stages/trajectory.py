@@ -26,6 +26,7 @@ from ..functional import selected_logprobs
 from ..models import load_causal
 from ..ppo.completions import TAKEN
 from ..record import checkpoint_step
+from .choice import lasting
 from .context import RunContext
 from .data import DataSource
 from .measure import CHUNK, Measured, Yardstick, judge_is_reward, measure
@@ -135,14 +136,15 @@ _FEWEST_FITTED = 3
 
 
 def follow(context: RunContext, source: DataSource, tools: Yardstick) -> Trajectory | str:
-    """Measures every checkpoint that lies in the run directory; a sentence where that cannot be done, and why.
+    """Measures every checkpoint that stays in the run directory; a sentence where that cannot be done, and why.
 
     All policies draw with the same random numbers for the same prompts, SFT's first set among them.
     """
     config, seed = context.shared.evaluation, context.shared.seed
     if config.checkpoint_prompts == 0:
         return "There is no verdict, since evaluation.checkpoint_prompts is 0."
-    paths = context.record("ppo").checkpoints()
+    # Others may be on the disk still, until the sender has published and deleted them.
+    paths = lasting(context.record("ppo"))
     if not paths:
         return "There is no verdict, since no checkpoint of the run lies on this machine."
     try:

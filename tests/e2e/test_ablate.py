@@ -99,6 +99,14 @@ def test_an_ablation_is_trained_published_and_found(tmp_path: Path) -> None:
         hub.stop()
 
 
+def test_a_recipe_without_ppo_is_refused_before_it_trains(tmp_path: Path) -> None:
+    copy_recipe("tiny-world", tmp_path / "recipes" / "sft-only")
+    (tmp_path / "recipes" / "sft-only" / "ppo.yaml").unlink()
+    done = zoo("ablate", "recipes/sft-only", "--kl_coef", "0", home=tmp_path / "home", cwd=tmp_path)
+    assert done.returncode == 2 and "has no stage ppo, so there is nothing to ablate" in errors(done.stderr)[-1]
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

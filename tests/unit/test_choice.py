@@ -11,7 +11,7 @@ from toy_run import make_context, make_recipe
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import COMPLETE, StageRecord, checkpoint_step
-from rlhf_zoo.stages.choice import ReleaseArguments, best_step, check_rule, choose, promising, prune
+from rlhf_zoo.stages.choice import ReleaseArguments, best_step, check_rule, choose, lasting, promising, prune
 
 LAST, BEST = ReleaseArguments(), ReleaseArguments(release="best")
 RECOMMENDED = ReleaseArguments(release="recommended")
@@ -143,3 +143,22 @@ def test_settings_take_the_rule_and_keep_the_limit_from_the_trainer(tmp_path):
     with pytest.raises(ZooError, match="takes one of last, best, recommended"):
         make_context(tmp_path, release="first").settings("ppo")
     assert json.dumps(settings.resolved)
+
+
+@pytest.mark.parametrize(
+    ("keep", "chosen", "stay"),
+    [
+        (None, {"step": 20}, [10, 20, 30, 40]),
+        (2, {"step": 40}, [30, 40]),
+        (2, {"step": 20}, [20, 40]),
+        (1, {"step": 20}, [20, 40]),
+        (2, {"step": 40, "open": True}, [10, 20, 30, 40]),
+        (2, None, [30, 40]),
+    ],
+)
+def test_what_lasts_is_known_before_the_hub_has_it(tmp_path, keep, chosen, stay):
+    """The evaluation follows what lasts, while the sender may still be deleting the others."""
+    found = record(tmp_path)
+    found.write(resolved={"save_total_limit": keep}, chosen=chosen)
+    assert [checkpoint_step(path) for path in lasting(found)] == stay
+    assert left(found) == [10, 20, 30, 40]
