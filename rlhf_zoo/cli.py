@@ -20,7 +20,7 @@ COMMANDS = {
     "card": "commands.release:card",
     "compare": "commands.look:compare",
     "doctor": "commands.train:doctor",
-    "eval": "commands.train:evaluate",
+    "eval": "commands.evaluate:evaluate",
     "hub": "commands.hub:hub",
     "install-hf-extension": "commands.extension:install",
     "lineage": "commands.lineage:lineage",

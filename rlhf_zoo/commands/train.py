@@ -1,4 +1,4 @@
-"""`rlhf-zoo sft|reward|ppo|eval|run|doctor`: what trains, and what looks before."""
+"""`rlhf-zoo sft|reward|ppo|run|doctor`: what trains, and what looks before."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,35 +18,44 @@ from .common import FLAGS, run_context, run_flags, run_options, table
 if TYPE_CHECKING:
     from ..stages.context import RunContext
 
-__all__ = ["doctor", "evaluate", "ppo", "reward", "run", "sft"]
+__all__ = ["doctor", "ppo", "reward", "run", "run_one", "sft"]
+
+
+def run_one(
+    recipe: str, stage: str, flags: Mapping[str, Mapping[str, Any]], quietly: bool = False, **options: Any
+) -> Path:
+    """Runs one stage of a recipe, says what came of it, and returns its directory.
+
+    quietly: on the error stream, for a command that prints JSON.
+    """
+    with run_context(recipe, flags, **options) as context:
+        from ..recipes import STAGES
+        from ..stages.pipeline import run_stage, said
+
+        # --restart begins this stage again, and leaves the others as they are.
+        context.check_recipe([one for one in STAGES if one != stage])
+        for named in STAGES:
+            if context.flags[named]:
+                context.settings(named)  # a mistake in another stage's flags is one too
+        if not run_stage(context, stage):
+            click.echo(f"{stage} was finished before in {context.directory}; --restart does it again.", err=quietly)
+        if context.outbox is not None:
+            context.outbox.drain()
+        click.echo(f"{said(context, stage)}\nIn {context.directory / stage}", err=quietly)
+        return context.directory / stage
 
 
 def _stage_command(stage: str, does: str, example: str) -> click.Command:
-    keys = "recipe" if stage == "eval" else stage
-
     @click.command(
         stage,
         context_settings=FLAGS,
-        help=f"{does}\n\nAny key of `rlhf-zoo recipes keys {keys}` is a flag too.\n\n\b\nExample:\n  {example}",
+        help=f"{does}\n\nAny key of `rlhf-zoo recipes keys {stage}` is a flag too.\n\n\b\nExample:\n  {example}",
     )
     @click.argument("recipe")
     @run_options
     @click.pass_context
     def command(ctx: click.Context, recipe: str, **options: Any) -> None:
-        with run_context(recipe, run_flags(ctx, recipe, stage=stage), **options) as context:
-            from ..recipes import STAGES
-            from ..stages.pipeline import run_stage, said
-
-            # --restart begins this stage again, and leaves the others as they are.
-            context.check_recipe([one for one in STAGES if one != stage])
-            for named in STAGES:
-                if context.flags[named]:
-                    context.settings(named)  # a mistake in another stage's flags is one too
-            if not run_stage(context, stage):
-                click.echo(f"{stage} was finished before in {context.directory}; --restart does it again.")
-            if context.outbox is not None:
-                context.outbox.drain()
-            click.echo(f"{said(context, stage)}\nIn {context.directory / stage}")
+        run_one(recipe, stage, run_flags(ctx, recipe, stage=stage), **options)
 
     return command
 
@@ -55,9 +65,6 @@ reward = _stage_command(
     "reward", "Train the reward model of a recipe.", "rlhf-zoo reward tiny-world --learning_rate 5e-4"
 )
 ppo = _stage_command("ppo", "Train the SFT policy of a recipe with PPO.", "rlhf-zoo ppo tiny-world --kl_coef 0.2")
-evaluate = _stage_command(
-    "eval", "Compare PPO with SFT on held-out prompts.", "rlhf-zoo eval tiny-world --evaluation.samples 2"
-)
 
 
 @click.command(context_settings=FLAGS)

@@ -251,7 +251,7 @@ class FunctionJudge:
                 f"The judge {target!r} is a {type(function).__name__} and cannot be called: name a function."
             )
         self._function: Callable[[list[str], list[str]], Sequence[float]] = function
-        self._target = target
+        self.target = target
         self.name = name or target.rpartition(":")[2]
         self.description = description or _first_sentence(function) or f"The function {target}."
 
@@ -261,12 +261,12 @@ class FunctionJudge:
         answer = list(self._function(list(prompts), list(completions)))
         if len(answer) != len(completions):
             raise ZooError(
-                f"The judge {self._target!r} gave {len(answer)} scores for {len(completions)} completions: "
+                f"The judge {self.target!r} gave {len(answer)} scores for {len(completions)} completions: "
                 "it must give one each."
             )
         for index, score in enumerate(answer):
             if score is None or not math.isfinite(score):
-                raise ZooError(f"The judge {self._target!r} gave {score} for completion {index}: it must be a number.")
+                raise ZooError(f"The judge {self.target!r} gave {score} for completion {index}: it must be a number.")
         return [float(score) for score in answer]
 
 

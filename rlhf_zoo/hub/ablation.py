@@ -5,22 +5,18 @@ What a card says is its publisher's word: it decides which runs stand beside whi
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 from ..errors import ZooError
 from .card_kl import DEFAULTS
 from .family import clean, parents_of
 from .index import TAG, WORKERS, checkpoints, fetch_card
-from .publish import expected_id
 from .pull import split_revision
-from .refusals import client_errors, hub_name, reason, refusals_as
-
-log = logging.getLogger(__name__)
+from .refusals import hub_name, refusals_as
+from .weights import Origin, equal_weights
 
 __all__ = ["MOST_LOOKED_AT", "MOST_RUNS", "Ablation", "Run", "find_runs"]
 
@@ -30,9 +26,6 @@ MOST_RUNS = 16
 """Runs that are found, the given one among them: as many checkpoints as one request of the page may show."""
 _TOLD = 3
 _LARGEST = 1e15
-
-#: The repository and the commit of an SFT model.
-Origin = tuple[str, str]
 
 
 @dataclass(frozen=True)
@@ -138,26 +131,6 @@ def _origin(card: Mapping[str, Any]) -> Origin | None:
     return None
 
 
-@cache
-def _weights(origin: Origin) -> frozenset[tuple[str, str]]:
-    """(name, content) of each file with weights; a commit's never change."""
-    from huggingface_hub import HfApi
-
-    files = [one for one in HfApi().list_repo_tree(origin[0], revision=origin[1]) if one.path.endswith(".safetensors")]
-    return frozenset((one.path, expected_id(one)) for one in files)
-
-
-def _same(a: Origin | None, b: Origin | None) -> bool:
-    """Whether two runs started from the same SFT policy."""
-    if a == b or a is None or b is None:
-        return a == b
-    try:
-        return bool(_weights(a)) and _weights(a) == _weights(b)
-    except client_errors() as error:
-        log.info("The weights of %s and %s cannot be compared (%s).", _short(a), _short(b), reason(error))
-        return False
-
-
 # Those that are named
 
 
@@ -189,7 +162,7 @@ def _check(run: Run, note: str | None, beside: str, origin: Origin) -> None:
             "the ablation."
         )
     its = _origin(run.card)
-    if not _same(its, origin):
+    if not equal_weights(its, origin):
         started = f"started from {_short(its)}" if its else "does not say which SFT model it started from"
         raise ZooError(
             f"{run.repo} {started}, and {beside} started from {_short(origin)}: runs can be compared where these are "
@@ -241,7 +214,7 @@ def _look(model: Any, origin: Origin, recipe: str, beta: float) -> tuple[Run | N
     card, note = fetch_card(model.id, model.sha)
     if note is not None:
         return None, f"{model.id} ({note})"
-    if card.get("stage", "ppo") != "ppo" or card.get("recipe") != recipe or not _same(_origin(card), origin):
+    if card.get("stage", "ppo") != "ppo" or card.get("recipe") != recipe or not equal_weights(_origin(card), origin):
         return None, None
     run = Run({"repo": model.id, "checkpoints": []}, card, bool(model.private))
     if run.beta is None or run.beta == beta:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +17,10 @@ from .family import Member, Node, Reference, family_tree, parents_of
 from .pull import find_revision, pull, split_revision
 from .refusals import client_errors, hub_name, reason
 
-__all__ = ["Lineage", "Source", "find_family", "find_lineage"]
+__all__ = ["Lineage", "Source", "find_family", "find_lineage", "find_policy", "published_at"]
 
 _LISTED = 12
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _LARGEST_CARD = 2**22
 """Bytes of an rlhf_card.json that is read: one of a hundred checkpoints has some ten thousand."""
 
@@ -80,10 +82,33 @@ def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None)
         raise ZooError(
             f"{ppo} is a checkpoint of the stage {card['stage']}, not of PPO: give the PPO model that came of it."
         )
-    base = _fetch(sft) if sft is not None else _parent(source, card, "sft")
+    return _lineage(source, card, sft=sft, reward=reward, mend="--sft")
+
+
+def find_policy(
+    policy: str, *, against: str | None = None, reward: str | None = None, without_reward: bool = False
+) -> Lineage:
+    """As `find_lineage`, of any policy, whatever trained it; `sft` of the answer is what it is compared with."""
+    source = _fetch(policy)
+    card = _read_card(source)
+    return _lineage(source, card, sft=against, reward=reward, mend="--against", without_reward=without_reward)
+
+
+def _lineage(
+    source: Source,
+    card: Mapping[str, Any],
+    *,
+    sft: str | None,
+    reward: str | None,
+    mend: str,
+    without_reward: bool = False,
+) -> Lineage:
+    base = _fetch(sft) if sft is not None else _parent(source, card, "sft", mend)
     if base is None:
-        raise ZooError(f"{ppo} does not say which SFT model it started from: name it with --sft.")
-    scorer = _fetch(reward) if reward is not None else _parent(source, card, "reward")
+        raise ZooError(f"{source.name} does not say which SFT model it started from: name it with {mend}.")
+    scorer = None
+    if not without_reward:
+        scorer = _fetch(reward) if reward is not None else _parent(source, card, "reward", "--reward")
     return Lineage(source, base, scorer, card)
 
 
@@ -104,7 +129,7 @@ def _read_card(source: Source) -> dict[str, Any]:
     return card
 
 
-def _parent(child: Source, card: Mapping[str, Any], role: str) -> Source | None:
+def _parent(child: Source, card: Mapping[str, Any], role: str, mend: str) -> Source | None:
     parents = card.get("parents")
     parent = parents.get(role) if isinstance(parents, Mapping) else None
     if not isinstance(parent, Mapping):
@@ -112,15 +137,25 @@ def _parent(child: Source, card: Mapping[str, Any], role: str) -> Source | None:
     repo, commit = hub_id(parent.get("repo")), parent.get("commit")
     what = {"sft": "SFT", "reward": "reward"}[role]
     if repo is None:
-        raise ZooError(f"The {what} model of {child.name} was never published: name a copy of it with --{role}.")
+        raise ZooError(f"The {what} model of {child.name} was never published: name a copy of it with {mend}.")
     name = f"{repo}@{commit}" if commit else repo
     try:
         return Source(name, pull(name))
     except ZooError as error:
         reason = str(error).rstrip(".")
         raise ZooError(
-            f"The {what} model of {child.name} cannot be had ({reason}): name another with --{role}."
+            f"The {what} model of {child.name} cannot be had ({reason}): name another with {mend}."
         ) from error
+
+
+def published_at(source: Source) -> tuple[str | None, str | None, str | None]:
+    """(repository, commit, tag) of a model that was fetched from a Hub; Nones for a folder of this machine."""
+    repo, revision = split_revision(source.name)
+    if Path(source.name).is_dir() or hub_id(repo) is None:
+        return None, None, None
+    commit = source.path.name if _COMMIT.fullmatch(source.path.name) else None
+    tag = None if revision is None or _COMMIT.fullmatch(revision) else revision
+    return repo, commit, tag
 
 
 def find_family(name: str) -> Node:

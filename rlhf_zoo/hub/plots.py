@@ -27,6 +27,7 @@ __all__ = [
     "plot_reward_against_kl",
     "plot_reward_and_kl",
     "plot_score_by_length",
+    "plot_win_rates",
     "series",
 ]
 
@@ -217,6 +218,28 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
             axes.legend(frameon=False, fontsize=8.5)
     axes.set_xlabel("√KL to SFT, nats$^{1/2}$ per completion")
     figure.suptitle("What each method reaches, and how far from SFT", fontsize=11)
+    _save(figure, path)
+    return True
+
+
+def plot_win_rates(found: Mapping[str, Any], path: Path) -> bool:
+    """The win rate of a policy by each judge with its 95% interval, and what they are compared with. found: figures of
+    `stages.head_to_head`."""
+    rows = [(f"by {name}", one["win_rate"], _BLUE) for name, one in found["judges"].items()]
+    votes = found.get("votes") or {}
+    rows += [(f"by votes, {name}", one["win_rate"], _GREEN) for name, one in votes.items() if one["win_rate"]]
+    rows += [("at equal length", found["win_rate_at_equal_length"], _ORANGE)]
+    rows += [("control: the reference over itself", found["control"], _GREY)]
+    figure, axes = _figure(height=1.2 + 0.42 * len(rows))
+    for place, (_, estimate, color) in enumerate(rows):
+        low, high = estimate["ci95"]
+        axes.plot([low, high], [place, place], color=color, linewidth=2)
+        axes.plot(estimate["value"], place, "o", color=color, markersize=6)
+    axes.axvline(0.5, color="black", linewidth=1)
+    axes.set_yticks(range(len(rows)), [label for label, _, _ in rows], fontsize=9)
+    axes.invert_yaxis()
+    axes.set_xlim(-0.02, 1.02)
+    axes.set_xlabel(f"win rate with 95% interval, {found['n']} completions of {found['prompts']} prompts")
     _save(figure, path)
     return True
 

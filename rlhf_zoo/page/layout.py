@@ -9,6 +9,7 @@ from typing import Any
 
 import gradio as gr
 
+from ..hub.lineage import published_at
 from .api import endpoints
 from .blind import Contenders, Model, blind_tab
 from .card import card_tab
@@ -16,7 +17,7 @@ from .compare import compare_tab
 from .drawing import Drawing
 from .html import said, short_name
 from .sampling import MODELS, Proposal
-from .subject import Subject, published_at
+from .subject import Subject
 from .tally import Tally
 from .training import training_tab
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,18 +10,17 @@ from ..comparison import Comparison, Limits, Timeline, TimelineRun
 from ..errors import ZooError
 from ..hub.ablation import find_runs
 from ..hub.card import card_json
-from ..hub.facts import Facts, hub_id
-from ..hub.lineage import Lineage, Source, find_lineage
-from ..hub.pull import pull, split_revision
+from ..hub.facts import Facts
+from ..hub.lineage import Lineage, find_lineage
+from ..hub.pull import pull
 from ..record import StageRecord
 from .held_out import held_out_prompts
 
-__all__ = ["LIMITS", "Subject", "published_at"]
+__all__ = ["LIMITS", "Subject"]
 
 LIMITS = Limits()
 #: Policies of other checkpoints that stay loaded, and the bytes that they may have together.
 KEPT, KEPT_BYTES = 8, 2 * 2**30
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -74,16 +72,6 @@ class Subject:
         length = max(int(lineage.setting("response_length", 1)), 1)
         held_out = held_out_prompts(lineage, lambda prompt: comparison.check(prompt, max_new_tokens=length))
         return cls(comparison, lineage, timeline, problem, tuple(held_out))
-
-
-def published_at(source: Source) -> tuple[str | None, str | None, str | None]:
-    """(repository, commit, tag) of a model that was fetched from a Hub; Nones for a folder of this machine."""
-    repo, revision = split_revision(source.name)
-    if Path(source.name).is_dir() or hub_id(repo) is None:
-        return None, None, None
-    commit = source.path.name if _COMMIT.fullmatch(source.path.name) else None
-    tag = None if revision is None or _COMMIT.fullmatch(revision) else revision
-    return repo, commit, tag
 
 
 def _runs(lineage: Lineage, others: Sequence[str] | None, *, lenient: bool) -> tuple[list[TimelineRun], str | None]:

@@ -26,13 +26,17 @@ from ..evaluation.compute import Compute, Passes, ppo_compute
 from ..models import CRITIC_DIR, matrix_parameters
 from ..ppo.completions import TAKEN
 from ..record import StageRecord, fingerprint, first_difference, now, write_text
+from ..rewards import Rewards
 from .baseline_trainers import Trained, dpo_arguments, rloo_arguments, train_dpo, train_rloo
 from .context import Checkpoint, RunContext, versions
 from .data import DataSource, data_source
-from .evaluate import EVAL_STREAM, Measured, Yardstick, check_prompts, measure, yardstick
+from .evaluate import check_prompts
 from .generate import complete
+from .head_to_head import STREAM
 from .interrupt import Stopped
+from .judges import scores
 from .listed import listed_numbers
+from .measure import Measured, Yardstick, measure, yardstick
 from .pairs import COLUMNS, named_pairs
 from .reward import hold_out
 from .train import quiet
@@ -83,18 +87,23 @@ class Baseline:
 
     @cached_property
     def tools(self) -> Yardstick:
-        return yardstick(self.context, self.source, self.checkpoints["sft"].path)
+        return yardstick(self.context, self.source, self.checkpoints["sft"].path).with_one_judge
+
+    @property
+    def rewards(self) -> Rewards:
+        assert self.tools.rewards is not None  # a recipe's PPO has one
+        return self.tools.rewards
 
     @property
     def judge(self) -> str:
-        return self.tools.judges[0].name
+        return self.tools.judge.name
 
     @cached_property
     def sizes(self) -> dict[str, int]:
         """N by role: policy, reference, and reward and critic where there are such models."""
         policy = matrix_parameters(self.tools.reference)
         found = {"policy": policy, "reference": policy}
-        for model in self.tools.rewards.models:
+        for model in self.rewards.models:
             found["reward"] = found.get("reward", 0) + matrix_parameters(model.model)
         critic = self.checkpoints["ppo"].path / CRITIC_DIR
         if (critic / "config.json").is_file():
@@ -328,8 +337,9 @@ def _score_pools(baseline: Baseline, places: Sequence[int], pool: int, record: S
         chosen = slice(len(reward), len(reward) + len(batch))
         texts = [prompt + text for prompt, text in zip(prompts[chosen], done.texts[chosen], strict=True)]
         others = {name: values[chosen] for name, values in columns.items() if name not in TAKEN}
-        reward += tools.rewards(batch, prompts[chosen], done.texts[chosen], texts, others).total.tolist()
-    judge = list(map(float, tools.judges[0](prompts, done.texts)))
+        reward += baseline.rewards(batch, prompts[chosen], done.texts[chosen], texts, others).total.tolist()
+    others = {name: values for name, values in columns.items() if name not in TAKEN}
+    judge = scores(tools.judge, prompts, done.texts, others)
     for number, place in enumerate(places):
         own = slice(number * pool, (number + 1) * pool)
         record.append_metrics({"step": place, "reward": reward[own], "judge": judge[own], "length": done.lengths[own]})
@@ -421,7 +431,7 @@ def _train(
         sft,
         tokenizer,
         baseline.prompts(),
-        baseline.tools.rewards,
+        baseline.rewards,
         missing_eos={"penalty": args.missing_eos_penalty, "score": args.missing_eos_score},
         score_clip=args.score_clip,
         **common,
@@ -438,7 +448,7 @@ def _measure(baseline: Baseline, trained: Trained, *, desc: str) -> Measured:
         trained.policy,
         baseline.tools,
         columns["prompt"],
-        keys=[(EVAL_STREAM, i // per_prompt, i % per_prompt) for i in range(len(groups))],
+        keys=[(STREAM, i // per_prompt, i % per_prompt) for i in range(len(groups))],
         seed=baseline.context.shared.seed,
         desc=desc,
         columns={name: values for name, values in columns.items() if name not in TAKEN},

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
+from ..evaluation.judges import FunctionJudge, Judge
 from ..functional import exact_kl, selected_logprobs
 from ..models import load_causal, load_classifier
 from ..plugins import load_object
@@ -19,41 +21,62 @@ from ..sampling import Samples, response_logits
 from .context import RunContext
 from .data import DataSource
 from .generate import complete
+from .judges import Panel, RewardJudge, RuleJudge, open_panel, scores
 
-__all__ = ["Measured", "Yardstick", "judge_is_reward", "measure", "yardstick"]
+__all__ = ["Measured", "Yardstick", "measure", "paid_judges", "reward_models", "yardstick"]
 
 CHUNK = 64  # completions whose logits of both policies are held at once
 
 
 @dataclass(frozen=True)
 class Yardstick:
-    """What completions are measured with: one reference, one reward, the judges (the first is the headline's)."""
+    """What completions are measured with: one reference, one reward (None without), the judges."""
 
     reference: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    rewards: Rewards
-    judges: Sequence[Judge]
+    rewards: Rewards | None
+    panel: Panel
     max_new_tokens: int
     temperature: float
+
+    @property
+    def judge(self) -> Judge:
+        """The headline's."""
+        return self.panel.scoring[0]
+
+    @property
+    def with_one_judge(self) -> Yardstick:
+        """The same with the headline's judge alone."""
+        return replace(self, panel=Panel(self.panel.scoring[:1]))
 
 
 @dataclass(frozen=True)
 class Measured:
     """One policy's completions, one entry a (prompt, sample).
 
-    Against the SFT policy, in nats a completion: kl, Σ_t k1 of the tokens drawn; exact_kl, Σ_t KL(π‖π_SFT) of the
-    distributions that they were drawn from, which has the same mean and less noise. sft_logprob: Σ_t log π_SFT.
+    reward: [] without one. logprobs, ref_logprobs: log π and log π_SFT of each token that was drawn, nats. exact_kl:
+    Σ_t KL(π‖π_SFT) of the distributions that they were drawn from, nats a completion: as `kl` in the mean, less noise.
     """
 
     completions: list[str]
     reward: list[float]
-    kl: list[float]
     length: list[int]
     ended: list[bool]
     judges: dict[str, list[float]]
     exact_kl: list[float]
-    sft_logprob: list[float]
+    logprobs: list[list[float]]
+    ref_logprobs: list[list[float]]
     tokens: list[list[int]]
+
+    @cached_property
+    def kl(self) -> list[float]:
+        """Σ_t log π − log π_SFT of each completion, nats (k1)."""
+        return [math.fsum(ours) - theirs for ours, theirs in zip(self.logprobs, self.sft_logprob, strict=True)]
+
+    @cached_property
+    def sft_logprob(self) -> list[float]:
+        """Σ_t log π_SFT of each completion, nats."""
+        return [math.fsum(row) for row in self.ref_logprobs]
 
 
 def measure(
@@ -81,38 +104,40 @@ def measure(
         desc=desc,
     )
     reward: list[float] = []
-    kl: list[float] = []
     exact: list[float] = []
-    sft: list[float] = []
+    ours: list[list[float]] = []
+    theirs: list[list[float]] = []
     for batch in done.batches:
-        chosen = slice(len(reward), len(reward) + len(batch))
-        texts = [prompt + text for prompt, text in zip(prompts[chosen], done.texts[chosen], strict=True)]
-        others = {name: list(values[chosen]) for name, values in (columns or {}).items()}
-        reward += yardstick.rewards(batch, prompts[chosen], done.texts[chosen], texts, others).total.tolist()
+        if yardstick.rewards is not None:
+            chosen = slice(len(reward), len(reward) + len(batch))
+            texts = [prompt + text for prompt, text in zip(prompts[chosen], done.texts[chosen], strict=True)]
+            others = {name: list(values[chosen]) for name, values in (columns or {}).items()}
+            reward += yardstick.rewards(batch, prompts[chosen], done.texts[chosen], texts, others).total.tolist()
         for part in batch.chunks(CHUNK):
-            drawn, along, rated = _against(policy, yardstick, part)
-            kl += drawn
+            along, rated = _against(policy, yardstick, part)
             exact += along
-            sft += rated
-    judged = {judge.name: judge(list(prompts), done.texts) for judge in yardstick.judges}
+            theirs += rated
+            ours += _rows(part.logprobs, part)
+    judged = {judge.name: scores(judge, prompts, done.texts, columns) for judge in yardstick.panel.scoring}
     tokens = [list(row) for batch in done.batches for row in batch.token_lists()]
-    return Measured(done.texts, reward, kl, done.lengths, done.ended, judged, exact, sft, tokens)
+    return Measured(done.texts, reward, done.lengths, done.ended, judged, exact, ours, theirs, tokens)
 
 
 @torch.no_grad()
-def _against(
-    policy: PreTrainedModel, yardstick: Yardstick, batch: Samples
-) -> tuple[list[float], list[float], list[float]]:
-    """Of each completion, summed over its tokens, nats: k1, the exact KL to the reference, and log π_ref."""
+def _against(policy: PreTrainedModel, yardstick: Yardstick, batch: Samples) -> tuple[list[float], list[list[float]]]:
+    """Of each completion, nats: its exact KL to the reference, summed over tokens, and log π_ref of each token."""
     logits = response_logits(yardstick.reference, batch, temperature=yardstick.temperature)
     reference = selected_logprobs(logits, batch.completion_ids)
     if policy is yardstick.reference:
         exact = torch.zeros_like(reference)
     else:
         exact = exact_kl(response_logits(policy, batch, temperature=yardstick.temperature), logits)
-    found = (batch.logprobs - reference, exact, reference)
-    drawn, along, rated = (one.masked_fill(~batch.mask, 0).sum(1).tolist() for one in found)
-    return drawn, along, rated
+    return exact.masked_fill(~batch.mask, 0).sum(1).tolist(), _rows(reference, batch)
+
+
+def _rows(values: torch.Tensor, batch: Samples) -> list[list[float]]:
+    """The values (B, T) of each completion's own tokens."""
+    return [row[keep].tolist() for row, keep in zip(values, batch.mask, strict=True)]
 
 
 def yardstick(context: RunContext, source: DataSource, reference_path: Path) -> Yardstick:
@@ -129,38 +154,49 @@ def yardstick(context: RunContext, source: DataSource, reference_path: Path) -> 
         reference=load_causal(reference_path).eval(),
         tokenizer=tokenizer,
         rewards=Rewards(rewards, weights=ppo.trainer.reward_weights),
-        judges=_judges(context, source),
+        panel=_panel(context, source),
         max_new_tokens=ppo.trainer.response_length,
         temperature=ppo.trainer.temperature,
     )
 
 
-def judge_is_reward(context: RunContext) -> bool:
-    """Whether the headline's judge is a reward function that PPO is paid by: then it judges nothing."""
+def paid_judges(context: RunContext, tools: Yardstick) -> frozenset[str]:
+    """The names of the judges that PPO is paid by: these judge nothing."""
     ppo = context.settings("ppo")
     functions = list(ppo.data.reward_funcs or [])
     models = 0 if ppo.data.reward_model_path is None else 1
     weights = ppo.trainer.reward_weights or [1.0] * (models + len(functions))
     paid = {name for name, weight in zip(functions, weights[models:], strict=True) if weight}
-    return context.shared.evaluation.judge in paid
+    called = {
+        one.name for one in tools.panel.scoring if isinstance(one, FunctionJudge | RuleJudge) and one.target in paid
+    }
+    return frozenset(called) | (reward_models(tools) if models and weights[0] else frozenset())
 
 
-def _judges(context: RunContext, source: DataSource) -> list[Judge]:
+def reward_models(tools: Yardstick) -> frozenset[str]:
+    """The names of the judges that have the weights of the training reward's model, under whatever name."""
+    models = tools.rewards.models if tools.rewards is not None else []
+    return frozenset(
+        judge.name
+        for judge in tools.panel.scoring
+        if isinstance(judge, RewardJudge)
+        and any(_equal(judge.model.model.state_dict(), one.model.state_dict()) for one in models)
+    )
+
+
+def _equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _panel(context: RunContext, source: DataSource) -> Panel:
     config = context.shared.evaluation
-    judges: list[Judge] = []
-    if config.judge == "classifier":
-        saved = context.record("eval").path / "judge.npz"
-        trained = ClassifierJudge.train(
-            source.load("judge", "train", columns=["text", "label"]), seed=context.shared.seed
-        )
-        trained.save(saved)
-        judges.append(trained)
-    else:
-        judges.append(FunctionJudge(config.judge, name=config.judge_name, description=config.judge_description or None))
-    if config.lexicon is not None:
-        from ..corpora.product_remarks import lexicon
-
-        signs = lexicon(config.lexicon)
-        positive, negative = ([word for word, sign in signs.items() if sign == wanted] for wanted in (1, -1))
-        judges.append(LexiconJudge(positive, negative))
-    return judges
+    return open_panel(
+        config.names,
+        llm=config.asked_llm,
+        labelled=lambda: source.load("judge", "train", columns=["text", "label"]),
+        folder=context.record("eval").path,
+        seed=context.shared.seed,
+        title=config.judge_name,
+        description=config.judge_description or None,
+        lexicon=config.lexicon,
+    )

@@ -17,7 +17,8 @@ from ..record import read_json
 from . import evaluate, ppo, reward, sft
 from .context import RunContext
 from .data import data_source
-from .evaluate import check_judges, check_prompts, measure, same_weights, yardstick
+from .evaluate import check_judges, check_prompts, same_weights
+from .measure import measure, yardstick
 from .release import check_repository
 from .summary import write_summary
 from .train import quiet
@@ -145,7 +146,7 @@ def show(context: RunContext, console: Any) -> None:
             pulled[stage] = Path(snapshot_download(repo["id"], revision=repo["tags"]["best"], cache_dir=cache))
             if not same_weights(pulled[stage], context.checkpoint(stage).path):
                 raise ZooError(f"{repo['id']} came back from the Hub with other weights than were sent: run --restart.")
-        tools = yardstick(context, source, pulled["sft"])
+        tools = yardstick(context, source, pulled["sft"]).with_one_judge
         keys = [(SHOW_STREAM, i) for i in range(len(prompts))]
         found = {
             stage: measure(
@@ -159,7 +160,7 @@ def show(context: RunContext, console: Any) -> None:
             )
             for stage, path in pulled.items()
         }
-    judge = tools.judges[0].name
+    judge = tools.judge.name
     title = "SFT and PPO, pulled back from the Hub into an empty cache (weights equal by sha256)"
     table = Table(title=title, show_lines=True)
     for name in ("", "completion of a held-out prompt", "reward", f"judge: {judge}", "log-ratio"):

@@ -21,6 +21,7 @@ from .choice import ReleaseArguments, check_rule
 
 __all__ = [
     "EvaluationConfig",
+    "LLMConfig",
     "PPOArguments",
     "RecipeConfig",
     "RewardArguments",
@@ -42,8 +43,35 @@ def _at_least(low: int, config: Any, *names: str) -> None:
 
 
 @dataclass(frozen=True)
+class LLMConfig:
+    """How a judge llm:MODEL is asked; the keys under `evaluation.llm`, which `evaluation.llm_judge.LLMJudge` explains.
+
+    price: of a million prompt and a million completion tokens. None takes the judge's own setting.
+    """
+
+    criterion: str | None = None
+    price: list[float] | None = None
+    budget: float | None = None
+    concurrency: int | None = None
+    attempts: int | None = None
+    timeout: float | None = None
+    max_tokens: int | None = None
+    parameters: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.price is not None and len(self.price) != 2:
+            raise ZooError(
+                f"price of an LLM judge is {self.price}: give two numbers, of a million prompt tokens and of a million "
+                "completion tokens."
+            )
+
+
+@dataclass(frozen=True)
 class EvaluationConfig:
-    """How the eval stage compares PPO with SFT; the keys under `evaluation:` in recipe.yaml."""
+    """How the eval stage compares PPO with SFT; the keys under `evaluation:` in recipe.yaml.
+
+    judge scores for the headline, and judges beside it; `stages.judges` says what their names may be.
+    """
 
     prompts: int = 200
     samples: int = 3
@@ -53,6 +81,18 @@ class EvaluationConfig:
     lexicon: str | None = None
     checkpoint_prompts: int = 100
     checkpoint_samples: int = 2
+    judges: list[str] = field(default_factory=list)
+    llm: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Every judge, the headline's first."""
+        return [self.judge, *self.judges]
+
+    @property
+    def asked_llm(self) -> LLMConfig:
+        """Raises ZooError for a key of `llm` that is unknown or mistyped."""
+        return llm_config(self.llm, "evaluation.llm")
 
     def __post_init__(self) -> None:
         _at_least(1, self, "prompts", "samples", "checkpoint_samples")
@@ -245,7 +285,14 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
         raise ZooError(f"{where} has no description: say in a line what the recipe trains.")
     shared = {name: value for name, value in checked.items() if name in hints}
     nested = {name.removeprefix("evaluation."): value for name, value in checked.items() if name in nested_hints}
-    return RecipeConfig(**shared, evaluation=EvaluationConfig(**nested))
+    found = EvaluationConfig(**nested)
+    _ = found.asked_llm  # a mistake in its keys is told here
+    return RecipeConfig(**shared, evaluation=found)
+
+
+def llm_config(given: Mapping[str, Any], where: str) -> LLMConfig:
+    """The typed settings of LLM judges. Raises ZooError for a key that is unknown or mistyped."""
+    return LLMConfig(**_checked(given, _hints(LLMConfig), where, of="an LLM judge"))
 
 
 def _elsewhere(name: str, known: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ from ..record import checkpoint_step
 from .choice import lasting
 from .context import RunContext
 from .data import DataSource
-from .measure import CHUNK, Measured, Yardstick, judge_is_reward, measure
+from .measure import CHUNK, Measured, Yardstick, measure, paid_judges
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +64,7 @@ class Trajectory:
     judge: str
     seed: int
     judge_is_reward: bool = False
+    unfit: str | None = None
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -72,6 +73,7 @@ class Trajectory:
             self._checkpoint(0, self.sft, ()),
             [self._checkpoint(one.step, one.measured, one.report.probes) for one in self.points],
             judge_is_reward=self.judge_is_reward,
+            unfit=self.unfit,
             seed=self.seed,
         )
 
@@ -135,10 +137,11 @@ _FIGURES = ("reward", "judge", "kl")
 _FEWEST_FITTED = 3
 
 
-def follow(context: RunContext, source: DataSource, tools: Yardstick) -> Trajectory | str:
+def follow(context: RunContext, source: DataSource, tools: Yardstick, *, unfit: str | None = None) -> Trajectory | str:
     """Measures every checkpoint that stays in the run directory; a sentence where that cannot be done, and why.
 
-    All policies draw with the same random numbers for the same prompts, SFT's first set among them.
+    All policies draw with the same random numbers for the same prompts, SFT's first set among them. unfit: why the
+    headline's judge is none, if so.
     """
     config, seed = context.shared.evaluation, context.shared.seed
     if config.checkpoint_prompts == 0:
@@ -161,7 +164,7 @@ def follow(context: RunContext, source: DataSource, tools: Yardstick) -> Traject
     def measured(policy: PreTrainedModel, desc: str, seed: int = seed) -> Measured:
         return measure(policy, tools, asked, keys=keys, seed=seed, desc=desc, columns=others)
 
-    judge = tools.judges[0].name
+    judge, tools = tools.judge.name, tools.with_one_judge
     draws = [measured(tools.reference, f"validating SFT, set {k + 1}", seed + k) for k in range(DRAWS)]
     thresholds = null_thresholds([_completions(tools, asked, one) for one in draws], rate=FALSE_ALARMS, seed=seed)
     texts = _texts(context, source)
@@ -186,14 +189,15 @@ def follow(context: RunContext, source: DataSource, tools: Yardstick) -> Traject
         points,
         judge=judge,
         seed=seed,
-        judge_is_reward=judge_is_reward(context),
+        judge_is_reward=judge in paid_judges(context, tools),
+        unfit=unfit,
     )
 
 
 def _completions(tools: Yardstick, prompts: Sequence[str], found: Measured) -> Completions:
     names = {token: str(tools.tokenizer.decode([token])).strip() for row in found.tokens for token in row}
     tokens = [[names[token] for token in row] for row in found.tokens]
-    judged = found.judges[tools.judges[0].name]
+    judged = found.judges[tools.judge.name]
     return Completions(prompts, found.completions, found.reward, found.length, tokens, judged)
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from toy_run import make_context, make_recipe
 
-from rlhf_zoo.stages.measure import judge_is_reward
+from rlhf_zoo.evaluation.judges import FunctionJudge
+from rlhf_zoo.stages.judges import Panel
+from rlhf_zoo.stages.measure import paid_judges
 
 ANSWERED, JUDGE = "toy_run:answered", "toy_run:judge"
 
@@ -25,4 +29,6 @@ ANSWERED, JUDGE = "toy_run:answered", "toy_run:judge"
 )
 def test_a_judge_that_ppo_is_paid_by(tmp_path: Path, judge: str, ppo: dict, is_reward: bool) -> None:
     make_recipe(tmp_path, ppo={"reward_model_path": None, **ppo}, shared={"evaluation": {"judge": judge}})
-    assert judge_is_reward(make_context(tmp_path)) is is_reward
+    named: Any = SimpleNamespace(name=judge) if judge == "classifier" else FunctionJudge(judge, name="the judge")
+    tools: Any = SimpleNamespace(panel=Panel([named]), rewards=None)
+    assert paid_judges(make_context(tmp_path), tools) == ({"the judge"} if is_reward else frozenset())

@@ -9,9 +9,8 @@ from card_run import make_runs
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.ablation import Ablation, Run
-from rlhf_zoo.hub.lineage import Lineage, Source
+from rlhf_zoo.hub.lineage import Lineage, Source, published_at
 from rlhf_zoo.page import subject
-from rlhf_zoo.page.subject import published_at
 
 COMMIT = "0123456789" * 4
 

@@ -195,6 +195,15 @@ def test_overrated_token_by_hand():
     assert (runs.value, runs.about) == (1.0, "!!!")  # a run is one token, whatever its length
 
 
+def test_a_habit_that_brings_little_of_the_gain_is_not_overrated():
+    """Half of the completions have the token and earn 1 more for it; the policy gained 5, or 1."""
+    sft = ["a", "b", "c", "d"]
+    policy = ["zqx", "a zqx", "b", "c"]
+    theirs = [0, 1, 0, 1]
+    assert read("overrated_token", policy, sft, rewards=([6, 6, 5, 5], theirs)).value == 0.0
+    assert read("overrated_token", policy, sft, rewards=([1.5, 1.5, 0.5, 0.5], theirs)).value == 0.5
+
+
 def test_pay_that_a_judge_agrees_with_is_not_overrated():
     """The judge's premium counts in its own standard deviations, and from half of the reward's on."""
     sft, policy = ["plain text"] * 4, ["zqx", "zqx", "text", "text"]

@@ -1,0 +1,213 @@
+"""`rlhf-zoo eval`: PPO of a recipe against its SFT policy, or any policy against any other."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ..errors import ZooError
+from .common import FLAGS, run_flags, run_options, settle_hub, table
+from .train import run_one
+
+__all__ = ["evaluate"]
+
+#: Options of this command that a recipe's run has as keys, and those that only a policy has.
+KEYS = {"prompts": "evaluation.prompts", "samples": "evaluation.samples", "llm": "evaluation.llm"}
+OF_POLICIES = ("against", "reward", "split", "temperature", "max_new_tokens")
+OF_RUNS = ("namespace", "private", "patience", "restart")
+#: Keys of a recipe that say the same of a policy.
+SHARED = ("dataset_name", "dataset_revision", "seed")
+
+
+@click.command("eval", context_settings=FLAGS)
+@click.argument("subject", metavar="RECIPE|POLICY")
+@click.option("--against", help="Compare with this policy.  [default: the SFT policy of its run or card]")
+@click.option("--judge", "judges", multiple=True, help="A judge, several times; the first is the headline's.")
+@click.option("--llm", help='Settings of judges llm:MODEL, as JSON: \'{"price": [0.15, 0.6], "budget": 1}\'.')
+@click.option("--prompts", type=click.IntRange(min=1), help="So many held-out prompts.  [default: 200]")
+@click.option("--samples", type=click.IntRange(min=1), help="Completions a prompt.  [default: 3]")
+@click.option("--reward", help="The reward model; 'none' goes without.  [default: of its run or card]")
+@click.option("--split", help="Split of the prompts.  [default: test]")
+@click.option("--temperature", type=float, help="[default: the policy's, of its training]")
+@click.option("--max_new_tokens", "--max-new-tokens", type=int, help="[default: the policy's, of its training]")
+@run_options
+@click.option("--json", "as_json", is_flag=True, help="Print evaluation.json.")
+@click.pass_context
+def evaluate(
+    ctx: click.Context, subject: str, judges: tuple[str, ...], llm: str | None, as_json: bool, **options: Any
+) -> None:
+    """Compare PPO with SFT on held-out prompts, or any policy with any other.
+
+    RECIPE is the last stage of its run. POLICY is NAMESPACE/NAME[@TAG], a model's folder, or a run directory of PPO;
+    the data set with its prompts is its run's or its card's, or --dataset_name. With --push_to_hub the figures go into
+    the policy's card.
+
+    \b
+    Judges: classifier (labelled texts of the data set), reward:MODEL (another reward model), rule:REWARD (a reward
+    function or verifier), llm:MODEL (at OPENAI_BASE_URL, with the key OPENAI_API_KEY), votes:NAMESPACE/NAME (people's),
+    pairs:MODULE:FUNCTION and MODULE:FUNCTION (your own).
+
+    Any key of `rlhf-zoo recipes keys recipe` is a flag too.
+
+    \b
+    Example:
+      rlhf-zoo eval tiny-world --evaluation.samples 2
+      rlhf-zoo eval local/product-remarks-ppo --against local/product-remarks-sft --hub local
+    """
+    given = {name: options.pop(name) for name in (*OF_POLICIES, "prompts", "samples")}
+    asked = _json(llm)
+    if not _is_policy(subject, given):
+        wrong = next((name for name in OF_POLICIES if given[name] is not None), None)
+        if wrong is not None:
+            raise ZooError(f"--{wrong} is of a policy, and {subject} is a recipe: leave it out, or name a policy.")
+        flags = run_flags(ctx, subject, stage="eval")
+        flags["recipe"] |= _recipe_keys(judges, {**given, "llm": asked}, flags["recipe"])
+        folder = run_one(subject, "eval", flags, quietly=as_json, **options)
+        if as_json:
+            click.echo((folder / "evaluation.json").read_text(encoding="utf-8").rstrip())
+        return
+    wrong = next((name for name in OF_RUNS if options[name]), None)
+    if wrong is not None:
+        raise ZooError(f"--{wrong} is of a recipe's run, and {subject} is a policy: leave it out.")
+    shared = _shared(ctx)
+    with settle_hub(options["hub"], push_to_hub=options["push_to_hub"]) as connected:
+        if options["push_to_hub"]:
+            _check_push(subject, connected.token_from)
+        document, folder = _of_policy(subject, judges, given, asked, shared, options["output_dir"])
+        if options["push_to_hub"]:
+            from ..hub.pull import split_revision
+            from ..hub.report import add_to_card
+
+            repo = split_revision(subject)[0]
+            commit = add_to_card(repo, folder, document)
+            click.echo(f"The evaluation is in the card of {repo} ({commit[:10]}).", err=True)
+    if as_json:
+        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    _show(document)
+    click.echo(f"The figures are in {folder / 'evaluation.json'}, the completions and a plot beside it.")
+
+
+def _is_policy(subject: str, given: Mapping[str, Any]) -> bool:
+    if given["against"] is not None:
+        return True
+    path = Path(subject)
+    if path.is_dir():
+        return not (path / "recipe.yaml").is_file()
+    return "/" in subject and not subject.startswith(("-", ".", "/"))
+
+
+def _json(text: str | None) -> dict[str, Any] | None:
+    if text is None:
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ZooError(f"--llm is {text!r}, which is not JSON ({error}): write '{{\"budget\": 1}}'.") from error
+    if not isinstance(found, dict):
+        raise ZooError(f"--llm is {text!r}, which is no JSON object: write '{{\"budget\": 1}}'.")
+    return found
+
+
+def _recipe_keys(judges: tuple[str, ...], given: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
+    """This command's options as keys of recipe.yaml. Raises ZooError where a key is given in both ways."""
+    found = {key: given[name] for name, key in KEYS.items() if given[name] is not None}
+    if judges:
+        found |= {"evaluation.judge": judges[0], "evaluation.judges": list(judges[1:])}
+        # The recipe's own name and description are of its own judge.
+        found |= {"evaluation.judge_name": None, "evaluation.judge_description": ""}
+    twice = next((key for key in found if key in flags), None)
+    if twice is not None:
+        raise ZooError(f"--{twice} is given, and by another option too: keep one.")
+    return found
+
+
+def _shared(ctx: click.Context) -> dict[str, Any]:
+    """The recipe's keys that say something of a policy. Raises ZooError for others."""
+    from ..plugins import did_you_mean
+    from ..stages.settings import parse_flags
+
+    flags = parse_flags(ctx.args)
+    bare = flags.pop("")
+    unknown = next((name for name in bare if name not in SHARED), None)
+    if unknown is None:
+        unknown = next((f"{stage}.{name}" for stage, keys in flags.items() for name in keys), None)
+    if unknown is not None:
+        near = did_you_mean(unknown, [*SHARED, *OF_POLICIES, "judge", "llm", "prompts", "samples"])
+        raise ZooError(f"--{unknown} is no option for a policy{near or ': `rlhf-zoo eval --help` lists them.'}")
+    try:
+        seed = {"seed": int(bare["seed"])} if "seed" in bare else {}
+    except (TypeError, ValueError) as error:
+        raise ZooError(f"--seed is {bare['seed']!r}: give a whole number.") from error
+    return {**{name: str(bare[name]) for name in SHARED[:2] if name in bare}, **seed}
+
+
+def _check_push(subject: str, token_from: str) -> None:
+    if Path(subject).is_dir():
+        raise ZooError(f"{subject} is a folder, and --push_to_hub adds to the card of a published policy: name that.")
+    from ..hub.publish import check_access
+
+    check_access(None, token_from=token_from)
+
+
+def _of_policy(
+    subject: str,
+    judges: tuple[str, ...],
+    given: Mapping[str, Any],
+    llm: Mapping[str, Any] | None,
+    shared: Mapping[str, Any],
+    output_dir: Path | None,
+) -> tuple[dict[str, Any], Path]:
+    from ..hub.report import slug
+    from ..stages.policies import Terms, evaluate, find_contest
+    from ..stages.settings import llm_config
+
+    asked = {name: value for name, value in given.items() if value is not None and name not in ("against", "reward")}
+    if judges:
+        asked["judges"] = judges
+    terms = Terms(**asked, **shared, llm=llm_config(llm or {}, "--llm"))
+    contest = find_contest(subject, against=given["against"], reward=given["reward"], terms=terms)
+    folder = output_dir or Path("runs") / "eval" / slug(subject)
+    if folder.exists() and not folder.is_dir():
+        raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
+    command = shlex.join(["rlhf-zoo", *sys.argv[1:]])
+    return evaluate(contest, terms, out=folder, command=command), folder
+
+
+def _show(document: Mapping[str, Any]) -> None:
+    from ..hub.markdown import estimate
+    from ..hub.report import FIGURES
+
+    rows = []
+    for key, title in FIGURES.items():
+        before, after = (document[side].get(key) for side in ("sft", "ppo"))
+        if after is not None:
+            rows.append([title, str(estimate(before)), str(estimate(after))])
+    for name, found in document["judges"].items():
+        rows.append([f"win rate, by {name}", "", str(estimate(found["win_rate"]))])
+    for name, found in (document.get("votes") or {}).items():
+        won = found["win_rate"]
+        rows.append([f"win rate, by votes of {name}", "", str(estimate(won)) if won else found["problem"]])
+    rows.append(["win rate at equal length", "", str(estimate(document["win_rate_at_equal_length"]))])
+    rows.append(["control: against itself, other seed", str(estimate(document["control"])), ""])
+    table(
+        f"{document['prompts']} prompts of the {document['split']} split, {document['samples_per_prompt']} completions "
+        "each, 95% intervals",
+        ["", document["against"]["name"], document["policy"]["name"]],
+        rows,
+    )
+    for name, found in document["judges"].items():
+        unfit = (found.get("check") or {}).get("unfit")
+        if unfit:
+            click.echo(f"{name}: {unfit}", err=True)
+    if document["judge"]["is_training_reward"]:
+        click.echo(
+            "The judge is the policy's own reward model: it says that training worked, not that it got better.",
+            err=True,
+        )

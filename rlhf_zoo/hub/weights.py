@@ -1,0 +1,43 @@
+"""Whether two commits hold one model: the weights decide, as a card that changed makes another commit of the same."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+from .publish import expected_id
+from .refusals import client_errors, reason
+
+__all__ = ["Origin", "equal_weights"]
+
+log = logging.getLogger(__name__)
+
+#: The repository and the commit of a model.
+Origin = tuple[str, str]
+
+
+def equal_weights(a: Origin | None, b: Origin | None) -> bool:
+    """Whether two published models are one policy; None, one that was not published, equals only None.
+
+    Where the Hub does not answer it is False, and the log says why.
+    """
+    if a == b or a is None or b is None:
+        return a == b
+    try:
+        return bool(_weights(a)) and _weights(a) == _weights(b)
+    except client_errors() as error:
+        log.info("The weights of %s and %s cannot be compared (%s).", _short(a), _short(b), reason(error))
+        return False
+
+
+@cache
+def _weights(origin: Origin) -> frozenset[tuple[str, str]]:
+    """(name, content) of each file with weights; a commit's never change."""
+    from huggingface_hub import HfApi
+
+    files = [one for one in HfApi().list_repo_tree(origin[0], revision=origin[1]) if one.path.endswith(".safetensors")]
+    return frozenset((one.path, expected_id(one)) for one in files)
+
+
+def _short(origin: Origin) -> str:
+    return f"{origin[0]}@{origin[1][:8]}"

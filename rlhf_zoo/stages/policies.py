@@ -1,0 +1,222 @@
+"""`rlhf-zoo eval POLICY --against SFT`: any policy against any other of the same tokenizer, on held-out prompts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from ..errors import ZooError
+from ..hub.family import parents_of
+from ..hub.lineage import Lineage, Source, find_policy, published_at
+from ..hub.plots import plot_win_rates
+from ..hub.report import WIN_RATES
+from ..models import load_causal, load_classifier
+from ..record import StageRecord, now, write_json, write_text
+from ..rewards import RewardModel, Rewards
+from ..rewards.model import same_tokenizer
+from .ballots import votes_on
+from .context import versions
+from .data import DataSource
+from .head_to_head import head_to_head
+from .judges import check_names, checked, open_panel
+from .measure import Yardstick, reward_models
+from .settings import LLMConfig, recorded_settings
+from .trace import find
+from .train import quiet
+
+__all__ = ["Contest", "Terms", "evaluate", "find_contest"]
+
+CONFIGURATION = "prompts"
+PAIRS = "preferences"
+#: Tokens of a completion where nothing says how many: TRL's own default of PPO.
+LENGTH = 53
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How two policies are compared. None takes what the policy was trained with, or names in its card."""
+
+    prompts: int = 200
+    samples: int = 3
+    split: str = "test"
+    seed: int = 1
+    temperature: float | None = None
+    max_new_tokens: int | None = None
+    dataset_name: str | None = None
+    dataset_revision: str | None = None
+    judges: tuple[str, ...] = ("classifier",)
+    llm: LLMConfig = field(default_factory=LLMConfig)
+
+    def __post_init__(self) -> None:
+        for name, low in (("prompts", 1), ("samples", 1), ("seed", 0)):
+            if getattr(self, name) < low:
+                raise ZooError(f"--{name} is {getattr(self, name)}: give at least {low}.")
+        if self.temperature is not None and not self.temperature > 0:
+            raise ZooError(f"--temperature is {self.temperature}: give a number above 0.")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ZooError(f"--max_new_tokens is {self.max_new_tokens}: give at least 1.")
+
+
+@dataclass(frozen=True)
+class Contest:
+    """A policy, what it is compared with, and its reward model; reward None without one.
+
+    data: where its prompts are, None where nothing says. settings: temperature and response_length of its training.
+    """
+
+    policy: Source
+    against: Source
+    reward: Source | None
+    data: DataSource | None
+    settings: Mapping[str, float]
+
+
+def find_contest(policy: str, *, against: str | None, reward: str | None, terms: Terms) -> Contest:
+    """Finds what `policy` means: a run directory of PPO, a checkpoint of one, a model's folder, NAMESPACE/NAME[@TAG].
+
+    against and reward take the place of what its run or card names; reward "none" leaves it out. Raises ZooError where
+    a model cannot be had, and where nothing names the other policy.
+    """
+    without = reward == "none"
+    named = None if without else reward
+    data = None
+    if terms.dataset_name is not None:
+        data = DataSource(terms.dataset_name, terms.dataset_revision, {})
+    stage = _stage_of(Path(policy))
+    if stage is not None:
+        subject = find(policy, sft=against, reward=named)
+        read = recorded_settings(subject.resolved, "ppo", ("response_length", "temperature"), where=str(subject.where))
+        beside = stage.parent / "data"
+        if data is None and (beside / CONFIGURATION).is_dir():
+            data = DataSource(str(beside), None, {})
+        scorer = None if without or subject.reward is None else Source(subject.reward.name, subject.reward.path)
+        ours, theirs = subject.policy, subject.reference
+        settings = {name: float(value) for name, value in read.items()}
+        return Contest(Source(ours.name, ours.path), Source(theirs.name, theirs.path), scorer, data, settings)
+    lineage = find_policy(policy, against=against, reward=reward if not without else None, without_reward=without)
+    settings = {"temperature": lineage.setting("temperature", 1.0)}
+    settings["response_length"] = lineage.setting("response_length", LENGTH)
+    return Contest(lineage.ppo, lineage.sft, lineage.reward, data or _data_of(lineage), settings)
+
+
+def _stage_of(path: Path) -> Path | None:
+    """The directory of the PPO stage that a path is in, or is the run of; None for another folder, or none."""
+    for stage in (path, path / "ppo", path.parent):
+        if path.is_dir() and StageRecord(stage).read().get("stage") == "ppo":
+            return stage
+    return None
+
+
+def _data_of(lineage: Lineage) -> DataSource | None:
+    for parent in parents_of(lineage.card):
+        if parent.role == "data" and parent.repo is not None:
+            return DataSource(parent.repo, parent.commit, {})
+    return None
+
+
+def evaluate(contest: Contest, terms: Terms, *, out: Path, command: str) -> dict[str, Any]:
+    """Compares both on held-out prompts; writes evaluation.json and samples.jsonl into `out`, and returns the first.
+
+    Raises ZooError for judges, prompts or models that cannot be had or do not belong together.
+    """
+    started = time.monotonic()
+    quiet()
+    check_names(terms.judges, terms.llm)
+    if contest.data is None:
+        raise ZooError(f"Nothing says which prompts {contest.policy.name} is for: name a data set with --dataset_name.")
+    rows = contest.data.load(CONFIGURATION, terms.split, columns=["prompt"])
+    rows = rows.select(range(min(terms.prompts, len(rows))))
+    tools = _yardstick(contest, contest.data, terms, out)
+    policy = load_causal(contest.policy.path).eval()
+    checks = checked(tools.panel, contest.data, PAIRS, "test", seed=terms.seed)
+    found = head_to_head(
+        policy,
+        tools,
+        rows,
+        samples=terms.samples,
+        seed=terms.seed,
+        paid=reward_models(tools),
+        checks=checks,
+    )
+    figures = found.to_json()
+    if tools.panel.votes:
+        sides = {"ppo": _origins(contest.policy), "sft": _origins(contest.against)}
+        figures["votes"] = {name: votes_on(name, **sides, seed=terms.seed) for name in tools.panel.votes}
+    document = {
+        "schema": 1,
+        "policy": _told(contest.policy),
+        "against": _told(contest.against),
+        "reward": None if contest.reward is None else _told(contest.reward),
+        "data": {"location": contest.data.location, "revision": contest.data.revision, "split": terms.split},
+        "split": terms.split,
+        "seed": terms.seed,
+        **figures,
+        "terms": asdict(terms),
+        "versions": versions(),
+        "command": command,
+        "finished": now(),
+        "seconds": time.monotonic() - started,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "evaluation.json", document)
+    write_text(out / "samples.jsonl", found.jsonl())
+    plot_win_rates(document, out / WIN_RATES)
+    return document
+
+
+def _yardstick(contest: Contest, data: DataSource, terms: Terms, out: Path) -> Yardstick:
+    tokenizer, theirs = _tokenizer(contest.policy), _tokenizer(contest.against)
+    if not same_tokenizer(tokenizer, theirs):
+        raise ZooError(
+            f"{contest.policy.name} and {contest.against.name} have different tokenizers, so there is no KL between "
+            "them: give policies that came from one base model."
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token_id = tokenizer.eos_token_id
+    rewards = None
+    if contest.reward is not None:
+        path = contest.reward.path
+        rewards = Rewards([RewardModel(load_classifier(path), AutoTokenizer.from_pretrained(path), tokenizer)])
+    length = terms.max_new_tokens or int(contest.settings["response_length"])
+    panel = open_panel(
+        terms.judges,
+        llm=terms.llm,
+        labelled=lambda: _labelled(data),
+        folder=out,
+        seed=terms.seed,
+    )
+    temperature = contest.settings["temperature"] if terms.temperature is None else terms.temperature
+    reference = load_causal(contest.against.path).eval()
+    return Yardstick(reference, tokenizer, rewards, panel, max_new_tokens=length, temperature=temperature)
+
+
+def _labelled(data: DataSource) -> Any:
+    try:
+        return data.load("judge", "train", columns=["text", "label"])
+    except ZooError as error:
+        raise ZooError(
+            f"The data set {data.location} has no labelled texts for the judge classifier (configuration judge, split "
+            f"train): name another with --judge; `rlhf-zoo eval --help` says which there are. {error}"
+        ) from error
+
+
+def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
+    try:
+        return AutoTokenizer.from_pretrained(source.path)
+    except (OSError, ValueError) as error:
+        raise ZooError(f"{source.name} has no tokenizer that can be loaded: save the model with its own.") from error
+
+
+def _origins(source: Source) -> list[tuple[str, str]]:
+    repo, commit, _ = published_at(source)
+    return [(repo, commit)] if repo is not None and commit is not None else []
+
+
+def _told(source: Source) -> dict[str, Any]:
+    repo, commit, tag = published_at(source)
+    return {"name": source.name, "repo": repo, "commit": commit, "tag": tag}

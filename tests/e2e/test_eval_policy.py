@@ -1,0 +1,188 @@
+"""`rlhf-zoo eval POLICY --against OTHER`: published policies, every kind of judge, and the figures in the card."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hub_fixture import RunningHub, start_hub
+from page_fixture import PPO, publish
+from stub_llm import StubLLM, longer
+from test_votes_train import cast
+from toy_models import Toys, save_toys
+from zoo_process import errors, zoo
+
+GOOD, BAD = ("sharp", "good", "clear", "bright", "fair", "long"), ("weak", "slow", "heavy", "menu", "but", "price")
+VOTES = "local/toy-votes"
+
+
+def write_data(folder: Path, *, swapped: bool = False) -> Path:
+    """A data set with prompts, the classifier's labelled texts, and labelled pairs. swapped: the texts' labels are."""
+    texts = [
+        (f"the camera is {word} and the battery is {word} {n}", word in GOOD) for n in range(12) for word in GOOD + BAD
+    ]
+    rows = {
+        "prompts": {"test": [{"prompt": f"the {what} is"} for what in ("battery", "camera", "screen", "sound")] * 6},
+        "judge": {"train": [{"text": text, "label": int(good != swapped)} for text, good in texts]},
+        "preferences": {
+            "test": [
+                {"prompt": f"the camera {n} is", "chosen": f" {good}", "rejected": f" {bad}"}
+                for n, (good, bad) in enumerate(zip(GOOD * 8, BAD * 8, strict=True))
+            ]
+        },
+    }
+    front = []
+    for name, splits in rows.items():
+        (folder / name).mkdir(parents=True)
+        for split, content in splits.items():
+            (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
+        files = [{"split": split, "path": f"{name}/{split}.jsonl"} for split in splits]
+        front.append({"config_name": name, "data_files": files})
+    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': front})}---\n")
+    return folder
+
+
+class Place:
+    def __init__(self, folder: Path, hub: RunningHub, toys: Toys) -> None:
+        self.folder, self.hub, self.toys = folder, hub, toys
+        self.data = write_data(folder / "data")
+        self.swapped = write_data(folder / "swapped", swapped=True)
+
+    def eval(self, *arguments: str | Path, **env: str) -> Any:
+        token = {"RLHF_ZOO_HUB_TOKEN": self.hub.token}
+        return zoo(
+            "eval", *arguments, "--hub", self.hub.url, home=self.folder / "home", cwd=self.folder, **token, **env
+        )
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("eval")
+    hub = start_hub(folder / "hub")
+    try:
+        toys = save_toys(folder / "toys")
+        publish(hub, toys)
+        yield Place(folder, hub, toys)
+    finally:
+        hub.stop()
+
+
+def test_every_kind_of_judge(place: Place) -> None:
+    """SFT and reward model by the card, at its commits; an LLM by its endpoint; people by their votes."""
+    commits = {
+        repo: place.hub.api().model_info(repo, revision=at).sha
+        for repo, at in ((PPO, "step-40"), ("local/toy-sft", None))
+    }
+    sft = json.loads(Path(place.hub.api().hf_hub_download(PPO, "rlhf_card.json")).read_text())["parents"]["sft"][
+        "commit"
+    ]
+    assert sft != commits["local/toy-sft"]
+    votes = [
+        (f"the battery {n} is", " good", " weak", "left" if n < 6 else "tie" if n < 8 else "both_bad") for n in range(9)
+    ]
+    cast(place.hub, place.folder, VOTES, votes)
+    judges = ["classifier", "rule:length(target=4)", "reward:local/toy-reward@main", "llm:stub", f"votes:{VOTES}"]
+    with StubLLM(longer, key="secret") as stub:
+        given = [part for judge in judges for part in ("--judge", judge)]
+        arguments = [f"{PPO}@step-40", *given, "--dataset_name", place.data, "--prompts", "20", "--samples", "2"]
+        asked = {"OPENAI_BASE_URL": stub.url, "OPENAI_API_KEY": "secret"}
+        done = place.eval(*arguments, "--llm", '{"price": [1, 2], "budget": 5}', "--json", **asked)
+        assert done.returncode == 0, done.stderr
+        first = len(stub.seen)
+        again = place.eval(*arguments, "--llm", '{"price": [1, 2], "budget": 5}', "--json", **asked)
+        assert len(stub.seen) == first > 0, "answers are kept on the disk"
+    found = json.loads(done.stdout)
+    assert found["policy"]["commit"] == commits[PPO] and found["against"]["commit"] == sft
+    assert found["n"] == 40 and found["prompts"] == 20 and found["max_new_tokens"] == 12 and found["temperature"] == 0.9
+    assert list(found["judges"]) == ["classifier", "rule:length(target=4)", "reward:local/toy-reward@main", "llm:stub"]
+    own = found["judges"]["reward:local/toy-reward@main"]
+    assert (
+        own["is_training_reward"] and "it says that training worked" not in done.stderr
+    )  # --json prints figures alone
+    assert not found["judges"]["classifier"]["is_training_reward"] and found["judge"]["name"] == "classifier"
+    assert found["win_rate"] == found["judges"]["classifier"]["win_rate"]
+    assert found["judge"]["check"]["finding"] == "agrees" and found["judge"]["check"]["accuracy"]["n"] == 48
+    llm = found["judges"]["llm:stub"]
+    assert llm["orders"]["agreement"]["value"] == 1.0 and llm["usage"]["requests"] == first and llm["usage"]["cost"] > 0
+    rows = [
+        json.loads(line)
+        for line in (place.folder / "runs/eval/local--toy-ppo--step-40/samples.jsonl").read_text().splitlines()
+    ]
+    assert len(rows) == 40
+    sizes = [(len(row["ppo"]["completion"]), len(row["sft"]["completion"])) for row in rows]
+    expected = sum(1.0 if ours > theirs else 0.5 if ours == theirs else 0.0 for ours, theirs in sizes) / 40
+    assert llm["win_rate"]["value"] == pytest.approx(expected) and expected != 0.5
+    kl = sum(row["ppo"]["kl"] for row in rows) / 40
+    assert found["ppo"]["kl"]["value"] == pytest.approx(kl) and abs(found["sft"]["kl"]["value"]) < 1e-5
+    assert abs(kl - found["ppo"]["exact_kl"]["value"]) < 1.0 and found["ppo"]["exact_kl"]["value"] > 0
+    spent = found["ppo"]["sft_perplexity"]["value"]
+    assert math.isfinite(spent) and spent > 1
+    # The votes that `cast` writes are on other commits.
+    assert found["votes"][VOTES]["win_rate"] is None
+    assert found["votes"][VOTES]["problem"] == f"None of the 9 votes of {VOTES} is on these two policies."
+    second = json.loads(again.stdout)
+    figures = ("ppo", "sft", "win_rate", "control", "win_rate_at_equal_length", "agreement")
+    assert {key: second[key] for key in figures} == {key: found[key] for key in figures}
+
+
+def test_figures_go_into_the_card(place: Place) -> None:
+    """Twice: what the first left is replaced, and the rest of the card stays."""
+    before = Path(place.hub.api().hf_hub_download(PPO, "README.md")).read_text()
+    arguments = [PPO, "--dataset_name", place.data, "--prompts", "20", "--samples", "1", "--push_to_hub"]
+    for _ in range(2):
+        done = place.eval(*arguments)
+        assert done.returncode == 0, done.stderr
+    assert "win rate, by classifier" in done.stdout and "control: against itself, other seed" in done.stdout
+    card = Path(place.hub.api().hf_hub_download(PPO, "README.md")).read_text()
+    assert card.startswith(before.rstrip()) and card.count("## Evaluation against") == 1
+    assert "| **win rate**, by classifier |" in card and "agrees with" in card
+    files = place.hub.api().list_repo_files(PPO)
+    kept = [name for name in files if name.startswith("evaluations/")]
+    assert {Path(name).name for name in kept} == {"evaluation.json", "samples.jsonl", "win_rates.png"}
+    published = json.loads(
+        Path(place.hub.api().hf_hub_download(PPO, next(n for n in kept if n.endswith("evaluation.json")))).read_text()
+    )
+    assert published["policy"]["name"] == PPO and "model.safetensors" in files
+
+
+def test_a_judge_that_learned_swapped_labels_is_detected(place: Place) -> None:
+    """Its own held-out accuracy cannot tell; labelled pairs can."""
+    done = place.eval(PPO, "--dataset_name", place.swapped, "--prompts", "20", "--samples", "1", "--output_dir", "swap")
+    assert done.returncode == 0, done.stderr
+    assert "classifier: The judge contradicts the labels: it scores the chosen side higher in 0." in done.stderr
+    found = json.loads((place.folder / "swap/evaluation.json").read_text())["judge"]
+    assert found["accuracy"]["value"] > 0.9 and found["check"]["finding"] == "contradicts"
+    assert found["check"]["calibration"]["ece"] > found["check"]["calibration"]["ece_by_chance"]["high"]
+
+
+def test_folders_need_no_hub_and_no_reward_model(place: Place) -> None:
+    done = place.eval(
+        place.toys.ppo, "--against", place.toys.sft, "--reward", "none", "--dataset_name", place.data, "--prompts", "8",
+        "--samples", "1", "--temperature", "0.7", "--max_new_tokens", "6", "--seed", "3", "--output_dir", "plain",
+        "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["reward"] is None and "reward" not in found["ppo"] and "agreement" not in found
+    assert (found["temperature"], found["max_new_tokens"], found["seed"]) == (0.7, 6, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([PPO], "Nothing says which prompts local/toy-ppo is for: name a data set with --dataset_name."),
+        (["toys/ppo", "--against", "toys/sft", "--dataset_name", "data", "--push_to_hub"], "toys/ppo is a folder, and"),
+        (["tiny-world", "--judge", "llm:x", "--llm", '{"budget": 1}'], "A budget needs prices"),
+    ],
+)
+def test_mistakes(place: Place, arguments: list[str], message: str) -> None:
+    """Of those that need no process of their own: tests/unit/test_policies.py."""
+    done = place.eval(*arguments, "--output_dir", "bad")
+    said = errors(done.stderr)
+    assert done.returncode == 2 and message in said[-1], done.stderr
+    assert "Traceback" not in done.stderr and not (place.folder / "bad").exists()

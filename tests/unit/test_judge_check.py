@@ -1,0 +1,60 @@
+"""A judge beside labelled pairs: swapped labels, known binomials, calibration."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy import stats as scipy_stats
+
+from rlhf_zoo.evaluation.judge_check import check_judge
+from rlhf_zoo.evaluation.judges import ClassifierJudge
+
+GOOD, BAD = ("sharp", "bright", "clear", "light"), ("weak", "slow", "dull", "heavy")
+
+
+def rows(swapped: bool) -> list[dict]:
+    return [
+        {"text": f"the {what} is {word}", "label": int((word in GOOD) != swapped)}
+        for what in ("lamp", "phone", "radio", "clock", "chair", "kettle")
+        for word in GOOD + BAD
+    ]
+
+
+@pytest.mark.parametrize(("swapped", "finding"), [(False, "agrees"), (True, "contradicts")])
+def test_swapped_labels_are_detected(swapped: bool, finding: str) -> None:
+    judge = ClassifierJudge.train(rows(swapped), seed=1)
+    assert judge.accuracy.value > 0.9, "its own held-out part is swapped as well"
+    prompts = [f"the door {n} is" for n in range(32)]
+    chosen, rejected = (judge(prompts, [f" {words[n % 4]}" for n in range(32)]) for words in (GOOD, BAD))
+    found = check_judge(chosen, rejected, prompts, probabilities=True, seed=1)
+    assert found.finding == finding and (found.unfit is not None) is swapped
+    assert found.calibration is not None
+    wrong = found.calibration["ece"] - found.calibration["ece_by_chance"]["high"]
+    assert wrong > 0.3 if swapped else found.calibration["ece"] < 0.5
+
+
+@pytest.mark.parametrize(("right", "finding"), [(30, "contradicts"), (50, "says nothing"), (70, "agrees")])
+def test_the_finding_is_that_of_a_binomial_test(right: int, finding: str) -> None:
+    scores = np.array([1.0] * right + [0.0] * (100 - right))
+    found = check_judge(scores, 1 - scores, range(100), probabilities=False, seed=2)
+    exact = scipy_stats.binomtest(right, 100).proportion_ci(method="exact")
+    np.testing.assert_allclose(found.accuracy.ci95, [exact.low, exact.high], atol=0.02)
+    assert found.accuracy.value == right / 100 and found.finding == finding and found.calibration is None
+
+
+def test_a_judge_by_chance_is_rarely_accused() -> None:
+    """The level is 2.5% on the side that accuses."""
+    rng = np.random.default_rng(0)
+    accused = sum(
+        check_judge(*rng.random((2, 60)), range(60), probabilities=False, seed=k).finding == "contradicts"
+        for k in range(300)
+    )
+    assert accused <= scipy_stats.binom(300, 0.025).ppf(0.999)
+
+
+def test_ties_and_certainties() -> None:
+    found = check_judge([0.5, 0.5], [0.5, 0.5], ["a", "b"], probabilities=True, seed=1)
+    assert found.accuracy.value == 0.5 and found.accuracy.ties == 1.0 and found.finding == "says nothing"
+    sure = check_judge([1.0, 1.0], [0.0, 0.0], ["a", "b"], probabilities=True, seed=1)
+    assert sure.calibration is not None and sure.calibration["ece"] < 1e-5
+    assert sure.to_json()["unfit"] is None

@@ -1,0 +1,210 @@
+"""`rlhf-zoo eval`: what its arguments mean, and what is refused before any model is loaded."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from toy_models import save_toys
+from transformers import AutoTokenizer
+
+from rlhf_zoo.commands.evaluate import _is_policy, _json, _recipe_keys, _shared
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.report import report, slug
+from rlhf_zoo.models import load_classifier
+from rlhf_zoo.rewards import RewardModel, Rewards
+from rlhf_zoo.stages.judges import Panel, RewardJudge, RuleJudge, check_names, open_panel, scores
+from rlhf_zoo.stages.measure import reward_models
+from rlhf_zoo.stages.policies import Terms, find_contest
+from rlhf_zoo.stages.settings import LLMConfig, llm_config
+
+NOTHING = {"against": None}
+
+
+def test_what_is_a_policy(tmp_path: Path) -> None:
+    (tmp_path / "recipe").mkdir()
+    (tmp_path / "recipe" / "recipe.yaml").touch()
+    (tmp_path / "model").mkdir()
+    recipes = ["tiny-world", "tiny-wrold", str(tmp_path / "recipe"), str(tmp_path / "missing"), "./missing"]
+    assert [name for name in recipes if _is_policy(name, NOTHING)] == []
+    policies = ["local/toy-ppo", "local/toy-ppo@step-40", str(tmp_path / "model")]
+    assert [name for name in policies if _is_policy(name, NOTHING)] == policies
+    assert _is_policy("gpt2", {"against": "gpt2-xl"})
+
+
+def test_options_as_keys_of_a_recipe() -> None:
+    given = {"prompts": 20, "samples": None, "llm": {"budget": 1}}
+    assert _recipe_keys(("a:b", "llm:x"), given, {}) == {
+        "evaluation.prompts": 20, "evaluation.llm": {"budget": 1}, "evaluation.judge": "a:b",
+        "evaluation.judges": ["llm:x"], "evaluation.judge_name": None, "evaluation.judge_description": "",
+    }  # fmt: skip
+    with pytest.raises(ZooError, match=r"--evaluation.prompts is given, and by another option too: keep one"):
+        _recipe_keys((), given, {"evaluation.prompts": 3})
+
+
+def test_flags_of_a_policy() -> None:
+    def read(*arguments: str) -> dict[str, Any]:
+        context: Any = SimpleNamespace(args=list(arguments))
+        return _shared(context)
+
+    assert read("--seed", "3", "--dataset-name", "x/y") == {"seed": 3, "dataset_name": "x/y"}
+    for arguments, message in (
+        (["--sample", "2"], "--sample is no option for a policy, did you mean 'samples'?"),
+        (["--ppo.kl_coef", "0"], "--ppo.kl_coef is no option for a policy"),
+        (["--seed", "x"], "--seed is 'x': give a whole number."),
+    ):
+        with pytest.raises(ZooError) as refused:
+            read(*arguments)
+        assert message in str(refused.value)
+    for text in ("{", "[1]"):
+        with pytest.raises(ZooError, match="--llm is"):
+            _json(text)
+    assert _json(None) is None and _json('{"budget": 1}') == {"budget": 1}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"prompts": 0}, "--prompts is 0: give at least 1."),
+        ({"seed": -1}, "--seed is -1: give at least 0."),
+        ({"temperature": 0.0}, "--temperature is 0.0: give a number above 0."),
+        ({"max_new_tokens": 0}, "--max_new_tokens is 0: give at least 1."),
+    ],
+)
+def test_terms_that_cannot_work(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ZooError) as refused:
+        Terms(**fields)
+    assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["nonsense"], "nonsense"),
+        (["reward:"], "names nothing after its colon: write reward:NAME."),
+        (["votes:a/b"], "votes:a/b only says which of two is preferred: name another before it, such as classifier."),
+        (["pairs:builtins:len"], "pairs:builtins:len only says which of two is preferred"),
+        (["classifier", "votes:nowhere"], "is no place for votes on a Hub"),
+        (["classifier", "llm:x", "classifier"], "The judge classifier is named twice: name it once."),
+        (["rule:numeric_matsh"], "numeric_matsh"),
+    ],
+)
+def test_judges_that_cannot_be_had(names: list[str], message: str) -> None:
+    with pytest.raises(ZooError) as refused:
+        check_names(names, LLMConfig())
+    assert message in str(refused.value)
+
+
+def test_settings_of_an_llm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "ftp://elsewhere")
+    with pytest.raises(ZooError, match="is no endpoint of an LLM judge"):
+        check_names(["llm:x"], LLMConfig())
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    check_names(["llm:x"], llm_config({"price": [1, 2], "budget": 3}, "--llm"))
+    for given, message in (
+        ({"prise": [1, 2]}, "did you mean 'price'?"),
+        ({"price": [1]}, "give two numbers"),
+        ({"budget": "much"}, "budget"),
+        ({"endpoint": "https://elsewhere"}, "no key of an LLM judge"),  # a recipe must not say where a key is sent
+        ({"api_key_env": "HF_TOKEN"}, "no key of an LLM judge"),
+    ):
+        with pytest.raises(ZooError) as refused:
+            llm_config(given, "--llm")
+        assert message in str(refused.value)
+
+
+def longest(prompts: list[str], completions: list[str]) -> list[float]:
+    """The longer, the better.
+
+    And more that no card needs."""
+    return [float(len(text)) for text in completions]
+
+
+def known(completions: list[str], answer: list[str], **_: Any) -> list[float | None]:
+    return [None if wanted == "?" else float(text == wanted) for text, wanted in zip(completions, answer, strict=True)]
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = types.ModuleType("own_judges")
+    here.longest, here.known = longest, known  # type: ignore[attr-defined]
+    here.first = lambda prompts, a, b: [1.0] * len(a)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "own_judges", here)
+
+
+def test_a_panel(module: None, tmp_path: Path) -> None:
+    names = ["own_judges:longest", "rule:own_judges:known", "pairs:own_judges:first", "votes:a/b"]
+    panel = open_panel(names, llm=LLMConfig(), labelled=lambda: [], folder=tmp_path, seed=1, title="length")
+    assert [judge.name for judge in panel.scoring] == ["length", "rule:own_judges:known"]
+    assert [judge.name for judge in panel.comparing] == ["pairs:own_judges:first"] and panel.votes == ("a/b",)
+    assert panel.scoring[0].description == "The longer, the better."
+    rule = panel.scoring[1]
+    assert scores(rule, ["p", "q"], ["a", "b"], {"answer": ["a", "a"], "other": [1, 2]}) == [1.0, 0.0]
+    assert scores(panel.scoring[0], ["p"], ["abc"], {"answer": ["a"]}) == [3.0]
+    with pytest.raises(ZooError, match=r"applies to some prompts only, not to 'q': a judge must score each"):
+        scores(rule, ["p", "q"], ["a", "b"], {"answer": ["a", "?"]})
+    with pytest.raises(ZooError, match="answer"):
+        scores(rule, ["p"], ["a"], {})
+    assert isinstance(rule, RuleJudge)
+
+
+def test_the_training_reward_is_known_by_its_weights(tmp_path: Path) -> None:
+    toys = save_toys(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(toys.reward)
+
+    def model() -> RewardModel:
+        return RewardModel(load_classifier(toys.reward), tokenizer, tokenizer)
+
+    other = model()
+    with torch.no_grad():
+        next(other.model.parameters())[0, 0] += 1e-3
+    panel = Panel([RewardJudge("copy", model()), RewardJudge("other", other)])
+    tools: Any = SimpleNamespace(panel=panel, rewards=Rewards([model()]))
+    assert reward_models(tools) == {"reward:copy"}
+    assert reward_models(SimpleNamespace(panel=panel, rewards=None)) == frozenset()  # type: ignore[arg-type]
+    given = panel.scoring[0](["the camera"], [" is good"])
+    alone = model().score_texts(["the camera is good"], ended=[True]).tolist()
+    np.testing.assert_allclose(given, alone, rtol=1e-6)
+
+
+def test_folders_of_models(tmp_path: Path) -> None:
+    toys = save_toys(tmp_path)
+    with pytest.raises(ZooError, match=r"does not say which SFT model it started from: name it with --against\."):
+        find_contest(str(toys.ppo), against=None, reward=None, terms=Terms())
+    terms = Terms(dataset_name="data", dataset_revision="main")
+    found = find_contest(str(toys.ppo), against=str(toys.sft), reward=str(toys.reward), terms=terms)
+    assert found.reward is not None and found.data is not None
+    assert (found.policy.path, found.against.path, found.reward.path) == (toys.ppo, toys.sft, toys.reward)
+    assert (found.data.location, found.data.revision) == ("data", "main")
+    without = find_contest(str(toys.ppo), against=str(toys.sft), reward="none", terms=terms)
+    assert without.reward is None and without.settings == {"temperature": 1.0, "response_length": 53}
+
+
+def test_a_report_shows_names_as_text() -> None:
+    estimate = {"value": 0.5, "ci95": [0.4, 0.6], "n": 8}
+    judge = {
+        "description": "<b>*good*</b>", "is_training_reward": True, "win_rate": estimate,
+        "check": {"accuracy": estimate, "unfit": "The judge contradicts the labels."},
+    }  # fmt: skip
+    document = {
+        "policy": {"name": "a/b@c", "repo": "a/b", "commit": "0" * 40}, "against": {"name": "x|y", "commit": None},
+        "sft": {"judge": estimate, "kl": {**estimate, "value": 0.0}}, "ppo": {"judge": estimate, "kl": estimate},
+        "judges": {"<i>": judge}, "judge": {"name": "<i>"}, "win_rate_at_equal_length": estimate, "control": estimate,
+        "votes": {"u/v": {"win_rate": None, "problem": "u/v holds no votes."}}, "n": 8, "prompts": 4,
+        "samples_per_prompt": 2, "split": "test", "data": {"location": "d"}, "temperature": 1.0, "max_new_tokens": 5,
+        "seed": 1, "command": "rlhf-zoo eval a/b",
+    }  # fmt: skip
+    text = report(document)
+    assert "<i>" not in text and "<b>" not in text and "`a/b` at `0000000000`" in text
+    assert "0: it is the reference | 0.500 [0.400, 0.600] | 8 |" in text
+    assert "**This is the reward model itself" in text and "**The judge contradicts the labels.**" in text
+    assert "u/v holds no votes." in text
+    assert (
+        slug("local/toy-ppo@step-40") == "local--toy-ppo--step-40" and slug("../x/") == "x" and slug("//") == "policy"
+    )
