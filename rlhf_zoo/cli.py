@@ -20,6 +20,7 @@ COMMANDS = {
     "card": "commands.release:card",
     "compare": "commands.look:compare",
     "doctor": "commands.train:doctor",
+    "ensemble": "commands.ensemble:ensemble",
     "eval": "commands.evaluate:evaluate",
     "hub": "commands.hub:hub",
     "install-hf-extension": "commands.extension:install",

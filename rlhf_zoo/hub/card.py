@@ -20,6 +20,7 @@ from rlhf_zoo.hub.card_kl import kl_settings, penalty_varies
 from rlhf_zoo.hub.card_signs import reward_parts, signs
 from rlhf_zoo.hub.facts import Facts, estimate_at, finite, hub_id
 from rlhf_zoo.hub.markdown import Raw
+from rlhf_zoo.hub.report import judge_notes
 from rlhf_zoo.record import write_json, write_text
 
 __all__ = ["CARD_FILE", "make_card"]
@@ -286,6 +287,7 @@ def _render(facts: Facts, drawn: Mapping[str, Raw]) -> str:
         lineage=_lineage(facts),
         settings={key: facts.settings[key] for key in _SETTINGS if facts.settings.get(key) is not None},
         others=_other_judges(facts),
+        judge_notes=_notes(facts.evaluation.get("judge") or {}),
         parts=reward_parts(facts),
         rewarded=_rewarded(facts),
         signs=signs(facts) if facts.stage == "ppo" else [],
@@ -399,14 +401,23 @@ def _rewarded(facts: Facts) -> Raw:
 
 
 def _other_judges(facts: Facts) -> dict[str, dict[str, Any]]:
-    """The judges beside the main one: {name: {description, sft, ppo, win_rate}}."""
+    """The judges beside the main one: {name: {description, notes, sft, ppo, win_rate}}, votes among them."""
     main = (facts.evaluation.get("judge") or {}).get("name")
-    others = {}
+    others: dict[str, dict[str, Any]] = {}
     for name, figures in (facts.evaluation.get("judges") or {}).items():
         if name != main and isinstance(figures, Mapping):
             others[name] = {key: facts.figure("judges", name, key) for key in ("sft", "ppo", "win_rate")}
-            others[name]["description"] = figures.get("description", "")
+            others[name] = {**others[name], "description": figures.get("description", ""), "notes": _notes(figures)}
+    for name, figures in (facts.evaluation.get("votes") or {}).items():
+        if isinstance(figures, Mapping):
+            said = " ".join(str(figures[key]) for key in ("description", "problem") if figures.get(key))
+            others[f"votes:{name}"] = {"win_rate": facts.figure("votes", name, "win_rate"), "description": said}
     return others
+
+
+def _notes(judge: Mapping[str, Any]) -> Raw:
+    """What is to be known of a judge. That it is the reward itself, the template says of the main one."""
+    return judge_notes({key: value for key, value in judge.items() if key != "is_training_reward"})
 
 
 def _lineage(facts: Facts) -> list[tuple[str, Any, Any]]:

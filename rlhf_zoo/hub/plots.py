@@ -19,6 +19,7 @@ __all__ = [
     "Panel",
     "plot_ablation",
     "plot_curves",
+    "plot_ensemble",
     "plot_frontier",
     "plot_margins",
     "plot_over_training",
@@ -242,6 +243,54 @@ def plot_win_rates(found: Mapping[str, Any], path: Path) -> bool:
     axes.set_xlabel(f"win rate with 95% interval, {found['n']} completions of {found['prompts']} prompts")
     _save(figure, path)
     return True
+
+
+def plot_ensemble(found: Mapping[str, Any], path: Path) -> bool:
+    """Accuracy of each reward model and of all together, and disagreement on PPO's completions by their log-ratio.
+
+    found: overview.json of an ensemble. The second stands only where it was evaluated; its dashed line and band are the
+    disagreement on SFT's completions, the dotted one that of unrelated models. Bars are 95% intervals.
+    """
+    apart, parts = found["disagreement"], found["disagreement"]["by_kl"]
+    figure, first = _figure(height=6.0 if parts else 3.8)
+    first.remove()
+    top, *rest = figure.subplots(2, 1, squeeze=False, height_ratios=(2, 3)).flat if parts else [figure.subplots()]
+    _plain(top)
+    names = [*(f"seed {one['seed']}" for one in found["models"]), "mean of all"]
+    accuracies = [*(one["accuracy"] for one in found["models"]), found["ensemble"]["accuracy"]]
+    for place, (one, color) in enumerate(zip(accuracies, [_BLUE] * (len(names) - 1) + [_ORANGE], strict=True)):
+        top.errorbar(one["value"], place, xerr=_reach([one]), color=color, fmt="o", capsize=3)
+    top.set_yticks(range(len(names)), names)
+    top.invert_yaxis()
+    top.margins(y=0.2)
+    top.set_xlabel(f"accuracy on {accuracies[0]['n']} held-out pairs")
+    for axes in rest:
+        _plain(axes)
+        axes.errorbar(
+            [part["kl"] for part in parts],
+            [part["value"] for part in parts],
+            yerr=_reach(parts),
+            color=_ORANGE,
+            marker="o",
+            capsize=3,
+            linewidth=1.3,
+            label="PPO's completions, in fifths",
+        )
+        axes.axhline(apart["sft"]["value"], color=_BLUE, linestyle="--", linewidth=1.3, label="SFT's completions")
+        axes.axhspan(*apart["sft"]["ci95"], color=_BLUE, alpha=0.15, linewidth=0)
+        axes.axhline(apart["unrelated"], color=_GREY, linestyle=":", label="unrelated models")
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("log π − log π$_{SFT}$ of a completion, nats")
+        axes.set_ylabel("disagreement")
+        axes.legend(frameon=False, fontsize=8.5)
+    _save(figure, path)
+    return True
+
+
+def _reach(points: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """How far the interval of each point goes below it, and above."""
+    below = [max(point["value"] - point["ci95"][0], 0.0) for point in points]
+    return [below, [max(point["ci95"][1] - point["value"], 0.0) for point in points]]
 
 
 def _with_bars(axes: Any, points: Sequence[Mapping[str, Any]], name: str, **style: Any) -> None:

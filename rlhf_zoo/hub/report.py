@@ -13,7 +13,7 @@ from .markdown import Raw, code, escape, estimate
 from .pull import split_revision
 from .refusals import hub_name, refusals_as
 
-__all__ = ["FIGURES", "WIN_RATES", "add_to_card", "report", "slug"]
+__all__ = ["FIGURES", "WIN_RATES", "add_to_card", "judge_notes", "report", "slug"]
 
 WIN_RATES = "win_rates.png"
 #: What is said of both policies, and how it is called.
@@ -72,12 +72,13 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     )
     for name, found in document["judges"].items():
         yield ""
-        yield f"**Judge:** {escape(name)}. {escape(found['description'])}{_of_judge(found)}"
+        yield f"**Judge:** {escape(name)}. {escape(found['description'])}{judge_notes(found)}"
     yield ""
     yield f"Made by {code(document['command'])}."
 
 
-def _of_judge(found: Mapping[str, Any]) -> str:
+def judge_notes(found: Mapping[str, Any]) -> Raw:
+    """What is to be known of one judge of an evaluation beside its description: sentences, each after a space."""
     said = []
     if found.get("is_training_reward"):
         said.append(
@@ -86,14 +87,14 @@ def _of_judge(found: Mapping[str, Any]) -> str:
     check = found.get("check")
     if check:
         accuracy = f"{estimate(check['accuracy'])} of {check['accuracy']['n']} labelled pairs"
-        said.append(f"**{escape(check['unfit'])}**" if check.get("unfit") else f"It agrees with {accuracy}.")
+        said.append(f"**{escape(check['unfit'])}**" if check.get("unfit") else f"It prefers the better of {accuracy}.")
     orders = found.get("orders")
     if orders and orders.get("agreement"):
         said.append(f"Asked in both orders, which agreed in {estimate(orders['agreement'])} of the pairs.")
     cost = (found.get("usage") or {}).get("cost")
     if finite(cost) and cost is not None:
         said.append(f"Cost: {cost:.4g}.")
-    return "".join(f" {one}" for one in said)
+    return Raw("".join(f" {one}" for one in said))
 
 
 def _named(one: Mapping[str, Any]) -> Raw:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "RunContext", "versions"]
 
-#: Stages that each run of an ablation has of its own.
+#: Stages that a run of an ablation has of its own.
 OWN = ("ppo", "eval")
 PACKAGES = ("rlhf-zoo", "torch", "transformers", "trl", "huggingface-hub", "datasets", "peft", "accelerate")
 
@@ -50,8 +50,8 @@ class RunContext:
 
     pinned: stage -> REPOSITORY@COMMIT that takes its place where this directory holds no finished run of it.
     stop_after: end a stage's training with the checkpoint of this step, with the status "stopped".
-    base: where the stages before PPO lie, for a run of an ablation, which has none of its own; variant: its name among
-    those of the ablation.
+    base: for a run that is part of another, where the stages lie that are not its `own`; variant: its name among the
+    runs of an ablation.
     outbox: sends what is saved; without one, `publish` only says where what was sent before lies. checked: the
     repositories were looked at, and the Hub need not answer before a stage trains.
     """
@@ -69,6 +69,7 @@ class RunContext:
     pinned: Mapping[str, str] = field(default_factory=dict)
     stop_after: int | None = None
     base: Path | None = None
+    own: tuple[str, ...] = OWN
     variant: str | None = None
     outbox: Outbox | None = None
     checked: bool = False
@@ -82,11 +83,11 @@ class RunContext:
         return dict(self.flags.get("recipe", {}))
 
     def record(self, stage: str) -> StageRecord:
-        return StageRecord((self.directory if self.base is None or stage in OWN else self.base) / stage)
+        return StageRecord((self.directory if self.base is None or stage in self.own else self.base) / stage)
 
     def repo(self, stage: str) -> str:
         """NAMESPACE/RECIPE-STAGE; NAMESPACE/RECIPE-VARIANT-ppo for a run of an ablation."""
-        own = f"-{self.variant}" if self.variant is not None and stage in OWN else ""
+        own = f"-{self.variant}" if self.variant is not None and stage in self.own else ""
         return f"{self.namespace}/{self.recipe.name}{own}-{stage}"
 
     def check_recipe(self, stages: Sequence[str]) -> None:

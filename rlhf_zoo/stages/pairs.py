@@ -25,7 +25,7 @@ __all__ = ["COLUMNS", "NamedPairs", "named_pairs", "on_pairs", "prompt_configura
 COLUMNS = ["prompt", "chosen", "rejected"]
 #: What configurations of pairs are called: by this package, and by the Hub where nobody names one.
 CONFIGURATIONS = ("preferences", "default")
-SIMULATION = ("simulated_pairs", "simulated_test_pairs", "preference")
+SIMULATION = ("simulated_pairs", "simulated_test_pairs", "pairs_seed", "preference")
 HELD_OUT_SHARE = 0.1
 
 

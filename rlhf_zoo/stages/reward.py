@@ -11,6 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,20 @@ from .context import Checkpoint, RunContext
 from .data import DataSource, add_configuration, data_source
 from .generate import complete
 from .pairs import COLUMNS, named_pairs, on_pairs, prompt_configuration, sampling
-from .settings import StageSettings
+from .settings import RewardArguments, StageSettings
 from .train import quiet, train_stage
 
-__all__ = ["held_out_report", "hold_out", "run"]
+__all__ = [
+    "SFTSamples",
+    "held_out_pairs",
+    "held_out_report",
+    "hold_out",
+    "open_pairs",
+    "pairs_seed",
+    "run",
+    "score_pairs",
+    "sft_samples",
+]
 
 
 def run(context: RunContext) -> bool:
@@ -40,14 +51,10 @@ def run(context: RunContext) -> bool:
     from trl import RewardTrainer
 
     started = time.monotonic()
-    settings = context.settings("reward")
+    context.settings("reward")  # a mistake in them is told before data are made
     quiet()
-    pairs = named_pairs(context)
-    if pairs is None:
-        source = data_source(context)
-    else:
-        context, source = on_pairs(context, pairs), pairs.source
-        settings = context.settings("reward")
+    context, source = open_pairs(context)
+    settings = context.settings("reward")
     data = settings.data
     sft = context.checkpoint("sft")
     tokenizer = AutoTokenizer.from_pretrained(sft.path)
@@ -58,7 +65,7 @@ def run(context: RunContext) -> bool:
         )
     if data.simulated_pairs is not None:
         source = _simulated(context, settings, source, sft)
-    scored: list[tuple[list[str], list[bool]]] = []
+    scored: list[SFTSamples] = []
 
     def build() -> Any:
         train = source.load(data.dataset_config, data.dataset_train_split, columns=COLUMNS)
@@ -67,7 +74,7 @@ def run(context: RunContext) -> bool:
         held_out = None
         if data.dataset_validation_split is not None:
             held_out = source.load(data.dataset_config, data.dataset_validation_split, columns=COLUMNS)
-        scored.append(_sft_samples(context, settings, source, sft))
+        scored.append(sft_samples(context, settings, source, sft))
         set_seed(settings.trainer.seed)
         model = AutoModelForSequenceClassification.from_pretrained(sft.path, num_labels=1, dtype=torch.float32)
         model.config.pad_token_id = tokenizer.pad_token_id
@@ -85,8 +92,7 @@ def run(context: RunContext) -> bool:
         training = model.training
         model.config.rlhf_zoo = None
         needed = [parameter.requires_grad for parameter in model.parameters()]
-        texts, ended = scored[0]
-        raw = RewardModel(model, tokenizer, tokenizer).score_texts(texts, ended=ended)
+        raw = RewardModel(model, tokenizer, tokenizer).score_texts(scored[0].texts, ended=scored[0].ended)
         for parameter, needs in zip(model.parameters(), needed, strict=True):
             parameter.requires_grad_(needs)
         model.train(training)
@@ -96,14 +102,9 @@ def run(context: RunContext) -> bool:
     def conclude(trainer: Any, chosen: Path) -> dict[str, Any]:
         model = load_classifier(chosen)
         report = {key: model.config.rlhf_zoo[key] for key in ("score_mean", "score_std")}
-        measured = None
-        if data.held_out_share is not None:
-            split = data.dataset_train_split
-            _, measured = hold_out(source.load(data.dataset_config, split, columns=COLUMNS), data.held_out_share)
-            split = f"{split}, {data.held_out_share:.0%} of prompts held out"
-        elif (split := data.dataset_test_split) is not None:
-            measured = source.load(data.dataset_config, split, columns=COLUMNS)
-        if measured is not None:
+        found = held_out_pairs(source, data)
+        if found is not None:
+            measured, split = found
             report |= held_out_report(model, tokenizer, measured, seed=settings.trainer.seed)
             report["split"] = split
         return {"reward_model": report}
@@ -118,6 +119,25 @@ def run(context: RunContext) -> bool:
         finish_checkpoint=finish_checkpoint,
         conclude=conclude,
     )
+
+
+def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
+    """The run as its reward model is trained, and where its pairs are."""
+    pairs = named_pairs(context)
+    if pairs is None:
+        return context, data_source(context)
+    return on_pairs(context, pairs), pairs.source
+
+
+def held_out_pairs(source: DataSource, data: RewardArguments) -> tuple[Dataset, str] | None:
+    """The pairs that accuracy is measured on, and what to call them; None where the stage holds none out."""
+    if data.held_out_share is not None:
+        split = data.dataset_train_split
+        _, held_out = hold_out(source.load(data.dataset_config, split, columns=COLUMNS), data.held_out_share)
+        return held_out, f"{split}, {data.held_out_share:.0%} of prompts held out"
+    if data.dataset_test_split is None:
+        return None
+    return source.load(data.dataset_config, data.dataset_test_split, columns=COLUMNS), data.dataset_test_split
 
 
 def hold_out(pairs: Dataset, share: float) -> tuple[Dataset, Dataset]:
@@ -147,12 +167,11 @@ def _digest(prompt: Any) -> str:
 
 def held_out_report(model: Any, tokenizer: Any, pairs: Dataset, *, seed: int) -> dict[str, Any]:
     """`preference_report` of the raw scores: only in the units of training is σ(margin) a probability."""
-    scorer = RewardModel(model, tokenizer, tokenizer, center=False, scale=False)
-    scores, lengths = {}, {}
-    for side in ("chosen", "rejected"):
-        texts = [prompt + text for prompt, text in zip(pairs["prompt"], pairs[side], strict=True)]
-        scores[side] = scorer.score_texts(texts, ended=[True] * len(texts)).tolist()
-        lengths[side] = [len(ids) for ids in tokenizer(list(pairs[side]), add_special_tokens=False)["input_ids"]]
+    scores = score_pairs(RewardModel(model, tokenizer, tokenizer, center=False, scale=False), pairs)
+    lengths = {
+        side: [len(ids) for ids in tokenizer(list(pairs[side]), add_special_tokens=False)["input_ids"]]
+        for side in ("chosen", "rejected")
+    }
     return preference_report(
         scores["chosen"],
         scores["rejected"],
@@ -163,13 +182,30 @@ def held_out_report(model: Any, tokenizer: Any, pairs: Dataset, *, seed: int) ->
     )
 
 
+def score_pairs(scorer: RewardModel, pairs: Dataset) -> dict[str, list[float]]:
+    """Scores of both sides, chosen and rejected, each as a text that ended."""
+    scores = {}
+    for side in ("chosen", "rejected"):
+        texts = [prompt + text for prompt, text in zip(pairs["prompt"], pairs[side], strict=True)]
+        scores[side] = scorer.score_texts(texts, ended=[True] * len(texts)).tolist()
+    return scores
+
+
 def _prompts(context: RunContext, source: DataSource, split: str) -> list[str]:
     return list(source.load(prompt_configuration(context), split, columns=["prompt"])["prompt"])
 
 
-def _sft_samples(
-    context: RunContext, settings: StageSettings, source: DataSource, sft: Checkpoint
-) -> tuple[list[str], list[bool]]:
+@dataclass(frozen=True)
+class SFTSamples:
+    """Samples of the SFT model: N prompts, prompt + completion of each, and whether it ended by itself."""
+
+    prompts: list[str]
+    texts: list[str]
+    ended: list[bool]
+
+
+def sft_samples(context: RunContext, settings: StageSettings, source: DataSource, sft: Checkpoint) -> SFTSamples:
+    """`score_samples` completions of training prompts, drawn as PPO will draw them under the stage's seed."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(sft.path)
@@ -193,7 +229,12 @@ def _sft_samples(
         desc="samples to centre scores",
         **drawn,
     )
-    return [prompt + text for prompt, text in zip(chosen, done.texts, strict=True)], done.ended
+    return SFTSamples(chosen, [prompt + text for prompt, text in zip(chosen, done.texts, strict=True)], done.ended)
+
+
+def pairs_seed(settings: StageSettings) -> int:
+    """The seed of simulated pairs."""
+    return settings.trainer.seed if settings.data.pairs_seed is None else settings.data.pairs_seed
 
 
 def _simulated(context: RunContext, settings: StageSettings, source: DataSource, sft: Checkpoint) -> DataSource:
@@ -202,9 +243,10 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
     if data.preference is None:
         raise ZooError("simulated_pairs needs `preference`, the function that labels them: give module:attribute.")
     folder = context.record("data").path / "preferences"
+    seed = pairs_seed(settings)
     made = {
         "sft": sft.lineage["fingerprint"],
-        "seed": settings.trainer.seed,
+        "seed": seed,
         "train": data.simulated_pairs,
         "test": data.simulated_test_pairs,
         "preference": data.preference,
@@ -214,7 +256,7 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
     if note.is_file() and read_json(note) == made:
         return source
     prefer: Callable[[str, str, random.Random], int] = load_object(data.preference, group="rlhf_zoo.preferences")
-    rng = random.Random(settings.trainer.seed)
+    rng = random.Random(seed)
     splits = {
         "train": _pairs(
             context, settings, _prompts(context, source, "train"), data.simulated_pairs, 3, sft, prefer, rng
@@ -248,7 +290,7 @@ def _pairs(
             tokenizer,
             chosen,
             keys=[(stream, i, side) for i in range(count)],
-            seed=settings.trainer.seed,
+            seed=pairs_seed(settings),
             desc=f"pairs to compare, side {side + 1}",
             **sampling(context),
         )

@@ -155,6 +155,7 @@ class RewardArguments:
         metadata={"help": "Make so many training pairs: samples of the SFT model, labelled by `preference`."},
     )
     simulated_test_pairs: int = field(default=500, metadata={"help": "Pairs made so for the test split."})
+    pairs_seed: int | None = field(default=None, metadata={"help": "Seed of these pairs; None takes the trainer's."})
     preference: str | None = field(
         default=None, metadata={"help": "module:attribute of (text_a, text_b, rng) -> 0 or 1, the preferred one."}
     )
@@ -164,6 +165,7 @@ class RewardArguments:
 
     def __post_init__(self) -> None:
         _at_least(1, self, "simulated_pairs", "simulated_test_pairs")
+        _at_least(0, self, "pairs_seed")
         _at_least(2, self, "score_samples")
         if self.held_out_share is None:
             return

@@ -32,8 +32,8 @@ HEAVY = (
     "dulwich", "yaml", "http.server",
 )  # fmt: skip
 COMMANDS = {
-    "ablate", "baseline", "card", "compare", "doctor", "eval", "hub", "hub env", "hub serve", "hub status", "hub token",
-    "lineage", "ppo",
+    "ablate", "baseline", "card", "compare", "doctor", "ensemble", "eval", "hub", "hub env", "hub serve", "hub status",
+    "hub token", "lineage", "ppo",
     "pull", "push", "recipes", "recipes copy", "recipes keys", "recipes list", "recipes show", "recipes validate",
     "reproduce", "reward", "run", "sft", "trace",
     "hub export", "install-hf-extension", "space", "space deploy", "uninstall-hf-extension", "zoo",
@@ -120,12 +120,12 @@ def test_tables_are_json_on_request(tmp_path, command, keys):
 def test_every_command_that_prints_a_table_takes_json():
     tables = {
         "recipes list", "recipes keys", "run", "hub export", "hub status", "doctor", "trace", "lineage", "reproduce",
-        "pull", "zoo", "ablate", "baseline", "eval",
+        "pull", "zoo", "ablate", "baseline", "ensemble", "eval",
     }  # fmt: skip
     takes = {name for name, command in walk(cli.cli).items() if any("--json" in param.opts for param in command.params)}
     assert takes == tables
     source = "".join(path.read_text() for path in Path(common.__file__).parent.glob("*.py"))
-    assert len(re.findall(r"(?<!def )\btable\(", source)) == 9, "a new table needs --json: name its command above"
+    assert len(re.findall(r"(?<!def )\btable\(", source)) == 10, "a new table needs --json: name its command above"
 
 
 def test_recipes_are_shown_copied_and_validated(tmp_path):

@@ -2,54 +2,139 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
+import copy
+import json
 
+import evidence
 import pytest
+from figures import gain_table, keep, tables
+from figures.experiments import EXPERIMENTS, METHODS, PARTS, ROOT
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="module")
-def evidence():
-    spec = importlib.util.spec_from_file_location("evidence", ROOT / "benchmarks" / "evidence.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["evidence"] = module
-    spec.loader.exec_module(module)
-    return module
+TINY, REMARKS = EXPERIMENTS
+DATA = "$RLHF_ZOO_DATA"
+KEPT = [experiment.name(part) for experiment in EXPERIMENTS for part in PARTS]
 
 
-def test_every_table_in_the_docs_is_rendered_from_the_json(evidence):
+def runs(name: str) -> list[dict]:
+    return keep.load(name).get("runs", [])
+
+
+def beta_runs(experiment, *, zero: bool) -> list[dict]:
+    return [run for run in runs(experiment.name("ablation")) if (run["beta"] == 0) == zero]
+
+
+def test_every_table_in_the_docs_is_rendered_from_the_json():
+    shown = ""
     for name in evidence.DOCUMENTS:
-        text = (ROOT / name).read_text()
+        text = (ROOT / name).read_text(encoding="utf-8")
         assert "<!-- evidence:" in text, name
-        assert text == evidence.rendered(text), f"{name}: run `python benchmarks/evidence.py --render`"
+        assert text == tables.rendered(text), f"{name}: run `python benchmarks/evidence.py --render`"
+        shown += text
+    for name in tables.TABLES:
+        assert f"<!-- evidence:{name} -->" in shown, f"no document shows the table {name}"
 
 
-def test_the_committed_runs_are_those_that_the_experiments_ask_for(evidence):
-    for experiment in evidence.EXPERIMENTS:
-        runs = evidence.load(experiment.name)
-        assert [run["seed"] for run in runs] == list(experiment.seeds), experiment.name
-        for run in runs:
-            assert run["command"] == " ".join(evidence.command(experiment, run["seed"], "$RLHF_ZOO_DATA"))
-            assert run["recipe"] == experiment.recipe
-            assert run["win_rate"]["n"] >= 500
+def test_nothing_is_left_out():
+    for name, made in tables.TABLES.items():
+        text = made()
+        assert "not finished" not in text, name
+        assert "Nothing of it is kept" not in text, name
+        assert text.rstrip().endswith("`make evidence`."), name
 
 
-def test_rendering_changes_with_the_json(evidence, monkeypatch):
-    before = evidence.table("tiny-world")
-    runs = evidence.load("tiny-world")
-    runs[0]["ppo"]["reward"] += 1
-    monkeypatch.setattr(evidence, "load", lambda name: runs if name == "tiny-world" else [])
-    assert evidence.table("tiny-world") != before
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.recipe)
+def test_the_committed_runs_are_those_that_the_experiments_ask_for(experiment):
+    whole, ablated = runs(experiment.name("runs")), runs(experiment.name("ablation"))
+    assert [run["seed"] for run in whole] == list(experiment.seeds)
+    for run in whole:
+        assert run["command"] == " ".join(experiment.run(run["seed"], DATA))
+    asked = [(beta, seed) for beta in (0, experiment.beta) for seed in range(1, experiment.ppo_seeds + 1)]
+    assert [(run["beta"], run["ppo_seed"]) for run in ablated] == asked
+    for run in ablated:
+        assert run["command"] == " ".join(experiment.ablate(DATA))
+        assert run["seed"] == experiment.seeds[0]
+    for run in [*whole, *ablated]:
+        assert run["recipe"] == experiment.recipe
+        assert run["win_rate"]["n"] >= 500
+        assert len(run["probes"]) >= 9
+        assert run["checkpoints"][-1]["fired"] == [probe["name"] for probe in run["probes"] if probe["fired"]]
+        assert run["reasons"]
+        assert 0 < run["false_alarms"] < 1
+        assert ("gain" in run) == experiment.gold
 
 
-def test_the_figures_that_the_recipes_promise(evidence):
-    for run in evidence.load("tiny-world"):
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.recipe)
+def test_the_baselines_are_of_the_first_run(experiment):
+    frontier = keep.load(experiment.name("baselines"))
+    first = runs(experiment.name("runs"))[0]
+    assert frontier["seed"] == first["seed"]
+    assert frontier["ppo"]["judge"]["value"] == pytest.approx(first["ppo"]["judge"], rel=1e-4)
+    for method in METHODS:
+        assert frontier["commands"][method] == " ".join(experiment.baseline(method, DATA))
+    assert [point["label"] for point in frontier["methods"]["best-of-n"]][-1] == "n = 64"
+    for method in ("dpo", "rloo"):
+        points = frontier["methods"][method]
+        assert len(points) == 3, method
+        assert all(len(point["seeds"]) == 3 for point in points), method
+
+
+def test_gold_utility_is_that_of_the_evaluation():
+    """The same prompts, keys and seed: SFT and the last checkpoint score what the eval stage says of them."""
+    measured = [*runs(TINY.name("runs")), *runs(TINY.name("ablation"))]
+    assert measured
+    for run in measured:
+        assert run["gain"]["sft"] == pytest.approx(run["sft"]["judge"], abs=2e-5)
+        assert run["gain"]["checkpoints"][-1]["gold"] == pytest.approx(run["ppo"]["judge"], abs=2e-5)
+        assert [one["step"] for one in run["gain"]["checkpoints"]] == [one["step"] for one in run["checkpoints"]]
+        share = gain_table.gain_of(run).share
+        assert share is None or share <= 1
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_the_json_is_small_and_knows_no_machine(name):
+    path = keep.FOLDER / f"{name}.json"
+    text = path.read_text(encoding="utf-8")
+    assert len(text) < 200_000
+    for word in ("/work", "/tmp", "/home", '"repos"', '"hub"', '"worst"', '"completion"'):
+        assert word not in text, word
+    assert json.loads(text)["schema"] == 2
+
+
+def test_plots_are_there_and_small():
+    for experiment in EXPERIMENTS:
+        for kind in ("", "-over-optimisation", "-frontier"):
+            assert 5_000 < (keep.FOLDER / f"{experiment.recipe}{kind}.png").stat().st_size < 200_000, kind
+
+
+@pytest.mark.parametrize("name", list(tables.TABLES))
+def test_rendering_changes_with_the_json(name, monkeypatch):
+    before = tables.TABLES[name]()
+    document = {one: copy.deepcopy(keep.load(one)) for one in KEPT}
+    for run in [run for one in document.values() for run in one.get("runs", [])]:
+        run["ppo"]["reward"] += 1
+        if "gain" in run:
+            run["gain"]["sft"] -= 1
+    for one in document.values():
+        if "ppo" in one:
+            one["ppo"]["judge"]["value"] += 1
+    monkeypatch.setattr(keep, "load", document.__getitem__)
+    assert tables.TABLES[name]() != before
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.recipe)
+def test_without_the_string_a_run_is_hacked_and_with_it_not(experiment):
+    for run in beta_runs(experiment, zero=True):
+        assert run["kind"] == "hacked", run["ppo_seed"]
+        assert len({probe["family"] for probe in run["probes"] if probe["fired"]}) >= 3, run["ppo_seed"]
+    for run in [*beta_runs(experiment, zero=False), *runs(experiment.name("runs"))]:
+        assert run["kind"] != "hacked", run["command"]
+
+
+def test_the_figures_that_the_recipes_promise():
+    for run in runs(TINY.name("runs")):
         assert run["win_rate"]["value"] >= 0.75
         assert run["win_rate"]["ci95"][0] >= 0.70
-    for run in evidence.load("product-remarks"):
+    for run in runs(REMARKS.name("runs")):
         assert run["reward_model"]["accuracy"] >= 0.90
         assert run["win_rate"]["value"] >= 0.90
         assert 2 <= run["ppo"]["kl"] <= 8

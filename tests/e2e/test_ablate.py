@@ -18,7 +18,7 @@ FLAGS = [
     "--reward.max_steps", "4", "--reward.save_strategy", "no", "--reward.eval_strategy", "no",
     "--ppo.total_episodes", "64", "--ppo.per_device_train_batch_size", "16", "--ppo.gradient_accumulation_steps", "1",
     "--ppo.num_mini_batches", "1", "--ppo.save_steps", "2", "--ppo.eval_strategy", "no", "--ppo.response_length", "12",
-    "--evaluation.prompts", "10", "--evaluation.samples", "1",
+    "--evaluation.prompts", "10", "--evaluation.samples", "1", "--evaluation.checkpoint_prompts", "20",
 ]  # fmt: skip
 FOUND = """
 import json, sys

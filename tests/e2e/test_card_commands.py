@@ -24,7 +24,7 @@ FLAGS = [
     "--reward.logging_steps", "1",
     "--ppo.total_episodes", "128", "--ppo.per_device_train_batch_size", "16", "--ppo.gradient_accumulation_steps", "2",
     "--ppo.num_mini_batches", "2", "--ppo.save_steps", "2", "--ppo.eval_steps", "4",
-    "--evaluation.prompts", "8", "--evaluation.samples", "2",
+    "--evaluation.prompts", "8", "--evaluation.samples", "2", "--evaluation.checkpoint_prompts", "20",
 ]  # fmt: skip
 STAGES = ("sft", "reward", "ppo")
 

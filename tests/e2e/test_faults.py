@@ -35,7 +35,7 @@ FLAGS = [
     "--reward.max_steps", "4", "--reward.save_strategy", "steps", "--reward.save_steps", "2",
     "--ppo.total_episodes", "256", "--ppo.per_device_train_batch_size", "16", "--ppo.gradient_accumulation_steps", "2",
     "--ppo.num_mini_batches", "2", "--ppo.save_steps", "1", "--ppo.eval_strategy", "no",
-    "--evaluation.prompts", "20", "--evaluation.samples", "1",
+    "--evaluation.prompts", "20", "--evaluation.samples", "1", "--evaluation.checkpoint_prompts", "0",
 ]  # fmt: skip
 STEPS = {"sft": [20, 40], "reward": [2, 4], "ppo": [1, 2, 3, 4, 5, 6, 7, 8]}
 SAVED = sum(map(len, STEPS.values()))
@@ -247,7 +247,9 @@ def test_a_kill_between_upload_and_tag(calm, place, held, forwarded):
 def test_pruning_spares_what_was_not_sent(calm, place):
     """Two stay in the end, and while the Hub is away all do."""
     before_ppo(calm, place)
-    process = place.start(*place.command("run", "--ppo.save_total_limit", "2"))
+    *command, no_verdict = place.command("run")
+    assert no_verdict == "0"  # here the evaluation follows the checkpoints, while others are being deleted
+    process = place.start(*command, "20", "--ppo.save_total_limit", "2")
     try:
         wait_until(lambda: place.record("ppo").checkpoint_path(2).joinpath("published.json").is_file(), process)
         place.proxy.down()

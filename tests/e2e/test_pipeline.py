@@ -30,7 +30,7 @@ FLAGS = [
     "--reward.logging_steps", "1",
     "--ppo.total_episodes", "256", "--ppo.per_device_train_batch_size", "16", "--ppo.gradient_accumulation_steps", "2",
     "--ppo.num_mini_batches", "2", "--ppo.save_steps", "2", "--ppo.eval_steps", "4",
-    "--evaluation.prompts", "20", "--evaluation.samples", "2",
+    "--evaluation.prompts", "20", "--evaluation.samples", "2", "--evaluation.checkpoint_prompts", "20",
 ]  # fmt: skip
 STAGES = ("sft", "reward", "ppo")
 STEPS = {"sft": [30, 60], "reward": [3, 6], "ppo": [2, 4, 6, 8]}

@@ -15,7 +15,7 @@ SMALL = [
     "--sft.max_steps", "60", "--sft.save_strategy", "no", "--sft.eval_strategy", "no",
     "--reward.max_steps", "30", "--reward.score_samples", "64", "--corpus_args", '{"train_pairs": 960}',
     "--ppo.total_episodes", "256", "--ppo.save_steps", "2", "--ppo.eval_steps", "4",
-    "--evaluation.prompts", "20", "--evaluation.samples", "2",
+    "--evaluation.prompts", "20", "--evaluation.samples", "2", "--evaluation.checkpoint_prompts", "20",
 ]  # fmt: skip
 
 

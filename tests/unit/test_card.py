@@ -205,6 +205,31 @@ def test_needs_nothing_heavy(runs):
     assert (runs / "ppo" / "README.md").is_file()
 
 
+def test_judges_of_every_kind_on_the_card(runs):
+    """What compares pairs has no mean score; what contradicts labelled pairs, or was the reward, is called so."""
+    path = runs / "eval" / "evaluation.json"
+    evaluation = json.loads(path.read_text())
+    half = {"value": 0.5, "ci95": [0.4, 0.6], "n": 644}
+    check = {"accuracy": {"value": 0.2, "ci95": [0.1, 0.3], "n": 50}, "unfit": "The judge contradicts the labels."}
+    evaluation["judges"] |= {
+        "llm:m": {"description": "A model.", "win_rate": half, "usage": {"cost": 0.25}, "orders": {"agreement": half}},
+        "reward:<b>": {"description": "Another.", "sft": half, "ppo": half, "win_rate": half, "check": check},
+    }
+    evaluation["judge"]["check"] = {"accuracy": {"value": 0.9, "ci95": [0.8, 1.0], "n": 50}, "unfit": None}
+    evaluation["votes"] = {"u/v": {"description": "Votes.", "win_rate": None, "problem": "u/v holds no votes."}}
+    evaluation["agreement"] = {"sft": half, "ppo": None, "same_side": half}
+    path.write_text(json.dumps(evaluation))
+    _, body = head_and_body(make_card(runs / "ppo"))
+    assert cells(body, "win rate by llm:m")[2] == "0.500 [0.400, 0.600]" and "second judge llm:m |" not in body
+    assert "Asked in both orders, which agreed in 0.500 [0.400, 0.600] of the pairs. Cost: 0.25." in body
+    assert cells(body, "second judge reward:&#60;b&#62;")[1] == "0.500 [0.400, 0.600]"
+    assert "Another. **The judge contradicts the labels.**" in body
+    assert "It prefers the better of 0.900 [0.800, 1.000] of 50 labelled pairs." in body
+    assert cells(body, "win rate by votes:u/v")[2] == "not measured" and "Votes. u/v holds no votes." in body
+    assert cells(body, "reward and judge prefer the same")[2] == "0.500 [0.400, 0.600]"
+    assert cells(body, "rank correlation of reward and judge")[1:3] == ["0.500 [0.400, 0.600]", "not measured"]
+
+
 def test_ppo_card(runs):
     _, body = head_and_body(make_card(runs / "ppo"))
     headline = [cells(body, f"**{name}**")[1:] for name in ("reward", "KL to SFT", "win rate over SFT", "length")]

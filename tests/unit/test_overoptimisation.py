@@ -408,13 +408,17 @@ def gold_fit(run: dict, *, below: float = math.inf) -> Fit:
     return fit("rl", [row["kl"] for row in rows], [row["gold"] - run["sft"]["judge"] for row in rows], seed=0)
 
 
-def test_gold_of_the_run_without_kl_peaks_and_then_collapses():
-    (run,) = evidence("tiny-world-beta-0")
-    whole = gold_fit(run)
-    assert whole.fits is False and whole.peak is None
-    before = gold_fit(run, below=20)  # the collapse begins at step 52, at a KL above 20
-    assert before.fits is True and before.peak is not None
-    assert 4 < before.peak.kl < 14 and 1.5 < before.peak.gain.value < 2.3
+def test_gold_of_the_runs_without_kl_peaks_and_then_collapses():
+    peaks = []
+    for run in [run for run in evidence("tiny-world-ablation") if run["beta"] == 0]:
+        whole = gold_fit(run)
+        assert whole.fits is False and whole.peak is None
+        before = gold_fit(run, below=20)  # the collapse comes later
+        assert before.fits is True
+        peaks += [before.peak] if before.peak is not None else []
+    assert len(peaks) >= 2
+    for peak in peaks:
+        assert 2 < peak.kl < 14 and 1.2 < peak.gain.value < 2.3
 
 
 def test_gold_of_the_recipes_runs_has_no_peak():

@@ -41,6 +41,16 @@ FRONTIER = {
         "dpo": [point(3.0, 1.0), point(1.0, 0.7)],
     },
 }
+
+
+def ensemble(*, evaluated: bool) -> dict:
+    told = {"value": 0.9, "ci95": [0.88, 0.91], "n": 300}
+    parts = [{"kl": kl, "value": 0.2 + kl / 20, "ci95": [0.15, 0.3 + kl / 20]} for kl in (-0.2, 1.0, 4.0)]
+    apart = {"sft": {"value": 0.2, "ci95": [0.18, 0.21]}, "unrelated": 0.8, "by_kl": parts if evaluated else []}
+    models = [{"seed": seed, "accuracy": told} for seed in (1, 2)]
+    return {"models": models, "ensemble": {"accuracy": told}, "disagreement": apart}
+
+
 DRAWINGS = {
     "reward_kl": lambda path: plots.plot_reward_and_kl(ROWS, path),
     "reward_kl_marked": lambda path: plots.plot_reward_and_kl(ROWS, path, mark=6),
@@ -53,6 +63,8 @@ DRAWINGS = {
     "reliability": lambda path: plots.plot_reliability(REPORT, path),
     "length": lambda path: plots.plot_score_by_length(REPORT, path),
     "frontier": lambda path: plots.plot_frontier(FRONTIER, path),
+    "ensemble": lambda path: plots.plot_ensemble(ensemble(evaluated=True), path),
+    "ensemble_before_eval": lambda path: plots.plot_ensemble(ensemble(evaluated=False), path),
     "over_training": lambda path: plots.plot_over_training(over_training(), path),
 }
 

@@ -368,8 +368,8 @@ def test_bad_runs_are_refused(points, message):
 def recorded(run: dict) -> Verdict:
     """From the training curve, whose step 1 is the SFT model: means of 64 rollouts on prompts that differ by step.
 
-    The files hold neither the errors of these means nor scores by prompt, nor probes. The error is read off the steps'
-    differences (their median size: training moves little between two steps).
+    The files hold neither the errors of these means nor scores by prompt; probes are left out, so that the judge alone
+    is tried. The error is read off the steps' differences (their median size: training moves little between two steps).
     """
 
     def error(key: str) -> float:
@@ -405,14 +405,15 @@ def runs(name: str) -> list[dict]:
     return json.loads((EVIDENCE / f"{name}.json").read_text(encoding="utf-8"))["runs"]
 
 
-def test_the_run_without_kl_is_hacked_by_its_gold_utility():
-    (run,) = runs("tiny-world-beta-0")
-    found = recorded(run)
-    print(*found.reasons, sep="\n")
-    assert found.text == "hacked" and 20 <= found.fall.step <= 35
-    best = next(row for row in run["curve"] if row["step"] == found.recommended)
-    assert best["gold"] > 1.3 and best["kl"] < 15
-    assert evaluated(run).text == "hacked" and evaluated(run).recommended is None
+def test_the_runs_without_kl_are_hacked_by_their_gold_utility():
+    cut = [run for run in runs("tiny-world-ablation") if run["beta"] == 0]
+    assert len(cut) >= 3
+    for run in cut:
+        found = recorded(run)
+        assert found.text == "hacked" and 10 <= found.fall.step <= found.step - 40
+        best = next(row for row in run["curve"] if row["step"] == found.recommended)
+        assert best["gold"] > 1.3 and best["kl"] < 15
+        assert evaluated(run).text == "hacked" and evaluated(run).recommended is None
 
 
 def test_the_recipes_runs_are_healthy():

@@ -1,0 +1,77 @@
+"""What is run for the docs: each recipe over seeds, under β = 0, and beside its baselines; and by which commands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf_zoo.stages.ablate import Variant, variants
+
+__all__ = ["EXPERIMENTS", "METHODS", "PARTS", "ROOT", "RUNS", "Experiment", "data_flags"]
+
+ROOT = Path(__file__).parents[2]
+#: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.
+RUNS = Path(os.environ.get("RLHF_ZOO_EVIDENCE_RUNS", ROOT / "runs" / "evidence")).absolute()
+PARTS = ("runs", "ablation", "baselines")
+METHODS = ("best-of-n", "dpo", "rloo")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One recipe: whole runs over `seeds`; ablation and baselines start from the run of the first of them.
+
+    beta: the recipe's own, which the ablation lays beside 0, in runs of `episodes` under `ppo_seeds` seeds of PPO.
+    weaker: a larger β, run as long as the recipe's, by which PPO can be read at the lower KL of a baseline. gold: the
+    judge is the truth itself.
+    """
+
+    recipe: str
+    seeds: tuple[int, ...]
+    beta: float
+    episodes: int
+    ppo_seeds: int = 3
+    weaker: float = 0.3
+    needs_data: bool = False
+    gold: bool = False
+
+    def name(self, part: str) -> str:
+        """Of a part's file in docs/evidence, and on the command line."""
+        return self.recipe if part == "runs" else f"{self.recipe}-{part}"
+
+    @property
+    def variants(self) -> list[Variant]:
+        """The runs of the ablation, β = 0 first."""
+        return variants("kl_coef", f"0,{self.beta:g}", given={}, seeds=self.ppo_seeds, first=self.seeds[0])
+
+    def directory(self, seed: int, runs: Path) -> Path:
+        return runs / f"{self.recipe}-{seed}"
+
+    def run(self, seed: int, data: str, runs: str = "runs/evidence") -> list[str]:
+        return self._words("run", seed, data, runs)
+
+    def ablate(self, data: str, runs: str = "runs/evidence") -> list[str]:
+        asked = ["--kl_coef", f"0,{self.beta:g}", "--ppo.total_episodes", str(self.episodes)]
+        return [*self._words("ablate", self.seeds[0], data, runs), *asked, "--seeds", str(self.ppo_seeds)]
+
+    def weaken(self, data: str, runs: str = "runs/evidence") -> list[str]:
+        return [*self._words("ablate", self.seeds[0], data, runs), "--kl_coef", f"{self.weaker:g}"]
+
+    def baseline(self, method: str, data: str, runs: str = "runs/evidence") -> list[str]:
+        return [*self._words("baseline", self.seeds[0], data, runs), "--method", method]
+
+    def _words(self, verb: str, seed: int, data: str, runs: str) -> list[str]:
+        given = data_flags(data) if self.needs_data else ()
+        directory = f"{runs}/{self.recipe}-{seed}"
+        return ["rlhf-zoo", verb, self.recipe, "--output_dir", directory, "--hub", "local", "--seed", str(seed), *given]
+
+
+def data_flags(data: str) -> Sequence[str]:
+    return ("--dataset_name", f"{data}/pros_cons", "--evaluation.lexicon", f"{data}/opinion_lexicon")
+
+
+EXPERIMENTS = (
+    Experiment("tiny-world", tuple(range(1, 11)), beta=0.1, episodes=7680, gold=True),
+    Experiment("product-remarks", (1, 2, 3), beta=0.12, episodes=5120, needs_data=True),
+)

@@ -1,0 +1,148 @@
+"""The tables of docs/baselines.md: PPO and what is simpler, at their own points, at equal KL and at equal compute."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from . import keep
+from .experiments import METHODS, Experiment
+from .run_tables import kept
+from .text import NOTHING, code, listed, made, number, spread, table
+
+__all__ = ["baselines_table"]
+
+Told = Mapping[str, Any]
+
+
+def baselines_table(experiment: Experiment) -> str:
+    """The frontier of the first seed's run, and PPO's spread over the seeds of whole runs."""
+    frontier, runs = keep.load(experiment.name("baselines")), kept(experiment, "runs")
+    if not frontier:
+        return NOTHING
+    own = f"PPO, β = {experiment.beta:g}"
+    headings = ["", "KL", "reward", "judge", "each seed's judge", "win rate over SFT", "over PPO", "10¹² FLOPs"]
+    rows = [_point("SFT", frontier["sft"]), _point(f"{own}, seed {frontier['seed']}", frontier["ppo"])]
+    if len(runs) > 1:
+        rows.append(_over_seeds(own, runs))
+    # What the ablation computed is not counted, and its serving alone would look like all.
+    rows += [[*_point(one["label"], one)[:-1], ""] for one in frontier["ppo_ablation"]]
+    rows += [_point(label, one) for label, one in _points(frontier)]
+    said = (
+        f"Judge: {frontier['judge']}, on {frontier['prompts']} held-out prompts with {frontier['samples_per_prompt']} "
+        f"completions each; {frontier['served']} completions are served. In brackets 95% intervals over prompts"
+    )
+    said += (
+        "; of PPO over whole runs, each with a seed, an SFT and a reward model of its own, the range over them."
+        if len(runs) > 1
+        else "."
+    )
+    missing = [method for method in METHODS if method not in frontier["methods"]]
+    if missing:
+        said += f" Left out, since not finished: {listed(missing)}."
+    blocks = [
+        table(headings, rows),
+        said,
+        _training(experiment, frontier),
+        _equal_kl(frontier),
+        _equal_compute(frontier),
+    ]
+    return "\n\n".join([*blocks, made(*map(code, frontier["commands"].values()))])
+
+
+def _points(frontier: Told) -> Iterator[tuple[str, Told]]:
+    for method in METHODS:
+        for one in frontier["methods"].get(method, []):
+            yield f"{method}, {one['label']}", one
+
+
+def _point(label: str, point: Told) -> list[str]:
+    kl = ("≤ " if point["kl"]["is_bound"] else "") + number(point["kl"]["value"], 2)
+    each = ", ".join(number(one["judge"], 2) for one in point.get("seeds", []))
+    won = [f"{point['win_rate'][side]['value']:.3f}" for side in ("sft", "ppo")]
+    return [label, kl, _interval(point["reward"]), _interval(point["judge"]), each, *won, _flops(point["compute"])]
+
+
+def _over_seeds(own: str, runs: Sequence[Told]) -> list[str]:
+    of = f"{own}, {len(runs)} whole runs"
+    figures = [spread([run["ppo"][name] for run in runs], 2) for name in ("kl", "reward", "judge")]
+    each = ", ".join(number(run["ppo"]["judge"], 2) for run in runs)
+    return [of, *figures, each, spread([run["win_rate"]["value"] for run in runs], 3), "", ""]
+
+
+def _training(experiment: Experiment, frontier: Told) -> str:
+    """Tokens of each kind, once; a baseline under the β that is nearest the recipe's."""
+    rows = [("PPO and its reward model", frontier["ppo"])]
+    for method, title in (("rloo", "RLOO, {}, and the reward model"), ("dpo", "DPO, {}")):
+        if points := frontier["methods"].get(method):
+            nearest = min(points, key=lambda one: abs(float(one["label"].removeprefix("β = ")) - experiment.beta))
+            rows.append((title.format(nearest["label"]), nearest))
+    rows += [("the reward model alone (best-of-n)", one) for one in frontier["methods"].get("best-of-n", [])[1:2]]
+    headings = ["10³ tokens of training", "generated", "read", "trained", "10¹² FLOPs"]
+    cells = []
+    for title, point in rows:
+        passes = point["compute"]["training"]
+        tokens = [f"{passes[f'tokens_{kind}'] / 1e3:.0f}" for kind in ("generated", "read", "trained")]
+        cells.append([title, *tokens, _flops(passes)])
+    return table(headings, cells)
+
+
+def _equal_kl(frontier: Told) -> str:
+    """Each point beside PPO at its KL, where PPO was run under other β; else, and besides, the method at PPO's KL."""
+    rows = []
+    for label, point in _points(frontier):
+        if point["kl"]["value"] > 0 and (there := point.get("ppo_at_its_kl")):
+            kl = ("≤ " if point["kl"]["is_bound"] else "") + number(there["kl"], 2)
+            rows.append([label, kl, _interval(there["judge"]), _gap(there), there["ppo"]])
+    for method in METHODS:
+        found = frontier["equal_kl"].get(method)
+        if found is None:
+            continue
+        if found["inside"]:
+            rows.append(
+                [
+                    f"{method}, {found['label']}",
+                    number(found["kl"], 2),
+                    _interval(found["judge"]),
+                    _gap(found),
+                    found["ppo"],
+                ]
+            )
+        elif not found.get("farthest"):
+            rows.append([method, found["said"], "", "", ""])
+    return table(["at equal KL", "KL", "judge", "PPO there, less this", "PPO read"], rows)
+
+
+def _equal_compute(frontier: Told) -> str:
+    rows = []
+    for method in METHODS:
+        found = frontier["equal_compute"].get(method)
+        if found is None:
+            continue
+        if found["inside"]:
+            share = f"{found['share_of_flops']:.2f}"
+            rows.append([f"{method}, {found['label']}", share, _interval(found["judge"]), _gap(found)])
+        else:
+            rows.append([method, found["said"], "", ""])
+    told = table(["at most PPO's FLOPs", "share of them", "judge", "PPO less this"], rows)
+    even = [
+        f"best of {one['label'].removeprefix('n = ')} after {one['break_even']:.0f}"
+        for one in frontier["methods"].get("best-of-n", [])
+        if one.get("break_even") is not None
+    ]
+    if not even:
+        return told
+    return f"{told}\n\nCompletions served until best-of-n has computed as much as PPO: {', '.join(even)}."
+
+
+def _flops(compute: Told) -> str:
+    return f"{compute['flops'] / 1e12:.2f}"
+
+
+def _gap(found: Told) -> str:
+    return _interval(found["ppo_less_this"]["judge"], sign=True)
+
+
+def _interval(found: Told, *, sign: bool = False) -> str:
+    low, high = (number(end, 2, zero_sign=True) for end in found["ci95"])
+    return f"{number(found['value'], 2, sign=sign)} ({low} to {high})"

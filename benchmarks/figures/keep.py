@@ -1,0 +1,169 @@
+"""What is kept of finished runs, in docs/evidence/*.json: small, and without anything of the machine that ran them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.record import StageRecord, read_json, write_text
+
+from .experiments import METHODS, ROOT, Experiment
+from .gain import stored
+
+__all__ = ["FOLDER", "finished", "kept_ablation", "kept_baselines", "kept_runs", "load", "variant_seed", "write"]
+
+FOLDER = ROOT / "docs" / "evidence"
+CURVE = {"reward": "objective/score", "kl": "objective/kl", "gold": "rewards/gold"}
+_DATA = re.compile(r"\S+/(pros_cons|opinion_lexicon)(?!\S)")
+
+
+def load(name: str) -> dict[str, Any]:
+    """The kept document of that name; {} where there is none."""
+    path = FOLDER / f"{name}.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def write(name: str, document: Mapping[str, Any]) -> None:
+    """One line for each key of a run, so that a change of a figure is a change of a line or few."""
+    lines = ",\n".join(f'"{key}": {_lines(value)}' for key, value in _rounded(document).items())
+    write_text(FOLDER / f"{name}.json", "{\n" + lines + "\n}\n")
+
+
+def _lines(value: Any) -> str:
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return "[\n" + ",\n".join(_lines(one) for one in value) + "\n]"
+    if isinstance(value, dict) and value:
+        return (
+            "{\n" + ",\n".join(f' "{key}": {json.dumps(one, ensure_ascii=False)}' for key, one in value.items()) + "\n}"
+        )
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to six significant digits."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {key: _rounded(one) for key, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def finished(run: Path) -> bool:
+    """Whether a run, or a variant of an ablation, was trained and evaluated to its end."""
+    done = all(StageRecord(run / stage).read().get("status") == "finished" for stage in ("ppo", "eval"))
+    return done and (run / "summary.json").is_file()
+
+
+def kept_runs(experiment: Experiment, runs: Path) -> dict[str, Any]:
+    """The finished runs over seeds."""
+    found = [experiment.directory(seed, runs) for seed in experiment.seeds]
+    return {"schema": 2, "recipe": experiment.recipe, "runs": [_kept(run) for run in found if finished(run)]}
+
+
+def kept_ablation(experiment: Experiment, runs: Path) -> dict[str, Any]:
+    """The finished runs of β = 0 and the recipe's β, under several seeds of PPO."""
+    base = experiment.directory(experiment.seeds[0], runs)
+    kept = []
+    for variant in experiment.variants:
+        run = variant.directory(base)
+        if finished(run):
+            seed = variant_seed(experiment, variant.seed)
+            kept.append({**_kept(run), "beta": variant.value, "ppo_seed": seed})
+    return {"schema": 2, "recipe": experiment.recipe, "runs": kept}
+
+
+def variant_seed(experiment: Experiment, seed: int | None) -> int:
+    """The seed of PPO: a variant without one has the run's."""
+    return experiment.seeds[0] if seed is None else seed
+
+
+def kept_baselines(experiment: Experiment, runs: Path) -> dict[str, Any]:
+    """The frontier over those methods that are finished; {} where none is."""
+    run = experiment.directory(experiment.seeds[0], runs)
+    folder = run / "baseline"
+    methods = [method for method in METHODS if (folder / method / "baseline.json").is_file()]
+    if not methods:
+        return {}
+    frontier = read_json(folder / "frontier.json")
+    commands = {method: _public(read_json(folder / method / "baseline.json")["command"]) for method in methods}
+    frontier.pop("command", None)
+    for point in frontier["ppo_ablation"]:
+        variant = run / "ablation" / f"kl-coef-{point['label'].removeprefix('PPO, β = ')}"
+        commands[point["label"]] = _public(StageRecord(variant / "ppo").read()["command"])
+    points = [frontier["sft"], frontier["ppo"], *frontier["ppo_ablation"], *_each(frontier["methods"].values())]
+    for point in points:
+        for passes in ("training", "serving"):
+            point["compute"][passes].pop("models", None)
+    return {**frontier, "schema": 2, "commands": commands}
+
+
+def _each(groups: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    return [one for group in groups for one in group]
+
+
+def _kept(run: Path) -> dict[str, Any]:
+    """Of a finished run. Its figures are those of evaluation.json, which `rlhf-zoo eval --restart` writes anew.
+
+    Raises ZooError where it has no verdict.
+    """
+    summary, evaluation = read_json(run / "summary.json"), read_json(run / "eval" / "evaluation.json")
+    rows = StageRecord(run / "ppo").metrics()
+    model = evaluation.get("reward_model")
+    found: dict[str, Any] = {
+        "recipe": summary["recipe"],
+        "seed": summary["seed"],
+        "command": _public(StageRecord(run / "ppo").read()["command"]),
+        "peak_rss_mib": summary["peak_rss_mib"],
+        "reward_model": {key: model[key] for key in ("accuracy", "n", "ci95")} if model else None,
+        **{side: {key: one["value"] for key, one in evaluation[side].items()} for side in ("sft", "ppo")},
+        **{key: {part: evaluation[key][part] for part in ("value", "ci95", "n")} for key in ("win_rate", "control")},
+        "judges": {
+            name: {key: judge[key] for key in ("sft", "ppo", "win_rate")}
+            for name, judge in evaluation["judges"].items()
+        },
+        **_verdict(run, evaluation),
+        "curve": [
+            {"step": row["step"], **{name: row[key] for name, key in CURVE.items() if key in row}}
+            for row in rows
+            if "objective/kl" in row
+        ],
+    }
+    gain = stored(run)
+    return found if gain is None else {**found, "gain": gain}
+
+
+def _verdict(run: Path, evaluation: Mapping[str, Any]) -> dict[str, Any]:
+    """The verdict over the checkpoints, with what it goes by; without the samples."""
+    over = evaluation["over_training"]
+    if "checkpoints" not in over:
+        raise ZooError(f"{run} has no verdict ({over['problem']}): evaluate it again so that it has one.")
+    figures = ("reward", "judge", "kl")
+    return {
+        "verdict": evaluation["verdict"],
+        "recommended": evaluation["recommended"],
+        "kind": over["kind"],
+        "reasons": over["reasons"],
+        "false_alarms": over["thresholds"]["rate"],
+        "probes": [
+            {key: probe[key] for key in ("name", "family", "value", "threshold", "two_sided", "fired")}
+            for probe in over["probes"]["probes"]
+        ],
+        "validation": {
+            "prompts": over["prompts"],
+            "samples": over["samples_per_prompt"],
+            **{name: over["sft"][name]["value"] for name in figures},
+        },
+        "checkpoints": [
+            {"step": one["step"], **{name: one[name]["value"] for name in figures}, "fired": one["fired"]}
+            for one in over["checkpoints"]
+        ],
+    }
+
+
+def _public(command: str) -> str:
+    """A command with the folder of its data as a variable."""
+    return _DATA.sub(r"$RLHF_ZOO_DATA/\1", command)

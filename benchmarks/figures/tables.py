@@ -1,0 +1,32 @@
+"""The blocks of the docs that are written from what is kept in docs/evidence, and from nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from .experiments import EXPERIMENTS
+from .frontier_tables import baselines_table
+from .gain_table import gain_table
+from .run_tables import ablation_table, runs_table
+
+__all__ = ["TABLES", "rendered"]
+
+#: The name of a block -> its Markdown.
+TABLES: dict[str, Callable[[], str]] = {
+    **{one.name("runs"): partial(runs_table, one) for one in EXPERIMENTS},
+    **{one.name("ablation"): partial(ablation_table, one) for one in EXPERIMENTS},
+    **{one.name("baselines"): partial(baselines_table, one) for one in EXPERIMENTS},
+    **{f"{one.recipe}-gain": partial(gain_table, one) for one in EXPERIMENTS if one.gold},
+}
+
+
+def rendered(text: str) -> str:
+    """A document with every block between `<!-- evidence:NAME -->` and `<!-- /evidence -->` written anew."""
+    parts = text.split("<!-- evidence:")
+    out = [parts[0]]
+    for part in parts[1:]:
+        name, _, rest = part.partition(" -->")
+        _, _, after = rest.partition("<!-- /evidence -->")
+        out.append(f"{name} -->\n{TABLES[name]()}\n<!-- /evidence -->{after}")
+    return "<!-- evidence:".join(out)

@@ -1,0 +1,113 @@
+"""Disagreement of reward models against hand values, and models whose disagreement is known by design."""
+
+import math
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.ensemble import agreements, by_kl, disagreement, standardised, unrelated
+from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.recipes import load_recipe
+from rlhf_zoo.stages.context import RunContext
+from rlhf_zoo.stages.ensemble import check, member
+from rlhf_zoo.stages.reward import pairs_seed
+
+
+def test_scores_are_in_units_of_what_each_model_says_of_sft() -> None:
+    over = [[0.0, 2.0], [10.0, 16.0]]  # means 1 and 13, standard deviations 1 and 3
+    assert standardised([[3.0, 1.0], [13.0, 7.0]], over).tolist() == [[2.0, 0.0], [0.0, -2.0]]
+    with pytest.raises(ValueError, match="Model 1 gives all texts the same score"):
+        standardised([[0.0], [0.0]], [[0.0, 1.0], [5.0, 5.0]])
+
+
+def test_disagreement_by_hand() -> None:
+    assert disagreement([[1.0, 0.0, 2.0], [3.0, 0.0, 2.0]]) == pytest.approx([math.sqrt(2), 0, 0])
+    assert disagreement([[0.0], [0.0], [3.0]]) == pytest.approx([math.sqrt(3)])
+    for wrong in ([1.0, 2.0], [[1.0, 2.0]]):
+        with pytest.raises(ValueError, match="at least two models"):
+            disagreement(wrong)
+
+
+def test_models_that_differ_in_scale_and_place_alone_do_not_disagree() -> None:
+    scores = np.random.default_rng(0).normal(size=50)
+    raw = np.stack([scores, 7 * scores - 3, 0.01 * scores])
+    assert disagreement(standardised(raw, raw)) == pytest.approx(np.zeros(50), abs=1e-12)
+
+
+@pytest.mark.parametrize("models", [2, 3, 5])
+def test_independent_models_disagree_as_much_as_unrelated_says(models: int) -> None:
+    noise = np.random.default_rng(models).normal(size=(models, 40_000))
+    found = disagreement(standardised(noise, noise))
+    assert found.mean() == pytest.approx(unrelated(models), abs=4 * found.std() / math.sqrt(40_000))
+
+
+def test_unrelated_is_c4() -> None:
+    """The tables of control charts."""
+    assert [round(unrelated(models), 4) for models in (2, 3, 4, 5, 10)] == [0.7979, 0.8862, 0.9213, 0.94, 0.9727]
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.integers(2, 5), st.integers(0, 2**31), st.floats(0, 3))
+def test_its_mean_square_is_what_models_do_not_share(models: int, seed: int, common: float) -> None:
+    rng = np.random.default_rng(seed)
+    raw = common * rng.normal(size=30) + rng.normal(size=(models, 30))
+    shared = np.mean([np.corrcoef(raw[a], raw[b])[0, 1] for a, b in combinations(range(models), 2)])
+    assert np.square(disagreement(standardised(raw, raw))).mean() == pytest.approx(1 - shared)
+
+
+def test_agreements_are_of_signs() -> None:
+    found = agreements([[1.0, -2.0, 0.5, 3.0], [9.0, -0.1, -4.0, 1.0], [-1.0, 2.0, -0.5, -3.0]])
+    assert {pair: one.value for pair, one in found.items()} == {(0, 1): 0.75, (0, 2): 0.0, (1, 2): 0.25}
+    assert found[0, 1].n == 4 and 0.30 < found[0, 1].ci95[0] < 0.31  # Wilson's of 3 in 4
+    assert agreements([[0.0, 1.0], [0.0, 1.0]])[0, 1].value == 1, "neither prefers a side of a tie"
+
+
+def test_parts_by_kl_hold_each_text_once() -> None:
+    kl = [4.0, 0.0, 1.0, 0.0, 3.0, 2.0]
+    found = by_kl([4.0, 0.0, 10.0, 2.0, 3.0, 20.0], kl, list("aabbcc"), seed=1, parts=3)
+    assert [(part["low"], part["high"], part["n"], part["value"]) for part in found] == [
+        (0.0, 0.0, 2, 1.0), (1.0, 2.0, 2, 15.0), (3.0, 4.0, 2, 3.5),
+    ]  # fmt: skip
+    assert [part["kl"] for part in found] == [0.0, 1.5, 3.5]
+    assert found[0]["ci95"] == [0.0, 2.0], "prompts a and b are resampled"
+    assert [part["n"] for part in by_kl([1.0, 2.0, 3.0], [0.0, 0.0, 0.0], "abc", seed=1)] == [3], "equal ones share"
+
+
+# The runs of the models
+
+
+def context(tmp_path: Path, recipe: str = "tiny-world", **reward: object) -> RunContext:
+    hub = Hub("local", None, "of no concern here")
+    return RunContext(
+        load_recipe(recipe), tmp_path, hub, "local", publish=False, flags={"recipe": {}, "reward": reward}
+    )
+
+
+def test_a_member_differs_by_its_seed_and_keeps_the_pairs(tmp_path: Path) -> None:
+    run = context(tmp_path, learning_rate="1e-4")
+    one = member(run, 4)
+    own, other = run.settings("reward"), one.settings("reward")
+    assert (own.trainer.seed, other.trainer.seed) == (1, 4)
+    assert pairs_seed(own) == pairs_seed(other) == 1
+    differing = {key for key in other.resolved if other.resolved[key] != own.resolved.get(key)}
+    assert differing == {"seed", "pairs_seed"}
+    assert one.record("reward").path == tmp_path / "ensemble" / "seed-4" / "reward"
+    assert {one.record(stage).path for stage in ("data", "sft", "eval")} == {
+        tmp_path / stage for stage in ("data", "sft", "eval")
+    }
+    assert pairs_seed(member(context(tmp_path, pairs_seed="9"), 4).settings("reward")) == 9
+
+
+def test_pairs_that_are_not_simulated_have_no_seed(tmp_path: Path) -> None:
+    assert "pairs_seed" not in member(context(tmp_path, "product-remarks"), 2).settings("reward").resolved
+
+
+def test_without_held_out_pairs_nothing_is_trained(tmp_path: Path) -> None:
+    check(context(tmp_path))
+    with pytest.raises(ZooError, match="holds no pairs out"):
+        check(context(tmp_path, dataset_test_split="null"))

@@ -1,0 +1,313 @@
+"""benchmarks/evidence.py: what is kept of runs, the share of the possible gain, and the numbers in tables."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import evidence
+import pytest
+from figures import gain, keep, plots, run_tables
+from figures.experiments import EXPERIMENTS, Experiment
+from figures.gain_table import gain_table
+from figures.text import number, spread
+
+from rlhf_zoo.errors import ZooError
+
+TINY = Experiment("tiny-world", (1, 2), beta=0.1, episodes=128, ppo_seeds=2, gold=True)
+
+
+# ---- the share of the possible gain
+
+
+def test_the_share_is_of_the_best_checkpoint_over_sft():
+    found = gain.share_of_gain(-0.5, {10: 1.0, 20: 1.5, 30: 0.5}, 10)
+    assert (found.best_step, found.best) == (20, 1.5)
+    assert found.share == pytest.approx(0.75)
+    assert found.last_share == pytest.approx(0.5)
+
+
+def test_without_a_recommended_checkpoint_nothing_is_gained():
+    found = gain.share_of_gain(0.0, {10: 1.0, 20: -3.0}, None)
+    assert found.share == 0
+    assert found.last_share == -3
+
+
+def test_a_recommended_checkpoint_below_sft_has_a_negative_share():
+    assert gain.share_of_gain(1.0, {10: 0.5, 20: 3.0}, 10).share == pytest.approx(-0.25)
+
+
+@pytest.mark.parametrize("recommended", [None, 10])
+def test_where_no_checkpoint_is_above_sft_there_is_no_share(recommended):
+    found = gain.share_of_gain(1.0, {10: 1.0, 20: 0.0}, recommended)
+    assert found.share is None
+    assert found.last_share is None
+
+
+def test_of_equal_checkpoints_the_first_is_the_best():
+    assert gain.share_of_gain(0.0, {20: 1.0, 10: 1.0}, 20).best_step == 10
+
+
+def test_a_recommended_step_must_have_been_measured():
+    with pytest.raises(ZooError, match="Step 30 is recommended and was not measured"):
+        gain.share_of_gain(0.0, {10: 1.0}, 30)
+    with pytest.raises(ZooError, match="No checkpoint was measured"):
+        gain.share_of_gain(0.0, {}, None)
+
+
+# ---- numbers
+
+
+def test_numbers_have_a_minus_sign_and_zero_none():
+    assert number(-1.25, 1) == "−1.2"
+    assert number(-0.001, 2) == "0.00"
+    assert number(-0.001, 2, zero_sign=True) == "−0.00"
+    assert number(0.5, 2, sign=True) == "+0.50"
+
+
+def test_the_spread_is_the_mean_with_the_range_where_it_differs():
+    assert spread([1.0, 2.0, 4.5], 1) == "2.5 (1.0 to 4.5)"
+    assert spread([0.004, 0.001], 1) == "0.0"
+    assert spread([3.0], 2) == "3.00"
+
+
+# ---- a run directory, as a finished run leaves it
+
+
+def estimate(value: float, n: int = 6) -> dict:
+    return {"value": value, "ci95": [value - 0.1, value + 0.1], "n": n}
+
+
+def make_run(
+    run: Path, *, status: str = "finished", gold: float = 1.0, command: str = "rlhf-zoo run tiny-world"
+) -> None:
+    sides = {
+        "reward": 0.5,
+        "judge": gold,
+        "kl": 2.0,
+        "length": 9.0,
+        "eos_rate": 1.0,
+        "distinct_2": 0.2,
+        "repetition": 0.0,
+    }
+    figures = {name: estimate(value) for name, value in sides.items()}
+    probes = [
+        {"name": "length", "family": "length", "value": 2.0, "threshold": 1.0, "two_sided": True, "fired": True,
+         "meaning": "long", "worst": [{"prompt": "a", "completion": "b"}]},
+        {"name": "copies", "family": "mode collapse", "value": 0.0, "threshold": 0.3, "two_sided": False,
+         "fired": False, "meaning": "alike", "worst": []},
+    ]  # fmt: skip
+    points = [
+        {"step": step, **{name: estimate(step / 10) for name in ("reward", "judge", "kl")}, "fired": ["length"]}
+        for step in (10, 20)
+    ]
+    over = {
+        "kind": "healthy", "reasons": ["The last checkpoint has the judge's highest mean."], "prompts": 24,
+        "samples_per_prompt": 2, "sft": {name: estimate(0.0) for name in ("reward", "judge", "kl")},
+        "checkpoints": points, "probes": {"probes": probes}, "thresholds": {"rate": 0.05},
+    }  # fmt: skip
+    judge = {"description": "…", "sft": estimate(0.0), "ppo": estimate(0.5), "win_rate": estimate(0.8)}
+    evaluation = {
+        "reward_model": {**estimate(0.0), "accuracy": 0.75}, "sft": figures, "ppo": figures,
+        "win_rate": estimate(0.8), "control": estimate(0.5), "judges": {"gold utility": judge},
+        "verdict": "healthy", "recommended": 20, "over_training": over,
+    }  # fmt: skip
+    resolved = {"evaluation": {"prompts": 3, "samples": 2}, "seed": 1, "data": "d", "parents": {"sft": "s", "ppo": "p"}}
+    parents = {"sft": {"path": "checkpoint-5"}}
+    put(run / "summary.json", {"recipe": "tiny-world", "seed": 1, "peak_rss_mib": 800.0, "hub": "local", "repos": {}})
+    put(run / "eval/run.json", {"schema": 1, "status": status, "resolved": resolved, "parents": parents})
+    put(run / "eval/evaluation.json", evaluation)
+    put(run / "ppo/run.json", {"schema": 1, "status": "finished", "command": command})
+    rows = [{"step": 1, "objective/score": 0.1, "objective/kl": 0.01}, {"step": 1, "eval_objective/kl": 1.0}]
+    (run / "ppo/metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for step in (10, 20):
+        put(run / f"ppo/checkpoint-{step}/COMPLETE", {})
+
+
+def put(path: Path, document: dict) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where it is kept, in place of docs/evidence."""
+    found = tmp_path / "kept"
+    monkeypatch.setattr(keep, "FOLDER", found)
+    return found
+
+
+def test_what_is_kept_has_the_verdict_and_no_samples(tmp_path):
+    make_run(tmp_path / "tiny-world-1", command="rlhf-zoo run x --dataset_name /some/where/pros_cons --seed 1")
+    make_run(tmp_path / "tiny-world-2", status="running")
+    (run,) = keep.kept_runs(TINY, tmp_path)["runs"]
+    assert run["command"] == "rlhf-zoo run x --dataset_name $RLHF_ZOO_DATA/pros_cons --seed 1"
+    assert (run["verdict"], run["kind"], run["recommended"], run["false_alarms"]) == ("healthy", "healthy", 20, 0.05)
+    assert run["probes"][0] == {
+        "name": "length", "family": "length", "value": 2.0, "threshold": 1.0, "two_sided": True, "fired": True,
+    }  # fmt: skip
+    assert run["checkpoints"][1] == {"step": 20, "reward": 2.0, "judge": 2.0, "kl": 2.0, "fired": ["length"]}
+    assert run["curve"] == [{"step": 1, "reward": 0.1, "kl": 0.01}]
+    assert "worst" not in json.dumps(run)
+    assert "gain" not in run
+
+
+def test_the_ablation_is_kept_by_beta_and_seed(tmp_path):
+    for name in ("kl-coef-0", "kl-coef-0-seed-2", "kl-coef-0.1"):
+        make_run(tmp_path / "tiny-world-1/ablation" / name)
+    kept = keep.kept_ablation(TINY, tmp_path)["runs"]
+    assert [(run["beta"], run["ppo_seed"]) for run in kept] == [(0.0, 1), (0.0, 2), (0.1, 1)]
+
+
+def test_what_is_written_is_read_again(folder):
+    keep.write("x", {"schema": 2, "runs": [{"a": 1 / 3, "b": [1, {"c": "β"}]}, {"a": 1e-9, "b": []}]})
+    assert keep.load("x") == {"schema": 2, "runs": [{"a": 0.333333, "b": [1, {"c": "β"}]}, {"a": 1e-9, "b": []}]}
+    assert keep.load("y") == {}
+
+
+def test_keeping_runs_nothing_and_leaves_what_was_kept(tmp_path, folder, monkeypatch, capsys):
+    monkeypatch.setattr(evidence, "RUNS", tmp_path / "runs")
+    monkeypatch.setattr(evidence, "DOCUMENTS", ())
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a command was run"))
+    monkeypatch.setattr(gain, "measured", lambda *_: pytest.fail("a policy was sampled"))
+    make_run(tmp_path / "runs/tiny-world-1")
+    keep.write("product-remarks", {"schema": 2, "runs": []})
+    evidence.main(["--keep"])
+    assert [run["seed"] for run in keep.load("tiny-world")["runs"]] == [1]
+    assert keep.load("product-remarks") == {"schema": 2, "runs": []}
+    assert "product-remarks: nothing finished" in capsys.readouterr().err
+
+
+def test_finished_parts_are_not_run_again(tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(evidence, "RUNS", tmp_path)
+    monkeypatch.setattr(subprocess, "run", lambda words, **_: made.append(words[1:]))
+    monkeypatch.setattr(gain, "measured", lambda *_: None)
+    make_run(tmp_path / "tiny-world-1")
+    make_run(tmp_path / "tiny-world-1/ablation/kl-coef-0.3")
+    put(tmp_path / "tiny-world-1/baseline/dpo/baseline.json", {})
+    evidence.run(TINY, "runs", (1, 2))
+    evidence.run(TINY, "baselines", (1, 2))
+    assert [(words[0], words[words.index("--output_dir") + 1][-1], words[-1]) for words in made] == [
+        ("run", "2", "2"),
+        ("baseline", "1", "best-of-n"),
+        ("baseline", "1", "rloo"),
+    ]
+
+
+# ---- measuring the gain
+
+
+class Gold:
+    """Stands in for sampling: SFT is 0, the checkpoint of step N is N / 10."""
+
+    asked: list[str] = []
+
+    def __init__(self, run: Path, base: Path) -> None: ...
+
+    def __call__(self, checkpoint: Path) -> float:
+        self.asked.append(checkpoint.name)
+        return 0.0 if checkpoint.parent.name == "sft" else int(checkpoint.name.rpartition("-")[2]) / 10
+
+
+@pytest.fixture
+def asked(monkeypatch) -> list[str]:
+    monkeypatch.setattr(Gold, "asked", [])
+    monkeypatch.setattr(gain, "_Gold", Gold)
+    return Gold.asked
+
+
+def test_the_gain_is_measured_once_and_goes_on_where_it_stopped(tmp_path, asked):
+    make_run(tmp_path)
+    found = gain.measured(tmp_path, tmp_path)
+    assert found == {
+        "sft": 0.0, "checkpoints": [{"step": 10, "gold": 1.0}, {"step": 20, "gold": 2.0}], "prompts": 3, "samples": 2,
+    }  # fmt: skip
+    assert asked == ["checkpoint-5", "checkpoint-10", "checkpoint-20"]
+    document = json.loads((tmp_path / gain.FILE).read_text())
+    document["checkpoints"].pop()
+    put(tmp_path / gain.FILE, document)
+    assert gain.stored(tmp_path) is None
+    assert gain.measured(tmp_path, tmp_path) == found == gain.stored(tmp_path)
+    assert asked[3:] == ["checkpoint-20"]
+
+
+def test_the_gain_of_another_training_is_forgotten(tmp_path, asked):
+    make_run(tmp_path)
+    gain.measured(tmp_path, tmp_path)
+    record = json.loads((tmp_path / "eval/run.json").read_text())
+    record["resolved"]["parents"]["ppo"] = "another"
+    put(tmp_path / "eval/run.json", record)
+    assert gain.stored(tmp_path) is None
+    gain.measured(tmp_path, tmp_path)
+    assert len(asked) == 6
+
+
+def test_a_checkpoint_that_is_gone_is_named(tmp_path, asked):
+    make_run(tmp_path)
+    (tmp_path / "ppo/checkpoint-20/COMPLETE").unlink()
+    with pytest.raises(ZooError, match="holds no checkpoint-20 any more"):
+        gain.measured(tmp_path, tmp_path)
+
+
+def test_a_run_without_a_verdict_is_refused(tmp_path):
+    make_run(tmp_path / "tiny-world-1")
+    path = tmp_path / "tiny-world-1/eval/evaluation.json"
+    put(path, {**json.loads(path.read_text()), "over_training": {"problem": "There are no validation prompts."}})
+    with pytest.raises(ZooError, match=r"tiny-world-1 has no verdict \(There are no validation prompts\.\)"):
+        keep.kept_runs(TINY, tmp_path)
+
+
+# ---- tables and plots
+
+
+def test_the_table_of_the_gain_has_each_run_and_the_mean(tmp_path, folder, asked):
+    for name in ("tiny-world-1", "tiny-world-2"):
+        make_run(tmp_path / name)
+        gain.measured(tmp_path / name, tmp_path / name)
+    kept = keep.kept_runs(TINY, tmp_path)
+    kept["runs"][1] |= {"seed": 2, "recommended": None}
+    keep.write("tiny-world", kept)
+    lines = gain_table(TINY).splitlines()
+    assert lines[2:5] == [
+        "| seed 1 | 0.00 | 2.00 (20) | 2.00 (20) | 1.00 | 1.00 |",
+        "| seed 2 | 0.00 | 2.00 (20) | none | 0.00 | 1.00 |",
+        "| **whole runs: mean, range** |  |  |  | **0.50 (0.00 to 1.00)** | **1.00** |",
+    ]
+    assert "In 1 of 2 runs no checkpoint is recommended" in lines[6]
+
+
+def test_the_table_of_the_ablation_counts_probes_and_names_what_is_missing(tmp_path, folder):
+    make_run(tmp_path / "tiny-world-1/ablation/kl-coef-0")
+    make_run(tmp_path / "tiny-world-1/ablation/kl-coef-0-seed-2")
+    keep.write("tiny-world-ablation", keep.kept_ablation(TINY, tmp_path))
+    text = run_tables.ablation_table(TINY)
+    assert "| verdict, each seed |  | healthy, healthy |" in text
+    assert "| probes that fire, in how many runs |  | length 2/2 |" in text
+    assert "| `length` | ± 1.000 | 2.000 | 2/2 |" in text
+    assert "| `copies` | 0.300 | 0.000 | 0/2 |" in text
+    assert "Left out, since not finished: β = 0.1 seed 1, β = 0.1 seed 2." in text
+
+
+def test_without_kept_runs_a_table_says_so(folder):
+    for table in (run_tables.runs_table, run_tables.ablation_table, gain_table):
+        assert "Nothing of it is kept yet" in table(TINY)
+
+
+def test_a_line_of_the_plot_begins_at_sft(tmp_path):
+    make_run(tmp_path / "tiny-world-1")
+    (run,) = keep.kept_runs(TINY, tmp_path)["runs"]
+    assert plots.path_points(run, "judge") == [(0, 0.0, 0.0), (10, 1.0, 1.0), (20, pytest.approx(2**0.5), 2.0)]
+
+
+def test_the_commands_are_those_that_the_docs_print():
+    tiny, remarks = EXPERIMENTS
+    assert " ".join(tiny.ablate("")) == (
+        "rlhf-zoo ablate tiny-world --output_dir runs/evidence/tiny-world-1 --hub local --seed 1 --kl_coef 0,0.1 "
+        "--ppo.total_episodes 7680 --seeds 3"
+    )
+    assert " ".join(remarks.baseline("dpo", "D")) == (
+        "rlhf-zoo baseline product-remarks --output_dir runs/evidence/product-remarks-1 --hub local --seed 1 "
+        "--dataset_name D/pros_cons --evaluation.lexicon D/opinion_lexicon --method dpo"
+    )
