@@ -1,7 +1,7 @@
 """Makes every figure of the docs: runs the recipes over seeds, keeps what they say as JSON, and renders it.
 
     python benchmarks/evidence.py                      # all of it, resumable; what is finished is not run again
-    python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE, RECIPE-ablation or RECIPE-baselines
+    python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE, RECIPE-ablation, -ensemble, -baselines
     python benchmarks/evidence.py --keep               # runs nothing: keeps what is finished, and renders it
     python benchmarks/evidence.py --render             # only writes the docs again from the committed JSON
 
@@ -83,6 +83,10 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
             for directory in directories:
                 gain.measured(directory, base)
         return
+    if part == "ensemble":
+        if not (base / "ensemble" / "overview.json").is_file():
+            _call(experiment.ensemble(data, runs), experiment, first)
+        return
     if not keep.finished(base / "ablation" / f"kl-coef-{experiment.weaker:g}"):
         _call(experiment.weaken(data, runs), experiment, first)
     for method in METHODS:
@@ -98,10 +102,14 @@ def _call(words: Sequence[str], experiment: Experiment, seed: int) -> None:
 
 def collect(experiment: Experiment, part: str) -> None:
     """Keeps what is finished of a part; where nothing is, what was kept before stays."""
-    kept = {"runs": keep.kept_runs, "ablation": keep.kept_ablation, "baselines": keep.kept_baselines}[part](
-        experiment, RUNS
-    )
-    if kept.get("runs") or kept.get("methods"):
+    makers = {
+        "runs": keep.kept_runs,
+        "ablation": keep.kept_ablation,
+        "ensemble": keep.kept_ensemble,
+        "baselines": keep.kept_baselines,
+    }
+    kept = makers[part](experiment, RUNS)
+    if any(kept.get(key) for key in ("runs", "methods", "models")):
         keep.write(experiment.name(part), kept)
     else:
         print(f"{experiment.name(part)}: nothing finished in {_shown(RUNS)}, so nothing is kept", file=sys.stderr)

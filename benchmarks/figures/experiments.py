@@ -14,15 +14,16 @@ __all__ = ["EXPERIMENTS", "METHODS", "PARTS", "ROOT", "RUNS", "Experiment", "dat
 ROOT = Path(__file__).parents[2]
 #: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.
 RUNS = Path(os.environ.get("RLHF_ZOO_EVIDENCE_RUNS", ROOT / "runs" / "evidence")).absolute()
-PARTS = ("runs", "ablation", "baselines")
+PARTS = ("runs", "ablation", "ensemble", "baselines")
 METHODS = ("best-of-n", "dpo", "rloo")
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One recipe: whole runs over `seeds`; ablation and baselines start from the run of the first of them.
+    """One recipe: whole runs over `seeds`; ablation, ensemble and baselines start from the run of the first of them.
 
-    beta: the recipe's own, which the ablation lays beside 0, in runs of `episodes` under `ppo_seeds` seeds of PPO.
+    beta: the recipe's own, which the ablation lays beside 0, in runs of `episodes` under `ppo_seeds` seeds of PPO; the
+    ensemble has as many reward models.
     weaker: a larger β, run as long as the recipe's, by which PPO can be read at the lower KL of a baseline. gold: the
     judge is the truth itself.
     """
@@ -57,6 +58,9 @@ class Experiment:
 
     def weaken(self, data: str, runs: str = "runs/evidence") -> list[str]:
         return [*self._words("ablate", self.seeds[0], data, runs), "--kl_coef", f"{self.weaker:g}"]
+
+    def ensemble(self, data: str, runs: str = "runs/evidence") -> list[str]:
+        return [*self._words("ensemble", self.seeds[0], data, runs), "--seeds", str(self.ppo_seeds)]
 
     def baseline(self, method: str, data: str, runs: str = "runs/evidence") -> list[str]:
         return [*self._words("baseline", self.seeds[0], data, runs), "--method", method]

@@ -138,14 +138,14 @@ class _Gold:
     def __call__(self, checkpoint: Path) -> float:
         from rlhf_zoo.corpora.tiny_world import judge
         from rlhf_zoo.models import load_causal
-        from rlhf_zoo.stages.evaluate import EVAL_STREAM
         from rlhf_zoo.stages.generate import complete
+        from rlhf_zoo.stages.head_to_head import STREAM
 
         done = complete(
             load_causal(checkpoint),
             self.load_tokenizer(checkpoint),
             self.prompts,
-            keys=[(EVAL_STREAM, *divmod(place, self.per_prompt)) for place in range(len(self.prompts))],
+            keys=[(STREAM, *divmod(place, self.per_prompt)) for place in range(len(self.prompts))],
             seed=self.seed,
             max_new_tokens=self.max_new_tokens,
             temperature=self.temperature,

@@ -14,7 +14,17 @@ from rlhf_zoo.record import StageRecord, read_json, write_text
 from .experiments import METHODS, ROOT, Experiment
 from .gain import stored
 
-__all__ = ["FOLDER", "finished", "kept_ablation", "kept_baselines", "kept_runs", "load", "variant_seed", "write"]
+__all__ = [
+    "FOLDER",
+    "finished",
+    "kept_ablation",
+    "kept_baselines",
+    "kept_ensemble",
+    "kept_runs",
+    "load",
+    "variant_seed",
+    "write",
+]
 
 FOLDER = ROOT / "docs" / "evidence"
 CURVE = {"reward": "objective/score", "kl": "objective/kl", "gold": "rewards/gold"}
@@ -99,6 +109,15 @@ def kept_baselines(experiment: Experiment, runs: Path) -> dict[str, Any]:
         for passes in ("training", "serving"):
             point["compute"][passes].pop("models", None)
     return {**frontier, "schema": 2, "commands": commands}
+
+
+def kept_ensemble(experiment: Experiment, runs: Path) -> dict[str, Any]:
+    """What the reward models of several seeds say; {} where they are not finished."""
+    path = experiment.directory(experiment.seeds[0], runs) / "ensemble" / "overview.json"
+    if not path.is_file():
+        return {}
+    found = read_json(path)
+    return {**found, "schema": 2, "command": _public(found["command"])}
 
 
 def _each(groups: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -22,9 +23,12 @@ from .head_to_head import head_to_head
 from .interrupt import Stopped
 from .judges import check_names, checked
 from .measure import Yardstick, paid_judges, yardstick
+from .reward import held_out_pairs, open_pairs
 from .settings import EvaluationConfig
 from .train import quiet
 from .trajectory import Trajectory, follow
+
+log = logging.getLogger(__name__)
 
 __all__ = ["check_judges", "check_prompts", "run", "same_weights"]
 
@@ -68,7 +72,7 @@ def run(context: RunContext) -> bool:
     )
     try:
         tools = yardstick(context, source, checkpoints["sft"].path)
-        checks = _checked_judges(context, source, tools)
+        checks = _checked_judges(context, tools)
         headline = checks.get(tools.judge.name)
         followed = follow(context, source, tools, unfit=headline.unfit if headline is not None else None)
         chosen = _choose(context, followed)
@@ -149,12 +153,17 @@ def check_judges(context: RunContext) -> None:
         lexicon(config.lexicon)
 
 
-def _checked_judges(context: RunContext, source: DataSource, tools: Yardstick) -> dict[str, JudgeCheck]:
-    """What is found of each judge on the reward model's held-out pairs; {} where the recipe has none."""
-    data = context.settings("reward").data if "reward" in context.recipe.stages else None
-    if data is None or data.dataset_test_split is None:
+def _checked_judges(context: RunContext, tools: Yardstick) -> dict[str, JudgeCheck]:
+    """What is found of each judge on the reward model's held-out pairs; {} where this run has none."""
+    if "reward" not in context.recipe.stages:
         return {}
-    return checked(tools.panel, source, data.dataset_config, data.dataset_test_split, seed=context.shared.seed)
+    try:
+        owner, source = open_pairs(context)
+        found = held_out_pairs(source, owner.settings("reward").data)
+    except ZooError as error:
+        log.info("The judges are not checked on labelled pairs: %s", error)
+        return {}
+    return {} if found is None else checked(tools.panel, found[0], seed=context.shared.seed)
 
 
 def _choose(context: RunContext, followed: Trajectory | str) -> dict[str, Any] | None:

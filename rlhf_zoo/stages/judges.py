@@ -18,6 +18,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
+
 from ..errors import ZooError
 from ..evaluation.judge_check import JudgeCheck, check_judge
 from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
@@ -25,7 +27,6 @@ from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.pairwise import FunctionPairJudge, PairJudge
 from ..rewards import RewardModel
 from ..rewards.functions import Batch, FunctionCall, numbers
-from .data import DataSource
 from .settings import LLMConfig
 
 log = logging.getLogger(__name__)
@@ -113,32 +114,22 @@ def scores(
     return judge(list(prompts), list(completions))
 
 
-def checked(
-    panel: Panel, source: DataSource, configuration: str | None, split: str, *, seed: int
-) -> dict[str, JudgeCheck]:
-    """What each scoring judge makes of pairs labelled elsewhere, by its name; {} where the data have no such texts."""
-    try:
-        rows = source.load(configuration, split, columns=["prompt", "chosen", "rejected"])
-    except ZooError as error:
-        log.info("The judges are not checked on labelled pairs: %s", error)
-        return {}
+def checked(panel: Panel, pairs: Dataset, *, seed: int) -> dict[str, JudgeCheck]:
+    """What each scoring judge makes of pairs that were labelled elsewhere, by its name.
+
+    pairs: prompt, chosen, rejected, and other columns for rules. {} where they are conversations.
+    """
     found = {}
     for judge in panel.scoring:
         most = CHECKED_BY_LLM if isinstance(judge, LLMJudge) else CHECKED
-        columns = rows.select(range(min(most, len(rows)))).to_dict()
+        columns = pairs.select(range(min(most, len(pairs)))).to_dict()
         prompts = columns.pop("prompt")
         chosen, rejected = columns.pop("chosen"), columns.pop("rejected")
         if not all(isinstance(text, str) for text in (*prompts, *chosen, *rejected)):
-            log.info("The judges are not checked on labelled pairs, which are conversations in %s.", source.location)
+            log.info("The judges are not checked on labelled pairs, which are conversations.")
             return {}
         good, bad = (scores(judge, prompts, side, columns) for side in (chosen, rejected))
-        found[judge.name] = check_judge(
-            good,
-            bad,
-            prompts,
-            probabilities=isinstance(judge, ClassifierJudge),
-            seed=seed,
-        )
+        found[judge.name] = check_judge(good, bad, prompts, probabilities=isinstance(judge, ClassifierJudge), seed=seed)
     return found
 
 

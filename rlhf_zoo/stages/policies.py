@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..errors import ZooError
+from ..evaluation.judge_check import JudgeCheck
 from ..hub.family import parents_of
 from ..hub.lineage import Lineage, Source, find_policy, published_at
 from ..hub.plots import plot_win_rates
@@ -25,9 +27,12 @@ from .data import DataSource
 from .head_to_head import head_to_head
 from .judges import check_names, checked, open_panel
 from .measure import Yardstick, reward_models
+from .pairs import COLUMNS
 from .settings import LLMConfig, recorded_settings
 from .trace import find
 from .train import quiet
+
+log = logging.getLogger(__name__)
 
 __all__ = ["Contest", "Terms", "evaluate", "find_contest"]
 
@@ -133,7 +138,7 @@ def evaluate(contest: Contest, terms: Terms, *, out: Path, command: str) -> dict
     rows = rows.select(range(min(terms.prompts, len(rows))))
     tools = _yardstick(contest, contest.data, terms, out)
     policy = load_causal(contest.policy.path).eval()
-    checks = checked(tools.panel, contest.data, PAIRS, "test", seed=terms.seed)
+    checks = _checks(tools, contest.data, terms)
     found = head_to_head(
         policy,
         tools,
@@ -167,6 +172,16 @@ def evaluate(contest: Contest, terms: Terms, *, out: Path, command: str) -> dict
     write_text(out / "samples.jsonl", found.jsonl())
     plot_win_rates(document, out / WIN_RATES)
     return document
+
+
+def _checks(tools: Yardstick, data: DataSource, terms: Terms) -> dict[str, JudgeCheck]:
+    """{} where the data set has no labelled pairs."""
+    try:
+        pairs = data.load(PAIRS, "test", columns=COLUMNS)
+    except ZooError as error:
+        log.info("The judges are not checked on labelled pairs: %s", error)
+        return {}
+    return checked(tools.panel, pairs, seed=terms.seed)
 
 
 def _yardstick(contest: Contest, data: DataSource, terms: Terms, out: Path) -> Yardstick:

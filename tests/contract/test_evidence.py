@@ -78,6 +78,16 @@ def test_the_baselines_are_of_the_first_run(experiment):
         assert all(len(point["seeds"]) == 3 for point in points), method
 
 
+@pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.recipe)
+def test_the_ensemble_is_of_the_first_run(experiment):
+    found = keep.load(experiment.name("ensemble"))
+    assert found["command"] == " ".join(experiment.ensemble(DATA))
+    first = runs(experiment.name("runs"))[0]
+    assert [one["seed"] for one in found["models"]] == [1, 2, 3]
+    assert found["models"][0]["accuracy"]["value"] == pytest.approx(first["reward_model"]["accuracy"], rel=1e-4)
+    assert found["disagreement"]["sft"]["value"] < found["disagreement"]["unrelated"]
+
+
 def test_gold_utility_is_that_of_the_evaluation():
     """The same prompts, keys and seed: SFT and the last checkpoint score what the eval stage says of them."""
     measured = [*runs(TINY.name("runs")), *runs(TINY.name("ablation"))]
@@ -115,6 +125,8 @@ def test_rendering_changes_with_the_json(name, monkeypatch):
         if "gain" in run:
             run["gain"]["sft"] -= 1
     for one in document.values():
+        if "models" in one:
+            one["models"][0]["ece"] += 1
         if "ppo" in one:
             one["ppo"]["judge"]["value"] += 1
     monkeypatch.setattr(keep, "load", document.__getitem__)
