@@ -28,7 +28,12 @@ SHARED = ("dataset_name", "dataset_revision", "seed")
 @click.command("eval", context_settings=FLAGS)
 @click.argument("subject", metavar="RECIPE|POLICY")
 @click.option("--against", help="Compare with this policy.  [default: the SFT policy of its run or card]")
-@click.option("--judge", "judges", multiple=True, help="A judge, several times; the first is the headline's.")
+@click.option(
+    "--judge",
+    "judges",
+    multiple=True,
+    help="A judge, several times; the first is the headline's.  [default: that of its run, or classifier]",
+)
 @click.option("--llm", help='Settings of judges llm:MODEL, as JSON: \'{"price": [0.15, 0.6], "budget": 1}\'.')
 @click.option("--prompts", type=click.IntRange(min=1), help="So many held-out prompts.  [default: 200]")
 @click.option("--samples", type=click.IntRange(min=1), help="Completions a prompt.  [default: 3]")

@@ -13,13 +13,14 @@ from datasets import Dataset
 from transformers import PreTrainedModel
 
 from ..evaluation.judge_check import JudgeCheck
-from ..evaluation.judges import ClassifierJudge
+from ..evaluation.judges import ClassifierJudge, FunctionJudge
 from ..evaluation.length_control import length_controlled_win_rate
 from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.pairwise import PairReport, compare_pairs
 from ..evaluation.stats import bootstrap_mean, bootstrap_perplexity, correlation
 from ..evaluation.text import repetition
 from ..ppo.completions import TAKEN
+from .judges import RuleJudge
 from .measure import Measured, Yardstick, measure
 
 __all__ = ["STREAM", "TIE", "HeadToHead", "head_to_head", "metric"]
@@ -130,6 +131,8 @@ class HeadToHead:
             "description": judge.description,
             "is_training_reward": judge.name in self.paid,
         }
+        if isinstance(judge, FunctionJudge | RuleJudge):
+            about["target"] = judge.target
         if isinstance(judge, ClassifierJudge):
             about["accuracy"] = judge.accuracy.to_json()
         return {**about, **self._check(judge.name)}

@@ -140,7 +140,9 @@ def check_names(names: Sequence[str], llm: LLMConfig) -> None:
         raise ZooError(f"The judge {doubled} is named twice: name it once.")
     for place, name in enumerate(names):
         kind, argument = _kind(name)
-        if kind == "rule":
+        if kind == "reward":
+            _check_there(argument)
+        elif kind == "rule":
             RuleJudge(argument)
         elif kind == "llm":
             _llm(argument, llm, None)
@@ -223,6 +225,30 @@ def _kind(name: str) -> tuple[str, str]:
     if not argument:
         raise ZooError(f"The judge {name!r} names nothing after its colon: write {kind}:NAME.")
     return kind, argument
+
+
+def _check_there(name: str) -> None:
+    """Raises ZooError for a model that the Hub says it has not; where it does not answer, that is seen later."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    from ..hub.facts import hub_id
+    from ..hub.pull import split_revision
+    from ..hub.refusals import client_errors, hub_name, reason
+
+    if Path(name).is_dir():
+        return
+    repo, revision = split_revision(name)
+    if hub_id(repo) is None:
+        raise ZooError(f"The judge reward:{name} is no folder and no repository: write reward:NAMESPACE/NAME.")
+    try:
+        HfApi().model_info(repo, revision=revision)
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise ZooError(
+            f"The judge reward:{name} is not on {hub_name()}, or this token may not read it: check its name."
+        ) from error
+    except client_errors() as error:
+        log.info("Whether reward:%s is there cannot be told now (%s).", name, reason(error))
 
 
 def _reward(name: str) -> RewardJudge:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from ..errors import ZooError
 from ..evaluation.judge_check import JudgeCheck
-from ..hub.family import parents_of
+from ..hub.family import clean, parents_of
 from ..hub.lineage import Lineage, Source, find_policy, published_at
 from ..hub.plots import plot_win_rates
 from ..hub.report import WIN_RATES
@@ -54,7 +54,7 @@ class Terms:
     max_new_tokens: int | None = None
     dataset_name: str | None = None
     dataset_revision: str | None = None
-    judges: tuple[str, ...] = ("classifier",)
+    judges: tuple[str, ...] = ()
     llm: LLMConfig = field(default_factory=LLMConfig)
 
     def __post_init__(self) -> None:
@@ -72,6 +72,7 @@ class Contest:
     """A policy, what it is compared with, and its reward model; reward None without one.
 
     data: where its prompts are, None where nothing says. settings: temperature and response_length of its training.
+    judge: what its run on this machine was judged by; None for others. described: the name of the judge in its card.
     """
 
     policy: Source
@@ -79,6 +80,8 @@ class Contest:
     reward: Source | None
     data: DataSource | None
     settings: Mapping[str, float]
+    judge: str | None = None
+    described: str | None = None
 
 
 def find_contest(policy: str, *, against: str | None, reward: str | None, terms: Terms) -> Contest:
@@ -102,11 +105,25 @@ def find_contest(policy: str, *, against: str | None, reward: str | None, terms:
         scorer = None if without or subject.reward is None else Source(subject.reward.name, subject.reward.path)
         ours, theirs = subject.policy, subject.reference
         settings = {name: float(value) for name, value in read.items()}
-        return Contest(Source(ours.name, ours.path), Source(theirs.name, theirs.path), scorer, data, settings)
+        judged = ((StageRecord(stage.parent / "eval").read().get("resolved") or {}).get("evaluation") or {}).get(
+            "judge"
+        )
+        found = (Source(ours.name, ours.path), Source(theirs.name, theirs.path))
+        return Contest(*found, scorer, data, settings, judge=judged)
     lineage = find_policy(policy, against=against, reward=reward if not without else None, without_reward=without)
     settings = {"temperature": lineage.setting("temperature", 1.0)}
     settings["response_length"] = lineage.setting("response_length", LENGTH)
-    return Contest(lineage.ppo, lineage.sft, lineage.reward, data or _data_of(lineage), settings)
+    described: Any = lineage.card
+    for key in ("evaluation", "judge", "target"):
+        described = described.get(key) if isinstance(described, Mapping) else None
+    return Contest(
+        lineage.ppo,
+        lineage.sft,
+        lineage.reward,
+        data or _data_of(lineage),
+        settings,
+        described=clean(described) if isinstance(described, str) else None,
+    )
 
 
 def _stage_of(path: Path) -> Path | None:
@@ -131,12 +148,13 @@ def evaluate(contest: Contest, terms: Terms, *, out: Path, command: str) -> dict
     """
     started = time.monotonic()
     quiet()
-    check_names(terms.judges, terms.llm)
+    names = terms.judges or (contest.judge or "classifier",)
+    check_names(names, terms.llm)
     if contest.data is None:
         raise ZooError(f"Nothing says which prompts {contest.policy.name} is for: name a data set with --dataset_name.")
     rows = contest.data.load(CONFIGURATION, terms.split, columns=["prompt"])
     rows = rows.select(range(min(terms.prompts, len(rows))))
-    tools = _yardstick(contest, contest.data, terms, out)
+    tools = _yardstick(contest, contest.data, terms, names, out)
     policy = load_causal(contest.policy.path).eval()
     checks = _checks(tools, contest.data, terms)
     found = head_to_head(
@@ -184,7 +202,7 @@ def _checks(tools: Yardstick, data: DataSource, terms: Terms) -> dict[str, Judge
     return checked(tools.panel, pairs, seed=terms.seed)
 
 
-def _yardstick(contest: Contest, data: DataSource, terms: Terms, out: Path) -> Yardstick:
+def _yardstick(contest: Contest, data: DataSource, terms: Terms, names: Sequence[str], out: Path) -> Yardstick:
     tokenizer, theirs = _tokenizer(contest.policy), _tokenizer(contest.against)
     if not same_tokenizer(tokenizer, theirs):
         raise ZooError(
@@ -199,9 +217,9 @@ def _yardstick(contest: Contest, data: DataSource, terms: Terms, out: Path) -> Y
         rewards = Rewards([RewardModel(load_classifier(path), AutoTokenizer.from_pretrained(path), tokenizer)])
     length = terms.max_new_tokens or int(contest.settings["response_length"])
     panel = open_panel(
-        terms.judges,
+        names,
         llm=terms.llm,
-        labelled=lambda: _labelled(data),
+        labelled=lambda: _labelled(data, contest.described),
         folder=out,
         seed=terms.seed,
     )
@@ -210,13 +228,14 @@ def _yardstick(contest: Contest, data: DataSource, terms: Terms, out: Path) -> Y
     return Yardstick(reference, tokenizer, rewards, panel, max_new_tokens=length, temperature=temperature)
 
 
-def _labelled(data: DataSource) -> Any:
+def _labelled(data: DataSource, described: str | None) -> Any:
     try:
         return data.load("judge", "train", columns=["text", "label"])
     except ZooError as error:
+        hint = f", such as {described}, by which its card goes" if described is not None else ""
         raise ZooError(
             f"The data set {data.location} has no labelled texts for the judge classifier (configuration judge, split "
-            f"train): name another with --judge; `rlhf-zoo eval --help` says which there are. {error}"
+            f"train): name another with --judge{hint}; `rlhf-zoo eval --help` says which there are."
         ) from error
 
 

@@ -177,6 +177,7 @@ def test_folders_need_no_hub_and_no_reward_model(place: Place) -> None:
     [
         ([PPO], "Nothing says which prompts local/toy-ppo is for: name a data set with --dataset_name."),
         (["toys/ppo", "--against", "toys/sft", "--dataset_name", "data", "--push_to_hub"], "toys/ppo is a folder, and"),
+        ([PPO, "--dataset_name", "data", "--judge", "reward:local/none"], "The judge reward:local/none is not on"),
         (["tiny-world", "--judge", "llm:x", "--llm", '{"budget": 1}'], "A budget needs prices"),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -18,6 +20,8 @@ from rlhf_zoo.commands.evaluate import _is_policy, _json, _recipe_keys, _shared
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.report import report, slug
 from rlhf_zoo.models import load_classifier
+from rlhf_zoo.ppo.trainer import PPO_STATE
+from rlhf_zoo.record import StageRecord
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.stages.judges import Panel, RewardJudge, RuleJudge, check_names, open_panel, scores
 from rlhf_zoo.stages.measure import reward_models
@@ -184,6 +188,32 @@ def test_folders_of_models(tmp_path: Path) -> None:
     assert (found.data.location, found.data.revision) == ("data", "main")
     without = find_contest(str(toys.ppo), against=str(toys.sft), reward="none", terms=terms)
     assert without.reward is None and without.settings == {"temperature": 1.0, "response_length": 53}
+
+
+def test_what_a_run_of_this_machine_says(tmp_path: Path) -> None:
+    """Its SFT policy, reward model, data and judge stand in its records; a card only describes."""
+    toys = save_toys(tmp_path / "toys")
+    checkpoint = tmp_path / "run/ppo/checkpoint-4"
+    shutil.copytree(toys.ppo, checkpoint)
+    (checkpoint / PPO_STATE).touch()
+    (tmp_path / "run/data/prompts").mkdir(parents=True)
+    record = StageRecord(checkpoint.parent)
+    record.mark_complete(checkpoint)
+    parents = {"sft": {"path": str(toys.sft)}, "reward": {"path": str(toys.reward)}}
+    record.write(stage="ppo", status="finished", parents=parents, resolved={"response_length": 9, "temperature": 0.5})
+    StageRecord(tmp_path / "run/eval").write(resolved={"evaluation": {"judge": "own_judges:longest"}})
+    for name in (tmp_path / "run", tmp_path / "run/ppo", checkpoint):
+        found = find_contest(str(name), against=None, reward=None, terms=Terms())
+        assert (found.policy.path, found.against.path, found.judge) == (checkpoint, toys.sft, "own_judges:longest")
+        assert found.reward is not None and found.reward.path == toys.reward
+        assert found.data is not None and found.data.location == str(tmp_path / "run/data")
+        assert found.settings == {"response_length": 9.0, "temperature": 0.5}
+    (toys.ppo / "rlhf_card.json").write_text(json.dumps({"evaluation": {"judge": {"target": "os:system"}}}))
+    card = find_contest(str(toys.ppo), against=str(toys.sft), reward="none", terms=Terms())
+    assert card.judge is None and card.described == "os:system"  # told, never imported
+    for odd in ([], {"judge": "x"}, {"judge": {"target": 3}}, "x"):
+        (toys.ppo / "rlhf_card.json").write_text(json.dumps({"evaluation": odd}))
+        assert find_contest(str(toys.ppo), against=str(toys.sft), reward="none", terms=Terms()).described is None
 
 
 def test_a_report_shows_names_as_text() -> None:
