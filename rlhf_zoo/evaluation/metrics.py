@@ -7,6 +7,7 @@ its columns, and what it computes stands here. Errors are ValueErrors, as those 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ __all__ = [
     "distinct_n",
     "kl_divergence",
     "load_metric",
+    "metric",
     "metric_folder",
     "preference_accuracy",
     "win_rate_of_scores",
@@ -58,6 +60,12 @@ def load_metric(name: str, config_name: str | None = None) -> Any:
     import evaluate
 
     return evaluate.load(str(folder), config_name=config_name, keep_in_memory=True)
+
+
+@cache
+def metric(name: str) -> Any:
+    """`load_metric`, once: what the evaluation's own figures are computed by."""
+    return load_metric(name)
 
 
 def win_rate_of_scores(

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from ..errors import ZooError
 from ..evaluation.calibration import calibration
 from ..evaluation.ensemble import agreements, by_kl, disagreement, standardised, unrelated
-from ..evaluation.stats import Estimate, bootstrap_mean, correlation, proportion
+from ..evaluation.metrics import metric
+from ..evaluation.stats import Estimate, bootstrap_mean, correlation
 from ..hub.plots import plot_ensemble
 from ..models import load_classifier
 from ..record import read_json, write_json
@@ -219,7 +220,10 @@ def _scorers(runs: Sequence[RunContext], tokenizer: Any) -> Iterator[RewardModel
 
 def _accuracy(margins: NDArray[np.float64]) -> dict[str, Any]:
     """As of a reward model's card: a tie counts as wrong."""
-    return proportion(int((margins > 0).sum()), len(margins)).to_json()
+    found: dict[str, Any] = metric("preference_accuracy").compute(
+        predictions=margins.tolist(), references=[0.0] * len(margins)
+    )
+    return found
 
 
 def _on_texts(scores: Mapping[str, NDArray[np.float64]], texts: Mapping[str, Texts], seed: int) -> dict[str, Any]:

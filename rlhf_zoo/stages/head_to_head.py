@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from ..evaluation.judge_check import JudgeCheck
 from ..evaluation.judges import ClassifierJudge, FunctionJudge
 from ..evaluation.length_control import length_controlled_win_rate
 from ..evaluation.llm_judge import LLMJudge
+from ..evaluation.metrics import metric
 from ..evaluation.pairwise import PairReport, compare_pairs
 from ..evaluation.stats import bootstrap_mean, bootstrap_perplexity, correlation
 from ..evaluation.text import repetition
@@ -23,19 +24,11 @@ from ..ppo.completions import TAKEN
 from .judges import RuleJudge
 from .measure import Measured, Yardstick, measure
 
-__all__ = ["STREAM", "TIE", "HeadToHead", "head_to_head", "metric"]
+__all__ = ["STREAM", "TIE", "HeadToHead", "head_to_head"]
 
 STREAM = 5
 TIE = 1e-9  # scores of a judge that differ by less are equal
 _SIDES = ("sft", "ppo")
-
-
-@cache
-def metric(name: str) -> Any:
-    """A metric module of this project, as `evaluate.load` gives it."""
-    from ..evaluation.metrics import load_metric
-
-    return load_metric(name)
 
 
 @dataclass(frozen=True)
