@@ -37,6 +37,7 @@ Rows = Sequence[Mapping[str, Any]]
 Panel = tuple[str, str, str]
 _BLUE, _ORANGE, _GREEN, _GREY = "#1f5fa8", "#c8501e", "#2d7d46", "#777777"
 _WIDTH = 7.2  # inches, at 120 dots each
+_LABEL = 36  # characters of a row's label; of a longer one the end says more
 _POINTS = 60  # with more, a curve shows no markers
 
 
@@ -237,10 +238,11 @@ def plot_win_rates(found: Mapping[str, Any], path: Path) -> bool:
         axes.plot([low, high], [place, place], color=color, linewidth=2)
         axes.plot(estimate["value"], place, "o", color=color, markersize=6)
     axes.axvline(0.5, color="black", linewidth=1)
-    axes.set_yticks(range(len(rows)), [label for label, _, _ in rows], fontsize=9)
+    labels = [label if len(label) <= _LABEL else f"…{label[1 - _LABEL :]}" for label, _, _ in rows]
+    axes.set_yticks(range(len(rows)), labels, fontsize=9, parse_math=False)
     axes.invert_yaxis()
     axes.set_xlim(-0.02, 1.02)
-    axes.set_xlabel(f"win rate with 95% interval, {found['n']} completions of {found['prompts']} prompts")
+    axes.set_xlabel(f"win rate, 95% interval (n = {found['n']})")
     _save(figure, path)
     return True
 

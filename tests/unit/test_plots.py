@@ -119,6 +119,22 @@ def test_a_frontier_shows_each_method_and_needs_one(tmp_path):
     assert not (tmp_path / "none.png").exists()
 
 
+def test_win_rates_of_judges_with_any_name(tmp_path):
+    """A name is text: a formula in it is none, and a long one does not push the picture out of its frame."""
+    rate = {"value": 0.8, "ci95": [0.7, 0.9], "n": 300}
+    judges = {
+        "classifier": {"win_rate": rate},
+        "rule:f(p=r'$x_{$')": {"win_rate": rate},
+        "reward:" + "a/" * 80: {"win_rate": rate},
+    }
+    found = {"judges": judges, "win_rate_at_equal_length": rate, "control": rate, "n": 300}
+    assert plots.plot_win_rates(found, tmp_path / "a.png")
+    voted = {**found, "votes": {"u/v": {"win_rate": {**rate, "value": 0.1}}, "u/w": {"win_rate": None}}}
+    assert plots.plot_win_rates(voted, tmp_path / "b.png")
+    tall, taller = pixels(tmp_path / "a.png"), pixels(tmp_path / "b.png")
+    assert tall.shape[1] == taller.shape[1] and tall.shape[0] < taller.shape[0]
+
+
 @pytest.mark.parametrize(
     "rows", [[], ROWS[:1], [{"step": 1}, {"step": 2}], [{**ROWS[0]}, {"step": 2, "loss": math.nan}]]
 )
