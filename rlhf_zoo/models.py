@@ -40,10 +40,14 @@ __all__ = [
 CRITIC_DIR = "critic"
 ADAPTER_CONFIG = "adapter_config.json"
 HEADS = ("score", "classifier")
+CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 
 
 def load_causal(path: str | Path, **kwargs: Any) -> PreTrainedModel:
-    """A causal language model in float32; an adapter checkpoint is merged into its base."""
+    """A causal language model in float32; an adapter checkpoint is merged into its base.
+
+    Raises ZooError for what is none, also for a reward model, whose trunk alone would load.
+    """
     kwargs.setdefault("dtype", torch.float32)
     adapter = Path(path) / ADAPTER_CONFIG
     if adapter.is_file() and not json.loads(adapter.read_text()).get("base_model_name_or_path"):
@@ -54,6 +58,9 @@ def load_causal(path: str | Path, **kwargs: Any) -> PreTrainedModel:
         raise ZooError(
             f"The model {path} cannot be loaded as a causal language model ({_first_line(error)})."
         ) from error
+    kinds = getattr(model.config, "architectures", None) or []
+    if kinds and all(str(kind).endswith(CLASSIFIERS) for kind in kinds):
+        raise ZooError(f"The model {path} is a {kinds[0]}, which writes nothing: give a policy, not a reward model.")
     if getattr(model, "peft_config", None):
         from peft import AutoPeftModelForCausalLM
 

@@ -11,14 +11,14 @@ import inspect
 import os
 import pkgutil
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from types import ModuleType
 from typing import Any
 
 from rlhf_zoo.errors import ZooError
 
-__all__ = ["JUDGES", "did_you_mean", "load_object", "registered"]
+__all__ = ["JUDGES", "call_judge", "did_you_mean", "load_object", "registered"]
 
 JUDGES = "rlhf_zoo.judges"
 """Entry points under which a package offers judges by name, of single completions and of pairs."""
@@ -162,3 +162,19 @@ def _attribute(module: ModuleType, path: str, name: str) -> Any:
         public = [key for key in vars(module) if not key.startswith("_")]
         hint = did_you_mean(path, public) or f": {module.__name__} offers {', '.join(sorted(public)[:10]) or 'none'}."
         raise ZooError(f"There is no {path!r} in the module {module.__name__!r}{hint}") from error
+
+
+def call_judge(target: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What a judge's function answers, as a list. Raises ZooError where it raises, or answers with no list."""
+    try:
+        answer = function(*arguments)
+    except ZooError:
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())
+        raise ZooError(
+            f"The judge {target!r} raised {type(error).__name__}{f' ({said[:200]})' if said else ''}: mend it."
+        ) from error
+    if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
+        raise ZooError(f"The judge {target!r} answered with {type(answer).__name__}: it must give a list of numbers.")
+    return list(answer)

@@ -58,7 +58,8 @@ def evaluate(
     function or verifier), llm:MODEL (at OPENAI_BASE_URL, with the key OPENAI_API_KEY), votes:NAMESPACE/NAME (people's),
     pairs:MODULE:FUNCTION and MODULE:FUNCTION (your own).
 
-    Any key of `rlhf-zoo recipes keys recipe` is a flag too.
+    Any key of `rlhf-zoo recipes keys recipe` is a flag of a RECIPE; a POLICY takes --dataset_name, --dataset_revision
+    and --seed (1).
 
     \b
     Example:
@@ -211,8 +212,10 @@ def _show(document: Mapping[str, Any]) -> None:
         unfit = (found.get("check") or {}).get("unfit")
         if unfit:
             click.echo(f"{name}: {unfit}", err=True)
-    if document["judge"]["is_training_reward"]:
-        click.echo(
-            "The judge is the policy's own reward model: it says that training worked, not that it got better.",
-            err=True,
-        )
+        unread = (found.get("orders") or {}).get("unparsed")
+        if unread:
+            click.echo(f"{name}: {unread} of {document['n']} answers could not be read, and count as ties.", err=True)
+        if found.get("is_training_reward"):
+            click.echo(
+                f"{name} is the policy's own reward: it says that training worked, not that it got better.", err=True
+            )

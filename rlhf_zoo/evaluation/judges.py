@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.stats import Estimate, proportion
-from rlhf_zoo.plugins import JUDGES, load_object
+from rlhf_zoo.plugins import JUDGES, call_judge, load_object
 from rlhf_zoo.record import write_bytes
 
 __all__ = ["ClassifierJudge", "FunctionJudge", "Judge", "LexiconJudge"]
@@ -258,16 +258,23 @@ class FunctionJudge:
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         """What the function answers. Raises ZooError unless that is one finite number per completion."""
         _texts(prompts, completions)
-        answer = list(self._function(list(prompts), list(completions)))
+        answer = call_judge(self.target, self._function, list(prompts), list(completions))
         if len(answer) != len(completions):
             raise ZooError(
                 f"The judge {self.target!r} gave {len(answer)} scores for {len(completions)} completions: "
                 "it must give one each."
             )
         for index, score in enumerate(answer):
-            if score is None or not math.isfinite(score):
-                raise ZooError(f"The judge {self.target!r} gave {score} for completion {index}: it must be a number.")
+            if isinstance(score, str) or not _is_finite(score):
+                raise ZooError(f"The judge {self.target!r} gave {score!r} for completion {index}: it must be a number.")
         return [float(score) for score in answer]
+
+
+def _is_finite(score: Any) -> bool:
+    try:
+        return math.isfinite(score)
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def _texts(prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
@@ -282,6 +289,8 @@ def _labelled(rows: Iterable[Mapping[str, Any]], column: str = "text") -> tuple[
         for key in (column, "label"):
             if key not in row:
                 raise ZooError(f"Row {index} for the judge has no column {key!r}, only {', '.join(map(str, row))}.")
+        if not isinstance(row[column], str):
+            raise ZooError(f"Row {index} for the judge has {row[column]!r} as its {column}: it must be a text.")
         if row["label"] not in (0, 1):
             raise ZooError(f"Row {index} for the judge has the label {row['label']!r}: it must be 1 or 0.")
         texts.append(row[column])

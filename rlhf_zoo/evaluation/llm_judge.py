@@ -175,7 +175,9 @@ class LLMJudge:
             if not (math.isfinite(value) and value >= 0):
                 raise ZooError(f"Prices and the budget of an LLM judge are numbers from 0 on, not {value}.")
         if budget is not None and price is None:
-            raise ZooError("A budget needs prices: give price=(prompt, completion) per million tokens.")
+            raise ZooError(
+                "A budget needs prices: give price, of a million prompt tokens and of a million answered ones."
+            )
         fields = {"temperature": 0, "max_tokens": max_tokens, **(parameters or {})}
         reserved = {"model", "messages", "stream", "n"} & fields.keys()
         if reserved:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.stats import Estimate, WinRate, bootstrap_mean, proportion, win_rate
-from rlhf_zoo.plugins import JUDGES, load_object
+from rlhf_zoo.plugins import JUDGES, call_judge, load_object
 
 __all__ = ["FunctionPairJudge", "PairJudge", "PairReport", "Verdict", "check_lengths", "compare_pairs", "merge_orders"]
 
@@ -90,7 +90,7 @@ class FunctionPairJudge:
         return [merge_orders(one, other) for one, other in zip(*orders, strict=True)]
 
     def _ask(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[float]:
-        answer = list(self._function(list(prompts), list(first), list(second)))
+        answer = call_judge(self._target, self._function, list(prompts), list(first), list(second))
         if len(answer) != len(prompts):
             raise ZooError(
                 f"The judge {self._target!r} gave {len(answer)} preferences for {len(prompts)} pairs: "

@@ -415,6 +415,12 @@ def _other_judges(facts: Facts) -> dict[str, dict[str, Any]]:
     return others
 
 
+def _followed(facts: Facts) -> bool:
+    """Whether the evaluation judged every checkpoint."""
+    found = facts.evaluation.get("over_training")
+    return isinstance(found, Mapping) and bool(found.get("checkpoints"))
+
+
 def _notes(judge: Mapping[str, Any]) -> Raw:
     """What is to be known of a judge. That it is the reward itself, the template says of the main one."""
     return judge_notes({key: value for key, value in judge.items() if key != "is_training_reward"})
@@ -474,7 +480,7 @@ def _unmeasured(facts: Facts) -> list[str]:
     if side == "ppo":
         missing += [] if facts.figure("win_rate") else ["win rate over SFT"]
         missing += [] if facts.figure("control") else ["the control (SFT against SFT under another seed)"]
-        missing.append("the judge before the end of training")
+        missing += [] if _followed(facts) else ["the judge before the end of training"]
     elif _perplexity(facts.now.get("eval_loss")) is None:
         missing.append("perplexity on validation text")
     return [*missing, "preferences of people", "other seeds", "safety, bias and truthfulness"]

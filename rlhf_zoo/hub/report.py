@@ -91,6 +91,8 @@ def judge_notes(found: Mapping[str, Any]) -> Raw:
     orders = found.get("orders")
     if orders and orders.get("agreement"):
         said.append(f"Asked in both orders, which agreed in {estimate(orders['agreement'])} of the pairs.")
+    if orders and orders.get("unparsed"):
+        said.append(f"{orders['unparsed']} answers could not be read, and count as ties.")
     cost = (found.get("usage") or {}).get("cost")
     if finite(cost) and cost is not None:
         said.append(f"Cost: {cost:.4g}.")

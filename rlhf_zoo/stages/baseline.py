@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +30,7 @@ from ..rewards import Rewards
 from .baseline_trainers import Trained, dpo_arguments, rloo_arguments, train_dpo, train_rloo
 from .context import Checkpoint, RunContext, versions
 from .data import DataSource, data_source
-from .evaluate import check_prompts
+from .evaluate import check_prompts, recorded
 from .generate import complete
 from .head_to_head import STREAM
 from .interrupt import Stopped
@@ -180,7 +180,7 @@ class Baseline:
         shared = self.context.shared
         return {
             **own,
-            "evaluation": asdict(shared.evaluation),
+            "evaluation": recorded(shared.evaluation),
             "evaluation_seed": shared.seed,
             "response_length": self.tools.max_new_tokens,
             "temperature": self.tools.temperature,
@@ -263,7 +263,7 @@ def _check_settings(context: RunContext) -> None:
     """Raises ZooError where PPO or the evaluation ran with other settings than these."""
     now_asked = {
         "ppo": dict(context.settings("ppo").resolved),
-        "eval": {"evaluation": asdict(context.shared.evaluation), "seed": context.shared.seed},
+        "eval": {"evaluation": recorded(context.shared.evaluation), "seed": context.shared.seed},
     }
     for stage, asked in now_asked.items():
         before = context.record(stage).read()["resolved"]

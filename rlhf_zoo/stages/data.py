@@ -56,6 +56,8 @@ class DataSource:
             loaded = datasets.load_dataset(
                 self.location, configuration, split=split, revision=self.revision, cache_dir=_cache_of(self.location)
             )
+        except StopIteration as error:  # what the loader says of a file without rows
+            raise ZooError(f"{what}, split {split}, is empty: give it rows.") from error
         except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
             if is_disk_full(error):
                 raise

@@ -30,7 +30,7 @@ from .trajectory import Trajectory, follow
 
 log = logging.getLogger(__name__)
 
-__all__ = ["check_judges", "check_prompts", "run", "same_weights"]
+__all__ = ["check_judges", "check_prompts", "recorded", "run", "same_weights"]
 
 
 def run(context: RunContext) -> bool:
@@ -45,10 +45,11 @@ def run(context: RunContext) -> bool:
     source = data_source(context)
     checkpoints = {stage: context.checkpoint(stage) for stage in ("sft", "ppo")}
     record = context.record("eval")
+    before = record.read()
     if context.restart:
         record.clear()
     resolved = {
-        "evaluation": _resolved(shared.evaluation),
+        "evaluation": recorded(shared.evaluation),
         "seed": shared.seed,
         "data": source.lineage["fingerprint"],
         "parents": {stage: found.lineage["fingerprint"] for stage, found in checkpoints.items()},
@@ -89,9 +90,15 @@ def run(context: RunContext) -> bool:
             checks=checks,
         )
         figures = found.to_json()
-    except KeyboardInterrupt as error:
-        record.write(status="interrupted")
-        raise Stopped from error
+    except BaseException as error:
+        stopped = isinstance(error, KeyboardInterrupt)
+        if before.get("status") == "finished":
+            record.restore(before)  # what was found before still stands beside it
+        elif stopped:
+            record.write(status="interrupted")
+        if stopped:
+            raise Stopped from error
+        raise
     if tools.panel.votes:
         figures["votes"] = {
             name: votes_on(name, ppo=_origins(context, "ppo"), sft=_origins(context, "sft"), seed=shared.seed)
@@ -117,7 +124,7 @@ def run(context: RunContext) -> bool:
     return True
 
 
-def _resolved(config: EvaluationConfig) -> dict[str, Any]:
+def recorded(config: EvaluationConfig) -> dict[str, Any]:
     """What tells evaluations apart. Runs from before there were several judges keep their fingerprint."""
     later: dict[str, Any] = {"judges": [], "llm": {}}
     return {key: value for key, value in asdict(config).items() if later.get(key) != value}

@@ -25,6 +25,7 @@ from ..evaluation.judge_check import JudgeCheck, check_judge
 from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
 from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.pairwise import FunctionPairJudge, PairJudge
+from ..plugins import JUDGES, did_you_mean, registered
 from ..rewards import RewardModel
 from ..rewards.functions import Batch, FunctionCall, numbers
 from .settings import LLMConfig
@@ -149,6 +150,7 @@ def check_names(names: Sequence[str], llm: LLMConfig) -> None:
         elif kind == "pairs":
             FunctionPairJudge(argument)
         elif kind == "function":
+            _check_word(argument)
             FunctionJudge(argument)
         elif kind == "votes":
             from ..hub.vote_data import HubVotes
@@ -227,6 +229,14 @@ def _kind(name: str) -> tuple[str, str]:
     return kind, argument
 
 
+def _check_word(name: str) -> None:
+    """Raises ZooError for a bare word that is no judge's, with the one that may be meant."""
+    known = ["classifier", *registered(JUDGES)]
+    if ":" not in name and name.partition("(")[0].strip() not in known:
+        near = did_you_mean(name, known) or ": write classifier, KIND:NAME or MODULE:FUNCTION."
+        raise ZooError(f"There is no judge {name!r}{near}")
+
+
 def _check_there(name: str) -> None:
     """Raises ZooError for a model that the Hub says it has not; where it does not answer, that is seen later."""
     from huggingface_hub import HfApi
@@ -258,8 +268,12 @@ def _reward(name: str) -> RewardJudge:
     from ..models import load_classifier
 
     path = Path(name) if Path(name).is_dir() else pull(name)
-    tokenizer = AutoTokenizer.from_pretrained(path)
-    return RewardJudge(name, RewardModel(load_classifier(path), tokenizer, tokenizer))
+    model = load_classifier(path)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise ZooError(f"The judge reward:{name} has no tokenizer that can be loaded: save it with its own.") from error
+    return RewardJudge(name, RewardModel(model, tokenizer, tokenizer))
 
 
 def _llm(model: str, config: LLMConfig, cache: Path | None) -> LLMJudge:

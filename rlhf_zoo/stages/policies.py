@@ -9,8 +9,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..evaluation.judge_check import JudgeCheck
 from ..hub.family import clean, parents_of
@@ -40,6 +41,8 @@ CONFIGURATION = "prompts"
 PAIRS = "preferences"
 #: Tokens of a completion where nothing says how many: TRL's own default of PPO.
 LENGTH = 53
+#: Prompts below which an interval by resampling them is too narrow.
+FEW = 20
 
 
 @dataclass(frozen=True)
@@ -153,9 +156,14 @@ def evaluate(contest: Contest, terms: Terms, *, out: Path, command: str) -> dict
     if contest.data is None:
         raise ZooError(f"Nothing says which prompts {contest.policy.name} is for: name a data set with --dataset_name.")
     rows = contest.data.load(CONFIGURATION, terms.split, columns=["prompt"])
+    if len(rows) < terms.prompts:
+        log.warning("The split %s has %d prompts; all of them are taken.", terms.split, len(rows))
     rows = rows.select(range(min(terms.prompts, len(rows))))
+    if len(rows) < FEW:
+        log.warning("%d prompts are few: read the intervals as too narrow.", len(rows))
     tools = _yardstick(contest, contest.data, terms, names, out)
     policy = load_causal(contest.policy.path).eval()
+    _check_room(policy, tools, rows["prompt"])
     checks = _checks(tools, contest.data, terms)
     found = head_to_head(
         policy,
@@ -192,6 +200,20 @@ def evaluate(contest: Contest, terms: Terms, *, out: Path, command: str) -> dict
     return document
 
 
+def _check_room(policy: PreTrainedModel, tools: Yardstick, prompts: Sequence[Any]) -> None:
+    """Raises ZooError where a completion may not fit behind its prompt."""
+    limits = [getattr(one.config, "max_position_embeddings", None) for one in (policy, tools.reference)]
+    room = min((limit for limit in limits if limit), default=None)
+    if room is None:
+        return
+    longest = max(len(tokenize_prompt(prompt, tools.tokenizer)) for prompt in prompts)
+    if longest + tools.max_new_tokens > room:
+        raise ZooError(
+            f"The models take {room} tokens, and the longest prompt has {longest}, so {tools.max_new_tokens} more do "
+            f"not fit: give --max_new_tokens {max(room - longest, 1)} or less."
+        )
+
+
 def _checks(tools: Yardstick, data: DataSource, terms: Terms) -> dict[str, JudgeCheck]:
     """{} where the data set has no labelled pairs."""
     try:
@@ -213,8 +235,8 @@ def _yardstick(contest: Contest, data: DataSource, terms: Terms, names: Sequence
         tokenizer.pad_token_id = tokenizer.eos_token_id
     rewards = None
     if contest.reward is not None:
-        path = contest.reward.path
-        rewards = Rewards([RewardModel(load_classifier(path), AutoTokenizer.from_pretrained(path), tokenizer)])
+        model = load_classifier(contest.reward.path)
+        rewards = Rewards([RewardModel(model, _tokenizer(contest.reward), tokenizer)])
     length = terms.max_new_tokens or int(contest.settings["response_length"])
     panel = open_panel(
         names,

@@ -9,6 +9,7 @@ import pytest
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
+from rlhf_zoo.evaluation.pairwise import FunctionPairJudge
 
 GOOD = ["great", "sharp", "easy", "bright", "sturdy"]
 BAD = ["poor", "blurry", "awkward", "dim", "flimsy"]
@@ -195,3 +196,28 @@ def test_every_judge_wants_a_completion_per_prompt(classifier, module):
     for judge in (classifier, LexiconJudge(GOOD, BAD), FunctionJudge("toy_judges:zero")):
         with pytest.raises(ValueError, match="2 prompts and 1 completions"):
             judge(["a", "b"], ["c"])
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda prompts, texts: 1 / 0, "raised ZeroDivisionError (division by zero): mend it."),
+        (lambda: [1.0], "raised TypeError"),
+        (lambda prompts, texts: None, "answered with NoneType: it must give a list of numbers."),
+        (lambda prompts, texts: "1", "answered with str: it must give a list of numbers."),
+        (lambda prompts, texts: ["1"], "gave '1' for completion 0: it must be a number."),
+        (lambda prompts, texts: [[1]], "gave [1] for completion 0: it must be a number."),
+    ],
+)
+def test_a_function_that_is_no_judge_is_told_in_a_sentence(module, function, message):
+    module.odd = function
+    with pytest.raises(ZooError) as refused:
+        FunctionJudge("toy_judges:odd")(["a"], [" b"])
+    assert message in str(refused.value) and "toy_judges:odd" in str(refused.value)
+    with pytest.raises(ZooError, match="toy_judges:odd"):
+        FunctionPairJudge("toy_judges:odd").compare(["a"], [" b"], [" c"])
+
+
+def test_labelled_texts_must_be_texts():
+    with pytest.raises(ZooError, match="Row 1 for the judge has None as its text: it must be a text"):
+        ClassifierJudge.train([{"text": "fine", "label": 1}, {"text": None, "label": 0}], seed=1)

@@ -19,13 +19,13 @@ from transformers import AutoTokenizer
 from rlhf_zoo.commands.evaluate import _is_policy, _json, _recipe_keys, _shared
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.report import report, slug
-from rlhf_zoo.models import load_classifier
+from rlhf_zoo.models import load_causal, load_classifier
 from rlhf_zoo.ppo.trainer import PPO_STATE
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.stages.judges import Panel, RewardJudge, RuleJudge, check_names, open_panel, scores
 from rlhf_zoo.stages.measure import reward_models
-from rlhf_zoo.stages.policies import Terms, find_contest
+from rlhf_zoo.stages.policies import Terms, _check_room, find_contest
 from rlhf_zoo.stages.settings import LLMConfig, llm_config
 
 NOTHING = {"against": None}
@@ -90,7 +90,8 @@ def test_terms_that_cannot_work(fields: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["nonsense"], "nonsense"),
+        (["nonsense"], "There is no judge 'nonsense': write classifier, KIND:NAME or MODULE:FUNCTION."),
+        (["classifer"], "There is no judge 'classifer', did you mean 'classifier'?"),
         (["reward:"], "names nothing after its colon: write reward:NAME."),
         (["votes:a/b"], "votes:a/b only says which of two is preferred: name another before it, such as classifier."),
         (["pairs:builtins:len"], "pairs:builtins:len only says which of two is preferred"),
@@ -156,6 +157,24 @@ def test_a_panel(module: None, tmp_path: Path) -> None:
     with pytest.raises(ZooError, match="answer"):
         scores(rule, ["p"], ["a"], {})
     assert isinstance(rule, RuleJudge)
+
+
+def test_a_policy_and_what_is_none(tmp_path: Path) -> None:
+    toys = save_toys(tmp_path)
+    with pytest.raises(ZooError, match=r"is a LlamaForSequenceClassification, which writes nothing: give a policy"):
+        load_causal(toys.reward)
+    assert load_causal(toys.sft).config.architectures == ["LlamaForCausalLM"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ZooError, match="cannot be loaded"):
+        open_panel([f"reward:{tmp_path / 'empty'}"], llm=LLMConfig(), labelled=lambda: [], folder=tmp_path, seed=1)
+    tools: Any = SimpleNamespace(
+        reference=load_causal(toys.sft), tokenizer=AutoTokenizer.from_pretrained(toys.sft), max_new_tokens=95
+    )
+    _check_room(load_causal(toys.ppo), tools, ["the"])
+    with pytest.raises(
+        ZooError, match=r"The models take 96 tokens, and the longest prompt has 2, so 95 more do not fit: "
+    ):
+        _check_room(load_causal(toys.ppo), tools, ["the", "the camera"])
 
 
 def test_the_training_reward_is_known_by_its_weights(tmp_path: Path) -> None:

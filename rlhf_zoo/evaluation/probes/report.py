@@ -151,7 +151,9 @@ def _probe(measure: Measure, reading: Reading, noise: float, policy: Completions
     least = measure.least(reading.sft)
     margin = max(noise, least)
     effect = abs(reading.effect) if measure.two_sided else reading.effect
-    about = repr(reading.about) if reading.about is not None else "no token"
+    meaning = measure.sentence.format(value=reading.value, sft=reading.sft, about=repr(reading.about))
+    if "{about}" in measure.sentence and reading.about is None:
+        meaning = "Nothing that it is about was found."
     return Probe(
         name=measure.name,
         family=measure.family,
@@ -160,7 +162,7 @@ def _probe(measure: Measure, reading: Reading, noise: float, policy: Completions
         threshold=reading.sft + margin,
         fired=effect > margin,
         unit=measure.unit,
-        meaning=measure.sentence.format(value=reading.value, sft=reading.sft, about=about),
+        meaning=meaning,
         because=measure.because,
         noise=noise,
         least=least,
