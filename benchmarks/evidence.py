@@ -28,7 +28,6 @@ DOCUMENTS = (
     "recipes/tiny-world/README.md",
     "recipes/product-remarks/README.md",
     "docs/evaluation.md",
-    "docs/baselines.md",
 )
 
 

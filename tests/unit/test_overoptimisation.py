@@ -424,4 +424,5 @@ def test_gold_of_the_runs_without_kl_peaks_and_then_collapses():
 def test_gold_of_the_recipes_runs_has_no_peak():
     for run in evidence("tiny-world"):
         found = gold_fit(run)
-        assert found.fits is True and found.peak is None and "may not bend down" in found.no_peak
+        assert found.fits is True and found.peak is None
+        assert "may not bend down" in found.no_peak or "No peak in the observed range" in found.no_peak
