@@ -140,7 +140,7 @@ def test_figures_go_into_the_card(place: Place) -> None:
     assert "win rate, by classifier" in done.stdout and "control: against itself, other seed" in done.stdout
     card = Path(place.hub.api().hf_hub_download(PPO, "README.md")).read_text()
     assert card.startswith(before.rstrip()) and card.count("## Evaluation against") == 1
-    assert "| **win rate**, by classifier |" in card and "agrees with" in card
+    assert "| **win rate**, by classifier |" in card and "It prefers the better of" in card
     files = place.hub.api().list_repo_files(PPO)
     kept = [name for name in files if name.startswith("evaluations/")]
     assert {Path(name).name for name in kept} == {"evaluation.json", "samples.jsonl", "win_rates.png"}
