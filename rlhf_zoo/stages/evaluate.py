@@ -46,18 +46,19 @@ def run(context: RunContext) -> bool:
     checkpoints = {stage: context.checkpoint(stage) for stage in ("sft", "ppo")}
     record = context.record("eval")
     before = record.read()
-    if context.restart:
-        record.clear()
     resolved = {
         "evaluation": recorded(shared.evaluation),
         "seed": shared.seed,
         "data": source.lineage["fingerprint"],
         "parents": {stage: found.lineage["fingerprint"] for stage, found in checkpoints.items()},
     }
-    record.check_fingerprint(resolved, recipe=context.recipe.name)
-    if record.read().get("status") == "finished":
-        return False
+    if not context.restart:
+        record.check_fingerprint(resolved, recipe=context.recipe.name)
+        if before.get("status") == "finished":
+            return False
     prompts = check_prompts(context, source)
+    if context.restart:
+        record.clear()
     record.write(
         stage="eval",
         recipe=context.recipe.name,

@@ -478,7 +478,7 @@ def test_card_push_pull_and_eval(base, tmp_path):
     done = run.zoo(*run.command("eval"))
     assert done.returncode == 0, done.stderr
     assert evaluation(run) == evaluation(base)
-    done = run.zoo(*run.command("eval", "--evaluation.samples", "3")[:-2], "--evaluation.lexicon", "x")
+    done = run.zoo(*run.command("eval", "--evaluation.samples", "3")[:-2], "--evaluation.judge_name", "x")
     assert done.returncode == 2 and "run/eval holds a run with evaluation." in done.stderr
 
 
