@@ -28,6 +28,7 @@ DOCUMENTS = (
     "recipes/tiny-world/README.md",
     "recipes/product-remarks/README.md",
     "docs/evaluation.md",
+    "docs/baselines.md",
 )
 
 

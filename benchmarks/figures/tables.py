@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from . import keep
 from .ensemble_table import ensemble_table
 from .experiments import EXPERIMENTS
 from .frontier_tables import baselines_table
@@ -19,7 +18,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{one.name("runs"): partial(runs_table, one) for one in EXPERIMENTS},
     **{one.name("ablation"): partial(ablation_table, one) for one in EXPERIMENTS},
     **{one.name("ensemble"): partial(ensemble_table, one) for one in EXPERIMENTS},
-    **{one.name("baselines"): partial(baselines_table, one) for one in EXPERIMENTS if keep.load(one.name("baselines"))},
+    **{one.name("baselines"): partial(baselines_table, one) for one in EXPERIMENTS},
     **{f"{one.recipe}-gain": partial(gain_table, one) for one in EXPERIMENTS if one.gold},
 }
 
