@@ -113,7 +113,7 @@ def find_contest(policy: str, *, against: str | None, reward: str | None, terms:
         )
         found = (Source(ours.name, ours.path), Source(theirs.name, theirs.path))
         return Contest(*found, scorer, data, settings, judge=judged)
-    lineage = find_policy(policy, against=against, reward=reward if not without else None, without_reward=without)
+    lineage = find_policy(policy, against=against, reward=named, without_reward=without)
     settings = {"temperature": lineage.setting("temperature", 1.0)}
     settings["response_length"] = lineage.setting("response_length", LENGTH)
     described: Any = lineage.card

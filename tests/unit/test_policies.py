@@ -127,7 +127,8 @@ def test_settings_of_an_llm(monkeypatch: pytest.MonkeyPatch) -> None:
 def longest(prompts: list[str], completions: list[str]) -> list[float]:
     """The longer, the better.
 
-    And more that no card needs."""
+    A card says the first paragraph alone.
+    """
     return [float(len(text)) for text in completions]
 
 
