@@ -308,9 +308,10 @@ class StageRecord:
         torn = [path for path in self._checkpoint_folders() if not (path / COMPLETE).is_file()]
         for path in torn:
             shutil.rmtree(path)
-        leftovers = [path for name in ("run.json", "metrics.jsonl") for path in self.path.glob(f".{name}.*.tmp")]
-        for path in leftovers:
-            path.unlink()
+        with _WRITING:  # what another thread is writing at this moment was left by no kill
+            leftovers = [path for name in ("run.json", "metrics.jsonl") for path in self.path.glob(f".{name}.*.tmp")]
+            for path in leftovers:
+                path.unlink()
         return torn + leftovers
 
     def clear(self) -> None:

@@ -15,6 +15,8 @@ from trainer_fixture import LETTERS, make_policy, make_tokenizer
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.rewards import Rewards
 from rlhf_zoo.stages import evaluate, ppo
+from rlhf_zoo.stages.judges import Panel
+from rlhf_zoo.stages.measure import Yardstick, measure
 
 EVALUATION = {"judge": "toy_run:judge", "prompts": 6, "samples": 2}
 ASKED: list[tuple[str, str, int, str]] = []
@@ -86,12 +88,12 @@ def model_scores(context: Any, rows: Sequence[dict]) -> list[float]:
 def test_columns_keep_step_with_the_batches_of_an_evaluation() -> None:
     """`complete` samples 128 prompts at a time."""
     answers = [LETTERS[row % 7] for row in range(130)]
-    tools = evaluate.Yardstick(
-        reference=make_policy(), tokenizer=make_tokenizer(), rewards=Rewards([asked]), judges=[], max_new_tokens=1,
+    tools = Yardstick(
+        reference=make_policy(), tokenizer=make_tokenizer(), rewards=Rewards([asked]), panel=Panel([]), max_new_tokens=1,
         temperature=1.0,
     )  # fmt: skip
     ASKED.clear()
-    found = evaluate.measure(
+    found = measure(
         make_policy(), tools, ["ab"] * 130, keys=[(row,) for row in range(130)], seed=1, desc="",
         columns={"answer": answers, "row": list(range(130))},
     )  # fmt: skip

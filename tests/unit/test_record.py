@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import signal
 import string
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -127,6 +128,29 @@ def test_sigkill_leaves_whole_documents(tmp_path):
     assert steps == list(range(1, len(steps) + 1))
     stage.remove_incomplete()
     assert {path.name for path in tmp_path.iterdir()} == {"run.json", "metrics.jsonl"}
+
+
+def test_tidying_up_spares_what_another_thread_is_writing(tmp_path, monkeypatch):
+    """The sender of checkpoints writes run.json while the stage that resumes removes what a kill left."""
+    stage = StageRecord(tmp_path)
+    stage.write(sent=1)
+    stranded = tmp_path / ".run.json.killed.tmp"
+    stranded.write_text("{")
+    writing, tidied, real = threading.Event(), threading.Event(), os.replace
+
+    def slow(source, target):
+        writing.set()
+        tidied.wait(0.3)
+        real(source, target)
+
+    monkeypatch.setattr(record.os, "replace", slow)
+    with ThreadPoolExecutor(1) as pool:
+        written = pool.submit(stage.write, sent=2)
+        assert writing.wait(5)
+        assert stage.remove_incomplete() == [stranded]
+        tidied.set()
+        assert written.result()["sent"] == 2
+    assert stage.read()["sent"] == 2
 
 
 # metrics.jsonl
