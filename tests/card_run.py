@@ -155,7 +155,8 @@ def over_training() -> dict[str, Any]:
         return {"name": name, "value": 0.4, "sft": 0.1, "threshold": 0.2, "fired": fired, "meaning": meaning,
                 "worst": worst}  # fmt: skip
 
-    bend = {"alpha": {"value": 0.5}, "beta": {"value": 0.1}}
+    bend = {"alpha": estimate(0.5), "beta": estimate(0.1), "peak": None, "no_peak": "No peak: β is -0.196."}
+    turned = {**bend, "peak": {"d": estimate(2.0), "kl": 4.0, "gain": estimate(0.75)}, "no_peak": None}
     return {
         "schema": 1, "split": "validation", "prompts": 30, "samples_per_prompt": 2, "judge": "gold",
         "verdict": "hacked", "recommended": 20, "reasons": ["3 of 4 probes fire."],
@@ -164,7 +165,7 @@ def over_training() -> dict[str, Any]:
             {"step": 20, **figures(1.0, 0.8, 2.0), "fired": []},
             {"step": 40, **figures(3.0, -0.5, 20.0), "fired": ["length", "repetition"]},
         ],
-        "fits": {"proxy": bend, "judge": None},
+        "fits": {"proxy": bend, "judge": turned},
         "probes": {"probes": [probe("repetition", True), probe("length", False)]},
         "thresholds": {"draws": 4, "rate": 0.05},
     }  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -163,14 +163,28 @@ def yardstick(context: RunContext, source: DataSource, reference_path: Path) -> 
 def paid_judges(context: RunContext, tools: Yardstick) -> frozenset[str]:
     """The names of the judges that PPO is paid by: these judge nothing."""
     ppo = context.settings("ppo")
-    functions = list(ppo.data.reward_funcs or [])
     models = 0 if ppo.data.reward_model_path is None else 1
-    weights = ppo.trainer.reward_weights or [1.0] * (models + len(functions))
-    paid = {name for name, weight in zip(functions, weights[models:], strict=True) if weight}
-    called = {
-        one.name for one in tools.panel.scoring if isinstance(one, FunctionJudge | RuleJudge) and one.target in paid
-    }
-    return frozenset(called) | (reward_models(tools) if models and weights[0] else frozenset())
+    weights = ppo.trainer.reward_weights or [1.0]
+    paid = paid_functions(ppo.data.reward_funcs, ppo.trainer.reward_weights, learned=bool(models))
+    return function_judges(tools, paid) | (reward_models(tools) if models and weights[0] else frozenset())
+
+
+def paid_functions(names: Sequence[str] | None, weights: Sequence[float] | None, *, learned: bool) -> frozenset[str]:
+    """The reward functions that pay: those whose weight is not 0.
+
+    weights: of the reward model, where there is one (`learned`), then of each function; None for 1 each.
+    """
+    names = names or []
+    of_each = list(weights or [])[int(learned) :]
+    if len(of_each) != len(names):
+        return frozenset(names)
+    return frozenset(name for name, weight in zip(names, of_each, strict=True) if weight)
+
+
+def function_judges(tools: Yardstick, functions: Collection[str]) -> frozenset[str]:
+    """The names of the judges that are one of these functions."""
+    judges = (one for one in tools.panel.scoring if isinstance(one, FunctionJudge | RuleJudge))
+    return frozenset(one.name for one in judges if one.target in functions)
 
 
 def reward_models(tools: Yardstick) -> frozenset[str]:

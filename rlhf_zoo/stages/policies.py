@@ -27,7 +27,7 @@ from .context import versions
 from .data import DataSource
 from .head_to_head import head_to_head
 from .judges import check_names, checked, open_panel
-from .measure import Yardstick, reward_models
+from .measure import Yardstick, function_judges, paid_functions, reward_models
 from .pairs import COLUMNS
 from .settings import LLMConfig, recorded_settings
 from .trace import find
@@ -76,6 +76,7 @@ class Contest:
 
     data: where its prompts are, None where nothing says. settings: temperature and response_length of its training.
     judge: what its run on this machine was judged by; None for others. described: the name of the judge in its card.
+    functions: the reward functions that its training was paid by.
     """
 
     policy: Source
@@ -85,6 +86,7 @@ class Contest:
     settings: Mapping[str, float]
     judge: str | None = None
     described: str | None = None
+    functions: frozenset[str] = frozenset()
 
 
 def find_contest(policy: str, *, against: str | None, reward: str | None, terms: Terms) -> Contest:
@@ -112,7 +114,7 @@ def find_contest(policy: str, *, against: str | None, reward: str | None, terms:
             "judge"
         )
         found = (Source(ours.name, ours.path), Source(theirs.name, theirs.path))
-        return Contest(*found, scorer, data, settings, judge=judged)
+        return Contest(*found, scorer, data, settings, judge=judged, functions=_paid(subject.resolved))
     lineage = find_policy(policy, against=against, reward=named, without_reward=without)
     settings = {"temperature": lineage.setting("temperature", 1.0)}
     settings["response_length"] = lineage.setting("response_length", LENGTH)
@@ -126,7 +128,18 @@ def find_contest(policy: str, *, against: str | None, reward: str | None, terms:
         data or _data_of(lineage),
         settings,
         described=clean(described) if isinstance(described, str) else None,
+        functions=_paid(lineage.card.get("settings")),
     )
+
+
+def _paid(settings: Any) -> frozenset[str]:
+    """The reward functions that paid, by a run's settings or by a card's, which are a stranger's words."""
+    settings = settings if isinstance(settings, Mapping) else {}
+    names, weights = settings.get("reward_funcs"), settings.get("reward_weights")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return frozenset()
+    learned = settings.get("reward_model_path") is not None
+    return paid_functions(names, weights if isinstance(weights, list) else None, learned=learned)
 
 
 def _stage_of(path: Path) -> Path | None:
@@ -171,7 +184,7 @@ def evaluate(contest: Contest, terms: Terms, *, out: Path, command: str) -> dict
         rows,
         samples=terms.samples,
         seed=terms.seed,
-        paid=reward_models(tools),
+        paid=reward_models(tools) | function_judges(tools, contest.functions),
         checks=checks,
     )
     figures = found.to_json()

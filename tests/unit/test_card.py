@@ -689,10 +689,19 @@ def test_the_verdict_with_its_reasons_and_probes(runs):
     assert "The recommended checkpoint is step 20" in told and "- 3 of 4 probes fire." in told
     assert cells(told, "20 (recommended) |")[-1] == "none" and cells(told, "40 |")[-1] == "length, repetition"
     assert cells(told, "repetition |")[4:] == ["**yes**", "It repeats itself."]
+    bends = ["0.500 [0.450, 0.550]", "0.100 [0.050, 0.150]"]
+    assert cells(told, "the reward (proxy) |")[1:] == [*bends, "No peak: β is -0.196."]
+    peak = "at d = 2.000 [1.950, 2.050], which is a KL of 4.000 nats: a gain of 0.750 [0.700, 0.800]"
+    assert cells(told, "the judge |")[1:] == [*bends, peak]
     assert "- a prompt … &#60;b&#62;again again" in told and "No verdict was computed" not in body
     assert "](plots/over_training.png)" in body
     card = read_json(runs / "ppo" / "rlhf_card.json")["evaluation"]
     assert (card["verdict"], card["recommended"], card["over_training"]) == ("hacked", 20, found)
+    found["fits"] = {"proxy": None, "judge": None}
+    write_json(path, {**read_json(path), "over_training": found})
+    _, body = head_and_body(make_card(runs / "ppo"))
+    told = body.split("## Verdict: hacked")[1]
+    assert "| gain of |" not in told and cells(told, "repetition |")[3] == "0.200"
     write_json(path, {**read_json(path), "verdict": None, "over_training": {"problem": "No validation prompts."}})
     _, body = head_and_body(make_card(runs / "ppo"))
     assert "not a test. No validation prompts." in body and not (runs / "ppo" / "plots" / "over_training.png").exists()

@@ -24,7 +24,7 @@ from rlhf_zoo.ppo.trainer import PPO_STATE
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.stages.judges import Panel, RewardJudge, RuleJudge, check_names, open_panel, scores
-from rlhf_zoo.stages.measure import reward_models
+from rlhf_zoo.stages.measure import function_judges, reward_models
 from rlhf_zoo.stages.policies import Terms, _check_room, find_contest
 from rlhf_zoo.stages.settings import LLMConfig, llm_config
 
@@ -234,6 +234,46 @@ def test_what_a_run_of_this_machine_says(tmp_path: Path) -> None:
     for odd in ([], {"judge": "x"}, {"judge": {"target": 3}}, "x"):
         (toys.ppo / "rlhf_card.json").write_text(json.dumps({"evaluation": odd}))
         assert find_contest(str(toys.ppo), against=str(toys.sft), reward="none", terms=Terms()).described is None
+
+
+PAID = {
+    "reward_funcs": ["length(target=4)", "rules:polite"],
+    "reward_weights": [1.0, 0.5, 0],
+    "reward_model_path": "reward",
+}
+
+
+@pytest.mark.parametrize(
+    ("settings", "paid"),
+    [
+        (PAID, {"length(target=4)"}),
+        ({**PAID, "reward_model_path": None, "reward_weights": [0, 2]}, {"rules:polite"}),
+        ({**PAID, "reward_weights": None}, {"length(target=4)", "rules:polite"}),
+        ({**PAID, "reward_weights": [1.0]}, {"length(target=4)", "rules:polite"}),  # what cannot be read frees nobody
+        ({**PAID, "reward_weights": "x"}, {"length(target=4)", "rules:polite"}),
+        ({**PAID, "reward_funcs": [3]}, set()),
+        ({**PAID, "reward_funcs": "rules:polite"}, set()),
+        ({}, set()),
+    ],
+)
+def test_functions_that_a_policy_was_paid_by(tmp_path: Path, settings: dict[str, Any], paid: set[str]) -> None:
+    """By the card of a folder, and by the record of a run."""
+    toys = save_toys(tmp_path / "toys")
+    terms = Terms(dataset_name="data", dataset_revision="main")
+    (toys.ppo / "rlhf_card.json").write_text(json.dumps({"settings": settings}))
+    card = find_contest(str(toys.ppo), against=str(toys.sft), reward="none", terms=terms)
+    assert card.functions == paid
+    checkpoint = tmp_path / "run/ppo/checkpoint-4"
+    shutil.copytree(toys.ppo, checkpoint)
+    (checkpoint / PPO_STATE).touch()
+    record = StageRecord(checkpoint.parent)
+    record.mark_complete(checkpoint)
+    parents = {"sft": {"path": str(toys.sft)}, "reward": {"path": str(toys.reward)}}
+    record.write(stage="ppo", status="finished", parents=parents, resolved=settings)
+    assert find_contest(str(tmp_path / "run"), against=None, reward=None, terms=terms).functions == paid
+    rules = Panel([RuleJudge("length(target=4)"), RuleJudge("length(target=5)")])
+    tools: Any = SimpleNamespace(panel=rules)
+    assert function_judges(tools, card.functions) == {"rule:length(target=4)"} & {f"rule:{name}" for name in paid}
 
 
 def test_a_report_shows_names_as_text() -> None:

@@ -89,8 +89,8 @@ def test_columns_keep_step_with_the_batches_of_an_evaluation() -> None:
     """`complete` samples 128 prompts at a time."""
     answers = [LETTERS[row % 7] for row in range(130)]
     tools = Yardstick(
-        reference=make_policy(), tokenizer=make_tokenizer(), rewards=Rewards([asked]), panel=Panel([]), max_new_tokens=1,
-        temperature=1.0,
+        reference=make_policy(), tokenizer=make_tokenizer(), rewards=Rewards([asked]), panel=Panel([]),
+        max_new_tokens=1, temperature=1.0,
     )  # fmt: skip
     ASKED.clear()
     found = measure(
