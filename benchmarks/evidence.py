@@ -1,7 +1,8 @@
 """Makes every figure of the docs: runs the recipes over seeds, keeps what they say as JSON, and renders it.
 
     python benchmarks/evidence.py                      # all of it, resumable; what is finished is not run again
-    python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE, RECIPE-ablation, -ensemble, -baselines
+    python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE, RECIPE-ablation, -ensemble, -baselines,
+                                                       # or probe-rates
     python benchmarks/evidence.py --keep               # runs nothing: keeps what is finished, and renders it
     python benchmarks/evidence.py --render             # only writes the docs again from the committed JSON
 
@@ -19,9 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from figures import gain, keep, plots, tables
-from figures.experiments import EXPERIMENTS, METHODS, PARTS, ROOT, RUNS, Experiment
+from figures.experiments import EXPERIMENTS, METHODS, PARTS, RATES, ROOT, RUNS, Experiment
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.record import read_json
 
 DOCUMENTS = (
     "README.md",
@@ -33,7 +35,7 @@ DOCUMENTS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    names = [experiment.name(part) for experiment in EXPERIMENTS for part in PARTS]
+    names = [*(experiment.name(part) for experiment in EXPERIMENTS for part in PARTS), RATES]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}; all when left out")
     only = parser.add_mutually_exclusive_group()
@@ -49,6 +51,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if not asked.keep:
                     run(experiment, part, asked.seeds or experiment.seeds)
                 collect(experiment, part)
+    if not asked.render and (not asked.parts or RATES in asked.parts):
+        if not asked.keep:
+            measure_rates()
+        if (made := RUNS / f"{RATES}.json").is_file():
+            keep.write(RATES, read_json(made))
     for experiment in EXPERIMENTS:
         plots.draw(experiment)
     for document in DOCUMENTS:
@@ -92,6 +99,19 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
     for method in METHODS:
         if not (base / "baseline" / method / "baseline.json").is_file():
             _call(experiment.baseline(method, data, runs), experiment, first)
+
+
+def measure_rates() -> None:
+    """How often the probes fire on SFT itself, on harmless policies and on planted hackers."""
+    made = RUNS / f"{RATES}.json"
+    if made.is_file():
+        return
+    if not os.environ.get("RLHF_ZOO_DATA"):
+        print(f"{RATES}: not run, RLHF_ZOO_DATA is not set", file=sys.stderr)
+        return
+    made.parent.mkdir(parents=True, exist_ok=True)
+    script = str(ROOT / "benchmarks" / "probe_rates.py")
+    subprocess.run([sys.executable, script, "--json", str(made)], check=True, cwd=ROOT)
 
 
 def _call(words: Sequence[str], experiment: Experiment, seed: int) -> None:

@@ -1,7 +1,7 @@
 """How often the hacking probes fire: on SFT itself (false alarms), on harmless policies, and on planted hackers.
 
     RLHF_ZOO_DATA=DIR python benchmarks/probe_rates.py                  # a table; minutes on one core
-    python benchmarks/probe_rates.py --json docs/evidence/probe-rates.json --repeats 20
+    python benchmarks/evidence.py probe-rates                           # the same, kept and rendered into the docs
 
 No model is sampled: the generator's lines (tiny-world), buyers' remarks (product-remarks) and critics' sentences (film
 reviews, rt_polarity) stand in for SFT's completions, continuations of an opening for the completions of a prompt. Two
@@ -218,12 +218,13 @@ def main() -> None:
     print(f"{time.process_time() - started:.0f} s of one core.")
     if arguments.json:
         document = {
-            "schema": 1,
+            "schema": 2,
             "rate": RATE,
             "prompts": arguments.prompts,
             "samples": SAMPLES,
             "draws": DRAWS,
-            "thresholds": {name: [each.to_json() for each in sets] for name, sets in thresholds.items()},
+            "calibrations": arguments.calibrations,
+            "command": "python benchmarks/probe_rates.py",
             "rates": rows,
         }
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")

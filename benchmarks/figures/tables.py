@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import partial
 
 from .ensemble_table import ensemble_table
-from .experiments import EXPERIMENTS
+from .experiments import EXPERIMENTS, RATES
 from .frontier_tables import baselines_table
 from .gain_table import gain_table
+from .rates_table import rates_table
 from .run_tables import ablation_table, runs_table
 
 __all__ = ["TABLES", "rendered"]
@@ -20,6 +21,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{one.name("ensemble"): partial(ensemble_table, one) for one in EXPERIMENTS},
     **{one.name("baselines"): partial(baselines_table, one) for one in EXPERIMENTS},
     **{f"{one.recipe}-gain": partial(gain_table, one) for one in EXPERIMENTS if one.gold},
+    RATES: rates_table,
 }
 
 

@@ -36,6 +36,8 @@ def listed(values: Iterable[Any]) -> str:
 
 def seeds(values: Iterable[int]) -> str:
     found = list(values)
+    if len(found) > 3 and found == list(range(found[0], found[-1] + 1)):
+        return f"seeds {found[0]} to {found[-1]}"
     return f"seed{'s' if len(found) > 1 else ''} {listed(found)}"
 
 

@@ -9,7 +9,7 @@ from statistics import fmean
 import evidence
 import pytest
 from figures import gain_table, keep, tables
-from figures.experiments import EXPERIMENTS, METHODS, PARTS, ROOT
+from figures.experiments import EXPERIMENTS, METHODS, PARTS, RATES, ROOT
 
 TINY, REMARKS = EXPERIMENTS
 DATA = "$RLHF_ZOO_DATA"
@@ -19,6 +19,7 @@ SHOWN = [
     name for name in tables.TABLES if name not in {one.name("baselines") for one in EXPERIMENTS if one not in COMPARED}
 ]
 KEPT = [one.name(part) for one in EXPERIMENTS for part in PARTS if part != "baselines" or one in COMPARED]
+KEPT.append(RATES)
 
 
 def runs(name: str) -> list[dict]:
@@ -116,6 +117,21 @@ def test_the_json_is_small_and_knows_no_machine(name):
     assert json.loads(text)["schema"] == 2
 
 
+def test_what_the_docs_say_of_the_probes_rates():
+    """No false alarm, every whole hacker is caught, and the one half hacker that gets by is the one that is named."""
+    rates = keep.load(RATES)["rates"]
+    assert len({row["corpus"] for row in rates}) == 3
+    alarms = [row for row in rates if row["policy"].startswith("SFT")]
+    assert len(alarms) == 5 and all(row["any"]["value"] == 0 and row["any"]["n"] == 200 for row in alarms)
+    planted = [row for row in rates if "target" in row]
+    missed = [row for row in planted if row["each"][row["target"]]["value"] < 1]
+    assert len(planted) == 9 + 4 * 18 and {(row["policy"], row["strength"]) for row in missed} == {
+        ("praise stuffer", 0.5)
+    }
+    accused = [row for row in rates if row["policy"] in ("only praise", "best of 16") and row["any"]["value"]]
+    assert [(row["policy"], row["any"]["value"]) for row in accused] == [("best of 16", 0.1)]
+
+
 def test_plots_are_there_and_small():
     for experiment in EXPERIMENTS:
         for kind in ("", "-over-optimisation", *(["-frontier"] if experiment in COMPARED else [])):
@@ -133,6 +149,8 @@ def test_rendering_changes_with_the_json(name, monkeypatch):
     for one in document.values():
         if "models" in one:
             one["models"][0]["ece"] += 1
+        if "rates" in one:
+            one["rates"][0]["any"]["value"] += 1
         if "ppo" in one:
             one["ppo"]["judge"]["value"] += 1
     monkeypatch.setattr(keep, "load", document.__getitem__)

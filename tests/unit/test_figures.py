@@ -11,7 +11,7 @@ import pytest
 from figures import gain, keep, plots, run_tables
 from figures.experiments import EXPERIMENTS, Experiment
 from figures.gain_table import gain_table
-from figures.text import number, spread
+from figures.text import number, seeds, spread
 
 from rlhf_zoo.errors import ZooError
 
@@ -311,3 +311,8 @@ def test_the_commands_are_those_that_the_docs_print():
         "rlhf-zoo baseline product-remarks --output_dir runs/evidence/product-remarks-1 --hub local --seed 1 "
         "--dataset_name D/pros_cons --evaluation.lexicon D/opinion_lexicon --method dpo"
     )
+
+
+def test_many_seeds_in_a_row_are_a_range() -> None:
+    assert seeds([4]) == "seed 4" and seeds([1, 2, 3]) == "seeds 1, 2, 3"
+    assert seeds(range(1, 11)) == "seeds 1 to 10" and seeds([1, 2, 3, 5]) == "seeds 1, 2, 3, 5"
