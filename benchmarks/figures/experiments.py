@@ -78,6 +78,6 @@ def data_flags(data: str) -> Sequence[str]:
 
 
 EXPERIMENTS = (
-    Experiment("tiny-world", (1, 2, 3, 4), beta=0.1, episodes=7680, gold=True),
+    Experiment("tiny-world", tuple(range(1, 11)), beta=0.1, episodes=7680, gold=True),
     Experiment("product-remarks", (1, 2, 3), beta=0.12, episodes=5120, needs_data=True),
 )

@@ -177,3 +177,19 @@ def test_the_figures_that_the_recipes_promise():
         assert run["win_rate"]["ci95"][0] >= 0.85
         assert 2 <= run["ppo"]["kl"] <= 8
         assert run["ppo"]["distinct_2"] >= 0.6 * run["sft"]["distinct_2"]
+
+
+def test_at_the_recipes_own_length_runs_are_healthy():
+    whole = [run for experiment in EXPERIMENTS for run in runs(experiment.name("runs"))]
+    assert len(whole) == 13 and {run["verdict"] for run in whole} == {"healthy"}
+    assert not any(probe["fired"] for run in whole for probe in run["probes"])
+    before = [name for run in whole for checkpoint in run["checkpoints"] for name in checkpoint["fired"]]
+    assert before == ["stuffing"]
+
+
+def test_the_recommendation_finds_the_gain():
+    """Over ten seeds of the recipe, and under both β."""
+    whole = [gain_table.gain_of(run).share for run in runs(TINY.name("runs"))]
+    assert len(whole) == 10 and fmean(whole) == pytest.approx(0.97, abs=0.005)
+    ablated = [gain_table.gain_of(run).share for run in runs(TINY.name("ablation"))]
+    assert len(ablated) == 6 and min(*whole, *ablated) == pytest.approx(0.895, abs=0.0005)
