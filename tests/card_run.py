@@ -113,6 +113,7 @@ def make_runs(runs: Path) -> Path:
         "reward_model": {"accuracy": 0.93, "n": 1000, "ci95": [0.91, 0.945]},
         "sft": side(0),
         "ppo": side(1),
+        "difference": {"reward": estimate(1.25), "length": estimate(-0.5), "judge": estimate(0.75)},
         "win_rate": {**estimate(0.9), "ties": 0.125},
         "control": {**estimate(0.5), "ties": 0.25},
         "seconds": 9.0,

@@ -46,6 +46,7 @@ def baselines_table(experiment: Experiment) -> str:
         _training(experiment, frontier),
         _equal_kl(frontier),
         _equal_compute(frontier),
+        *_fits(frontier),
     ]
     return "\n\n".join([*blocks, made(*map(code, frontier["commands"].values()))])
 
@@ -68,6 +69,18 @@ def _over_seeds(own: str, runs: Sequence[Told]) -> list[str]:
     figures = [spread([run["ppo"][name] for run in runs], 2) for name in ("kl", "reward", "judge")]
     each = ", ".join(number(run["ppo"]["judge"], 2) for run in runs)
     return [of, *figures, each, spread([run["win_rate"]["value"] for run in runs], 3), "", ""]
+
+
+def _fits(frontier: Told) -> Iterator[str]:
+    """The form of Gao et al. 2022 for best-of-n: of the gains over SFT against the root of the bound on its KL."""
+    rows = []
+    for of, fit in (frontier.get("fits") or {}).get("best-of-n", {}).items():
+        peak = fit["peak"]
+        told = f"at d = {number(peak['d']['value'], 2)}" if peak else fit["no_peak"]
+        title = "reward (the proxy)" if of == "proxy" else "judge"
+        rows.append([title, _interval(fit["alpha"]), _interval(fit["beta"]), number(fit["r_squared"], 3), told])
+    if rows:
+        yield table(["best-of-n: gain d·(α − β·d) of the", "α", "β", "R²", "peak"], rows)
 
 
 def _training(experiment: Experiment, frontier: Told) -> str:

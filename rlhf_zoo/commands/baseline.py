@@ -120,6 +120,8 @@ def _run(
 
 
 def _show(frontier: Mapping[str, Any]) -> None:
+    from ..hub.markdown import estimate
+
     rows = [_row("SFT", frontier["sft"]), _row("PPO", frontier["ppo"])]
     # What the ablation computed is not counted, and its serving alone would look like all.
     rows += [[*_row(point["label"], point)[:-1], ""] for point in frontier["ppo_ablation"]]
@@ -145,6 +147,11 @@ def _show(frontier: Mapping[str, Any]) -> None:
         ["", "", "judge", "PPO's judge less this"],
         against,
     )
+    for of, fit in frontier["fits"].get("best-of-n", {}).items():
+        alpha, beta = (str(estimate(fit[name])) for name in ("alpha", "beta"))
+        peak = f"a peak at d = {estimate(fit['peak']['d'])}" if fit["peak"] else fit["no_peak"]
+        title = "the reward" if of == "proxy" else "the judge"
+        click.echo(f"Best-of-n's gain of {title} over SFT is d·(α − β·d), d = √KL: α {alpha}, β {beta}; {peak}")
     for point in frontier["methods"].get("best-of-n", []):
         if point.get("break_even") is not None:
             click.echo(

@@ -85,7 +85,14 @@ def evaluate(
     with settle_hub(options["hub"], push_to_hub=options["push_to_hub"]) as connected:
         if options["push_to_hub"]:
             _check_push(subject, connected.token_from)
-        document, folder = _of_policy(subject, judges, given, asked, shared, options["output_dir"])
+        try:
+            document, folder = _of_policy(subject, judges, given, asked, shared, options["output_dir"])
+        except KeyboardInterrupt:
+            kept = (
+                " What a language model has answered is kept." if any(one.startswith("llm:") for one in judges) else ""
+            )
+            click.echo(f"Interrupted; no figures were written, and the same command begins anew.{kept}", err=True)
+            ctx.exit(130)
         if options["push_to_hub"]:
             from ..hub.pull import split_revision
             from ..hub.report import add_to_card
@@ -188,33 +195,39 @@ def _of_policy(
 
 def _show(document: Mapping[str, Any]) -> None:
     from ..hub.markdown import estimate
-    from ..hub.report import FIGURES
+    from ..hub.report import FIGURES, unread
 
-    rows = []
+    rows, apart = [], []
     for key, title in FIGURES.items():
         before, after = (document[side].get(key) for side in ("sft", "ppo"))
+        name = f"judge: {document['judge']['name']}" if key == "judge" else title
         if after is not None:
-            rows.append([title, str(estimate(before)), str(estimate(after))])
+            rows.append([name, str(estimate(before)), str(estimate(after))])
+        if key in document["difference"]:
+            apart.append([name, str(estimate(document["difference"][key]))])
     for name, found in document["judges"].items():
         rows.append([f"win rate, by {name}", "", str(estimate(found["win_rate"]))])
     for name, found in (document.get("votes") or {}).items():
         won = found["win_rate"]
-        rows.append([f"win rate, by votes of {name}", "", str(estimate(won)) if won else found["problem"]])
+        rows.append([f"win rate, by votes of {name}", "", str(estimate(won)) if won else "none"])
     rows.append(["win rate at equal length", "", str(estimate(document["win_rate_at_equal_length"]))])
     rows.append(["control: against itself, other seed", str(estimate(document["control"])), ""])
     table(
-        f"{document['prompts']} prompts of the {document['split']} split, {document['samples_per_prompt']} completions "
-        "each, 95% intervals",
-        ["", document["against"]["name"], document["policy"]["name"]],
+        f"{document['policy']['name']} against {document['against']['name']}: {document['prompts']} prompts of the "
+        f"{document['split']} split, {document['samples_per_prompt']} completions each, 95% intervals",
+        ["", "the other", "the policy"],
         rows,
     )
+    table("The policy less the other, paired by prompt", ["", "difference"], apart)
+    for found in (document.get("votes") or {}).values():
+        if found["problem"]:
+            click.echo(found["problem"], err=True)
     for name, found in document["judges"].items():
         unfit = (found.get("check") or {}).get("unfit")
         if unfit:
             click.echo(f"{name}: {unfit}", err=True)
-        unread = (found.get("orders") or {}).get("unparsed")
-        if unread:
-            click.echo(f"{name}: {unread} of {document['n']} answers could not be read, and count as ties.", err=True)
+        if said := unread(found):
+            click.echo(f"{name}: {said}", err=True)
         if found.get("is_training_reward"):
             click.echo(
                 f"{name} is the policy's own reward: it says that training worked, not that it got better.", err=True

@@ -16,6 +16,7 @@ from rlhf_zoo.evaluation.stats import Estimate, bootstrap_mean, correlation, pro
 
 __all__ = [
     "GUESS",
+    "by_margin",
     "calibration",
     "calibration_error",
     "calibration_error_by_chance",
@@ -69,6 +70,32 @@ def reliability(margins: ArrayLike, *, bins: int = 10) -> list[dict[str, Any]]:
                 "high": 0.5 + (part + 1) / (2 * bins),
                 "n": n,
                 "confidence": float(confidence[here].mean()),
+                "accuracy": accuracy,
+                "ci95": list(proportion(round(accuracy * n), n).ci95),
+            }
+        )
+    return found
+
+
+def by_margin(margins: ArrayLike, *, parts: int = 5) -> list[dict[str, Any]]:
+    """The share of right answers by how far apart the two scores are: parts of |margin| with about equally many pairs.
+
+    Each part: low and high (|margin|, in the model's units), n, accuracy (a margin of 0 is half right), ci95 (Wilson).
+    A model that knows what it says is right nearly always where its scores are far apart.
+    """
+    _, right = _answers(margins)
+    apart = np.abs(np.asarray(margins, dtype=float))
+    edges = np.unique(np.quantile(apart, np.linspace(0, 1, parts + 1)[1:], method="inverted_cdf"))
+    place = np.searchsorted(edges, apart)
+    found = []
+    for part in range(len(edges)):
+        here = place == part
+        n, accuracy = int(here.sum()), float(right[here].mean())
+        found.append(
+            {
+                "low": float(apart[here].min()),
+                "high": float(apart[here].max()),
+                "n": n,
                 "accuracy": accuracy,
                 "ci95": list(proportion(round(accuracy * n), n).ci95),
             }
@@ -170,6 +197,7 @@ def preference_report(
             **margin.to_json(),
             "std": float(margins.std()),
             "histogram": histogram(margins),
+            "accuracy": by_margin(margins),
         },
         "calibration": calibration(margins, seed=seed),
         "length": {

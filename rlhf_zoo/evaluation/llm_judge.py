@@ -77,6 +77,7 @@ _SCHEMA = 1
 _GRACE = 5.0  # seconds that answers on their way are waited for when a run stops: they are paid for
 _LONGEST_WAIT = 300.0  # seconds; a server that asks for more is asked again another day
 _LARGEST_ANSWER = 2**22  # bytes
+_FEW = 10  # answers; of fewer, unreadable ones say little of the model
 _KEPT_CHARACTERS = 2000
 _OVERHEAD_TOKENS = 64  # of a chat template, at most, in the bound on a request's cost
 _FENCE = re.compile(r"```(?:json)?\s*(.*?)\s*```", re.DOTALL)
@@ -137,7 +138,7 @@ class LLMJudge:
     None leaves a field out.
 
     Raises ZooError for settings that cannot work. An answer that cannot be read is asked for once more, and is then a
-    tie, or the middle of the scale, marked `unparsed`.
+    tie, or the middle of the scale, marked `unparsed`; where most cannot be read, ZooError is raised.
     """
 
     def __init__(
@@ -305,7 +306,7 @@ class LLMJudge:
                 self._meter.reuse(entry)
         open_ = deque(question for digest, question in unique.items() if digest not in found)
         if not open_:
-            return found
+            return self._readable(found)
         total, lock, stop = len(unique), threading.Condition(), threading.Event()
         failures: list[BaseException] = []
         self._meter.resume()
@@ -363,6 +364,17 @@ class LLMJudge:
             if isinstance(worst, ZooError):
                 raise type(worst)(f"{worst} ({judged}.)") from worst
             raise worst
+        return self._readable(found)
+
+    def _readable(self, found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """`found` as it is. Raises ZooError where most of it cannot be read: ties and middles would look like data."""
+        unread = [entry for entry in found.values() if entry["score"] is None]
+        if len(found) >= _FEW and 2 * len(unread) > len(found):
+            said = "".join(sign if sign.isprintable() else " " for sign in str(unread[0]["answers"][-1]))[:60]
+            raise ZooError(
+                f"{len(unread)} of {len(found)} answers of {self._model} are no judgement, such as {said!r}: take a "
+                "model that keeps to the format it is asked for, or give it more max_tokens."
+            )
         return found
 
     def _judged(self, question: _Question, stop: threading.Event) -> dict[str, Any]:

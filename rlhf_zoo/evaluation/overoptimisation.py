@@ -21,12 +21,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from rlhf_zoo.evaluation.stats import Estimate
 
-__all__ = ["Fit", "Form", "Peak", "best_of_n", "best_of_n_kl", "best_of_n_weights", "fit", "gain", "root_kl"]
+__all__ = ["FEWEST", "Fit", "Form", "Peak", "best_of_n", "best_of_n_kl", "best_of_n_weights", "fit", "gain", "root_kl"]
 
 Form = Literal["rl", "best-of-n"]
 Floats = NDArray[np.float64]
 
-FEWEST = 3  # points: two coefficients, and one left to see a misfit by
+#: Points: two coefficients, and one left to see a misfit by.
+FEWEST = 3
 PATTERN_FROM = 6  # points: below, too few orders of the residuals exist for a p-value of 0.01 to mean much
 MISFIT = 0.01
 _LEAST_ERROR = 0.1  # of the median standard error: no point weighs more than 100 median ones

@@ -23,6 +23,7 @@ __all__ = [
     "correlation",
     "group_indices",
     "jackknife",
+    "perplexity_difference",
     "proportion",
     "win_rate",
 ]
@@ -90,8 +91,37 @@ def bootstrap_perplexity(
     return Estimate(math.exp(float(sums.sum() / counts.sum())), (low, high), len(sample))
 
 
+def perplexity_difference(
+    ours: tuple[ArrayLike, ArrayLike],
+    theirs: tuple[ArrayLike, ArrayLike],
+    groups: Sequence[Hashable],
+    *,
+    seed: int,
+    resamples: int = 2000,
+) -> Estimate:
+    """`bootstrap_perplexity` of ours less that of theirs, with the same resampled prompts for both.
+
+    ours, theirs: (logprobs, lengths), each (N,), as there; groups: (N,) the prompt of each. Raises what it raises.
+    """
+    values, draws = [], []
+    for logprobs, lengths in (ours, theirs):
+        values.append(bootstrap_perplexity(logprobs, lengths, groups, seed=seed, resamples=1).value)
+        index = group_indices(groups)
+        sums = np.bincount(index, weights=-np.asarray(logprobs, dtype=float))
+        counts = np.bincount(index, weights=np.asarray(lengths, dtype=float))
+        draws.append(np.exp(_draws(sums, counts, seed, resamples)))
+    low, high = np.quantile(draws[0] - draws[1], [0.025, 0.975])
+    return Estimate(values[0] - values[1], (float(low), float(high)), len(groups))
+
+
 def _interval(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int) -> tuple[float, float]:
     """The 95% percentile interval of Σ sums / Σ counts over resampled groups (G,)."""
+    low, high = np.quantile(_draws(sums, counts, seed, resamples), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _draws(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int) -> NDArray[np.float64]:
+    """(resamples,) Σ sums / Σ counts over resampled groups (G,): the same groups whenever G and seed are."""
     rng = np.random.default_rng(seed)
     size = len(counts)
     chance = np.full(size, 1 / size)
@@ -99,8 +129,7 @@ def _interval(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: in
     for start in range(0, resamples, step := max(1, _CELLS // size)):
         drawn = rng.multinomial(size, chance, size=min(step, resamples - start))
         means.append((drawn @ sums) / (drawn @ counts))
-    low, high = np.quantile(np.concatenate(means), [0.025, 0.975])
-    return float(low), float(high)
+    return np.concatenate(means)
 
 
 def win_rate(

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from rlhf_zoo.evaluation.stats import Estimate, group_indices, jackknife
 
-__all__ = ["distinct_n", "distinct_n_estimate", "ngrams", "repetition", "words"]
+__all__ = ["distinct_n", "distinct_n_difference", "distinct_n_estimate", "ngrams", "repetition", "words"]
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
@@ -59,6 +59,23 @@ def distinct_n_estimate(texts: Sequence[str], groups: Sequence[Hashable], n: int
     A bootstrap would be wrong here: a prompt drawn twice brings no new n-gram, so every resample lies below the value.
     The interval is for this number of texts.
     """
+    value, left_out = _distinct_left_out(texts, groups, n)
+    estimate = jackknife(value, left_out, n=len(texts))
+    low, high = estimate.ci95
+    return Estimate(value, (max(low, 0.0), min(high, 1.0)), estimate.n)
+
+
+def distinct_n_difference(
+    ours: Sequence[str], theirs: Sequence[str], groups: Sequence[Hashable], n: int = 2
+) -> Estimate:
+    """`distinct_n` of ours less that of theirs, texts of the same prompts, each prompt left out of both at a time."""
+    (first, without), (second, others) = (_distinct_left_out(texts, groups, n) for texts in (ours, theirs))
+    left_out = [a - b for a, b in zip(without, others, strict=True)]
+    return jackknife(first - second, left_out, n=len(groups))
+
+
+def _distinct_left_out(texts: Sequence[str], groups: Sequence[Hashable], n: int) -> tuple[float, list[float]]:
+    """Distinct-n of all texts, and of those that are left without each group, by first appearance."""
     if len(texts) != len(groups):
         raise ValueError(f"There are {len(texts)} texts and {len(groups)} groups: each text needs its group.")
     index = group_indices(groups)
@@ -67,15 +84,12 @@ def distinct_n_estimate(texts: Sequence[str], groups: Sequence[Hashable], n: int
         counts[group].update(_plain_ngrams(text, n))
     holders = Counter(gram for count in counts for gram in count)
     total, distinct = sum(count.total() for count in counts), len(holders)
-    value = distinct / total if total else 0.0
     left_out = []
     for count in counts:
         rest = total - count.total()
         own = sum(holders[gram] == 1 for gram in count)
         left_out.append((distinct - own) / rest if rest else 0.0)
-    estimate = jackknife(value, left_out, n=len(texts))
-    low, high = estimate.ci95
-    return Estimate(value, (max(low, 0.0), min(high, 1.0)), estimate.n)
+    return distinct / total if total else 0.0, left_out
 
 
 def repetition(text: str, n: int = 2) -> float:

@@ -13,7 +13,7 @@ from .markdown import Raw, code, escape, estimate
 from .pull import split_revision
 from .refusals import hub_name, refusals_as
 
-__all__ = ["FIGURES", "WIN_RATES", "add_to_card", "judge_notes", "report", "slug"]
+__all__ = ["FIGURES", "WIN_RATES", "add_to_card", "judge_notes", "report", "slug", "unread"]
 
 WIN_RATES = "win_rates.png"
 #: What is said of both policies, and how it is called.
@@ -45,22 +45,26 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     ours, theirs = (_named(document[side]) for side in ("policy", "against"))
     yield f"## Evaluation against {theirs}"
     yield ""
-    yield f"| held-out prompts | {theirs} | {ours} | n |"
-    yield "|---|---|---|---|"
+    if document["policy"].get("tag"):
+        yield f"These figures are of {ours}, which need not be the checkpoint that this card describes."
+        yield ""
+    yield f"| held-out prompts | {theirs} | {ours} | n | difference, paired |"
+    yield "|---|---|---|---|---|"
     for key, title in FIGURES.items():
         before, after = (document[side].get(key) for side in ("sft", "ppo"))
         if after is not None:
             at_zero = key in ("kl", "exact_kl") and abs(before["value"]) < 1e-3
             shown = "0: it is the reference" if at_zero else estimate(before)
-            yield f"| {title} | {shown} | {estimate(after)} | {after['n']} |"
+            apart = document["difference"].get(key)
+            yield f"| {title} | {shown} | {estimate(after)} | {after['n']} | {estimate(apart) if apart else ''} |"
     for name, found in document["judges"].items():
-        yield f"| **win rate**, by {escape(name)} | | {estimate(found['win_rate'])} | {found['win_rate']['n']} |"
+        yield f"| **win rate**, by {escape(name)} | | {estimate(found['win_rate'])} | {found['win_rate']['n']} | |"
     for name, found in (document.get("votes") or {}).items():
         votes = found.get("win_rate")
         said = estimate(votes) if votes else escape(found["problem"])
-        yield f"| **win rate**, by votes of {escape(name)} | | {said} | {(votes or {}).get('n', '')} |"
-    yield f"| win rate at equal length | | {estimate(document['win_rate_at_equal_length'])} | {document['n']} |"
-    control = f"| {estimate(document['control'])} | | {document['n']} |"
+        yield f"| **win rate**, by votes of {escape(name)} | | {said} | {(votes or {}).get('n', '')} | |"
+    yield f"| win rate at equal length | | {estimate(document['win_rate_at_equal_length'])} | {document['n']} | |"
+    control = f"| {estimate(document['control'])} | | {document['n']} | |"
     yield f"| control: the other policy over itself, other sampling seed {control}"
     yield ""
     where = f"the {escape(document['split'])} split of {code(document['data']['location'])}"
@@ -68,7 +72,8 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"{document['prompts']} prompts of {where}, {each} completions each, the same prompts and seeds for both, "
         f"temperature {document['temperature']:g}, at most {document['max_new_tokens']} new tokens, seed "
-        f"{document['seed']}. In brackets: 95% intervals, by resampling prompts. A tie counts one half."
+        f"{document['seed']}. In brackets: 95% intervals, by resampling prompts, for a difference the same ones of "
+        "both. A tie counts one half."
     )
     for name, found in document["judges"].items():
         yield ""
@@ -91,17 +96,28 @@ def judge_notes(found: Mapping[str, Any]) -> Raw:
     orders = found.get("orders")
     if orders and orders.get("agreement"):
         said.append(f"Asked in both orders, which agreed in {estimate(orders['agreement'])} of the pairs.")
-    if orders and orders.get("unparsed"):
-        said.append(f"{orders['unparsed']} answers could not be read, and count as ties.")
+    if unreadable := unread(found):
+        said.append(unreadable)
     cost = (found.get("usage") or {}).get("cost")
     if finite(cost) and cost is not None:
         said.append(f"Cost: {cost:.4g}.")
     return Raw("".join(f" {one}" for one in said))
 
 
+def unread(found: Mapping[str, Any]) -> str | None:
+    """How many answers of a judge could not be read, a sentence; None where all could."""
+    pairs, every = ((found.get(part) or {}).get("unparsed") or 0 for part in ("orders", "usage"))
+    if not pairs and not every:
+        return None
+    said = f"{pairs} pairs had an answer that could not be read, and count as ties"
+    return f"{said}; of all its answers it was {every}, and an unread rating counts as 5.5." if every else f"{said}."
+
+
 def _named(one: Mapping[str, Any]) -> Raw:
     commit = one.get("commit")
     name = split_revision(one["name"])[0] if one.get("repo") else one["name"]
+    if one.get("repo") and one.get("tag"):
+        name = f"{name}@{one['tag']}"
     return Raw(f"{code(name)}{f' at {code(commit[:10])}' if commit else ''}")
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ..evaluation.compute import Compute, best_of_n_compute, break_even
 from ..evaluation.frontier import Point, at_kl, best_within, by_prompt, difference, estimate, mixed, rate, wins
-from ..evaluation.overoptimisation import best_of_n, best_of_n_kl
+from ..evaluation.overoptimisation import FEWEST, best_of_n, best_of_n_kl, fit
 from ..hub.plots import plot_frontier
 from ..record import StageRecord, first_difference, write_json
 from .ablate import FOLDER as ABLATION
@@ -182,8 +182,10 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         document["break_even"] = break_even(
             ppo.training.flops, ppo.serving.flops, other_training=point.training.flops, other=point.serving.flops
         )
+    bent = {"best-of-n": fitted} if (fitted := _fitted(found.get("best-of-n", []), sft, seed)) else {}
     frontier = {
         **about,
+        "fits": bent,
         "ppo_ablation": [_told(point, seed, asked) for point in others],
         "methods": told,
         "equal_kl": {one: _at_equal_kl(points, sft, ppo, others, seed) for one, points in found.items()},
@@ -193,6 +195,22 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
     write_json(baseline.folder / "frontier.json", frontier)
     plot_frontier(frontier, baseline.folder / "frontier.png")
     return frontier
+
+
+def _fitted(points: Sequence[Point], sft: Point, seed: int) -> dict[str, Any]:
+    """d·(α − β·d) of Gao et al. 2022 on the gains of best-of-n over SFT, d the root of the bound on its KL.
+
+    {} where n has fewer than three values above 1.
+    """
+    moved = [point for point in points if point.mean_kl > 0]
+    if len(moved) < FEWEST:
+        return {}
+    kl = np.stack([point.kl for point in moved])
+    gains = {
+        "proxy": np.stack([point.reward - sft.reward for point in moved]),
+        "judge": np.stack([point.judge - sft.judge for point in moved]),
+    }
+    return {name: fit("best-of-n", kl, gain, seed=seed).to_json() for name, gain in gains.items()}
 
 
 def _told(point: Point, seed: int, served: int) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from ..evaluation.length_control import length_controlled_win_rate
 from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.metrics import metric
 from ..evaluation.pairwise import PairReport, compare_pairs
-from ..evaluation.stats import bootstrap_mean, bootstrap_perplexity, correlation
-from ..evaluation.text import repetition
+from ..evaluation.stats import bootstrap_mean, bootstrap_perplexity, correlation, perplexity_difference
+from ..evaluation.text import distinct_n_difference, repetition
 from ..ppo.completions import TAKEN
 from .judges import RuleJudge
 from .measure import Measured, Yardstick, measure
@@ -73,6 +73,7 @@ class HeadToHead:
             "judge": self._about(),
             "judges": judges,
             **{side: self._figures(side) for side in _SIDES},
+            "difference": self._difference(),
             "win_rate": headline["win_rate"],
             "win_rate_at_equal_length": self._at_equal_length(),
             "control": headline["control"],
@@ -157,7 +158,7 @@ class HeadToHead:
         }
         if isinstance(judge, LLMJudge):
             told["usage"] = judge.usage.to_json()
-        return told
+        return {**told, **self._check(name)}
 
     def _figures(self, side: str) -> dict[str, Any]:
         found, by_prompt = self.measured[side], list(map(str, self.groups))
@@ -178,6 +179,29 @@ class HeadToHead:
                 found.sft_logprob, found.length, self.groups, seed=self.seed
             ).to_json(),
         }
+
+    def _difference(self) -> dict[str, Any]:
+        """ppo's figures less sft's, paired: the same resampled prompts for both. KL is a difference already."""
+        ours, theirs = (self.measured[side] for side in ("ppo", "sft"))
+        along = {
+            "reward": (ours.reward, theirs.reward),
+            "judge": (ours.judges[self.judge], theirs.judges[self.judge]),
+            "length": (ours.length, theirs.length),
+            "eos_rate": (ours.ended, theirs.ended),
+            "repetition": tuple([repetition(text) for text in one.completions] for one in (ours, theirs)),
+        }
+        found = {
+            name: self._mean(np.subtract(np.asarray(a, dtype=float), np.asarray(b, dtype=float)).tolist())
+            for name, (a, b) in along.items()
+            if a
+        }
+        for n in (1, 2):
+            estimate = distinct_n_difference(ours.completions, theirs.completions, self.groups, n)
+            found[f"distinct_{n}"] = estimate.to_json()
+        lost = perplexity_difference(
+            (ours.sft_logprob, ours.length), (theirs.sft_logprob, theirs.length), self.groups, seed=self.seed
+        )
+        return {**found, "sft_perplexity": lost.to_json()}
 
     def _mean(self, values: Sequence[float]) -> dict[str, Any]:
         return bootstrap_mean(values, self.groups, seed=self.seed).to_json()

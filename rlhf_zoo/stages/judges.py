@@ -26,16 +26,27 @@ from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJu
 from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.pairwise import FunctionPairJudge, PairJudge
 from ..plugins import JUDGES, did_you_mean, registered
+from ..record import StageRecord
 from ..rewards import RewardModel
 from ..rewards.functions import Batch, FunctionCall, numbers
 from .settings import LLMConfig
 
 log = logging.getLogger(__name__)
 
-__all__ = ["Panel", "RewardJudge", "RuleJudge", "check_names", "checked", "open_panel", "scores"]
+__all__ = [
+    "Panel",
+    "RewardJudge",
+    "RuleJudge",
+    "cheapest_first",
+    "check_names",
+    "checked",
+    "open_panel",
+    "scores",
+]
 
 #: Labelled pairs that a judge is checked on; each is paid for where a language model judges.
 CHECKED, CHECKED_BY_LLM = 500, 50
+KINDS = ("reward", "rule", "llm", "pairs", "votes")
 ENDPOINT, OPENAI = "OPENAI_BASE_URL", "https://api.openai.com/v1"
 
 
@@ -115,13 +126,18 @@ def scores(
     return judge(list(prompts), list(completions))
 
 
+def cheapest_first(judges: Sequence[Judge]) -> list[Judge]:
+    """Those that are paid for last: what another one cannot judge is known before anything is spent."""
+    return sorted(judges, key=lambda judge: isinstance(judge, LLMJudge))
+
+
 def checked(panel: Panel, pairs: Dataset, *, seed: int) -> dict[str, JudgeCheck]:
     """What each scoring judge makes of pairs that were labelled elsewhere, by its name.
 
     pairs: prompt, chosen, rejected, and other columns for rules. {} where they are conversations.
     """
     found = {}
-    for judge in panel.scoring:
+    for judge in cheapest_first(panel.scoring):
         most = CHECKED_BY_LLM if isinstance(judge, LLMJudge) else CHECKED
         columns = pairs.select(range(min(most, len(pairs)))).to_dict()
         prompts = columns.pop("prompt")
@@ -156,6 +172,7 @@ def check_names(names: Sequence[str], llm: LLMConfig) -> None:
             from ..hub.vote_data import HubVotes
 
             HubVotes(argument)
+            _check_votes(argument)
         if place == 0 and kind in ("pairs", "votes"):
             raise ZooError(
                 f"The first judge scores single completions, and {name} only says which of two is preferred: name "
@@ -222,7 +239,7 @@ def _kind(name: str) -> tuple[str, str]:
     if name == "classifier":
         return name, ""
     kind, colon, argument = name.partition(":")
-    if not colon or kind not in ("reward", "rule", "llm", "pairs", "votes"):
+    if not colon or kind not in KINDS:
         return "function", name
     if not argument:
         raise ZooError(f"The judge {name!r} names nothing after its colon: write {kind}:NAME.")
@@ -261,6 +278,23 @@ def _check_there(name: str) -> None:
         log.info("Whether reward:%s is there cannot be told now (%s).", name, reason(error))
 
 
+def _check_votes(name: str) -> None:
+    """Raises ZooError for a data set that the Hub says it has not."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    from ..hub.refusals import client_errors, hub_name, reason
+
+    try:
+        HfApi().dataset_info(name)
+    except RepositoryNotFoundError as error:
+        raise ZooError(
+            f"The votes {name} are not on {hub_name()}, or this token may not read them: check the name."
+        ) from error
+    except client_errors() as error:
+        log.info("Whether the votes %s are there cannot be told now (%s).", name, reason(error))
+
+
 def _reward(name: str) -> RewardJudge:
     from transformers import AutoTokenizer
 
@@ -268,6 +302,8 @@ def _reward(name: str) -> RewardJudge:
     from ..models import load_classifier
 
     path = Path(name) if Path(name).is_dir() else pull(name)
+    if not (path / "config.json").is_file():  # a stage of a run: the checkpoint that it chose
+        path = StageRecord(path).chosen_checkpoint() or path
     model = load_classifier(path)
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)

@@ -21,7 +21,7 @@ from ..sampling import Samples, response_logits
 from .context import RunContext
 from .data import DataSource
 from .generate import complete
-from .judges import Panel, RewardJudge, RuleJudge, open_panel, scores
+from .judges import Panel, RewardJudge, RuleJudge, cheapest_first, open_panel, scores
 
 __all__ = ["Measured", "Yardstick", "measure", "paid_judges", "reward_models", "yardstick"]
 
@@ -118,7 +118,9 @@ def measure(
             exact += along
             theirs += rated
             ours += _rows(part.logprobs, part)
-    judged = {judge.name: scores(judge, prompts, done.texts, columns) for judge in yardstick.panel.scoring}
+    judged = {
+        judge.name: scores(judge, prompts, done.texts, columns) for judge in cheapest_first(yardstick.panel.scoring)
+    }
     tokens = [list(row) for batch in done.batches for row in batch.token_lists()]
     return Measured(done.texts, reward, done.lengths, done.ended, judged, exact, ours, theirs, tokens)
 

@@ -123,7 +123,11 @@ def _verdict(figures: Mapping[str, Any]) -> str:
     if figures.get("verdict") is None:
         return "no verdict"
     step = figures.get("recommended")
-    return f"verdict {figures['verdict']}, recommended {f'step {step}' if step is not None else 'no checkpoint'}"
+    over = figures.get("over_training") or {}
+    why = ""
+    if over.get("kind") == "not judged" and over.get("reasons"):
+        why = f" ({over['reasons'][0].removeprefix('Not judged: ').rstrip('.')})"
+    return f"verdict {figures['verdict']}{why}, recommended {f'step {step}' if step is not None else 'no checkpoint'}"
 
 
 def show(context: RunContext, console: Any) -> None:

@@ -270,7 +270,8 @@ def _labelled(data: DataSource, described: str | None) -> Any:
         hint = f", such as {described}, by which its card goes" if described is not None else ""
         raise ZooError(
             f"The data set {data.location} has no labelled texts for the judge classifier (configuration judge, split "
-            f"train): name another with --judge{hint}; `rlhf-zoo eval --help` says which there are."
+            f"train): name another with --judge{hint}: reward:MODEL, rule:REWARD, llm:MODEL or MODULE:FUNCTION, one of "
+            "which the recipe's README or the card of its last checkpoint may name."
         ) from error
 
 

@@ -209,6 +209,22 @@ def test_what_stays_unread_is_a_tie_that_is_marked_and_kept(tmp_path):
         assert len(stub.seen) == 5 and again.usage == Usage(from_cache=2, unparsed=1)
 
 
+def test_a_model_whose_answers_are_mostly_no_judgements_is_refused(tmp_path):
+    """Ties and middles of the scale would look like data; what came is kept, so asking again costs nothing."""
+    with StubLLM(always("It is\nquite good.")) as stub:
+        judge = make(stub, tmp_path)
+        for _ in range(2):
+            with pytest.raises(
+                ZooError, match=r"12 of 12 answers of \S+ are no judgement, such as 'It is quite good\.'"
+            ):
+                judge(["p"] * 12, [f"text {n}" for n in range(12)])
+        with pytest.raises(ZooError, match="are no judgement"):
+            judge.compare(["p"] * 5, list("abcde"), list("vwxyz"))
+        seen = len(stub.seen)
+        assert make(stub, tmp_path)(["p"] * 9, [f"text {n}" for n in range(9)]) == [5.5] * 9, "too few to tell"
+        assert len(stub.seen) == seen
+
+
 # failures of the endpoint
 
 

@@ -121,6 +121,7 @@ def test_each_method_is_laid_beside_ppo(folder: Path, compare: Compare, capsys: 
             assert ours["value"] == pytest.approx(told["value"]) and ours["ci95"] == pytest.approx(told["ci95"])
     assert frontier["ppo"]["win_rate"]["sft"]["value"] == pytest.approx(evaluation["win_rate"]["value"])
     assert frontier["ppo"]["win_rate"]["ppo"]["value"] == 0.5
+    assert frontier["fits"] == {}, "a curve needs three values of n above 1"
     assert set(frontier["equal_kl"]) == set(frontier["equal_compute"]) == {"best-of-n", "dpo", "rloo"}
     assert (run / "frontier.png").read_bytes().startswith(b"\x89PNG")
     own = json.loads((run / "rloo" / "baseline.json").read_text())
@@ -181,7 +182,20 @@ def test_what_ppo_computed_is_read_off_its_run(finished: Path, folder: Path, com
     assert frontier["methods"]["best-of-n"][0]["compute"]["flops"] == 0
 
 
-def test_best_of_n_is_that_of_its_pool_and_resumes_where_it_was_cut_off(folder: Path, compare: Compare) -> None:
+def test_the_gain_of_best_of_n_is_fitted(folder: Path, compare: Compare) -> None:
+    frontier = compare("--method", "best-of-n", "--pool", "8")
+    bent = frontier["fits"]["best-of-n"]
+    assert list(bent) == ["proxy", "judge"]
+    assert all(one["form"] == "best-of-n" and one["points"] == 3 for one in bent.values())
+    gains = [
+        point["reward"]["value"] - frontier["sft"]["reward"]["value"] for point in frontier["methods"]["best-of-n"]
+    ]
+    d = np.sqrt([point["kl"]["value"] for point in frontier["methods"]["best-of-n"]])
+    curve = d * (bent["proxy"]["alpha"]["value"] - bent["proxy"]["beta"]["value"] * d)
+    np.testing.assert_allclose(np.subtract(gains, curve)[1:], bent["proxy"]["residuals"], atol=1e-9)
+
+
+def test_best_of_n_resumes_where_it_was_cut_off(folder: Path, compare: Compare) -> None:
     frontier = compare("--method", "best-of-n", "--pool", "4")
     record = StageRecord(folder / "run/baseline/best-of-n")
     rows = record.metrics()

@@ -107,6 +107,10 @@ def test_every_kind_of_judge(place: Place) -> None:
     assert not found["judges"]["classifier"]["is_training_reward"] and found["judge"]["name"] == "classifier"
     assert found["win_rate"] == found["judges"]["classifier"]["win_rate"]
     assert found["judge"]["check"]["finding"] == "agrees" and found["judge"]["check"]["accuracy"]["n"] == 48
+    for name in ("reward", "judge", "length", "eos_rate", "repetition", "distinct_1", "distinct_2", "sft_perplexity"):
+        apart = found["difference"][name]
+        assert apart["value"] == pytest.approx(found["ppo"][name]["value"] - found["sft"][name]["value"], abs=1e-9)
+        assert apart["ci95"][0] <= apart["value"] <= apart["ci95"][1] and apart["n"] == 40
     llm = found["judges"]["llm:stub"]
     assert llm["orders"]["agreement"]["value"] == 1.0 and llm["usage"]["requests"] == first and llm["usage"]["cost"] > 0
     rows = [
@@ -160,6 +164,19 @@ def test_a_judge_that_learned_swapped_labels_is_detected(place: Place) -> None:
     assert found["check"]["calibration"]["ece"] > found["check"]["calibration"]["ece_by_chance"]["high"]
 
 
+def test_a_language_model_that_contradicts_the_labels_is_told_and_stands_in_the_card(place: Place) -> None:
+    def backwards(data: dict[str, str]) -> str:
+        return json.dumps({"verdict": "tie"} if "A" in data else {"rating": 1 if data["completion"][1:] in GOOD else 9})
+
+    arguments = [PPO, "--dataset_name", place.data, "--prompts", "20", "--samples", "1", "--output_dir", "llm"]
+    with StubLLM(backwards) as stub:
+        done = place.eval(*arguments, "--judge", "llm:stub", "--push_to_hub", OPENAI_BASE_URL=stub.url)
+    assert done.returncode == 0, done.stderr
+    assert "llm:stub: The judge contradicts the labels" in done.stderr
+    card = Path(place.hub.api().hf_hub_download(PPO, "README.md", force_download=True)).read_text()
+    assert "**The judge contradicts the labels" in card.split("**Judge:** llm:stub")[1].split("\n")[0]
+
+
 def test_folders_need_no_hub_and_no_reward_model(place: Place) -> None:
     done = place.eval(
         place.toys.ppo, "--against", place.toys.sft, "--reward", "none", "--dataset_name", place.data, "--prompts", "8",
@@ -178,6 +195,10 @@ def test_folders_need_no_hub_and_no_reward_model(place: Place) -> None:
         ([PPO], "Nothing says which prompts local/toy-ppo is for: name a data set with --dataset_name."),
         (["toys/ppo", "--against", "toys/sft", "--dataset_name", "data", "--push_to_hub"], "toys/ppo is a folder, and"),
         ([PPO, "--dataset_name", "data", "--judge", "reward:local/none"], "The judge reward:local/none is not on"),
+        (
+            [PPO, "--dataset_name", "data", "--judge", "classifier", "--judge", "votes:local/none"],
+            "The votes local/none are not on",
+        ),
         (["tiny-world", "--judge", "llm:x", "--llm", '{"budget": 1}'], "A budget needs prices"),
     ],
 )

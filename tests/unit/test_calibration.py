@@ -14,6 +14,7 @@ from trainer_fixture import make_reward_model, make_tokenizer
 
 from rlhf_zoo.evaluation.calibration import (
     GUESS,
+    by_margin,
     calibration,
     calibration_error,
     calibration_error_by_chance,
@@ -70,6 +71,16 @@ def test_reliability_agrees_with_scikit_learn():
     assert [part["accuracy"] for part in parts] == pytest.approx(accuracy.tolist(), abs=1e-12)
     assert [part["confidence"] for part in parts] == pytest.approx(((mean + 1) / 2).tolist(), abs=1e-12)
     assert sum(part["n"] for part in parts) == 3000
+
+
+def test_accuracy_by_margin_by_hand():
+    margins = [0.1, -0.1, 0.0, 0.2, 1.0, -1.0, 2.0, 2.0]
+    found = by_margin(margins, parts=2)
+    assert [(part["low"], part["high"], part["n"]) for part in found] == [(0.0, 0.2, 4), (1.0, 2.0, 4)]
+    assert [part["accuracy"] for part in found] == [2.5 / 4, 3 / 4]
+    assert all(part["ci95"][0] < part["accuracy"] < part["ci95"][1] for part in found)
+    assert sum(part["n"] for part in by_margin(np.linspace(-3, 3, 101))) == 101
+    assert len(by_margin([1.0] * 7)) == 1, "equal margins share a part"
 
 
 def test_a_calibrated_model_passes_and_a_bold_one_does_not():

@@ -234,10 +234,10 @@ def test_ppo_card(runs):
     _, body = head_and_body(make_card(runs / "ppo"))
     headline = [cells(body, f"**{name}**")[1:] for name in ("reward", "KL to SFT", "win rate over SFT", "length")]
     assert headline == [
-        ["0.500 [0.450, 0.550]", "1.500 [1.450, 1.550]", "644", "3"],
-        ["0.520 [0.470, 0.570]", "1.520 [1.470, 1.570]", "644", "3"],
-        ["", "0.900 [0.850, 0.950]", "644", "3"],
-        ["0.530 [0.480, 0.580]", "1.530 [1.480, 1.580]", "644", "3"],
+        ["0.500 [0.450, 0.550]", "1.500 [1.450, 1.550]", "644", "3", "1.250 [1.200, 1.300]"],
+        ["0.520 [0.470, 0.570]", "1.520 [1.470, 1.570]", "644", "3", ""],
+        ["", "0.900 [0.850, 0.950]", "644", "3", ""],
+        ["0.530 [0.480, 0.580]", "1.530 [1.480, 1.580]", "644", "3", "-0.500 [-0.550, -0.450]"],
     ]
     assert cells(body, "control")[1] == "0.500 [0.450, 0.550]"
     assert cells(body, "win rate by lexicon")[2] == "0.800 [0.750, 0.850]"
@@ -323,7 +323,7 @@ def test_a_step_is_described_as_it_was(runs):
     assert "model-index" not in head and head["base_model"] == "local/tiny-world-sft"
     assert "checkpoint of **step 20**" in body and "step-000040" not in body and "@best" not in body
     for name in ("reward", "KL to SFT", "length"):
-        assert cells(body, f"**{name}**")[1:] == ["not yet evaluated", "not yet evaluated", "", ""]
+        assert cells(body, f"**{name}**")[1:] == ["not yet evaluated", "not yet evaluated", "", "", ""]
     assert cells(body, "**win rate")[2] == "not yet evaluated" and "1.500 [" not in body
     assert "at step 20: reward 1.000, KL 2.000 nats" in body and "seconds" not in body
     assert "Not yet evaluated: there are no samples of this step." in body
@@ -723,6 +723,10 @@ def test_reward_card_with_its_report(runs):
     assert cells(body, "**calibration error**")[1:3] == [f"{ece:.3f}", "400"]
     assert cells(body, "**score against length**")[1:3] == [markdown.estimate(report["length"]["pearson"]), "800"]
     assert "Spearman" in cells(body, "score against length")[0]
+    apart = report["margin"]["accuracy"]
+    shown = body.split("| distance of the two scores |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(shown) == len(apart) == 5 and f"| {apart[0]['n']} |" in shown[0]
+    assert markdown.estimate({"value": apart[-1]["accuracy"], "ci95": apart[-1]["ci95"]}) in shown[-1]
     assert cells(body, "the longer text was chosen")[1] == markdown.estimate(report["length"]["longer_wins"])
     pictures = {path.stem for path in (readme.parent / "plots").glob("*.png")}
     assert {"margins", "calibration", "length", "loss", "accuracy"} == pictures

@@ -18,12 +18,13 @@ from transformers import AutoTokenizer
 
 from rlhf_zoo.commands.evaluate import _is_policy, _json, _recipe_keys, _shared
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.report import report, slug
+from rlhf_zoo.evaluation.llm_judge import LLMJudge
+from rlhf_zoo.hub.report import report, slug, unread
 from rlhf_zoo.models import load_causal, load_classifier
 from rlhf_zoo.ppo.trainer import PPO_STATE
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.rewards import RewardModel, Rewards
-from rlhf_zoo.stages.judges import Panel, RewardJudge, RuleJudge, check_names, open_panel, scores
+from rlhf_zoo.stages.judges import Panel, RewardJudge, RuleJudge, cheapest_first, check_names, open_panel, scores
 from rlhf_zoo.stages.measure import function_judges, reward_models
 from rlhf_zoo.stages.policies import Terms, _check_room, find_contest
 from rlhf_zoo.stages.settings import LLMConfig, llm_config
@@ -276,6 +277,27 @@ def test_functions_that_a_policy_was_paid_by(tmp_path: Path, settings: dict[str,
     assert function_judges(tools, card.functions) == {"rule:length(target=4)"} & {f"rule:{name}" for name in paid}
 
 
+def test_answers_that_could_not_be_read_are_told() -> None:
+    assert unread({"win_rate": 1}) is None and unread({"orders": {"unparsed": 0}, "usage": {"unparsed": 0}}) is None
+    assert unread({"orders": {"unparsed": 2}}) == "2 pairs had an answer that could not be read, and count as ties."
+    said = unread({"orders": {"unparsed": 0}, "usage": {"unparsed": 7}})
+    assert said is not None and said.endswith("of all its answers it was 7, and an unread rating counts as 5.5.")
+
+
+def test_what_is_paid_for_is_asked_last() -> None:
+    paid, rule = LLMJudge("http://127.0.0.1:9", "m"), RuleJudge("length(target=4)")
+    assert cheapest_first([paid, rule]) == [rule, paid]
+
+
+def test_a_stage_of_a_run_is_its_reward_model(tmp_path: Path) -> None:
+    toys = save_toys(tmp_path / "toys")
+    record = StageRecord(tmp_path / "reward")
+    shutil.copytree(toys.reward, record.checkpoint_path(3))
+    record.mark_complete(record.checkpoint_path(3))
+    panel = open_panel([f"reward:{record.path}"], llm=LLMConfig(), labelled=list, folder=tmp_path, seed=1)
+    assert panel.scoring[0](["the camera"], [" is good"])
+
+
 def test_a_report_shows_names_as_text() -> None:
     estimate = {"value": 0.5, "ci95": [0.4, 0.6], "n": 8}
     judge = {
@@ -283,16 +305,22 @@ def test_a_report_shows_names_as_text() -> None:
         "check": {"accuracy": estimate, "unfit": "The judge contradicts the labels."},
     }  # fmt: skip
     document = {
-        "policy": {"name": "a/b@c", "repo": "a/b", "commit": "0" * 40}, "against": {"name": "x|y", "commit": None},
+        "policy": {"name": "a/b@c", "repo": "a/b", "commit": "0" * 40, "tag": "c"},
+        "against": {"name": "x|y", "commit": None},
         "sft": {"judge": estimate, "kl": {**estimate, "value": 0.0}}, "ppo": {"judge": estimate, "kl": estimate},
         "judges": {"<i>": judge}, "judge": {"name": "<i>"}, "win_rate_at_equal_length": estimate, "control": estimate,
         "votes": {"u/v": {"win_rate": None, "problem": "u/v holds no votes."}}, "n": 8, "prompts": 4,
         "samples_per_prompt": 2, "split": "test", "data": {"location": "d"}, "temperature": 1.0, "max_new_tokens": 5,
         "seed": 1, "command": "rlhf-zoo eval a/b",
+        "difference": {"judge": {**estimate, "value": 0.25}},
     }  # fmt: skip
     text = report(document)
-    assert "<i>" not in text and "<b>" not in text and "`a/b` at `0000000000`" in text
-    assert "0: it is the reference | 0.500 [0.400, 0.600] | 8 |" in text
+    assert "<i>" not in text and "<b>" not in text
+    assert "of `a/b@c` at `0000000000`, which need not be the checkpoint that this card describes." in text
+    assert "0: it is the reference | 0.500 [0.400, 0.600] | 8 |  |" in text
+    assert "| judge | 0.500 [0.400, 0.600] | 0.500 [0.400, 0.600] | 8 | 0.250 [0.400, 0.600] |" in text
+    tables = [line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")]
+    assert set(tables) == {6}
     assert "**This is the reward model itself" in text and "**The judge contradicts the labels.**" in text
     assert "u/v holds no votes." in text
     assert (

@@ -16,6 +16,7 @@ from rlhf_zoo.evaluation.stats import (
     correlation,
     group_indices,
     jackknife,
+    perplexity_difference,
     proportion,
     win_rate,
 )
@@ -217,3 +218,19 @@ def test_a_perplexity_is_per_token_and_its_interval_over_prompts():
     assert (alike.value, alike.ci95) == (pytest.approx(math.e), pytest.approx((math.e, math.e)))
     with pytest.raises(ValueError, match="some prompt has none"):
         bootstrap_perplexity([0.0, -1.0], [0, 1], [0, 1], seed=1)
+
+
+def test_a_difference_of_perplexities_is_paired():
+    rng = np.random.default_rng(3)
+    lengths = rng.integers(3, 12, 80)
+    theirs = -lengths * rng.uniform(1.0, 3.0, 80)
+    ours = theirs - 0.1 * lengths  # each text a tenth of a nat a token less likely
+    groups = [place // 2 for place in range(80)]
+    same = perplexity_difference((theirs, lengths), (theirs, lengths), groups, seed=1)
+    assert (same.value, same.ci95, same.n) == (0.0, (0.0, 0.0), 80)
+    apart = perplexity_difference((ours, lengths), (theirs, lengths), groups, seed=1)
+    base = bootstrap_perplexity(theirs, lengths, groups, seed=1)
+    assert apart.value == pytest.approx(base.value * (math.exp(0.1) - 1))
+    assert apart.ci95 == pytest.approx([bound * (math.exp(0.1) - 1) for bound in base.ci95])
+    with pytest.raises(ValueError, match="some prompt has none"):
+        perplexity_difference((ours, lengths * 0), (theirs, lengths), groups, seed=1)

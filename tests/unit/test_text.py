@@ -1,11 +1,20 @@
 """Distinct-n and repetition: goldens, properties, and an interval that covers."""
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo.evaluation.text import distinct_n, distinct_n_estimate, ngrams, repetition, words
+from rlhf_zoo.evaluation.text import (
+    distinct_n,
+    distinct_n_difference,
+    distinct_n_estimate,
+    ngrams,
+    repetition,
+    words,
+)
 
 TEXTS = st.lists(st.lists(st.sampled_from(["a", "b", "c", "d", "!"]), max_size=8).map(" ".join), max_size=8)
 
@@ -98,3 +107,18 @@ def test_the_interval_covers_the_expected_value():
 def test_texts_and_groups_must_fit():
     with pytest.raises(ValueError, match="2 texts and 1 groups"):
         distinct_n_estimate(["a", "b"], [0])
+
+
+def test_a_difference_of_distinct_n_is_paired():
+    """Leaving a prompt out leaves it out of both, so what both have in common cancels."""
+    rng = random.Random(1)
+    theirs = [" ".join(rng.choices("abcdefghij", k=9)) for _ in range(60)]
+    groups = [place // 3 for place in range(60)]
+    same = distinct_n_difference(theirs, theirs, groups, 2)
+    assert (same.value, same.ci95, same.n) == (0.0, (0.0, 0.0), 60)
+    ours = [text + " z" for text in theirs]
+    apart = distinct_n_difference(ours, theirs, groups, 2)
+    assert apart.value == pytest.approx(distinct_n(ours, 2) - distinct_n(theirs, 2))
+    width = apart.ci95[1] - apart.ci95[0]
+    alone = [distinct_n_estimate(texts, groups, 2).ci95 for texts in (ours, theirs)]
+    assert 0 < width < min(high - low for low, high in alone)
