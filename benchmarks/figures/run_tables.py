@@ -117,8 +117,8 @@ def ablation_table(experiment: Experiment) -> str:
             "",
             table(headings, probes),
             "",
-            f"The chance that any probe fires on SFT itself is {first['false_alarms']:g}; ± marks a probe that fires "
-            "in both directions.",
+            f"The rate of false alarms asked for is {first['false_alarms']:g} for all together; ± marks a probe that "
+            "fires in both directions.",
             "",
             made(code(first["command"])),
         ]

@@ -244,7 +244,8 @@ def _at_equal_kl(points: Sequence[Point], sft: Point, ppo: Point, others: Sequen
     line = points if points[0].kl_is_bound else [sft, *points]
     found = at_kl(line, ppo.mean_kl)
     if found is not None:
-        return {"inside": True, **_compared(found, ppo, seed)}
+        # Of a mixture KL is linear in its share, and not √KL: what it was read at is told.
+        return {"inside": True, **_compared(found, ppo, seed), "kl": ppo.mean_kl}
     reach = [one.mean_kl for one in line]
     said = f"outside its range: KL {min(reach):.2f} to {max(reach):.2f}, and PPO's is {ppo.mean_kl:.2f}"
     farthest = max(points, key=lambda one: one.mean_kl)

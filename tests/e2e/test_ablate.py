@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hub_fixture import start_hub
+from json_keys import unexplained
 from zoo_process import errors, zoo
 
 from rlhf_zoo.recipes import copy_recipe
@@ -47,6 +48,7 @@ def test_an_ablation_is_trained_published_and_found(tmp_path: Path) -> None:
         overview = json.loads(done.stdout)
         run = tmp_path / "run"
         assert overview == json.loads((run / "ablation" / "overview.json").read_text())
+        assert unexplained(overview) == []
         assert [(one["value"], one["repo"]) for one in overview["runs"]] == [
             (0.0, "local/tiny-world-kl-coef-0-ppo"), (0.5, "local/tiny-world-kl-coef-0.5-ppo"),
         ]  # fmt: skip

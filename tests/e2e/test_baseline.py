@@ -14,6 +14,7 @@ import datasets
 import numpy as np
 import pytest
 import yaml
+from json_keys import unexplained
 from toy_run import make_context, make_recipe, save_start
 
 from rlhf_zoo import cli
@@ -115,6 +116,7 @@ def test_each_method_is_laid_beside_ppo(folder: Path, compare: Compare, capsys: 
     assert labels == {"best-of-n": ["n = 1", "n = 2", "n = 4"], "dpo": ["β = 0.1"], "rloo": ["β = 0.05", "β = 0.5"]}
     assert [one["label"] for one in frontier["methods"]["rloo"][0]["seeds"]] == ["seed 1", "seed 2"]
     evaluation = json.loads((folder / "run/eval/evaluation.json").read_text())
+    assert unexplained([frontier, evaluation]) == []
     for side in ("sft", "ppo"):
         for name in ("reward", "judge", "kl"):
             told, ours = evaluation[side][name], frontier[side][name]

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from json_keys import unexplained
 from zoo_process import errors, zoo
 
 from rlhf_zoo.recipes import copy_recipe
@@ -52,6 +53,7 @@ def test_an_ensemble_is_trained_on_the_same_pairs_and_scores_what_is_there(tmp_p
     assert [again[name]["finished"] for name in trained] == [one["finished"] for one in trained.values()]
     overview = json.loads(done.stdout)
     assert overview == json.loads((folder / "ensemble" / "overview.json").read_text())
+    assert unexplained(overview) == []
     assert overview["command"].startswith("rlhf-zoo ensemble tiny-world --output_dir run")
     assert [(one["seed"], one["directory"]) for one in overview["models"]] == [
         (1, "reward"), (2, "ensemble/seed-2/reward"),

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from hub_fixture import RunningHub, start_hub
+from json_keys import unexplained
 from page_fixture import PPO, publish
 from stub_llm import StubLLM, longer
 from test_votes_train import cast
@@ -97,6 +98,7 @@ def test_every_kind_of_judge(place: Place) -> None:
         again = place.eval(*arguments, "--llm", '{"price": [1, 2], "budget": 5}', "--json", **asked)
         assert len(stub.seen) == first > 0, "answers are kept on the disk"
     found = json.loads(done.stdout)
+    assert unexplained(found) == []
     assert found["policy"]["commit"] == commits[PPO] and found["against"]["commit"] == sft
     assert found["n"] == 40 and found["prompts"] == 20 and found["max_new_tokens"] == 12 and found["temperature"] == 0.9
     assert list(found["judges"]) == ["classifier", "rule:length(target=4)", "reward:local/toy-reward@main", "llm:stub"]

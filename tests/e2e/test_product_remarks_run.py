@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from json_keys import unexplained
 
 SMALL = [
     "--sft.max_steps", "60", "--sft.save_strategy", "no", "--sft.eval_strategy", "no",
@@ -41,6 +42,7 @@ def test_the_whole_recipe_on_a_local_folder(real_data, tmp_path):
     assert summary["reward_model"]["accuracy"] > 0.6  # after 30 steps; chance is 0.5
     assert summary["win_rate"]["n"] == summary["control"]["n"] == 40
     evaluation = json.loads((run / "eval" / "evaluation.json").read_text())
+    assert unexplained(evaluation) == []
     assert set(evaluation["judges"]) == {"classifier", "lexicon"}
     assert evaluation["judge"]["accuracy"]["value"] > 0.9
     data = json.loads((run / "data" / "run.json").read_text())["repo"]
