@@ -8,7 +8,7 @@ export RLHF_ZOO_DATA
 test test-full: export OMP_NUM_THREADS = 1
 
 # Two at a time, each file in one process: half of the tests wait for servers and clients.
-TOGETHER := -n 2 --dist loadfile
+TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 
 .PHONY: demo test test-full lint bench evidence clean
 
