@@ -45,7 +45,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     ours, theirs = (_named(document[side]) for side in ("policy", "against"))
     yield f"## Evaluation against {theirs}"
     yield ""
-    if document["policy"].get("tag"):
+    if document["policy"].get("tag") not in (None, "main"):
         yield f"These figures are of {ours}, which need not be the checkpoint that this card describes."
         yield ""
     yield f"| held-out prompts | {theirs} | {ours} | n | difference, paired |"
@@ -87,7 +87,7 @@ def judge_notes(found: Mapping[str, Any]) -> Raw:
     said = []
     if found.get("is_training_reward"):
         said.append(
-            "**This is the reward model itself: it says that training worked, not that the policy got better.**"
+            "**This is the policy's own reward: it says that training worked, not that the policy got better.**"
         )
     check = found.get("check")
     if check:

@@ -116,6 +116,7 @@ class Outbox:
                         tqdm(total=count + sent, initial=sent, desc="sending", unit="release", leave=False)
                     )
                 elif bar is not None:
+                    bar.total = max(bar.total, sent)  # what was sent may bring more: a card, a tag, a branch
                     bar.update(sent - bar.n)
 
     def _check(self) -> None:

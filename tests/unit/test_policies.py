@@ -321,7 +321,7 @@ def test_a_report_shows_names_as_text() -> None:
     assert "| judge | 0.500 [0.400, 0.600] | 0.500 [0.400, 0.600] | 8 | 0.250 [0.400, 0.600] |" in text
     tables = [line.replace("\\|", "").count("|") for line in text.splitlines() if line.startswith("|")]
     assert set(tables) == {6}
-    assert "**This is the reward model itself" in text and "**The judge contradicts the labels.**" in text
+    assert "**This is the policy's own reward" in text and "**The judge contradicts the labels.**" in text
     assert "u/v holds no votes." in text
     assert (
         slug("local/toy-ppo@step-40") == "local--toy-ppo--step-40" and slug("../x/") == "x" and slug("//") == "policy"
