@@ -16,7 +16,7 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ __all__ = [
     "first_difference",
     "now",
     "read_json",
+    "records_at_rest",
     "write_bytes",
     "write_json",
     "write_text",
@@ -73,6 +74,13 @@ def write_bytes(path: Path | str, content: bytes) -> None:
         if temporary is not None:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
+
+
+@contextlib.contextmanager
+def records_at_rest() -> Iterator[None]:
+    """While open, no thread of this process writes a run.json: whoever lists a folder finds no temporary file there."""
+    with _WRITING:
+        yield
 
 
 def write_text(path: Path | str, text: str) -> None:

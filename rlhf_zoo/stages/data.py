@@ -20,7 +20,7 @@ from ..errors import ZooError
 from ..hub.publish import publish_folder
 from ..hub.refusals import client_errors, is_disk_full, reason
 from ..plugins import load_object
-from ..record import fingerprint, now, write_text
+from ..record import fingerprint, now, records_at_rest, write_text
 from .context import RunContext, versions
 from .settings import RecipeConfig
 
@@ -53,9 +53,11 @@ class DataSource:
         """One split. Raises ZooError when it, its configuration or a column is not there, or it is empty."""
         what = f"The data set {self.location}" + (f", configuration {configuration}" if configuration else "")
         try:
-            loaded = datasets.load_dataset(
-                self.location, configuration, split=split, revision=self.revision, cache_dir=_cache_of(self.location)
-            )
+            with records_at_rest():  # the sender notes in the folder of a run's data where they were published
+                cache = _cache_of(self.location)
+                loaded = datasets.load_dataset(
+                    self.location, configuration, split=split, revision=self.revision, cache_dir=cache
+                )
         except StopIteration as error:  # what the loader says of a file without rows
             raise ZooError(f"{what}, split {split}, is empty: give it rows.") from error
         except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:

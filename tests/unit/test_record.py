@@ -11,6 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import datasets
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from rlhf_zoo import record
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import StageRecord, checkpoint_step, fingerprint, first_difference, write_json, write_text
+from rlhf_zoo.stages.data import DataSource
 
 
 def checkpoint(stage: StageRecord, step: int, *, complete: bool = True) -> Path:
@@ -151,6 +153,36 @@ def test_tidying_up_spares_what_another_thread_is_writing(tmp_path, monkeypatch)
         tidied.set()
         assert written.result()["sent"] == 2
     assert stage.read()["sent"] == 2
+
+
+def test_a_data_set_is_read_while_the_sender_writes_beside_it(tmp_path, monkeypatch):
+    """Its folder holds the record of the run's data, in which the sender notes each commit."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    folder = tmp_path / "data"
+    (folder / "prompts").mkdir(parents=True)
+    (folder / "prompts" / "train.jsonl").write_text('{"prompt": "a"}\n')
+    configuration = {"config_name": "prompts", "data_files": [{"split": "train", "path": "prompts/train.jsonl"}]}
+    (folder / "README.md").write_text(f"---\n{json.dumps({'configs': [configuration]})}\n---\n")
+    writing, read, real, real_bytes = threading.Event(), threading.Event(), os.replace, Path.read_bytes
+
+    def slow(source, target):
+        writing.set()
+        read.wait(0.3)
+        real(source, target)
+
+    def unhurried(path):
+        if path.name.endswith(".tmp"):
+            time.sleep(0.6)  # by now it has its name
+        return real_bytes(path)
+
+    monkeypatch.setattr(record.os, "replace", slow)
+    monkeypatch.setattr(Path, "read_bytes", unhurried)
+    with ThreadPoolExecutor(1) as pool:
+        noted = pool.submit(StageRecord(folder).write, repo="somewhere")
+        assert writing.wait(5)
+        assert DataSource(str(folder), None, {}).load("prompts", "train", columns=["prompt"])["prompt"] == ["a"]
+        read.set()
+        assert noted.result()["repo"] == "somewhere"
 
 
 # metrics.jsonl
