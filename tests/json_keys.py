@@ -11,7 +11,7 @@ __all__ = ["unexplained"]
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
 #: Below these the keys are names: of judges, data sets, probes, packages, methods and models.
-NAMED = {"judges", "votes", "noise", "versions", "methods", "equal_kl", "equal_compute", "models", "fits"}
+NAMED = {"judges", "votes", "noise", "versions", "methods", "equal_kl", "equal_compute", "models", "fits", "skipped"}
 
 
 def unexplained(document: Any) -> list[str]:

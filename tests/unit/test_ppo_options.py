@@ -6,6 +6,7 @@ import copy
 import json
 import math
 import statistics
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
@@ -1033,9 +1034,12 @@ def test_conversations_are_shown_as_they_are_read(tmp_path: Path) -> None:
 
 
 def test_trackio_gets_metrics_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    pytest.importorskip("trackio")
+    # It reads TRACKIO_DIR when it is imported, and trl's other trainers, which other tests use, import it.
+    for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
+        monkeypatch.delitem(sys.modules, name)
     import sqlite3
 
     trainer = trained(tmp_path, report_to=["trackio"], project="toys", run_name="toy", log_completions=True)

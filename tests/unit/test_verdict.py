@@ -419,5 +419,8 @@ def test_the_runs_without_kl_are_hacked_by_their_gold_utility():
 def test_the_recipes_runs_are_healthy():
     for run in runs("tiny-world"):
         found = recorded(run)
-        assert found.text == "healthy" and found.judge_gain.ci95[0] > 1 and found.recommended >= 20
+        assert found.text == "healthy" and found.judge_gain.ci95[0] > 0.9
+        gold = {row["step"]: row["gold"] for row in run["curve"]}
+        gain = max(gold.values()) - run["curve"][0]["gold"]
+        assert gold[found.recommended] - run["curve"][0]["gold"] > 0.75 * gain
         assert evaluated(run).text == "healthy" and evaluated(run).recommended == run["curve"][-1]["step"]
