@@ -384,7 +384,14 @@ def test_a_hub_that_sends_something_else(proxy, commits, tmp_path, name, place):
     assert lies == 97
     wrong = b"x" * len(content(4)[name])
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and wrong in path.read_bytes()]
-    assert kept == [] and partials(tmp_path) == {}
+    assert kept == [] and etag(content(4)[name], name) not in partials(tmp_path)  # others may go on where they stopped
+
+
+def etag(data: bytes, name: str) -> str:
+    """What the Hub calls a file's content: sha256 of a large one, else git's blob."""
+    if name.endswith(".safetensors"):
+        return hashlib.sha256(data).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
 
 
 def test_a_hub_that_tells_the_client_another_file_than_its_tree(proxy, commits, tmp_path):
