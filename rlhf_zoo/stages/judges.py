@@ -11,6 +11,8 @@ module:function      a function (prompts, completions) -> numbers, or an entry p
 
 from __future__ import annotations
 
+import difflib
+import importlib.util
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -247,11 +249,18 @@ def _kind(name: str) -> tuple[str, str]:
 
 
 def _check_word(name: str) -> None:
-    """Raises ZooError for a bare word that is no judge's, with the one that may be meant."""
+    """Raises ZooError for a word that is no judge's and no module's, with the one that may be meant."""
     known = ["classifier", *registered(JUDGES)]
     if ":" not in name and name.partition("(")[0].strip() not in known:
         near = did_you_mean(name, known) or ": write classifier, KIND:NAME or MODULE:FUNCTION."
         raise ZooError(f"There is no judge {name!r}{near}")
+    kind, colon, rest = name.partition(":")
+    meant = difflib.get_close_matches(kind, KINDS, n=1) if colon and kind.isidentifier() else []
+    here = (Path(kind), Path(f"{kind}.py"))
+    if meant and not any(path.exists() for path in here) and importlib.util.find_spec(kind) is None:
+        raise ZooError(
+            f"There is no kind of judge {kind!r} and no module of that name, did you mean '{meant[0]}:{rest}'?"
+        )
 
 
 def _check_there(name: str) -> None:

@@ -101,7 +101,8 @@ def said(context: RunContext, stage: str) -> str:
     if context.outbox is not None and stage != "eval":
         sent = len([tag for tag in published_tags(record, context.repo(stage), hub=context.hub.label) if tag != "best"])
         left = len(unpublished(record, context.repo(stage), hub=context.hub.label))
-        parts.append(f"{sent} of {sent + left} checkpoints are in {context.repo(stage)}")
+        so_far = " so far" if left else ""
+        parts.append(f"{sent} of {sent + left} checkpoints are in {context.repo(stage)}{so_far}")
     if (document.get("chosen") or {}).get("open"):
         parts.append("`main` waits for the verdict of `rlhf-zoo eval`")
     if stage == "reward" and document.get("reward_model", {}).get("accuracy") is not None:

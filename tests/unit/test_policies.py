@@ -93,6 +93,9 @@ def test_terms_that_cannot_work(fields: dict[str, Any], message: str) -> None:
     [
         (["nonsense"], "There is no judge 'nonsense': write classifier, KIND:NAME or MODULE:FUNCTION."),
         (["classifer"], "There is no judge 'classifer', did you mean 'classifier'?"),
+        (["vote:a/b"], "There is no kind of judge 'vote' and no module of that name, did you mean 'votes:a/b'?"),
+        (["nowhere_at_all:f"], "There is no module 'nowhere_at_all'"),
+        (["reward.x:f"], "There is no module 'reward'"),
         (["reward:"], "names nothing after its colon: write reward:NAME."),
         (["votes:a/b"], "votes:a/b only says which of two is preferred: name another before it, such as classifier."),
         (["pairs:builtins:len"], "pairs:builtins:len only says which of two is preferred"),
