@@ -28,14 +28,14 @@ from rlhf_zoo.recipes import copy_recipe
 from rlhf_zoo.record import StageRecord, checkpoint_step
 
 FLAGS = [
-    "--corpus_args", '{"lines": 2000}',
+    "--corpus_args", '{"lines": 1000}',
     "--sft.max_steps", "40", "--sft.save_strategy", "steps", "--sft.save_steps", "20", "--sft.logging_steps", "10",
     "--sft.eval_strategy", "no",
-    "--reward.simulated_pairs", "200", "--reward.simulated_test_pairs", "60", "--reward.score_samples", "64",
+    "--reward.simulated_pairs", "100", "--reward.simulated_test_pairs", "40", "--reward.score_samples", "32",
     "--reward.max_steps", "4", "--reward.save_strategy", "steps", "--reward.save_steps", "2",
-    "--ppo.total_episodes", "256", "--ppo.per_device_train_batch_size", "16", "--ppo.gradient_accumulation_steps", "2",
+    "--ppo.total_episodes", "128", "--ppo.response_length", "12", "--ppo.per_device_train_batch_size", "8", "--ppo.gradient_accumulation_steps", "2",
     "--ppo.num_mini_batches", "2", "--ppo.save_steps", "1", "--ppo.eval_strategy", "no",
-    "--evaluation.prompts", "20", "--evaluation.samples", "1", "--evaluation.checkpoint_prompts", "0",
+    "--evaluation.prompts", "10", "--evaluation.samples", "1", "--evaluation.checkpoint_prompts", "0",
 ]  # fmt: skip
 STEPS = {"sft": [20, 40], "reward": [2, 4], "ppo": [1, 2, 3, 4, 5, 6, 7, 8]}
 SAVED = sum(map(len, STEPS.values()))
