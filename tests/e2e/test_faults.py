@@ -33,7 +33,8 @@ FLAGS = [
     "--sft.eval_strategy", "no",
     "--reward.simulated_pairs", "100", "--reward.simulated_test_pairs", "40", "--reward.score_samples", "32",
     "--reward.max_steps", "4", "--reward.save_strategy", "steps", "--reward.save_steps", "2",
-    "--ppo.total_episodes", "128", "--ppo.response_length", "12", "--ppo.per_device_train_batch_size", "8", "--ppo.gradient_accumulation_steps", "2",
+    "--ppo.total_episodes", "128", "--ppo.response_length", "12",
+    "--ppo.per_device_train_batch_size", "8", "--ppo.gradient_accumulation_steps", "2",
     "--ppo.num_mini_batches", "2", "--ppo.save_steps", "1", "--ppo.eval_strategy", "no",
     "--evaluation.prompts", "10", "--evaluation.samples", "1", "--evaluation.checkpoint_prompts", "0",
 ]  # fmt: skip
