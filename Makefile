@@ -10,12 +10,12 @@ test test-full: export OMP_NUM_THREADS = 1
 # Two at a time, each file in one process: half of the tests wait for servers and clients.
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-full lint bench evidence clean
+.PHONY: demo test test-full lint bench gpu evidence clean
 
 demo: .venv/demo.stamp ## the whole pipeline of the recipe tiny-world, in minutes; SERVE=1 opens the comparison page
-	$(BIN)/rlhf-zoo run tiny-world --output_dir runs/demo $(if $(RESTART),--restart)
+	$(BIN)/rlhf-zoo run tiny-world --output_dir runs/demo --namespace demo --overwrite_repo $(if $(RESTART),--restart)
 ifdef SERVE
-	$(BIN)/rlhf-zoo compare local/tiny-world-ppo --hub local --open $(if $(PORT),--port $(PORT)) || [ $$? -eq 130 ]
+	$(BIN)/rlhf-zoo compare demo/tiny-world-ppo --hub local --open $(if $(PORT),--port $(PORT)) || [ $$? -eq 130 ]
 else
 	@echo "The comparison page of this run: make demo SERVE=1"
 endif
@@ -34,6 +34,9 @@ lint: .venv/test.stamp
 
 bench: .venv/test.stamp ## times and ratios; they gate nothing
 	$(BIN)/python benchmarks/update.py
+
+gpu: .venv/test.stamp ## the trainer on a GPU, in minutes; writes benchmarks/results/DATE-MACHINE.json
+	$(BIN)/python benchmarks/gpu.py
 
 evidence: .venv/demo.stamp ## every figure of the docs, resumable; writes docs/evidence/*.json
 	$(BIN)/python benchmarks/evidence.py

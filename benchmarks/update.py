@@ -17,7 +17,8 @@ import statistics
 import tempfile
 import time
 
-os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
+if __name__ == "__main__":
+    os.environ.update(HF_HUB_OFFLINE="1", HF_HUB_DISABLE_TELEMETRY="1")
 
 import torch
 from datasets import Dataset
@@ -41,6 +42,17 @@ POINTS = {
     "wide": {"vocab": 50304, "batch": 32, "prompt": (16, 32), "response": 48, "eos_bias": 5.2},
     "long": {"vocab": 16384, "batch": 16, "prompt": (480, 512), "response": 128, "eos_bias": 4.4},
 }
+
+
+def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
+    """One token a word, `size` in all."""
+    vocabulary = {"<pad>": PAD, "<eos>": EOS, "<bos>": BOS, "<unk>": UNK}
+    vocabulary |= {f"t{i}": i for i in range(4, size)}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", unk_token="<unk>"
+    )
 
 
 class Biased(LlamaForCausalLM):
@@ -90,13 +102,6 @@ def main() -> None:
     policy = Biased(LlamaConfig(**shape))
     policy.eos_bias = point["eos_bias"]
     reward = LlamaForSequenceClassification(LlamaConfig(**shape, num_labels=1))
-    vocabulary = {"<pad>": PAD, "<eos>": EOS, "<bos>": BOS, "<unk>": UNK}
-    vocabulary |= {f"t{i}": i for i in range(4, point["vocab"])}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>", unk_token="<unk>"
-    )
     generator = torch.Generator().manual_seed(1)
     low, high = point["prompt"]
     count = point["batch"] * (arguments.updates + 2)
@@ -113,8 +118,8 @@ def main() -> None:
     )  # fmt: skip
     clock = Clock()
     trainer = PPOTrainer(
-        config, tokenizer, policy, reward_model=reward, train_dataset=Dataset.from_dict({"input_ids": prompts}),
-        callbacks=[clock],
+        config, word_tokenizer(point["vocab"]), policy, reward_model=reward,
+        train_dataset=Dataset.from_dict({"input_ids": prompts}), callbacks=[clock],
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     trainer.train()

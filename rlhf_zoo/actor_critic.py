@@ -12,13 +12,12 @@ from transformers import PreTrainedModel
 
 from .errors import ZooError
 from .functional import selected_logprobs
-from .models import ADAPTER_CONFIG, CRITIC_DIR, disable_dropout, is_peft, response_values
+from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ModelFiles
+from .models import CRITIC_DIR, disable_dropout, is_peft, response_values
 from .sampling import Samples, response_logits
 from .value_head import VALUE_HEAD_FILE, ValueHead, hidden_size_of, read_value_head
 
 __all__ = ["ActorCritic", "TextBatch", "shared_value_head", "text_logprobs"]
-
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 class TextBatch(NamedTuple):
@@ -148,6 +147,8 @@ def _load_into(model: PreTrainedModel, directory: Path) -> None:
 
     `from_pretrained` reads them: some architectures are saved under other names than their modules have.
     """
+    if directory.is_dir():
+        ModelFiles(directory).check_weights()
     if is_peft(model):
         from peft import load_peft_weights, set_peft_model_state_dict
 

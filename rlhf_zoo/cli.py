@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import sys
 import warnings
 
@@ -83,14 +85,48 @@ def _sentence(error: click.ClickException) -> str:
     return f"{said.rstrip('.')}: see `{command} --help`."
 
 
+def _of_the_user(error: BaseException) -> str | None:
+    """The sentence for what the system refused and a user can mend: a full disk, a path. None for a defect."""
+    from .hub.refusals import is_disk_full
+
+    path = getattr(error, "filename", None)
+    if is_disk_full(error):
+        return f"The disk is full ({path or 'while writing'}): make room and run it again."
+    if isinstance(error, OSError) and path is not None:
+        return f"{str(path)[:200]} cannot be used ({error.strerror or error}): check the path and its permissions."
+    if isinstance(error, RuntimeError) and "home directory" in str(error):  # what pathlib says
+        return "There is no home directory to expand ~ to: set HOME and RLHF_ZOO_HOME, or write the path in full."
+    return None
+
+
+def _nobody_reads() -> bool:
+    """Whether the reader of what is printed is gone, as `| head` leaves it."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains as it ends
+        return True
+    return False
+
+
 def main() -> None:
-    """Exit codes: 0; 2 the user's to mend; 1 a defect (with its traceback); 130 after Ctrl-C."""
+    """Exit codes: 0; 2 what a user can mend; 1 a defect, with its traceback, or a closed stdout; 130 after Ctrl-C."""
     if not sys.warnoptions:
         # What libraries tell their developers, and that this machine has no accelerator, are no user's concern.
         for category, message in ((DeprecationWarning, ""), (FutureWarning, ""), (UserWarning, ".*pin_memory")):
             warnings.filterwarnings("ignore", message, category)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # β in the C locale
     try:
+        for word in sys.argv[1:]:
+            if any("\ud800" <= character <= "\udfff" for character in word):
+                raise ZooError(
+                    f"The argument {os.fsencode(word)!r} is not UTF-8: rename the file, or mend the argument."
+                )
         code = cli.main(prog_name="rlhf-zoo", standalone_mode=False)
+        if _nobody_reads():
+            sys.exit(1)
         sys.exit(code if isinstance(code, int) else 0)
     except ZooError as error:
         click.echo(f"Error: {error}", err=True)
@@ -105,12 +141,12 @@ def main() -> None:
         click.echo("Interrupted; the same command goes on from what is saved.", err=True)
         sys.exit(130)
     except Exception as error:
-        from .hub.refusals import is_disk_full
-
-        if not is_disk_full(error):
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            sys.exit(1)
+        said = _of_the_user(error)
+        if said is None:
             raise
-        where = getattr(error, "filename", None) or "while writing"
-        click.echo(f"Error: The disk is full ({where}): make room and run it again.", err=True)
+        click.echo(f"Error: {said}", err=True)
         sys.exit(2)
 
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import (
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
+    MODEL_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.modeling_layers import GenericForTokenClassification
 
 from .errors import ZooError
+from .model_files import ADAPTER_CONFIG, ModelFiles, first_line, load_model, loading
 from .sampling import Samples
 
 __all__ = [
@@ -38,7 +42,6 @@ __all__ = [
 ]
 
 CRITIC_DIR = "critic"
-ADAPTER_CONFIG = "adapter_config.json"
 HEADS = ("score", "classifier")
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 
@@ -46,25 +49,23 @@ CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 def load_causal(path: str | Path, **kwargs: Any) -> PreTrainedModel:
     """A causal language model in float32; an adapter checkpoint is merged into its base.
 
-    Raises ZooError for what is none, also for a reward model, whose trunk alone would load.
+    Raises ZooError for what is none, also for a reward model, whose trunk alone would load, and for a checkpoint of a
+    run that is not what was saved.
     """
     kwargs.setdefault("dtype", torch.float32)
     adapter = Path(path) / ADAPTER_CONFIG
     if adapter.is_file() and not json.loads(adapter.read_text()).get("base_model_name_or_path"):
         raise ZooError(f"The adapter in {path} names no base model: put it on its base and give the two merged.")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(path, **kwargs)
-    except (OSError, ValueError) as error:
-        raise ZooError(
-            f"The model {path} cannot be loaded as a causal language model ({_first_line(error)})."
-        ) from error
+    model = load_model(
+        AutoModelForCausalLM, path, what=f"The model {path}", kind=" as a causal language model", **kwargs
+    )
     kinds = getattr(model.config, "architectures", None) or []
     if kinds and all(str(kind).endswith(CLASSIFIERS) for kind in kinds):
         raise ZooError(f"The model {path} is a {kinds[0]}, which writes nothing: give a policy, not a reward model.")
     if getattr(model, "peft_config", None):
         from peft import AutoPeftModelForCausalLM
 
-        model = AutoPeftModelForCausalLM.from_pretrained(path, **kwargs).merge_and_unload()
+        model = load_model(AutoPeftModelForCausalLM, path, what=f"The model {path}", **kwargs).merge_and_unload()
         model.name_or_path = ""  # its base lies there, and these are other weights: no adapter may name it
     return model
 
@@ -87,16 +88,17 @@ def build_causal(architecture: Mapping[str, Any], tokenizer: PreTrainedTokenizer
         )
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     except (ValueError, TypeError, ZeroDivisionError) as error:
-        raise ZooError(f"The architecture {dict(architecture)} cannot be built ({_first_line(error)}).") from error
+        raise ZooError(f"The architecture {dict(architecture)} cannot be built ({first_line(error)}).") from error
 
 
 def load_classifier(path: str | Path, **kwargs: Any) -> PreTrainedModel:
-    """A reward model: one score per sequence, in float32. Raises ZooError if it has another number of outputs."""
+    """A reward model: one score per sequence, in float32.
+
+    Raises ZooError if it has another number of outputs, and for a checkpoint of a run that is not what was saved.
+    """
     kwargs.setdefault("dtype", torch.float32)
-    try:
-        model, info = AutoModelForSequenceClassification.from_pretrained(path, output_loading_info=True, **kwargs)
-    except (OSError, ValueError) as error:
-        raise ZooError(f"The reward model {path} cannot be loaded ({_first_line(error)}).") from error
+    kwargs |= {"what": f"The reward model {path}", "output_loading_info": True}
+    model, info = load_model(AutoModelForSequenceClassification, path, **kwargs)
     if model.config.num_labels != 1:
         raise ZooError(
             f"The reward model {path} has {model.config.num_labels} outputs, and a reward model has one: give a model "
@@ -108,10 +110,6 @@ def load_classifier(path: str | Path, **kwargs: Any) -> PreTrainedModel:
             "would be random: train it first, or give another."
         )
     return model
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
 
 
 def disable_dropout(model: nn.Module) -> None:
@@ -166,24 +164,45 @@ def _head(model: PreTrainedModel) -> nn.Linear:
     )
 
 
+@cache
+def _token_classifier(config: Any) -> Any:
+    """The token classifier of a family: transformers' own, else its generic one on the family's trunk.
+
+    Such a one is saved as every model is, so the trunk of what it saves loads as AutoModel, and the head is `score.*`.
+    """
+    if config in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+        return MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[config]
+    if config not in MODEL_MAPPING:
+        raise ZooError(
+            f"transformers has no trunk for {config.model_type}, which the critic needs: give a value_model."
+        )
+    trunk: Any = MODEL_MAPPING[config]
+    family = next(kind for kind in trunk.__mro__ if PreTrainedModel in kind.__bases__)
+    name = f"{trunk.__name__.removesuffix('Model')}ForTokenClassification"
+    # transformers looks a class's module up in order to see which kernels the family can switch between.
+    body = {"base_model_prefix": family.base_model_prefix or "model", "config_class": config}
+    body["__module__"] = trunk.__module__
+    return type(name, (GenericForTokenClassification, family), body)
+
+
 def critic_from(source: PreTrainedModel | str | Path, *, center: bool = True, scale: bool = True) -> PreTrainedModel:
-    """A critic, one value per token: a token classifier with one output, so that any transformers release loads it.
+    """A critic, one value per token: a token classifier with one output, transformers' own where the family has one.
 
     From a reward model it takes trunk and head; scores shaped as (s−μ)/σ make the head W/σ and its bias −μ/σ, with μ
     only if they are centred and σ only if they are scaled. N+ (arXiv:2403.17031) detail 22. From a causal model it
     takes the trunk, and its head starts at 0. A path or Hub id is loaded, as a critic where it is one; a critic's
-    adapter is merged into its base. Raises ZooError for a model without a token classifier.
+    adapter is merged into its base. Raises ZooError for a model with an encoder, which would see what comes later.
     """
     if not isinstance(source, PreTrainedModel):
         if (Path(source) / ADAPTER_CONFIG).is_file():
+            ModelFiles(source).check_weights()
             return _merged_critic(Path(source))
-        try:
-            config = AutoConfig.from_pretrained(source)
-        except (OSError, ValueError) as error:
-            raise ZooError(f"The critic {source} cannot be loaded ({_first_line(error)}).") from error
+        what = f"The critic {source}"
+        with loading(what):
+            config = AutoConfig.from_pretrained(source, trust_remote_code=False)
         architecture = (config.architectures or [""])[0]
         if architecture.endswith("ForTokenClassification"):
-            return AutoModelForTokenClassification.from_pretrained(source, dtype=torch.float32)
+            return load_model(_token_classifier(type(config)), source, what=what, dtype=torch.float32)  # type: ignore[arg-type]
         loader = load_classifier if architecture.endswith("ForSequenceClassification") else load_causal
         return critic_from(loader(source), center=center, scale=scale)
     if type(source).__name__.endswith("ForSequenceClassification") and source.config.num_labels != 1:
@@ -191,23 +210,32 @@ def critic_from(source: PreTrainedModel | str | Path, *, center: bool = True, sc
             f"A critic needs one output, and this {type(source).__name__} has {source.config.num_labels}: give a "
             "value_model with num_labels=1."
         )
+    if source.config.is_encoder_decoder:
+        raise ZooError(
+            f"A {type(source).__name__} has an encoder, which sees the tokens after the one whose value is asked: give "
+            "a value_model without."
+        )
     config = copy.deepcopy(source.config)
     config.num_labels = 1
+    critic = _token_classifier(type(config))._from_config(config, dtype=torch.float32)  # type: ignore[arg-type]
+    scored = type(source).__name__.endswith("ForSequenceClassification")
+    between = _between(source) if scored else None
     try:
-        critic = AutoModelForTokenClassification.from_config(config, dtype=torch.float32)
-    except ValueError as error:
+        critic.base_model.load_state_dict(source.base_model.state_dict())
+    except RuntimeError as error:
+        between = first_line(error)
+    if between is not None:
         raise ZooError(
-            f"transformers has no token classifier for {config.model_type}, which the critic needs: give a value_model "
-            "of another architecture with the same tokenizer."
-        ) from error
-    critic.base_model.load_state_dict(source.base_model.state_dict())
+            f"A {type(source).__name__} has more than a linear head on a trunk of {config.model_type} ({between}), "
+            "so no critic could begin at its scores: give a value_model."
+        )
     critic.name_or_path = source.name_or_path  # what an adapter of the critic will name as its base
     target = _head(critic)
     with torch.no_grad():
         target.weight.zero_()
         if target.bias is not None:
             target.bias.zero_()
-        if type(source).__name__.endswith("ForSequenceClassification"):
+        if scored:
             mean, std = score_statistics(source)
             mean, std = mean if center else 0.0, std if scale else 1.0
             target.weight.copy_(_head(source).weight / std)
@@ -215,6 +243,12 @@ def critic_from(source: PreTrainedModel | str | Path, *, center: bool = True, sc
                 target.bias.fill_(-mean / std)
     config.rlhf_zoo = None
     return critic
+
+
+def _between(source: PreTrainedModel) -> str | None:
+    """The name of a weight between a classifier's trunk and its linear head, where it has one."""
+    known = (source.base_model_prefix, *HEADS)
+    return next((name for name, _ in source.named_parameters() if name.split(".")[0] not in known), None)
 
 
 def _merged_critic(directory: Path) -> PreTrainedModel:
@@ -247,7 +281,7 @@ def with_adapter(model: PreTrainedModel, peft_config: Any) -> Any:
     except ValueError as error:
         raise ZooError(
             f"The policy's adapter does not fit the critic, a {type(model).__name__} "
-            f"({_first_line(error).split('. ')[0]}): set critic_lora=False, or give a value_model of the policy's "
+            f"({first_line(error).split('. ')[0]}): set critic_lora=False, or give a value_model of the policy's "
             "architecture."
         ) from error
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ZooError
+from .plain_yaml import BadYAML, load_yaml
 from .plugins import did_you_mean
 
 __all__ = ["STAGES", "Recipe", "copy_recipe", "find_recipe", "is_repository_name", "list_recipes", "load_recipe"]
@@ -87,10 +88,33 @@ def copy_recipe(name: str, target: Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
+    try:
+        content = load_yaml(path.read_text(encoding="utf-8"), loader=_strict(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ZooError(f"{path} cannot be read ({error}): mend the file or its permissions.") from error
+    except BadYAML as error:
+        line = f", line {error.line}" if error.line is not None else ""
+        raise ZooError(f"{path}{line} is not valid YAML ({error.reason}): mend it.") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ZooError(f"{path} holds a {type(content).__name__}: a recipe is a mapping of keys to values.")
+    return content
+
+
+def _strict(path: Path) -> Any:
+    """A loader for recipes, of the file `path`."""
     import yaml
 
+    date = "tag:yaml.org,2002:timestamp"
+
     class Strict(yaml.SafeLoader):
-        """Refuses a mapping that says a key twice, of which YAML would silently keep the last."""
+        """Refuses a mapping that says a key twice, of which YAML would silently keep the last. A date is text."""
+
+        yaml_implicit_resolvers = {
+            first: [(tag, regexp) for tag, regexp in resolvers if tag != date]
+            for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        }
 
         def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
             seen = set()
@@ -106,16 +130,4 @@ def _read(path: Path) -> dict[str, Any]:
                 seen.add(key)
             return super().construct_mapping(node, deep)
 
-    try:
-        content = Strict(path.read_text(encoding="utf-8")).get_single_data()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ZooError(f"{path} cannot be read ({error}): mend the file or its permissions.") from error
-    except (yaml.YAMLError, ValueError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f", line {where.line + 1}" if where else ""
-        raise ZooError(f"{path}{line} is not valid YAML ({getattr(error, 'problem', error)}): mend it.") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ZooError(f"{path} holds a {type(content).__name__}: a recipe is a mapping of keys to values.")
-    return content
+    return Strict

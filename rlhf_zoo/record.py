@@ -22,11 +22,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.wholeness import COMPLETE, check_whole, damage, seal
 
 __all__ = [
     "COMPLETE",
     "SCHEMA",
     "StageRecord",
+    "check_whole",
     "checkpoint_step",
     "fingerprint",
     "first_difference",
@@ -34,12 +36,13 @@ __all__ = [
     "read_json",
     "records_at_rest",
     "write_bytes",
+    "write_complete",
     "write_json",
     "write_text",
 ]
 
 SCHEMA = 1
-COMPLETE = "COMPLETE"
+DAMAGED = "damaged-"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # The thread that trains and the one that publishes both change run.json.
 _WRITING = threading.RLock()
@@ -93,13 +96,23 @@ def write_json(path: Path | str, value: Any) -> None:
     write_text(path, json.dumps(_jsonable(value, named=True), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
+def write_complete(folder: Path | str) -> None:
+    """Write COMPLETE into a folder of weights, after all that stands in it has reached the disk: see `wholeness`."""
+    folder = Path(folder)
+    files = seal(folder)
+    for one, _, _ in os.walk(folder):
+        _sync_folder(Path(one))
+    write_json(folder / COMPLETE, {"schema": SCHEMA, "time": now(), "files": files})
+
+
 def read_json(path: Path | str) -> Any:
     """The JSON document at `path`. Raises FileNotFoundError, and ZooError where it is not JSON."""
     path = Path(path)
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ZooError(f"{path} is not valid JSON ({error}): restore it, or begin again with --restart.") from error
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise ZooError(f"{path} is not valid JSON ({why}): restore it, or begin again with --restart.") from error
 
 
 def fingerprint(resolved: Mapping[str, Any]) -> str:
@@ -284,10 +297,32 @@ class StageRecord:
         return next(reversed(self.checkpoints()), None)
 
     def chosen_checkpoint(self) -> Path | None:
-        """The checkpoint of a finished stage that others start from: the one its rule chose, else the last."""
+        """The checkpoint of a finished stage that others start from: the one its rule chose, the last where none did.
+
+        None where it is no longer there.
+        """
         chosen = self.read().get("chosen")
-        path = self.checkpoint_path(chosen["step"]) if chosen else None
-        return path if path is not None and (path / COMPLETE).is_file() else self.last_checkpoint()
+        if not chosen:
+            return self.last_checkpoint()
+        path = self.checkpoint_path(chosen["step"])
+        return path if (path / COMPLETE).is_file() else None
+
+    def set_damaged_aside(self) -> list[str]:
+        """Renames the newest checkpoints to damaged-checkpoint-N until one is whole. Returns what was wrong with each.
+
+        So a run goes on from the last whole one, and loses nothing that somebody may still mend.
+        """
+        problems = []
+        for path in reversed(self.checkpoints()):
+            problem = damage(path, training=True)
+            if problem is None:
+                break
+            aside = path.with_name(f"{DAMAGED}{path.name}")
+            if aside.exists():
+                shutil.rmtree(aside)
+            path.rename(aside)
+            problems.append(problem)
+        return problems
 
     def remove_checkpoint(self, path: Path | str) -> None:
         """Delete a checkpoint. After a kill in between, what is left of it does not count as one."""
@@ -300,16 +335,11 @@ class StageRecord:
 
     def mark_complete(self, path: Path | str) -> None:
         """Write COMPLETE into a checkpoint, after all that stands in it, and the metrics, have reached the disk."""
-        path = Path(path)
         checkpoint_step(path)
-        for folder, _, names in os.walk(path):
-            for name in names:
-                _sync_file(Path(folder) / name)
-            _sync_folder(Path(folder))
         if self.metrics_file.exists():
             _sync_file(self.metrics_file)
         _sync_folder(self.path)
-        write_text(path / COMPLETE, now() + "\n")
+        write_complete(path)
 
     def remove_incomplete(self) -> list[Path]:
         """Delete checkpoints without COMPLETE, and temporary files of a killed write. Returns what it deleted."""
@@ -330,6 +360,8 @@ class StageRecord:
         for path in self._checkpoint_folders():
             (path / COMPLETE).unlink(missing_ok=True)
         self.remove_incomplete()
+        for path in self.path.glob(f"{DAMAGED}checkpoint-*"):
+            shutil.rmtree(path)
         self.metrics_file.unlink(missing_ok=True)
         self.run_file.unlink(missing_ok=True)
 

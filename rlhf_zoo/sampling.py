@@ -10,17 +10,22 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from .errors import ZooError
+from .finite import NotFinite
 from .functional import selected_logprobs
 
 __all__ = [
     "Samples",
+    "Vocabulary",
+    "base_of",
+    "check_cached",
     "draw",
     "left_pad",
     "next_logits",
@@ -32,12 +37,33 @@ __all__ = [
 
 
 @dataclass(frozen=True)
+class Vocabulary:
+    """The tokens that can be sampled: ids below `size` but for `holes`. A model may have more rows than tokens."""
+
+    size: int
+    holes: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, *models: PreTrainedModel) -> Self:
+        """The ids that the tokenizer names and every model has an embedding of."""
+        tables: list[Any] = [model.get_input_embeddings() for model in models]
+        rows = min(table.weight.shape[0] for table in tables)
+        named = {index for index in tokenizer.get_vocab().values() if index < rows}
+        size = max(named) + 1
+        return cls(size, tuple(index for index in range(size) if index not in named))
+
+    def __contains__(self, index: int) -> bool:
+        return 0 <= index < self.size and index not in self.holes
+
+
+@dataclass(frozen=True)
 class Samples:
     """Prompts and their sampled completions. B rows, P prompt positions (left-padded), T response positions.
 
     prompt_ids (B, P) int64 with prompt_mask (B, P) bool; completion_ids (B, T) int64, right-padded, with mask (B, T)
     bool, True up to and including the end-of-sequence token; logprobs (B, T) of the sampled token at the sampling
-    temperature, in nats, 0 outside the mask; ended (B,) bool: whether the row stopped by itself.
+    temperature, in nats, 0 outside the mask; ended (B,) bool: whether the row stopped by itself. vocabulary: what could
+    be sampled, so that log-probabilities of these samples are of that distribution in every model; None: all rows.
     """
 
     prompt_ids: Tensor
@@ -46,20 +72,21 @@ class Samples:
     mask: Tensor
     logprobs: Tensor
     ended: Tensor
+    vocabulary: Vocabulary | None = None
 
     def __len__(self) -> int:
         return self.prompt_ids.shape[0]
 
     def rows(self, index: Tensor | slice) -> Samples:
         """The chosen rows, without columns that are padding in all of them."""
-        chosen = {field.name: getattr(self, field.name)[index] for field in fields(self)}
+        chosen = {field.name: getattr(self, field.name)[index] for field in fields(self) if field.name != "vocabulary"}
         prompt = int(chosen["prompt_mask"].sum(1).max())
         response = int(chosen["mask"].sum(1).max())
         for name in ("prompt_ids", "prompt_mask"):
             chosen[name] = chosen[name][:, -prompt:]
         for name in ("completion_ids", "mask", "logprobs"):
             chosen[name] = chosen[name][:, :response]
-        return Samples(**chosen)
+        return Samples(**chosen, vocabulary=self.vocabulary)
 
     def chunks(self, size: int) -> Iterator[Samples]:
         """Consecutive rows, at most `size` at a time."""
@@ -94,11 +121,19 @@ def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
 
 
 def _draw(logits: Tensor, uniform: Tensor, top_p: float) -> Tensor:
-    """Inverse-CDF draw: logits (B, V), uniform (B,) in [0, 1) -> tokens (B,). Sums in float64: V may be large."""
+    """Inverse-CDF draw: logits (B, V), uniform (B,) in [0, 1) -> tokens (B,). Sums in float64: V may be large.
+
+    Raises NotFinite for logits that make no distribution.
+    """
     probabilities = logits.softmax(-1).double()
     if top_p < 1:
         probabilities = _nucleus(probabilities, top_p)
     cumulative = probabilities.cumsum(-1)
+    if not cumulative[:, -1].isfinite().all():
+        raise NotFinite(
+            "The policy gave logits that are not finite, so no token can be drawn: check its weights, and where it "
+            "trains lower learning_rate, or compute in float32 if bf16 is on."
+        )
     target = uniform.to(cumulative) * cumulative[:, -1]
     return torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1)
 
@@ -124,12 +159,16 @@ def sample(
     pad_id: int,
     temperature: float = 1.0,
     top_p: float = 1.0,
+    vocabulary: Vocabulary | None = None,
 ) -> Samples:
     """Samples one completion a prompt; a row ends with the first token among `stop_ids` or after `max_new_tokens`.
 
     prompts: B non-empty token lists; keys: B tuples of non-negative ints, the identity of each row's random stream.
-    The log-probabilities are of the untruncated distribution at `temperature`, also when `top_p` < 1 cuts its tail off.
+    vocabulary: the tokens that can be sampled, None for every row of the logits; the rest has the probability 0. The
+    log-probabilities are of this distribution at `temperature`, also when `top_p` < 1 cuts its tail off. Raises
+    ZooError for a model without the cache that sampling needs.
     """
+    check_cached(model)
     device = next(model.parameters()).device
     prompt_ids, prompt_mask = left_pad(prompts, pad_id, device)
     size = len(prompts)
@@ -141,7 +180,7 @@ def sample(
     stops = torch.tensor(list(stop_ids), device=device, dtype=torch.long)
 
     alive = torch.arange(size, device=device)
-    cache = DynamicCache(config=model.config)
+    cache: Any = DynamicCache(config=model.config)
     seen = prompt_mask
     keep_last = _keeps_logits(model)
     inputs, positions = prompt_ids, _positions(prompt_mask)
@@ -154,7 +193,9 @@ def sample(
             use_cache=True,
             **({"logits_to_keep": 1} if keep_last else {}),
         )
-        logits = out.logits[:, -1].float() / temperature
+        if t == 0:
+            _check_filled(cache, model)
+        logits = _scaled(out.logits[:, -1], temperature, vocabulary)
         tokens = _draw(logits, random[alive, t], top_p)
         completion[alive, t] = tokens
         mask[alive, t] = True
@@ -165,21 +206,69 @@ def sample(
             break
         if stopped.any():
             going = (~stopped).nonzero().squeeze(-1)
-            cache.batch_select_indices(going)
+            cache.reorder_cache(going)
             alive, tokens, seen, positions = alive[going], tokens[going], seen[going], positions[going]
         seen = torch.cat([seen, seen.new_ones(len(alive), 1)], dim=1)
         inputs, positions = tokens.unsqueeze(1), positions[:, -1:] + 1
     width = int(mask.sum(1).max())
-    return Samples(prompt_ids, prompt_mask, completion[:, :width], mask[:, :width], logprobs[:, :width], ended)
+    return Samples(
+        prompt_ids, prompt_mask, completion[:, :width], mask[:, :width], logprobs[:, :width], ended, vocabulary
+    )
+
+
+def _scaled(logits: Tensor, temperature: float, vocabulary: Vocabulary | None) -> Tensor:
+    """Logits (..., V) at the temperature, float32, of what can be sampled; a hole's probability is 0."""
+    if vocabulary is None:
+        return logits.float() / temperature
+    scaled = logits[..., : vocabulary.size].float() / temperature
+    if not vocabulary.holes:
+        return scaled
+    # Not −∞: in a sum Σ p·log p it would make NaN of 0·∞.
+    holes = torch.tensor(vocabulary.holes, device=scaled.device)
+    return scaled.index_fill(-1, holes, torch.finfo(torch.float32).min / 2)
+
+
+def base_of(model: Any) -> Any:
+    """The model under an adapter; the model itself where there is none."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def _takes(model: Any, argument: str) -> bool:
+    return argument in inspect.signature(base_of(model).forward).parameters
 
 
 def _keeps_logits(model: Any) -> bool:
-    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return "logits_to_keep" in inspect.signature(inner.forward).parameters
+    return _takes(model, "logits_to_keep")
+
+
+def check_cached(model: PreTrainedModel) -> None:
+    """Raises ZooError for a model that takes no `past_key_values`, and would forget all tokens but the last."""
+    if not _takes(model, "past_key_values"):
+        raise ZooError(
+            f"A {type(base_of(model)).__name__} takes no past_key_values, the cache that completions are sampled with: "
+            "give a causal language model that does, as those with state-space layers beside attention do."
+        )
+
+
+def _check_filled(cache: DynamicCache, model: Any) -> None:
+    """Raises ZooError where a layer of linear attention left its place in the cache empty: its state is elsewhere."""
+    for layer in cache.layers:
+        states = [getattr(layer, f"is_{kind}_states_initialized", {}) for kind in ("conv", "recurrent")]
+        if any(states) and not any(filled for each in states for filled in each.values()):
+            raise ZooError(
+                f"A {type(base_of(model)).__name__} keeps the state of its recurrent layers in its modules and not in "
+                "past_key_values, so the rows of a batch would mix: give another architecture."
+            )
 
 
 def next_logits(
-    model: PreTrainedModel, ids: Tensor, *, cache: DynamicCache, length: int, temperature: float = 1.0
+    model: PreTrainedModel,
+    ids: Tensor,
+    *,
+    cache: DynamicCache,
+    length: int,
+    temperature: float = 1.0,
+    vocabulary: Vocabulary | None = None,
 ) -> Tensor:
     """Logits of the next token after rows that have no padding, as `sample` has them.
 
@@ -195,13 +284,13 @@ def next_logits(
         use_cache=True,
         **({"logits_to_keep": 1} if _keeps_logits(model) else {}),
     )
-    return out.logits[:, -1].float() / temperature
+    return _scaled(out.logits[:, -1], temperature, vocabulary)
 
 
 def response_logits(model: PreTrainedModel, samples: Samples, *, temperature: float = 1.0) -> Tensor:
     """Logits that predict each response token, at the sampling temperature; the head runs on these positions only.
 
-    Returns (B, T, V) float32.
+    Returns (B, T, V) float32, of the tokens that could be sampled.
     """
     length = samples.mask.shape[1]
     seen = torch.cat([samples.prompt_mask, samples.mask], dim=1)
@@ -212,7 +301,7 @@ def response_logits(model: PreTrainedModel, samples: Samples, *, temperature: fl
         use_cache=False,
         **({"logits_to_keep": length + 1} if _keeps_logits(model) else {}),
     )
-    return out.logits[:, -length - 1 : -1].float() / temperature
+    return _scaled(out.logits[:, -length - 1 : -1], temperature, samples.vocabulary)
 
 
 @torch.no_grad()

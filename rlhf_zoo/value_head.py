@@ -8,23 +8,13 @@ are alone in `model.safetensors`; TRL writes them as `pytorch_model.bin` there, 
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
-from huggingface_hub import hf_hub_download, is_offline_mode, resolve_revision
-from huggingface_hub.errors import (
-    EntryNotFoundError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RevisionResolutionError,
-)
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -38,6 +28,7 @@ from transformers import (
 from transformers.utils import PushToHubMixin  # type: ignore[attr-defined]
 
 from .errors import ZooError
+from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHTS_FILE, ModelFiles
 
 __all__ = [
     "VALUE_HEAD_FILE",
@@ -49,9 +40,6 @@ __all__ = [
 ]
 
 VALUE_HEAD_FILE = "critic/value_head.safetensors"
-WEIGHTS_FILE = "model.safetensors"
-ADAPTER_CONFIG_FILE = "adapter_config.json"
-ADAPTER_WEIGHTS_FILE = "adapter_model.safetensors"
 PREFIX = "v_head."
 INNER_PREFIX = "pretrained_model."
 HEAD_TENSORS = {"summary.weight", "summary.bias"}
@@ -116,88 +104,6 @@ class ValueHead(nn.Module):
 # Where a checkpoint keeps it
 
 
-class _Checkpoint:
-    """The files of a checkpoint, in a directory or in a repository of the Hub at one commit."""
-
-    def __init__(self, source: str | Path, *, variant: str | None = None, **hub: Any) -> None:
-        """hub: keywords among HUB_ARGUMENTS. Raises ZooError for a repository that cannot be read."""
-        self.source = str(source)
-        self.variant = variant
-        self.hub = {name: value for name, value in hub.items() if value not in (None, "")}
-        self.directory = Path(source) / (hub.get("subfolder") or "") if Path(source).is_dir() else None
-        if self.directory is None:
-            # One commit for all files: a run may push between the download of the trunk and that of the head.
-            pin = {name: value for name, value in self.hub.items() if name not in ("subfolder", "force_download")}
-            try:
-                self.hub["revision"] = resolve_revision(self.source, **pin)
-            except (HfHubHTTPError, HFValidationError, RevisionResolutionError) as error:
-                reason = str(error).strip().splitlines()[0].rstrip(".")
-                raise ZooError(
-                    f"{self.source} is neither a directory nor a repository that can be read ({reason}): check its "
-                    "name, its revision and your token."
-                ) from error
-
-    def find(self, name: str) -> Path | None:
-        """A file's path, downloaded if need be, or None where the checkpoint has no such file."""
-        if self.directory is not None:
-            path = self.directory / name
-            return path if path.is_file() else None
-        found = self._ask_hub(name)
-        return None if found is None else Path(found)
-
-    def has(self, name: str) -> bool:
-        """Whether the file is there; downloads nothing."""
-        if self.directory is not None:
-            return (self.directory / name).is_file()
-        return self._ask_hub(name, dry_run=True) is not None
-
-    def _ask_hub(self, name: str, **options: Any) -> Any:
-        try:
-            return hf_hub_download(self.source, name, **self.hub, **options)
-        except LocalEntryNotFoundError as error:
-            if self.hub.get("local_files_only") or is_offline_mode():
-                return None
-            raise ZooError(
-                f"The Hub does not answer whether {self.source} has a file {name}: check the connection, or set "
-                "HF_HUB_OFFLINE=1 to use what is cached alone."
-            ) from error
-        except EntryNotFoundError:
-            return None
-
-    @cached_property
-    def weights(self) -> tuple[Path, Mapping[str, str] | None] | None:
-        """The weights file, or a sharded checkpoint's index with the file of each tensor; None without safetensors.
-
-        A single file goes before shards, as transformers has it.
-        """
-        infix = f".{self.variant}" if self.variant else ""
-        if single := self.find(f"model{infix}.safetensors"):
-            return single, None
-        if index := self.find(f"{WEIGHTS_FILE}.index{infix}.json"):
-            return index, json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return None
-
-    def refuse_pickle(self, kind: str) -> None:
-        """Raises ZooError if weights of this kind ("model" or "adapter_model") are there as a pickle."""
-        stem = "pytorch_model" if kind == "model" else kind
-        for name in (f"{stem}.bin", f"{stem}.bin.index.json"):
-            if self.has(name):
-                raise ZooError(
-                    f"{self.source} has {name}, a pickle, which can run code and is not read here: if you trust it, "
-                    f"write {kind}.safetensors beside it by running, in that directory, "
-                    f"`{_conversion(stem, kind)}`."
-                )
-
-
-def _conversion(stem: str, kind: str) -> str:
-    """A command that writes pickled weights as safetensors; clones, because tied weights share their memory."""
-    return (
-        "python -c 'import glob, torch, safetensors.torch as st; st.save_file({k: v.clone() "
-        f'for f in glob.glob("{stem}*.bin") for k, v in torch.load(f, weights_only=True).items()}}, '
-        f'"{kind}.safetensors", metadata={{"format": "pt"}})\''
-    )
-
-
 def read_value_head(source: str | Path, *, variant: str | None = None, **hub: Any) -> dict[str, Tensor] | None:
     """The value head that a checkpoint holds: `summary.weight` (1, H) and `summary.bias` (1,), or None without one.
 
@@ -205,10 +111,10 @@ def read_value_head(source: str | Path, *, variant: str | None = None, **hub: An
     directory or a repository of the Hub; hub: revision, subfolder, token, cache_dir, force_download, local_files_only.
     Raises ZooError if the head is of another form, or if the only place where it could be is a pickle.
     """
-    return _read_head(_Checkpoint(source, variant=variant, **hub))
+    return _read_head(ModelFiles(source, variant=variant, **hub))
 
 
-def _read_head(checkpoint: _Checkpoint) -> dict[str, Tensor] | None:
+def _read_head(checkpoint: ModelFiles) -> dict[str, Tensor] | None:
     weights = checkpoint.weights
     head: dict[str, Tensor] = {}
     if weights is not None:
@@ -271,7 +177,7 @@ def _head_reports_held_back() -> Iterator[None]:
             logger.handle(record)
 
 
-def _load_model(auto_class: Any, checkpoint: _Checkpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A transformers model, without a word about the value head's weights beside its own."""
     if checkpoint.weights is None and "gguf_file" not in kwargs:
         checkpoint.refuse_pickle("model")
@@ -293,7 +199,7 @@ def _load_model(auto_class: Any, checkpoint: _Checkpoint, args: tuple[Any, ...],
 
 def _load_adapter(
     auto_class: Any,
-    checkpoint: _Checkpoint,
+    checkpoint: ModelFiles,
     adapter: Path,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -304,19 +210,17 @@ def _load_adapter(
     from peft import PeftConfig, PeftModel
 
     checkpoint.variant = None  # of its base, in kwargs
-    if checkpoint.find(ADAPTER_WEIGHTS_FILE) is None:
+    if checkpoint.find(ADAPTER_WEIGHTS) is None:
         checkpoint.refuse_pickle("adapter_model")
-        raise ZooError(
-            f"{checkpoint.source} has {ADAPTER_CONFIG_FILE} but no {ADAPTER_WEIGHTS_FILE}: copy it again, whole."
-        )
+        raise ZooError(f"{checkpoint.source} has {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}: copy it again, whole.")
     config = PeftConfig.from_pretrained(str(adapter))
     if not config.base_model_name_or_path:
         raise ZooError(
-            f"The {ADAPTER_CONFIG_FILE} of {checkpoint.source} names no base model: load the base yourself, put the "
+            f"The {ADAPTER_CONFIG} of {checkpoint.source} names no base model: load the base yourself, put the "
             "adapter on it with peft.PeftModel.from_pretrained, and give the PeftModel."
         )
     hub = {name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs}
-    base = _Checkpoint(config.base_model_name_or_path, revision=config.revision, variant=kwargs.get("variant"), **hub)
+    base = ModelFiles(config.base_model_name_or_path, revision=config.revision, variant=kwargs.get("variant"), **hub)
     model = _load_model(auto_class, base, args, kwargs)
     return PeftModel.from_pretrained(model, str(adapter), is_trainable=is_trainable)
 
@@ -354,8 +258,25 @@ def _device_of_head(model: Any) -> torch.device:
 # The models
 
 
+class _Architectures:
+    """What may be wrapped. Looked up when it is read, as peft takes long to import."""
+
+    def __get__(self, *_: Any) -> tuple[type, ...]:
+        from peft import PeftModel
+
+        return PreTrainedModel, PeftModel
+
+
 class _ValueHeadModel(PushToHubMixin, nn.Module):
     """A language model (a PreTrainedModel or a PeftModel of one) and a value head on its last hidden state."""
+
+    # TRL's own, for code that reads them.
+    transformers_parent_class: ClassVar[Any]
+    lm_head_namings: ClassVar[list[str]]
+    supported_args = HEAD_ARGUMENTS
+    supported_modules = ("v_head",)
+    supported_rm_modules = ("score",)
+    supported_pretrained_model_architectures = _Architectures()
 
     auto_class: ClassVar[Any]
     hidden_states_name: ClassVar[str]
@@ -424,14 +345,14 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
         kbit = {name: kwargs.pop(name) for name in KBIT_ARGUMENTS if name in kwargs}
         head = revision = None
         if isinstance(source, str | Path):
-            checkpoint = _Checkpoint(
+            checkpoint = ModelFiles(
                 source,
                 variant=kwargs.get("variant"),
                 **{name: kwargs[name] for name in HUB_ARGUMENTS if name in kwargs},
             )
             revision = kwargs.pop("revision", None)
             kwargs.pop("subfolder", None)
-            if adapter_config := checkpoint.find(ADAPTER_CONFIG_FILE):
+            if adapter_config := checkpoint.find(ADAPTER_CONFIG):
                 adapter = adapter_config.parent
                 model = _load_adapter(
                     cls.auto_class, checkpoint, adapter, model_args, kwargs, is_trainable=is_trainable
@@ -576,7 +497,8 @@ def _to_module_names(module: nn.Module, state_dict: dict[str, Any], prefix: str,
 class AutoModelForCausalLMWithValueHead(_ValueHeadModel):
     """A causal language model with a value head."""
 
-    auto_class = AutoModelForCausalLM
+    auto_class = transformers_parent_class = AutoModelForCausalLM
+    lm_head_namings: ClassVar = ["lm_head", "embed_out"]
     hidden_states_name = "hidden_states"
     is_encoder_decoder = False
 
@@ -584,6 +506,7 @@ class AutoModelForCausalLMWithValueHead(_ValueHeadModel):
 class AutoModelForSeq2SeqLMWithValueHead(_ValueHeadModel):
     """An encoder-decoder language model with a value head on its decoder."""
 
-    auto_class = AutoModelForSeq2SeqLM
+    auto_class = transformers_parent_class = AutoModelForSeq2SeqLM
+    lm_head_namings: ClassVar = ["lm_head", "embed_out", "output_projection"]
     hidden_states_name = "decoder_hidden_states"
     is_encoder_decoder = True

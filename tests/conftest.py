@@ -1,13 +1,16 @@
 """Fixtures that every test may use."""
 
+import os
 import signal
+import sys
+import tempfile
 from collections.abc import Sequence
 from typing import Any
 
 # A shell that starts this in the background leaves SIGINT ignored, and every child would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["hub_fixture", "real_data"]
+pytest_plugins = ["hub_fixture", "real_data", "thread_hub"]
 
 #: They begin first, so that no worker is left with a long file when the others have finished. Longest first.
 LONGEST = (
@@ -22,6 +25,33 @@ LONGEST = (
     "test_ensemble_command.py",
     "test_reproduce.py",
 )
+
+
+def pytest_addoption(parser: Any) -> None:
+    parser.addoption("--device", default="cpu", help="where the trainer's tests compute: cpu, or cuda (`make gpu`)")
+
+
+def pytest_configure(config: Any) -> None:
+    """Warm processes fork from one of this process's own; models and tensors lie on the device asked for, there too."""
+    os.environ |= {"WARM_OWNER": str(os.getpid()), "WARM_SOCKET": f"{tempfile.mkdtemp(prefix='warm-')}/socket"}
+    device = config.getoption("--device")
+    if device == "cpu":
+        return
+    import torch
+    from torch.utils._device import DeviceContext
+
+    class InTests(DeviceContext):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            # Our own code finds no default device, as with users: what it forgets to place stays on the CPU and fails.
+            if f"{os.sep}rlhf_zoo{os.sep}" in sys._getframe(1).f_code.co_filename:
+                return function(*args, **(kwargs or {}))
+            return super().__torch_function__(function, types, args, kwargs)
+
+    os.environ["RLHF_ZOO_TEST_DEVICE"] = device
+    InTests(torch.device(device)).__enter__()
+    # NumPy references read what was computed on the device; `.numpy()` stays an error there.
+    read = torch.Tensor.__array__
+    torch.Tensor.__array__ = lambda self, *args, **kwargs: read(self.cpu(), *args, **kwargs)
 
 
 def pytest_collection_modifyitems(items: list[Any]) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from warm import PYTHON
 
 import rlhf_zoo
 from rlhf_zoo.hub.server import create_token
@@ -69,9 +70,14 @@ class RunningHub:
 
     def run(self, *command: str, cwd: Path | None = None, **env: str) -> str:
         """A client process under the Hub's environment: `run("hf", "download", ...)`; returns its stdout."""
-        program = str(Path(sys.executable).with_name(command[0])) if command[0] == "hf" else command[0]
+        programs = {"hf": [str(Path(sys.executable).with_name("hf"))], sys.executable: PYTHON}
         done = subprocess.run(
-            [program, *command[1:]], env={**self.env, **env}, cwd=cwd, capture_output=True, text=True, check=False
+            [*programs.get(command[0], command[:1]), *command[1:]],
+            env={**self.env, **env},
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}\n--- Hub ---\n{self.log.read_text()}"
         return done.stdout

@@ -7,7 +7,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -20,6 +19,7 @@ import torch
 from hub_fixture import RunningHub
 from toy_models import Toys
 from transformers import AutoModelForCausalLM
+from warm import PYTHON
 
 from rlhf_zoo.models import critic_from, load_classifier
 
@@ -145,7 +145,7 @@ def serve(
     outside = Outside()
     env = {name: value for name, value in hub.env.items() if not name.startswith("GRADIO_")}
     env |= outside.environment() | dict(environment or {})
-    command = [sys.executable, "-m", "rlhf_zoo.cli", "compare", *arguments]
+    command = [*PYTHON, "-m", "rlhf_zoo.cli", "compare", *arguments]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, env=env, stdout=sink, stderr=sink)
     try:

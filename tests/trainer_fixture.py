@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from rlhf_zoo.ppo.trainer import PPOTrainer
 __all__ = [
     "CHAT",
     "CONTEXT",
+    "DEVICE",
     "EOS",
     "GOOD",
     "LETTERS",
@@ -47,6 +49,8 @@ __all__ = [
 ]
 
 PAD, EOS = 0, 1
+# Where the trainer's tests compute: `pytest --device` sets it, for child processes too.
+DEVICE = os.environ.get("RLHF_ZOO_TEST_DEVICE", "cpu")
 LETTERS = "abcdefghijkl"
 GOOD = "g"
 CONTEXT = 32
@@ -84,10 +88,10 @@ def _config(tokenizer: PreTrainedTokenizerBase, **fields: Any) -> LlamaConfig:
 
 
 def make_policy(tokenizer: PreTrainedTokenizerBase | None = None, *, seed: int = 0, **fields: Any) -> LlamaForCausalLM:
-    """A causal model with the same random weights for the same seed."""
-    with torch.random.fork_rng():
+    """A causal model with the same random weights for the same seed, whatever the device."""
+    with torch.random.fork_rng(), torch.device("cpu"):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(_config(tokenizer or make_tokenizer(), **fields)).eval()
+        return LlamaForCausalLM(_config(tokenizer or make_tokenizer(), **fields)).to(DEVICE).eval()
 
 
 def make_reward_model(
@@ -98,10 +102,10 @@ def make_reward_model(
     **fields: Any,
 ) -> LlamaForSequenceClassification:
     """A random reward model; `statistics` are the (μ, σ) kept in its config."""
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), torch.device("cpu"):
         torch.manual_seed(seed)
         config = _config(tokenizer or make_tokenizer(), **{"num_labels": 1} | fields)
-        model = LlamaForSequenceClassification(config).eval()
+        model = LlamaForSequenceClassification(config).to(DEVICE).eval()
     if statistics is not None:
         set_score_statistics(model, mean=statistics[0], std=statistics[1], over="nothing: a toy")
     return model
@@ -156,7 +160,7 @@ def make_trainer(directory: Path, *, kind: type[PPOTrainer] = PPOTrainer, **give
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
-        "use_cpu": True,
+        "use_cpu": DEVICE == "cpu",
         "seed": 8,
     }
     if "total_episodes" in given or "num_train_epochs" in given:
@@ -202,7 +206,7 @@ def digests(source: PPOTrainer | PreTrainedModel | Mapping[str, torch.Tensor]) -
         source = snapshot(source)
     elif isinstance(source, nn.Module):
         source = source.state_dict()
-    return {name: hashlib.sha256(value.numpy().tobytes()).hexdigest() for name, value in source.items()}
+    return {name: hashlib.sha256(value.cpu().numpy().tobytes()).hexdigest() for name, value in source.items()}
 
 
 def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], part: str = "") -> float:

@@ -1,18 +1,19 @@
-"""The command line as a user runs it: a process of its own, with its own RLHF_ZOO_HOME."""
+"""The command line as a user runs it: a (warm) process of its own, with its own RLHF_ZOO_HOME."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from hub_fixture import base_environment
+from warm import PYTHON
 
-__all__ = ["COMMAND", "environment", "errors", "hubs_over", "wait_until", "zoo"]
+__all__ = ["COMMAND", "environment", "errors", "hubs_over", "program", "wait_until", "zoo"]
 
-COMMAND = [sys.executable, "-m", "rlhf_zoo.cli"]
+COMMAND = [*PYTHON, "-m", "rlhf_zoo.cli"]
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -26,6 +27,15 @@ def zoo(*arguments: str | Path, home: Path, cwd: Path | None = None, **env: str)
     done = subprocess.run(command, env=environment(home, **env), cwd=cwd, capture_output=True, text=True, check=False)
     assert hubs_over(home) == [], "an embedded Hub outlived its command"
     return done
+
+
+def program(folder: Path) -> Path:
+    """A folder for $PATH with a warm `rlhf-zoo`."""
+    path = folder / "bin" / "rlhf-zoo"
+    path.parent.mkdir()
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(COMMAND)} "$@"\n')
+    path.chmod(0o755)
+    return path.parent
 
 
 def errors(stderr: str) -> list[str]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import FLAGS, open_run, run_flags, run_options, settle_hub, settle_run
+from .common import FLAGS, open_run, run_flags, run_options, settle_hub, settle_run, writing
 
 if TYPE_CHECKING:
     from ..recipes import Recipe
@@ -58,19 +58,22 @@ def ablate(
         raise ZooError(f"The recipe {found.name} has no stage ppo, so there is nothing to ablate: give it a ppo.yaml.")
     given = flags.get("ppo", {})
     variants("kl_coef", kl_coef, given=given)  # a mistake is told before a Hub is asked for anything
-    with settle_hub(hub, push_to_hub=options["push_to_hub"]) as connected:
+    with writing(run), settle_hub(hub, push_to_hub=options["push_to_hub"]) as connected:
         first = _seed(found, flags, run) if seeds > 1 else 1
         outcomes = []
         for variant in variants("kl_coef", kl_coef, given=given, seeds=seeds, first=first):
-            with open_run(
-                found,
-                variant.directory(run),
-                variant.flags(flags),
-                connected,
-                base=run,
-                variant=variant.name,
-                **options,
-            ) as context:
+            with (
+                writing(variant.directory(run)),
+                open_run(
+                    found,
+                    variant.directory(run),
+                    variant.flags(flags),
+                    connected,
+                    base=run,
+                    variant=variant.name,
+                    **options,
+                ) as context,
+            ):
                 outcomes.append(_train(context, variant, run))
         _report(run, outcomes, context, as_json=as_json)
 
@@ -106,7 +109,7 @@ def _report(run: Path, outcomes: Sequence[Outcome], context: RunContext, *, as_j
 
     path, plot = write_overview(run, context.recipe.name, outcomes)
     if as_json:
-        click.echo(path.read_text().rstrip())
+        click.echo(path.read_text(encoding="utf-8").rstrip())
         return
     console = Console()
     table = Table(title="Held-out prompts, by β; KL in nats per completion")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import FLAGS, run_context, run_flags, table
+from .common import FLAGS, UserPath, run_context, run_flags, table
 
 if TYPE_CHECKING:
     from ..stages.baseline import Method
@@ -42,7 +42,7 @@ SEEDS = 3
     type=click.IntRange(min=0),
     help="Completions that compute counts beside training.  [default: as many as are evaluated]",
 )
-@click.option("--output_dir", "--output-dir", type=click.Path(path_type=Path), help="The run.  [default: runs/RECIPE]")
+@click.option("--output_dir", "--output-dir", type=UserPath(), help="The run.  [default: runs/RECIPE]")
 @click.option("--hub", help="'local' (the embedded Hub) or an address.")
 @click.option("--restart", is_flag=True, help="Do again what is asked for, also where it is finished.")
 @click.option("--json", "as_json", is_flag=True, help="Print frontier.json instead of tables.")

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FLAGS",
+    "OVERWRITE",
+    "UserPath",
     "open_run",
     "run_context",
     "run_flags",
@@ -29,6 +31,7 @@ __all__ = [
     "settle_run",
     "stage_directories",
     "table",
+    "writing",
 ]
 
 # What a reader copies stays on one line.
@@ -36,17 +39,39 @@ COPIED = ("revision", "commit", "date", "model", "repository", "step")
 FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
+class UserPath(click.Path):
+    """A path; not an empty one, as an unset variable of the shell leaves it, which would mean the folder one is in."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(path_type=Path, **options)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+OVERWRITE = click.option(
+    "--overwrite_repo",
+    "--overwrite-repo",
+    is_flag=True,
+    help="Publish also where a repository is another run's, which this one then replaces.",
+)
+
+
 def run_options(command: Callable) -> Callable:
     options = [
         click.option(
             "--output_dir",
             "--output-dir",
-            type=click.Path(path_type=Path),
+            type=UserPath(),
             help="Run directory.  [default: runs/RECIPE]",
         ),
         click.option("--hub", help="'local' (the embedded Hub) or an address."),
         click.option("--push_to_hub", "--push-to-hub", is_flag=True, help="Publish; --hub local always gets all."),
-        click.option("--namespace", help="Publish under this name.  [default: local, or the token's owner]"),
+        click.option(
+            "--namespace", help="Publish under this name.  [default: the run's, else local, or the token's owner]"
+        ),
         click.option("--private", is_flag=True, help="Make repositories private."),
         click.option(
             "--patience",
@@ -54,6 +79,7 @@ def run_options(command: Callable) -> Callable:
             help="At the end, wait so many seconds for a Hub that fails.  [default: 180]",
         ),
         click.option("--restart", is_flag=True, help="Forget what was done before and begin again."),
+        OVERWRITE,
     ]
     for option in reversed(options):
         command = option(command)
@@ -103,15 +129,33 @@ def run_context(
     hub: str | None,
     push_to_hub: bool,
     namespace: str | None,
+    writes: bool = True,
     **options: Any,
 ) -> Iterator[RunContext]:
-    """The run that a command works on, with the Hub that it works with; see `open_run` for the options."""
+    """The run that a command works on, with the Hub that it works with; see `open_run` for the options.
+
+    writes: whether the command writes into the run directory, where no other may then.
+    """
     found, directory = settle_run(recipe, output_dir=output_dir, namespace=namespace)
+    touched = [folder for folder in (options.get("base"), directory) if writes and folder is not None]
     with (
+        writing(*touched),
         settle_hub(hub, push_to_hub=push_to_hub) as connected,
         open_run(found, directory, flags, connected, push_to_hub=push_to_hub, namespace=namespace, **options) as run,
     ):
         yield run
+
+
+@contextlib.contextmanager
+def writing(*directories: Path) -> Iterator[None]:
+    """Open while this command writes into run directories. Raises ZooError where another does."""
+    from ..run_lock import sole_writer
+
+    command = shlex.join(["rlhf-zoo", *sys.argv[1:]])
+    with contextlib.ExitStack() as held:
+        for directory in directories:
+            held.enter_context(sole_writer(directory, command=command))
+        yield
 
 
 def settle_run(recipe: str | Recipe, *, output_dir: Path | None, namespace: str | None) -> tuple[Recipe, Path]:
@@ -139,6 +183,7 @@ def open_run(
     namespace: str | None,
     private: bool,
     restart: bool = False,
+    overwrite_repo: bool = False,
     patience: float | None = None,
     looking: bool = False,
     stages: tuple[str, ...] | None = None,
@@ -156,13 +201,14 @@ def open_run(
     from ..hub.publish import check_access
     from ..recipes import STAGES
     from ..stages.context import RunContext
-    from ..stages.outbox import PATIENCE, Outbox, only_sender
+    from ..stages.outbox import PATIENCE, Outbox
     from ..stages.release import Sender, resume_command
 
     logging.set_verbosity_error()  # it warns of every commit that would change nothing
     disable_progress_bars()  # uploads go on behind the training's own bar
     publish = push_to_hub or connected.kind == "local"
     if publish:
+        namespace = namespace or _namespace_before(directory, base, connected)
         namespace = check_access(
             namespace or ("local" if connected.kind == "local" else None), token_from=connected.token_from
         )
@@ -178,7 +224,8 @@ def open_run(
         namespace=namespace or "local",
         publish=publish,
         restart=restart,
-        overwrite=restart,
+        fresh=restart,
+        overwrite=overwrite_repo,
         command=shlex.join(["rlhf-zoo", *sys.argv[1:]]),
         flags=flags,
         private=private,
@@ -192,11 +239,21 @@ def open_run(
         return
     sender = Sender(context, stages=stages, again=again)
     waits = PATIENCE if patience is None else patience
-    with (
-        only_sender(directory),
-        Outbox(sender, hub=connected.described, mend=resume_command(context), patience=waits) as outbox,
-    ):
+    with Outbox(sender, hub=connected.described, mend=resume_command(context), patience=waits) as outbox:
         yield replace(context, outbox=outbox)
+
+
+def _namespace_before(directory: Path, base: Path | None, hub: Hub) -> str | None:
+    """The namespace that the run's earlier stages were published under on this Hub."""
+    from ..recipes import STAGES
+    from ..record import StageRecord
+
+    for folder in (directory, *([base] if base else [])):
+        for stage in STAGES:
+            told = StageRecord(folder / stage).read().get("publish") or {}
+            if told.get("hub") == hub.label:
+                return told["namespace"]
+    return None
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .common import FLAGS, run_context, run_flags, table
+from .common import FLAGS, UserPath, run_context, run_flags, table
 
 __all__ = ["ensemble"]
 
@@ -22,7 +22,7 @@ __all__ = ["ensemble"]
     show_default=True,
     help="Reward models, the recipe's own included.",
 )
-@click.option("--output_dir", "--output-dir", type=click.Path(path_type=Path), help="The run.  [default: runs/RECIPE]")
+@click.option("--output_dir", "--output-dir", type=UserPath(), help="The run.  [default: runs/RECIPE]")
 @click.option("--hub", help="'local' (the embedded Hub) or an address.")
 @click.option("--restart", is_flag=True, help="Train the further reward models again, also where they are finished.")
 @click.option("--json", "as_json", is_flag=True, help="Print overview.json instead of a table.")

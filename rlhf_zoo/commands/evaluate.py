@@ -12,7 +12,8 @@ from typing import Any
 import click
 
 from ..errors import ZooError
-from .common import FLAGS, run_flags, run_options, settle_hub, table
+from ..stages.values import json_object
+from .common import FLAGS, run_flags, run_options, settle_hub, table, writing
 from .train import run_one
 
 __all__ = ["evaluate"]
@@ -20,7 +21,7 @@ __all__ = ["evaluate"]
 #: Options of this command that a recipe's run has as keys, and those that only a policy has.
 KEYS = {"prompts": "evaluation.prompts", "samples": "evaluation.samples", "llm": "evaluation.llm"}
 OF_POLICIES = ("against", "reward", "split", "temperature", "max_new_tokens")
-OF_RUNS = ("namespace", "private", "patience", "restart")
+OF_RUNS = ("namespace", "private", "patience", "restart", "overwrite_repo")
 #: Keys of a recipe that say the same of a policy.
 SHARED = ("dataset_name", "dataset_revision", "seed")
 
@@ -67,7 +68,7 @@ def evaluate(
       rlhf-zoo eval local/product-remarks-ppo --against local/product-remarks-sft --hub local
     """
     given = {name: options.pop(name) for name in (*OF_POLICIES, "prompts", "samples")}
-    asked = _json(llm)
+    asked = None if llm is None else json_object(llm, option="--llm", example="'{\"budget\": 1}'")
     if not _is_policy(subject, given):
         wrong = next((name for name in OF_POLICIES if given[name] is not None), None)
         if wrong is not None:
@@ -114,18 +115,6 @@ def _is_policy(subject: str, given: Mapping[str, Any]) -> bool:
     if path.is_dir():
         return not (path / "recipe.yaml").is_file()
     return "/" in subject and not subject.startswith(("-", ".", "/"))
-
-
-def _json(text: str | None) -> dict[str, Any] | None:
-    if text is None:
-        return None
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ZooError(f"--llm is {text!r}, which is not JSON ({error}): write '{{\"budget\": 1}}'.") from error
-    if not isinstance(found, dict):
-        raise ZooError(f"--llm is {text!r}, which is no JSON object: write '{{\"budget\": 1}}'.")
-    return found
 
 
 def _recipe_keys(judges: tuple[str, ...], given: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -190,7 +179,8 @@ def _of_policy(
     if folder.exists() and not folder.is_dir():
         raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
     command = shlex.join(["rlhf-zoo", *sys.argv[1:]])
-    return evaluate(contest, terms, out=folder, command=command), folder
+    with writing(folder):
+        return evaluate(contest, terms, out=folder, command=command), folder
 
 
 def _show(document: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import click
 
 from ..errors import ZooError
 from ..hub.server.cli import hub as embedded
-from .common import settle_hub, table
+from .common import UserPath, settle_hub, table
 
 __all__ = ["hub"]
 
@@ -30,9 +30,7 @@ __all__ = ["hub"]
     help="What the repository is.",
 )
 @click.option("--private/--public", default=None, help="Visibility there.  [default: as here]")
-@click.option(
-    "--root", type=click.Path(path_type=Path), help="Folder of the embedded Hub.  [default: $RLHF_ZOO_HOME/hub]"
-)
+@click.option("--root", type=UserPath(), help="Folder of the embedded Hub.  [default: $RLHF_ZOO_HOME/hub]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def export(
     repository: str, repo: str, to: str | None, repo_type: str, private: bool | None, root: Path | None, as_json: bool

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .common import settle_hub
+from .common import UserPath, settle_hub
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -70,7 +70,7 @@ def _tree(node: Node, above: Tree | None = None) -> Tree:
 @click.option(
     "--output_dir",
     "--output-dir",
-    type=click.Path(path_type=Path),
+    type=UserPath(),
     help="Run here, and keep the run.  [default: runs/reproduce/NAMESPACE--NAME@REV]",
 )
 @click.option(

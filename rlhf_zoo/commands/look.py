@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from ..errors import ZooError
+from ..stages.values import json_object
 from .common import settle_hub
 
 __all__ = ["compare", "trace"]
@@ -30,7 +31,13 @@ __all__ = ["compare", "trace"]
 )
 @click.option("--hub", help="'local' or an address.")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Listen here.")
-@click.option("--port", type=int, default=7860, show_default=True, help="Listen on this port; 0 takes a free one.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=7860,
+    show_default=True,
+    help="Listen on this port; 0 takes a free one.",
+)
 @click.option("--open", "show", is_flag=True, help="Open it in a browser, where this machine has a screen.")
 def compare(
     ppo: str,
@@ -104,7 +111,7 @@ def trace(
         if step:
             raise ZooError(f"--stage sft is step 0, and --step {step} is given too: give one of them.")
         step = 0
-    others = _columns(columns)
+    others = {} if columns is None else json_object(columns, option="--columns", example="'{\"name\": value}'")
     found_by = {name: given.pop(name) for name in ("revision", "old", "sft", "reward")}
     with settle_hub(hub, push_to_hub=False):
         from ..stages import trace as tracing
@@ -119,13 +126,3 @@ def trace(
         console = Console()
         # A file or a pipe has no width of its own to keep.
         tracing.show(found, subject, console if console.is_terminal else Console(width=max(console.width, 120)))
-
-
-def _columns(text: str | None) -> dict[str, Any]:
-    try:
-        columns = json.loads(text) if text is not None else {}
-    except ValueError as error:
-        raise ZooError(f"--columns is {text!r}, which is not JSON ({error}): write '{{\"name\": value}}'.") from error
-    if not isinstance(columns, dict):
-        raise ZooError(f"--columns is {text!r}, which is no JSON object: write '{{\"name\": value}}'.")
-    return columns

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import settle_hub, table
+from .common import UserPath, settle_hub, table
 
 if TYPE_CHECKING:
     from ..hub.pull import Pulled
@@ -21,7 +21,7 @@ _SHOWN = 5
 
 @click.command()
 @click.argument("repository", metavar="REPOSITORY[@REVISION]")
-@click.option("--output_dir", "--output-dir", type=click.Path(path_type=Path), help="Put the files here.")
+@click.option("--output_dir", "--output-dir", type=UserPath(), help="Put the files here.")
 @click.option("--list", "listing", is_flag=True, help="Show its checkpoints with reward and KL; fetch nothing.")
 @click.option("--hub", help="'local' or an address.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

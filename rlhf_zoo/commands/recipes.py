@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from .common import FLAGS, run_flags, table
+from .common import FLAGS, UserPath, run_flags, table
 
 __all__ = ["recipes"]
 
@@ -73,7 +73,7 @@ def recipes_show(recipe: str) -> None:
 
 @recipes.command("copy")
 @click.argument("recipe")
-@click.argument("target", type=click.Path(path_type=Path))
+@click.argument("target", type=UserPath())
 def recipes_copy(recipe: str, target: Path) -> None:
     """Copy a recipe, to edit it.
 

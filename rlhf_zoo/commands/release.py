@@ -7,13 +7,13 @@ from pathlib import Path
 import click
 
 from ..errors import ZooError
-from .common import run_context, stage_directories
+from .common import OVERWRITE, UserPath, run_context, stage_directories, writing
 
 __all__ = ["card", "push"]
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=UserPath())
 @click.option("--step", type=int, help="Describe the state at this step.  [default: the end]")
 def card(run: Path, step: int | None) -> None:
     """Write the card of a stage's directory, or of each stage of a run, from that directory alone.
@@ -23,13 +23,16 @@ def card(run: Path, step: int | None) -> None:
       rlhf-zoo card runs/demo/ppo
     """
     from ..hub.card import make_card
+    from ..recipes import STAGES
 
     for stage in stage_directories(run):
-        click.echo(str(make_card(stage, step=step)))
+        # A stage lies in the directory of its run, where training holds the lock.
+        with writing(stage.absolute().parent if stage.name in STAGES else stage):
+            click.echo(str(make_card(stage, step=step)))
 
 
 @click.command()
-@click.argument("run", type=click.Path(path_type=Path))
+@click.argument("run", type=UserPath())
 @click.option("--resume", is_flag=True, help="Send what the run was to publish, to where it was to go.")
 @click.option("--hub", help="'local' or an address.  [default: as for the training commands]")
 @click.option("--namespace", help="Publish under this name.  [default: local, or the token's owner]")
@@ -37,8 +40,15 @@ def card(run: Path, step: int | None) -> None:
 @click.option(
     "--patience", type=click.FloatRange(min=0), help="Wait so many seconds for a Hub that fails.  [default: 180]"
 )
+@OVERWRITE
 def push(
-    run: Path, resume: bool, hub: str | None, namespace: str | None, private: bool, patience: float | None
+    run: Path,
+    resume: bool,
+    hub: str | None,
+    namespace: str | None,
+    private: bool,
+    patience: float | None,
+    overwrite_repo: bool,
 ) -> None:
     """Send what a run saved and the Hub has not yet, in the order it was saved, with its cards.
 
@@ -80,6 +90,7 @@ def push(
         namespace=namespace,
         private=private,
         patience=patience,
+        overwrite_repo=overwrite_repo,
         stages=None if resume else tuple(folder.name for folder in folders),
         again=not resume,
         **of_ablation,

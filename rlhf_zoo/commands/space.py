@@ -11,7 +11,8 @@ from .common import settle_hub
 
 if TYPE_CHECKING:
     from ..hub.connect import Hub
-    from ..hub.space import Deployed, SpaceModels
+    from ..hub.deploy import Deployed
+    from ..hub.space import SpaceModels
 
 __all__ = ["space"]
 
@@ -58,8 +59,8 @@ def deploy(
         from huggingface_hub.utils import logging
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
+        from ..hub.deploy import deploy as deploy_space
         from ..hub.publish import check_access
-        from ..hub.space import deploy as deploy_space
         from ..hub.space import find_models, with_runs
 
         logging.set_verbosity_error()  # it warns of a commit that would change nothing

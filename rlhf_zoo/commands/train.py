@@ -81,7 +81,7 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     Example:
       rlhf-zoo doctor tiny-world --num_ppo_epochs 4
     """
-    with run_context(recipe, run_flags(ctx, recipe, stage="ppo"), looking=True, **options) as context:
+    with run_context(recipe, run_flags(ctx, recipe, stage="ppo"), looking=True, writes=False, **options) as context:
         from ..stages.doctor import FAILED, examine
 
         findings = examine(context)
@@ -120,7 +120,7 @@ def run(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> None:
                 pipeline.show(context, console)
             pipeline.verdict(context, console)
         if as_json:
-            click.echo(path.read_text().rstrip())
+            click.echo(path.read_text(encoding="utf-8").rstrip())
             return
         click.echo(f"Everything is in {context.directory}; the figures are in {path}.\n\nTry next:")
         for line in _next_steps(context):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ZooError
-from .common import settle_hub, table
+from .common import UserPath, settle_hub, table
 
 if TYPE_CHECKING:
     from ..hub.index import Entry, Figure
@@ -34,7 +34,7 @@ _README = "recipes/README.md"
     "--readme",
     is_flag=False,
     flag_value=_README,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=UserPath(dir_okay=False),
     metavar="[FILE]",
     help=f"Write the benchmark table into a Markdown file.  [{_README}]",
 )
@@ -72,7 +72,7 @@ def zoo(
             told = namespace or (None if connected.kind == "local" else whose)
             chosen = {"hub": connected.label, "namespace": told, "stage": stage, "recipe": recipe, "base": base,
                       "sort": sort}  # fmt: skip
-            _write(readme, entries, whose, chosen, reverse=reverse)
+            _write(readme, [entry for entry in entries if entry.commit], whose, chosen, reverse=reverse)
         if collections:
             _collect(entries, whose)
         if as_json:

@@ -10,16 +10,17 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..actor_critic import ActorCritic
 from ..data import tokenize_prompt
 from ..errors import ZooError
+from ..model_files import load_tokenizer
 from ..models import disable_dropout, load_causal, load_classifier
-from ..ppo.guards import check_ids, embedding_rows
+from ..ppo.guards import Reader, check_ids
 from ..rewards import RewardModel
 from ..rewards.model import same_tokenizer
-from ..sampling import Samples
+from ..sampling import Samples, Vocabulary
 from ..value_head import ValueHead
 from .critic import load_critic
 from .limits import Limits, check_prompt, check_sampling
@@ -220,7 +221,7 @@ class Comparison:
                 f"that these models can read: shorten it{_room(self.context - len(ids))}."
             )
         for policy in self._policies.values():
-            check_ids([ids], embedding_rows(policy))
+            check_ids([ids], Reader.of(policy))
         return _Request(prompt, tuple(ids), seed, float(temperature), float(top_p), max_new_tokens, n)
 
     def _write(self, request: _Request) -> Generator[Sequence[_Completion], None, None]:
@@ -239,6 +240,7 @@ class Comparison:
                     top_p=request.top_p,
                     max_new_tokens=request.max_new_tokens,
                     stop_ids=[] if eos is None else [eos],
+                    vocabulary=Vocabulary.of(self._tokenizer, *self._policies.values()),
                 )
             while not models.done:
                 with self._turns:
@@ -348,11 +350,3 @@ def _actor_critic(policy: PreTrainedModel, critic: PreTrainedModel | ValueHead) 
     both = ActorCritic(policy, critic).eval()
     both.requires_grad_(False)
     return both
-
-
-def load_tokenizer(path: str | Path) -> PreTrainedTokenizerBase:
-    """Raises ZooError where there is none."""
-    try:
-        return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise ZooError(f"{path} has no tokenizer that can be loaded: save the tokenizer with the model.") from error

@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..errors import ZooError
 from ..functional import entropy, exact_kl, selected_logprobs
-from ..sampling import draw, next_logits, uniforms
+from ..sampling import Vocabulary, check_cached, draw, next_logits, uniforms
 
 __all__ = ["COMPARE_STREAM", "Drawn", "LockStep"]
 
@@ -58,11 +58,18 @@ class LockStep:
         top_p: float,
         max_new_tokens: int,
         stop_ids: Sequence[int],
+        vocabulary: Vocabulary,
     ) -> None:
-        """prompt: at least one token, and with `max_new_tokens` more within both models' contexts."""
+        """prompt: at least one token, and with `max_new_tokens` more within both models' contexts.
+
+        vocabulary: the tokens that both can sample. Raises ZooError for a policy without the cache that sampling needs.
+        """
         device = next(ppo.parameters()).device
         self._models = (sft, ppo)
+        for model in self._models:
+            check_cached(model)
         self._caches = tuple(DynamicCache(config=model.config) for model in self._models)
+        self._vocabulary = vocabulary
         self._temperature, self._top_p, self._budget = temperature, top_p, max_new_tokens
         self._stops = torch.tensor(list(stop_ids), device=device, dtype=torch.long)
         keys = [(COMPARE_STREAM, index) if index else (COMPARE_STREAM,) for index in range(n)]
@@ -102,16 +109,17 @@ class LockStep:
 
     def _logits(self) -> list[Tensor]:
         found = [
-            next_logits(model, self._inputs, cache=cache, length=self._length, temperature=self._temperature)
+            next_logits(
+                model,
+                self._inputs,
+                cache=cache,
+                length=self._length,
+                temperature=self._temperature,
+                vocabulary=self._vocabulary,
+            )
             for model, cache in zip(self._models, self._caches, strict=True)
         ]
-        sft, ppo = found
-        if sft.shape != ppo.shape:
-            raise ZooError(
-                f"The SFT policy has {sft.shape[-1]} outputs and the PPO policy {ppo.shape[-1]}, so their "
-                "distributions cannot be compared: give the SFT model that PPO started from."
-            )
-        for name, logits in (("SFT", sft), ("PPO", ppo)):
+        for name, logits in zip(("SFT", "PPO"), found, strict=True):
             if logits.isnan().any():
                 raise ZooError(f"The {name} policy's logits are no numbers (NaN): choose another checkpoint of it.")
         return found
@@ -124,7 +132,7 @@ class LockStep:
         self._inputs, self._length = (pairs % width).unsqueeze(1), self._length + 1
         if len(chosen) and chosen.tolist() != list(range(before)):
             for cache in self._caches:
-                cache.batch_select_indices(chosen)
+                cache.reorder_cache(chosen)
 
 
 def _figures(sft: Tensor, ppo: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:

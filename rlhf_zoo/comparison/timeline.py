@@ -18,12 +18,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import ZooError
+from ..model_files import load_tokenizer
 from ..models import load_causal
 from ..ppo.config import PPOConfig
 from ..rewards.model import same_tokenizer
 from ..value_head import ValueHead
 from .cache import ModelCache, bytes_of
-from .compare import Comparison, load_tokenizer
+from .compare import Comparison
 from .critic import load_critic
 from .limits import check_steps
 from .memory import MEMORY_ERRORS, out_of_memory

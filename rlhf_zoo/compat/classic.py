@@ -134,7 +134,7 @@ class PPOTrainer:
             collate_fn=data_collator,
             shuffle=True,
             drop_last=True,
-            generator=torch.Generator().manual_seed(self.config.seed),
+            generator=torch.Generator(torch.get_default_device()).manual_seed(self.config.seed),
         )
         return self.accelerator.prepare(loader)
 

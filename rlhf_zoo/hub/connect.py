@@ -1,12 +1,12 @@
-"""Which Hub a command talks to: settled in the environment before anything of Hugging Face is imported.
+"""Which Hub a command talks to: settled in the environment, and in what clients have read from it.
 
-huggingface_hub reads HF_ENDPOINT, HF_HOME and HF_TOKEN once, when it is imported. After `connect`, the rest of the
-package uses the plain clients and cannot tell one Hub from another.
+After `connect`, the rest of the package uses the plain clients and cannot tell one Hub from another.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import subprocess
@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from ..errors import ZooError
 
-__all__ = ["EMBEDDED", "REAL", "Hub", "choose", "connect", "home"]
+__all__ = ["EMBEDDED", "REAL", "Hub", "choose", "connect", "home", "point_clients"]
 
 REAL = "https://huggingface.co"
 QUIET = {
@@ -120,14 +120,13 @@ def connect(hub: Hub) -> Iterator[Hub]:
 
     Raises ZooError when the embedded Hub does not start.
     """
-    if "huggingface_hub" in sys.modules:
-        raise RuntimeError("connect() must come before huggingface_hub is imported, which reads the environment once")
     if hub.kind == "local":
         with _embedded(home() / "hub") as (endpoint, token):
             _own_client(home() / "hub-cache", token)
             _direct()
             os.environ.update(QUIET, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0", HF_DATASETS_OFFLINE="0")
             os.environ[EMBEDDED] = endpoint
+            point_clients()
             yield Hub("local", endpoint, hub.why)
         return
     if (os.environ.get("HF_ENDPOINT") or REAL).rstrip("/") != hub.endpoint:
@@ -139,7 +138,19 @@ def connect(hub: Hub) -> Iterator[Hub]:
         _direct()
         os.environ.update(QUIET)
     os.environ["HF_ENDPOINT"] = str(hub.endpoint)
+    point_clients()
     yield hub
+
+
+def point_clients() -> None:
+    """Clients that are imported already, which read HF_ENDPOINT, HF_HOME and the like only then, read them anew."""
+    for name in ("huggingface_hub.constants", "datasets.config", "evaluate.config"):
+        if name in sys.modules:
+            importlib.reload(sys.modules[name])
+    if "huggingface_hub.hf_api" in sys.modules:
+        from huggingface_hub import constants, hf_api
+
+        hf_api.api.endpoint = constants.ENDPOINT
 
 
 def _direct() -> None:
@@ -150,6 +161,7 @@ def _direct() -> None:
 
 def _own_client(directory: Path, token: str | None) -> None:
     """A cache and a token of this Hub's own: the client's cache is keyed by repository, not by Hub."""
+    _make_private(directory)
     for name in CLIENT_STATE:
         os.environ.pop(name, None)
     os.environ["HF_HOME"] = str(directory)
@@ -157,20 +169,35 @@ def _own_client(directory: Path, token: str | None) -> None:
         os.environ["HF_TOKEN"] = token
 
 
+def _make_private(folder: Path) -> None:
+    from .server.durable import make_private
+
+    with _writing(folder):
+        make_private(folder)
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ZooError(
+            f"{folder} cannot be written ({error.strerror}): set RLHF_ZOO_HOME to a place that can."
+        ) from error
+
+
 @contextlib.contextmanager
 def _embedded(root: Path) -> Iterator[tuple[str, str]]:
     from .server.durable import write_bytes
-    from .server.tokens import create_token
+    from .server.tokens import TokenFile, create_token
 
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        kept = root / "client-token"
-        if not kept.is_file():
-            write_bytes(kept, create_token(root, "write").encode(), mode=0o600)
-    except OSError as error:
-        raise ZooError(
-            f"{root} cannot be written ({error.strerror}): set RLHF_ZOO_HOME to a place that can."
-        ) from error
+    _make_private(root)
+    kept = root / "client-token"
+    with _writing(root):
+        if (
+            not kept.is_file() or TokenFile(root).role(kept.read_text(errors="replace")) != "write"
+        ):  # it may have been revoked
+            write_bytes(kept, create_token(root, "write", name="--hub local").encode())
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-hub-") as scratch:
         ready = Path(scratch) / "ready.json"
         log = Path(scratch) / "log"

@@ -149,26 +149,31 @@ class Source:
 
 @contextmanager
 def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
-    """The repository called NAMESPACE/NAME of the embedded Hub over `root`. Raises ZooError where it has none."""
+    """The repository called NAMESPACE/NAME of the embedded Hub over `root`.
+
+    Raises ZooError where it has none, and from inside the context where what is read there turns out to be damaged.
+    """
+    from .server.faults import Damaged
     from .server.large_files import LargeFiles
-    from .server.names import KINDS, RepoId
     from .server.storage import Storage
 
     root = root.expanduser().absolute()
-    there = sorted(
-        f"{path.parent.parent.name}/{path.parent.name.removesuffix('.git')}"
-        for path in (root / "repos" / KINDS[kind]).glob("*/*.git/hub.json")
-    )
-    if name not in there:
+    storage = Storage(root) if (root / "repos").is_dir() else None
+    there = {str(repo): repo for repo in storage.repositories(kind)} if storage else {}
+    if storage is None or name not in there:
         what = "" if kind == "model" else f" of type {kind}"
-        hint = did_you_mean(name, there) or f": it has {', '.join(there[:12])}." if there else ": it has none."
+        hint = did_you_mean(name, there) or f": it has {', '.join([*there][:12])}." if there else ": it has none."
         raise ZooError(f"The embedded Hub over {root} has no repository {name!r}{what}{hint}")
-    namespace, _, rest = name.partition("/")
-    repo = RepoId(kind, namespace, rest)
-    storage = Storage(root)
-    settings, path = storage.settings(repo), storage.path(repo)
-    with storage.git(repo) as git:
-        yield Source(repo, settings.private, settings.sdk, path, git, LargeFiles(path))
+    repo = there[name]
+    path = storage.path(repo)
+    try:
+        settings = storage.settings(repo)
+        with storage.git(repo) as git:
+            yield Source(repo, settings.private, settings.sdk, path, git, LargeFiles(path))
+    except Damaged as fault:
+        raise ZooError(
+            f"{name} is damaged on this disk ({fault.reason}), under {path}: restore that folder, or publish it again."
+        ) from fault
 
 
 def export(source: Source, repo_id: str, *, private: bool | None, say: Callable[[str], None]) -> Exported:

@@ -5,6 +5,7 @@ Reads run.json, metrics.jsonl and the checkpoints of the stage, and ../eval besi
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import re
@@ -236,10 +237,11 @@ class Facts:
 
     @property
     def critic(self) -> bool:
-        """Whether the checkpoint holds a critic that is a model of its own, under no adapter."""
+        """Whether the checkpoint holds a critic that is a model of its own and that transformers alone can load."""
         at = self.at
         folder = StageRecord(self.path).checkpoint_path(at) if at is not None else self.path
-        return (folder / "critic" / "config.json").is_file()
+        config = folder / "critic" / "config.json"
+        return config.is_file() and any(map(_is_of_transformers, read_json(config).get("architectures") or []))
 
     @property
     def rewards(self) -> dict[str, float | None]:
@@ -378,3 +380,10 @@ def _without_private(settings: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in settings.items()
         if key in _PUBLIC_TOKENS or not _PRIVATE.search(key)
     }
+
+
+def _is_of_transformers(architecture: str) -> bool:
+    """Whether one of its auto classes loads the architecture; read off their table, which takes seconds to import."""
+    found = importlib.util.find_spec("transformers")
+    table = Path(str(found and found.origin)).parent / "models" / "auto" / "modeling_auto.py"
+    return f'"{architecture}"' in table.read_text(encoding="utf-8")

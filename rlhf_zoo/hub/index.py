@@ -11,7 +11,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ..errors import ZooError
 from ..record import write_text
 from . import markdown
 from .card import CARD_FILE
+from .connect import REAL
 from .markdown import Raw
 from .refusals import client_errors, hub_name, is_disk_full, reason, refusals_as
 
@@ -338,14 +339,46 @@ def owner() -> str:
 
 
 def published(namespace: str) -> list[Entry]:
-    """Every model of a namespace that has the tag `rlhf-zoo`. Raises ZooError where the Hub does not list them."""
+    """Every model of a namespace that has the tag `rlhf-zoo`, and those that the Hub itself calls damaged.
+
+    Raises ZooError where the Hub does not list them.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     with refusals_as(f"What {namespace} published cannot be listed on {hub_name()}", "check --hub."):
         found = list(HfApi().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "tags"]))
+        damaged = _damaged(namespace)
     with disable_progress_bars(), ThreadPoolExecutor(WORKERS) as pool:
-        return list(pool.map(_read, found))
+        entries = {entry.repo: entry for entry in pool.map(_read, found)}
+    for repo, note in damaged.items():
+        known = entries.get(repo) or Entry(repo, "")
+        entries[repo] = replace(known, note=f"the Hub calls it damaged: {note}")
+    return list(entries.values())
+
+
+def _damaged(namespace: str) -> dict[str, str]:
+    """Model -> what is wrong with it, from a Hub that says so: the embedded one, to who has a token."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    if constants.ENDPOINT == REAL:
+        return {}
+    answer = get_session().get(
+        f"{constants.ENDPOINT}/api/rlhf-zoo/damaged", params={"author": namespace}, headers=build_hf_headers()
+    )
+    try:
+        hf_raise_for_status(answer)
+        told = answer.json()
+    except (HfHubHTTPError, ValueError):  # another kind of Hub, which has no such address, or a reader without a token
+        return {}
+    found = {}
+    for one in told if isinstance(told, list) else []:
+        repo, note = (_text(_at(one, key)) for key in ("id", "reason"))
+        if _at(one, "type") == "model" and repo is not None and note is not None:
+            found[repo] = note
+    return found
 
 
 def _read(model: Any) -> Entry:

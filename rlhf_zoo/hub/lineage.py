@@ -122,7 +122,7 @@ def _read_card(source: Source) -> dict[str, Any]:
         return {}
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ZooError(f"{CARD_FILE} of {source.name} is not JSON ({error}): publish its card again.") from error
     if not isinstance(card, dict):
         raise ZooError(f"{CARD_FILE} of {source.name} holds no object: publish its card again.")

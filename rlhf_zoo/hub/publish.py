@@ -2,31 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import ZooError
-from ..record import StageRecord, checkpoint_step, now, read_json, write_json, write_text
-from .refusals import client_errors, reason
+from ..record import StageRecord, check_whole, checkpoint_step, now, read_json, write_json, write_text
+from .claims import check_claim, claim_repository, commit_as
+from .refusals import client_errors, hub_name, reason
 
 __all__ = [
     "MERGED",
     "PUBLISHED",
     "RECIPE_FILE",
+    "all_tags",
     "check_access",
     "checkpoint_files",
     "content_id",
-    "drop_tags",
     "expected_id",
+    "is_step",
     "publish_checkpoint",
     "publish_folder",
     "publish_merged",
     "publish_release",
-    "published_recipe",
     "published_tags",
     "tag_name",
-    "tag_revision",
+    "take_repository",
     "unpublished",
 ]
 
@@ -49,7 +51,7 @@ SENT = (
     "ppo_state.json",
 )
 # What training goes on from: it stays at home unless asked for. training_args.bin is a pickle, and never leaves.
-RESUMED = ("optimizer.pt", "scheduler.pt", "rng_state*.pth", "trainer_state.json")
+RESUMED = ("optimizer.pt", "scheduler.pt", "rng_state*.pth", "trainer_state.json", "running_metrics.json")
 
 
 def tag_name(step: int) -> str:
@@ -98,33 +100,71 @@ def check_access(namespace: str | None, *, token_from: str = "HF_TOKEN") -> str:
 
 def publish_folder(folder: Path, repo_id: str, *, repo_type: str, message: str, private: bool = False) -> str:
     """Sends a folder as one commit, creating the repository if need be. Returns the commit."""
-    return _commit(repo_id, repo_type, _files(folder), message, private=private)
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    api.create_repo(repo_id, repo_type=repo_type, exist_ok=True, private=private)
+    return api.create_commit(repo_id, _added(_files(folder)), commit_message=message, repo_type=repo_type).oid
+
+
+def take_repository(
+    repo_id: str, run: str, *, known: Mapping[str, str], overwrite: bool, fresh: bool, private: bool, what: str
+) -> None:
+    """Claims a model repository for `run`, and leaves it without another's tags.
+
+    known: tag -> commit of what this run sent there. overwrite: take it from another run. fresh: the run began again;
+    then, too, the tags that are not `known` are dropped. what: of the run, for the commit's message. Raises ZooError
+    where another run holds the repository.
+    """
+    from huggingface_hub import HfApi
+
+    claim_repository(
+        repo_id,
+        run,
+        recipe_file=RECIPE_FILE,
+        known=list(known.values()),
+        overwrite=overwrite,
+        private=private,
+        what=what,
+    )
+    for tag, commit in all_tags(repo_id).items() if fresh or overwrite else ():
+        if known.get(tag) != commit:
+            HfApi().delete_tag(repo_id, tag=tag)
 
 
 def publish_checkpoint(
     checkpoint: Path,
     repo_id: str,
     *,
+    run: str,
     hub: str,
     beside: Path,
     message: str,
-    private: bool = False,
     optimizer: bool = False,
 ) -> dict[str, str]:
     """Sends one complete checkpoint as one commit with one annotated tag, and notes it in published.json.
 
-    hub: what run.json calls the Hub. beside: a folder of further files (card, metrics, recipe). optimizer: send what
-    training goes on from too. Returns {hub, repo, commit, tag, time}.
-    Where an earlier try was cut off before it heard an answer, nothing is sent twice: its commit is found again.
+    run: the id of the run, which holds the repository. hub: what run.json calls the Hub. beside: a folder of further
+    files (card, metrics, recipe). optimizer: send what training goes on from too. Returns {hub, repo, commit, tag,
+    time}. Where an earlier try was cut off before it heard an answer, nothing is sent twice: its commit is found again.
+    Raises ZooError where another run took the repository, and where the tag is there with other weights: a step's tag
+    never moves.
     """
+    check_whole(checkpoint, training=optimizer)
     files = checkpoint_files(checkpoint, optimizer=optimizer)
-    begun = checkpoint / SENDING
-    commit = _made_before(repo_id, message, files) if begun.is_file() else None
+    tag, begun = tag_name(checkpoint_step(checkpoint)), checkpoint / SENDING
+    tagged = all_tags(repo_id).get(tag)
+    commit = _made_before(repo_id, message, files, tagged=tagged, begun=begun.is_file())
+    if commit is None and tagged is not None:
+        raise ZooError(
+            f"The tag {tag} of {repo_id} on {hub_name()} is of other weights than {checkpoint}, and a step's tag never "
+            "moves: publish under another --namespace, or give --overwrite_repo to replace what is there."
+        )
     if commit is None:
         write_text(begun, message + "\n")
-        commit = _commit(repo_id, "model", {**files, **_files(beside)}, message, private=private, whole=True)
-    tag = tag_name(checkpoint_step(checkpoint))
-    tag_revision(repo_id, tag, commit, message)
+        commit = _commit_whole(run, repo_id, {**files, **_files(beside)}, message)
+    if tagged is None:
+        _tag(run, repo_id, tag, commit, message)
     published = {"hub": hub, "repo": repo_id, "commit": commit, "tag": tag, "time": now()}
     write_json(checkpoint / PUBLISHED, published)
     begun.unlink(missing_ok=True)
@@ -132,23 +172,38 @@ def publish_checkpoint(
 
 
 def publish_release(
-    checkpoint: Path, repo_id: str, *, beside: Path, message: str, private: bool = False, optimizer: bool = False
+    checkpoint: Path, repo_id: str, *, run: str, beside: Path, message: str, told: str, optimizer: bool = False
 ) -> str:
-    """Makes a checkpoint what `main` holds, with the files of `beside`, in one commit. Returns the commit."""
+    """Makes a checkpoint what `main` and `best` hold, with the files of `beside`, in one commit. Returns the commit.
+
+    told: the message of the tag.
+    """
+    from huggingface_hub import HfApi
+
+    check_whole(checkpoint, training=optimizer)
     files = checkpoint_files(checkpoint, optimizer=optimizer)
-    return _commit(repo_id, "model", {**files, **_files(beside)}, message, private=private, whole=True)
+    commit = _commit_whole(run, repo_id, {**files, **_files(beside)}, message)
+    before = all_tags(repo_id).get("best")
+    if before != commit:
+        check_claim(run, repo_id)
+        if before is not None:
+            HfApi().delete_tag(repo_id, tag="best")
+        _tag(run, repo_id, "best", commit, told)
+    return commit
 
 
-def publish_merged(folder: Path, repo_id: str, *, beside: Path, message: str, private: bool = False) -> str:
+def publish_merged(folder: Path, repo_id: str, *, run: str, beside: Path, message: str) -> str:
     """Makes a model with its adapter merged what the branch `merged` holds. Returns the commit.
 
     Beside the adapter, in a folder, transformers would not find it: adapter_config.json at the root sends it elsewhere.
     """
     from huggingface_hub import HfApi
 
+    check_whole(folder)
+    check_claim(run, repo_id)
     HfApi().create_branch(repo_id, branch=MERGED, exist_ok=True)
     files = {**checkpoint_files(folder), **_files(beside)}
-    return _commit(repo_id, "model", files, message, private=private, whole=True, revision=MERGED)
+    return _commit_whole(run, repo_id, files, message, revision=MERGED)
 
 
 def checkpoint_files(checkpoint: Path, *, optimizer: bool = False) -> dict[str, Path]:
@@ -174,21 +229,22 @@ def _is_ours(name: str) -> bool:
     return _is_sent(name, optimizer=True) or name.startswith(("plots/", "runs/", ".eval_results/"))
 
 
-def _made_before(repo_id: str, message: str, files: Mapping[str, Path]) -> str | None:
-    """The head of the repository where it is the commit `message` of these very files, else None."""
+def _made_before(
+    repo_id: str, message: str, files: Mapping[str, Path], *, tagged: str | None, begun: bool
+) -> str | None:
+    """The commit `message` of these very files, or None: what the tag points at, or, once begun, a commit of `main`."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError
 
     api = HfApi()
-    try:
-        head = api.list_repo_commits(repo_id)[0]
-    except RepositoryNotFoundError:
+    if tagged is None and not begun:
         return None
-    if head.title != message:
-        return None
-    there = api.get_paths_info(repo_id, list(files), revision=head.commit_id)
-    same = {entry.path for entry in there if content_id(files[entry.path], entry) == expected_id(entry)}
-    return head.commit_id if same == set(files) else None
+    found = [commit.commit_id for commit in api.list_repo_commits(repo_id) if commit.title == message]
+    for commit in [tagged] if tagged is not None else found:
+        there = api.get_paths_info(repo_id, list(files), revision=commit)
+        same = {entry.path for entry in there if content_id(files[entry.path], entry) == expected_id(entry)}
+        if commit in found and same == set(files):
+            return commit
+    return None
 
 
 def expected_id(entry: Any) -> str:
@@ -206,62 +262,49 @@ def content_id(path: Path, entry: Any) -> str:
         return sha_fileobj(file).hex()
 
 
-def published_recipe(repo_id: str) -> dict[str, Any] | None:
-    """recipe.json at the head of a repository, or None where there is no repository or no such file."""
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, RepositoryNotFoundError
+def is_step(tag: str) -> bool:
+    """Whether a checkpoint was published under this tag."""
+    return re.fullmatch(r"step-\d{6,}", tag) is not None
 
+
+def all_tags(repo_id: str) -> dict[str, str]:
+    """Tag -> commit of a model repository."""
+    from huggingface_hub import HfApi
+
+    return {ref.name: ref.target_commit for ref in HfApi().list_repo_refs(repo_id).tags}
+
+
+def _tag(run: str, repo_id: str, tag: str, commit: str, message: str) -> None:
+    """Tags a commit of the run that holds the repository; the Hub's protocol has no tag that is made on a condition."""
+    from huggingface_hub import HfApi
+
+    check_claim(run, repo_id)
+    HfApi().create_tag(repo_id, tag=tag, revision=commit, tag_message=message)
     try:
-        return read_json(hf_hub_download(repo_id, RECIPE_FILE))
-    except (RepositoryNotFoundError, EntryNotFoundError):
-        return None
+        check_claim(run, repo_id)
+    except ZooError:  # taken in between: its new holder must not find this tag
+        HfApi().delete_tag(repo_id, tag=tag)
+        raise
 
 
-def drop_tags(repo_id: str) -> None:
-    """Deletes every tag of a repository that another run is about to fill."""
-    from huggingface_hub import HfApi
+def _added(files: Mapping[str, Path]) -> list[Any]:
+    from huggingface_hub import CommitOperationAdd
 
-    api = HfApi()
-    for ref in api.list_repo_refs(repo_id).tags:
-        api.delete_tag(repo_id, tag=ref.name)
+    return [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path)) for name, path in sorted(files.items())]
 
 
-def tag_revision(repo_id: str, tag: str, commit: str, message: str) -> None:
-    """Points `tag` at `commit`, moving it if a run that was restarted had left it elsewhere."""
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    existing = {ref.name: ref.target_commit for ref in api.list_repo_refs(repo_id).tags}
-    if existing.get(tag) == commit:
-        return
-    if tag in existing:
-        api.delete_tag(repo_id, tag=tag)
-    api.create_tag(repo_id, tag=tag, revision=commit, tag_message=message)
-
-
-def _commit(
-    repo_id: str,
-    repo_type: str,
-    files: Mapping[str, Path],
-    message: str,
-    *,
-    private: bool = False,
-    whole: bool = False,
-    revision: str | None = None,
+def _commit_whole(
+    run: str, repo_id: str, files: Mapping[str, Path], message: str, *, revision: str | None = None
 ) -> str:
-    """whole: `files` are all that the commit is to hold of ours, so what an earlier one left (an adapter) goes."""
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+    """`files` are all that the commit is to hold of ours, so what an earlier one left (an adapter) goes."""
+    from huggingface_hub import CommitOperationDelete, HfApi
 
-    api = HfApi()
-    api.create_repo(repo_id, repo_type=repo_type, exist_ok=True, private=private)
-    operations: list[Any] = [
-        CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path)) for name, path in sorted(files.items())
-    ]
-    if whole:
-        there = api.list_repo_files(repo_id, revision=revision)
+    def operations(head: str) -> list[Any]:
+        there = HfApi().list_repo_files(repo_id, revision=head)
         stale = [name for name in there if _is_ours(name) and name not in files]
-        operations += [CommitOperationDelete(path_in_repo=name) for name in stale]
-    return api.create_commit(repo_id, operations, commit_message=message, repo_type=repo_type, revision=revision).oid
+        return [*_added(files), *(CommitOperationDelete(path_in_repo=name) for name in stale)]
+
+    return commit_as(run, repo_id, operations, message, revision=revision)
 
 
 def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:

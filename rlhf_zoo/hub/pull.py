@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import re
 import shutil
@@ -21,17 +20,17 @@ from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from ..errors import ZooError
+from .places import CHUNK, PARTIAL, Cache, Folder, Wanted, sha256_of
 from .publish import tag_name
 from .refusals import hub_name, reason, refusals_as
 
 __all__ = ["Pulled", "PulledFile", "fetch", "find_revision", "pull", "split_revision"]
 
-PARTIAL = ".rlhf-zoo-partial"
 WORKERS = 4
-CHUNK = 2**20
 # Requests in a row without a byte of an answer, after which a file is given up; with 1, 2, 4, … seconds between them.
 FRUITLESS = 4
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _STEP = re.compile(r"(?:step-)?(\d{1,12})")
 
 
@@ -132,8 +131,8 @@ def fetch(repository: str, output_dir: Path | None = None) -> Pulled:
             f"{repository} is not in the cache, and {hub_name()} does not give it ({reason(cause)}): check "
             "--hub and the token."
         ) from cause
-    place = _Cache(repo, commit) if output_dir is None else _Folder(repo, commit, output_dir)
-    if isinstance(place, _Folder):
+    place = Cache(repo, commit) if output_dir is None else Folder(repo, commit, output_dir)
+    if isinstance(place, Folder):
         place.check(files)
     with refusals_as(what, "the same command goes on where it stopped."):
         done, mended = _fetch_all(files, place, name)
@@ -144,33 +143,47 @@ def fetch(repository: str, output_dir: Path | None = None) -> Pulled:
 # What the Hub says
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """A file of the tree. etag: its sha256 if git holds a pointer to it, else git's SHA-1 of its blob."""
-
-    path: str
-    size: int
-    etag: str
-
-
 def _resolve(api: Any, repo: str, revision: str | None) -> tuple[str, str]:
     """(branch, tag or commit that is meant, commit). The client's errors pass."""
+    from .server.faults import Fault
+    from .server.names import check_ref
+
     name = revision or "main"
     if not _COMMIT.fullmatch(name):
+        try:
+            check_ref(name, what="revision")  # it becomes a file's name in the cache, and a card may have named it
+        except Fault as fault:
+            raise ZooError(f"{repo} has no revision {name!r:.80}: {fault}") from fault
         refs = api.list_repo_refs(repo)
         name = find_revision(name, [ref.name for ref in (*refs.branches, *refs.tags)]) or name
-    return name, api.model_info(repo, revision=name).sha
+    commit = api.model_info(repo, revision=name).sha
+    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+        raise ZooError(f"{hub_name()} names no commit for {repo}@{name} but {commit!r:.80}: check --hub.")
+    return name, commit
 
 
-def _tree(api: Any, repo: str, commit: str) -> list[_Wanted]:
+def _tree(api: Any, repo: str, commit: str) -> list[Wanted]:
+    """Raises ZooError for a file that has a name, a size or a digest of which something else than a file would come."""
+    from .server.faults import Fault
+    from .server.names import check_path
+
     files = []
     for entry in api.list_repo_tree(repo, recursive=True, revision=commit):
         if not hasattr(entry, "blob_id"):
             continue
-        parts = entry.path.split("/")
-        if {"", ".", ".."} & set(parts) or "\\" in entry.path or not entry.path.isprintable():
-            raise ZooError(f"{repo} has a file {entry.path!r}, whose name leads out of a folder: fetch it by hand.")
-        files.append(_Wanted(entry.path, entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id))
+        try:
+            path = check_path(entry.path)
+        except Fault as fault:
+            raise ZooError(f"{repo} has a file {entry.path!r:.160} that nobody could fetch: {fault}") from fault
+        if not path.isprintable() or path.partition("/")[0].casefold() == PARTIAL:
+            raise ZooError(f"{repo} has a file {path!r:.160}, whose name leads out of a folder: fetch it by hand.")
+        etag = entry.lfs.sha256 if entry.lfs else entry.blob_id
+        if not isinstance(etag, str) or not _DIGEST.fullmatch(etag) or type(entry.size) is not int or entry.size < 0:
+            raise ZooError(
+                f"{hub_name()} says of {path} in {repo} that it has {entry.size!r:.40} bytes and the digest "
+                f"{etag!r:.80}: check --hub."
+            )
+        files.append(Wanted(path, entry.size, etag, str(entry.blob_id)))
     return files
 
 
@@ -196,105 +209,7 @@ def _is_silence(error: BaseException) -> bool:
     return isinstance(error, HTTPError | OfflineModeIsEnabled)
 
 
-# Where the files go
-
-
-class _Folder:
-    """A folder of the user's."""
-
-    def __init__(self, repo: str, commit: str, folder: Path) -> None:
-        self.repo, self.commit, self.folder = repo, commit, folder.absolute()
-
-    def target(self, file: _Wanted) -> Path:
-        return self.folder / file.path
-
-    def check(self, files: list[_Wanted]) -> None:
-        """Raises ZooError where files of the user's own would be overwritten: where none is the repository's."""
-        there = [file for file in files if self.target(file).exists()]
-        if there and not (self.folder / PARTIAL).is_dir() and not any(_sha256(self.target(f), f) for f in there):
-            raise ZooError(
-                f"{self.target(there[0])} would be overwritten, and {self.folder} is of no earlier pull: give another "
-                "--output_dir."
-            )
-
-    def partial(self, file: _Wanted) -> Path:
-        return self.folder / PARTIAL / file.etag
-
-    def copy(self, file: _Wanted) -> Path | None:
-        """Where this machine has the file already, perhaps."""
-        from huggingface_hub import try_to_load_from_cache
-
-        found = try_to_load_from_cache(self.repo, file.path, revision=self.commit)
-        return Path(found) if isinstance(found, str) else None
-
-    def settle(self, files: list[_Wanted], name: str) -> Path:
-        """Once every file is there. Returns the folder."""
-        with contextlib.suppress(OSError):  # another revision, interrupted, may have left something to go on from
-            (self.folder / PARTIAL).rmdir()
-        return self.folder
-
-    def others(self, files: list[_Wanted]) -> list[str]:
-        known = {file.path for file in files}
-        found = (path for path in sorted(self.folder.rglob("*")) if not path.is_dir())
-        names = (path.relative_to(self.folder).as_posix() for path in found)
-        return [
-            name for name in names if name not in known and not name.startswith((f"{PARTIAL}/", ".cache/huggingface/"))
-        ]
-
-
-class _Cache:
-    """The client's own cache, in which plain from_pretrained finds the revision afterwards."""
-
-    def __init__(self, repo: str, commit: str) -> None:
-        from huggingface_hub import constants
-        from huggingface_hub.file_download import repo_folder_name
-
-        self.repo, self.commit = repo, commit
-        self.folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
-
-    def target(self, file: _Wanted) -> Path:
-        return self.folder / "blobs" / file.etag
-
-    def partial(self, file: _Wanted) -> Path:
-        return self.folder / PARTIAL / file.etag
-
-    def copy(self, file: _Wanted) -> Path | None:
-        return None
-
-    def settle(self, files: list[_Wanted], name: str) -> Path:
-        """Lets the client make the snapshot of the blobs; it fetches nothing that lies there.
-
-        Raises ZooError where a file of the snapshot is not the one that was checked: the Hub told the client another.
-        """
-        from huggingface_hub import HfApi, snapshot_download
-        from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
-
-        with contextlib.suppress(OSError):
-            (self.folder / PARTIAL).rmdir()
-        bad: list[_Wanted] = []
-        for _ in range(2):
-            with disable_progress_bars():
-                if not _COMMIT.fullmatch(name):
-                    HfApi().resolve_revision(self.repo, revision=name)  # for from_pretrained without a Hub
-                path = Path(snapshot_download(self.repo, revision=self.commit))
-            bad = [file for file in files if not self._is_checked(path / file.path, file)]
-            if not bad:
-                return path
-            for file in bad:
-                (path / file.path).unlink(missing_ok=True)
-        raise ZooError(
-            f"{bad[0].path} of {self.repo} at commit {self.commit} is one file in the tree of {hub_name()} and "
-            "another where it is fetched: check --hub."
-        )
-
-    def _is_checked(self, path: Path, file: _Wanted) -> bool:
-        blob = self.target(file)
-        if path.exists() and blob.exists() and os.path.samefile(path, blob):
-            return True
-        return _sha256(path, file) is not None  # without symbolic links a snapshot is a copy
-
-    def others(self, files: list[_Wanted]) -> list[str]:
-        return []
+# From the cache alone
 
 
 def _from_cache(repo: str, revision: str | None, why: str) -> Pulled | None:
@@ -314,8 +229,8 @@ def _from_cache(repo: str, revision: str | None, why: str) -> Pulled | None:
         done = []
         for path in sorted(path for path in folder.rglob("*") if path.is_file()):
             etag = Path(os.readlink(path)).name if path.is_symlink() else ""
-            file = _Wanted(path.relative_to(folder).as_posix(), path.stat().st_size, etag)
-            digest = _sha256(path, file)
+            file = Wanted(path.relative_to(folder).as_posix(), path.stat().st_size, etag)
+            digest = sha256_of(path, file)
             if digest is None:
                 raise ZooError(
                     f"{file.path} of {repo}@{name} is damaged in the cache, and {hub_name()} does not answer "
@@ -336,7 +251,7 @@ class _Stopped(Exception):
 class _Progress:
     """A bar on stderr, of bytes and files; only on a terminal. Stops the threads that report to it."""
 
-    def __init__(self, title: str, files: list[_Wanted]) -> None:
+    def __init__(self, title: str, files: list[Wanted]) -> None:
         from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
         self.stop = threading.Event()
@@ -375,10 +290,10 @@ class _Progress:
         self._bar.close()
 
 
-def _fetch_all(files: list[_Wanted], place: _Cache | _Folder, name: str) -> tuple[list[PulledFile], list[str]]:
+def _fetch_all(files: list[Wanted], place: Cache | Folder, name: str) -> tuple[list[PulledFile], list[str]]:
     """(the files in their order, paths of those that replaced other content)."""
     progress = _Progress(f"{place.repo}@{name}", files)
-    pending: SimpleQueue[_Wanted] = SimpleQueue()
+    pending: SimpleQueue[Wanted] = SimpleQueue()
     for file in files:
         pending.put(file)
     done: dict[str, tuple[PulledFile, bool]] = {}
@@ -410,14 +325,14 @@ def _fetch_all(files: list[_Wanted], place: _Cache | _Folder, name: str) -> tupl
     return [done[file.path][0] for file in files], [file.path for file in files if done[file.path][1]]
 
 
-def _fetch_one(file: _Wanted, place: _Cache | _Folder, progress: _Progress) -> tuple[PulledFile, bool]:
+def _fetch_one(file: Wanted, place: Cache | Folder, progress: _Progress) -> tuple[PulledFile, bool]:
     """The file in its place, and whether it replaced other content."""
     from huggingface_hub import constants, hf_hub_url
 
     progress.check()
     target, partial = place.target(file), place.partial(file)
     replaced = os.path.lexists(target)
-    digest = _sha256(target, file)
+    digest = sha256_of(target, file)
     if digest is not None:
         progress.update(file.size)
         progress.file_done()
@@ -427,14 +342,14 @@ def _fetch_one(file: _Wanted, place: _Cache | _Folder, progress: _Progress) -> t
     target.parent.mkdir(parents=True, exist_ok=True)
     url = hf_hub_url(place.repo, file.path, revision=place.commit)
     with _open_locked(partial, progress.pause) as sink:
-        if (digest := _sha256(target, file)) is not None:  # another process was faster
+        if (digest := sha256_of(target, file)) is not None:  # another process was faster
             progress.update(file.size)
             partial.unlink()
-        elif (copy := place.copy(file)) is not None and _sha256(copy, file) is not None:
+        elif (copy := place.copy(file)) is not None and sha256_of(copy, file) is not None:
             shutil.copyfile(copy, partial)
         for _ in range(0 if digest else 2):
             _fill(sink, file, url, progress)
-            if (digest := _sha256(partial, file)) is not None:
+            if (digest := sha256_of(partial, file)) is not None:
                 os.replace(partial, target)
                 break
             progress.update(-file.size)
@@ -474,7 +389,7 @@ def _stands_at(path: Path, file: IO[bytes]) -> bool:
         return False
 
 
-def _fill(sink: IO[bytes], file: _Wanted, url: str, progress: _Progress) -> None:
+def _fill(sink: IO[bytes], file: Wanted, url: str, progress: _Progress) -> None:
     """Appends to `sink` what it lacks of the file."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
@@ -499,7 +414,7 @@ def _fill(sink: IO[bytes], file: _Wanted, url: str, progress: _Progress) -> None
             return  # an answer without what was asked for; the digest will not be right
 
 
-def _append(sink: IO[bytes], file: _Wanted, url: str, progress: _Progress) -> None:
+def _append(sink: IO[bytes], file: Wanted, url: str, progress: _Progress) -> None:
     """One request for what lies behind the end of `sink`; at most a chunk more than is due."""
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff  # type: ignore[attr-defined]
@@ -523,18 +438,3 @@ def _append(sink: IO[bytes], file: _Wanted, url: str, progress: _Progress) -> No
             progress.update(len(chunk))
             if have > file.size:
                 break
-
-
-def _sha256(path: Path, file: _Wanted) -> str | None:
-    """The sha256 of what lies at `path`; None where that is not `file`. Of an empty etag only the size counts."""
-    if not path.is_file() or path.stat().st_size != file.size:
-        return None
-    sha256, blob = hashlib.sha256(), hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
-    is_blob = len(file.etag) == 40
-    with path.open("rb") as source:
-        while chunk := source.read(CHUNK):
-            sha256.update(chunk)
-            if is_blob:
-                blob.update(chunk)
-    found = blob.hexdigest() if is_blob else sha256.hexdigest()
-    return sha256.hexdigest() if found == (file.etag or found) else None

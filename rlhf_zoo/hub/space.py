@@ -1,4 +1,4 @@
-"""The comparison page as a Space: its models by a PPO checkpoint's lineage, its files, and the one commit with them.
+"""The comparison page as a Space: its models by a PPO checkpoint's lineage, and its files.
 
 A Space's builder installs requirements.txt before it copies the repository, so that a path in it leads nowhere there:
 our wheel is named by its address in the Space, with its digest, without which a builder would keep an older wheel of
@@ -9,11 +9,9 @@ A Hub that only stores Spaces gets the path, with which `pip install -r requirem
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -23,34 +21,29 @@ from ..errors import ZooError
 from ..record import write_json, write_text
 from .ablation import find_runs
 from .chosen import CHOSEN, SCHEMA
-from .facts import hub_id
 from .family import Node, clean
 from .lineage import find_family
-from .refusals import reason, refusals_as
 from .space_page import render_page
 from .vote_data import HubVotes
 from .wheel import make_wheel, unpack
 
 __all__ = [
     "CHOSEN",
-    "Deployed",
     "Pinned",
     "SpaceModels",
-    "deploy",
     "find_models",
     "space_folder",
     "with_runs",
     "write_space",
+    "write_static",
 ]
 
 CPU, ZERO_GPU = "cpu-basic", "zero-a10g"
 SHORT_STATIC = "Completions of SFT and PPO, with reward and log-ratio"
 _MODELS_HERE = "<!-- models -->\n"
 _ZERO_GPU_PYTHON = "3.12"  # it has 3.10 and 3.12, and this package needs 3.11
-_UNTOUCHED = {".gitattributes", "README.md"}  # all that a Hub puts into a new Space
 _ROLES = {"ppo": "PPO", "sft": "SFT", "reward": "reward model"}
 
-Sdk = Literal["gradio", "static"]
 Layout = Literal["address", "path", "files"]
 """How requirements.txt has our wheel: by its address in the Space, by its path, or not at all, its files laid out."""
 
@@ -88,24 +81,6 @@ class SpaceModels:
     def roles(self) -> dict[str, Pinned]:
         known = {"ppo": self.ppo, "sft": self.sft, "reward": self.reward}
         return {role: model for role, model in known.items() if model is not None}
-
-
-@dataclass(frozen=True)
-class Deployed:
-    """What `deploy` did. changed: whether it took a commit. hidden: the models that only a token may read.
-
-    refused: why the Hub takes no Gradio Space of this account, where the page is static for that.
-    """
-
-    url: str
-    commit: str
-    sdk: Sdk
-    hardware: str
-    created: bool
-    changed: bool
-    private: bool
-    hidden: tuple[str, ...]
-    refused: str | None = None
 
 
 def find_models(
@@ -330,157 +305,3 @@ def _models_table(models: SpaceModels) -> str:
     rows += [f"| run of the ablation | `{repo}` | the tag of every step |" for repo in models.runs]
     rows += [f"| votes | data set `{models.votes}` | `main` |"] if models.votes else []
     return "\n".join(["| model | repository | commit |", "|---|---|---|", *rows, ""])
-
-
-# The Hub
-
-
-def deploy(
-    space: str,
-    models: SpaceModels,
-    *,
-    samples: Callable[[], Sequence[Mapping[str, Any]]],
-    private: bool | None = None,
-    builds: bool = False,
-) -> Deployed:
-    """Makes or updates the Space NAMESPACE/NAME in one commit.
-
-    A new Space is a Gradio one on the free CPU, else on ZeroGPU; where the account may have neither (402), a static
-    page over `samples()`: completions as `Compared.to_json` has them. A Space that is there keeps its kind, and what
-    others put into it. A Gradio one has the data set of its votes made too, as private as itself. private None: as the
-    models are, where the Space is new. builds: whether the Hub runs Spaces.
-
-    Raises ZooError where a Space of this name is not ours, where its visibility is another than asked for, and where
-    the Hub refuses.
-    """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
-
-    api: Any = HfApi()
-    endpoint = constants.ENDPOINT
-    with refusals_as(f"The models of {space} cannot be looked at on {endpoint}", "try again, or check --hub."):
-        shown = dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])
-        hidden = tuple(repo for repo in shown if api.model_info(repo).private)
-    refused = None
-    with refusals_as(f"The Space {space} cannot be made on {endpoint}", "check that the token may write there."):
-        there = _look(api, space)
-        if there is None:
-            private = bool(hidden) if private is None else private
-            sdk, hardware, refused = _create(api, space, private=private)
-        else:
-            _check_visibility(space, private, there.private, hidden)
-            private, sdk, hardware = there.private, there.sdk, there.hardware
-    if models.votes is not None and sdk == "gradio":
-        # The page would make it public, whoever sees the Space.
-        with refusals_as(f"The data set {models.votes} cannot be made on {endpoint}", "check --votes and the token."):
-            api.create_repo(models.votes, repo_type="dataset", private=private, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="rlhf-zoo-space-") as scratch:
-        folder = Path(scratch)
-        if sdk == "static":
-            write_static(folder, models, samples())
-        else:
-            layout: Layout = "path" if not builds else "files" if private else "address"
-            write_space(folder, models, space=space, endpoint=endpoint, layout=layout, hardware=hardware)
-        files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
-        stale = [name for name in (there.files if there else ()) if _is_ours(name) and name not in files]
-        operations: list[Any] = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
-        operations += [CommitOperationDelete(name) for name in stale]
-        with refusals_as(f"The Space {space} cannot be written to on {endpoint}", "try again, or check the token."):
-            done = api.create_commit(
-                space,
-                operations,
-                repo_type="space",
-                commit_message=f"Compare {models.ppo.name} with {models.sft.name}",
-                parent_commit=there.head if there else None,
-            )
-    return Deployed(
-        url=f"{endpoint}/spaces/{space}",
-        commit=done.oid,
-        sdk=sdk,
-        hardware=hardware,
-        created=there is None,
-        changed=there is None or done.oid != there.head,
-        private=private,
-        hidden=hidden,
-        refused=refused,
-    )
-
-
-class _Space(NamedTuple):
-    """A Space of ours that is there already."""
-
-    sdk: Sdk
-    hardware: str
-    private: bool
-    head: str
-    files: tuple[str, ...]
-
-
-def _look(api: Any, space: str) -> _Space | None:
-    """The Space of this name, None where there is none; raises ZooError where it is not one of ours."""
-    from huggingface_hub.errors import RepositoryNotFoundError
-
-    try:
-        info = api.space_info(space)
-    except RepositoryNotFoundError:
-        return None
-    files = tuple(one.rfilename for one in info.siblings or [])
-    chosen = _read_chosen(api, space, info.sha) if CHOSEN in files else None
-    # One that is as new was made by a run that was cut off before its commit.
-    if (chosen is None and not set(files) <= _UNTOUCHED) or info.sdk not in ("gradio", "static"):
-        raise ZooError(f"The Space {space} holds something else than our comparison: give another name with --repo.")
-    runs_on = info.runtime and (info.runtime.requested_hardware or info.runtime.hardware)
-    hardware = runs_on or (chosen or {}).get("hardware") or CPU
-    return _Space(info.sdk, str(getattr(hardware, "value", hardware)), bool(info.private), info.sha, files)
-
-
-def _read_chosen(api: Any, space: str, commit: str) -> dict[str, Any] | None:
-    path = api.hf_hub_download(space, CHOSEN, repo_type="space", revision=commit)
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-    except ValueError:
-        return None  # not ours: we write nothing but JSON
-    if not isinstance(found, dict) or type(found.get("schema")) is not int:
-        return None
-    ppo = found.get("ppo")
-    return found if isinstance(ppo, str) and hub_id(ppo.partition("@")[0]) else None
-
-
-def _is_ours(name: str) -> bool:
-    """Whether an earlier deployment may have put this file there."""
-    top = name.partition("/")[0]
-    wheel = top.startswith("rlhf_zoo-") and top.endswith((".whl", ".dist-info"))
-    return wheel or top == "rlhf_zoo" or name in ("app.py", "index.html", "requirements.txt")
-
-
-def _create(api: Any, space: str, *, private: bool) -> tuple[Sdk, str, str | None]:
-    """(kind, hardware, why no Gradio Space) of a Space that was made now."""
-    from huggingface_hub.errors import HfHubHTTPError
-
-    options = {"repo_type": "space", "private": private}
-    try:
-        api.create_repo(space, space_sdk="gradio", **options)
-        return "gradio", CPU, None
-    except HfHubHTTPError as error:
-        if _status(error) != 402:
-            raise
-        refused = reason(error)
-    try:
-        api.create_repo(space, space_sdk="gradio", space_hardware=ZERO_GPU, **options)
-        return "gradio", ZERO_GPU, None
-    except HfHubHTTPError as error:
-        if _status(error) not in (400, 402, 403):  # by which a Hub says that this account has no ZeroGPU (left)
-            raise
-    api.create_repo(space, space_sdk="static", **options)
-    return "static", CPU, refused
-
-
-def _status(error: Any) -> int | None:
-    return error.response.status_code if error.response is not None else None
-
-
-def _check_visibility(space: str, asked: bool | None, private: bool, hidden: Sequence[str]) -> None:
-    if asked is None and hidden and not private:
-        raise ZooError(f"{hidden[0]} is private and the Space {space} is not: --public shows it to everybody.")
-    if asked is not None and asked != private:
-        is_now, flag = ("private", "--public") if private else ("public", "--private")
-        raise ZooError(f"The Space {space} is {is_now}, which {flag} does not change: change it in its settings.")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..plain_yaml import BadYAML, load_yaml
 from .facts import hub_id
 from .refusals import reason
 from .votes import CONFIGURATIONS, DRAWN, MODEL, Vote, merged, side_names
@@ -90,8 +91,11 @@ class HubVotes:
         if not api.get_paths_info(self.name, ["README.md"], revision=head, repo_type="dataset"):
             return _new_card(self.name, license=self._license, tags=self._tags)
         path = api.hf_hub_download(self.name, "README.md", revision=head, repo_type="dataset")
-        card = DatasetCard(Path(path).read_text(encoding="utf-8"), ignore_metadata_errors=False)
-        there = card.data.to_dict().get("configs") or []
+        text = Path(path).read_text(encoding="utf-8")
+        there = self._head_of(text).get("configs") or []
+        if not isinstance(there, list) or not all(isinstance(one, dict) for one in there):
+            raise ZooError(f"The README of {self.name} has configs that are no list of mappings: mend it there.")
+        card = DatasetCard(text, ignore_metadata_errors=False)
         wanted = {one["config_name"]: one for one in _configs()}
         kept = [one for one in there if one.get("config_name") not in wanted]
         if any(one != wanted[one["config_name"]] for one in there if one.get("config_name") in wanted):
@@ -101,6 +105,19 @@ class HubVotes:
         card.data["configs"] = [*wanted.values(), *kept]
         card.data["tags"] = list(dict.fromkeys([*(card.data.get("tags") or []), "rlhf-zoo", "votes"]))
         return str(card)
+
+    def _head_of(self, text: str) -> dict[str, Any]:
+        """The YAML at the head of the README, which anybody with write access may have written."""
+        from huggingface_hub.repocard import REGEX_YAML_BLOCK
+
+        block = REGEX_YAML_BLOCK.search(text)
+        try:
+            head = load_yaml(block[2]) if block else {}
+        except BadYAML as error:
+            raise ZooError(f"The README of {self.name} begins with bad YAML ({error}): mend it there.") from error
+        if not isinstance(head, dict):
+            raise ZooError(f"The README of {self.name} does not begin with a mapping in YAML: mend it there.")
+        return head
 
     def read(self) -> list[Vote]:
         """Every vote that the Hub has, oldest first; [] where there is no such repository.

@@ -9,17 +9,30 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..actor_critic import shared_value_head
 from ..data import PROMPT_TOKENS, prepare_prompts
 from ..errors import ZooError
+from ..model_files import first_line, load_tokenizer
 from ..models import critic_from, disable_dropout, is_peft, load_causal, load_classifier, with_adapter
 from ..reference import Reference
 from ..rewards import RewardFunction, RewardModel, Rewards
+from ..sampling import Vocabulary, check_cached
 from ..value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead, ValueHead
 from .config import PPOConfig
-from .guards import check_head_of, check_ids, check_tokenizer_of, check_tokens, embedding_rows, warn_of
+from .guards import (
+    Reader,
+    check_decoding,
+    check_head_of,
+    check_ids,
+    check_step_size,
+    check_tokenizer_of,
+    check_tokens,
+    embedding_rows,
+    narrowest_of,
+    warn_of,
+)
 from .ptx import TextSource
 
 __all__ = ["Parts", "assemble", "prompts_of"]
@@ -29,7 +42,10 @@ MANY_EPOCHS = 4
 
 @dataclass(frozen=True)
 class Parts:
-    """policy and critic train; from_reference: whether the policy begins where the reference is; context: in tokens."""
+    """policy and critic train; from_reference: whether the policy begins where the reference is; context: in tokens.
+
+    vocabulary: what the policy samples; narrowest: which of the models that read its ids has the fewest rows.
+    """
 
     policy: PreTrainedModel
     critic: PreTrainedModel | ValueHead
@@ -38,6 +54,8 @@ class Parts:
     texts: TextSource | None
     from_reference: bool
     context: int | None
+    vocabulary: Vocabulary
+    narrowest: Reader
 
 
 def assemble(
@@ -77,32 +95,39 @@ def assemble(
     if head is not None and args.critic not in ("auto", "shared"):
         raise ZooError(f"The model has a value head and critic is {args.critic!r}: give 'shared', or the model alone.")
     critic = head if head is not None else build_critic(value_model, rewards, policy, args)
-    rows = embedding_rows(policy)
-    separate = {"The critic": None if isinstance(critic, ValueHead) else critic, "ref_model": reference.own}
-    for name, reader in separate.items():
-        if reader is not None and embedding_rows(reader) < min(rows, len(tokenizer)):
-            raise ZooError(
-                f"{name} has {embedding_rows(reader)} embedding rows and the policy {rows}: give one that reads the "
-                "policy's tokens."
-            )
-    scoring = [reward.model for reward in rewards.models if reward.shares_ids] if rewards is not None else []
-    context = _context([policy, *separate.values(), *scoring])
+    vocabulary = Vocabulary.of(tokenizer, policy)
+    scoring = [reward for reward in rewards.models if reward.shares_ids] if rewards is not None else []
+    models = {
+        "the policy": policy,
+        "the critic": None if isinstance(critic, ValueHead) else critic,
+        "ref_model": reference.own,
+        **{f"the reward model {reward.name}": reward.model for reward in scoring},
+    }
+    narrowest = narrowest_of(vocabulary, models)
+    check_decoding(policy, vocabulary)
+    context = _context(list(models.values()))
     config = peft_config or _own_config(policy)
     if config is not None and args.critic_lora and not isinstance(critic, ValueHead) and not is_peft(critic):
         critic = with_adapter(critic, config)
-    if args.stop_token_id is not None and not 0 <= args.stop_token_id < rows:
+    if args.stop_token_id is not None and args.stop_token_id not in vocabulary:
         raise ZooError(
-            f"stop_token_id is {args.stop_token_id} and the policy has {rows} embedding rows, so nothing could end: "
-            "give an id that it can sample."
+            f"stop_token_id is {args.stop_token_id}, and the policy samples ids up to {vocabulary.size - 1} that the "
+            "tokenizer names, so nothing could end: give one of these."
         )
     texts = None
     if args.ptx_coef > 0:
         if ptx_dataset is None:
             raise ZooError(f"ptx_coef is {args.ptx_coef} and there is no text to model: give ptx_dataset.")
-        texts = TextSource(ptx_dataset, tokenizer, context=context, pad_id=tokenizer.eos_token_id, embeddings=rows)
+        texts = TextSource(
+            ptx_dataset, tokenizer, context=context, pad_id=tokenizer.eos_token_id, embeddings=embedding_rows(policy)
+        )
+    critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
+    for name, part, rate in (("the policy", policy, args.learning_rate), ("the critic", critic, critic_rate)):
+        check_step_size(part, rate, of=name)
     # Eight bits move the reference a little, a model or adapter of one's own may be anywhere.
     own = ref_model is not None or args.ref_adapter_name is not None
-    return Parts(policy, critic, reference, rewards, texts, not own and not args.ref_load_in_8bit, context)
+    begins = not own and not args.ref_load_in_8bit
+    return Parts(policy, critic, reference, rewards, texts, begins, context, vocabulary, narrowest)
 
 
 def _context(models: list[Any]) -> int | None:
@@ -172,7 +197,14 @@ def _with_adapter(policy: Any, peft_config: Any, args: PPOConfig) -> Any:
             "The policy under the adapter was merged or made in memory, so its adapter names no base and nothing can "
             "load it alone: set merge_adapter, or save the model first and give its path."
         )
-    return get_peft_model(policy, peft_config)
+    check_cached(policy)
+    try:
+        return get_peft_model(policy, peft_config)
+    except ValueError as error:
+        raise ZooError(
+            f"The adapter does not fit the policy, a {type(policy).__name__} ({first_line(error).split('. ')[0]}): "
+            "give other target modules."
+        ) from error
 
 
 def _own_config(policy: Any) -> Any:
@@ -202,7 +234,7 @@ def build_rewards(
     for reward in given:
         if isinstance(reward, str):
             model = load_classifier(reward)
-            ready.append(RewardModel(model, AutoTokenizer.from_pretrained(reward), tokenizer, **kwargs))
+            ready.append(RewardModel(model, load_tokenizer(reward), tokenizer, **kwargs))
         elif isinstance(reward, PreTrainedModel):
             check_tokenizer_of(reward, reward_tokenizer, of="the reward model")
             check_head_of(reward, of="the reward model")
@@ -261,7 +293,7 @@ def prompts_of(
     args: PPOConfig,
     tokenizer: PreTrainedTokenizerBase,
     context: int | None,
-    rows: int,
+    narrowest: Reader,
     *,
     training: bool = False,
 ) -> Any:
@@ -271,7 +303,7 @@ def prompts_of(
     if isinstance(data, dict) and training:
         raise ZooError("train_dataset is a mapping of data sets: give one split of it, such as data['train'].")
     if isinstance(data, dict):
-        return {name: prompts_of(each, args, tokenizer, context, rows) for name, each in data.items()}
+        return {name: prompts_of(each, args, tokenizer, context, narrowest) for name, each in data.items()}
     if not isinstance(data, Dataset):
         raise ZooError(
             f"The prompts are a {type(data).__name__}: give a datasets.Dataset, which has a length and an order."
@@ -279,7 +311,7 @@ def prompts_of(
     prepared = prepare_prompts(
         data, tokenizer, context=context, room=args.response_length, num_proc=args.dataset_num_proc
     )
-    check_ids(prepared[PROMPT_TOKENS], rows)
+    check_ids(prepared[PROMPT_TOKENS], narrowest)
     needed = args.prompts_per_update * args.world_size
     if training and len(prepared) < needed:
         raise ZooError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -10,6 +9,7 @@ from transformers import TrainingArguments
 
 from ..errors import ZooError
 from ..functional import AGGREGATIONS, KL_IN_LOSS, KL_IN_REWARD
+from ..limits import check_limits
 
 __all__ = ["PPOConfig"]
 
@@ -21,24 +21,6 @@ ONE_OF = {
     "score_centering": ("stored", "running", "none"),
     "score_scaling": ("stored", "running", "none"),
 }
-AT_LEAST = {
-    "num_ppo_epochs": 1,
-    "num_mini_batches": 1,
-    "num_generations": 1,
-    "response_length": 1,
-    "kl_horizon": 1,
-    "local_rollout_forward_batch_size": 1,
-    "total_episodes": 1,
-    "per_device_train_batch_size": 1,
-    "gradient_accumulation_steps": 1,
-    "vf_coef": 0,
-    "entropy_coef": 0,
-    "ptx_coef": 0,
-    "critic_warmup_updates": 0,
-    "num_sample_generations": 0,
-    "num_completions_to_print": 1,
-}
-POSITIVE = ("cliprange", "cliprange_high", "cliprange_value", "cliprange_sequence", "score_clip", "early_stop_kl")
 NO_KL_ESTIMATOR = {
     ("reward", "k2"): "it is biased, and its expected gradient through the reward is that of no KL",
     ("reward", "k3_reverse"): "it is a gradient for the loss",
@@ -211,15 +193,7 @@ class PPOConfig(TrainingArguments):
 
 def _check_ranges(args: Any) -> None:
     for entry in fields(args):
-        value = getattr(args, entry.name, None)
-        if any(isinstance(x, float) and not math.isfinite(x) for x in (value if isinstance(value, list) else [value])):
-            raise ZooError(f"{entry.name} is {value}: give a finite number.")
-    for name, low in AT_LEAST.items():
-        if getattr(args, name) is not None and getattr(args, name) < low:
-            raise ZooError(f"{name} is {getattr(args, name)}: give at least {low}.")
-    for name in POSITIVE:
-        if getattr(args, name) is not None and getattr(args, name) <= 0:
-            raise ZooError(f"{name} is {getattr(args, name)}: give a positive number.")
+        check_limits(entry.name, getattr(args, entry.name, None))
     for name, known in ONE_OF.items():
         if getattr(args, name) not in known:
             raise ZooError(f"{name} is {getattr(args, name)!r}: give one of {', '.join(map(repr, known))}.")
@@ -227,10 +201,9 @@ def _check_ranges(args: Any) -> None:
         raise ZooError(
             "fp16 scales gradients for one optimizer step an update, and PPO makes several: give bf16 instead."
         )
-    if not 0 < args.gamma <= 1 or not 0 <= args.lam <= 1:
-        raise ZooError(f"gamma {args.gamma} and lam {args.lam} must lie in (0, 1] and [0, 1].")
-    if args.dual_clip is not None and args.dual_clip <= 1:
-        raise ZooError(f"dual_clip is {args.dual_clip}: give a number above 1, such as 3.")
+    for name, off in {"label_smoothing_factor": 0, "neftune_noise_alpha": None}.items():
+        if getattr(args, name) != off:
+            raise ZooError(f"{name} is {getattr(args, name)}, and PPO has no loss that it belongs to: leave it out.")
     if args.missing_eos_penalty is not None and args.missing_eos_score is not None:
         raise ZooError("missing_eos_penalty subtracts and missing_eos_score replaces: give one of them.")
 
@@ -243,14 +216,8 @@ def _check_kl(args: Any) -> None:
             f"kl_estimator {args.kl_estimator!r} does not work in the {args.kl_in}, as {why}: give "
             f"{' or '.join(map(repr, known))}, or change kl_in."
         )
-    if args.kl_coef < 0:
-        raise ZooError(f"kl_coef is {args.kl_coef}: a negative β would pay the policy for leaving its reference.")
-    if args.kl_target is not None and args.kl_target <= 0:
-        raise ZooError(f"kl_target is {args.kl_target}: give a positive number of nats per completion.")
 
 
 def _check_sampling(args: Any) -> None:
-    if args.temperature <= 0:
-        raise ZooError(f"temperature is {args.temperature}: PPO samples, so give a positive one.")
     if args.stop_token not in ("eos", None):
         raise ZooError(f"stop_token is {args.stop_token!r}: give 'eos', or leave it out and give stop_token_id.")

@@ -8,9 +8,9 @@ from __future__ import annotations
 import json
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import torch
 from safetensors import safe_open
@@ -20,22 +20,28 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import cached_file  # type: ignore[attr-defined]
 
 from ..errors import ZooError
+from ..finite import NotFinite
 from ..reference import Reference
-from ..sampling import Samples, token_logprobs
+from ..sampling import Samples, Vocabulary, base_of, sample, token_logprobs
 
 __all__ = [
     "GuardWarning",
     "KLWatch",
+    "Reader",
     "ReferenceWatch",
+    "check_decoding",
     "check_ends",
     "check_head_of",
     "check_ids",
+    "check_logprobs",
     "check_ratio",
     "check_rewards",
     "check_start",
+    "check_step_size",
     "check_tokenizer_of",
     "check_tokens",
     "check_values",
+    "narrowest_of",
     "warn_of",
 ]
 
@@ -44,6 +50,8 @@ START_KL = 0.5
 # Mean |log ρ| of the first pass. The sampler's cached pass and the training pass differ by rounding: 1e-6 in float32 on
 # a CPU, 1e-3 where a GPU multiplies in TF32, some hundredths in bf16.
 RATIO_ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}
+# Tokens of each of the two texts that show whether a policy can be sampled from.
+PROBE_TOKENS = 4
 # The reference is run twice on the same row by the same code, so only a change of its weights shows.
 REFERENCE_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 WINDOW = 20
@@ -85,14 +93,82 @@ def embedding_rows(model: PreTrainedModel) -> int:
     return embeddings.weight.shape[0]
 
 
-def check_ids(prompts: Sequence[Sequence[int]], rows: int, *, what: str = "Prompt") -> None:
-    """Raises ZooError for a prompt with a token id beyond the policy's embedding rows, or with what is no id."""
+class Reader(NamedTuple):
+    """A model that reads the policy's token ids, as an error names it, and its embedding rows."""
+
+    name: str
+    rows: int
+
+    @classmethod
+    def of(cls, model: PreTrainedModel, name: str = "the policy") -> Self:
+        return cls(name, embedding_rows(model))
+
+
+def narrowest_of(vocabulary: Vocabulary, models: Mapping[str, PreTrainedModel | None]) -> Reader:
+    """The model with the fewest embedding rows. models: the policy first, then those that read what it samples.
+
+    Raises ZooError for one without an embedding of a token that the policy can sample.
+    """
+    readers = [Reader.of(model, name) for name, model in models.items() if model is not None]
+    narrowest = min(readers, key=lambda reader: reader.rows)
+    if narrowest.rows < vocabulary.size:
+        name, rows = narrowest
+        raise ZooError(
+            f"{name[0].upper()}{name[1:]} has {rows} embedding rows and the policy {readers[0].rows}, which can sample "
+            f"ids up to {vocabulary.size - 1}: give one that reads the policy's tokens."
+        )
+    return narrowest
+
+
+def check_ids(prompts: Sequence[Sequence[int]], reader: Reader, *, what: str = "Prompt") -> None:
+    """Raises ZooError for a prompt with a token id beyond the reader's embedding rows, or with what is no id."""
     for row, ids in enumerate(prompts):
-        if wrong := [index for index in ids if not isinstance(index, int) or not 0 <= index < rows]:
+        if wrong := [index for index in ids if not isinstance(index, int) or not 0 <= index < reader.rows]:
             raise ZooError(
-                f"{what} {row} holds the token id {wrong[0]}, and the policy has {rows} embedding rows: tokenize it "
-                "with the policy's own tokenizer."
+                f"{what} {row} holds the token id {wrong[0]}, and {reader.name} has {reader.rows} embedding rows: "
+                "tokenize it with the policy's own tokenizer."
             )
+
+
+@torch.no_grad()
+def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
+    """Raises ZooError for a policy whose completions cannot be sampled in batches with a cache.
+
+    Two short prompts of different lengths go on for a few tokens. Each token must have the log-probability that a
+    forward pass over its text alone gives it, and so must a pass over both, padded.
+    """
+    name, training = type(base_of(policy)).__name__, policy.training
+    # From the middle, as what stands first or last may have a meaning of its own.
+    ids = [index for index in range(vocabulary.size // 2, vocabulary.size) if index in vocabulary][:PROBE_TOKENS]
+    policy.eval()
+    try:
+        samples = sample(
+            policy,
+            [ids, ids[-1:]],
+            keys=[(0,), (1,)],
+            seed=0,
+            max_new_tokens=PROBE_TOKENS,
+            stop_ids=[],
+            pad_id=ids[0],
+            vocabulary=vocabulary,
+        )
+        alone = torch.cat([token_logprobs(policy, samples.rows(slice(row, row + 1))) for row in range(2)])
+        beside = token_logprobs(policy, samples)
+    except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ZooError(
+            f"A {name} cannot be sampled from in batches with a cache ({first}): give another architecture as policy."
+        ) from error
+    finally:
+        policy.train(training)
+    drift = max(float((found - alone).abs().mean()) for found in (samples.logprobs, beside))
+    allowed = RATIO_ROUNDING.get(policy.dtype, RATIO_ROUNDING[torch.bfloat16])
+    if not drift <= allowed:
+        raise ZooError(
+            f"A {name} gives tokens other log-probabilities beside a longer prompt, or from its cache, than alone (by "
+            f"{drift:.3g} nats a token, where rounding makes {allowed:g} at most), as when it does not heed left "
+            "padding or is no causal language model: give another as policy."
+        )
 
 
 def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, of: str) -> None:
@@ -144,6 +220,23 @@ def check_head_of(model: PreTrainedModel, *, of: str) -> None:
         warn_of(
             f"The files of {name} hold no classification head, so that of {of} was initialised at random when it was "
             "loaded: unless you trained it since, its scores mean nothing."
+        )
+
+
+@torch.no_grad()
+def check_step_size(model: Any, rate: float, *, of: str) -> None:
+    """Warns if most weights that train are held too coarsely for an optimizer step of about `rate` to change them.
+
+    bfloat16 has 8 bits of mantissa, and what an Adam step adds to a weight 512 times its size rounds away.
+    """
+    coarse = [w for w in model.parameters() if w.requires_grad and w.dtype in (torch.bfloat16, torch.float16)]
+    total = sum(weight.numel() for weight in coarse)
+    moved = sum(int((weight + rate != weight).sum()) for weight in coarse)
+    if moved < total / 2:
+        warn_of(
+            f"A step of the learning rate {rate:g} changes {moved / total:.1%} of the weights of {of} and rounds away "
+            f"in the others, as they are held in {str(coarse[0].dtype).removeprefix('torch.')}: load them with "
+            "dtype=torch.float32 and set bf16, which computes in bfloat16 all the same."
         )
 
 
@@ -203,11 +296,21 @@ def check_rewards(rewards: Tensor, scores: Tensor, kl: Tensor, mask: Tensor, *, 
     )
 
 
+def check_logprobs(logprobs: Tensor, mask: Tensor, *, of: str) -> None:
+    """Raises NotFinite if log π of a sampled token is NaN or infinite. logprobs, mask: (B, T)."""
+    wrong = ~logprobs.masked_fill(~mask, 0).isfinite()
+    if wrong.any():
+        raise NotFinite(
+            f"The {of} gave log-probabilities that are not finite to {int(wrong.any(1).sum())} of {len(logprobs)} "
+            "completions: check its weights, lower learning_rate, or compute in float32 if bf16 is on."
+        )
+
+
 def check_values(values: Tensor, mask: Tensor) -> None:
-    """Raises ZooError if the critic says anything but numbers. values, mask: (B, T)."""
+    """Raises NotFinite if the critic says anything but numbers. values, mask: (B, T)."""
     wrong = ~values.masked_fill(~mask, 0).isfinite()
     if wrong.any():
-        raise ZooError(
+        raise NotFinite(
             f"The critic returned NaN or infinity for {int(wrong.any(1).sum())} of {len(values)} completions: lower "
             "critic_learning_rate, or check value_model."
         )

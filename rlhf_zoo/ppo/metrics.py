@@ -61,13 +61,20 @@ class Progress:
     def __init__(self, device: torch.device) -> None:
         self.sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64, device=device))
         self.norms: dict[str, list[Tensor]] = defaultdict(list)
+        self.step_loss = torch.zeros((), device=device)
+        self.step_logprobs = torch.zeros((), device=device)
         self.steps = 0
         self.epochs = 0
         self._epoch_began = torch.zeros(2, dtype=torch.float64, device=device)
 
-    def add(self, loss: Tensor, seen: Mapping[str, Tensor], tokens: Tensor, actions: Tensor) -> None:
-        """loss: the micro-batch's share; seen: by token or by action; tokens (b, T), actions (b, A): their masks."""
+    def add_loss(self, loss: Tensor) -> None:
+        """loss: the micro-batch's share, as its gradient is taken."""
         self.sums["loss"] += loss.detach().double()
+        self.step_loss += loss.detach()
+
+    def add(self, seen: Mapping[str, Tensor], tokens: Tensor, actions: Tensor) -> None:
+        """seen: by token or by action; tokens (b, T), actions (b, A): their masks."""
+        self.step_logprobs += seen[FIRST_PASS].masked_fill(~tokens, 0).sum()
         for name, each in seen.items():
             if name == FIRST_PASS and self.steps:
                 continue
@@ -83,8 +90,9 @@ class Progress:
         self.sums["texts"] += mask.sum()
 
     def stepped(self, norms: Mapping[str, Tensor]) -> None:
-        """An optimizer step was made, of gradients with these norms."""
+        """An optimizer step was made, or skipped, of gradients with these norms."""
         self.steps += 1
+        self.step_loss, self.step_logprobs = (torch.zeros_like(x) for x in (self.step_loss, self.step_logprobs))
         for name, norm in norms.items():
             self.norms[name].append(norm)
 

@@ -64,7 +64,7 @@ class TextSource:
 
     def draw(self, count: int, generator: torch.Generator, device: torch.device) -> TextBatch:
         """`count` texts, with replacement. Returns ids and masks (count, L); mask (count, L−1) is of next tokens."""
-        picked = torch.randint(len(self._rows), (count,), generator=generator).tolist()
+        picked = torch.randint(len(self._rows), (count,), generator=generator, device="cpu").tolist()
         rows = [self._rows[index] for index in picked]
         sequences = [(prompt + text)[: self._context] for prompt, text in rows]
         width = max(map(len, sequences))

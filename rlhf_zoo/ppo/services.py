@@ -15,33 +15,33 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from accelerate import PartialState
 from datasets import Dataset
 from torch import Tensor, nn
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer, TrainerCallback
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from .. import functional as F
 from ..actor_critic import ActorCritic
 from ..data import PROMPT_INDEX, PROMPT_TOKENS
 from ..errors import ZooError
+from ..finite import SKIPPED, Guarded, NotFinite
 from ..rewards import RewardFunction, Rewards, Scored
 from .assembly import Parts, assemble, prompts_of
 from .completions import COMPLETIONS_DIR, Completions, decoded, show_table
 from .config import PPOConfig
 from .control import RunningScores, kl_controller
-from .guards import KLWatch, ReferenceWatch, embedding_rows
-from .metrics import critic_health, of_completions
+from .guards import KLWatch, ReferenceWatch
+from .metrics import Progress, critic_health, of_completions
 from .rollout import Advantages, Rollout
 from .stepwise import GivenScores
+from .whole import PPO_COMPLETE, Complete, last_whole
 
 __all__ = ["EVAL_STREAM", "LOOP_STREAM", "PPO_STATE", "TRAIN_STREAM", "PPOServices"]
 
 PPO_STATE = "ppo_state.json"
-PPO_COMPLETE = "ppo_complete"
 TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2
 
 
-class PPOServices(Trainer):
+class PPOServices(Guarded):
     """A Trainer of a policy and its critic. `rollout`, `score` and `estimate` come from `PPOTrainer`."""
 
     args: PPOConfig
@@ -91,31 +91,33 @@ class PPOServices(Trainer):
             ptx_dataset=ptx_dataset,
             pad_apart=self.pad_apart,
         )
-        rows = self._settle(args, processing_class, parts)
+        self._settle(args, processing_class, parts)
         super().__init__(
             model=ActorCritic(parts.policy, parts.critic),
             args=args,
             data_collator=data_collator or _as_they_are,
-            train_dataset=prompts_of(train_dataset, args, processing_class, self.context, rows, training=True),
-            eval_dataset=prompts_of(eval_dataset, args, processing_class, self.context, rows),
+            train_dataset=prompts_of(
+                train_dataset, args, processing_class, self.context, self.narrowest, training=True
+            ),
+            eval_dataset=prompts_of(eval_dataset, args, processing_class, self.context, self.narrowest),
             processing_class=processing_class,
-            callbacks=[_Complete(), *(callbacks or [])],
+            callbacks=[Complete(), *(callbacks or [])],
             optimizers=optimizers,
         )
         self.reference.to(self.accelerator.device)
         for reward in self._rewards.models if self._rewards is not None else ():
             reward.to(self.accelerator.device)
 
-    def _settle(self, args: PPOConfig, tokenizer: PreTrainedTokenizerBase, parts: Parts) -> int:
-        """What is not Trainer's to keep. Returns how many embedding rows the policy has."""
+    def _settle(self, args: PPOConfig, tokenizer: PreTrainedTokenizerBase, parts: Parts) -> None:
+        """What is not Trainer's to keep."""
         self.reference = parts.reference
         self.texts = parts.texts
         self._rewards = parts.rewards
         self.context = parts.context
+        self.vocabulary, self.narrowest = parts.vocabulary, parts.narrowest
         # What is fed where the mask is False; PAD itself may have no embedding.
-        rows = embedding_rows(parts.policy)
         pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
-        self.fill_id: int = eos if pad is None or pad >= rows else pad
+        self.fill_id: int = pad if pad in self.vocabulary else eos
         self.controller = kl_controller(kl_coef=args.kl_coef, kl_target=args.kl_target, kl_horizon=args.kl_horizon)
         self.scores_seen = RunningScores()
         self.last_metrics: dict[str, float] = {}
@@ -127,7 +129,6 @@ class PPOServices(Trainer):
         self._episodes = 0
         self._generated = 0
         self._loop_model: nn.Module | None = None
-        return rows
 
     # The steps of an update, which evaluation takes too
 
@@ -208,6 +209,20 @@ class PPOServices(Trainer):
         """An index of a prompt at `place` among this process's own, which no other process gives a prompt of its."""
         return place * self.args.world_size + self.args.process_index
 
+    def look(self, progress: Progress) -> None:
+        """Has the processes agree on whether the step under way has a loss that is a number.
+
+        Raises NotFinite if log-probabilities, or the weights that they are of, are not finite.
+        """
+        seen = self.agreed({"loss": progress.step_loss, "log-probabilities": progress.step_logprobs})
+        if not seen["log-probabilities"]:
+            self.check_weights()
+            raise NotFinite(
+                f"In step {self.state.global_step + 1} log-probabilities of the policy in training are not finite, "
+                "though its weights are: lower learning_rate, or compute in float32 if bf16 is on."
+            )
+        self.guard.look({"loss": seen["loss"]})
+
     # Metrics
 
     def observe(self, rollout: Rollout, estimates: Advantages, progress: Mapping[str, float]) -> None:
@@ -215,30 +230,32 @@ class PPOServices(Trainer):
         each = of_completions(rollout, estimates, self._names(estimates.scored))
         values, returns = (self.everywhere(x) for x in (estimates.values, estimates.returns))
         mask = self.everywhere(estimates.mask.long()).bool()
-        metrics = {
+        measured = {
             **{name: self.mean(column) for name, column in each.items()},
             "objective/non_score_reward": self.mean(estimates.non_score),
             "objective/rlhf_reward": self.mean(estimates.non_score + estimates.scores),
             **critic_health(values, returns, mask, length=self.args.response_length),
             "critic/value": self.mean(estimates.values.masked_fill(~estimates.mask, math.nan)),
             "critic/return": self.mean(estimates.returns.masked_fill(~estimates.mask, math.nan)),
-            "kl_coef": self.controller.kl_coef,
-            **progress,
         }
+        # What does not apply (a quarter of positions never reached, returns that do not vary) is left out.
+        applies = {name: value for name, value in measured.items() if not math.isnan(value)}
+        metrics = {**applies, "kl_coef": self.controller.kl_coef, **progress}
         metrics |= {name: value for name, value in self.logged(estimates.scored).items() if name not in metrics}
         if "running" in (self.args.score_centering, self.args.score_scaling):
             metrics |= {
                 "objective/score_mean_so_far": self.scores_seen.mean,
                 "objective/score_std_so_far": self.scores_seen.std,
             }
-        # What does not apply (a quarter of positions never reached, returns that do not vary) is left out.
-        self.last_metrics = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        # A number that failed stays, as NaN: metrics.jsonl has null for it.
+        self.last_metrics = {name: float(x) if math.isfinite(x) else math.nan for name, x in metrics.items()}
         for name, value in self.last_metrics.items():
             self._metrics[name].append(value)
+        self.last_metrics[SKIPPED] = self.guard.skipped
         n, kl, squares = self.moments(rollout.kl).tolist()
         self._episodes += int(n)
         error = math.sqrt(max(squares / n - (kl / n) ** 2, 0.0) / n)
-        self._kl_watch.look(kl / n, error, metrics["objective/score"])
+        self._kl_watch.look(kl / n, error, measured["objective/score"])
 
     def _names(self, scored: Scored) -> list[str]:
         return ["given"] if isinstance(scored, GivenScores) else self.rewards.names
@@ -277,6 +294,7 @@ class PPOServices(Trainer):
             logs.pop("grad_norm", None)
             logs = logs | {name: sum(seen) / len(seen) for name, seen in self._metrics.items()}
             logs["episodes"] = self._episodes
+            logs[SKIPPED] = self.guard.skipped
             self._metrics.clear()
             if self._shown:
                 self.show(self._shown, "completions")
@@ -295,6 +313,9 @@ class PPOServices(Trainer):
             )
 
     # What Trainer calls
+
+    def last_good(self) -> str | None:
+        return last_whole(Path(self.args.output_dir or "."))
 
     def as_rows(self, batch: Any) -> list[dict]:
         """A batch as the collator gave it, as one mapping a prompt, with unpadded token ids."""
@@ -329,7 +350,11 @@ class PPOServices(Trainer):
             )
         _ = self.rewards
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = last_whole_checkpoint(Path(self.args.output_dir or "."))
+            resume_from_checkpoint = self.last_good()
+            if resume_from_checkpoint is None:
+                raise ZooError(
+                    f"{self.args.output_dir} holds no whole checkpoint to go on from: begin anew, or check output_dir."
+                )
         elif resume_from_checkpoint and not (Path(resume_from_checkpoint) / PPO_COMPLETE).is_file():
             raise ZooError(
                 f"{resume_from_checkpoint} holds no {PPO_COMPLETE}: it is half-written or no PPO checkpoint; choose "
@@ -383,8 +408,7 @@ class PPOServices(Trainer):
         if given is None:
             raise ZooError("There is nothing to evaluate on: give eval_dataset.")
         if not isinstance(given, Dataset) or PROMPT_INDEX not in given.column_names:
-            known = embedding_rows(self.policy)
-            given = prompts_of(given, self.args, self.processing_class, self.context, known)
+            given = prompts_of(given, self.args, self.processing_class, self.context, self.narrowest)
         seen: dict[str, list[Tensor]] = defaultdict(list)
         shown, self._shown = self._shown, {}
         for batch in self.get_eval_dataloader(given):
@@ -396,7 +420,7 @@ class PPOServices(Trainer):
                 seen[name].append(self.accelerator.gather_for_metrics(each))
         self._shown = shown
         metrics = {f"{metric_key_prefix}_{name}": float(torch.cat(each).nanmean()) for name, each in seen.items()}
-        self.log(metrics)
+        self.log({name: value for name, value in metrics.items() if not math.isnan(value)})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
 
@@ -438,6 +462,7 @@ class PPOServices(Trainer):
 
         With merge_adapter, what is saved outside of checkpoints is a LoRA policy merged into its base.
         """
+        self.check_weights()
         directory = Path(output_dir or self.args.output_dir or ".")
         # Trainer calls this for a checkpoint, with its directory, and for push_to_hub, without one.
         checkpoint = _internal_call and output_dir is not None
@@ -449,7 +474,11 @@ class PPOServices(Trainer):
                 "kl_coef": self.controller.kl_coef,
                 "episodes": self._episodes,
                 "scores_seen": list(vars(self.scores_seen).values()),
-                "unlogged": dict(self._metrics),
+                # JSON has no NaN.
+                "unlogged": {
+                    name: [None if math.isnan(value) else value for value in seen]
+                    for name, seen in self._metrics.items()
+                },
             }
             (directory / PPO_STATE).write_text(json.dumps(state, allow_nan=False) + "\n")
         if self.args.push_to_hub and not _internal_call:
@@ -475,26 +504,9 @@ class PPOServices(Trainer):
         self.scores_seen = RunningScores(*state.get("scores_seen", ()))
         self._begun = True
         self._episodes = state["episodes"]
-        self._metrics = defaultdict(list, state["unlogged"])
-
-
-class _Complete(TrainerCallback):
-    """Marks a checkpoint once all processes have written all of it: a run killed before that never goes on from it."""
-
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        PartialState().wait_for_everyone()
-        if state.is_world_process_zero:
-            marker = Path(args.output_dir) / f"checkpoint-{state.global_step}" / PPO_COMPLETE
-            if marker.parent.is_dir():
-                marker.write_text(f"{state.global_step}\n")
-
-
-def last_whole_checkpoint(directory: Path) -> str:
-    """The checkpoint of the latest step in `directory` that was written to its end. Raises ZooError where none is."""
-    whole = [path.parent for path in directory.glob(f"checkpoint-*/{PPO_COMPLETE}")]
-    if not whole:
-        raise ZooError(f"{directory} holds no whole checkpoint to go on from: begin anew, or check output_dir.")
-    return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2])))
+        self._metrics = defaultdict(list)
+        for name, seen in state["unlogged"].items():
+            self._metrics[name] = [math.nan if value is None else value for value in seen]
 
 
 def _as_they_are(rows: list[Any]) -> Any:

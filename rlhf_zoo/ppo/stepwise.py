@@ -13,9 +13,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..rewards import Scored
-from ..sampling import Samples, left_pad
+from ..sampling import Samples, Vocabulary, left_pad
 from .config import PPOConfig
-from .guards import check_ids, embedding_rows
+from .guards import Reader, check_ids
 
 __all__ = ["GivenScores", "given_samples", "given_scored", "prompt_row"]
 
@@ -31,6 +31,8 @@ class _Trainer(Protocol):
     processing_class: PreTrainedTokenizerBase
     context: int | None
     fill_id: int
+    narrowest: Reader
+    vocabulary: Vocabulary
 
     @property
     def policy(self) -> PreTrainedModel: ...
@@ -54,7 +56,7 @@ def prompt_row(prompt: Any, row: int, trainer: _Trainer) -> list[int]:
     ids = tokenize_prompt(prompt, trainer.processing_class) if ids is None else ids
     if not ids:
         raise ZooError(f"Prompt {row} is empty: the policy needs at least one token to start from.")
-    check_ids([ids], embedding_rows(trainer.policy))
+    check_ids([ids], trainer.narrowest)
     if trainer.context is not None and len(ids) + trainer.args.response_length > trainer.context:
         raise ZooError(
             f"Prompt {row} has {len(ids)} tokens, and with response_length {trainer.args.response_length} it passes "
@@ -94,15 +96,22 @@ def given_samples(queries: Sequence[Any], responses: Sequence[Any], trainer: _Tr
             )
         if stops & set(answers[-1][:-1]):
             raise ZooError(f"Response {row} goes on after its end token: cut it there, as nothing after it counts.")
-    check_ids(prompts, embedding_rows(trainer.policy), what="Query")
-    check_ids(answers, embedding_rows(trainer.policy), what="Response")
+    check_ids(prompts, trainer.narrowest, what="Query")
+    check_ids(answers, trainer.narrowest, what="Response")
+    for row, answer in enumerate(answers):
+        if strange := [index for index in answer if index not in trainer.vocabulary]:
+            raise ZooError(
+                f"Response {row} holds the token id {strange[0]}, which the tokenizer does not name, so the policy "
+                "never samples it: give the ids that were sampled."
+            )
     prompt_ids, prompt_mask = left_pad(prompts, trainer.fill_id, device)
     width = max(map(len, answers))
     completion_ids = torch.tensor([ids + [trainer.fill_id] * (width - len(ids)) for ids in answers], device=device)
     lengths = torch.tensor([len(ids) for ids in answers], device=device)
     mask = torch.arange(width, device=device) < lengths.unsqueeze(1)
     ended = torch.tensor([ids[-1] in stops for ids in answers], device=device)
-    return Samples(prompt_ids, prompt_mask, completion_ids, mask, torch.zeros(mask.shape, device=device), ended)
+    logprobs = torch.zeros(mask.shape, device=device)
+    return Samples(prompt_ids, prompt_mask, completion_ids, mask, logprobs, ended, trainer.vocabulary)
 
 
 def given_scored(scores: Sequence[Any], samples: Samples) -> GivenScores:

@@ -17,12 +17,12 @@ from ..data import PROMPT_TOKENS, tokenize_prompt
 from ..errors import ZooError
 from ..models import disable_dropout
 from ..rewards import Rewards, Scored
-from ..sampling import sample, token_logprobs
+from ..sampling import Vocabulary, sample, token_logprobs
 from ..value_head import ValueHead
 from .completions import decoded
 from .config import PPOConfig
 from .control import RunningScores
-from .guards import check_ids, embedding_rows
+from .guards import Reader, check_ids
 
 __all__ = ["TRACE_STREAM", "Trace", "TracedToken", "trace"]
 
@@ -130,6 +130,7 @@ def trace(
         stop_ids=_stop_ids(args, tokenizer),
         pad_id=0,  # one row is never padded
         temperature=args.temperature,
+        vocabulary=Vocabulary.of(tokenizer, policy),
     )
     logprobs, ref_logprobs, old_logprobs = (
         token_logprobs(model, samples, temperature=args.temperature) for model in (policy, reference, old or reference)
@@ -224,7 +225,7 @@ def _encoded(prompt: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenize
             f"The prompt has {len(ids)} tokens, and with {room} new ones it passes the context of {context}: shorten "
             "it or ask for fewer."
         )
-    check_ids([ids], embedding_rows(policy))
+    check_ids([ids], Reader.of(policy))
     return ids
 
 

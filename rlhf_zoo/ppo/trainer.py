@@ -27,7 +27,7 @@ from ..errors import ZooError
 from ..rewards import Scored
 from ..sampling import Samples, response_logits, sample, token_logprobs
 from .completions import decoded
-from .guards import check_ends, check_ratio, check_rewards, check_start, check_values
+from .guards import check_ends, check_logprobs, check_ratio, check_rewards, check_start, check_values
 from .loss import micro_batch_loss
 from .metrics import Progress
 from .ptx import split
@@ -89,6 +89,7 @@ class PPOTrainer(PPOServices):
                 stop_ids=self.stop_ids,
                 pad_id=self.fill_id,
                 temperature=args.temperature,
+                vocabulary=self.vocabulary,
             )
         check_ends(samples, self.stop_ids)
         return self.evaluated(samples, recompute=args.recompute_logprobs)
@@ -108,6 +109,8 @@ class PPOTrainer(PPOServices):
             values = torch.zeros_like(ref_logprobs)
             for start, chunk in zip(range(0, len(samples), size), samples.chunks(size), strict=True):
                 values[start : start + len(chunk), : chunk.mask.shape[1]] = actor.values(chunk)
+            check_logprobs(samples.logprobs, samples.mask, of="policy")
+            check_logprobs(ref_logprobs, samples.mask, of="reference")
             self._watch.look(self.reference, samples, temperature=temperature, precision=self.precision)
         check_values(values, samples.mask)
         return Rollout(samples, ref_logprobs, values.masked_fill(~samples.mask, 0))
@@ -165,13 +168,14 @@ class PPOTrainer(PPOServices):
         # process makes the same number of optimizer steps.
         fewest = int(self.accelerator.gather(torch.tensor([len(rollout.samples)], device=args.device)).min())
         for _ in range(args.num_ppo_epochs):
-            order = torch.randperm(len(rollout.samples), generator=shuffle).to(rollout.mask.device)
+            order = torch.randperm(len(rollout.samples), generator=shuffle, device="cpu").to(rollout.mask.device)
             for minibatch in torch.tensor_split(order, min(args.num_mini_batches, fewest)):
                 mixed = self.texts.draw(len(minibatch), texts, args.device) if self.texts is not None else None
                 self.minibatch(model, rollout, estimates, minibatch, mixed, progress)
             drift = progress.end_epoch(self.total)
             if args.early_stop_kl is not None and drift > 1.5 * args.early_stop_kl:
                 break
+        self.check_weights()
         return progress.means(self.total)
 
     def minibatch(
@@ -199,8 +203,10 @@ class PPOTrainer(PPOServices):
                     loss = self.loss(
                         model, rollout.rows(chosen), estimates.rows(chosen), size, text, target_tokens, progress
                     )
+                progress.add_loss(loss)
                 # They average gradients, and the loss is a share of the global mean.
                 self.accelerator.backward(loss * self.args.world_size)
+        self.look(progress)
         if not progress.steps:
             check_ratio(progress.first_pass(self.total), precision=self.precision)
         progress.stepped(self.optimizer_step(model))
@@ -237,11 +243,14 @@ class PPOTrainer(PPOServices):
             progress.add_texts(-text_logprobs, texts.mask)
             if not self.warming_up:
                 loss = loss + args.ptx_coef * F.aggregate(-text_logprobs, texts.mask, tokens=target_tokens)
-        progress.add(loss, seen, samples.mask, estimates.mask)
+        progress.add(seen, samples.mask, estimates.mask)
         return loss
 
     def optimizer_step(self, model: nn.Module) -> dict[str, Tensor]:
-        """Clips policy and critic apart (one joint norm lets a noisy critic shrink the policy's step), then steps."""
+        """Clips policy and critic apart (one joint norm lets a noisy critic shrink the policy's step), then steps.
+
+        A step whose loss or norms are not finite is skipped, in all processes. Returns the norms before clipping.
+        """
         actor, norms = self.actor, {}
         limit = self.args.max_grad_norm or math.inf
         if self.warming_up:
@@ -251,7 +260,9 @@ class PPOTrainer(PPOServices):
             parameters = [p for p in part.parameters() if p.requires_grad]
             norms[name] = torch.as_tensor(self.accelerator.clip_grad_norm_(parameters, limit)).detach()
         assert self.optimizer is not None
-        self.optimizer.step()
+        self.guard.look(self.agreed({f"{name}'s gradient norm": norm for name, norm in norms.items()}))
+        if self.guard.keep(step=self.state.global_step + 1, rate=self.args.learning_rate):
+            self.optimizer.step()
         model.zero_grad()
         return norms
 

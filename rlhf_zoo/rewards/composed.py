@@ -90,7 +90,14 @@ class Rewards:
                 "for it; let one of them return a number."
             )
         weights = torch.tensor(self.weights, device=device)
-        return Scored((each.nan_to_num(0.0) * weights).sum(1), each, *logged(calls, len(batch)))
+        total = (each.nan_to_num(0.0) * weights).sum(1)
+        if not total.isfinite().all():
+            row = int((~total.isfinite()).nonzero()[0])
+            raise ZooError(
+                f"The weighted rewards of row {row} add up to {float(total[row])}, beyond what single precision holds: "
+                f"let {listed(self.names)} return smaller numbers, or lower reward_weights."
+            )
+        return Scored(total, each, *logged(calls, len(batch)))
 
 
 def _check(reward: Any) -> None:

@@ -177,7 +177,15 @@ def logged(calls: Sequence[FunctionCall], count: int) -> tuple[dict[str, list[An
             extra[f"{column} ({call.name})" if column in extra else column] = values
         for name, seen in call.metrics.items():
             metrics[name] += seen
-    return extra, {name: math.fsum(seen) / len(seen) for name, seen in metrics.items()}
+    return extra, {name: _mean(seen) for name, seen in metrics.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    """NaN where there is none: of infinities of both signs, of a sum beyond any float."""
+    try:
+        return math.fsum(values) / len(values)
+    except (ValueError, OverflowError):
+        return math.nan
 
 
 def numbers(name: str, values: Any, batch: Batch) -> Tensor:

@@ -31,7 +31,8 @@ class RewardModel:
 
     center=False takes 0 for μ, scale=False takes 1 for σ; `mean` and `std` are what is applied. The score is read at
     the rightmost token that is not PAD: an ended response's end-of-sequence token, as in training. So PAD must differ
-    from it, which is checked.
+    from it, which is checked. An encoder-decoder reads its score at an end-of-sequence token and nowhere else, so it is
+    given one also where a response did not end.
     """
 
     def __init__(
@@ -54,6 +55,11 @@ class RewardModel:
             raise ZooError(
                 f"The reward model {name} pads with its end-of-sequence token, so its score would be read one token "
                 "early: give its tokenizer a pad_token of its own."
+            )
+        if model.config.is_encoder_decoder and not isinstance(model.config.eos_token_id, int):
+            raise ZooError(
+                f"The reward model {name} has an encoder and no eos_token_id, which is where it reads its score: set "
+                "it in the model's configuration."
             )
         disable_dropout(model)
         self.model = model.requires_grad_(False).eval()
@@ -106,13 +112,18 @@ class RewardModel:
         """Pads on the right, where every architecture, also an encoder that pools its first token, counts alike."""
         device = next(self.model.parameters()).device
         kwargs = {} if self.model.config.is_encoder_decoder else {"use_cache": False}
-        scores = []
-        for start in range(0, len(rows), self.batch_size):
-            batch = [torch.tensor(row) for row in rows[start : start + self.batch_size]]
+        ends = [0] * len(rows)
+        if self.model.config.is_encoder_decoder:
+            eos = self.model.config.eos_token_id
+            rows = [row if row and row[-1] == eos else [*row, eos] for row in rows]
+            ends = [list(row).count(eos) for row in rows]
+        scores = torch.zeros(len(rows), device=device)
+        for chosen in _batches(ends, self.batch_size):
+            batch = [torch.tensor(rows[row]) for row in chosen]
             ids = pad_sequence(batch, batch_first=True, padding_value=self.pad_id)
             highest = max((int(row.max()) for row in batch if len(row)), default=0)
             if highest >= self.vocabulary:
-                # A policy may have more embedding rows than its tokenizer has tokens, and samples from all of them.
+                # A completion or prompt of somebody's own may hold ids that no token names.
                 raise ZooError(
                     f"The token id {highest} occurs and the reward model {self.name} has {self.vocabulary} embedding "
                     "rows: resize the policy's embeddings to its tokenizer, or the reward model's to the policy's."
@@ -121,8 +132,8 @@ class RewardModel:
             with self._pad_understood():
                 output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device), **kwargs)
             raw = output.logits[:, 0].float()
-            scores.append((raw - self.mean) / self.std)
-        return torch.cat(scores)
+            scores[chosen] = (raw - self.mean) / self.std
+        return scores
 
     @contextmanager
     def _pad_understood(self) -> Iterator[None]:
@@ -141,3 +152,11 @@ class RewardModel:
         finally:
             hook.remove()
             config.pad_token_id = before
+
+
+def _batches(ends: Sequence[int], size: int) -> Iterator[list[int]]:
+    """Places of rows, at most `size` at a time; an encoder-decoder takes rows with as many ends of sequence alone."""
+    for count in sorted(set(ends)):
+        places = [place for place, found in enumerate(ends) if found == count]
+        for start in range(0, len(places), size):
+            yield places[start : start + size]

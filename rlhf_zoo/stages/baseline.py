@@ -18,12 +18,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import AutoTokenizer
 
 from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..evaluation.compute import Compute, Passes, ppo_compute
-from ..models import CRITIC_DIR, matrix_parameters
+from ..model_files import load_tokenizer
+from ..models import CRITIC_DIR, critic_from, matrix_parameters
 from ..ppo.completions import TAKEN
 from ..record import StageRecord, fingerprint, first_difference, now, write_text
 from ..rewards import Rewards
@@ -107,9 +107,7 @@ class Baseline:
             found["reward"] = found.get("reward", 0) + matrix_parameters(model.model)
         critic = self.checkpoints["ppo"].path / CRITIC_DIR
         if (critic / "config.json").is_file():
-            from transformers import AutoModelForTokenClassification
-
-            found["critic"] = matrix_parameters(AutoModelForTokenClassification.from_pretrained(critic))
+            found["critic"] = matrix_parameters(critic_from(critic))
         return found
 
     @cached_property
@@ -422,7 +420,7 @@ def _train(
         "desc": f"{method} β={beta:g} seed {seed}",
         "peft_config": get_peft_config(ppo.model),
     }
-    tokenizer = AutoTokenizer.from_pretrained(sft)
+    tokenizer = load_tokenizer(sft)
     set_seed(seed)
     if method == "dpo":
         return train_dpo(sft, tokenizer, baseline.pairs(), **common)

@@ -32,7 +32,8 @@ from .. import functional as F
 from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..evaluation.compute import Compute, dpo_compute, rloo_compute
-from ..models import ADAPTER_CONFIG, is_peft, load_causal
+from ..model_files import ADAPTER_CONFIG
+from ..models import is_peft, load_causal
 from ..ppo.completions import TAKEN
 from ..record import StageRecord
 from ..rewards import Rewards

@@ -21,8 +21,8 @@ SHOWN = {
     "objective/kl": "kl",
     "completions/eos_rate": "eos",
 }
-# Times differ from run to run, and a resumed run must have the metrics of an uninterrupted one (TRL's count of tokens
-# begins again at 0).
+# Times differ from run to run, and a resumed run must have the metrics of an uninterrupted one. The count of tokens
+# began again at 0 in the runs of earlier versions, with which others are compared.
 LEFT_OUT = ("runtime", "samples_per_second", "steps_per_second", "total_flos", "train_loss", "num_tokens")
 
 
@@ -91,6 +91,8 @@ class StageCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **_: Any,
     ) -> None:
+        if "train_runtime" in (logs or {}) and state.global_step < state.max_steps:
+            return  # the summary of an interrupted run: the run that goes on has another
         numbers = {name: value for name, value in (logs or {}).items() if not name.endswith(LEFT_OUT)}
         numbers.pop("epoch", None)
         if not numbers:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import importlib.metadata
+import logging
 import platform
+import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ZooError
 from ..hub.connect import Hub
-from ..hub.publish import PUBLISHED, RECIPE_FILE
+from ..hub.publish import PUBLISHED, RECIPE_FILE, checkpoint_files, tag_name
 from ..hub.refusals import refusals_as
 from ..recipes import Recipe
-from ..record import StageRecord, fingerprint, read_json
+from ..record import (
+    StageRecord,
+    check_whole,
+    fingerprint,
+    first_difference,
+    now,
+    read_json,
+    write_complete,
+    write_json,
+)
+from ..run_id import run_id
 from .settings import RecipeConfig, StageSettings, recipe_config, stage_settings
 
 if TYPE_CHECKING:
@@ -22,8 +34,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Checkpoint", "RunContext", "versions"]
 
+log = logging.getLogger(__name__)
+
 #: Stages that a run of an ablation has of its own.
 OWN = ("ppo", "eval")
+#: Keys of recipe.yaml that decide what SFT learns, and what.
+DATA_KEYS = ("corpus", "corpus_args", "dataset_name", "dataset_revision")
+MADE_BY = ("architecture", *DATA_KEYS, "seed", "tokenizer")
 PACKAGES = ("rlhf-zoo", "torch", "transformers", "trl", "huggingface-hub", "datasets", "peft", "accelerate")
 
 
@@ -49,6 +66,8 @@ class RunContext:
     """One run of one recipe. `publish` says whether checkpoints are sent to `hub`, under `namespace`.
 
     pinned: stage -> REPOSITORY@COMMIT that takes its place where this directory holds no finished run of it.
+    fresh: the run began again (--restart), and its repositories lose the tags of what was before. overwrite: take the
+    repositories from another run (--overwrite_repo).
     stop_after: end a stage's training with the checkpoint of this step, with the status "stopped".
     base: for a run that is part of another, where the stages lie that are not its `own`; variant: its name among the
     runs of an ablation.
@@ -65,6 +84,7 @@ class RunContext:
     command: str = ""
     flags: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     private: bool = False
+    fresh: bool = False
     overwrite: bool = False
     pinned: Mapping[str, str] = field(default_factory=dict)
     stop_after: int | None = None
@@ -89,6 +109,10 @@ class RunContext:
         """NAMESPACE/RECIPE-STAGE; NAMESPACE/RECIPE-VARIANT-ppo for a run of an ablation."""
         own = f"-{self.variant}" if self.variant is not None and stage in self.own else ""
         return f"{self.namespace}/{self.recipe.name}{own}-{stage}"
+
+    def run_id(self, stage: str) -> str:
+        """By which the stage's repository knows the run directory that may write there."""
+        return run_id(self.record(stage).path.parent)
 
     def check_recipe(self, stages: Sequence[str]) -> None:
         """Raises ZooError where the record of one of these stages is of another recipe."""
@@ -126,12 +150,14 @@ class RunContext:
     def checkpoint(self, stage: str) -> Checkpoint:
         """The finished checkpoint of a stage: from this run directory, else from the Hub at its tag `best`.
 
-        Raises ZooError when there is neither.
+
+        Raises ZooError when there is neither, and where its files are not those that were saved.
         """
         record = self.record(stage)
         document = record.read()
         chosen = record.chosen_checkpoint()
         if document.get("status") == "finished" and chosen is not None:
+            check_whole(chosen)
             sent = read_json(chosen / PUBLISHED) if (chosen / PUBLISHED).is_file() else {}
             return Checkpoint(
                 chosen,
@@ -145,6 +171,55 @@ class RunContext:
                 },
             )
         return self._pulled(stage)
+
+    def check_shared(self) -> None:
+        """Raises ZooError where recipe.yaml was changed since the SFT policy of this directory was trained.
+
+        A later stage would record settings that its policy does not have. What this command's flags say is meant.
+        """
+        record = self.record("sft")
+        before = (record.read().get("resolved") or {}).get("recipe") or {}
+        given = self.flags.get("recipe", {})
+        # A stage that is given a data set of its own (people's votes) has nothing of the policy's.
+        own = DATA_KEYS if "dataset_name" in given else ()
+        keys = [key for key in MADE_BY if key in before and key not in given and key not in own]
+        old, new = ({key: of[key] for key in keys} for of in (before, asdict(self.shared)))
+        key = first_difference(old, new)
+        if key is not None:
+            raise ZooError(
+                f"{self.recipe.source('recipe')} says another {key} than when the policy in {record.path} was trained: "
+                f"restore it, give --{key.partition('.')[0]} as that command had it, or choose another --output_dir."
+            )
+
+    def restore_chosen(self, stage: str) -> None:
+        """Fetches the checkpoint that a finished stage chose, where it is gone, from where it was published.
+
+        Later stages start from it, and so does the stage's last card. Raises ZooError where the Hub has not that very
+        one.
+        """
+        record = self.record(stage)
+        document = record.read()
+        if document.get("status") != "finished" or not document.get("chosen") or record.chosen_checkpoint():
+            return
+        from huggingface_hub import snapshot_download
+
+        step = document["chosen"]["step"]
+        target, tag = record.checkpoint_path(step), tag_name(step)
+        repo = (document.get("repo") or {}).get("id") or self.repo(stage)
+        what = f"{target}, which the finished stage {stage} chose, is gone, and cannot be had from {repo}@{tag}"
+        mend = f"restore it, or train it again with `rlhf-zoo {stage} {self.recipe.name} --restart`."
+        with refusals_as(what, mend):
+            folder = Path(snapshot_download(repo, revision=tag))
+        recipe = folder / RECIPE_FILE
+        if not recipe.is_file() or fingerprint(read_json(recipe)) != document["fingerprint"]:
+            raise ZooError(f"{what}, which is of another run: {mend}")
+        for name, path in checkpoint_files(folder).items():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, target / name)
+        write_complete(target)
+        note = {"hub": self.hub.label, "repo": repo, "commit": folder.name, "tag": tag, "time": now()}
+        write_json(target / PUBLISHED, note)
+        log.warning("%s was gone, and was restored from %s@%s.", target, repo, tag)
 
     def _pulled(self, stage: str) -> Checkpoint:
         from huggingface_hub import HfApi, snapshot_download

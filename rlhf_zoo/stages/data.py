@@ -19,6 +19,7 @@ from ..data import need_columns
 from ..errors import ZooError
 from ..hub.publish import publish_folder
 from ..hub.refusals import client_errors, is_disk_full, reason
+from ..plain_yaml import BadYAML, load_yaml
 from ..plugins import load_object
 from ..record import fingerprint, now, records_at_rest, write_text
 from .context import RunContext, versions
@@ -161,11 +162,9 @@ def _looked_up(name: str, revision: str | None) -> dict[str, Any]:
 
 def _benchmark(text: str) -> dict[str, Any] | None:
     """{name, tasks: [{id, config, split}]} of an eval.yaml, or None for one that registers nothing."""
-    import yaml
-
     try:
-        said = yaml.safe_load(text)
-    except yaml.YAMLError:
+        said = load_yaml(text)
+    except BadYAML:
         return None
     tasks = said.get("tasks") if isinstance(said, Mapping) else None
     kept = [

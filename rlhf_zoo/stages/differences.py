@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ..hub.card import CARD_FILE
+from ..hub.claims import CLAIM_FILE
 from ..hub.publish import RECIPE_FILE
 from ..record import first_difference
 
@@ -23,7 +24,16 @@ __all__ = ["compare_files", "compare_metrics", "compare_settings", "compare_vers
 
 FOLDERS = (".", "critic")  # merged/ follows from the adapter and its base
 # About the run and not of the model, or compared by themselves.
-BESIDE = (CARD_FILE, RECIPE_FILE, "README.md", "metrics.jsonl", "trainer_state.json", "published.json", "COMPLETE")
+BESIDE = (
+    CARD_FILE,
+    CLAIM_FILE,
+    RECIPE_FILE,
+    "README.md",
+    "metrics.jsonl",
+    "trainer_state.json",
+    "published.json",
+    "COMPLETE",
+)
 # How long something took. Equal runs differ in it.
 TIMES = ("time", "perf/", "runtime", "_per_second")
 # Which release wrote a file is among the versions.

@@ -19,16 +19,18 @@ import datasets
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import functional as F
 from ..actor_critic import TextBatch, text_logprobs
 from ..data import GENERATION, PROMPT_TOKENS, prepare_prompts
 from ..errors import ZooError
+from ..model_files import load_tokenizer
 from ..models import load_causal, load_classifier
 from ..ppo.assembly import MANY_EPOCHS
 from ..ppo.guards import (
     GuardWarning,
+    Reader,
     check_ends,
     check_ids,
     check_ratio,
@@ -240,15 +242,8 @@ def _policy(checkpoint: Checkpoint) -> tuple[PreTrainedModel, str]:
     return model, f"{type(model).__name__}, {size:,} weights"
 
 
-def _load_tokenizer(path: Path) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise ZooError(f"{path} has no tokenizer that can be loaded: save the tokenizer with the model.") from error
-
-
 def _tokenizer(checkpoint: Checkpoint, policy: PreTrainedModel) -> tuple[PreTrainedTokenizerBase, str]:
-    tokenizer = _load_tokenizer(checkpoint.path)
+    tokenizer = load_tokenizer(checkpoint.path)
     check_tokens(tokenizer, policy)
     ends = f"EOS {tokenizer.eos_token} = {tokenizer.eos_token_id}, PAD {tokenizer.pad_token} = {tokenizer.pad_token_id}"
     return tokenizer, f"{ends}; ids to {max(tokenizer.get_vocab().values())}, {embedding_rows(policy)} embedding rows"
@@ -270,7 +265,7 @@ def _lengths(
 
 def _ids(prompts: list[list[int]], policy: PreTrainedModel) -> tuple[list[list[int]], str]:
     rows = embedding_rows(policy)
-    check_ids(prompts, rows)
+    check_ids(prompts, Reader.of(policy))
     return prompts, f"the highest is {max(map(max, prompts))}, of {rows} embedding rows"
 
 
@@ -319,7 +314,7 @@ def _reward_tokenizer(
 ) -> tuple[RewardModel | None, str]:
     if checkpoint is None or model is None:
         return None, "no reward model"
-    its = _load_tokenizer(checkpoint.path)
+    its = load_tokenizer(checkpoint.path)
     check_tokenizer_of(model, its, of="the reward model")
     args = settings.trainer
     reward = RewardModel(

@@ -21,6 +21,7 @@ from ..evaluation.ensemble import agreements, by_kl, disagreement, standardised,
 from ..evaluation.metrics import metric
 from ..evaluation.stats import Estimate, bootstrap_mean, correlation
 from ..hub.plots import plot_ensemble
+from ..model_files import load_tokenizer
 from ..models import load_classifier
 from ..record import read_json, write_json
 from ..rewards import RewardModel
@@ -194,7 +195,6 @@ def _of(rows: Sequence[Mapping[str, Any]], side: str) -> Texts:
 
 
 def _score(runs: Sequence[RunContext], texts: Mapping[str, Texts]) -> Scores:
-    from transformers import AutoTokenizer
 
     opened, source = open_pairs(runs[0])
     held_out = held_out_pairs(source, opened.settings("reward").data)
@@ -202,7 +202,7 @@ def _score(runs: Sequence[RunContext], texts: Mapping[str, Texts]) -> Scores:
     pairs, split = held_out
     margins: list[NDArray[np.float64]] = []
     sides: dict[str, list[list[float]]] = {side: [] for side in texts}
-    for scorer in _scorers(runs, AutoTokenizer.from_pretrained):
+    for scorer in _scorers(runs, load_tokenizer):
         found = score_pairs(scorer, pairs)
         margins.append(np.subtract(found["chosen"], found["rejected"]))
         for side, one in texts.items():

@@ -10,7 +10,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data import tokenize_prompt
-from ..sampling import Samples, sample
+from ..sampling import Samples, Vocabulary, sample
 
 __all__ = ["Completions", "complete"]
 
@@ -44,8 +44,13 @@ def complete(
     top_p: float = 1.0,
     batch_size: int = 128,
 ) -> Completions:
-    """One completion a prompt; the random stream of each depends on (seed, its key) alone."""
+    """One completion a prompt, of tokens that the tokenizer names.
+
+    The random stream of each depends on (seed, its key) alone.
+    """
     model.eval()
+    vocabulary = Vocabulary.of(tokenizer, model)
+    pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
     tokens = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
     batches, texts = [], []
     with tqdm(total=len(prompts), desc=desc, unit="sample", leave=False) as bar:
@@ -59,8 +64,9 @@ def complete(
                 max_new_tokens=max_new_tokens,
                 temperature=temperature,
                 top_p=top_p,
-                stop_ids=[tokenizer.eos_token_id],
-                pad_id=tokenizer.pad_token_id,
+                stop_ids=[eos],
+                pad_id=pad if pad in vocabulary else eos,
+                vocabulary=vocabulary,
             )
             batches.append(batch)
             texts += tokenizer.batch_decode(batch.token_lists(), skip_special_tokens=True)

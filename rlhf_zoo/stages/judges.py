@@ -305,19 +305,15 @@ def _check_votes(name: str) -> None:
 
 
 def _reward(name: str) -> RewardJudge:
-    from transformers import AutoTokenizer
-
     from ..hub.pull import pull
+    from ..model_files import load_tokenizer
     from ..models import load_classifier
 
     path = Path(name) if Path(name).is_dir() else pull(name)
     if not (path / "config.json").is_file():  # a stage of a run: the checkpoint that it chose
         path = StageRecord(path).chosen_checkpoint() or path
     model = load_classifier(path)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise ZooError(f"The judge reward:{name} has no tokenizer that can be loaded: save it with its own.") from error
+    tokenizer = load_tokenizer(path, name=f"The judge reward:{name}")
     return RewardJudge(name, RewardModel(model, tokenizer, tokenizer))
 
 

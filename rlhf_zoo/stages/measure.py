@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..evaluation.judges import FunctionJudge, Judge
 from ..functional import exact_kl, selected_logprobs
+from ..model_files import load_tokenizer
 from ..models import load_causal, load_classifier
 from ..plugins import load_object
 from ..rewards import RewardModel, Rewards
@@ -145,13 +146,13 @@ def _rows(values: torch.Tensor, batch: Samples) -> list[list[float]]:
 def yardstick(context: RunContext, source: DataSource, reference_path: Path) -> Yardstick:
     """The SFT policy at `reference_path` as reference, PPO's reward, and the recipe's judges."""
     ppo = context.settings("ppo")
-    tokenizer = AutoTokenizer.from_pretrained(reference_path)
+    tokenizer = load_tokenizer(reference_path)
     rewards: list[Any] = [load_object(name, group="rlhf_zoo.rewards") for name in ppo.data.reward_funcs or []]
     if ppo.data.reward_model_path is not None:
         path = (
             context.checkpoint("reward").path if ppo.data.reward_model_path == "reward" else ppo.data.reward_model_path
         )
-        rewards.insert(0, RewardModel(load_classifier(path), AutoTokenizer.from_pretrained(path), tokenizer))
+        rewards.insert(0, RewardModel(load_classifier(path), load_tokenizer(path), tokenizer))
     return Yardstick(
         reference=load_causal(reference_path).eval(),
         tokenizer=tokenizer,

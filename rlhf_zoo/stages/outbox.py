@@ -7,22 +7,17 @@ what is left.
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import hashlib
 import logging
 import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
 
 from tqdm import tqdm
 
 from ..errors import ZooError
-from ..hub.connect import home
 from ..hub.refusals import client_errors, is_disk_full, reason, retry_after
 from .release import Sender
 
-__all__ = ["PATIENCE", "Outbox", "only_sender"]
+__all__ = ["PATIENCE", "Outbox"]
 
 log = logging.getLogger(__name__)
 
@@ -175,16 +170,3 @@ class Outbox:
             self._changed.notify_all()
             # A new checkpoint is no reason to ask sooner, the end of the run is.
             self._changed.wait_for(lambda: self._closing, max(pause, retry_after(error)))
-
-
-@contextlib.contextmanager
-def only_sender(directory: Path) -> Iterator[None]:
-    """Held while a command sends a run. Raises ZooError where another command does already."""
-    lock = home() / "locks" / hashlib.sha256(str(directory.resolve()).encode()).hexdigest()[:32]
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ZooError(f"Another command works in {directory} and sends it: wait until it has ended.") from error
-        yield

@@ -14,12 +14,13 @@ from ..hub.publish import published_tags, unpublished
 from ..models import load_causal
 from ..ppo.completions import TAKEN
 from ..record import read_json
+from ..run_lock import sole_writer
 from . import evaluate, ppo, reward, sft
 from .context import RunContext
 from .data import data_source
 from .evaluate import check_judges, check_prompts, same_weights
 from .measure import measure, yardstick
-from .release import check_repository
+from .release import claim_repository
 from .summary import write_summary
 from .train import quiet
 
@@ -32,7 +33,12 @@ SHOW_STREAM = 6
 
 def run_stage(context: RunContext, stage: str) -> bool:
     """Runs one stage. Returns False when it was finished before."""
-    return STAGES[stage](context)
+    with sole_writer(context.directory, command=context.command):
+        for earlier in context.recipe.stages:
+            if earlier == stage:
+                break
+            context.restore_chosen(earlier)
+        return STAGES[stage](context)
 
 
 def run(context: RunContext, console: Any) -> Path:
@@ -49,7 +55,7 @@ def run(context: RunContext, console: Any) -> Path:
         check_judges(context)
     if context.outbox is not None:
         for stage in context.recipe.stages:
-            check_repository(context, stage, context.settings(stage).resolved)
+            claim_repository(context, stage)
         context = replace(context, checked=True)
     if context.restart:
         _forget(context)
@@ -77,12 +83,19 @@ def run(context: RunContext, console: Any) -> Path:
 
 
 def _check_begun(context: RunContext, stage: str) -> None:
-    """Raises ZooError for keys that are wrong, or that differ from those of the run that the directory holds."""
+    """Raises ZooError for keys that are wrong, or that differ from those of the run that the directory holds.
+
+    Also where a stage that is finished has lost what the later ones start from.
+    """
     settings, record = context.settings(stage), context.record(stage)
     before = record.read().get("resolved")
     if before and not context.restart:
         kept = {name: before[name] for name in ("data", "parents") if name in before}
         record.check_fingerprint({**settings.resolved, **kept}, recipe=context.recipe.name)
+    again = context.restart and record.path.parent == context.directory
+    if record.read().get("status") == "finished" and not again:
+        context.restore_chosen(stage)
+        context.checkpoint(stage)
 
 
 def _forget(context: RunContext) -> None:

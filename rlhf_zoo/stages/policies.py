@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data import tokenize_prompt
 from ..errors import ZooError
@@ -18,6 +18,7 @@ from ..hub.family import clean, parents_of
 from ..hub.lineage import Lineage, Source, find_policy, published_at
 from ..hub.plots import plot_win_rates
 from ..hub.report import WIN_RATES
+from ..model_files import load_tokenizer
 from ..models import load_causal, load_classifier
 from ..record import StageRecord, now, write_json, write_text
 from ..rewards import RewardModel, Rewards
@@ -276,10 +277,7 @@ def _labelled(data: DataSource, described: str | None) -> Any:
 
 
 def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(source.path)
-    except (OSError, ValueError) as error:
-        raise ZooError(f"{source.name} has no tokenizer that can be loaded: save the model with its own.") from error
+    return load_tokenizer(source.path, name=source.name)
 
 
 def _origins(source: Source) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import ZooError
 from ..hub.publish import MERGED
+from ..model_files import load_tokenizer
 from ..models import load_causal, load_classifier
 from ..plugins import load_object
 from ..rewards import RewardFunction, Rewards
@@ -103,10 +104,12 @@ def build_trainer(settings: StageSettings, functions: list[RewardFunction], **pa
 
 def run(context: RunContext) -> bool:
     """Trains the policy with PPO. Returns False when it was trained already."""
-    from transformers import AutoTokenizer, set_seed
+    from transformers import set_seed
 
     started = time.monotonic()
     settings = context.settings("ppo")
+    if "sft" in parent_names(settings).values():
+        context.check_shared()
     quiet()
     functions = reward_functions(settings)
     source = data_source(context)
@@ -118,12 +121,12 @@ def run(context: RunContext) -> bool:
         reward, reward_tokenizer = None, None
         if "reward" in parents:
             reward = load_classifier(parents["reward"].path)
-            reward_tokenizer = AutoTokenizer.from_pretrained(parents["reward"].path)
+            reward_tokenizer = load_tokenizer(parents["reward"].path)
         return build_trainer(
             settings,
             functions,
             model=load_causal(merged if (merged := parents["sft"].path / MERGED).is_dir() else parents["sft"].path),
-            processing_class=AutoTokenizer.from_pretrained(parents["sft"].path),
+            processing_class=load_tokenizer(parents["sft"].path),
             reward_model=reward,
             reward_processing_class=reward_tokenizer,
             **data,

@@ -109,12 +109,7 @@ def fetch(name: str) -> Published:
             raise ZooError(
                 f"{name} holds no {needed}, so it cannot be made again: give a checkpoint that rlhf-zoo published."
             )
-    try:
-        card, resolved = read_json(folder / CARD_FILE), read_json(folder / RECIPE_FILE)
-    except RecursionError as error:
-        raise ZooError(
-            f"The JSON of {name} is nested too deeply to be what rlhf-zoo publishes: it is not read."
-        ) from error
+    card, resolved = read_json(folder / CARD_FILE), read_json(folder / RECIPE_FILE)
     if not isinstance(card, dict) or not isinstance(card.get("parents"), dict) or card.get("stage") not in STAGES:
         raise ZooError(f"{CARD_FILE} of {name} names no stage and no parents: publish it again with this rlhf-zoo.")
     if not isinstance(resolved, dict) or not isinstance(resolved.get("recipe"), dict):

@@ -26,31 +26,29 @@ from ..hub.publish import (
     MERGED,
     PUBLISHED,
     RECIPE_FILE,
-    drop_tags,
+    all_tags,
+    is_step,
     publish_checkpoint,
     publish_merged,
     publish_release,
-    published_recipe,
     published_tags,
     tag_name,
-    tag_revision,
+    take_repository,
     unpublished,
 )
 from ..hub.refusals import client_errors, refusals_as
-from ..record import StageRecord, checkpoint_step, fingerprint, first_difference, write_json
+from ..record import StageRecord, checkpoint_step, write_json
 from .adapters import ADAPTER_CONFIGS, name_bases
 from .choice import lasting
 from .context import RunContext
 from .data import forget_lost_data, pending_data, send_data
 
-__all__ = ["Sender", "Shipment", "check_repository", "kept_lineage", "resume_command"]
+__all__ = ["Sender", "Shipment", "claim_repository", "kept_lineage", "resume_command"]
 
 log = logging.getLogger(__name__)
 
 STAGES = ("sft", "reward", "ppo")
 REFUSALS = (400, 401, 403, 404)
-#: Depend on what the run directory or the Hub held, and are not part of what a user set.
-NOT_SETTINGS = ("data", "parents")
 
 
 @dataclass(frozen=True)
@@ -152,14 +150,8 @@ class Sender:
 
     def _look_at(self, record: StageRecord, stage: str) -> None:
         """Before the first commit of a stage: whose is the repository, and does it hold what it acknowledged?"""
-        context, repo = self._context, self._context.repo(stage)
-        there = published_recipe(repo)
-        resolved = record.read()["resolved"]
-        if there is not None and fingerprint(there) != fingerprint(resolved):
-            if not context.overwrite:
-                raise _another_run(context, repo, first_difference(there, resolved))
-            drop_tags(repo)
-        _forget_lost(record, repo, context.hub.label)
+        _take(self._context, stage)
+        _forget_lost(record, self._context.repo(stage), self._context.hub.label)
         self._pin_lineage(record)
         self._looked.add(stage)
 
@@ -202,18 +194,20 @@ class Sender:
             published = publish_checkpoint(
                 checkpoint,
                 repo,
+                run=context.run_id(stage),
                 hub=hub,
                 beside=Path(scratch),
                 message=f"{context.recipe.name} {stage}: step {step}",
-                private=context.private,
                 optimizer=bool(record.read()["resolved"].get("push_optimizer")),
             )
         self._note(record, repo, {**published_tags(record, repo, hub=hub), published["tag"]: published["commit"]})
 
     def _release(self, record: StageRecord, stage: str, due: str) -> None:
         context, repo = self._context, self._context.repo(stage)
+        context.restore_chosen(stage)
         chosen = record.chosen_checkpoint()
-        assert chosen is not None
+        if chosen is None:
+            raise ZooError(f"{record.path} is finished and holds no checkpoint to publish: train it with --restart.")
         tag = tag_name(checkpoint_step(chosen))
         tags = published_tags(record, repo, hub=context.hub.label)
         # The card names the tag `best`, which is to point at the commit that holds the card.
@@ -224,12 +218,12 @@ class Sender:
             commit = publish_release(
                 chosen,
                 repo,
+                run=context.run_id(stage),
                 beside=Path(scratch),
                 message=f"{context.recipe.name} {stage}: card of {tag}",
-                private=context.private,
+                told=f"{tag}, with the card of the finished run",
                 optimizer=bool(record.read()["resolved"].get("push_optimizer")),
             )
-            tag_revision(repo, "best", commit, f"{tag}, with the card of the finished run")
             if (chosen / MERGED).is_dir():
                 self._release_merged(record, stage, chosen, Path(scratch))
         self._note(record, repo, {**tags, "best": commit})
@@ -253,9 +247,9 @@ class Sender:
         merged = publish_merged(
             chosen / MERGED,
             self._context.repo(stage),
+            run=self._context.run_id(stage),
             beside=folder,
             message=f"{self._context.recipe.name} {stage}: {tag_name(checkpoint_step(chosen))}, adapter merged",
-            private=self._context.private,
         )
         record.write(merged=merged)
 
@@ -286,24 +280,40 @@ class Sender:
         return told.hexdigest()
 
 
-def check_repository(context: RunContext, stage: str, resolved: Mapping[str, Any]) -> None:
-    """Raises ZooError where the stage's repository holds a run of other settings: one would overwrite the other.
+def claim_repository(context: RunContext, stage: str) -> None:
+    """Makes the stage's repository this run's, before anything is trained, so that no other run writes there.
 
-    Also where the token may not write there. resolved: settings, with or without the fingerprints of data and parents.
-    --restart says that one may overwrite the other.
+    Raises ZooError where it is another run's and --overwrite_repo was not given, where it holds a step of this run that
+    is no longer in the run directory, and where the token may not write there.
     """
-    from huggingface_hub import HfApi
-
-    repo = context.repo(stage)
+    record, repo = context.record(stage), context.repo(stage)
     what = f"{repo} cannot be written to on {context.hub.described}"
     with refusals_as(what, "check --namespace and the token, or try again when the Hub answers."):
-        there = published_recipe(repo)
-        if there is None:
-            HfApi().create_repo(repo, exist_ok=True, private=context.private)
-            return
-    there = {key: value for key, value in there.items() if key in resolved or key not in NOT_SETTINGS}
-    if fingerprint(there) != fingerprint(resolved) and not context.overwrite:
-        raise _another_run(context, repo, first_difference(there, resolved))
+        _take(context, stage)
+        known = published_tags(record, repo, hub=context.hub.label)
+        here = {tag_name(checkpoint_step(path)) for path in record.checkpoints()}
+        strays = sorted({tag for tag in all_tags(repo) if is_step(tag)} - {*known, *here})
+    if strays:
+        raise ZooError(
+            f"{repo} on {context.hub.label} has the tag {strays[0]} of weights that {record.path} no longer holds, and "
+            "a step's tag never moves: give --restart or --overwrite_repo to replace what is there, or publish under "
+            "another --namespace."
+        )
+
+
+def _take(context: RunContext, stage: str) -> None:
+    record, repo, hub = context.record(stage), context.repo(stage), context.hub.label
+    # A step that was trained again is no longer what its tag was acknowledged for.
+    again = {tag_name(checkpoint_step(path)) for path in unpublished(record, repo, hub=hub)}
+    take_repository(
+        repo,
+        context.run_id(stage),
+        known={tag: commit for tag, commit in published_tags(record, repo, hub=hub).items() if tag not in again},
+        overwrite=context.overwrite,
+        fresh=context.fresh,
+        private=context.private,
+        what=f"{context.recipe.name} {stage}",
+    )
 
 
 def kept_lineage(before: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -318,20 +328,14 @@ def resume_command(context: RunContext) -> str:
     return f"rlhf-zoo push --resume {shlex.quote(str(context.directory))}"
 
 
-def _another_run(context: RunContext, repo: str, key: str | None) -> ZooError:
-    return ZooError(
-        f"{repo} on {context.hub.label} holds another run (its {key} differs), which this one would overwrite: publish "
-        "under another --namespace, or give --restart to replace it."
-    )
-
-
 def _forget_lost(record: StageRecord, repo: str, hub: str) -> None:
-    """Counts nothing as sent to a Hub that has lost it: the embedded one's folder may be emptied at any time."""
-    from huggingface_hub import HfApi
-
-    sent = published_tags(record, repo, hub=hub)
-    if not sent or HfApi().revision_exists(repo, next(iter(sent.values()))):
+    """Counts as not sent what the Hub does not have: its folder was emptied, or another run had the repository."""
+    sent, there = published_tags(record, repo, hub=hub), all_tags(repo)
+    kept = {tag: commit for tag, commit in sent.items() if there.get(tag) == commit}
+    if kept == sent:
         return
     for checkpoint in record.checkpoints():
-        (checkpoint / PUBLISHED).unlink(missing_ok=True)
-    record.write(repo=None, released=None)
+        if tag_name(checkpoint_step(checkpoint)) not in kept:
+            (checkpoint / PUBLISHED).unlink(missing_ok=True)
+    newest = kept.get("best") or next(reversed(list(kept.values())), None)
+    record.write(repo={"id": repo, "commit": newest, "tags": kept} if kept else None, released=None)

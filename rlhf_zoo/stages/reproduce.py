@@ -21,7 +21,8 @@ from ..hub.family import clean
 from ..hub.pull import pull
 from ..hub.refusals import client_errors, hub_name, reason
 from ..plugins import load_object
-from ..record import COMPLETE, StageRecord, fingerprint, now, read_json, write_json, write_text
+from ..record import COMPLETE, StageRecord, check_whole, fingerprint, now, read_json, write_json, write_text
+from ..run_lock import LOCK, sole_writer
 from .context import RunContext, versions
 from .data import data_source
 from .differences import compare_files, compare_metrics, compare_settings, compare_versions, compare_weights, contents
@@ -61,6 +62,13 @@ def reproduce(
         pinned=pinned,
         stop_after=published.step,
     )
+    if context.directory.exists() and not context.directory.is_dir():
+        raise ZooError(f"{context.directory} is a file, so no run can be kept in it: give another --output_dir.")
+    with sole_writer(context.directory, command=command):
+        return _reproduced(published, context)
+
+
+def _reproduced(published: Published, context: RunContext) -> dict[str, Any]:
     note = context.directory / NOTE
     _check_directory(context.directory, published)
     context.settings(published.stage)
@@ -80,9 +88,10 @@ def reproduce(
             run_stage(context, published.stage)
     if not (checkpoint / COMPLETE).is_file():
         raise ZooError(
-            f"The run in {record.path} ended before step {published.step}, of which {name} is: its settings do not "
-            "lead there, so its recipe.json is of another run."
+            f"The run in {record.path} ended before step {published.step}, of which {published.name} is: its settings "
+            "do not lead there, so its recipe.json is of another run."
         )
+    check_whole(checkpoint)
     document = {
         **_head(published),
         "directory": str(context.directory),
@@ -109,8 +118,6 @@ def _head(published: Published) -> dict[str, Any]:
 
 def _check_directory(directory: Path, published: Published) -> None:
     """Raises ZooError where it holds anything but an earlier try to make the same checkpoint."""
-    if directory.exists() and not directory.is_dir():
-        raise ZooError(f"{directory} is a file, so no run can be kept in it: give another --output_dir.")
     note = directory / NOTE
     if note.is_file():
         before = read_json(note)
@@ -118,7 +125,7 @@ def _check_directory(directory: Path, published: Published) -> None:
         if not isinstance(before, dict) or any(before.get(key) != _head(published)[key] for key in same):
             raise ZooError(f"{directory} holds the reproduction of another checkpoint: give another --output_dir.")
         return
-    if directory.is_dir() and any(directory.iterdir()):
+    if directory.is_dir() and any(path.name != LOCK for path in directory.iterdir()):
         raise ZooError(f"{directory} holds files that no reproduction wrote: give another --output_dir.")
 
 

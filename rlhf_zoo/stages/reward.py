@@ -21,6 +21,8 @@ from datasets import Dataset
 from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..evaluation.calibration import preference_report
+from ..finite import finite_steps
+from ..model_files import load_model, load_tokenizer
 from ..models import load_causal, load_classifier, set_score_statistics
 from ..plugins import load_object
 from ..record import read_json, write_json
@@ -30,7 +32,7 @@ from .data import DataSource, add_configuration, data_source
 from .generate import complete
 from .pairs import COLUMNS, named_pairs, on_pairs, prompt_configuration, sampling
 from .settings import RewardArguments, StageSettings
-from .train import quiet, train_stage
+from .train import make_trainer, quiet, train_stage
 
 __all__ = [
     "SFTSamples",
@@ -47,17 +49,18 @@ __all__ = [
 
 def run(context: RunContext) -> bool:
     """Trains the reward model. Returns False when it was trained already."""
-    from transformers import AutoModelForSequenceClassification, AutoTokenizer, set_seed
+    from transformers import AutoModelForSequenceClassification, set_seed
     from trl import RewardTrainer
 
     started = time.monotonic()
     context.settings("reward")  # a mistake in them is told before data are made
+    context.check_shared()
     quiet()
     context, source = open_pairs(context)
     settings = context.settings("reward")
     data = settings.data
     sft = context.checkpoint("sft")
-    tokenizer = AutoTokenizer.from_pretrained(sft.path)
+    tokenizer = load_tokenizer(sft.path)
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise ZooError(
             f"The tokenizer of {sft.path} pads with its eos_token, so the reward model's score would be read one token "
@@ -76,11 +79,13 @@ def run(context: RunContext) -> bool:
             held_out = source.load(data.dataset_config, data.dataset_validation_split, columns=COLUMNS)
         scored.append(sft_samples(context, settings, source, sft))
         set_seed(settings.trainer.seed)
-        model = AutoModelForSequenceClassification.from_pretrained(sft.path, num_labels=1, dtype=torch.float32)
+        what = f"The SFT model {sft.path}"
+        model = load_model(AutoModelForSequenceClassification, sft.path, what=what, num_labels=1, dtype=torch.float32)
         model.config.pad_token_id = tokenizer.pad_token_id
-        return RewardTrainer(
+        return make_trainer(
+            finite_steps(RewardTrainer),
+            settings,
             model=model,
-            args=settings.trainer,
             train_dataset=train,
             eval_dataset=held_out,
             processing_class=tokenizer,
@@ -96,6 +101,11 @@ def run(context: RunContext) -> bool:
         for parameter, needs in zip(model.parameters(), needed, strict=True):
             parameter.requires_grad_(needs)
         model.train(training)
+        if not raw.isfinite().all():
+            raise ZooError(
+                f"The reward model of {path.name} gives scores that are not finite, though its weights are: lower "
+                "learning_rate, or compute in float32 if bf16 is on."
+            )
         set_score_statistics(model, mean=float(raw.mean()), std=float(raw.std()), over="samples of the SFT model")
         model.config.save_pretrained(path)
 
@@ -206,9 +216,7 @@ class SFTSamples:
 
 def sft_samples(context: RunContext, settings: StageSettings, source: DataSource, sft: Checkpoint) -> SFTSamples:
     """`score_samples` completions of training prompts, drawn as PPO will draw them under the stage's seed."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(sft.path)
+    tokenizer = load_tokenizer(sft.path)
     model, drawn = load_causal(sft.path), sampling(context)
     longest = (getattr(model.config, "max_position_embeddings", None) or math.inf) - drawn["max_new_tokens"]
     prompts = _prompts(context, source, "train")
@@ -280,9 +288,7 @@ def _pairs(
     prefer: Callable[[str, str, random.Random], int],
     rng: random.Random,
 ) -> list[dict[str, Any]]:
-    from transformers import AutoTokenizer
-
-    tokenizer, model = AutoTokenizer.from_pretrained(sft.path), load_causal(sft.path)
+    tokenizer, model = load_tokenizer(sft.path), load_causal(sft.path)
     chosen = [prompts[i % len(prompts)] for i in range(count)]
     sides = [
         complete(

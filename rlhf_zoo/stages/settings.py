@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
-import json
-import math
-import re
-import types
+import functools
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..limits import check_limits
 from ..plugins import did_you_mean
 from ..recipes import STAGES, Recipe
 from .choice import ReleaseArguments, check_rule
+from .values import check_plain, coerce, shown
 
 __all__ = [
     "EvaluationConfig",
@@ -34,12 +32,6 @@ __all__ = [
     "stage_keys",
     "stage_settings",
 ]
-
-
-def _at_least(low: int, config: Any, *names: str) -> None:
-    for name in names:
-        if (value := getattr(config, name)) is not None and value < low:
-            raise ZooError(f"{name} is {value}: give at least {low}.")
 
 
 @dataclass(frozen=True)
@@ -94,10 +86,6 @@ class EvaluationConfig:
         """Raises ZooError for a key of `llm` that is unknown or mistyped."""
         return llm_config(self.llm, "evaluation.llm")
 
-    def __post_init__(self) -> None:
-        _at_least(1, self, "prompts", "samples", "checkpoint_samples")
-        _at_least(0, self, "checkpoint_prompts")
-
 
 @dataclass(frozen=True)
 class RecipeConfig:
@@ -117,9 +105,6 @@ class RecipeConfig:
     tokenizer: dict[str, Any] | None = None
     architecture: dict[str, Any] | None = None
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-
-    def __post_init__(self) -> None:
-        _at_least(0, self, "seed")
 
 
 @dataclass(frozen=True)
@@ -164,14 +149,7 @@ class RewardArguments:
     )
 
     def __post_init__(self) -> None:
-        _at_least(1, self, "simulated_pairs", "simulated_test_pairs")
-        _at_least(0, self, "pairs_seed")
-        _at_least(2, self, "score_samples")
-        if self.held_out_share is None:
-            return
-        if not 0 < self.held_out_share < 1:
-            raise ZooError(f"held_out_share is {self.held_out_share}: give a number between 0 and 1.")
-        if self.dataset_test_split is not None:
+        if self.held_out_share is not None and self.dataset_test_split is not None:
             raise ZooError(
                 f"held_out_share takes its pairs from the training split, and dataset_test_split names "
                 f"{self.dataset_test_split!r}: set dataset_test_split to null."
@@ -248,7 +226,8 @@ def _dataclasses(stage: str) -> tuple[Any, ...]:
     return PPOArguments, PPOConfig, ModelConfig, ReleaseArguments
 
 
-def _hints(kind: type) -> dict[str, Any]:
+@functools.cache
+def _hints(kind: type) -> Mapping[str, Any]:
     resolved = typing.get_type_hints(kind)
     return {f.name: resolved[f.name] for f in dataclasses.fields(kind) if f.init}
 
@@ -273,9 +252,8 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     if not isinstance(evaluation, dict):
         raise ZooError(f"evaluation in {where} is no mapping: put its keys under it, indented.")
     evaluation = dict(evaluation)
-    hints, nested_hints = _hints(RecipeConfig), _hints(EvaluationConfig)
-    nested_hints = {f"evaluation.{name}": hint for name, hint in nested_hints.items()}
-    hints.pop("evaluation")
+    hints = {name: hint for name, hint in _hints(RecipeConfig).items() if name != "evaluation"}
+    nested_hints = {f"evaluation.{name}": hint for name, hint in _hints(EvaluationConfig).items()}
     known = {**hints, **nested_hints}
     for name in flags or {}:
         if name not in known and name not in ("env", *RUN_KEYS):
@@ -313,8 +291,6 @@ def stage_settings(
     recipe: Recipe, stage: str, flags: Mapping[str, Any], *, shared_flags: Mapping[str, Any], output_dir: Path
 ) -> StageSettings:
     """A stage's typed settings: its YAML, then flags. Raises ZooError, before anything is trained, for bad keys."""
-    from trl import TrlParser
-
     if stage not in recipe.stages:
         raise ZooError(f"The recipe {recipe.name} has no {stage}.yaml, so it has no stage {stage!r}.")
     shared = recipe_config(recipe, shared_flags)
@@ -328,16 +304,16 @@ def stage_settings(
     told = dataclasses.asdict(shared)
     # What a stage learns does not hang on how the recipe is described or evaluated later.
     told = {name: value for name, value in told.items() if name not in ("description", "evaluation")}
-    parser = TrlParser(list(_dataclasses(stage)), allow_abbrev=False)
-    told_trainer = {name: value for name, value in asked.items() if name != "save_total_limit"}
+    given = {name: _exact(name, value, hints[name]) for name, value in asked.items() if name != "save_total_limit"}
+    given |= {"output_dir": str(output_dir), "disable_tqdm": True}
     try:
-        data, trainer, model, release = parser.parse_dict(
-            {**told_trainer, "output_dir": str(output_dir), "disable_tqdm": True}, allow_extra_keys=False
+        data, trainer, model, release = (
+            kind(**{name: value for name, value in given.items() if name in _hints(kind)})
+            for kind in _dataclasses(stage)
         )
     except (ValueError, TypeError, ImportError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {first}") from error
-    _at_least(0, trainer, "seed")
+        first = str(error).strip().splitlines()[0].rstrip(".")
+        raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {first}.") from error
     _check_trainer(trainer, stage)
     check_rule(stage, release, trainer, held_out=data.evaluated_split)
     if stage == "reward" and model.use_peft:
@@ -346,6 +322,11 @@ def stage_settings(
         raise ZooError(f"push_merged of the stage {stage} needs use_peft: without LoRA the checkpoint is the model.")
     keep = asked.get("save_total_limit")
     return StageSettings(stage, shared, data, trainer, model, release, keep, {**asked, "recipe": told})
+
+
+def _exact(name: str, value: Any, hint: Any) -> Any:
+    """A float where the hint is one, for torch's Adam takes no whole β; but steps from 1 on are whole."""
+    return float(value) if hint is float and not name.endswith("_steps") else value
 
 
 def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[str], *, where: str) -> dict[str, Any]:
@@ -364,8 +345,13 @@ def _check_trainer(trainer: Any, stage: str) -> None:
     """Raises ZooError for what TrainingArguments let pass and training would stumble over."""
     from transformers.integrations.integration_utils import get_reporting_integration_callbacks
 
-    if trainer.learning_rate < 0:
-        raise ZooError(f"learning_rate of the stage {stage} is {trainer.learning_rate}: give a positive number.")
+    if trainer.max_steps == 0:
+        raise ZooError(f"max_steps of the stage {stage} is 0: give at least 1, or -1 to go by num_train_epochs.")
+    if getattr(trainer, "trust_remote_code", False):
+        raise ZooError(
+            f"trust_remote_code of the stage {stage} does not work: no code of a model's repository is ever run; leave "
+            "it out, and give a model of an architecture that transformers has."
+        )
     if trainer.num_train_epochs <= 0 and trainer.max_steps <= 0:
         raise ZooError(
             f"num_train_epochs of the stage {stage} is {trainer.num_train_epochs} and max_steps says nothing: make one "
@@ -382,7 +368,8 @@ def _checked(
 ) -> dict[str, Any]:
     """`values` as `hints` want them. where: what holds them; of: whose keys they are. Raises ZooError at the first."""
     checked = {}
-    for name, value in values.items():
+    for key, value in values.items():
+        name = key if isinstance(key, str) else shown(key)
         said = f"--{name} is" if flag else f"{where} says {name}, which is"
         if name == "env":
             raise ZooError(f"{said} refused, as it could redirect the Hub: set environment variables in the shell.")
@@ -392,128 +379,17 @@ def _checked(
                 "and --hub."
             )
         if name not in hints:
-            near = did_you_mean(str(name), hints)
+            near = did_you_mean(name, hints)
             stage = of.rpartition(" ")[2].removesuffix(".yaml")
             raise ZooError(f"{said} no key of {of}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
+        written = f"--{name}" if flag else f"{name} in {where}"
         try:
-            checked[name] = _coerce(value, hints[name])
+            check_plain(value)
+            checked[name] = coerce(value, hints[name])
         except ValueError as error:
-            shown = f"--{name}" if flag else f"{name} in {where}"
-            raise ZooError(f"{shown} is {value!r}, and it takes {error}.") from error
+            raise ZooError(f"{written} is {shown(value)}, and it takes {error}.") from error
+        check_limits(name.rpartition(".")[2], checked[name], shown=written)
     return checked
-
-
-def _coerce(value: Any, hint: Any) -> Any:
-    """`value` as `hint` wants it; a text that spells a number counts as one. Raises ValueError(what is wanted)."""
-    if hint is Any:
-        return value
-    origin = typing.get_origin(hint)
-    if origin in (typing.Union, types.UnionType):
-        members = typing.get_args(hint)
-        if type(None) in members and (value is None or value in ("null", "none", "None")):
-            return None
-        wanted = []
-        # Text last: a flag's "3" for `int | str` is the number.
-        for member in sorted((m for m in members if m is not type(None)), key=lambda m: m is str):
-            try:
-                return _coerce(value, member)
-            except ValueError as error:
-                wanted.append(str(error))
-        raise ValueError(" or ".join(dict.fromkeys(wanted)))
-    if origin is typing.Literal:
-        choices = typing.get_args(hint)
-        if value in choices:
-            return value
-        raise ValueError("one of " + ", ".join(map(str, choices)))
-    if hint is bool:
-        if isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.lower() in ("true", "false"):
-            return value.lower() == "true"
-        raise ValueError("true or false")
-    if hint in (int, float):
-        return _number(value, hint)
-    if hint is str:
-        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
-            return str(value)
-        raise ValueError("text")
-    if hint in (list, tuple) or origin in (list, tuple):
-        items = _structure(value, list) if isinstance(value, str) else value
-        if isinstance(items, str):
-            items = _split(items)
-        if not isinstance(items, (list, tuple)):
-            raise ValueError("a list")
-        inner = (typing.get_args(hint) or (Any,))[0]
-        return [_coerce(item, inner) for item in items]
-    if hint is dict or origin is dict:
-        value = _structure(value, dict) if isinstance(value, str) else value
-        if not isinstance(value, dict):
-            raise ValueError("a mapping")
-        return value
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        if value in [member.value for member in hint]:
-            return value
-        if value is False and "no" in [member.value for member in hint]:
-            return "no"  # as YAML 1.1 reads a bare `no`
-        raise ValueError("one of " + ", ".join(str(member.value) for member in hint))
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        if isinstance(value, hint):
-            return value
-        raise ValueError("a mapping")
-    return value
-
-
-def _number(value: Any, kind: type) -> Any:
-    wanted = "a whole number" if kind is int else "a number"
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError(wanted)
-    if isinstance(value, str):
-        for read in (int, float):
-            try:
-                value = read(value)
-                break
-            except ValueError:
-                continue
-    if isinstance(value, int):
-        return value
-    if isinstance(value, str) or math.isnan(value):
-        raise ValueError(wanted)
-    if kind is float:
-        return value
-    if not value.is_integer():
-        raise ValueError(wanted)
-    return int(value)
-
-
-def _split(text: str) -> list[str]:
-    """`text` at its commas, but for those inside parentheses, brackets, braces or quotes: NAME(key=value, ...) is one.
-
-    A quote behind a letter or a digit is an apostrophe, and so is one that nothing closes.
-    """
-    items, start, depth, place = [], 0, 0, 0
-    while place < len(text):
-        character = text[place]
-        if character in "\"'" and not text[place - 1 : place].isalnum():
-            quoted = re.compile(rf"{character}(\\.|[^\\{character}])*{character}").match(text, place)
-            place = quoted.end() - 1 if quoted else place
-        elif character in "([{":
-            depth += 1
-        elif character in ")]}":
-            depth = max(depth - 1, 0)
-        elif character == "," and not depth:
-            items.append(text[start:place])
-            start = place + 1
-        place += 1
-    return [*items, text[start:]]
-
-
-def _structure(text: str, kind: type) -> Any:
-    if not text.startswith("[" if kind is list else "{"):
-        return text
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"JSON ({error.msg})") from None
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:

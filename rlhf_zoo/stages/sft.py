@@ -6,20 +6,22 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..finite import finite_steps
 from ..hub.refusals import refusals_as
+from ..model_files import load_tokenizer
 from ..models import build_causal, load_causal
 from ..tokenizer import train_tokenizer
 from .context import Checkpoint, RunContext
 from .data import data_source
 from .settings import StageSettings
-from .train import quiet, train_stage
+from .train import make_trainer, quiet, train_stage
 
 __all__ = ["run"]
 
 
 def run(context: RunContext) -> bool:
     """Trains the SFT policy. Returns False when it was trained already."""
-    from transformers import AutoTokenizer, set_seed
+    from transformers import set_seed
     from trl import SFTTrainer, get_peft_config
 
     started = time.monotonic()
@@ -46,11 +48,12 @@ def run(context: RunContext) -> bool:
         else:
             name = settings.model.model_name_or_path
             revision = base.lineage["commit"] if base is not None else settings.model.model_revision
-            tokenizer = AutoTokenizer.from_pretrained(name, revision=revision)
+            tokenizer = load_tokenizer(name, revision=revision)
             model = load_causal(name, revision=revision)
-        return SFTTrainer(
+        return make_trainer(
+            finite_steps(SFTTrainer),
+            settings,
             model=model,
-            args=settings.trainer,
             train_dataset=train,
             eval_dataset=held_out,
             processing_class=tokenizer,

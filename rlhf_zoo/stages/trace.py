@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..actor_critic import shared_value_head
 from ..errors import ZooError
@@ -19,6 +19,7 @@ from ..hub.lineage import find_lineage
 from ..hub.publish import RECIPE_FILE, tag_name
 from ..hub.pull import pull, split_revision
 from ..hub.refusals import hub_name, refusals_as
+from ..model_files import load_tokenizer
 from ..models import CRITIC_DIR, critic_from, load_causal, load_classifier
 from ..plugins import load_object
 from ..ppo.assembly import build_critic, build_rewards
@@ -26,7 +27,7 @@ from ..ppo.config import PPOConfig
 from ..ppo.control import RunningScores
 from ..ppo.trace import Trace, trace
 from ..ppo.trainer import PPO_STATE
-from ..record import StageRecord, checkpoint_step, read_json
+from ..record import StageRecord, check_whole, checkpoint_step, read_json
 from ..rewards import Rewards
 from ..rewards.model import same_tokenizer
 from ..value_head import ValueHead, read_value_head
@@ -201,7 +202,10 @@ def _tags(repo: str) -> dict[int, str]:
 
 
 def _named(name: str) -> Named:
-    return Named(name, Path(name) if Path(name).is_dir() else _pulled(name))
+    if not Path(name).is_dir():
+        return Named(name, _pulled(name))
+    check_whole(Path(name))
+    return Named(name, Path(name))
 
 
 def _at(steps: Mapping[int, str], step: int, where: str) -> str:
@@ -229,7 +233,7 @@ def _parent(stage: Path, document: Mapping[str, Any], role: str) -> Named:
         same = StageRecord(stage.parent / role).read().get("fingerprint") == lineage.get("fingerprint")
         for folder in ([stage.parent / role / path] if same else []) + [Path(path)]:
             if folder.is_dir():
-                return Named(str(folder), folder)
+                return _named(str(folder))
     if repo and commit:
         return Named(f"{repo}@{commit}", pull(f"{repo}@{commit}"))
     raise ZooError(
@@ -369,10 +373,7 @@ def _state(path: Path) -> tuple[float, RunningScores]:
 
 
 def _tokenizer(one: Named) -> PreTrainedTokenizerBase:
-    try:
-        return AutoTokenizer.from_pretrained(one.path)
-    except (OSError, ValueError) as error:
-        raise ZooError(f"{one.name} has no tokenizer that can be loaded: save the tokenizer with the model.") from error
+    return load_tokenizer(one.path, name=one.name)
 
 
 # Showing

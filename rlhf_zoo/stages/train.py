@@ -12,18 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..finite import NotFinite
 from ..hub.publish import MERGED, unpublished
 from ..hub.refusals import is_disk_full
-from ..record import StageRecord, checkpoint_step, fingerprint, now
+from ..record import StageRecord, checkpoint_step, fingerprint, now, write_complete
 from .adapters import check_bases
 from .callbacks import StageCallback
 from .choice import choose, promising, prune
 from .context import Checkpoint, RunContext, versions
 from .interrupt import Interruptible, Stopped
-from .release import check_repository, kept_lineage
+from .release import claim_repository, kept_lineage
+from .running_metrics import RunningMetrics
 from .settings import StageSettings
 
-__all__ = ["quiet", "train_stage"]
+__all__ = ["make_trainer", "quiet", "train_stage"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +38,24 @@ def quiet() -> None:
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     datasets.utils.logging.disable_progress_bar()
+
+
+def make_trainer(kind: Callable[..., Any], settings: StageSettings, **parts: Any) -> Any:
+    """A trainer of TRL over these settings.
+
+    Raises ZooError for what only the trainer finds wrong with them, and where they leave it nothing to train on.
+    """
+    try:
+        trainer = kind(args=settings.trainer, **parts)
+    except ValueError as error:
+        first = str(error).strip().splitlines()[0].rstrip(".").replace(". ", "; ")
+        raise ZooError(f"The settings of the stage {settings.stage} do not work: {first}.") from error
+    if len(trainer.train_dataset) == 0:
+        raise ZooError(
+            f"max_length {settings.trainer.max_length} of the stage {settings.stage} leaves no example to train on: "
+            "raise it, or set it to null."
+        )
+    return trainer
 
 
 def train_stage(
@@ -58,33 +78,39 @@ def train_stage(
     """
     stage = settings.stage
     record = context.record(stage)
-    if context.restart and record.run_file.exists():
-        record.clear()
+    again = context.restart and record.run_file.exists()
     lineage = {name: dict(parent.lineage) for name, parent in parents.items()}
     resolved = {
         **settings.resolved,
         "data": data.get("fingerprint"),
         "parents": {name: parent["fingerprint"] for name, parent in lineage.items()},
     }
-    record.check_fingerprint(resolved, recipe=context.recipe.name)
-    before = record.read()
+    if not again:
+        record.check_fingerprint(resolved, recipe=context.recipe.name)
+    before = {} if again else record.read()
     if before.get("status") == "finished":
         if context.outbox is not None:
             record.write(publish=_publication(context))
             context.notify()
         return False
     if context.outbox is not None and not context.checked:
-        check_repository(context, stage, resolved)
+        claim_repository(context, stage)
     if context.outbox is not None and settings.model.use_peft:
         check_bases(context, stage, parents)
-    if not before and any(record.path.glob("checkpoint-*")):
+    if not before and not again and any(record.path.glob("checkpoint-*")):
         raise ZooError(f"{record.path} holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir.")
-    record.remove_incomplete()
-    resume = record.last_checkpoint()
-    record.truncate_metrics(checkpoint_step(resume) if resume else -1)
+    resume = None
+    if not again:
+        record.remove_incomplete()
+        resume = _last_whole(record)
+        record.truncate_metrics(checkpoint_step(resume) if resume else -1)
     with Interruptible(f"the {stage} stage") as stop:
         trainer = build()
-        # Only now: settings that build refuses must not claim the directory.
+        # Only now: settings that build refuses must not claim the directory, nor cost what lies there.
+        if again:
+            record.clear()
+            if context.outbox is not None:
+                claim_repository(context, stage)  # without the tags of what was cleared
         record.write(
             stage=stage,
             recipe=context.recipe.name,
@@ -102,6 +128,7 @@ def train_stage(
             publish=_publication(context) or before.get("publish"),
             repo=before.get("repo"),
             command=context.command,
+            run=context.run_id(stage),
         )
         callback = _attach(trainer, context, settings, record, stop, finish_checkpoint)
         with _whole_checkpoints(record), contextlib.closing(callback):
@@ -136,6 +163,20 @@ def _save_merged(trainer: Any, checkpoint: Path) -> None:
     merged = copy.deepcopy(policy).merge_and_unload()
     merged.save_pretrained(checkpoint / MERGED)
     trainer.processing_class.save_pretrained(checkpoint / MERGED)
+    write_complete(checkpoint / MERGED)
+
+
+def _last_whole(record: StageRecord) -> Path | None:
+    """What to go on from: the last checkpoint that is what was saved. Later ones are set aside, and that is said."""
+    problems = record.set_damaged_aside()
+    resume = record.last_checkpoint()
+    for problem in problems:
+        log.warning(
+            "%s: its checkpoint is now called damaged-checkpoint-*, and training goes on from %s.",
+            problem,
+            f"{resume.name}, which is whole" if resume is not None else "the start, as no other is whole",
+        )
+    return resume
 
 
 def _publication(context: RunContext) -> dict[str, Any] | None:
@@ -147,9 +188,13 @@ def _publication(context: RunContext) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _whole_checkpoints(record: StageRecord) -> Iterator[None]:
-    """Where the disk fills up while a checkpoint is saved, deletes the torn one and raises ZooError."""
+    """Deletes a torn checkpoint where the disk fills up, which is a ZooError, or the run stops making numbers."""
     try:
         yield
+    except NotFinite:
+        record.remove_incomplete()
+        record.write(status="interrupted")
+        raise
     except Exception as error:
         # torch reports a full disk as a RuntimeError without a reason.
         no_room = isinstance(error, RuntimeError) and shutil.disk_usage(record.path).free < 2**20
@@ -189,6 +234,8 @@ def _attach(
         stay = unsent | promising(record, settings.release, settings.trainer)
         prune(record, keep=settings.keep, stay=stay)
 
+    if hasattr(trainer, "_total_train_tokens"):  # of trl; PPOTrainer saves its own
+        trainer.add_callback(RunningMetrics(trainer))
     callback = StageCallback(record, stop, finish_checkpoint=finish, saved=saved, stop_after=context.stop_after)
     trainer.add_callback(callback)
     return callback

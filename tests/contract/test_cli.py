@@ -33,7 +33,7 @@ HEAVY = (
 )  # fmt: skip
 COMMANDS = {
     "ablate", "baseline", "card", "compare", "doctor", "ensemble", "eval", "hub", "hub env", "hub serve", "hub status",
-    "hub token", "lineage", "ppo",
+    "hub token", "hub token list", "hub token revoke", "lineage", "ppo",
     "pull", "push", "recipes", "recipes copy", "recipes keys", "recipes list", "recipes show", "recipes validate",
     "reproduce", "reward", "run", "sft", "trace",
     "hub export", "install-hf-extension", "space", "space deploy", "uninstall-hf-extension", "zoo",
@@ -103,7 +103,7 @@ def test_version_and_bare_command(tmp_path):
         (["recipes", "list"], {"name", "stages", "simulated", "description"}),
         (["recipes", "keys", "recipe"], {"key", "type", "default", "help"}),
         (["recipes", "keys", "ppo"], {"key", "type", "default", "help"}),
-        (["hub", "status"], {"running", "url", "pid", "root", "repositories", "bytes"}),
+        (["hub", "status"], {"running", "url", "pid", "root", "repositories", "bytes", "damaged"}),
     ],
 )
 def test_tables_are_json_on_request(tmp_path, command, keys):
@@ -119,8 +119,8 @@ def test_tables_are_json_on_request(tmp_path, command, keys):
 
 def test_every_command_that_prints_a_table_takes_json():
     tables = {
-        "recipes list", "recipes keys", "run", "hub export", "hub status", "doctor", "trace", "lineage", "reproduce",
-        "pull", "zoo", "ablate", "baseline", "ensemble", "eval",
+        "recipes list", "recipes keys", "run", "hub export", "hub status", "hub token list", "doctor", "trace",
+        "lineage", "reproduce", "pull", "zoo", "ablate", "baseline", "ensemble", "eval",
     }  # fmt: skip
     takes = {name for name, command in walk(cli.cli).items() if any("--json" in param.opts for param in command.params)}
     assert takes == tables

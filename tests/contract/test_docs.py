@@ -24,6 +24,7 @@ OURS = (
     "value/",
     "kl_coef",
     "episodes",
+    "skipped_steps",
 )
 
 

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from fault_proxy import Fault, FaultProxy, operation
 from hub_fixture import RunningHub
 from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download, snapshot_download
 from huggingface_hub.errors import HfHubHTTPError
+from warm import PYTHON
 
 REPO = "local/m"
 LARGE = os.urandom(400_000)
@@ -301,7 +301,7 @@ api.create_tag("{REPO}", tag="v1", revision=commit)
 def test_client_killed_while_held(hub, proxy, api, forwarded):
     """Between commit and tag: what a dead client asked for is not done, unless the Hub had done it before."""
     proxy.inject(Fault("hold", "create_tag", forwarded=forwarded))
-    client = subprocess.Popen([sys.executable, "-c", CLIENT], env=hub.env | {"HF_ENDPOINT": proxy.url})
+    client = subprocess.Popen([*PYTHON, "-c", CLIENT], env=hub.env | {"HF_ENDPOINT": proxy.url})
     proxy.wait_held()
     client.send_signal(signal.SIGKILL)
     client.wait()

@@ -81,7 +81,7 @@ def test_serve_status_token_env(server, tmp_path):
     status = json.loads(run("status", "--root", str(root), "--json").stdout)
     assert status.pop("bytes") > 1_000_000
     repositories = {"models": 1, "datasets": 0, "spaces": 0}
-    assert status == {"running": True, **ready, "root": str(root), "repositories": repositories}
+    assert status == {"running": True, **ready, "root": str(root), "repositories": repositories, "damaged": []}
     shown = run("status", "--root", str(root)).stdout
     assert ready["url"] in shown
     assert "1 models" in shown
@@ -240,8 +240,10 @@ def test_default_root(monkeypatch, tmp_path):
 
 
 def test_every_command_has_an_example():
-    commands = {"hub": group, **group.commands}
-    assert set(commands) == {"hub", "serve", "status", "token", "env"}
+    token = group.commands["token"]
+    assert isinstance(token, click.Group)
+    commands = {"hub": group, **group.commands, **token.commands}
+    assert set(commands) == {"hub", "serve", "status", "token", "env", "list", "revoke"}
     for name, command in commands.items():
         assert isinstance(command, click.Command)
         text = CliRunner().invoke(command, ["--help"]).stdout

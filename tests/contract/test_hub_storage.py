@@ -428,6 +428,13 @@ def test_hostile_paths(shared_hub, path):
         "x" * 300,
         "d/" * 600 + "x",
         "a\0b",
+        "..\\x",
+        "a\\..\\b",
+        ".git /config",
+        ".git./config",
+        ".git::$INDEX_ALLOCATION/config",
+        ".g\u200cit/config",
+        ".gitmodules",
     ],
 )
 def test_hostile_paths_in_commits(shared_hub, path):

@@ -23,6 +23,7 @@ import lz4.frame
 import pytest
 from hub_fixture import base_environment
 from test_hub_storage import rss_mib
+from warm import PYTHON
 
 from rlhf_zoo.hub.server import create_token, xet_format, xet_store
 from rlhf_zoo.hub.server.application import Application
@@ -155,7 +156,7 @@ def test_those_files_meet_every_way_of_compressing(tmp_path, monkeypatch):
     thread.start()
     try:
         env = base_environment() | client_environment(server.url, create_token(root, "write"), tmp_path / "home")
-        subprocess.run([sys.executable, "-c", PUSH_ALL], env=env | XET, cwd=tmp_path, check=True, capture_output=True)
+        subprocess.run([*PYTHON, "-c", PUSH_ALL], env=env | XET, cwd=tmp_path, check=True, capture_output=True)
     finally:
         server.shutdown()
         thread.join()
@@ -278,7 +279,7 @@ def test_forty_committers_at_once(hub, way):
     env = hub.env | {"HF_HUB_DISABLE_XET": "1" if way == "lfs" else "0"}
     clients = [
         subprocess.Popen(
-            [sys.executable, "-c", MANY, str(first), "10"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+            [*PYTHON, "-c", MANY, str(first), "10"], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )
         for first in (0, 10, 20, 30)
     ]
@@ -313,7 +314,7 @@ def kill_during_uploads(hubs, name: str, delay: float) -> None:
     hub = hubs(name)
     hub.api().create_repo(REPO)
     pusher = subprocess.Popen(
-        [sys.executable, "-c", ENDLESS.replace("START", "0")],
+        [*PYTHON, "-c", ENDLESS.replace("START", "0")],
         env=hub.env | HASTY,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -17,6 +16,7 @@ from hub_fixture import base_environment
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_llm import OK, Fault, StubLLM, always, longer, rating_by_length
+from warm import PYTHON
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation import llm_judge
@@ -398,7 +398,7 @@ with StubLLM(longer, key=key) as stub:
     env["PYTHONPATH"] = f"{TESTS}{os.pathsep}{env['PYTHONPATH']}"
     cache = tmp_path / "cache"
     done = subprocess.run(
-        [sys.executable, "-c", code, KEY, cache], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
+        [*PYTHON, "-c", code, KEY, cache], env=env, cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 1 and "rlhf_zoo.errors.ZooError: " in done.stderr and "answered 400 (***)" in done.stderr
     assert KEY not in done.stdout + done.stderr
@@ -473,7 +473,7 @@ url, cache, pairs = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 print(json.dumps([score for score, _ in LLMJudge(url, "stub", cache=cache, progress=False).compare(*pairs)]))
 """
     env = base_environment() | {"OPENAI_API_KEY": KEY}
-    arguments = [sys.executable, "-c", code, stub.url, tmp_path, json.dumps([prompts, first, second])]
+    arguments = [*PYTHON, "-c", code, stub.url, tmp_path, json.dumps([prompts, first, second])]
     processes = [subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
     found: list[list[float]] = []
     judge = make(stub, tmp_path)
@@ -653,7 +653,7 @@ LLMJudge(sys.argv[1], "stub", cache=sys.argv[2], backoff=100.0, timeout=100.0, c
     with StubLLM(longer) as stub:
         stub.script += [OK, Fault("status", 500), Fault("hold"), Fault("hold")]
         process = subprocess.Popen(
-            [sys.executable, "-c", code, stub.url, tmp_path], env=base_environment(), stderr=subprocess.PIPE, text=True
+            [*PYTHON, "-c", code, stub.url, tmp_path], env=base_environment(), stderr=subprocess.PIPE, text=True
         )
         deadline = time.monotonic() + 60
         while len(stub.seen) < 3:

@@ -8,7 +8,6 @@ import math
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import evaluate
@@ -17,6 +16,7 @@ import pytest
 import torch
 import yaml
 from hub_fixture import RunningHub, base_environment
+from warm import PYTHON
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation import metrics
@@ -92,7 +92,7 @@ found = {name: [evaluate.load(f"metrics/{name}").compute(**rows[name])["value"],
 print(json.dumps(found))
 """
     env = base_environment() | {"HF_HOME": str(tmp_path)}
-    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run([*PYTHON, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == {
         "distinct_n": [1.0, 1.0],

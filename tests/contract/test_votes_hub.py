@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import pytest
 from fault_proxy import Fault, FaultProxy
 from hub_fixture import RunningHub
 from huggingface_hub import CommitOperationAdd
+from warm import PYTHON
 
 from rlhf_zoo.hub.votes import LONGEST_TEXT
 
@@ -63,7 +63,7 @@ def start(
     env: dict[str, str], journal: Path, name: str, *, voters: int, votes: int, interval: float = 0.0, pause: float = 0.0
 ) -> subprocess.Popen[str]:
     told = json.dumps([str(journal), name, voters, votes, interval, pause])
-    return subprocess.Popen([sys.executable, "-c", CAST, told], env=env, text=True, stdout=subprocess.PIPE,
+    return subprocess.Popen([*PYTHON, "-c", CAST, told], env=env, text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE)  # fmt: skip
 
 
@@ -298,7 +298,7 @@ def test_another_data_set_is_left_alone(hub, tmp_path):
     head = hub.api().dataset_info(REPO).sha
     code = CAST.replace("box.drain(60)", "box.drain(2)")
     told = json.dumps([str(tmp_path / "journal"), "x", 1, 1, 0, 0])
-    done = subprocess.run([sys.executable, "-c", code, told], env=hub.env, capture_output=True, text=True, check=False)
+    done = subprocess.run([*PYTHON, "-c", code, told], env=hub.env, capture_output=True, text=True, check=False)
     assert "local/votes holds another data set: give votes a repository of their own" in done.stderr
     assert hub.api().dataset_info(REPO).sha == head
     assert len(list((tmp_path / "journal").glob("*/*.json"))) == 1, "the vote is kept"

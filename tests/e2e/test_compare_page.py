@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from page_client import PageClient
 from page_fixture import LOOSE, PPO, PROMPTS, STEPS, publish, serve, shown
 from page_visitor import Visitor, visiting
 from toy_models import CONTEXT, MARKUP, TRIGGER, Toys, save_toys
+from warm import PYTHON
 
 from rlhf_zoo.comparison import Comparison, Snapshot
 
@@ -341,7 +341,7 @@ def test_what_cannot_be_opened(hub: tuple[RunningHub, Toys], arguments: list[str
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         arguments = [port if argument == "TAKEN" else argument for argument in arguments]
-        command = [sys.executable, "-m", "rlhf_zoo.cli", "compare", *arguments]
+        command = [*PYTHON, "-m", "rlhf_zoo.cli", "compare", *arguments]
         done = subprocess.run(command, env=hub[0].env, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert message in done.stderr and "Traceback" not in done.stderr

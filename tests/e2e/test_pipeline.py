@@ -79,10 +79,17 @@ class Run:
     def copy(self, folder: Path, *without: str) -> Run:
         """This run and its Hub elsewhere, without some of its stages."""
         shutil.copytree(self.folder, folder, symlinks=True)
+        in_its_place(folder / "run")
         for stage in without:
             shutil.rmtree(folder / "run" / stage)
         (folder / "run" / "summary.json").unlink()
         return Run(folder)
+
+    def before_ppo(self, folder: Path) -> Run:
+        """The same, as it was before PPO published anything."""
+        run = self.copy(folder, "ppo", "eval")
+        shutil.rmtree(run.root / "repos" / "models" / "local" / "tiny-world-ppo.git")
+        return run
 
     def hub(self, folder: Path) -> RunningHub:
         """A server over a copy of its Hub."""
@@ -107,6 +114,12 @@ def served(base: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
     running = base.hub(tmp_path_factory.mktemp("served"))
     yield running
     running.stop()
+
+
+def in_its_place(run: Path) -> None:
+    """A copy that stands for the original: beside it, it would be a run of its own."""
+    path = run / "run_id"
+    path.write_text(f"{path.read_text().split()[0]} {path.stat().st_ino}\n")
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -137,7 +150,7 @@ def evaluation(run: Run) -> dict:
 
 
 def test_the_run_directory(base):
-    assert {path.name for path in base.path.iterdir()} == {"data", *STAGES, "eval", "summary.json"}
+    assert {path.name for path in base.path.iterdir()} == {"data", *STAGES, "eval", "summary.json", "run_id"}
     for stage in (*STAGES, "eval"):
         document = base.json(stage, "run.json")
         assert {"schema", "stage", "recipe", "status", "seed", "fingerprint", "resolved", "versions", "parents", "hub",
@@ -254,7 +267,8 @@ def test_a_commit_and_a_tag_per_checkpoint_and_best(base, served):
         saved = [f"tiny-world {stage}: step {step}" for step in STEPS[stage]]
         assert [subject for subject in subjects if ": step " in subject] == saved
         card = f"tiny-world {stage}: card of {tag_name(STEPS[stage][-1])}"
-        assert set(subjects[1:]) == {*saved, card} and subjects[-1] == card
+        claimed = f"tiny-world {stage}: claimed for run {base.json(stage, 'run.json')['run'][:8]}"
+        assert subjects[1] == claimed and set(subjects[2:]) == {*saved, card} and subjects[-1] == card
         tags = {ref.name: ref.target_commit for ref in served.api().list_repo_refs(repo).tags}
         assert tags == base.json("summary.json")["repos"][stage]["tags"]
         assert tags["best"] == served.api().model_info(repo).sha
@@ -418,8 +432,10 @@ def test_one_stage_again(base, tmp_path):
 def test_ppo_alone_starts_from_the_hub(base, tmp_path):
     run = base.copy(tmp_path / "copy", "data", *STAGES, "eval")
     done = run.zoo(*run.command("ppo"))
+    assert done.returncode == 2 and "has the tag step-" in done.stderr and "give --restart" in done.stderr
+    done = run.zoo(*run.command("ppo", "--restart"))
     assert done.returncode == 0, done.stderr
-    assert {path.name for path in run.path.iterdir()} == {"data", "ppo"}
+    assert {path.name for path in run.path.iterdir() if path.is_dir()} == {"data", "ppo"}
     parents = run.json("ppo", "run.json")["parents"]
     for stage in ("sft", "reward"):
         published = base.json("summary.json")["repos"][stage]
@@ -513,7 +529,7 @@ def equals(run: Run, base: Run, stage: str) -> None:
 
 
 def test_ctrl_c_saves_the_step_under_way_and_the_same_command_goes_on(base, tmp_path):
-    run = base.copy(tmp_path / "copy", "ppo", "eval")
+    run = base.before_ppo(tmp_path / "copy")
     code, said = stop(run, "ppo", lambda: logged(run, "ppo") >= 3, signal.SIGINT)
     assert code == 130, said
     assert "Saving the ppo stage after the step under way; Ctrl-C again aborts at once." in said
@@ -534,7 +550,7 @@ def test_ctrl_c_saves_the_step_under_way_and_the_same_command_goes_on(base, tmp_
 
 
 def test_a_kill_during_ppo_costs_only_what_was_not_saved(base, tmp_path):
-    run = base.copy(tmp_path / "copy", "ppo", "eval")
+    run = base.before_ppo(tmp_path / "copy")
     code, _ = stop(run, "ppo", lambda: logged(run, "ppo") >= 3, signal.SIGKILL)
     assert code == -signal.SIGKILL
     assert run.json("ppo", "run.json")["status"] == "running"
@@ -580,6 +596,7 @@ def test_a_disk_that_fills_up_leaves_no_torn_checkpoint(base, tmp_path):
         pytest.skip("this user may not mount a tmpfs")
     try:
         shutil.copytree(tmp_path / "kept", run.path, dirs_exist_ok=True)
+        in_its_place(run.path)
         done = run.zoo(*run.command("ppo"))
         assert done.returncode == 2
         (said,) = errors(done.stderr)
@@ -627,7 +644,7 @@ def test_a_hub_behind_hf_endpoint_gets_the_same(base, tmp_path):
 
 def published(hub: RunningHub, repo: str, revision: str, kind: str) -> dict[str, str]:
     """Path -> content id, of what does not name the Hub or a time."""
-    said = ("README.md", "rlhf_card.json", "metrics.jsonl")
+    said = ("README.md", "rlhf_card.json", "metrics.jsonl", "claim.json")
     entries = hub.api().list_repo_tree(repo, revision=revision, repo_type=kind, recursive=True)
     return {
         entry.path: entry.blob_id

@@ -19,6 +19,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from warm import PYTHON
+from zoo_process import program
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
@@ -54,10 +56,11 @@ def place(tmp_path_factory):
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "RLHF_ZOO_"))}
     environment |= {
         "RLHF_ZOO_HOME": str(folder / "home"),
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": f"{program(folder)}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
     }
-    subprocess.run(["rlhf-zoo", "recipes", "copy", "tiny-world", "tiny-world"], cwd=folder, env=environment, check=True)
+    copy = ["rlhf-zoo", "recipes", "copy", "tiny-world", "tiny-world"]
+    subprocess.run(copy, cwd=folder, env=environment, check=True, executable=folder / "bin" / "rlhf-zoo")
     for name, small in SMALL.items():
         path = folder / "tiny-world" / f"{name}.yaml"
         content = yaml.safe_load(path.read_text())
@@ -91,6 +94,8 @@ def test_each_command_runs_as_it_stands(place):
     serving: dict[str, str] = {}
     try:
         for command in commands():
+            if command == "rlhf-zoo zoo --hub local":  # from here on they read what `make demo` published
+                run("rlhf-zoo push runs/tiny-world --hub local --namespace demo", place)
             if command == "rlhf-zoo hub serve &":
                 served = start(command.removesuffix(" &"), place)
                 wait_for(Path(place[1]["RLHF_ZOO_HOME"]) / "hub" / "server.json")
@@ -111,6 +116,7 @@ def test_each_command_runs_as_it_stands(place):
             assert served.wait(30) == 0
     tags = json.loads((place[0] / "runs/tiny-world/ppo/run.json").read_text())["repo"]["tags"]
     assert {"step-000020", "step-000040", "best"} == set(tags)
+    assert json.loads((place[0] / "runs/tiny-world/ppo/run.json").read_text())["publish"]["namespace"] == "local"
 
 
 def summary_of_python_block(place, serving):
@@ -118,7 +124,7 @@ def summary_of_python_block(place, serving):
     trained, stepped = blocks("python")
     script = place[0] / "alone.py"
     script.write_text(f"{trained}\n{stepped}")
-    done = run(f"{shlex.quote(sys.executable)} {script}", place, **serving)
+    done = run(f"{shlex.join(PYTHON)} {script}", place, **serving)
     assert "objective/kl" in done.stdout
     # The loop prints score and KL of its two updates; the first is measured before any step.
     *_, first, second = done.stdout.strip().splitlines()

@@ -206,7 +206,7 @@ def test_every_stage_comes_out_bit_for_bit(answers, stage, when):
 def test_only_the_one_stage_is_run_and_only_to_its_step(answers, served, tmp_path):
     for stage in STAGES:
         run = answers.folder / f"{stage}-middle"
-        assert {path.name for path in run.iterdir()} == {"data", stage, "reproduce.json"}
+        assert {path.name for path in run.iterdir()} == {"data", stage, "reproduce.json", "run_id"}
         kept = "sft-middle-again" if stage == "sft" else f"{stage}-middle"
         assert json.loads((run / "reproduce.json").read_text()) == answers[kept]
         checkpoints = sorted(int(path.name[11:]) for path in (run / stage).glob("checkpoint-*"))

@@ -6,7 +6,6 @@ import json
 import random
 import re
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from page_client import PageClient
 from page_fixture import PPO, publish, serve
 from toy_models import save_toys
 from toy_run import make_context, make_recipe
+from warm import PYTHON
 from zoo_process import errors, zoo
 
 from rlhf_zoo.errors import ZooError
@@ -64,7 +64,7 @@ def some_votes(count: int, seed: int) -> list[tuple[str, str, str, str]]:
 
 
 def cast(hub: RunningHub, folder: Path, repo: str, votes: list) -> None:
-    command = [sys.executable, "-c", CAST]
+    command = [*PYTHON, "-c", CAST]
     done = subprocess.run(command, input=json.dumps([repo, votes]), env=hub.env, cwd=folder, text=True, check=False,
                           capture_output=True)  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -159,7 +159,7 @@ def test_a_fresh_directory_takes_the_sft_model_from_the_hub(place):
     to = ["--hub", place.hub.url, "--output_dir", "fresh", "--namespace", "local"]
     done = place.zoo("reward", "recipes/tiny-world", *to, "--dataset_name", VOTES, *REWARD[2:], "--max_steps", "2")
     assert done.returncode == 0, done.stderr
-    assert [path.name for path in (place.folder / "fresh").iterdir()] == ["reward"], "no data are prepared for it"
+    assert {path.name for path in (place.folder / "fresh").iterdir()} == {"reward", "run_id"}, "no data are prepared"
     parent = place.json("fresh", "reward", "run.json")["parents"]["sft"]
     assert (parent["repo"], parent["tag"]) == ("local/tiny-world-sft", "best")
 
@@ -209,7 +209,11 @@ def read_votes(hub: RunningHub, repo: str) -> list[Vote]:
         ("nowhere/at/all", [], "tiny-world writes its own data and cannot read 'nowhere/at/all'"),
         (VOTES, ["--simulated_pairs", "10"], "--simulated_pairs simulates pairs, and --dataset_name names"),
         (VOTES, ["--held_out_share", "0.999", "--dataset_test_split", "none"], "which leaves none of"),
-        (VOTES, ["--held_out_share", "2", "--dataset_test_split", "none"], "give a number between 0 and 1"),
+        (
+            VOTES,
+            ["--held_out_share", "2", "--dataset_test_split", "none"],
+            "--held_out_share is 2: give a number below 1",
+        ),
         (VOTES, ["--held_out_share", "0.2"], "set dataset_test_split to null"),
     ],
 )

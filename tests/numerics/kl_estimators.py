@@ -189,8 +189,8 @@ Loss = Callable[[World, Tensor, Tensor, str], Tensor]
 
 def _logprobs(world: World, logits: Tensor, tokens: Tensor, level: str) -> tuple[Tensor, Tensor, Tensor]:
     """log π, log π_old and log π_ref of each action."""
-    states, mask = torch.from_numpy(world.states(tokens.numpy())), torch.ones_like(tokens, dtype=torch.bool)
-    every = (logits, torch.from_numpy(world.old), torch.from_numpy(world.ref))
+    states, mask = torch.tensor(world.states(tokens.cpu().numpy())), torch.ones_like(tokens, dtype=torch.bool)
+    every = (logits, torch.tensor(world.old), torch.tensor(world.ref))
     new, old, ref = (F.actions(F.selected_logprobs(x[states], tokens), mask, level=level) for x in every)
     return new, old, ref
 
@@ -230,8 +230,8 @@ def unweighted(estimator: str) -> Loss:
 
 
 def full(world: World, logits: Tensor, tokens: Tensor, level: str) -> Tensor:
-    states = torch.from_numpy(world.states(tokens.numpy()))
-    return F.exact_kl(logits[states], torch.from_numpy(world.ref)[states])
+    states = torch.tensor(world.states(tokens.cpu().numpy()))
+    return F.exact_kl(logits[states], torch.tensor(world.ref)[states])
 
 
 @dataclass(frozen=True)
@@ -318,22 +318,22 @@ class Measured:
 @functools.cache
 def measure(form: Form, seed: int = 0) -> Measured:
     """The exact gradient and that of `SAMPLES` completions that π_old sampled."""
-    world, every, weights = form.world, torch.from_numpy(form.world.completions()), form.world.weights()
-    logits = torch.from_numpy(world.new).clone().requires_grad_()
+    world, every, weights = form.world, torch.tensor(form.world.completions()), form.world.weights()
+    logits = torch.tensor(world.new).clone().requires_grad_()
 
     def gradient(tokens: Tensor, counts: Array) -> Array:
         """Of the loss of these completions, each counted so often, per sequence."""
         loss = form.loss(world, logits, tokens, form.level)
-        weighted = loss * torch.from_numpy(counts)[:, None]
+        weighted = loss * torch.tensor(counts)[:, None]
         mask = torch.ones_like(loss, dtype=torch.bool)
         total = F.aggregate(weighted, mask, tokens=1, sequences=counts.sum(), mode="seq-mean-token-sum")
-        return torch.autograd.grad(total, logits)[0].numpy()
+        return torch.autograd.grad(total, logits)[0].cpu().numpy()
 
     exact = gradient(every, weights)
     single = np.stack([gradient(every[i : i + 1], np.ones(1)) for i in range(len(every))])
     variance = np.einsum("c,csa->sa", weights, np.square(single - exact))
     drawn = np.random.default_rng(seed).choice(len(every), size=SAMPLES, p=weights)
-    sampled = gradient(every[torch.from_numpy(drawn)], np.ones(SAMPLES))
+    sampled = gradient(every[torch.tensor(drawn)], np.ones(SAMPLES))
     return Measured(form.closed(form.wanted), exact, sampled, np.sqrt(variance))
 
 
@@ -360,16 +360,16 @@ def early_stop(step: float, seed: int = 0) -> EarlyStop:
     """Both statistics for a policy `step` away from π_old, of `ROLLOUTS` rollouts of `ROLLOUT_TOKENS` tokens."""
     world = _one_token(step)
     p, p_old = softmax(world.new)[0], softmax(world.old)[0]
-    new, old = torch.from_numpy(np.log(p)), torch.from_numpy(np.log(p_old))
+    new, old = torch.tensor(np.log(p)), torch.tensor(np.log(p_old))
     one, every = torch.ones(1, dtype=torch.bool), torch.ones(ROLLOUT_TOKENS, dtype=torch.bool)
     of_each_token = [float(F.approx_kl(new[a : a + 1], old[a : a + 1], one)) for a in range(len(p))]
     tokens = np.random.default_rng(seed).choice(len(p), size=(ROLLOUTS, ROLLOUT_TOKENS), p=p_old)
     return EarlyStop(
         kl=float((p_old * np.log(p_old / p)).sum()),
         low_variance_mean=float(p_old @ of_each_token),
-        log_ratio_mean=float(p_old @ (new - old).numpy()),
-        low_variance=np.array([float(F.approx_kl(new[row], old[row], every)) for row in torch.from_numpy(tokens)]),
-        log_ratio=(new - old).numpy()[tokens].mean(axis=1),
+        log_ratio_mean=float(p_old @ (new - old).cpu().numpy()),
+        low_variance=np.array([float(F.approx_kl(new[row], old[row], every)) for row in torch.tensor(tokens)]),
+        log_ratio=(new - old).cpu().numpy()[tokens].mean(axis=1),
     )
 
 

@@ -1,4 +1,4 @@
-"""Would the numerics tests notice a wrong formula? Breaks `functional.py` one line at a time and runs them.
+"""Would the numerics tests notice a wrong formula? Breaks `functional.py`, and what calls it, one line at a time.
 
     python tests/numerics/mutate.py [test_properties.py ...]
 
@@ -19,24 +19,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULE = Path("rlhf_zoo/functional.py")
+FORMULAS = "rlhf_zoo/functional.py"
+TRAINER = "rlhf_zoo/ppo/trainer.py"
 TESTS = ["test_goldens.py", "test_properties.py", "test_reference.py", "test_kl_estimators.py"]
-HELPERS = ["reference.py", "tolerances.py", "kl_estimators.py"]
+# What shows a mutant outside of the formulas; these train, so the formulas' mutants are not run through them.
+TRAINER_TESTS = ["test_details.py"]
+HELPERS = ["reference.py", "tolerances.py", "kl_estimators.py", "../trainer_fixture.py"]
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One place of one function, replaced."""
+    """One place of one function or method, replaced."""
 
     function: str
     what: str
     before: str
     after: str
+    module: str = FORMULAS
 
     def apply(self, source: str) -> str:
         """The mutated source. Raises ValueError unless `before` occurs exactly once in the function."""
-        start = source.find(f"\ndef {self.function}(")
-        end = source.find("\ndef ", start + 1)
+        start = next((at for d in ("\ndef ", "\n    def ") if (at := source.find(f"{d}{self.function}(")) >= 0), -1)
+        ends = [at for d in ("\ndef ", "\n    def ") if (at := source.find(d, start + 1)) >= 0]
+        end = min(ends, default=-1)
         body = source[start : end if end > 0 else len(source)]
         if start < 0 or body.count(self.before) != 1:
             raise ValueError(f"mutation {self.what!r} does not fit {self.function}: bring it up to date")
@@ -117,7 +122,23 @@ MUTATIONS = [
     Mutation("constant_gain", "unbiased variance", "correction=0", "correction=1"),
     Mutation("constant_gain", "sign of the error", "1 - error", "1 + error"),
     Mutation("constant_gain", "sum instead of difference", "returns - values", "returns + values"),
+    Mutation("response_values", "positions count padding", "seen.long().cumsum(-1)",
+             "torch.ones_like(seen).long().cumsum(-1)", "rlhf_zoo/models.py"),
+    Mutation("loss", "reference at temperature 1", "temperature=args.temperature", "temperature=1.0", TRAINER),
+    Mutation("learn", "β counts prompts", "int(moments[0])", "int(moments[0]) // self.args.num_generations", TRAINER),
+    Mutation("minibatch", "the width for the length", "length=self.args.response_length",
+             "length=rollout.mask.shape[1]", TRAINER),
+    Mutation("update", "one shuffle for all epochs", "generator=shuffle",
+             "generator=torch.Generator().manual_seed(shuffle.initial_seed())", TRAINER),
+    Mutation("shape", "penalty clipped", "return F.missing_eos_score(scores, ended, score=args.missing_eos_score)",
+             "scores = F.missing_eos_score(scores, ended, score=args.missing_eos_score)\n"
+             "        return scores if args.score_clip is None else scores.clamp(-args.score_clip, args.score_clip)",
+             TRAINER),
 ]  # fmt: skip
+
+
+def source_of(mutation: Mutation) -> str:
+    return (ROOT / mutation.module).read_text(encoding="utf-8")
 
 
 def copy_tree(target: Path) -> None:
@@ -125,7 +146,7 @@ def copy_tree(target: Path) -> None:
     shutil.copytree(ROOT / "rlhf_zoo", target / "rlhf_zoo", ignore=shutil.ignore_patterns("__pycache__"))
     here = target / "numerics"
     here.mkdir()
-    for name in [*TESTS, *HELPERS]:
+    for name in [*TESTS, *TRAINER_TESTS, *HELPERS]:
         shutil.copy(Path(__file__).parent / name, here)
 
 
@@ -144,19 +165,22 @@ def first_failure(directory: Path, tests: Sequence[str]) -> str | None:
 
 
 def survivors(tests: Sequence[str] = TESTS) -> list[Mutation]:
-    """Runs every mutant, prints the table, and returns those that none of the test files caught."""
-    source = (ROOT / MODULE).read_text(encoding="utf-8")
-    mutants = [(mutation, mutation.apply(source)) for mutation in MUTATIONS]
+    """Runs every mutant, prints the table, and returns those that none of the test files caught.
+
+    tests: for mutants of the formulas.
+    """
+    mutants = [(mutation, source, mutation.apply(source)) for mutation in MUTATIONS for source in [source_of(mutation)]]
     alive = []
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         copy_tree(directory)
-        if failure := first_failure(directory, tests):
+        if failure := first_failure(directory, [*tests, *TRAINER_TESTS]):
             raise RuntimeError(f"the tests fail without any mutation: {failure}")
         print(f"{'function':<20} {'mutation':<28} caught by")
-        for mutation, text in mutants:
-            (directory / MODULE).write_text(text, encoding="utf-8")
-            failure = first_failure(directory, tests)
+        for mutation, source, text in mutants:
+            (directory / mutation.module).write_text(text, encoding="utf-8")
+            failure = first_failure(directory, tests if mutation.module == FORMULAS else TRAINER_TESTS)
+            (directory / mutation.module).write_text(source, encoding="utf-8")
             print(f"{mutation.function:<20} {mutation.what:<28} {failure or 'SURVIVED'}", flush=True)
             if failure is None:
                 alive.append(mutation)

@@ -54,8 +54,8 @@ class Split(Spy):
         draw, cut = torch.randperm, torch.tensor_split
         share = self.args.per_device_train_batch_size // PROCESSES
 
-        def local_order(count: int, *, generator: torch.Generator) -> torch.Tensor:
-            return draw(count // PROCESSES, generator=generator)
+        def local_order(count: int, **given: Any) -> torch.Tensor:
+            return draw(count // PROCESSES, **given)
 
         def minibatches(order: torch.Tensor, parts: int) -> list[torch.Tensor]:
             whose = torch.arange(len(order) * PROCESSES) // share % PROCESSES
@@ -161,6 +161,21 @@ def refusal(directory: Path) -> str:
     return ""
 
 
+class Lost(Split):
+    """The loss of process 1, in the second update, is no number, though its gradients are."""
+
+    def loss(self, *args: Any, **kwargs: Any) -> Any:
+        lost = self.state.global_step == 1 and os.environ.get("RANK") == "1"
+        return super().loss(*args, **kwargs) + (float("nan") if lost else 0.0)
+
+
+def voting(directory: Path, processes: int) -> Any:
+    """One process alone sees that a step is not to be made. In the second of three updates, both leave its two out."""
+    return make_trainer(
+        directory, **settings(processes) | {"max_steps": 3, "kind": Lost, "train_dataset": prompt_rows(24)}
+    )
+
+
 def faulty(directory: Path, processes: int) -> Any:
     """A reward function that raises in process 1, in the second update."""
 
@@ -172,7 +187,7 @@ def faulty(directory: Path, processes: int) -> Any:
     return make_trainer(directory, **settings(processes) | {"max_steps": 3, "reward_funcs": reward})
 
 
-RUNS = {run.__name__: run for run in (together, resumed, uneven, one_trunk, by_hand, faulty)}
+RUNS = {run.__name__: run for run in (together, resumed, uneven, one_trunk, by_hand, voting, faulty)}
 
 
 @contextlib.contextmanager

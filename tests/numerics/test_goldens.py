@@ -71,7 +71,7 @@ def test_mean_and_std() -> None:
 
 def test_std_of_equal_numbers_is_zero_where_rounding_makes_the_variance_negative() -> None:
     # Of three times 0.1 in float64: Σx² − n·μ² is −6.9e-18.
-    moments = f64([3.0, 0.30000000000000004, 0.030000000000000006])
+    moments = f64([3.0, 0.30000000000000004, 0.030000000000000006]).cpu()
     assert moments[2] - 3 * (moments[1] / 3).square() < 0
     assert functional.mean_and_std(moments)[1] == 0
 

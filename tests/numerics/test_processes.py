@@ -38,7 +38,7 @@ def launch(directory: Path, *names: str) -> subprocess.CompletedProcess:
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where PROCESSES processes made the runs."""
     root = tmp_path_factory.mktemp("processes")
-    done = launch(root, "together", "resumed", *COMPARED[1:])
+    done = launch(root, "together", "resumed", *COMPARED[1:], "voting")
     assert done.returncode == 0, done.stderr
     return root
 
@@ -81,6 +81,17 @@ def test_the_runs_meet_what_they_are_made_for(directory: Path) -> None:
     assert by_hand[0]["generated"] != by_hand[1]["generated"]
     assert [row["objective/score"] for row in by_hand[0]["log"]] == pytest.approx([0.875, -0.125])
     assert digests(by_hand[0]["last"]) == digests(by_hand[1]["last"]) != digests(by_hand[0]["weights"])
+
+
+@pytest.mark.attack
+def test_a_step_that_one_process_cannot_make_is_left_out_by_both(directory: Path) -> None:
+    one, other = found(directory, "voting")
+    assert digests(one["weights"]) == digests(other["weights"])
+    for seen in (one, other):
+        rows = [row for row in seen["log"] if "skipped_steps" in row]
+        assert [row["skipped_steps"] for row in rows] == [0, 2, 2]
+        assert [row["loss"] != row["loss"] for row in rows] == [False, True, False]
+        assert all(weight.isfinite().all() for weight in seen["weights"].values())
 
 
 def test_processes_that_would_wait_for_each_other_are_refused(directory: Path, tmp_path: Path) -> None:

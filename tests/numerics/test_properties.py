@@ -62,15 +62,15 @@ class Batch:
 @st.composite
 def batches(draw: st.DrawFn, rows: int = 4, width: int = 6, elements: st.SearchStrategy[float] = numbers) -> Batch:
     size, length = draw(st.integers(1, rows)), draw(st.integers(1, width))
-    arrays = [torch.from_numpy(draw(hnp.arrays(np.float64, (size, length), elements=elements))) for _ in range(4)]
-    row = torch.from_numpy(draw(hnp.arrays(np.float64, size, elements=elements)))
+    arrays = [torch.tensor(draw(hnp.arrays(np.float64, (size, length), elements=elements))) for _ in range(4)]
+    row = torch.tensor(draw(hnp.arrays(np.float64, size, elements=elements)))
     lengths = torch.tensor(draw(st.lists(st.integers(1, length), min_size=size, max_size=size)))
     a, b, c, d = arrays
     return Batch(a, b, c, d, row, torch.arange(length) < lengths.unsqueeze(1))
 
 
 def logits(size: int = 5) -> st.SearchStrategy[Tensor]:
-    return hnp.arrays(np.float64, size, elements=numbers).map(torch.from_numpy)
+    return hnp.arrays(np.float64, size, elements=numbers).map(torch.tensor)
 
 
 def categorical(size: int = 5) -> st.SearchStrategy[Tensor]:

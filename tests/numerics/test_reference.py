@@ -97,7 +97,7 @@ def _kl_loss(draw: Draw, estimator: str) -> tuple[Any, Any]:
 def _actions(draw: Draw, level: str) -> tuple[Any, Any]:
     x, mask = draw.normal(), draw.mask()
     ours, theirs = functional.actions(x, mask, level=level), reference.actions(x, mask, level=level)
-    return (ours, theirs) if level == "sequence" else (ours[mask], theirs[mask.numpy()])
+    return (ours, theirs) if level == "sequence" else (ours[mask], theirs[mask.cpu().numpy()])
 
 
 def _missing_eos_penalty(draw: Draw) -> tuple[Any, Any]:

@@ -47,7 +47,7 @@ def _absorb(value: Any, content: Any) -> None:
         for item in value:
             _absorb(item, content)
     else:
-        content.update(value.numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
+        content.update(value.cpu().numpy().tobytes() if isinstance(value, torch.Tensor) else repr(value).encode())
 
 
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -19,6 +19,7 @@ from datasets import Dataset
 from torch import Tensor
 from trainer_fixture import (
     CONTEXT,
+    DEVICE,
     EOS,
     GOOD,
     LETTERS,
@@ -134,7 +135,7 @@ def test_fields_that_trl_leaves_to_training_arguments_are_those(tmp_path: Path) 
 def test_batch_sizes_are_computed(tmp_path: Path) -> None:
     args = PPOConfig(
         output_dir=str(tmp_path), per_device_train_batch_size=4, gradient_accumulation_steps=6, num_mini_batches=3,
-        total_episodes=100, batch_size=1, use_cpu=True,
+        total_episodes=100, batch_size=1, use_cpu=DEVICE == "cpu",
     )  # fmt: skip
     assert (args.micro_batch_size, args.local_batch_size, args.batch_size) == (4, 24, 24)
     assert (args.local_mini_batch_size, args.mini_batch_size, args.num_total_batches) == (8, 8, 5)
@@ -211,9 +212,9 @@ def gpt2(kind: Any, seed: int, **fields: Any) -> Any:
         vocab_size=17, n_positions=CONTEXT, n_embd=32, n_layer=2, n_head=2, initializer_range=0.2, eos_token_id=EOS,
         bos_token_id=None, **fields,
     )  # fmt: skip
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(), torch.device("cpu"):
         torch.manual_seed(seed)
-        return kind(config).eval()
+        return kind(config).to(DEVICE).eval()
 
 
 def padded_past_the_embeddings() -> Any:
@@ -255,7 +256,7 @@ def from_trl(directory: Path, **given: Any) -> PPOTrainer:
         "report_to": [],
         "save_strategy": "no",
         "disable_tqdm": True,
-        "use_cpu": True,
+        "use_cpu": DEVICE == "cpu",
     }
     return PPOTrainer(args=PPOConfig(**fields | given), **parts)
 
@@ -340,7 +341,7 @@ def test_a_pad_past_the_embeddings_changes_no_score(kind: str) -> None:
     with torch.no_grad():
         alone = [float(copy.deepcopy(model)(input_ids=torch.tensor([ids])).logits[0, 0]) for ids in rows]
     reward = RewardModel(model, tokenizer, tokenizer, center=False, scale=False)
-    assert reward._score_ids(rows).tolist() == pytest.approx(alone, abs=1e-6)  # padding rounds otherwise
+    assert reward._score_ids(rows).tolist() == pytest.approx(alone, abs=5e-6)  # padding rounds otherwise
     assert model.config.pad_token_id != 17, "transformers makes no model of such a configuration"
 
 
@@ -793,7 +794,7 @@ def test_mistakes_of_the_loop_are_told_in_one_sentence(tmp_path: Path) -> None:
     refused("model is a GPT2LMHeadModel, without a value head", lambda: classic_trainer(tmp_path, model=plain))
     model, tokenizer = trainer.model, trainer.tokenizer
     refused("trainer has no tokenizer", lambda: classic.PPOTrainer(trainer.config, model))
-    old = PPOConfig(output_dir=str(tmp_path), use_cpu=True)
+    old = PPOConfig(output_dir=str(tmp_path), use_cpu=DEVICE == "cpu")
     refused("config is a PPOConfig: give", lambda: classic.PPOTrainer(old, model, None, tokenizer))
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from warm import PYTHON
 from zoo_process import environment, hubs_over, wait_until, zoo
 
 from rlhf_zoo.errors import ZooError
@@ -96,7 +97,7 @@ def test_home(monkeypatch, tmp_path):
     assert home() == tmp_path / "zoo"
 
 
-# In a process of its own, as the environment is settled once
+# In a process of its own. A warm one has imported the clients, which read their environment then
 
 LOOK = """
 import json, os, sys
@@ -119,11 +120,11 @@ REAL_PLACES = ("HF_HOME", "HF_HUB_CACHE", "HF_TOKEN_PATH", "HF_XET_CACHE", "HF_A
                "HF_MODULES_CACHE", "HUGGINGFACE_HUB_CACHE")  # fmt: skip
 
 
-def look(tmp_path: Path, flag: str | None, push: bool = False, **env: str) -> dict:
+def look(tmp_path: Path, flag: str | None, push: bool = False, python: Sequence[str] = PYTHON, **env: str) -> dict:
     """What the clients see after connect(), where the user has a token and caches of the real Hub."""
     mine = {name: str(tmp_path / "real" / name.lower()) for name in REAL_PLACES}
     env = environment(tmp_path) | mine | {"HF_TOKEN": SECRET} | env
-    command = [sys.executable, "-c", LOOK, json.dumps([flag, push])]
+    command = [*python, "-c", LOOK, json.dumps([flag, push])]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
@@ -136,8 +137,11 @@ def is_sealed(tmp_path: Path, seen: dict) -> bool:
     return SECRET not in json.dumps(left) + said and str(tmp_path / "real") not in json.dumps(left) + said
 
 
-def test_the_embedded_hub_sees_nothing_of_the_real_one(tmp_path):
-    seen = look(tmp_path, "local", HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HTTP_PROXY="http://127.0.0.1:9")
+@pytest.mark.parametrize("python", [[sys.executable], PYTHON], ids=["cold", "warm"])
+def test_the_embedded_hub_sees_nothing_of_the_real_one(tmp_path, python):
+    seen = look(
+        tmp_path, "local", python=python, HF_HUB_OFFLINE="1", HF_DATASETS_OFFLINE="1", HTTP_PROXY="http://127.0.0.1:9"
+    )
     assert is_sealed(tmp_path, seen)
     assert (seen["kind"], seen["who"], seen["xet"]) == ("local", "local", False)
     assert (seen["offline"], seen["datasets_offline"]) == (False, False)
@@ -214,9 +218,7 @@ with connect(choose("local", push_to_hub=False)):
     print("up", flush=True)
     time.sleep(60)
 """
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment(tmp_path), stdout=subprocess.PIPE, text=True
-    )
+    process = subprocess.Popen([*PYTHON, "-c", code], env=environment(tmp_path), stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "up\n"
     assert len(hubs_over(tmp_path)) == 1
@@ -231,14 +233,3 @@ def test_an_embedded_hub_that_cannot_be(tmp_path):
     done = zoo("pull", "a/b", "--hub", "local", home=tmp_path)
     assert done.returncode == 2 and "set RLHF_ZOO_HOME to a place that can" in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_connecting_late_is_a_defect():
-    import huggingface_hub  # noqa: F401
-
-    from rlhf_zoo.hub.connect import Hub, connect
-
-    before = dict(os.environ)
-    with pytest.raises(RuntimeError, match="before huggingface_hub is imported"), connect(Hub("local", None, "")):
-        pass
-    assert dict(os.environ) == before

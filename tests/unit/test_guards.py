@@ -254,7 +254,7 @@ def test_prompts_longer_than_the_context_of_critic_or_reward(tmp_path: Path, par
 
 
 def test_a_reference_that_reads_fewer_tokens(tmp_path: Path) -> None:
-    refused(tmp_path, "ref_model has 10 embedding rows and the policy 17", ref_model=make_policy(vocab_size=10))
+    refused(tmp_path, "Ref_model has 10 embedding rows and the policy 17", ref_model=make_policy(vocab_size=10))
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,6 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
-    MambaConfig,
     PreTrainedModel,
     Qwen2Config,
 )
@@ -112,9 +111,6 @@ def test_a_critic_from_a_path_is_what_lies_there(tmp_path: Path, saved: str) -> 
 def test_what_cannot_be_a_critic_is_refused() -> None:
     with pytest.raises(ZooError, match="has 3"):
         critic_from(classifier("llama", num_labels=3))
-    mamba = MambaConfig(vocab_size=17, hidden_size=16, num_hidden_layers=1, state_size=4)
-    with pytest.raises(ZooError, match="no token classifier for mamba"):
-        critic_from(AutoModelForCausalLM.from_config(mamba))
 
 
 def test_values_are_of_the_state_before_each_token() -> None:
@@ -220,7 +216,7 @@ def test_an_adapter_checkpoint_comes_back_into_the_adapter(tmp_path: Path) -> No
 
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     for loader in (load_causal, load_classifier):
-        with pytest.raises(ZooError, match="cannot be loaded") as caught:
+        with pytest.raises(ZooError, match="can be read") as caught:
             loader(tmp_path / "nothing")
         assert "nothing" in str(caught.value) and "\n" not in str(caught.value)
 

@@ -11,7 +11,7 @@ import pytest
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.refusals import retry_after
 from rlhf_zoo.stages import outbox as module
-from rlhf_zoo.stages.outbox import Outbox, only_sender
+from rlhf_zoo.stages.outbox import Outbox
 from rlhf_zoo.stages.release import Shipment
 
 
@@ -178,15 +178,3 @@ def test_it_waits_as_long_as_the_hub_asks():
     with outbox(disk) as box:
         box.notify()
     assert 1.0 <= time.monotonic() - began < 5 and disk.sent == ["one"]
-
-
-def test_two_commands_do_not_send_the_same_run(tmp_path, monkeypatch):
-    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
-    with only_sender(tmp_path / "run"):
-        with pytest.raises(ZooError, match="Another command works in"), only_sender(tmp_path / "x" / ".." / "run"):
-            pass
-        with only_sender(tmp_path / "other"):
-            pass
-    with only_sender(tmp_path / "run"):
-        pass
-    assert not (tmp_path / "run").exists()

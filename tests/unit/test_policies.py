@@ -16,7 +16,7 @@ import torch
 from toy_models import save_toys
 from transformers import AutoTokenizer
 
-from rlhf_zoo.commands.evaluate import _is_policy, _json, _recipe_keys, _shared
+from rlhf_zoo.commands.evaluate import _is_policy, _recipe_keys, _shared
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.llm_judge import LLMJudge
 from rlhf_zoo.hub.report import report, slug, unread
@@ -28,6 +28,7 @@ from rlhf_zoo.stages.judges import Panel, RewardJudge, RuleJudge, cheapest_first
 from rlhf_zoo.stages.measure import function_judges, reward_models
 from rlhf_zoo.stages.policies import Terms, _check_room, find_contest
 from rlhf_zoo.stages.settings import LLMConfig, llm_config
+from rlhf_zoo.stages.values import json_object
 
 NOTHING = {"against": None}
 
@@ -69,8 +70,8 @@ def test_flags_of_a_policy() -> None:
         assert message in str(refused.value)
     for text in ("{", "[1]"):
         with pytest.raises(ZooError, match="--llm is"):
-            _json(text)
-    assert _json(None) is None and _json('{"budget": 1}') == {"budget": 1}
+            json_object(text, option="--llm", example="'{}'")
+    assert json_object('{"budget": 1}', option="--llm", example="'{}'") == {"budget": 1}
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from test_trainer import rows_of, trained, updates_of
 from torch import Tensor
 from trainer_fixture import (
     CHAT,
+    DEVICE,
     EOS,
     PAD,
     Spy,
@@ -307,7 +308,7 @@ def test_scores_are_centred_scaled_clipped_and_then_see_their_end(tmp_path: Path
     """In any other order the numbers would be others: the clip bites, and a completion without an end meets both."""
     trainer = trained(
         tmp_path, max_steps=1, reward_funcs=count, score_centering="running", score_scaling="running", score_clip=0.5,
-        **eos,
+        train_dataset=prompt_rows(8), **eos,
     )  # fmt: skip
     rollout, estimates, _ = trainer.updates[0]
     ends, lengths = rollout.samples.ended.tolist(), [float(len(ids)) for ids in rollout.samples.token_lists()]
@@ -413,6 +414,7 @@ def test_losses_are_averaged_as_asked_however_the_minibatch_is_split(tmp_path: P
     trainer, twin = begun(
         tmp_path, loss_aggregation=mode, per_device_train_batch_size=size, gradient_accumulation_steps=8 // size,
         reward_funcs=count, cliprange_value=None, vf_coef=0.5, learning_rate=RATE, num_ppo_epochs=1,
+        train_dataset=prompt_rows(8),
     )  # fmt: skip
     trainer.train()
     assert len({len(ids) for ids in trainer.updates[0][0].samples.token_lists()}) > 2
@@ -882,7 +884,11 @@ def test_a_collator_that_pads(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     texts = prompt_rows(16)["prompt"]
     ids = Dataset.from_dict({"input_ids": [tokenizer(text)["input_ids"] for text in texts]})
-    padding = DataCollatorWithPadding(tokenizer)
+    pad = DataCollatorWithPadding(tokenizer)
+
+    def padding(rows: list[dict[str, Any]]) -> Any:
+        with torch.device("cpu"):  # a batch in pinned memory
+            return pad(rows)
 
     def bare(rows: list[dict[str, Any]]) -> dict[str, Tensor]:
         batch = padding(rows)
@@ -904,7 +910,8 @@ def test_a_collator_that_pads(tmp_path: Path) -> None:
     other.train()
     for rollout, _, _ in other.updates:
         prompts = [tuple(prompt) for prompt, _ in rows_of(rollout)]
-        assert len(set(prompts)) == 8 and set(prompts) <= {tuple(row) for row in ids["input_ids"]}
+        # One of the 16 is there twice.
+        assert len(set(prompts)) >= 7 and set(prompts) <= {tuple(row) for row in ids["input_ids"]}
 
 
 def make_collated(directory: Path, collator: Any, ids: Dataset) -> Spy:
@@ -1127,7 +1134,7 @@ def test_a_loop_of_generate_and_step(tmp_path: Path) -> None:
 
 
 def test_a_loop_needs_neither_rewards_nor_prompts_nor_a_length(tmp_path: Path) -> None:
-    args = PPOConfig(output_dir=str(tmp_path), use_cpu=True, report_to="none", response_length=8)
+    args = PPOConfig(output_dir=str(tmp_path), use_cpu=DEVICE == "cpu", report_to="none", response_length=8)
     trainer = PPOTrainer(args=args, processing_class=make_tokenizer(), model=make_policy())
     for update in (1, 2):
         drawn = trainer.generate(["a", "bc"])

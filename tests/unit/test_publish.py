@@ -27,7 +27,7 @@ SENT = (
     "model.safetensors", "config.json", "tokenizer.json", "generation_config.json", "ppo_state.json",
     "critic/model.safetensors", "critic/config.json",
 )  # fmt: skip
-BESIDE = ("README.md", "rlhf_card.json", "metrics.jsonl", "recipe.json")
+BESIDE = ("README.md", "rlhf_card.json", "metrics.jsonl", "recipe.json", "claim.json")
 PREAMBLE = """
 import os
 from pathlib import Path
@@ -98,10 +98,10 @@ def test_a_commit_and_a_tag_per_checkpoint_and_nothing_twice(hub, tmp_path):
     save(tmp_path, 15)
     (second.parent / "checkpoint-15" / "COMPLETE").unlink()
     send(hub, tmp_path)
-    assert commits(hub)[1:] == ["toy ppo: step 5", "toy ppo: step 10"]
+    assert commits(hub)[2:] == ["toy ppo: step 5", "toy ppo: step 10"]
     found = tags(hub)
     assert list(found) == [tag_name(5), tag_name(10)] == ["step-000005", "step-000010"]
-    log = hub.git(REPO, "log", "--format=%H", "--reverse", "main").split()[1:]
+    log = hub.git(REPO, "log", "--format=%H", "--reverse", "main").split()[2:]
     assert list(found.values()) == log
     for path, (tag, commit) in zip((first, second), found.items(), strict=True):
         note = json.loads((path / "published.json").read_text())
@@ -122,7 +122,7 @@ def test_a_commit_and_a_tag_per_checkpoint_and_nothing_twice(hub, tmp_path):
     assert run["repo"] == {"id": REPO, "commit": log[-1], "tags": found}
     before = uploads(hub)
     send(hub, tmp_path)
-    assert (uploads(hub), commits(hub)[1:], tags(hub)) == (before, ["toy ppo: step 5", "toy ppo: step 10"], found)
+    assert (uploads(hub), commits(hub)[2:], tags(hub)) == (before, ["toy ppo: step 5", "toy ppo: step 10"], found)
     assert "notice" not in hub.git(REPO, "fsck", "--strict")
 
 
@@ -138,7 +138,7 @@ def test_best_is_the_last_checkpoint_with_the_final_card(hub, tmp_path):
     send(hub, tmp_path)
     found = tags(hub)
     assert list(found) == ["best", "step-000005", "step-000010"]
-    assert commits(hub)[1:] == ["toy ppo: step 5", "toy ppo: step 10", "toy ppo: card of step-000010"]
+    assert commits(hub)[2:] == ["toy ppo: step 5", "toy ppo: step 10", "toy ppo: card of step-000010"]
     run = json.loads((last.parent / "run.json").read_text())
     assert run["repo"] == {"id": REPO, "commit": found["best"], "tags": found}
     best = Path(hub.api().hf_hub_download(REPO, "model.safetensors", revision="best", cache_dir=tmp_path / "cache"))
@@ -146,7 +146,7 @@ def test_best_is_the_last_checkpoint_with_the_final_card(hub, tmp_path):
     before = uploads(hub)
     send(hub, tmp_path)
     send(hub, tmp_path, "sender(again=True).send_all()")
-    assert tags(hub) == found and len(commits(hub)) == 4
+    assert tags(hub) == found and len(commits(hub)) == 5
     # The client asks which files changed, and sends none.
     assert uploads(hub) == before
 
@@ -157,7 +157,7 @@ def test_main_is_the_chosen_checkpoint_byte_for_byte(hub, tmp_path):
     finish(tmp_path, step=5)
     send(hub, tmp_path)
     found = tags(hub)
-    assert commits(hub)[1:] == ["toy ppo: step 5", "toy ppo: step 10", "toy ppo: card of step-000005"]
+    assert commits(hub)[2:] == ["toy ppo: step 5", "toy ppo: step 10", "toy ppo: card of step-000005"]
     assert hub.api().model_info(REPO).sha == found["best"]
     there = {entry.path: entry for entry in hub.api().list_repo_tree(REPO, recursive=True)}
     assert "adapter_model.safetensors" not in there
@@ -243,7 +243,7 @@ def test_tags_move_when_a_run_is_restarted(hub, tmp_path):
     other = save(tmp_path, 5, salt="again")
     finish(tmp_path)
     refused = send(hub, tmp_path, "try:\n    sender().send_all()\nexcept ZooError as error:\n    print(error)")
-    assert "holds another run (its salt differs)" in refused and "--namespace" in refused
+    assert "which is another run and finished" in refused and "--namespace" in refused
     assert tags(hub) == before
     send(hub, tmp_path, "sender(overwrite=True).send_all()")
     after = tags(hub)
@@ -264,20 +264,20 @@ def test_what_an_earlier_checkpoint_left_goes(hub, tmp_path):
     assert not [name for name in there if "adapter" in name] and "notes/hand-written.md" in there
 
 
-@pytest.mark.parametrize("where", ["publish.tag_revision", "publish.write_json"])
+@pytest.mark.parametrize("where", ["publish._tag", "publish.write_json"])
 def test_a_kill_between_commit_and_tag_sends_nothing_twice(hub, tmp_path, where):
     save(tmp_path, 5)
     killed = f"{where} = lambda *a, **k: os._exit(9)\nsender().send_all()"
     with pytest.raises(AssertionError):
         send(hub, tmp_path, killed)
-    assert commits(hub)[1:] == ["toy ppo: step 5"]
+    assert commits(hub)[2:] == ["toy ppo: step 5"]
     assert len(tags(hub)) == (0 if "tag" in where else 1)
     head = hub.api().model_info(REPO).sha
     puts = hub.log.read_text().count("PUT ")
     if "tag" in where:  # a card that says otherwise, as after `rlhf-zoo push`, does not make another commit
         StageRecord(tmp_path / "run" / "ppo").write(command="rlhf-zoo another")
     send(hub, tmp_path)
-    assert commits(hub)[1:] == ["toy ppo: step 5"] and tags(hub) == {"step-000005": head}
+    assert commits(hub)[2:] == ["toy ppo: step 5"] and tags(hub) == {"step-000005": head}
     assert hub.log.read_text().count("PUT ") == puts
     assert (tmp_path / "run" / "ppo" / "checkpoint-5" / "published.json").is_file()
 
@@ -308,7 +308,7 @@ with Outbox(sender(), hub="the Hub", mend="rlhf-zoo push --resume run", patience
     done = zoo("push", "run", "--hub", hub.url, home=tmp_path / "home", cwd=tmp_path, RLHF_ZOO_HUB_TOKEN=hub.token)
     assert (done.returncode, errors(done.stderr)) == (0, []), done.stderr
     assert done.stdout == f"{REPO}: step-000005, step-000010, step-000015\n"
-    assert commits(hub)[1:] == ["toy ppo: step 5", "toy ppo: step 10", "toy ppo: step 15"]
+    assert commits(hub)[2:] == ["toy ppo: step 5", "toy ppo: step 10", "toy ppo: step 15"]
     finish(tmp_path)
     done = zoo("push", "run/ppo", "--hub", hub.url, home=tmp_path / "home", cwd=tmp_path, RLHF_ZOO_HUB_TOKEN=hub.token)
     assert done.returncode == 0 and done.stdout.strip().endswith("best"), done.stderr

@@ -16,12 +16,16 @@ import pytest
 import torch
 from trainer_fixture import EOS, LETTERS, PAD, make_policy, make_reward_model, make_tokenizer
 from transformers import (
+    BartConfig,
+    BartForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     RobertaConfig,
     RobertaForSequenceClassification,
+    T5Config,
+    T5ForSequenceClassification,
 )
 from trl.rewards import get_repetition_penalty_reward, get_soft_overlong_punishment, think_format_reward
 
@@ -298,6 +302,22 @@ def test_a_signature_that_does_not_fit_is_one_sentence(samples: Samples) -> None
     assert call(Rewards([needs]), samples, solution=["a", "b", "c"]).total.tolist() == [0, 0, 0]
 
 
+@pytest.mark.attack
+def test_rewards_that_add_up_to_no_number_are_named(samples: Samples) -> None:
+    with pytest.raises(ZooError, match="weighted rewards of row 0 add up to inf, beyond what single precision holds"):
+        call(Rewards([lambda **_: [3e38] * 3, lambda **_: [3e38] * 3]), samples)
+
+    def logs(log_metric: Callable, **_: Any) -> list[float]:
+        for value in (math.inf, -math.inf):
+            log_metric("odd", value)
+        for _ in range(2):
+            log_metric("huge", 1.7e308)
+        return [0.0] * 3
+
+    metrics = call(Rewards([logs]), samples).metrics
+    assert metrics.keys() == {"odd", "huge"} and all(math.isnan(value) for value in metrics.values())
+
+
 # What functions log
 
 
@@ -499,6 +519,48 @@ def test_an_encoder_scores_each_row_as_it_does_alone(samples: Samples, kind: str
     wanted = [alone(model, row) for row in rows]
     assert scorer.score_samples(samples, texts).tolist() == pytest.approx(wanted, abs=1e-5)
     assert max(wanted) - min(wanted) > 1e-3
+
+
+def _encoder_decoder(kind: str) -> PreTrainedModel:
+    fields: dict[str, Any] = {
+        "vocab_size": len(make_tokenizer()), "num_labels": 1, "pad_token_id": PAD, "eos_token_id": EOS, "d_model": 16,
+        "decoder_start_token_id": EOS,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    if kind == "t5":
+        small = {"d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+        return T5ForSequenceClassification(T5Config(**fields | small)).eval()
+    small = {f"{side}_{name}": size for side in ("encoder", "decoder")
+             for name, size in (("layers", 1), ("attention_heads", 2), ("ffn_dim", 16))}  # fmt: skip
+    return BartForSequenceClassification(BartConfig(**fields | small, init_std=0.5)).eval()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("kind", ["bart", "t5"])
+@pytest.mark.parametrize("batch_size", [2, 64])
+def test_an_encoder_decoder_scores_rows_that_ended_and_rows_that_did_not(
+    samples: Samples, kind: str, batch_size: int
+) -> None:
+    """transformers reads the score at the last end of sequence, and wants as many in each row of a batch."""
+    tokenizer, model = make_tokenizer(), _encoder_decoder(kind)
+    scorer = RewardModel(model, tokenizer, tokenizer, batch_size=batch_size)
+    completions = tokenizer.batch_decode(samples.token_lists(), skip_special_tokens=True)
+    texts = [p + c for p, c in zip(PROMPTS, completions, strict=True)]
+    rows = [
+        [*tokenizer(p)["input_ids"], *ids, *([] if ids[-1] == EOS else [EOS])]
+        for p, ids in zip(PROMPTS, samples.token_lists(), strict=True)
+    ]
+    wanted = [float(model(input_ids=torch.tensor([row])).logits[0, 0]) for row in rows]
+    assert scorer.score_samples(samples, texts).tolist() == pytest.approx(wanted, abs=1e-5)
+    assert max(wanted) - min(wanted) > 1e-3
+    # An end within a conversation: another number of them in one row.
+    texts = ["ab<eos>cd", "ab", "fg", "abc"]
+    rows = [[*tokenizer(text)["input_ids"], EOS] for text in texts]
+    wanted = [float(model(input_ids=torch.tensor([row])).logits[0, 0]) for row in rows]
+    assert scorer.score_texts(texts, ended=[True, False, True, False]).tolist() == pytest.approx(wanted, abs=1e-5)
+    model.config.eos_token_id = None
+    with pytest.raises(ZooError, match="has an encoder and no eos_token_id"):
+        RewardModel(model, tokenizer, tokenizer)
 
 
 def test_a_model_that_would_be_misread_is_refused() -> None:

@@ -18,7 +18,6 @@ from rlhf_zoo.stages.settings import (
     RUN_KEYS,
     EvaluationConfig,
     RecipeConfig,
-    _coerce,
     parse_flags,
     recipe_config,
     recipe_keys,
@@ -26,6 +25,7 @@ from rlhf_zoo.stages.settings import (
     stage_keys,
     stage_settings,
 )
+from rlhf_zoo.stages.values import coerce
 
 SHIPPED = {"product-remarks": STAGES, "tiny-world": STAGES}
 
@@ -181,19 +181,19 @@ TABLE: list[tuple[Any, Any, Any]] = [
 def test_coercion(hint, value, expected):
     if isinstance(expected, str) and expected.startswith("!"):
         with pytest.raises(ValueError) as caught:
-            _coerce(value, hint)
+            coerce(value, hint)
         assert str(caught.value) == expected[1:]
     else:
-        found = _coerce(value, hint)
+        found = coerce(value, hint)
         assert found == expected and type(found) is type(expected)
 
 
 @settings(deadline=None)
 @given(st.floats(allow_nan=False) | st.integers())
 def test_numbers_survive_a_flag(number):
-    assert _coerce(str(number), float) == number
+    assert coerce(str(number), float) == number
     if isinstance(number, int):
-        assert _coerce(str(number), int) == number
+        assert coerce(str(number), int) == number
 
 
 @pytest.mark.parametrize(
@@ -213,9 +213,13 @@ def test_numbers_survive_a_flag(number):
         ),
         ("ppo", {1: 2}, "{}/ppo.yaml says 1, which is no key of the stage ppo: "),
         ("ppo", {"env": {"HF_ENDPOINT": "http://x"}}, "{}/ppo.yaml says env, which is refused, as it could redirect"),
-        ("ppo", {"temperature": 0}, "temperature is 0: PPO samples, so give a positive one."),
-        ("ppo", {"seed": -1}, "seed is -1: give at least 0."),
-        ("reward", {"score_samples": 1}, "score_samples is 1: give at least 2."),
+        (
+            "ppo",
+            {"temperature": 0},
+            "temperature in {}/ppo.yaml is 0: completions are sampled, so give at least 0.0001.",
+        ),
+        ("ppo", {"seed": -1}, "seed in {}/ppo.yaml is -1: give at least 0."),
+        ("reward", {"score_samples": 1}, "score_samples in {}/reward.yaml is 1: give at least 2."),
         ("sft", {"optim": "adamx"}, "The settings of the stage sft of toy do not work: adamx is not a valid"),
         ("sft", {"learning_rate": None}, "learning_rate in {}/sft.yaml is None, and it takes a number."),
     ],
@@ -266,11 +270,11 @@ def test_mistakes_in_flags_are_named_and_abbreviations_refused(tmp_path, flags, 
     [
         ({"descripton": "x"}, {}, "says descripton, which is no key of recipe.yaml, did you mean 'description'?"),
         ({"seed": 1.5}, {}, "seed in .* is 1.5, and it takes a whole number."),
-        ({"seed": -3}, {}, "seed is -3: give at least 0."),
+        ({"seed": -3}, {}, "seed in .* is -3: give at least 0."),
         ({"evaluation": [1]}, {}, "evaluation in .* is no mapping"),
         ({"evaluation": {"prompt": 3}}, {}, r"no key of recipe.yaml, did you mean 'evaluation\.prompts'\?"),
         ({"evaluation": {"prompts": "x"}}, {}, r"evaluation\.prompts in .* is 'x', and it takes a whole number"),
-        ({"evaluation": {"samples": 0}}, {}, "samples is 0: give at least 1."),
+        ({"evaluation": {"samples": 0}}, {}, r"evaluation\.samples in .* is 0: give at least 1."),
         ({}, {"evaluation.samples": "2.5"}, r"--evaluation\.samples is '2.5', and it takes a whole number"),
         ({}, {"kl_coef": "0.2"}, r"--kl_coef is no key of recipe.yaml: write --ppo\.kl_coef\.$"),
         ({}, {"packing": "0.2"}, r"--packing is no key of recipe.yaml: write --sft\.packing\.$"),

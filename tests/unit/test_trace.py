@@ -18,6 +18,7 @@ from torch import nn
 from toy_run import make_context, make_recipe, save_start
 from trainer_fixture import (
     CONTEXT,
+    DEVICE,
     EOS,
     good,
     make_policy,
@@ -58,7 +59,7 @@ def begins(completions: list[str], answer: list[str], **_: Any) -> list[float]:
 
 def args(**fields: Any) -> PPOConfig:
     given: dict[str, Any] = {"temperature": 1.3, "response_length": 12, "gamma": 0.9, "lam": 0.8, "kl_coef": 0.2}
-    return PPOConfig(output_dir="unused", report_to="none", use_cpu=True, **given | fields)
+    return PPOConfig(output_dir="unused", report_to="none", use_cpu=DEVICE == "cpu", **given | fields)
 
 
 def models() -> dict[str, PreTrainedModel]:
@@ -255,8 +256,8 @@ def test_whitening_is_named_where_training_does_it() -> None:
             {},
             f"has {CONTEXT - 11} tokens, and with 12 new ones it passes the context of {CONTEXT}",
         ),
-        ("a", {"temperature": math.inf}, "temperature is inf: give a finite number."),
-        ("a", {"temperature": math.nan}, "temperature is nan: give a finite number."),
+        ("a", {"temperature": math.inf}, "temperature is inf: completions are sampled, so give a finite number."),
+        ("a", {"temperature": math.nan}, "temperature is nan: completions are sampled, so give a finite number."),
         ([{"role": "user", "content": "a"}], {}, "the tokenizer has no chat template"),
     ],
 )
@@ -374,6 +375,7 @@ def test_parents_trained_again_are_others(run: Path, tmp_path: Path) -> None:
 def test_another_tokenizer_and_a_lost_critic(run: Path, tmp_path: Path) -> None:
     found = find(str(run))
     shutil.copytree(run / "ppo/checkpoint-2", tmp_path / "old")
+    (tmp_path / "old" / "COMPLETE").unlink()  # it says what training saved, and this is to be another
     make_tokenizer("lkjihgfedcba:;").save_pretrained(tmp_path / "old")
     strange = replace(found, old=Named("strange", tmp_path / "old"))
     with pytest.raises(ZooError, match=r"strange has another tokenizer than .*checkpoint-3, so its log-probabilities"):
@@ -396,6 +398,7 @@ def hub(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
     for step in (1, 2, 3):
         folder = tmp_path / f"step-{step}"
         shutil.copytree(run / "ppo" / f"checkpoint-{step}", folder)
+        (folder / "COMPLETE").unlink()  # is not published
         parents = {
             "sft": {"repo": "local/toy-sft", "commit": "c"},
             "reward": {"repo": "local/toy-reward", "commit": "d"},

@@ -52,7 +52,7 @@ METRICS = {
     "objective/rlhf_reward", "completions/length", "completions/eos_rate", "policy/clipfrac", "policy/approxkl",
     "policy/ratio", "value/clipfrac", "loss/policy", "loss/value", "grad_norm/policy", "grad_norm/critic",
     "critic/explained_variance", "critic/gain_over_constant", "critic/value", "critic/return",
-    "policy/logprob_mismatch", "policy/epochs",
+    "policy/logprob_mismatch", "policy/epochs", "skipped_steps",
 }  # fmt: skip
 QUARTERS = {f"critic/explained_variance/quarter_{part}" for part in (1, 2, 3, 4)}
 

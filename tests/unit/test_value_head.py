@@ -27,6 +27,7 @@ from transformers import (
     Gemma3Config,
     GPT2Config,
     LlamaConfig,
+    LlamaForCausalLM,
     LlamaModel,
     OPTConfig,
     PreTrainedConfig,
@@ -91,7 +92,7 @@ def headed(kind: str, *, seed: int = 0, base: Any = None, **kwargs: Any) -> Any:
 def digests(module: nn.Module) -> dict[str, str]:
     """sha256 of each weight's bytes."""
     state = {name: value.contiguous().view(torch.uint8) for name, value in module.state_dict().items()}
-    return {name: hashlib.sha256(value.numpy().tobytes()).hexdigest() for name, value in state.items()}
+    return {name: hashlib.sha256(value.cpu().numpy().tobytes()).hexdigest() for name, value in state.items()}
 
 
 def outputs(model: Any) -> tuple[Tensor, Tensor]:
@@ -278,7 +279,7 @@ def test_generation_is_the_models() -> None:
 
 def test_half_precision_comes_out_in_float32() -> None:
     model = headed("llama").to(torch.bfloat16)
-    assert (model.dtype, model.device) == (torch.bfloat16, torch.device("cpu"))
+    assert (model.dtype, model.device) == (torch.bfloat16, IDS.device)
     assert model.v_head.summary.weight.dtype == torch.bfloat16
     assert [out.dtype for out in outputs(model)] == [torch.float32, torch.float32]
 
@@ -317,7 +318,7 @@ def test_a_checkpoint_comes_back_bit_for_bit(kind: str, shards: bool, tmp_path: 
     head = read_value_head(tmp_path)
     assert head is not None
     assert head.keys() == {"summary.weight", "summary.bias"}
-    assert torch.equal(head["summary.weight"], model.v_head.summary.weight)
+    assert torch.equal(head["summary.weight"], model.v_head.summary.weight.cpu())
     alone = classes(kind)[0].from_pretrained(tmp_path)
     assert digests(alone) == digests(model.pretrained_model)
 
@@ -414,7 +415,7 @@ def test_variant_and_subfolder(tmp_path: Path) -> None:
         assert_same(model, kept)
         head = read_value_head(tmp_path, subfolder="deep", **options)
         assert head is not None
-        assert torch.equal(head["summary.bias"], model.v_head.summary.bias)
+        assert torch.equal(head["summary.bias"], model.v_head.summary.bias.cpu())
 
 
 def test_the_head_keeps_float32_under_half_precision_weights(tmp_path: Path) -> None:
@@ -820,3 +821,16 @@ def test_push_to_hub_and_from_pretrained(hub: Any, tmp_path: Path) -> None:
     assert hub.python(PRELUDE + REFUSED, cwd=tmp_path, HF_HOME=empty).split()[-1] == "refused"
     for name in ("headed", "shards", "adapter"):
         assert hub.git(f"local/{name}", "fsck", "--full", "--strict") == ""
+
+
+@pytest.mark.attack
+def test_the_attributes_of_trls_classes_are_there() -> None:
+    """As TRL 0.x and 1.12 had them: code reads them on the class, such as what `isinstance` may be asked."""
+    assert AutoModelForCausalLMWithValueHead.transformers_parent_class is AutoModelForCausalLM
+    assert AutoModelForSeq2SeqLMWithValueHead.transformers_parent_class is AutoModelForSeq2SeqLM
+    assert AutoModelForCausalLMWithValueHead.lm_head_namings == ["lm_head", "embed_out"]
+    assert AutoModelForSeq2SeqLMWithValueHead.lm_head_namings == ["lm_head", "embed_out", "output_projection"]
+    for kind in (AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead):
+        assert set(kind.supported_args) == {"summary_dropout_prob", "v_head_initializer_range", "v_head_init_strategy"}
+        assert (kind.supported_modules, kind.supported_rm_modules) == (("v_head",), ("score",))
+        assert issubclass(LlamaForCausalLM, kind.supported_pretrained_model_architectures)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rlhf_zoo.hub.server.faults import Fault, repo_not_found, revision_not_found
-from rlhf_zoo.hub.server.git import GitRepository
+from rlhf_zoo.hub.server.faults import Damaged, Fault, repo_not_found, revision_not_found
+from rlhf_zoo.hub.server.git import MAIN, GitRepository
 from rlhf_zoo.hub.server.messages import Request
 from rlhf_zoo.hub.server.names import RepoId
 from rlhf_zoo.hub.server.storage import Settings, Storage
@@ -26,8 +26,10 @@ class Access:
         anonymous = request.role is None
         try:
             settings = self.storage.settings(repo)
-        except Fault:
-            raise repo_not_found(repo, anonymous=anonymous) from None
+        except Fault as fault:
+            if isinstance(fault, Damaged) and not anonymous:
+                raise
+            raise repo_not_found(repo, anonymous=anonymous) from None  # nobody can tell whether it was private
         if not self.sees(request, settings):
             raise repo_not_found(repo, anonymous=anonymous)
         return settings
@@ -41,6 +43,8 @@ class Access:
 
 def commit_of(git: GitRepository, revision: str) -> str:
     """The commit a revision stands for (Fault 404 RevisionNotFound)."""
+    if revision == MAIN:
+        return git.head()
     commit = git.resolve(revision)
     if commit is None:
         raise revision_not_found(revision)

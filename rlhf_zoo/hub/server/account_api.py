@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from rlhf_zoo.hub.server.access import Access
+from rlhf_zoo.hub.server.access import Access, commit_of
+from rlhf_zoo.hub.server.describe import examine
 from rlhf_zoo.hub.server.faults import Fault, forbidden
 from rlhf_zoo.hub.server.messages import Request, Response, json_response
 from rlhf_zoo.hub.server.names import OWNER, RepoId
@@ -27,6 +28,7 @@ class AccountApi:
         """Add the routes."""
         router.add("GET", "/api/whoami-v2", self.whoami)
         router.add("GET", STATUS_PATH, self.status)
+        router.add("GET", f"{STATUS_PATH}/damaged", self.damaged)
         router.add("GET", "/api/{repo}/discussions", self.discussions)
         router.add("GET POST", "/api/{repo}/discussions/{path*}", self.no_discussions)
         router.add("GET", "/", self.front_page)
@@ -58,6 +60,18 @@ class AccountApi:
         """Proof that this is an embedded Hub, and which process."""
         return json_response({"service": "rlhf-zoo hub", "pid": os.getpid()})
 
+    def damaged(self, request: Request) -> Response:
+        """What is wrong with repositories of the given authors, or of all: those that lists leave out, and those whose
+        metadata they leave out."""
+        request.require_token()
+        storage, authors = self._access.storage, request.many("author")
+        answer = []
+        for repo in storage.repositories():
+            reason = examine(storage, repo) if not authors or repo.namespace in authors else None
+            if reason is not None:
+                answer.append({"id": str(repo), "type": repo.kind, "reason": reason})
+        return json_response(answer)
+
     def discussions(self, request: Request, repo: RepoId) -> Response:
         """There are none."""
         self._access.read(request, repo)
@@ -71,7 +85,11 @@ class AccountApi:
     def front_page(self, request: Request) -> Response:
         """What a browser sees first: a list of the repositories, as plain text."""
         storage = self._access.storage
-        repos = [repo for repo in storage.repositories() if self._access.sees(request, storage.settings(repo))]
+        repos = []
+        for repo in storage.repositories():
+            with storage.going_on(repo):
+                if self._access.sees(request, storage.settings(repo)):
+                    repos.append(repo)
         lines = ["rlhf-zoo embedded Hub", "", *(f"{request.base}/{repo.url}" for repo in repos)]
         return _text("\n".join(lines))
 
@@ -81,9 +99,7 @@ class AccountApi:
         if view not in ("tree", "commit"):
             raise Fault(404, "The embedded Hub has no such page.")
         with self._access.storage.git(repo) as git:
-            commit = git.resolve(revision)
-            if commit is None:
-                raise Fault(404, f"'{revision}' is no branch, tag or commit of {repo}.", code="RevisionNotFound")
+            commit = commit_of(git, revision)
             refs = [ref.ref for prefix in ("refs/heads/", "refs/tags/") for ref in git.refs(prefix)]
             files = [f"{git.blob_info(entry.oid).size:>14,}  {entry.path}" for entry in git.files(commit)]
         return _text("\n".join([f"{repo.kind} {repo}", f"commit {commit}", "", *refs, "", *files]))

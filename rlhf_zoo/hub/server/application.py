@@ -5,6 +5,7 @@ from __future__ import annotations
 from email.message import Message
 from pathlib import Path
 
+from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.server.access import Access
 from rlhf_zoo.hub.server.account_api import AccountApi
 from rlhf_zoo.hub.server.collections_api import CollectionsApi
@@ -35,7 +36,7 @@ class Application:
         access = Access(storage)
         self._tokens = TokenFile(root)
         signer = Signer(root)
-        self._router = Router(storage.exists)
+        self.router = Router(storage.exists)
         for api in (
             CollectionsApi(access),
             SpacesApi(access),
@@ -47,7 +48,7 @@ class Application:
             ReposApi(access),
             AccountApi(access),
         ):
-            api.register(self._router)
+            api.register(self.router)
 
     def role(self, path: str, headers: Message[str, str]) -> str | None:
         """read or write; None without a token; Fault 401 for a token that this Hub did not give out."""
@@ -56,11 +57,14 @@ class Application:
         if header is None or path.startswith((XET_PREFIX, TELEMETRY_PATH)):
             return None
         token = bearer_token(header)
-        role = self._tokens.role(token) if token is not None else None
+        try:
+            role = self._tokens.role(token) if token is not None else None
+        except ZooError as error:
+            raise Fault(410, str(error)) from error  # and no 500, after which clients ask again
         if role is None:
             raise Fault(401, "Invalid credentials in Authorization header")
         return role
 
     def answer(self, request: Request) -> Response:
         """The response, or a Fault."""
-        return self._router.dispatch(request)
+        return self.router.dispatch(request)

@@ -9,9 +9,14 @@ from datetime import date
 from functools import lru_cache
 from typing import Any
 
+from rlhf_zoo.plain_yaml import BadYAML, load_yaml
+
 __all__ = ["card_tags", "check_card", "read_card"]
 
 _FRONT_MATTER = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n(.*?)(?:\r?\n)?^---[ \t]*$", re.DOTALL | re.MULTILINE)
+# What JSON can hold in decimal digits on every reader, and more than any card needs.
+_MAX_BITS = 1024
+_CACHED_BYTES = 2**16
 _COLORS = ("red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray")
 _SDKS = ("gradio", "docker", "static", "streamlit")
 _RELATIONS = ("finetune", "adapter", "merge", "quantized")
@@ -46,17 +51,29 @@ _STRING_LISTS = [
 
 
 def _parse(content: str) -> tuple[Any, str | None]:
-    import yaml
-
     match = _FRONT_MATTER.match(content)
     if not match:
         return None, None
     try:
-        return yaml.load(match[1], Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)), None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" (line {mark.line + 2}, column {mark.column + 1})" if mark else ""
-        return None, f"The YAML between the --- lines cannot be read{where}: {getattr(error, 'problem', None) or error}"
+        data = load_yaml(match[1])
+        _check_numbers(data)
+        return data, None
+    except BadYAML as error:
+        before = content.count("\n", 0, match.start(1))
+        where = f" (line {error.line + before}, column {error.column})" if error.line else ""
+        return None, f"The YAML between the --- lines cannot be read{where}: {error.reason}"
+
+
+def _check_numbers(value: Any) -> None:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            _check_numbers(key)
+            _check_numbers(item)
+    elif isinstance(value, list | tuple | set):
+        for item in value:
+            _check_numbers(item)
+    elif isinstance(value, int) and value.bit_length() > _MAX_BITS:
+        raise BadYAML(f"a number has more than {_MAX_BITS} bits")
 
 
 def check_card(content: str, kind: str) -> tuple[list[str], list[str]]:
@@ -116,9 +133,11 @@ def _is_configs(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(c, dict) and isinstance(c.get("config_name"), str) for c in value)
 
 
-@lru_cache(maxsize=512)
-def _cached(content: bytes) -> Any:
+def _values(content: bytes) -> Any:
     return _json_values(_parse(content.decode(errors="replace"))[0])
+
+
+_cached_values = lru_cache(maxsize=512)(_values)
 
 
 def _json_values(value: Any) -> Any:
@@ -138,7 +157,7 @@ def _json_values(value: Any) -> Any:
 
 def read_card(content: bytes) -> dict[str, Any] | None:
     """The metadata as JSON values; None where there are none, or where they cannot be read."""
-    data = _cached(content)
+    data = (_cached_values if len(content) <= _CACHED_BYTES else _values)(content)
     return data if isinstance(data, dict) else None
 
 

@@ -1,10 +1,11 @@
-"""`rlhf-zoo hub serve|status|token|env`."""
+"""`rlhf-zoo hub serve|status|token|env`, and `token list|revoke`."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ import click
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.server.durable import read_json
 from rlhf_zoo.hub.server.process import RECORD, default_root, serve
-from rlhf_zoo.hub.server.tokens import ROLES, create_token
+from rlhf_zoo.hub.server.tokens import ROLES, create_token, list_tokens, revoke_tokens
 
 __all__ = ["client_environment", "hub", "main"]
 
@@ -31,6 +32,26 @@ class _Command(click.Command):
         except ZooError as error:
             click.echo(f"Error: {error}", err=True)
             ctx.exit(2)
+
+
+class _Group(_Command, click.Group):
+    """A command that has others below it."""
+
+
+class _Duration(click.ParamType):
+    """30m, 12h or 90d, as seconds; None for never."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | None:
+        if value is None or value == "never" or isinstance(value, int):
+            return None if value == "never" else value
+        match = re.fullmatch(r"([1-9][0-9]{0,3})([mhd])", value)
+        if not match:
+            self.fail(
+                f"{value!r} is no time: give minutes, hours or days, such as 30m, 12h or 90d, or never.", param, ctx
+            )
+        return int(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
 def client_environment(url: str, token: str, home: str | os.PathLike[str]) -> dict[str, str]:
@@ -116,7 +137,7 @@ def serve_command(
 @click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(root: Path | None, as_json: bool) -> None:
-    """Show where the embedded Hub is, whether it runs, and what it holds.
+    """Show where the embedded Hub is, whether it runs, what it holds, and what of that is damaged.
 
     \b
     Example:
@@ -126,6 +147,7 @@ def status(root: Path | None, as_json: bool) -> None:
     running = _running(folder)
     repos = {kind: len(list((folder / "repos" / kind).glob("*/*.git"))) for kind in ("models", "datasets", "spaces")}
     size = _size(folder / "repos")
+    damaged = _damaged(folder) if sum(repos.values()) else []
     found = {
         "running": running is not None,
         "url": running["url"] if running else None,
@@ -133,6 +155,7 @@ def status(root: Path | None, as_json: bool) -> None:
         "root": str(folder),
         "repositories": repos,
         "bytes": size,
+        "damaged": damaged,
     }
     if as_json:
         click.echo(json.dumps(found))
@@ -142,25 +165,76 @@ def status(root: Path | None, as_json: bool) -> None:
     click.echo(f"root          {folder}")
     click.echo(f"repositories  {', '.join(f'{count} {kind}' for kind, count in repos.items())}")
     click.echo(f"size          {size / 1e6:,.1f} MB")
+    for one in damaged:
+        click.echo(f"damaged       {one['type']} {one['id']}: {one['reason']}; see {one['folder']}")
 
 
-@hub.command(cls=_Command)
+@hub.group(cls=_Group, invoke_without_command=True)
 @click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
 @click.option("--role", type=click.Choice(ROLES), default="write", show_default=True, help="What the token may do.")
-def token(root: Path | None, role: str) -> None:
-    """Make an access token and print it, this one time.
+@click.option("--name", help="What it is for, as `hub token list` shows it.")
+@click.option("--expires", type=_Duration(), default="never", show_default=True, help="When: 30m, 12h, 90d or never.")
+@click.pass_context
+def token(ctx: click.Context, root: Path | None, role: str, name: str | None, expires: int | None) -> None:
+    """Make an access token and print it, this one time; or list and revoke those that were made.
 
     \b
     Example:
-      HF_TOKEN=$(rlhf-zoo hub token --role read)
+      HF_TOKEN=$(rlhf-zoo hub token --role read --expires 30d)
     """
-    click.echo(create_token(root or default_root(), role))
+    given = [key for key in ctx.params if ctx.get_parameter_source(key) != click.core.ParameterSource.DEFAULT]
+    if ctx.invoked_subcommand is None:
+        click.echo(create_token(root or default_root(), role, name=name, seconds=expires))
+    elif given:
+        raise click.UsageError(
+            f"--{given[0]} is for making a token; what '{ctx.invoked_subcommand}' takes stands behind its name."
+        )
+
+
+@token.command("list", cls=_Command)
+@click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def token_list(root: Path | None, as_json: bool) -> None:
+    """Show the tokens that were made: id, role, dates and what they are for. None can be shown itself.
+
+    \b
+    Example:
+      rlhf-zoo hub token list
+    """
+    tokens = list_tokens(root or default_root())
+    rows = [
+        {"id": t.id, "role": t.role, "created": t.created, "expires": t.expires, "expired": t.expired, "name": t.name}
+        for t in tokens
+    ]
+    if as_json:
+        click.echo(json.dumps(rows))
+        return
+    for t in tokens:
+        ends = "never expires" if t.expires is None else f"{'expired' if t.expired else 'until'} {t.expires}"
+        click.echo(f"{t.id}  {t.role:5}  {t.created}  {ends:31}  {t.name or ''}".rstrip())
+
+
+@token.command(cls=_Command)
+@click.argument("tokens", nargs=-1, required=True, metavar="ID...")
+@click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
+def revoke(tokens: tuple[str, ...], root: Path | None) -> None:
+    """Let nobody in any more by these tokens; a running Hub knows at once.
+
+    Each is named by its id, or by the token itself.
+
+    \b
+    Example:
+      rlhf-zoo hub token revoke 1a2b3c4d5e6f
+    """
+    for gone in revoke_tokens(root or default_root(), tokens):
+        click.echo(f"Revoked {gone.id} ({gone.role}{f', {gone.name}' if gone.name else ''}).", err=True)
 
 
 @hub.command(cls=_Command)
 @click.option("--root", type=click.Path(path_type=Path), help=_ROOT_HELP)
 @click.option("--role", type=click.Choice(ROLES), default="write", show_default=True, help="What the new token may do.")
-def env(root: Path | None, role: str) -> None:
+@click.option("--expires", type=_Duration(), default="30d", show_default=True, help="When: 30m, 12h, 90d or never.")
+def env(root: Path | None, role: str, expires: int | None) -> None:
     """Print the exports that point Hugging Face clients at the running Hub, with a new token.
 
     \b
@@ -171,7 +245,8 @@ def env(root: Path | None, role: str) -> None:
     running = _running(folder)
     if running is None:
         raise ZooError(f"No embedded Hub runs over {folder}: start one with `rlhf-zoo hub serve --root {folder}`.")
-    values = client_environment(running["url"], create_token(folder, role), folder / "client")
+    token = create_token(folder, role, name="hub env", seconds=expires)
+    values = client_environment(running["url"], token, folder / "client")
     for name, value in values.items():
         click.echo(f"export {name}={shlex.quote(value)}")
 
@@ -183,11 +258,15 @@ def _running(folder: Path) -> dict[str, Any] | None:
 
     from rlhf_zoo.hub.server.account_api import STATUS_PATH
 
-    record = read_json(folder / RECORD)
-    if record is None:
-        return None
-    address = urlsplit(record["url"])
-    connection = HTTPConnection(address.hostname or "", address.port, timeout=5)
+    try:
+        record = read_json(folder / RECORD)
+        if record is None:
+            return None
+        pid, address = record["pid"], urlsplit(record["url"])
+        connection = HTTPConnection(address.hostname or "", address.port, timeout=5)
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        message = f"{folder / RECORD}, which says where the Hub runs, is damaged ({error or type(error).__name__}): "
+        raise ZooError(f"{message}end that Hub if it runs, and remove the file.") from error
     try:
         connection.request("GET", STATUS_PATH)
         answer = json.loads(connection.getresponse().read())
@@ -195,7 +274,22 @@ def _running(folder: Path) -> dict[str, Any] | None:
         return None
     finally:
         connection.close()
-    return dict(record) if isinstance(answer, dict) and answer.get("pid") == record["pid"] else None
+    return dict(record) if isinstance(answer, dict) and answer.get("pid") == pid else None
+
+
+def _damaged(root: Path) -> list[dict[str, str]]:
+    """What is wrong with which repository: no lines of a terminal come from what was pushed."""
+    from rlhf_zoo.hub.server.describe import examine
+    from rlhf_zoo.hub.server.storage import Storage
+
+    storage = Storage(root)
+    found = []
+    for repo in storage.repositories():
+        reason = examine(storage, repo)
+        if reason is not None:
+            shown = "".join(char if char.isprintable() else "�" for char in reason)
+            found.append({"id": str(repo), "type": repo.kind, "reason": shown, "folder": str(storage.path(repo))})
+    return found
 
 
 def _size(folder: Path) -> int:

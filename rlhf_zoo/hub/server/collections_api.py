@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from html import escape
 from pathlib import Path
@@ -12,16 +13,18 @@ from typing import Any
 
 from rlhf_zoo.hub.server.access import Access
 from rlhf_zoo.hub.server.durable import locked, read_json, write_json
-from rlhf_zoo.hub.server.faults import Fault, bad_request
-from rlhf_zoo.hub.server.messages import Request, Response, json_response
-from rlhf_zoo.hub.server.names import KINDS, OWNER, parse_repo_id
+from rlhf_zoo.hub.server.faults import Damaged, Fault, bad_request
+from rlhf_zoo.hub.server.messages import SMALL_BODY, Request, Response, json_response, member
+from rlhf_zoo.hub.server.names import KINDS, OWNER, RepoId, parse_repo_id
 from rlhf_zoo.hub.server.repos_api import next_link
 from rlhf_zoo.hub.server.routing import Router
 from rlhf_zoo.hub.server.storage import now
 
 __all__ = ["CollectionsApi"]
 
+log = logging.getLogger(__name__)
 _PAGE = 100
+_FIELDS = {"slug": str, "title": str, "owner": str, "private": bool, "position": int, "lastUpdated": str, "items": list}
 
 
 class CollectionsApi:
@@ -30,17 +33,18 @@ class CollectionsApi:
     def __init__(self, access: Access) -> None:
         self._access = access
         self._root = access.storage.root / "collections"
+        self._noted: set[Path] = set()
 
     def register(self, router: Router) -> None:
         """Add the routes."""
         one = "/api/collections/{namespace}/{slug}"
         router.add("GET", "/api/collections", self.find)
-        router.add("POST", "/api/collections", self.create)
+        router.add("POST", "/api/collections", self.create, body=SMALL_BODY)
         router.add("GET", one, self.get)
-        router.add("PATCH", one, self.change)
+        router.add("PATCH", one, self.change, body=SMALL_BODY)
         router.add("DELETE", one, self.delete)
-        router.add("POST", f"{one}/items", self.add_item)
-        router.add("PATCH", f"{one}/items/{{item}}", self.change_item)
+        router.add("POST", f"{one}/items", self.add_item, body=SMALL_BODY)
+        router.add("PATCH", f"{one}/items/{{item}}", self.change_item, body=SMALL_BODY)
         router.add("DELETE", f"{one}/items/{{item}}", self.delete_item)
 
     def find(self, request: Request) -> Response:
@@ -48,10 +52,10 @@ class CollectionsApi:
         owners, items = request.many("owner"), request.many("item")
         words = (request.one("q") or "").lower().split()
         found = []
-        for path in sorted(self._root.glob("*/*.json")):
-            collection = read_json(path)
-            if collection is None or not self._sees(request, collection):
+        for collection in self._whole(self._root.glob("*/*.json")):
+            if not self._sees(request, collection):
                 continue
+            collection["items"] = self._visible(request, collection)
             held = {f"{KINDS[item['type']]}/{item['id']}" for item in collection["items"]}
             if (owners and collection["owner"] not in owners) or (items and not held & set(items)):
                 continue
@@ -76,8 +80,7 @@ class CollectionsApi:
         with self._locked():
             folder = self._root / owner
             folder.mkdir(exist_ok=True)
-            for path in folder.glob("*.json"):
-                other = read_json(path)
+            for other in self._whole(folder.glob("*.json")):
                 if other["title"] == title:
                     slug = other["slug"]
                     raise Fault(409, f"The collection '{slug}' has that title already.", body={"slug": slug})
@@ -93,11 +96,11 @@ class CollectionsApi:
                 "items": [],
             }
             self._save(collection)
-        return json_response(_shown(collection))
+        return self._answer(request, collection)
 
     def get(self, request: Request, namespace: str, slug: str) -> Response:
         """One collection."""
-        return json_response(_shown(self._load(request, namespace, slug)))
+        return self._answer(request, self._load(request, namespace, slug))
 
     def change(self, request: Request, namespace: str, slug: str) -> Response:
         """Title, description, visibility, theme, position; a new title changes the slug but for its last part."""
@@ -131,11 +134,11 @@ class CollectionsApi:
         """Append a repository; 409 where it is in the collection already."""
         request.require_write()
         fields = request.json()
-        item = fields.get("item") or {}
-        kind = item.get("type")
+        item = member(fields, "item", dict) or {}
+        kind = member(item, "type", str)
         if kind not in KINDS:
             raise bad_request(f"A collection of the embedded Hub holds models, datasets and Spaces, not '{kind}'.")
-        parts = str(item.get("id")).removeprefix(f"{KINDS[kind]}/").split("/")
+        parts = (member(item, "id", str) or "").removeprefix(f"{KINDS[kind]}/").split("/")
         if len(parts) != 2:
             raise bad_request("The item's id must be NAMESPACE/NAME.")
         repo = parse_repo_id(kind, *parts)
@@ -147,7 +150,7 @@ class CollectionsApi:
             note = _text(fields, "note", 500)
             collection["items"].append({"_id": secrets.token_hex(12), "id": str(repo), "type": kind, "note": note})
             self._save(collection)
-        return json_response(_shown(collection))
+        return self._answer(request, collection)
 
     def change_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
         """Change its note or its position."""
@@ -181,6 +184,34 @@ class CollectionsApi:
     def _sees(self, request: Request, collection: dict[str, Any]) -> bool:
         return request.role is not None or not collection["private"]
 
+    def _visible(self, request: Request, collection: dict[str, Any]) -> list[dict[str, Any]]:
+        """The items that the caller may know of; strangers see what is public now."""
+        if request.role is not None:
+            return list(collection["items"])
+        storage, found = self._access.storage, []
+        for item in collection["items"]:
+            repo = RepoId(item["type"], *item["id"].split("/"))
+            with storage.going_on(repo):
+                if self._access.sees(request, storage.settings(repo)):
+                    found.append(item)
+        return found
+
+    def _answer(self, request: Request, collection: dict[str, Any]) -> Response:
+        return json_response(_shown({**collection, "items": self._visible(request, collection)}))
+
+    def _whole(self, paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+        """The collections in these files; a damaged one is left out, and logged once."""
+        for path in sorted(paths):
+            try:
+                collection = _read(path)
+            except Damaged as fault:
+                if path not in self._noted:
+                    self._noted.add(path)
+                    log.warning("%s is damaged (%s).", path, fault.reason)
+                continue
+            if collection is not None:
+                yield collection
+
     def _path(self, slug: str) -> Path:
         owner, _, name = slug.partition("/")
         return self._root / owner / f"{name}.json"
@@ -190,14 +221,45 @@ class CollectionsApi:
         owner = parse_repo_id("model", namespace, "x").namespace
         # The Hub knows a collection by the last part of its slug; the title in front may be an old one.
         paths = list((self._root / owner).glob(f"*-{ident[1]}.json")) if ident else []
-        collection = read_json(paths[0]) if paths else None
+        try:
+            collection = _read(paths[0]) if paths else None
+        except Damaged:
+            if request.role is not None:
+                raise
+            collection = None  # nobody can tell whether it was private
         if collection is None or not self._sees(request, collection):
             raise Fault(404, f"The collection '{namespace}/{slug}' was not found on this Hub.")
-        return dict(collection)
+        return collection
 
     def _save(self, collection: dict[str, Any]) -> None:
         collection["lastUpdated"] = now()
         write_json(self._path(collection["slug"]), collection)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A stored collection, None where it has gone; Damaged for what no Hub wrote."""
+    try:
+        found = read_json(path)
+    except (ValueError, RecursionError, PermissionError) as error:
+        raise Damaged(f"The collection '{path.parent.name}/{path.stem}'", f"it cannot be read: {error}") from error
+    if found is not None and not _is_collection(found):
+        raise Damaged(f"The collection '{path.parent.name}/{path.stem}'", "it is not what a Hub writes")
+    return found
+
+
+def _is_collection(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and all(isinstance(found.get(key), kind) for key, kind in _FIELDS.items())
+        and all(
+            isinstance(item, dict)
+            and isinstance(item.get("id"), str)
+            and item["id"].count("/") == 1
+            and item.get("type") in list(KINDS)
+            and isinstance(item.get("_id"), str)
+            for item in found["items"]
+        )
+    )
 
 
 def _slug(title: str) -> str:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BytesIO
+from itertools import islice
 from typing import Any
 
 from rlhf_zoo.hub.server.access import Access
@@ -16,7 +17,7 @@ from rlhf_zoo.hub.server.cards import check_card
 from rlhf_zoo.hub.server.faults import Fault, bad_request, entry_not_found, forbidden, revision_not_found
 from rlhf_zoo.hub.server.git import GitRepository, Quarantine, TreeEdit
 from rlhf_zoo.hub.server.large_files import Pointer, parse_pointer
-from rlhf_zoo.hub.server.messages import Request, Response, json_response
+from rlhf_zoo.hub.server.messages import Request, Response, json_response, member, objects, plain_json
 from rlhf_zoo.hub.server.names import RepoId, check_oid, check_path
 from rlhf_zoo.hub.server.routing import Router
 from rlhf_zoo.hub.server.storage import Storage
@@ -24,7 +25,22 @@ from rlhf_zoo.hub.server.storage import Storage
 __all__ = ["CommitsApi"]
 
 _REGULAR_LIMIT = 10 * 2**20
+_CARD_BODY = 16 * 2**20
+_PREUPLOAD_BODY = 4 * 2**20
+_MAX_FILES = 5000
+_COMMIT_BODY = 4 * 2**30
+_MAX_OPERATIONS = 100_000
+_MAX_ATTRIBUTE_LINE = 2000
+_PATTERN_FILES = (".gitattributes", ".gitignore")
+# Each `*` multiplies the time that a pattern may take; nothing else runs while it is matched.
+_STARS = re.compile(rb"\*+")
+_MAX_STARS = 4
+_MAX_DOUBLE_STARS = 2
+_MAX_PATTERNS = 2000
+_MAX_PATTERN_BYTES = 2**20
+_MATCHING_SECONDS = 10.0
 _ATTRIBUTES = ".gitattributes"
+_TRACKED = " filter=lfs diff=lfs merge=lfs -text"
 _NO_PULL_REQUESTS = "The embedded Hub has no pull requests: commit to a branch (revision=...) instead."
 
 
@@ -59,17 +75,25 @@ class CommitsApi:
 
     def register(self, router: Router) -> None:
         """Add the routes."""
-        router.add("POST", "/api/validate-yaml", self.validate)
-        router.add("POST", "/api/{repo}/preupload/{revision}", self.preupload)
-        router.add("POST", "/api/{repo}/commit/{revision}", self.commit)
+        router.add("POST", "/api/validate-yaml", self.validate, body=_CARD_BODY)
+        router.add("POST", "/api/{repo}/preupload/{revision}", self.preupload, body=_PREUPLOAD_BODY)
+        router.add("POST", "/api/{repo}/commit/{revision}", self.commit, body=_COMMIT_BODY)
 
     def validate(self, request: Request) -> Response:
-        """The card check that huggingface_hub asks for before it uploads anything."""
+        """The card check that huggingface_hub asks for before it uploads anything.
+
+        Of strangers' cards nothing is parsed: the commit, which needs a token, checks the card once more.
+        """
+        if request.role is None:
+            for _ in request.body.chunks():
+                pass
+            return json_response({"errors": [], "warnings": []})
+        request.body.expect(_CARD_BODY)
         fields = request.json()
-        content = fields.get("content")
-        if not isinstance(content, str):
+        content = member(fields, "content", str)
+        if content is None:
             raise bad_request("The card's content is missing.")
-        errors, warnings = check_card(content, str(fields.get("repoType") or "model"))
+        errors, warnings = check_card(content, member(fields, "repoType", str) or "model")
         answer = {
             "errors": [{"message": error} for error in errors],
             "warnings": [{"message": warning} for warning in warnings],
@@ -85,15 +109,16 @@ class CommitsApi:
         with self._storage.git(repo) as git:
             _, commit = _branch_head(git, revision)
             tree = TreeEdit(git, git.root_tree(commit))
-            large = _Attributes(git, tree)
-            ignored = _Ignored(git, tree, fields.get("gitIgnore"))
+            watch = _Watch()
+            large = _Attributes(git, tree, watch)
+            ignored = _Ignored(git, tree, member(fields, "gitIgnore", str), watch)
             files = []
             needed = 0
-            for item in fields.get("files") or []:
-                path = check_path(_client_path(item))
-                size = item.get("size")
-                sample = _base64(item.get("sample") or "", path)
-                is_large = large(path) or b"\0" in sample or (isinstance(size, int) and size > _REGULAR_LIMIT)
+            for item in objects(fields, "files", most=_MAX_FILES):
+                path = check_path(item.get("path"))
+                size = member(item, "size", int)
+                sample = _base64(member(item, "sample", str) or "", path)
+                is_large = large(path) or b"\0" in sample or (size is not None and size > _REGULAR_LIMIT)
                 info = {
                     # The path goes back as it came: the client looks its answer up by it.
                     "path": item["path"],
@@ -104,7 +129,7 @@ class CommitsApi:
                 pointer = git.blob_info(stored).pointer if stored is not None else None
                 if stored is not None:
                     info["oid"] = pointer.oid if pointer else stored
-                if is_large and isinstance(size, int) and not (pointer and pointer.size == size):
+                if is_large and size is not None and not (pointer and pointer.size == size):
                     needed += max(size, 0)
                 files.append(info)
         if needed:  # the client shows this refusal's sentence; of one by the Xet store it shows the status alone
@@ -116,13 +141,14 @@ class CommitsApi:
         self._access.write(request, repo)
         if request.flag("create_pr"):
             raise forbidden(_NO_PULL_REQUESTS)
+        request.body.expect(_COMMIT_BODY)
         with self._storage.git(repo) as git, Quarantine(self._storage.path(repo)) as quarantine:
             _branch_head(git, revision)  # better known before the upload than after it
             header, operations = _read(request, repo, quarantine, self._storage)
             with self._storage.lock(repo):
                 branch, head = _branch_head(git, revision)
-                parent = header.get("parentCommit")
-                if parent and not head.startswith(str(parent).lower()):
+                parent = member(header, "parentCommit", str)
+                if parent and not head.startswith(parent.lower()):
                     raise Fault(
                         412, f"A commit has happened since: the head of '{branch}' is {head}, not {parent}; try again."
                     )
@@ -167,25 +193,23 @@ class CommitsApi:
         after = tree.write(quarantine)
         if after == before:
             return head
-        summary = str(header.get("summary") or "Update files")
-        description = str(header.get("description") or "")
+        summary = member(header, "summary", str) or "Update files"
+        description = member(header, "description", str) or ""
         return quarantine.commit(after, [head], f"{summary}\n\n{description}")
 
     def _track(self, git: GitRepository, quarantine: Quarantine, tree: TreeEdit, paths: list[str]) -> None:
         """Tell git-lfs about big files that no pattern of .gitattributes covers, as the Hub does."""
         if not paths:
             return
-        known = _Attributes(git, tree, quarantine)
-        lines = "".join(
-            f"{_attribute_pattern(path)} filter=lfs diff=lfs merge=lfs -text\n"
-            for path in dict.fromkeys(paths)
-            if not known(path)
-        )
-        if lines:
+        known = _Attributes(git, tree, _Watch(), quarantine)
+        there = set(known.content.split(b"\n"))  # with those beyond the patterns that are read
+        lines = {path: f"{_attribute_pattern(path)}{_TRACKED}".encode() for path in paths}
+        added = [line + b"\n" for path, line in lines.items() if line not in there and not known(path)]
+        if added:
             content = known.content
             if content and not content.endswith(b"\n"):
                 content += b"\n"
-            tree.put(_ATTRIBUTES, quarantine.blob(content + lines.encode()))
+            tree.put(_ATTRIBUTES, quarantine.blob(content + b"".join(added)))
 
 
 def _branch_head(git: GitRepository, revision: str) -> tuple[str, str]:
@@ -201,14 +225,10 @@ def _branch_head(git: GitRepository, revision: str) -> tuple[str, str]:
     return name, head
 
 
-def _client_path(item: Any) -> Any:
-    return item.get("path") if isinstance(item, dict) else None
-
-
-def _base64(content: Any, path: str) -> bytes:
+def _base64(content: str, path: str) -> bytes:
     try:
         return base64.b64decode(content, validate=True)
-    except (binascii.Error, TypeError, ValueError) as error:
+    except (binascii.Error, ValueError) as error:
         raise bad_request(f"The content of '{path}' is not base64.") from error
 
 
@@ -222,9 +242,13 @@ def _read(
         if key == "header":
             header = value
             continue
-        path = check_path(str(value.get("path") or "").removesuffix("/" if key == "deletedFolder" else ""))
+        if len(operations) == _MAX_OPERATIONS:
+            raise bad_request(f"The commit holds more than {_MAX_OPERATIONS} changes; make several commits of it.")
+        path = check_path((member(value, "path", str) or "").removesuffix("/" if key == "deletedFolder" else ""))
         if key == "file":
             content = _content(value, path)
+            if path.rpartition("/")[2] in _PATTERN_FILES:
+                _check_patterns(content, path)
             pointer = parse_pointer(content)
             if pointer and storage.large_files(repo).size(pointer.oid) != pointer.size:
                 raise bad_request(f"'{path}' is an LFS pointer to a file that was not uploaded; push the file itself.")
@@ -236,8 +260,7 @@ def _read(
         elif key == "lfsFile":
             if value.get("algo", "sha256") != "sha256":
                 raise bad_request(f"'{path}' is named by {value['algo']}; the Hub knows sha256 only.")
-            size = value.get("size")
-            operations.append(_LargeFile(path, check_oid(value.get("oid")), size if isinstance(size, int) else None))
+            operations.append(_LargeFile(path, check_oid(value.get("oid")), member(value, "size", int)))
         elif key in ("deletedFile", "deletedFolder"):
             operations.append(_Deletion(path, key == "deletedFolder"))
         else:
@@ -252,36 +275,49 @@ def _items(request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            item = json.loads(line)
+            item = plain_json(line)
             key, value = item["key"], item["value"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise bad_request("A line of the commit is not a JSON object with key and value.") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise bad_request(f"A line of the commit is not a JSON object with key and value: {error}.") from error
         if not isinstance(key, str) or not isinstance(value, dict):
             raise bad_request("A line of the commit is not a JSON object with key and value.")
         yield key, value
 
 
 def _content(value: dict[str, Any], path: str) -> bytes:
-    content = value.get("content")
-    if not isinstance(content, str):
+    content = member(value, "content", str)
+    if content is None:
         raise bad_request(f"The content of '{path}' is missing.")
-    if value.get("encoding") == "base64":
-        return _base64(content, path)
-    return content.encode(errors="replace")
+    return _base64(content, path) if value.get("encoding") == "base64" else content.encode()
+
+
+class _Watch:
+    """Patterns, whoever wrote them, are matched for so long in one request and no longer (Fault 400)."""
+
+    def __init__(self) -> None:
+        self._end = time.thread_time() + _MATCHING_SECONDS
+
+    def __call__(self) -> None:
+        if time.thread_time() > self._end:
+            raise bad_request(
+                f"The patterns of .gitattributes and .gitignore take more than {_MATCHING_SECONDS:g} seconds to match: "
+                "make them fewer and simpler, or send fewer files at once."
+            )
 
 
 class _Attributes:
     """Tells which paths .gitattributes hands to git-lfs."""
 
-    def __init__(self, git: GitRepository, tree: TreeEdit, quarantine: Quarantine | None = None) -> None:
+    def __init__(self, git: GitRepository, tree: TreeEdit, watch: _Watch, quarantine: Quarantine | None = None) -> None:
         from dulwich.attrs import Pattern, parse_git_attributes
         from dulwich.wildmatch import MalformedPattern
 
         oid = tree.get(_ATTRIBUTES)
         stored = quarantine.read(oid) if oid and quarantine else None
         self.content = stored if stored is not None else git.blob(oid) if oid else b""
+        self._watch = watch
         self._rules = []
-        for pattern, attributes in parse_git_attributes(BytesIO(self.content)):
+        for pattern, attributes in parse_git_attributes(BytesIO(_bounded(self.content))):
             try:
                 self._rules.append((Pattern(pattern), attributes))
             except MalformedPattern:  # git skips such a line, and so do we
@@ -290,27 +326,72 @@ class _Attributes:
     def __call__(self, path: str) -> bool:
         from dulwich.attrs import match_path
 
-        return match_path(self._rules, path.encode()).get(b"filter") == b"lfs"
+        return match_path(self._watched(), path.encode()).get(b"filter") == b"lfs"
+
+    def _watched(self) -> Iterator[tuple[Any, Any]]:
+        for rule in self._rules:
+            self._watch()
+            yield rule
 
 
 def _attribute_pattern(path: str) -> str:
-    """A .gitattributes pattern for exactly this path."""
-    return "/" + re.sub(r"([\\*?\[\]])", r"\\\1", path).replace(" ", "[[:space:]]")
+    """A .gitattributes pattern for exactly this path, or, where git would not read so long a line, close to it."""
+    exact = "/" + re.sub(r"([*?\[\]])", r"\\\1", path).replace(" ", "[[:space:]]")
+    return exact if len(exact.encode()) <= _MAX_ATTRIBUTE_LINE - 100 else "/" + re.sub(r"[*?\[\] ]", "?", path)
+
+
+def _check_patterns(content: bytes, path: str) -> None:
+    """Fault 400 for a line that git would not read (git fsck --strict refuses it), or what takes too long to match."""
+    patterns = 0
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if len(line) > _MAX_ATTRIBUTE_LINE:
+            raise bad_request(f"Line {number} of '{path}' is longer than {_MAX_ATTRIBUTE_LINE} bytes; split it.")
+        if _is_too_wild(line):
+            most = f"{_MAX_STARS} times '*', {_MAX_DOUBLE_STARS} of them '**'"
+            raise bad_request(f"The pattern in line {number} of '{path}' may have at most {most}; make it simpler.")
+        # The Hub's own lines may be more: it writes one for each big file that no pattern covers.
+        patterns += _is_pattern(line) and not (line.startswith(b"/") and line.endswith(_TRACKED.encode()))
+        if patterns > _MAX_PATTERNS:
+            raise bad_request(f"'{path}' has more than {_MAX_PATTERNS:,} patterns; make them fewer.")
+
+
+def _is_pattern(line: bytes) -> bool:
+    return bool(line.strip()) and not line.startswith(b"#")
+
+
+def _is_too_wild(line: bytes) -> bool:
+    runs = [] if line.startswith(b"#") else _STARS.findall(line)
+    return len(runs) > _MAX_STARS or sum(len(run) > 1 for run in runs) > _MAX_DOUBLE_STARS
+
+
+def _bounded(content: bytes) -> bytes:
+    """The patterns that are read: what is stored already may hold more, and worse, which matches nothing."""
+    lines = content[:_MAX_PATTERN_BYTES].split(b"\n")
+    return b"\n".join(islice((line for line in lines if _is_pattern(line) and not _is_too_wild(line)), _MAX_PATTERNS))
 
 
 class _Ignored:
     """Tells which paths the .gitignore (the one sent along, else the repository's) leaves out."""
 
-    def __init__(self, git: GitRepository, tree: TreeEdit, sent: Any) -> None:
-        from dulwich.ignore import IgnoreFilter, read_ignore_patterns
+    def __init__(self, git: GitRepository, tree: TreeEdit, sent: str | None, watch: _Watch) -> None:
+        from dulwich.ignore import IgnoreFilter, Pattern, read_ignore_patterns
+        from dulwich.wildmatch import MalformedPattern
+
+        class Watched(Pattern):
+            def matches(self, name: bytes, is_dir: bool) -> bool:
+                watch()
+                return super().matches(name, is_dir)
 
         oid = tree.get(".gitignore")
-        content = sent.encode() if isinstance(sent, str) else git.blob(oid) if oid else b""
-        self._filter = IgnoreFilter(read_ignore_patterns(BytesIO(content))) if content else None
+        content = sent.encode() if sent is not None else git.blob(oid) if oid else b""
+        if sent is not None:
+            _check_patterns(content, ".gitignore")
+        self._filter = IgnoreFilter([])
+        for pattern in read_ignore_patterns(BytesIO(_bounded(content))):
+            try:
+                self._filter.patterns.append(Watched(pattern))
+            except MalformedPattern:
+                continue
 
     def __call__(self, path: str) -> bool:
-        if self._filter is None:
-            return False
-        parts = path.split("/")
-        folders = ["/".join(parts[:depth]) + "/" for depth in range(1, len(parts))]
-        return any(self._filter.is_ignored(each) for each in (*folders, path))
+        return bool(self._filter.is_ignored(path))

@@ -7,14 +7,22 @@ import struct
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from hashlib import sha256
+from itertools import chain
 from typing import Any
 
-from rlhf_zoo.hub.server.cards import card_tags, read_card
+from rlhf_zoo.hub.server.cards import card_tags, check_card, read_card
+from rlhf_zoo.hub.server.faults import Damaged, Fault
 from rlhf_zoo.hub.server.git import MAIN, GitRepository
 from rlhf_zoo.hub.server.names import RepoId
 from rlhf_zoo.hub.server.storage import Settings, Storage
 
-__all__ = ["commit_date", "describe", "not_running"]
+__all__ = ["commit_date", "describe", "examine", "not_running"]
+
+# Metadata lie at the top of a README, and what YAML they may be is bounded by less.
+_README_BYTES = 2**22
+_CONFIG_BYTES = 2**20
+_HEADER_BYTES = 2**24
+_MOST_ELEMENTS = 2**63
 
 _TASKS = {
     "ForCausalLM": "text-generation",
@@ -66,7 +74,7 @@ def describe(
 
     files = git.files(commit)
     by_path = {entry.path: entry.oid for entry in files}
-    card = read_card(git.blob(by_path["README.md"])) if "README.md" in by_path else None
+    card, _ = _card(git, by_path.get("README.md"), repo.kind)
     head = git.branch(MAIN)
     info: dict[str, Any] = {
         "author": repo.namespace,
@@ -91,7 +99,7 @@ def describe(
         info["sdk"] = (card or {}).get("sdk") or settings.sdk
         for key in ("models", "datasets"):
             value = (card or {}).get(key) or []
-            info[key] = value if isinstance(value, list) else [value]
+            info[key] = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
         info["runtime"] = not_running()
     if wants("siblings"):
         info["siblings"] = [_sibling(git, entry.path, entry.oid, blobs=blobs) for entry in files]
@@ -107,8 +115,8 @@ def describe(
 
 def _add_model(info: dict[str, Any], git: GitRepository, by_path: dict[str, str], card: dict[str, Any] | None) -> None:
     card = card or {}
-    config = _json_file(git, by_path.get("config.json"))
-    architectures = [a for a in config.get("architectures") or [] if isinstance(a, str)]
+    config, _ = _config(git, by_path.get("config.json"))
+    architectures = config.get("architectures") or []
     library = card.get("library_name")
     if library is None and "adapter_config.json" in by_path:
         library = "peft"
@@ -136,14 +144,59 @@ def _auto_class(architecture: str) -> str:
     return next((f"AutoModel{suffix}" for suffix in _TASKS if architecture.endswith(suffix)), "AutoModel")
 
 
-def _json_file(git: GitRepository, oid: str | None) -> dict[str, Any]:
-    if oid is None or git.blob_info(oid).stored > 2**20:
-        return {}
+def _card(git: GitRepository, oid: str | None, kind: str) -> tuple[dict[str, Any] | None, str | None]:
+    """The metadata of README.md, and what is wrong with them where they cannot be read."""
+    if oid is None:
+        return None, None
+    content = git.blob(oid)[:_README_BYTES]
+    card = read_card(content)
+    if card is None and (errors := check_card(content.decode(errors="replace"), kind)[0]):
+        return None, f"its README.md: {errors[0].rstrip('.')}"
+    return card, None
+
+
+def _config(git: GitRepository, oid: str | None) -> tuple[dict[str, Any], str | None]:
+    """What config.json says of a model, and what is wrong with it: then it says nothing."""
+    if oid is None or git.blob_info(oid).size > _CONFIG_BYTES:
+        return {}, None
     try:
         value = json.loads(git.blob(oid))
-    except (ValueError, RecursionError):  # somebody's broken config.json says nothing about the model
-        return {}
-    return value if isinstance(value, dict) else {}
+    except (ValueError, RecursionError):
+        return {}, "its config.json is not JSON"
+    if not isinstance(value, dict):
+        return {}, "its config.json holds no object"
+    architectures, model_type = value.get("architectures"), value.get("model_type")
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(one, str) for one in architectures)
+    ):
+        return {}, "its config.json has no list of names under architectures"
+    if not isinstance(model_type, str | None):
+        return {}, "its config.json has no name under model_type"
+    return value, None
+
+
+def examine(storage: Storage, repo: RepoId) -> str | None:
+    """What is wrong with a repository, in a few words; None where every branch and tag can be had whole."""
+    try:
+        storage.settings(repo)
+        with storage.git(repo) as git:
+            heads = [git.head(), *(ref.commit for kind in ("heads", "tags") for ref in git.refs(f"refs/{kind}/"))]
+            files = [git.files(commit) for commit in dict.fromkeys(heads)]
+            for entry in {entry.oid: entry for entry in chain.from_iterable(files)}.values():
+                pointer = git.blob_info(entry.oid).pointer
+                if pointer is not None:
+                    storage.large_files(repo).whole(pointer, entry.path)
+            by_path = {entry.path: entry.oid for entry in files[0]}
+            _, reason = _card(git, by_path.get("README.md"), repo.kind)
+            if reason is None and repo.kind == "model":
+                _, reason = _config(git, by_path.get("config.json"))
+            return reason
+    except Fault as fault:
+        if not storage.exists(repo):
+            return None  # deleted meanwhile
+        if not isinstance(fault, Damaged):
+            raise
+        return fault.reason
 
 
 def _sibling(git: GitRepository, path: str, oid: str, *, blobs: bool) -> dict[str, Any]:
@@ -168,13 +221,20 @@ def _count_parameters(
         try:
             with open(storage.large_files(repo).path(pointer.oid), "rb") as file:
                 (length,) = struct.unpack("<Q", file.read(8))
-                header = json.loads(file.read(length)) if length < 2**26 else {}
+                header = json.loads(file.read(length)) if length < _HEADER_BYTES else {}
             for name, tensor in header.items():
                 if name != "__metadata__":
-                    elements = 1
-                    for size in tensor["shape"]:
-                        elements *= size
-                    counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + elements
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
+                    counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + _elements(tensor["shape"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):
             return None  # not a safetensors file after all
     return {"parameters": counts, "total": sum(counts.values())} if counts else None
+
+
+def _elements(shape: list[int]) -> int:
+    """Raises ValueError for what no tensor has: a text as a size would be repeated, not multiplied."""
+    elements = 1
+    for size in shape:
+        if type(size) is not int or not 0 <= size < _MOST_ELEMENTS or elements > _MOST_ELEMENTS:
+            raise ValueError(f"no shape: {shape!r:.40}")
+        elements *= size
+    return elements

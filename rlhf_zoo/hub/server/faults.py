@@ -6,12 +6,14 @@ import errno
 from collections.abc import Mapping
 
 __all__ = [
+    "Damaged",
     "Fault",
     "bad_request",
     "disk_full",
     "entry_not_found",
     "forbidden",
     "is_disk_full",
+    "is_of_the_file",
     "repo_not_found",
     "revision_not_found",
 ]
@@ -35,6 +37,18 @@ class Fault(Exception):
         self.code = code
         self.headers = dict(headers or {})
         self.body = dict(body or {})
+
+
+class Damaged(Fault):
+    """What cannot be read from the disk. `what` names it, `reason` says in a few words why.
+
+    410 and no 500: clients ask again after a 500, and no repetition brings it back.
+    """
+
+    def __init__(self, what: str, reason: str) -> None:
+        message = f"{what} is damaged on this Hub's disk ({reason}): restore it from a copy, or delete it."
+        super().__init__(410, message, code="RepoDamaged")
+        self.reason = reason
 
 
 def bad_request(message: str) -> Fault:
@@ -68,6 +82,11 @@ def entry_not_found(message: str, *, commit: str) -> Fault:
 def is_disk_full(error: OSError) -> bool:
     """True when the disk, a quota or a file-size limit stopped a write."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def is_of_the_file(error: OSError) -> bool:
+    """True when one file is to blame, and not the machine, whose other files may be as hard to read."""
+    return error.errno in (errno.EACCES, errno.EPERM, errno.EIO, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
 
 
 def disk_full(root: object) -> Fault:

@@ -11,7 +11,7 @@ from rlhf_zoo.hub.server.access import Access, commit_of
 from rlhf_zoo.hub.server.describe import commit_date
 from rlhf_zoo.hub.server.faults import Fault, entry_not_found
 from rlhf_zoo.hub.server.git import Entry, GitRepository
-from rlhf_zoo.hub.server.messages import FilePart, Request, Response, json_response
+from rlhf_zoo.hub.server.messages import SMALL_BODY, FilePart, Request, Response, json_response
 from rlhf_zoo.hub.server.names import RepoId
 from rlhf_zoo.hub.server.repos_api import next_link
 from rlhf_zoo.hub.server.routing import Router
@@ -34,7 +34,7 @@ class FilesApi:
         router.add("GET", "/{page}/resolve/{revision}/{path*}", self.resolve)
         router.add("GET", "/{page}/raw/{revision}/{path*}", self.raw)
         router.add("GET", "/api/{repo}/tree/{revision}/{path*}", self.tree)
-        router.add("POST", "/api/{repo}/paths-info/{revision}", self.paths_info)
+        router.add("POST", "/api/{repo}/paths-info/{revision}", self.paths_info, body=SMALL_BODY)
 
     def resolve(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
         """A file's content, or the part that Range asks for; HEAD tells its size, ETag and commit."""
@@ -48,9 +48,7 @@ class FilesApi:
             if info.pointer:
                 headers["X-Linked-Etag"] = f'"{etag}"'
                 headers["X-Linked-Size"] = str(info.size)
-                file = self._storage.large_files(repo).path(info.pointer.oid)
-                if not file.exists():
-                    raise Fault(500, f"The content of '{path}' is missing from the Hub's disk; push the file again.")
+                file = self._storage.large_files(repo).whole(info.pointer, path)
             if request.headers.get("If-None-Match") == f'"{etag}"':
                 return Response(304, headers)
             start, end = 0, info.size

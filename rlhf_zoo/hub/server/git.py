@@ -10,12 +10,13 @@ import stat
 import time
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_zoo.hub.server.durable import sync_folder, write_bytes
-from rlhf_zoo.hub.server.faults import Fault
+from rlhf_zoo.hub.server.faults import Damaged, Fault, is_of_the_file
 from rlhf_zoo.hub.server.large_files import Pointer, parse_pointer
 from rlhf_zoo.hub.server.names import OWNER
 
@@ -59,7 +60,10 @@ class Ref:
 
 
 class GitRepository:
-    """Reads need no lock; whoever writes holds the repository's lock (see `storage`)."""
+    """Reads need no lock; whoever writes holds the repository's lock (see `storage`).
+
+    Every reading method raises Damaged for an object that a ref or another object names and that cannot be read.
+    """
 
     def __init__(self, path: Path) -> None:
         from dulwich.object_store import DiskObjectStore
@@ -106,13 +110,14 @@ class GitRepository:
 
     def refs(self, prefix: str) -> list[Ref]:
         """Every ref below `prefix` ("refs/heads/" or "refs/tags/"), by name."""
-        found = []
-        for key in self._refs.allkeys():
-            name = key.decode()
-            target = self._read_ref(name) if name.startswith(prefix) else None
-            if target is not None:
-                found.append(Ref(name.removeprefix(prefix), name, self._peel(target)))
-        return sorted(found, key=lambda ref: ref.name)
+        targets = {name: self._read_ref(prefix + name) for name in self.names(prefix)}
+        return [Ref(name, prefix + name, self._peel(oid)) for name, oid in targets.items() if oid is not None]
+
+    def names(self, prefix: str) -> list[str]:
+        """The names of `refs`, whatever has become of what they point at."""
+        with self._reading():
+            found = sorted(key.decode() for key in self._refs.allkeys() if key.startswith(prefix.encode()))
+        return [name.removeprefix(prefix) for name in found if self._read_ref(name)]
 
     def write_ref(self, ref: str, target: str) -> None:
         """Point `ref` at an object that is on the disk already; the one step by which a commit becomes visible."""
@@ -136,7 +141,7 @@ class GitRepository:
                 dropping = dropping if line.startswith(b"^") else line.rstrip(b"\n").endswith(b" " + ref.encode())
                 if not dropping:
                     kept.append(line)
-            write_bytes(packed, b"".join(kept))
+            write_bytes(packed, b"".join(kept) or b"# pack-refs with: sorted \n")
         path = self.path / ref
         path.unlink(missing_ok=True)
         if path.parent.exists():
@@ -159,30 +164,63 @@ class GitRepository:
         try:
             target = (self.path / ref).read_bytes().strip().decode("ascii")
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            packed = self._refs.get_packed_refs().get(ref.encode(errors="replace"))  # type: ignore[call-overload]
+            with self._reading():
+                packed = self._refs.get_packed_refs().get(ref.encode(errors="replace"))  # type: ignore[call-overload]
             return packed.decode() if packed else None
         except (OSError, UnicodeError):  # a name too long for the file system, or a file that is no ref
             return None
         return target if re.fullmatch(r"[0-9a-f]{40}", target) else None
 
     def _peel(self, oid: str) -> str:
-        found: Any = self._get(oid)
-        while found is not None and found.type_name == b"tag":
-            oid = found.object[1].decode()
-            found = self._get(oid)
-        return oid
+        while True:
+            found: Any = self._get(oid)
+            if found is None:
+                raise self.damaged(f"the object {oid[:12]} is lost")
+            if found.type_name != b"tag":
+                return oid
+            with self._reading(oid):
+                oid = found.object[1].decode()
 
     # -- objects ------------------------------------------------------------------------------------------------
 
-    def _get(self, oid: str) -> ShaFile | None:
+    def damaged(self, reason: str) -> Damaged:
+        """The fault that says so of this repository."""
+        return Damaged(f"Repository '{self.path.parent.name}/{self.path.name.removesuffix('.git')}'", reason)
+
+    @contextmanager
+    def _reading(self, oid: str | None = None) -> Iterator[None]:
+        # oid: None for the refs
+        what = f"the object {oid[:12]}" if oid else "packed-refs, or a file of refs,"
         try:
-            return self._objects[oid.encode()]  # type: ignore[index]
-        except KeyError:
-            return None
+            yield
+        except KeyError as error:
+            raise self.damaged(f"{what} is lost") from error
+        except (Fault, MemoryError):
+            raise
+        except OSError as error:
+            if not is_of_the_file(error):
+                raise
+            raise self.damaged(f"{what} cannot be read: {error.strerror}") from error
+        except Exception as error:  # dulwich and zlib have a dozen names for what is not what it should be
+            raise self.damaged(f"{what} cannot be read: {str(error) or type(error).__name__}") from error
+
+    def _get(self, oid: str) -> ShaFile | None:
+        with self._reading(oid):
+            try:
+                return self._objects[oid.encode()]  # type: ignore[index]
+            except KeyError:
+                return None
+
+    def _need(self, oid: str, kind: str) -> Any:
+        found = self._get(oid)
+        if found is None or found.type_name != kind.encode():
+            raise self.damaged(f"the {kind} {oid[:12]} is lost")
+        return found
 
     def blob(self, oid: str) -> bytes:
         """The content of a blob."""
-        return self._objects.get_raw(oid.encode())[1]  # type: ignore[arg-type]
+        with self._reading(oid):
+            return self._objects.get_raw(oid.encode())[1]  # type: ignore[arg-type]
 
     def blob_info(self, oid: str) -> BlobInfo:
         """Size and pointer of a blob, without inflating a large one."""
@@ -195,19 +233,27 @@ class GitRepository:
         return info
 
     def _blob_head(self, oid: str) -> tuple[bytes, int]:
-        try:
-            with open(self.path / "objects" / oid[:2] / oid[2:], "rb") as file:
-                start = zlib.decompressobj().decompress(file.read(4096), 1100)
-        except FileNotFoundError:
-            content = self.blob(oid)
-            return content[:1100], len(content)
-        header, _, content = start.partition(b"\0")
-        return content, int(header.split()[1])
+        with self._reading(oid):
+            try:
+                with open(self.path / "objects" / oid[:2] / oid[2:], "rb") as file:
+                    start = zlib.decompressobj().decompress(file.read(4096), 1100)
+            except FileNotFoundError:
+                content = self.blob(oid)
+                return content[:1100], len(content)
+            header, _, content = start.partition(b"\0")
+            return content, int(header.split()[1])
 
     def commit(self, oid: str) -> Commit:
         """The commit object."""
-        found: Commit = self._objects[oid.encode()]  # type: ignore[index,assignment]
+        found: Commit = self._need(oid, "commit")
         return found
+
+    def head(self) -> str:
+        """The commit at the head of main, which every repository has."""
+        commit = self.branch(MAIN)
+        if commit is None:
+            raise self.damaged(f"its branch {MAIN} is lost")
+        return commit
 
     def history(self, commit: str) -> Iterator[tuple[str, Commit]]:
         """The commit and its first parents, newest first."""
@@ -223,8 +269,9 @@ class GitRepository:
         """Name -> (mode, oid) of a tree object."""
         entries = self._trees.get(tree)
         if entries is None:
-            found: Any = self._objects[tree.encode()]  # type: ignore[index]
-            entries = {item.path: (item.mode, item.sha.decode()) for item in found.items()}
+            found = self._need(tree, "tree")
+            with self._reading(tree):
+                entries = {item.path: (item.mode, item.sha.decode()) for item in found.items()}
             self._trees[tree] = entries
         return entries
 
@@ -308,7 +355,7 @@ class Quarantine:
         if not path.exists():
             with open(path, "xb") as file:
                 file.write(item.as_legacy_object(compression_level=1))
-                os.fchmod(file.fileno(), 0o444)
+                os.fchmod(file.fileno(), 0o400)
             self._names.append(oid)
         return oid
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_zoo.hub.server.durable import sync_folder
-from rlhf_zoo.hub.server.faults import Fault, bad_request
+from rlhf_zoo.hub.server.faults import Damaged, Fault, bad_request
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -67,6 +67,18 @@ class LargeFiles:
         except FileNotFoundError:
             return None
 
+    def whole(self, pointer: Pointer, path: str) -> Path:
+        """The file that stands at `path` of a commit; Damaged where it is lost, or has another size."""
+        size = self.size(pointer.oid)
+        if size != pointer.size:
+            folder = self.folder.parent
+            what = "lost" if size is None else f"cut: {size} of {pointer.size} bytes"
+            raise Damaged(
+                f"Repository '{folder.parent.name}/{folder.name.removesuffix('.git')}'",
+                f"the content of '{path}' is {what}; another push of it mends that",
+            )
+        return self.path(pointer.oid)
+
     def receive(self, oid: str, size: int, chunks: Iterable[bytes | bytearray | memoryview]) -> None:
         """Store a file as it streams in; Fault 400 when it is not the file that was announced."""
         if self.size(oid) == size:  # another upload of the same file was quicker
@@ -89,15 +101,16 @@ class LargeFiles:
     def incomplete(self, oid: str) -> Path:
         """A fresh name for a file under way."""
         folder = self.folder / "incomplete"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(exist_ok=True)  # its own parents stay away: the repository may have been deleted meanwhile
         return folder / f"{oid}.{secrets.token_hex(8)}"
 
     def accept(self, incomplete: Path, oid: str, size: int, digest: str) -> None:
         """Move a finished upload to its place, once its length and its hash are right."""
         _check(oid, size, incomplete.stat().st_size, digest)
         target = self.path(oid)
-        created = [folder for folder in (target.parent, target.parent.parent) if not folder.exists()]
-        target.parent.mkdir(parents=True, exist_ok=True)
+        created = [folder for folder in (target.parent.parent, target.parent) if not folder.exists()]
+        for folder in created:
+            folder.mkdir(exist_ok=True)
         os.replace(incomplete, target)
         for folder in (target.parent, *(folder.parent for folder in created)):
             sync_folder(folder)

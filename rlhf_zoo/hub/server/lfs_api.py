@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 from rlhf_zoo.hub.server.access import Access
 from rlhf_zoo.hub.server.faults import Fault, bad_request, disk_full, is_disk_full
-from rlhf_zoo.hub.server.large_files import LargeFiles, PartialUploads
-from rlhf_zoo.hub.server.messages import FilePart, Request, Response, json_response
+from rlhf_zoo.hub.server.large_files import LargeFiles, PartialUploads, Pointer
+from rlhf_zoo.hub.server.messages import SMALL_BODY, FilePart, Request, Response, json_response, member, objects
 from rlhf_zoo.hub.server.names import RepoId, check_oid
 from rlhf_zoo.hub.server.routing import Router
-from rlhf_zoo.hub.server.storage import Storage
+from rlhf_zoo.hub.server.storage import Settings, Storage
 from rlhf_zoo.hub.server.tokens import Signer
 
 __all__ = ["PART_SIZE", "LfsApi", "receiving"]
@@ -23,6 +24,8 @@ __all__ = ["PART_SIZE", "LfsApi", "receiving"]
 #: Files above this many bytes go up in parts of it, each of which can be repeated alone.
 PART_SIZE = 50_000_000
 _MAX_PARTS = 1000
+_MAX_OBJECTS = 1000
+_MAX_SIZE = 10**15 - 1
 _MIME = "application/vnd.git-lfs+json"
 
 
@@ -38,10 +41,10 @@ class LfsApi:
 
     def register(self, router: Router) -> None:
         """Add the routes; they come before those of pages, whose addresses look alike."""
-        router.add("POST", "/{page}.git/info/lfs/objects/batch", self.batch)
-        router.add("PUT", "/_lfs/{repo}/{oid}", self.upload)
+        router.add("POST", "/{page}.git/info/lfs/objects/batch", self.batch, body=SMALL_BODY)
+        router.add("PUT", "/_lfs/{repo}/{oid}", self.upload, body=_MAX_SIZE)
         router.add("GET", "/_lfs/{repo}/{oid}", self.download)
-        router.add("PUT", "/_lfs/{repo}/{oid}/{upload}/{part}", self.upload_part)
+        router.add("PUT", "/_lfs/{repo}/{oid}/{upload}/{part}", self.upload_part, body=_MAX_SIZE)
         router.add("POST", "/_lfs/{repo}/{oid}/{upload}", self.complete)
 
     def batch(self, request: Request, repo: RepoId) -> Response:
@@ -50,14 +53,16 @@ class LfsApi:
         operation = fields.get("operation")
         if operation not in ("upload", "download"):
             raise bad_request(f"The LFS operation must be upload or download, not '{operation}'.")
-        (self._access.write if operation == "upload" else self._access.read)(request, repo)
+        settings = (self._access.write if operation == "upload" else self._access.read)(request, repo)
         if fields.get("hash_algo", "sha256") != "sha256":
             raise bad_request("The Hub names LFS objects by sha256 only.")
-        transfers = fields.get("transfers") or ["basic"]
+        transfers = member(fields, "transfers", list) or ["basic"]
         store = self._storage.large_files(repo)
-        wanted = [(check_oid(item.get("oid")), _size(item.get("size"))) for item in fields.get("objects") or []]
+        items = objects(fields, "objects", most=_MAX_OBJECTS)
+        wanted = [(check_oid(item.get("oid")), _size(item.get("size"))) for item in items]
+        link = partial(self._link, request, repo, settings)
         free = self._storage.free()
-        objects: list[dict[str, Any]] = []
+        answers: list[dict[str, Any]] = []
         for oid, size in dict(wanted).items():
             answer: dict[str, Any] = {"oid": oid, "size": size, "authenticated": True}
             stored = store.size(oid)
@@ -65,25 +70,26 @@ class LfsApi:
                 if stored is None:
                     answer["error"] = {"code": 404, "message": f"LFS object {oid} is not stored in '{repo}'."}
                 else:
-                    answer["actions"] = {"download": {"href": self._link(request, repo, "GET", oid, stored)}}
+                    answer["actions"] = {"download": {"href": link("GET", oid, stored)}}
             elif stored != size:
                 free -= size
                 if free < 0:
                     answer["error"] = {"code": 507, "message": disk_full(self._storage.root).message}
                 elif size > self._part_size and "multipart" in transfers:
-                    answer["actions"] = {"upload": self._multipart(request, repo, store, oid, size)}
+                    answer["actions"] = {"upload": self._multipart(link, store, oid, size)}
                 else:
-                    answer["actions"] = {"upload": {"href": self._link(request, repo, "PUT", oid, size)}}
-            objects.append(answer)
-        parts = any("chunk_size" in o.get("actions", {}).get("upload", {}).get("header", {}) for o in objects)
+                    answer["actions"] = {"upload": {"href": link("PUT", oid, size)}}
+            answers.append(answer)
+        parts = any("chunk_size" in a.get("actions", {}).get("upload", {}).get("header", {}) for a in answers)
         transfer = "multipart" if parts else "basic"
-        answer = {"transfer": transfer, "objects": objects, "hash_algo": "sha256"}
+        answer = {"transfer": transfer, "objects": answers, "hash_algo": "sha256"}
         return json_response(answer, headers={"Content-Type": _MIME})
 
     def upload(self, request: Request, repo: RepoId, oid: str) -> Response:
         """A whole file in one request."""
         size = self._verified(request, repo, "PUT", check_oid(oid))
-        with receiving(request, repo, self._storage):
+        request.body.expect(size)
+        with receiving(repo, self._storage):
             if request.body.length not in (None, size):
                 raise bad_request(f"LFS object {oid} was announced with {size} bytes, not {request.body.length}.")
             self._storage.large_files(repo).receive(oid, size, request.body.chunks())
@@ -92,7 +98,7 @@ class LfsApi:
     def download(self, request: Request, repo: RepoId, oid: str) -> Response:
         """A whole file, for git-lfs."""
         size = self._verified(request, repo, "GET", check_oid(oid))
-        path = self._storage.large_files(repo).path(oid)
+        path = self._storage.large_files(repo).whole(Pointer(oid, size), oid)
         return Response(200, {"Content-Type": "application/octet-stream"}, FilePart(path, 0, size))
 
     def upload_part(self, request: Request, repo: RepoId, oid: str, upload: str, part: str) -> Response:
@@ -100,9 +106,13 @@ class LfsApi:
         size = self._verified(request, repo, "PUT", check_oid(oid), upload, part)
         chunk = _size(request.one("chunk"))
         offset = (_size(part) - 1) * chunk
+        length = min(chunk, size - offset)
         path = self._incomplete(self._storage.large_files(repo), oid, upload)
-        with receiving(request, repo, self._storage):
-            self._partial.receive(path, offset, min(chunk, size - offset), request.body.chunks())
+        request.body.expect(length)
+        with receiving(repo, self._storage):
+            if request.body.length not in (None, length):
+                raise bad_request(f"Part {part} of LFS object {oid} has {length} bytes, not {request.body.length}.")
+            self._partial.receive(path, offset, length, request.body.chunks())
         # Clients hand ETags back at the end; what counts is the sha256 of the whole.
         return Response(200, {"ETag": f'"{part}"'})
 
@@ -110,33 +120,46 @@ class LfsApi:
         """Put the parts together."""
         size = self._verified(request, repo, "POST", check_oid(oid), upload)
         store = self._storage.large_files(repo)
-        with receiving(request, repo, self._storage):
+        with receiving(repo, self._storage):
             self._partial.finish(store, self._incomplete(store, oid, upload), oid, size)
         return json_response({"success": True})
 
     def _link(
-        self, request: Request, repo: RepoId, method: str, oid: str, size: int, *parts: str, chunk: int = 0
+        self,
+        request: Request,
+        repo: RepoId,
+        settings: Settings,
+        method: str,
+        oid: str,
+        size: int,
+        *parts: str,
+        chunk: int = 0,
     ) -> str:
-        signature = self._signer.sign(method, f"{repo.plural}/{repo}", oid, str(size), str(chunk), *parts)
+        signature = self._signer.sign(method, *_identity(repo, settings), oid, str(size), str(chunk), *parts)
         query = urlencode({"size": size, "chunk": chunk, "signature": signature})
         return f"{request.base}/_lfs/{repo.plural}/{repo}/{'/'.join((oid, *parts))}?{query}"
 
     def _verified(self, request: Request, repo: RepoId, method: str, oid: str, *parts: str) -> int:
-        """The size that the link was signed for; Fault 403 where the link was not made here, or is too old."""
+        """The size that the link was signed for; Fault 403 where the link was not made here, is too old, or was made
+        for an earlier repository of that name, which was deleted or moved since."""
         size, chunk, signature = (request.one(key) or "" for key in ("size", "chunk", "signature"))
-        if not self._signer.verify(signature, method, f"{repo.plural}/{repo}", oid, size, chunk, *parts):
-            raise Fault(403, "The upload link is not valid or has expired; start the upload again.")
-        self._storage.settings(repo)
+        refused = Fault(403, "The upload link is not valid or has expired; start the upload again.")
+        try:
+            settings = self._storage.settings(repo)
+        except Fault as fault:  # a stranger is not to learn what exists
+            raise refused from fault
+        if not self._signer.verify(signature, method, *_identity(repo, settings), oid, size, chunk, *parts):
+            raise refused
         return _size(size)
 
-    def _multipart(self, request: Request, repo: RepoId, store: LargeFiles, oid: str, size: int) -> dict[str, Any]:
+    def _multipart(self, link: Callable[..., str], store: LargeFiles, oid: str, size: int) -> dict[str, Any]:
         chunk = max(self._part_size, -(-size // _MAX_PARTS))
         upload = store.incomplete(oid).name.partition(".")[2]
         links = {
-            str(part): self._link(request, repo, "PUT", oid, size, upload, str(part), chunk=chunk)
+            str(part): link("PUT", oid, size, upload, str(part), chunk=chunk)
             for part in range(1, -(-size // chunk) + 1)
         }
-        href = self._link(request, repo, "POST", oid, size, upload)
+        href = link("POST", oid, size, upload)
         return {"href": href, "header": {"chunk_size": str(chunk), **links}}
 
     @staticmethod
@@ -146,23 +169,20 @@ class LfsApi:
         return store.folder / "incomplete" / f"{oid}.{upload}"
 
 
+def _identity(repo: RepoId, settings: Settings) -> tuple[str, str]:
+    return f"{repo.plural}/{repo}", settings.created
+
+
 @contextmanager
-def receiving(request: Request, repo: RepoId, storage: Storage) -> Iterator[None]:
-    """On a failure, read the rest of the body all the same: the client sees an answer only once it has sent all."""
+def receiving(repo: RepoId, storage: Storage) -> Iterator[None]:
+    """Says what became of an upload that cannot be stored."""
     try:
         yield
-    except ConnectionError:
-        raise
     except FileNotFoundError as error:
-        request.body.drain(2**62)
         raise Fault(404, f"Repository '{repo}' was moved or deleted meanwhile.", code="RepoNotFound") from error
     except OSError as error:
-        request.body.drain(2**62)
         if is_disk_full(error):
             raise disk_full(storage.root) from error
-        raise
-    except Fault:
-        request.body.drain(2**62)
         raise
 
 

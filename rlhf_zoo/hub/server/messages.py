@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -10,36 +11,82 @@ from dataclasses import dataclass, field
 from email.message import Message
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import parse_qs, unquote
 
 from rlhf_zoo.hub.server.faults import Fault, bad_request, forbidden
 
-__all__ = ["Body", "FilePart", "Request", "Response", "bearer_token", "decode_segment", "json_response"]
+__all__ = [
+    "SMALL_BODY",
+    "Body",
+    "FilePart",
+    "Request",
+    "Response",
+    "bearer_token",
+    "decode_segment",
+    "json_response",
+    "member",
+    "objects",
+    "plain_json",
+]
 
+#: Bytes of a body that describes one thing.
+SMALL_BODY = 2**20
 _CHUNK = 2**20
 _BUFFERS = 3
-_JSON_LIMIT = 64 * 2**20
+_LINE_LIMIT = 16 * 2**20
+_DRAIN = 8 * 2**20
+_TRAILERS = 32
+_NUMBER_LENGTH = 18
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_Kind = TypeVar("_Kind")
 
 
 class Body:
-    """A request's body, read once, in pieces of at most 1 MiB; plain or chunked."""
+    """A request's body, read once, in pieces of at most 1 MiB; plain or chunked.
+
+    limit: bytes that may be read, none until the route sets it. spare: bytes that are read and dropped after a refusal,
+    so that a client that sends first and reads later gets to see the answer.
+    """
 
     def __init__(self, stream: BufferedIOBase, headers: Message[str, str]) -> None:
         self._stream = stream
-        self.chunked = "chunked" in headers.get("Transfer-Encoding", "").lower()
-        length = headers.get("Content-Length", "0")
-        if not re.fullmatch(r"\d{1,18}", length):
-            raise Fault(400, "The Content-Length header is not a number.", headers={"Connection": "close"})
-        self.length = None if self.chunked else int(length)
+        self.limit = 0
+        self.spare = _DRAIN
+        codings, lengths = headers.get_all("Transfer-Encoding", []), headers.get_all("Content-Length", [])
+        self.chunked = bool(codings)
+        if self.chunked and (lengths or [coding.strip().lower() for coding in codings] != ["chunked"]):
+            raise bad_request("A body has a Content-Length, or the Transfer-Encoding chunked, and no other.")
+        if len(lengths) > 1 or not all(re.fullmatch(r"[0-9]{1,18}", length.strip()) for length in lengths):
+            raise bad_request("The Content-Length header is not one number.")
+        self.length = None if self.chunked else int(lengths[0]) if lengths else 0
         self._left = self.length or 0  # bytes of the body, or of the current chunk
+        self._seen = 0
         self._ended = not self.chunked and self._left == 0
+        self._given_up = False
 
     def chunks(self) -> Iterator[memoryview]:
         """The pieces; each is valid until the third one after it is asked for, so that a thread may work behind.
 
-        ConnectionError when the sender stops early.
+        Fault 413 beyond the limit, 408 for a sender that is too slow; ConnectionError for one that stops early.
         """
+        if (self.length or 0) <= self.limit:
+            for piece in self._pieces():
+                if self._seen > self.limit:
+                    break
+                yield piece
+            else:
+                return
+        raise Fault(413, f"The request's body is larger than {self.limit} bytes.")
+
+    def _pieces(self) -> Iterator[memoryview]:
+        try:
+            yield from self._read_pieces()
+        except TimeoutError as error:
+            self._given_up = True
+            raise Fault(408, "The request's body comes too slowly; send it again.") from error
+
+    def _read_pieces(self) -> Iterator[memoryview]:
         buffers: deque[memoryview] = deque()
         while not self._ended:
             if self._left == 0 and not self._next_chunk():
@@ -53,11 +100,12 @@ class Body:
             if not count:
                 raise ConnectionError("the sender closed the connection in the middle of a body")
             self._left -= count
+            self._seen += count
             if self._left == 0:
-                if self.chunked:
-                    self._stream.readline(8)
-                else:
+                if not self.chunked:
                     self._ended = True
+                elif self._stream.readline(3) != b"\r\n":
+                    raise ConnectionError("a chunk of the body is longer than its size")
             yield view[:count]
 
     def _next_chunk(self) -> bool:
@@ -66,21 +114,26 @@ class Body:
             raise ConnectionError("a chunk of the body has no size")
         self._left = int(size, 16)
         if self._left == 0:
-            while self._stream.readline(65536) not in (b"\r\n", b"\n", b""):
-                pass
+            for _ in range(_TRAILERS):
+                if self._stream.readline(65536) in (b"\r\n", b"\n", b""):
+                    break
+            else:
+                raise ConnectionError("the body has too many trailers")
             self._ended = True
         return self._left > 0
 
-    def read(self, limit: int = _JSON_LIMIT) -> bytes:
-        """All of it; Fault 413 above `limit` bytes."""
+    def expect(self, size: int) -> None:
+        """At most `size` bytes may be read, now that the sender has a right to send them; a refusal drops as many."""
+        self.limit, self.spare = size, _DRAIN + size
+
+    def read(self) -> bytes:
+        """All of it."""
         data = bytearray()
         for chunk in self.chunks():
             data += chunk
-            if len(data) > limit:
-                raise Fault(413, f"The request's body is larger than {limit} bytes.")
         return bytes(data)
 
-    def lines(self, limit: int = _JSON_LIMIT) -> Iterator[bytes]:
+    def lines(self, limit: int = _LINE_LIMIT) -> Iterator[bytes]:
         """Line by line without the newline; Fault 413 for a line above `limit` bytes."""
         pending = bytearray()
         for chunk in self.chunks():
@@ -94,14 +147,15 @@ class Body:
         if pending:
             yield bytes(pending)
 
-    def drain(self, limit: int) -> bool:
-        """Read what is left, up to `limit` bytes, so that the connection can go on; False where more is left."""
-        seen = 0
-        for chunk in self.chunks():
-            seen += len(chunk)
-            if seen > limit:
-                return False
-        return True
+    def drain(self) -> bool:
+        """Read what is left, up to `spare` bytes, so that the connection can go on; False where it cannot."""
+        if self._given_up or (not self.chunked and self._left > self.spare):
+            return False
+        start = self._seen
+        try:
+            return all(self._seen - start <= self.spare for _ in self._pieces())
+        except Fault:  # too slow: the answer is known, and goes out before the connection is closed
+            return False
 
 
 @dataclass(frozen=True)
@@ -144,8 +198,8 @@ class Request:
     def json(self) -> dict[str, Any]:
         """The body as a JSON object (Fault 400 otherwise)."""
         try:
-            value = json.loads(self.body.read() or b"{}")
-        except (ValueError, RecursionError) as error:
+            value = plain_json(self.body.read() or b"{}")
+        except ValueError as error:
             raise bad_request(f"The request's body is not JSON: {error}.") from error
         if not isinstance(value, dict):
             raise bad_request("The request's body must be a JSON object.")
@@ -157,7 +211,7 @@ class Request:
             return {k: [str(x) for x in v] if isinstance(v, list) else [str(v)] for k, v in self.json().items()}
         try:
             fields = self.body.read().decode()
-            return parse_qs(fields, keep_blank_values=True, max_num_fields=20_000)
+            return parse_qs(fields, keep_blank_values=True, max_num_fields=5000)
         except ValueError as error:
             raise bad_request("The request's body is not a form.") from error
 
@@ -201,6 +255,55 @@ def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] |
     """A JSON answer."""
     content = json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode()
     return Response(status, {"Content-Type": "application/json; charset=utf-8", **(headers or {})}, content)
+
+
+def plain_json(raw: bytes) -> Any:
+    """A JSON value whose every text can be stored, and every number calculated with (ValueError otherwise)."""
+    try:
+        text = raw.decode()
+        value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a character (a lone surrogate)") from None
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _NUMBER_LENGTH:
+        raise ValueError(f"it holds a number of more than {_NUMBER_LENGTH} digits")
+    return int(digits)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"it holds the number {text[:40]}, which JSON does not have")
+    return number
+
+
+def member(fields: Mapping[str, Any], key: str, kind: type[_Kind]) -> _Kind | None:
+    """fields[key], a `kind`; None where it is absent or null (Fault 400 for a value of another kind)."""
+    value = fields.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise bad_request(f"'{key}' must be a {_KINDS[kind]}; it is {value!r:.80}.")
+    return value
+
+
+_KINDS: dict[type, str] = {str: "text", int: "whole number", list: "list", dict: "JSON object"}
+
+
+def objects(fields: Mapping[str, Any], key: str, *, most: int) -> list[dict[str, Any]]:
+    """fields[key], a list of at most so many JSON objects; empty where it is absent or null (Fault 400 otherwise)."""
+    values = member(fields, key, list) or []
+    if len(values) > most:
+        raise bad_request(f"'{key}' holds {len(values)} entries; send at most {most} at once.")
+    for value in values:
+        if not isinstance(value, dict):
+            raise bad_request(f"'{key}' must hold JSON objects; one entry is {value!r:.80}.")
+    return values
 
 
 def bearer_token(header: str) -> str | None:

@@ -17,6 +17,20 @@ OWNER = "local"
 
 # huggingface_hub allows 96 characters for the whole id; a folder name must also stay below 255 bytes with its suffix.
 _PART = re.compile(r"(?![-.])[A-Za-z0-9_.-]{1,96}(?<![-.])")
+# What HFS+ leaves out of a name, so that two spellings are one file (git's utf8.c).
+_IGNORED_BY_HFS = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
+_DRIVE = re.compile(r"[A-Za-z]:")
+
+
+def _short_names(name: str, fallback: str) -> str:
+    # NTFS calls long names in 8.3 form by their start, or by a hash when too many start alike (git's path.c).
+    prefixes = "|".join(fallback[:length] for length in range(len(fallback), -1, -1))
+    return rf"{name[:6]}~[1-4]|(?=.{{8}}$)(?:{prefixes})~[1-9][0-9]*"
+
+
+_GIT = re.compile(r"\.git|git~1")
+_MODULES = re.compile(rf"\.gitmodules|{_short_names('gitmodules', 'gi7eba')}")
+_ATTRIBUTES = re.compile(rf"\.gitattributes|{_short_names('gitattributes', 'gi7d29')}")
 _OID = re.compile(r"[0-9a-f]{64}")
 _MAX_SEGMENT = 255
 _MAX_PATH = 1024
@@ -45,10 +59,10 @@ class RepoId:
         return str(self) if self.kind == "model" else f"{self.plural}/{self}"
 
 
-def parse_repo_id(kind: str, namespace: str | None, name: object) -> RepoId:
+def parse_repo_id(kind: object, namespace: object, name: object) -> RepoId:
     """Check a repository's parts (Fault 400 where they break the Hub's own rules)."""
     space = OWNER if namespace is None else namespace
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise bad_request(f"Repository type '{kind}' is unknown; use model, dataset or space.")
     if not isinstance(name, str) or not isinstance(space, str):
         raise bad_request("A repository needs a name: give it as NAMESPACE/NAME.")
@@ -64,7 +78,11 @@ def parse_repo_id(kind: str, namespace: str | None, name: object) -> RepoId:
 
 
 def check_path(path: object) -> str:
-    """A path inside a repository, relative and plain (Fault 400 otherwise)."""
+    """A path inside a repository, relative and plain wherever it is checked out (Fault 400 otherwise).
+
+    Windows takes `\\` for `/`, drops dots and spaces at a name's end and what follows a colon; macOS drops invisible
+    characters; neither tells upper from lower case. `git fsck --strict` refuses the same names for git's own files.
+    """
     if not isinstance(path, str) or not path:
         raise bad_request("A file needs a path inside the repository.")
     shown = path[:120]
@@ -72,11 +90,18 @@ def check_path(path: object) -> str:
         raise bad_request(f"The path '{shown}…' is longer than {_MAX_PATH} bytes; shorten it.")
     if any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF or ord(c) == 127 for c in path):
         raise bad_request(f"The path {shown!r} contains control characters; rename the file.")
+    if "\\" in path or _DRIVE.match(path):
+        raise bad_request(f"The path '{shown}' leads elsewhere on Windows; write it with '/', without drive letters.")
     for segment in path.split("/"):
-        if segment in ("", ".", ".."):
+        name = _IGNORED_BY_HFS.sub("", segment).partition(":")[0].rstrip(" .").lower()
+        if not name:
             raise bad_request(f"The path '{shown}' is not relative and plain; remove empty, '.' and '..' parts.")
-        if segment.lower() in (".git", "git~1"):
+        if _GIT.fullmatch(name):
             raise bad_request(f"The path '{shown}' reaches into git's own folder; choose another name.")
+        if _MODULES.fullmatch(name):
+            raise bad_request(f"The path '{shown}' is git's list of submodules, which this Hub does not have.")
+        if _ATTRIBUTES.fullmatch(name) and segment != ".gitattributes":
+            raise bad_request(f"The path '{shown}' is .gitattributes on some disks; choose another name.")
         if len(segment.encode()) > _MAX_SEGMENT:
             raise bad_request(f"A part of the path '{shown}…' is longer than {_MAX_SEGMENT} bytes; shorten it.")
     return path

@@ -7,11 +7,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.server.durable import read_json, write_json
+from rlhf_zoo.hub.server.durable import make_private, read_json, write_json
 
 if TYPE_CHECKING:
     from rlhf_zoo.hub.server.application import Application
@@ -60,7 +61,8 @@ def serve(
     alive = _Parent(parent)
     folder = Path(root).expanduser().absolute()
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        make_private(folder)
+        os.umask(0o077)
         application = Application(folder, part_size=part_size or PART_SIZE)
     except OSError as error:
         raise ZooError(f"The Hub cannot write under {folder} ({error.strerror}): choose another --root.") from error
@@ -87,10 +89,10 @@ def serve(
         server.server_close()
         # Requests under way may finish: a commit is worth a moment.
         server.wait_idle(_GRACE_SECONDS)
-        if parent is None and read_json(folder / RECORD) == note:
-            (folder / RECORD).unlink(missing_ok=True)
-        if ready_file is not None and read_json(Path(ready_file)) == note:
-            Path(ready_file).unlink(missing_ok=True)
+        for path in ([folder / RECORD] if parent is None else []) + ([Path(ready_file)] if ready_file else []):
+            with suppress(ValueError):  # somebody else's: no JSON, or not ours
+                if read_json(path) == note:
+                    path.unlink(missing_ok=True)
     return server.url
 
 
@@ -107,7 +109,7 @@ def _announce(record: Path | None, ready_file: str | os.PathLike[str] | None, no
         if record is not None:
             write_json(record, note)
         if ready_file is not None:
-            write_json(Path(ready_file).absolute(), note)
+            write_json(Path(ready_file).absolute(), note, mode=0o644)
     except OSError as error:
         raise ZooError(f"Cannot write {error.filename} ({error.strerror}): choose another --ready-file.") from error
 

@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_zoo.hub.server.access import Access, commit_of
 from rlhf_zoo.hub.server.faults import Fault, bad_request, forbidden, revision_not_found
 from rlhf_zoo.hub.server.git import MAIN, GitRepository, Quarantine, Ref
-from rlhf_zoo.hub.server.messages import Request, Response, json_response
+from rlhf_zoo.hub.server.messages import SMALL_BODY, Request, Response, json_response, member
 from rlhf_zoo.hub.server.names import OWNER, RepoId, check_ref
 from rlhf_zoo.hub.server.repos_api import next_link
 from rlhf_zoo.hub.server.routing import Router
@@ -30,11 +30,11 @@ class RefsApi:
         """Add the routes."""
         router.add("GET", "/api/{repo}/refs", self.refs)
         router.add("GET", "/api/{repo}/commits/{revision}", self.commits)
-        router.add("POST", "/api/{repo}/branch/{name}", self.create_branch)
+        router.add("POST", "/api/{repo}/branch/{name}", self.create_branch, body=SMALL_BODY)
         router.add("DELETE", "/api/{repo}/branch/{name}", self.delete_branch)
-        router.add("POST", "/api/{repo}/tag/{revision}", self.create_tag)
+        router.add("POST", "/api/{repo}/tag/{revision}", self.create_tag, body=SMALL_BODY)
         router.add("DELETE", "/api/{repo}/tag/{revision}", self.delete_tag)
-        router.add("POST", "/api/{repo}/super-squash/{name}", self.squash)
+        router.add("POST", "/api/{repo}/super-squash/{name}", self.squash, body=SMALL_BODY)
 
     def refs(self, request: Request, repo: RepoId) -> Response:
         """All branches and tags; tags are peeled."""
@@ -87,7 +87,7 @@ class RefsApi:
         if fields.get("emptyBranch"):
             raise bad_request("The embedded Hub starts branches at a commit: leave emptyBranch out.")
         with self._storage.lock(repo), self._storage.git(repo) as git:
-            commit = commit_of(git, fields.get("startingPoint") or MAIN)
+            commit = commit_of(git, member(fields, "startingPoint", str) or MAIN)
             _check_free(git, name, "branch")
             git.write_ref(f"refs/heads/{name}", commit)
         return json_response({})
@@ -106,13 +106,13 @@ class RefsApi:
         self._access.write(request, repo)
         fields = request.json()
         name = check_ref(fields.get("tag"), what="tag")
-        message = fields.get("message")
+        message = member(fields, "message", str)
         with self._storage.lock(repo), self._storage.git(repo) as git:
             target = commit = commit_of(git, revision)
             _check_free(git, name, "tag")
             if message:
                 with Quarantine(self._storage.path(repo)) as quarantine:
-                    target = quarantine.tag(name, commit, str(message))
+                    target = quarantine.tag(name, commit, message)
                     quarantine.migrate()
             git.write_ref(f"refs/tags/{name}", target)
         return json_response({})
@@ -127,7 +127,7 @@ class RefsApi:
     def squash(self, request: Request, repo: RepoId, name: str) -> Response:
         """Make a branch's history one commit."""
         self._access.write(request, repo)
-        message = str(request.json().get("message") or f"Squash the branch '{name}'")
+        message = member(request.json(), "message", str) or f"Squash the branch '{name}'"
         with self._storage.lock(repo), self._storage.git(repo) as git:
             head = git.branch(name)
             if head is None:
@@ -139,14 +139,13 @@ class RefsApi:
         return json_response({})
 
     def _delete(self, git: GitRepository, prefix: str, name: str) -> None:
-        if name not in [ref.name for ref in git.refs(prefix)]:
+        if name not in git.names(prefix):
             raise revision_not_found(name)
         git.delete_ref(prefix + name)
 
 
 def _check_free(git: GitRepository, name: str, what: str) -> None:
-    branches = [ref.name for ref in git.refs("refs/heads/")]
-    tags = [ref.name for ref in git.refs("refs/tags/")]
+    branches, tags = git.names("refs/heads/"), git.names("refs/tags/")
     same, other = (branches, tags) if what == "branch" else (tags, branches)
     if name in same:
         raise Fault(409, f"The {what} '{name}' exists already.")

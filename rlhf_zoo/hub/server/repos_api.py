@@ -11,7 +11,7 @@ from rlhf_zoo.hub.server.access import Access, commit_of
 from rlhf_zoo.hub.server.describe import describe
 from rlhf_zoo.hub.server.faults import Fault, bad_request
 from rlhf_zoo.hub.server.git import MAIN
-from rlhf_zoo.hub.server.messages import Request, Response, json_response
+from rlhf_zoo.hub.server.messages import SMALL_BODY, Request, Response, json_response, member, objects
 from rlhf_zoo.hub.server.names import KINDS, OWNER, RepoId, parse_repo_id
 from rlhf_zoo.hub.server.routing import Router
 from rlhf_zoo.hub.server.storage import now
@@ -19,6 +19,7 @@ from rlhf_zoo.hub.server.storage import now
 __all__ = ["ReposApi", "next_link"]
 
 _PAGE = 1000
+_MAX_VARIABLES = 500
 _RESERVED = ("api", "_lfs", "_xet", "models", "datasets", "spaces", "collections")
 # What a list tells of each repository, and what `full` adds to it.
 _LISTED = ["createdAt", "downloads", "library_name", "likes", "pipeline_tag", "private", "sdk", "tags", "trendingScore"]
@@ -42,14 +43,14 @@ class ReposApi:
 
     def register(self, router: Router) -> None:
         """Add the routes."""
-        router.add("POST", "/api/repos/create", self.create)
-        router.add("DELETE", "/api/repos/delete", self.delete)
-        router.add("POST", "/api/repos/move", self.move)
+        router.add("POST", "/api/repos/create", self.create, body=SMALL_BODY)
+        router.add("DELETE", "/api/repos/delete", self.delete, body=SMALL_BODY)
+        router.add("POST", "/api/repos/move", self.move, body=SMALL_BODY)
         for kind, plural in KINDS.items():
             router.add("GET", f"/api/{plural}", partial(self.find, kind=kind))
         router.add("GET", "/api/settings/repositories", self.storage)
         router.add("GET", "/api/organizations/{namespace}/settings/repositories", self.storage)
-        router.add("PUT", "/api/{repo}/settings", self.settings)
+        router.add("PUT", "/api/{repo}/settings", self.settings, body=SMALL_BODY)
         router.add("GET", "/api/{repo}/auth-check", self.auth_check)
         router.add("GET", "/api/{repo}/auth-check/write", partial(self.auth_check, write=True))
         router.add("GET", "/api/{repo}/revision/{revision}", self.info)
@@ -60,17 +61,16 @@ class ReposApi:
         request.require_write()
         fields = request.json()
         repo = parse_repo_id(fields.get("type") or "model", fields.get("organization"), fields.get("name"))
-        if repo.namespace in _RESERVED:
-            raise bad_request(f"The namespace '{repo.namespace}' is part of the Hub's own addresses; choose another.")
+        _check_free_namespace(repo)
         if fields.get("template"):
             raise bad_request("The embedded Hub has no Space templates: create the Space and push your own files.")
         private = _visibility(fields)
         variables = {
-            str(item["key"]): {"value": str(item.get("value", "")), "updatedAt": now()}
-            for item in fields.get("variables") or []
-            if isinstance(item, dict) and "key" in item
+            member(item, "key", str) or "": {"value": member(item, "value", str) or "", "updatedAt": now()}
+            for item in objects(fields, "variables", most=_MAX_VARIABLES)
         }
-        created = self._storage.create(repo, private=bool(private), sdk=fields.get("sdk"), variables=variables)
+        sdk = member(fields, "sdk", str)
+        created = self._storage.create(repo, private=bool(private), sdk=sdk, variables=variables)
         answer = {"url": f"{request.base}/{repo.url}", "name": str(repo), "id": str(repo)}
         if not created:
             raise Fault(409, f"You already created the {repo.kind} repository '{repo}'.", body=answer)
@@ -78,9 +78,9 @@ class ReposApi:
 
     def delete(self, request: Request) -> Response:
         """Remove a repository with all its files."""
+        request.require_write()  # no more than that: a damaged repository can be deleted
         fields = request.json()
         repo = parse_repo_id(fields.get("type") or "model", fields.get("organization"), fields.get("name"))
-        self._access.write(request, repo)
         self._storage.delete(repo)
         return json_response({})
 
@@ -90,6 +90,7 @@ class ReposApi:
         kind = fields.get("type") or "model"
         source, target = (_split(kind, fields.get(key), key) for key in ("fromRepo", "toRepo"))
         self._access.write(request, source)
+        _check_free_namespace(target)
         self._storage.move(source, target)
         return json_response({"url": f"{request.base}/{target.url}"})
 
@@ -110,12 +111,13 @@ class ReposApi:
         request.require_token()
         found = []
         for repo in self._storage.repositories():
-            if repo.namespace == namespace:
+            if repo.namespace != namespace:
+                continue
+            with self._storage.going_on(repo):
                 settings = self._storage.settings(repo)
                 with self._storage.git(repo) as git:
-                    commit = commit_of(git, MAIN)
                     wanted = ("usedStorage", "lastModified")
-                    info = describe(self._storage, repo, settings, git, commit, expand=wanted)
+                    info = describe(self._storage, repo, settings, git, git.head(), expand=wanted)
                 found.append((info["usedStorage"], info["lastModified"], repo, settings.private))
         total = sum(size for size, *_ in found) or 1
         answer = [
@@ -153,18 +155,17 @@ class ReposApi:
         expand = request.many("expand") or None
         found = []
         for repo in self._storage.repositories(kind):
-            try:
+            with self._storage.going_on(repo):
                 item = self._matching(request, repo)
-            except (Fault, KeyError, FileNotFoundError):
-                if self._storage.exists(repo):
-                    raise
-                continue  # deleted while the list was made
-            if item is not None:
-                found.append((repo, item))
+                if item is not None:
+                    found.append((repo, item))
         found.sort(key=lambda pair: pair[1][sort], reverse=request.one("direction") != "1")
         size = request.number("limit", _PAGE, maximum=_PAGE)
         start = request.number("cursor", 1, maximum=10**9) - 1
-        page = [self._shown(request, repo, item, expand) for repo, item in found[start : start + size]]
+        page = []
+        for repo, item in found[start : start + size]:
+            with self._storage.going_on(repo):
+                page.append(self._shown(request, repo, item, expand))
         more = len(found) > start + size
         headers = next_link(request, request.path, cursor=start + size + 1) if more else {}
         return json_response(page, headers=headers)
@@ -183,9 +184,7 @@ class ReposApi:
         if not self._access.sees(request, settings):
             return None
         with self._storage.git(repo) as git:
-            commit = git.branch(MAIN)
-            if commit is None:
-                return None
+            commit = git.head()
             costly = {"siblings", "usedStorage"} | (set() if request.one("num_parameters") else {"safetensors"})
             item = describe(self._storage, repo, settings, git, commit, leave_out=costly)
         if not set(request.many("filter")) <= set(item["tags"]):
@@ -213,6 +212,11 @@ class ReposApi:
         settings = self._storage.settings(repo)
         with self._storage.git(repo) as git:
             return describe(self._storage, repo, settings, git, item["sha"], expand=expand)
+
+
+def _check_free_namespace(repo: RepoId) -> None:
+    if repo.namespace in _RESERVED:
+        raise bad_request(f"The namespace '{repo.namespace}' is part of the Hub's own addresses; choose another.")
 
 
 def _visibility(fields: dict[str, Any]) -> bool | None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_zoo.hub.server.faults import Fault, repo_not_found
+from rlhf_zoo.hub.server.faults import Damaged, Fault, repo_not_found
 from rlhf_zoo.hub.server.messages import Request, Response, decode_segment
 from rlhf_zoo.hub.server.names import KINDS, RepoId, parse_repo_id
 
@@ -24,9 +24,13 @@ _VERBS = "revision|tree|refs|resolve|commits?|preupload|paths-info|branch|tag|se
 
 @dataclass(frozen=True)
 class _Route:
+    """body: the most bytes of a request's body that the handler reads."""
+
     method: str
+    address: str
     pattern: re.Pattern[str]
     handler: Handler
+    body: int
 
 
 class Router:
@@ -40,8 +44,11 @@ class Router:
         self._exists = exists
         self._routes: list[_Route] = []
 
-    def add(self, methods: str, pattern: str, handler: Handler) -> None:
-        """Answer `methods` (separated by spaces) on `pattern` by `handler(request, **parts)`."""
+    def add(self, methods: str, pattern: str, handler: Handler, *, body: int = 0) -> None:
+        """Answer `methods` (separated by spaces) on `pattern` by `handler(request, **parts)`.
+
+        body: the most bytes of the request's body that the handler may read; the rest of them is 413.
+        """
         kind = rf"(?P<repo_kind>{'|'.join(_SINGULAR)})/"
         repo = r"(?P<repo_namespace>[^/]+)/(?P<repo_name>[^/]+?)"
         source = pattern.replace(".", r"\.")
@@ -49,7 +56,11 @@ class Router:
         source = re.sub(r"/\{(\w+)\*\}", r"(?:/(?P<\1>.*))?", source)
         source = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", source)
         for method in methods.split():
-            self._routes.append(_Route(method, re.compile(source), handler))
+            self._routes.append(_Route(method, pattern, re.compile(source), handler, body))
+
+    def bodies(self) -> dict[tuple[str, str], int]:
+        """(method, pattern) of every route that reads a body, and the most bytes that it reads."""
+        return {(route.method, route.address): route.body for route in self._routes if route.body}
 
     def dispatch(self, request: Request) -> Response:
         """Find the handler and call it; Fault 404 or 405 where there is none."""
@@ -72,9 +83,10 @@ class Router:
         raise Fault(404, "The embedded Hub has no such address; it serves models, datasets, Spaces and collections.")
 
     def _call(self, route: _Route, request: Request, parts: dict[str, Any]) -> Response:
+        request.body.limit = route.body
         try:
             return route.handler(request, **parts)
-        except (FileNotFoundError, KeyError):
+        except (FileNotFoundError, Damaged):
             repo = parts.get("repo")
             if repo is None or self._exists(repo):
                 raise

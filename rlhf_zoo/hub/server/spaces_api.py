@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_zoo.hub.server.access import Access
 from rlhf_zoo.hub.server.describe import not_running
 from rlhf_zoo.hub.server.faults import Fault, bad_request
-from rlhf_zoo.hub.server.messages import Request, Response, json_response
+from rlhf_zoo.hub.server.messages import SMALL_BODY, Request, Response, json_response, member
 from rlhf_zoo.hub.server.names import RepoId, parse_repo_id
 from rlhf_zoo.hub.server.routing import Router
 from rlhf_zoo.hub.server.storage import Settings, now
@@ -34,8 +34,8 @@ class SpacesApi:
             router.add("POST PUT DELETE", f"{space}/{action}", partial(self.refuse, action=action))
         for kind in ("variables", "secrets"):
             router.add("GET", f"{space}/{kind}", partial(self.get, kind=kind))
-            router.add("POST", f"{space}/{kind}", partial(self.put, kind=kind))
-            router.add("DELETE", f"{space}/{kind}", partial(self.remove, kind=kind))
+            router.add("POST", f"{space}/{kind}", partial(self.put, kind=kind), body=SMALL_BODY)
+            router.add("DELETE", f"{space}/{kind}", partial(self.remove, kind=kind), body=SMALL_BODY)
 
     def runtime(self, request: Request, namespace: str, name: str, write: bool = False) -> Response:
         """STOPPED with the reason; restart and pause leave it so, for nothing here runs a Space."""
@@ -60,10 +60,10 @@ class SpacesApi:
         key = _key(fields)
         entry: dict[str, Any] = {"key": key, "updatedAt": now()}
         if kind == "variables":
-            if not isinstance(fields.get("value"), str):
-                raise bad_request(f"The variable '{key}' needs a value that is a string.")
-            entry["value"] = fields["value"]
-        if isinstance(fields.get("description"), str):
+            entry["value"] = member(fields, "value", str)
+            if entry["value"] is None:
+                raise bad_request(f"The variable '{key}' needs a value that is a text.")
+        if member(fields, "description", str):
             entry["description"] = fields["description"]
         with self._storage.lock(repo):
             values = {**getattr(self._storage.settings(repo), kind), key: entry}

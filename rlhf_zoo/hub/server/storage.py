@@ -10,6 +10,7 @@ ROOT/collections/                       see `collections_api`
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -23,12 +24,14 @@ from typing import Any
 
 from rlhf_zoo.hub.server import xet_store
 from rlhf_zoo.hub.server.durable import locked, read_json, sync_folder, write_json
-from rlhf_zoo.hub.server.faults import Fault, disk_full
+from rlhf_zoo.hub.server.faults import Damaged, Fault, disk_full, is_of_the_file, repo_not_found
 from rlhf_zoo.hub.server.git import MAIN, GitRepository, Quarantine, TreeEdit
 from rlhf_zoo.hub.server.large_files import LargeFiles
 from rlhf_zoo.hub.server.names import KINDS, RepoId
 
 __all__ = ["GIT_ATTRIBUTES", "Settings", "Storage", "now"]
+
+log = logging.getLogger(__name__)
 
 _LARGE_SUFFIXES = [
     "7z",
@@ -97,6 +100,20 @@ class Settings:
     secrets: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
+def _parse_settings(stored: Any) -> Settings:
+    """Raises ValueError or TypeError, with the reason, for what `Storage` never wrote."""
+    settings = Settings(**stored)
+    kinds: dict[str, type | tuple[type, ...]] = {"created": str, "private": bool, "gated": (bool, str)}
+    kinds |= {"sdk": (str, type(None)), "variables": dict, "secrets": dict}
+    for key, kind in kinds.items():
+        value = getattr(settings, key)
+        each = value.values() if isinstance(value, dict) else ()
+        if not isinstance(value, kind) or not all(isinstance(one, dict) for one in each):
+            raise ValueError(f"it has {value!r:.40} under {key}")
+    datetime.fromisoformat(settings.created)
+    return settings
+
+
 class Storage:
     """Creates, finds, moves and removes repositories under `root`, which must exist."""
 
@@ -105,6 +122,7 @@ class Storage:
         self._repos = root / "repos"
         self._locks = root / "locks"
         self._trash = root / "trash"
+        self._noted: set[tuple[str, str]] = set()
         for folder in (self._repos, self._locks, self._trash, root / "collections"):
             folder.mkdir(exist_ok=True)
 
@@ -113,8 +131,8 @@ class Storage:
         return self._repos / repo.plural / repo.namespace / f"{repo.name}.git"
 
     def exists(self, repo: RepoId) -> bool:
-        """True for a whole repository: it gets its place in one rename."""
-        return (self.path(repo) / "hub.json").is_file()
+        """True for a repository, whole or damaged: it gets its place, and leaves it, in one rename."""
+        return self.path(repo).is_dir()
 
     def git(self, repo: RepoId) -> GitRepository:
         """Its git repository (a context manager)."""
@@ -133,11 +151,45 @@ class Storage:
             yield
 
     def settings(self, repo: RepoId) -> Settings:
-        """Fault 404 where the repository has gone."""
-        stored = read_json(self.path(repo) / "hub.json")
-        if stored is None:
-            raise Fault(404, f"Repository '{repo}' was not found on this Hub.", code="RepoNotFound")
-        return Settings(**stored)
+        """Fault 404 where the repository has gone, Damaged where its settings cannot be read."""
+        what = f"Repository '{repo}'"
+        try:
+            stored = read_json(self.path(repo) / "hub.json")
+            if stored is None:
+                if not self.exists(repo):
+                    raise repo_not_found(repo, anonymous=False)
+                raise Damaged(what, "its hub.json is lost")
+            return _parse_settings(stored)
+        except OSError as error:
+            if not is_of_the_file(error):
+                raise
+            raise Damaged(what, f"its hub.json cannot be read: {error.strerror}") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise Damaged(what, f"its hub.json is not what a Hub writes: {error}") from error
+
+    @contextmanager
+    def going_on(self, repo: RepoId) -> Iterator[None]:
+        """Leaves a list without this repository where it is damaged or has gone; a damage is logged, once."""
+        try:
+            yield
+        except Fault as fault:
+            if not self.exists(repo):
+                return
+            if not isinstance(fault, Damaged):
+                raise
+            self.note(repo, fault.reason)
+        except MemoryError:
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and not is_of_the_file(error) and self.exists(repo):
+                raise
+            self.note(repo, f"{type(error).__name__}: {error}", error)
+
+    def note(self, repo: RepoId, reason: str, error: Exception | None = None) -> None:
+        """Log once that a repository is damaged."""
+        if self.exists(repo) and (key := (f"{repo.plural}/{repo}", reason)) not in self._noted:
+            self._noted.add(key)
+            log.warning("%s is damaged (%s): %s", *key, self.path(repo), exc_info=error)
 
     def change(self, repo: RepoId, **changes: Any) -> Settings:
         """Replace settings; hold the lock."""
@@ -170,7 +222,8 @@ class Storage:
     def delete(self, repo: RepoId) -> None:
         """Remove a repository: first its name, in one step, then its files."""
         with self.lock(repo):
-            self.settings(repo)
+            if not self.exists(repo):
+                raise repo_not_found(repo, anonymous=False)
             rubbish = self._trash / f"old-{secrets.token_hex(8)}"
             os.rename(self.path(repo), rubbish)
             sync_folder(self.path(repo).parent)
@@ -186,8 +239,13 @@ class Storage:
             sync_folder(self.path(repo).parent)
 
     def _place(self, source: Path, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(source, target)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(source, target)
+        except (FileExistsError, NotADirectoryError) as error:
+            name = f"{target.parent.name}/{target.name.removesuffix('.git')}"
+            message = f"There can be no repository '{name}': a file is in its place at {target}; move that away."
+            raise Fault(409, message) from error
         sync_folder(target.parent)
 
     def require_room(self, size: int) -> None:
@@ -200,11 +258,11 @@ class Storage:
         return shutil.disk_usage(self.root).free - _SPARE
 
     def repositories(self, kind: str | None = None) -> Iterator[RepoId]:
-        """Every repository, by name."""
+        """Every repository, by name, the damaged ones too."""
         for each in [kind] if kind else list(KINDS):
-            for path in sorted((self._repos / KINDS[each]).glob("*/*.git/hub.json")):
-                folder = path.parent
-                yield RepoId(each, folder.parent.name, folder.name.removesuffix(".git"))
+            for folder in sorted((self._repos / KINDS[each]).glob("*/*.git")):
+                if folder.is_dir():
+                    yield RepoId(each, folder.parent.name, folder.name.removesuffix(".git"))
 
     def sweep(self) -> None:
         """Remove what killed servers left behind a day ago or earlier: rubbish, half uploads, unused objects."""

@@ -17,7 +17,7 @@ from rlhf_zoo.hub.server.messages import Request, Response, bearer_token, json_r
 from rlhf_zoo.hub.server.names import RepoId
 from rlhf_zoo.hub.server.routing import Router
 from rlhf_zoo.hub.server.tokens import Signer
-from rlhf_zoo.hub.server.xet_format import SHARD_LIMIT, XORB_LIMIT, hash_bytes, too_large
+from rlhf_zoo.hub.server.xet_format import SHARD_LIMIT, XORB_LIMIT, hash_bytes
 from rlhf_zoo.hub.server.xet_store import XetStore, current_epoch
 
 __all__ = ["TELEMETRY_PATH", "XET_PREFIX", "XetApi"]
@@ -44,8 +44,8 @@ class XetApi:
         store = f"{XET_PREFIX}{{repo}}/{{epoch}}"
         router.add("GET", "/api/{repo}/xet-write-token/{revision}", self.write_token)
         router.add("GET", "/api/{repo}/xet-read-token/{revision}", self.no_read_token)
-        router.add("POST", f"{store}/v1/xorbs/default/{{xorb}}", self.upload_xorb)
-        router.add("POST", f"{store}/v1/shards", self.upload_shard)
+        router.add("POST", f"{store}/v1/xorbs/default/{{xorb}}", self.upload_xorb, body=XORB_LIMIT)
+        router.add("POST", f"{store}/v1/shards", self.upload_shard, body=SHARD_LIMIT)
         router.add("POST", TELEMETRY_PATH, self.telemetry)
         router.add("GET POST HEAD", f"{store}/{{path*}}", self.unknown)
 
@@ -74,19 +74,14 @@ class XetApi:
         """Chunks that a shard will refer to."""
         with self._receiving(request, repo, epoch):
             hash_bytes(xorb)
-            size = request.body.length or 0
-            if size > XORB_LIMIT:
-                raise too_large("xorb", XORB_LIMIT)
-            self._storage.require_room(size)
+            self._storage.require_room(min(request.body.length or 0, XORB_LIMIT))
             inserted = self._store(repo, epoch).receive(xorb, request.body.chunks())
         return json_response({"was_inserted": inserted})
 
     def upload_shard(self, request: Request, repo: RepoId, epoch: str) -> Response:
         """The files that the xorbs make up; when the answer comes, each stands among the big files."""
         with self._receiving(request, repo, epoch):
-            if (request.body.length or 0) > SHARD_LIMIT:
-                raise too_large("shard", SHARD_LIMIT)
-            shard = request.body.read(SHARD_LIMIT)
+            shard = request.body.read()
             self._store(repo, epoch).register(shard, require_room=self._storage.require_room)
         return json_response({"result": 1})
 
@@ -107,12 +102,13 @@ class XetApi:
         if token is None or not self._signer.verify(token, *_claims(repo, epoch)):
             raise Fault(401, "The Xet token is not valid here or has expired; start the upload again.")
         self._storage.settings(repo)
+        request.body.expect(request.body.limit)
 
     @contextmanager
     def _receiving(self, request: Request, repo: RepoId, epoch: str) -> Iterator[None]:
         self._verify(request, repo, epoch)
         try:
-            with receiving(request, repo, self._storage):
+            with receiving(repo, self._storage):
                 yield
         except Fault as fault:
             log.warning("Xet upload to %s refused: %s", repo, fault.message)  # hf-xet shows its user the status alone

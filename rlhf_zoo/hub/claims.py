@@ -1,0 +1,133 @@
+"""Whose a repository is: the id of the run that may move its `main`, its `best` and its step tags.
+
+The id stands in claim.json at the head of the repository, put there by a commit that names its parent, so that of two
+runs that find the repository free one is refused. Each later commit names its parent too and is made only while the
+claim stands, so that an edit on the website costs one more reading and another run's claim costs the commit.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+
+__all__ = ["CLAIM_FILE", "check_claim", "claim_repository", "commit_as"]
+
+CLAIM_FILE = "claim.json"
+#: A head that moves more often than that between reading and committing is no edit by hand.
+TRIES = 8
+
+
+def claim_repository(
+    repo: str, run: str, *, recipe_file: str, known: Collection[str], overwrite: bool, private: bool, what: str
+) -> None:
+    """Makes `run` the holder of a model repository, which is created if need be; nothing where it is already.
+
+    known: commits in it that this run made before it had an id. recipe_file: what marks a repository that a run filled
+    before there were claims. overwrite: take it from another run. what: of the run, for the commit's message.
+    Raises ZooError where another run holds it.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi
+
+    HfApi().create_repo(repo, exist_ok=True, private=private)
+
+    def operations(head: str) -> list[Any] | None:
+        holder = _holder(repo, head)
+        if holder == run:
+            return None
+        if not overwrite and (holder is not None or not _free(repo, head, recipe_file, known)):
+            raise _held(repo, holder)
+        content = json.dumps({"run": run}).encode() + b"\n"
+        return [CommitOperationAdd(path_in_repo=CLAIM_FILE, path_or_fileobj=content)]
+
+    _compare_and_swap(repo, operations, f"{what}: claimed for run {run[:8]}")
+
+
+def check_claim(run: str, repo: str, *, commit: str | None = None) -> None:
+    """Raises ZooError where the repository, at a commit (None: now), is not this run's."""
+    holder = _holder(repo, commit)
+    if holder != run:
+        raise _held(repo, holder)
+
+
+def commit_as(
+    run: str, repo: str, operations: Callable[[str], Sequence[Any]], message: str, *, revision: str | None = None
+) -> str:
+    """One commit by the run that holds the repository. Returns the commit.
+
+    operations(head): what is to change of the commit that `revision` (None: main) points at. Raises ZooError where the
+    repository is not this run's.
+    """
+
+    def checked(head: str) -> Sequence[Any]:
+        check_claim(run, repo, commit=None if revision else head)
+        return operations(head)
+
+    commit = _compare_and_swap(repo, checked, message, revision=revision)
+    assert commit is not None
+    return commit
+
+
+def _compare_and_swap(
+    repo: str, operations: Callable[[str], Sequence[Any] | None], message: str, *, revision: str | None = None
+) -> str | None:
+    """Commits what `operations` says of the head, to that head; reads again where it has moved. None: nothing to do."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    api = HfApi()
+    for left in reversed(range(TRIES)):
+        head = str(api.model_info(repo, revision=revision).sha)
+        changes = operations(head)
+        if changes is None:
+            return None
+        try:
+            return api.create_commit(
+                repo, list(changes), commit_message=message, revision=revision, parent_commit=head
+            ).oid
+        except HfHubHTTPError as error:
+            moved = error.response is not None and error.response.status_code == 412
+            if not moved or not left:
+                raise
+    raise AssertionError("unreachable")
+
+
+def _holder(repo: str, commit: str | None) -> str | None:
+    """The run that claim.json at a commit (None: at the head) names, "" where it names none, None without the file."""
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    try:
+        content = json.loads(Path(hf_hub_download(repo, CLAIM_FILE, revision=commit)).read_text(encoding="utf-8"))
+    except EntryNotFoundError:
+        return None
+    except (ValueError, RecursionError):
+        return ""
+    run = content.get("run") if isinstance(content, dict) else None
+    return run if isinstance(run, str) else ""
+
+
+def _free(repo: str, head: str, recipe_file: str, known: Collection[str]) -> bool:
+    """Whether a repository without a claim may be taken: no run filled it, or this one did."""
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    if not api.file_exists(repo, recipe_file, revision=head):
+        return True
+    return any(api.revision_exists(repo, commit) for commit in known)
+
+
+def _held(repo: str, holder: str | None) -> ZooError:
+    from huggingface_hub import HfApi
+
+    from .refusals import hub_name
+
+    finished = any(ref.name == "best" for ref in HfApi().list_repo_refs(repo).tags)
+    which = f"run {holder[:8]}, which is another run" if holder else "another run"
+    return ZooError(
+        f"{repo} on {hub_name()} holds {which}{' and finished' if finished else ''}: go on in that run's own "
+        "--output_dir, publish under another --namespace, or give --overwrite_repo to replace it."
+    )

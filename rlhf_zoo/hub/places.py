@@ -1,0 +1,148 @@
+"""Where the files of a checkpoint go: a folder of the user's, or the client's cache. Nothing else is written."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ZooError
+
+__all__ = ["CHUNK", "PARTIAL", "Cache", "Folder", "Wanted", "sha256_of"]
+
+PARTIAL = ".rlhf-zoo-partial"
+CHUNK = 2**20
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A file of the tree. etag: its sha256 if git holds a pointer to it, else blob: git's SHA-1 of what it holds."""
+
+    path: str
+    size: int
+    etag: str
+    blob: str = ""
+
+
+class Folder:
+    """A folder of the user's."""
+
+    def __init__(self, repo: str, commit: str, folder: Path) -> None:
+        self.repo, self.commit, self.folder = repo, commit, folder.absolute()
+
+    def target(self, file: Wanted) -> Path:
+        return self.folder / file.path
+
+    def check(self, files: list[Wanted]) -> None:
+        """Raises ZooError where files of the user's own would be overwritten: where none is the repository's; and where
+        a symbolic link leads out of the folder."""
+        for path in sorted({above for file in files for above in self._above(file)}):
+            if path.is_symlink():
+                raise ZooError(
+                    f"{path} is a symbolic link, and files would be written to where it leads: remove it, or give "
+                    "another --output_dir."
+                )
+        there = [file for file in files if self.target(file).exists()]
+        if there and not (self.folder / PARTIAL).is_dir() and not any(sha256_of(self.target(f), f) for f in there):
+            raise ZooError(
+                f"{self.target(there[0])} would be overwritten, and {self.folder} is of no earlier pull: give another "
+                "--output_dir."
+            )
+
+    def _above(self, file: Wanted) -> list[Path]:
+        """What lies between the folder and the file, and its unfinished part with the folder of that."""
+        inside = file.path.count("/")
+        return [*self.target(file).parents[:inside], self.folder / PARTIAL, self.partial(file)]
+
+    def partial(self, file: Wanted) -> Path:
+        return self.folder / PARTIAL / file.etag
+
+    def copy(self, file: Wanted) -> Path | None:
+        """Where this machine has the file already, perhaps."""
+        from huggingface_hub import try_to_load_from_cache
+
+        found = try_to_load_from_cache(self.repo, file.path, revision=self.commit)
+        return Path(found) if isinstance(found, str) else None
+
+    def settle(self, files: list[Wanted], name: str) -> Path:
+        """Once every file is there. Returns the folder."""
+        with contextlib.suppress(OSError):  # another revision, interrupted, may have left something to go on from
+            (self.folder / PARTIAL).rmdir()
+        return self.folder
+
+    def others(self, files: list[Wanted]) -> list[str]:
+        known = {file.path for file in files}
+        found = (path for path in sorted(self.folder.rglob("*")) if not path.is_dir())
+        names = (path.relative_to(self.folder).as_posix() for path in found)
+        return [
+            name for name in names if name not in known and not name.startswith((f"{PARTIAL}/", ".cache/huggingface/"))
+        ]
+
+
+class Cache:
+    """The client's own cache, in which plain from_pretrained finds the revision afterwards."""
+
+    def __init__(self, repo: str, commit: str) -> None:
+        from huggingface_hub import constants
+        from huggingface_hub.file_download import repo_folder_name
+
+        self.repo, self.commit = repo, commit
+        self.folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+
+    def target(self, file: Wanted) -> Path:
+        return self.folder / "blobs" / file.etag
+
+    def partial(self, file: Wanted) -> Path:
+        return self.folder / PARTIAL / file.etag
+
+    def copy(self, file: Wanted) -> Path | None:
+        return None
+
+    def settle(self, files: list[Wanted], name: str) -> Path:
+        """Makes the snapshot of the blobs, as the client has it. The client itself would ask the Hub for every file
+        again, and write it wherever the ETag of that answer says, `../` and all."""
+        from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache
+        from huggingface_hub.file_download import _cache_commit_hash_for_specific_revision, _create_symlink
+
+        with contextlib.suppress(OSError):
+            (self.folder / PARTIAL).rmdir()
+        snapshot = self.folder / "snapshots" / self.commit
+        tree = {}
+        for file in files:
+            is_large = file.etag != file.blob
+            large = {"lfs_sha256": file.etag, "lfs_size": file.size} if is_large else {}
+            tree[file.path] = TreeCacheEntry.from_json({"size": file.size, "blob_id": file.blob, **large})
+        write_tree_cache(str(self.folder), self.commit, tree)  # first: by it the client knows a part of a snapshot
+        for file in files:
+            pointer = snapshot / file.path
+            if not self._is_checked(pointer, file):
+                pointer.parent.mkdir(parents=True, exist_ok=True)
+                _create_symlink(str(self.target(file)), str(pointer))
+        _cache_commit_hash_for_specific_revision(str(self.folder), name, self.commit)
+        return snapshot
+
+    def _is_checked(self, path: Path, file: Wanted) -> bool:
+        blob = self.target(file)
+        if path.exists() and blob.exists() and os.path.samefile(path, blob):
+            return True
+        return sha256_of(path, file) is not None  # without symbolic links a snapshot is a copy
+
+    def others(self, files: list[Wanted]) -> list[str]:
+        return []
+
+
+def sha256_of(path: Path, file: Wanted) -> str | None:
+    """The sha256 of what lies at `path`; None where that is not `file`. Of an empty etag only the size counts."""
+    if not path.is_file() or path.stat().st_size != file.size:
+        return None
+    sha256, blob = hashlib.sha256(), hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
+    is_blob = len(file.etag) == 40
+    with path.open("rb") as source:
+        while chunk := source.read(CHUNK):
+            sha256.update(chunk)
+            if is_blob:
+                blob.update(chunk)
+    found = blob.hexdigest() if is_blob else sha256.hexdigest()
+    return sha256.hexdigest() if found == (file.etag or found) else None

@@ -1,0 +1,193 @@
+"""The files of a model: found in a folder or on the Hub, and read as safetensors and JSON alone, never as a pickle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import hf_hub_download, is_offline_mode, resolve_revision
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RevisionResolutionError,
+)
+from safetensors import SafetensorError, safe_open
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+from .errors import ZooError
+from .wholeness import check_whole
+
+__all__ = [
+    "ADAPTER_CONFIG",
+    "ADAPTER_WEIGHTS",
+    "WEIGHTS_FILE",
+    "ModelFiles",
+    "first_line",
+    "load_model",
+    "load_tokenizer",
+    "loading",
+]
+
+WEIGHTS_FILE = "model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, short enough to stand in a sentence."""
+    return str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+
+
+@contextmanager
+def loading(what: str, kind: str = "") -> Iterator[None]:
+    """Raises ZooError for what goes wrong while `what`, such as "The model NAME", is loaded; kind: as what."""
+    try:
+        yield
+    except SafetensorError as error:
+        raise ZooError(f"{what} is cut short or damaged ({first_line(error)}): copy it again.") from error
+    except (OSError, ValueError, KeyError) as error:
+        if "trust_remote_code" in str(error):
+            raise ZooError(
+                f"{what} needs program code of its own (auto_map in its configuration), which is never run here: give "
+                "one of an architecture that transformers has."
+            ) from error
+        if "use_safetensors" in str(error):
+            raise ZooError(
+                f"{what} has no model.safetensors, and a pickle can run code and is not read here: take a revision "
+                "of it with safetensors, or convert it."
+            ) from error
+        raise ZooError(f"{what} cannot be loaded{kind} ({first_line(error)}).") from error
+
+
+def load_tokenizer(source: str | Path, *, name: str | None = None, **hub: Any) -> PreTrainedTokenizerBase:
+    """The tokenizer saved with a model. name: what errors call it, else `source`; hub: revision, token, ...
+
+    Raises ZooError where there is none: of config.json alone transformers would make an empty one.
+    """
+    name = name or str(source)
+    missing = f"{name} has no tokenizer that can be loaded"
+    if Path(source).is_dir() and not any((Path(source) / file).is_file() for file in TOKENIZER_FILES):
+        raise ZooError(f"{missing}: save the tokenizer with the model.")
+    try:
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **hub)
+    except (OSError, ValueError, KeyError) as error:
+        raise ZooError(f"{missing} ({first_line(error)}): save the tokenizer with the model.") from error
+
+
+class ModelFiles:
+    """The files of a checkpoint, in a directory or in a repository of the Hub at one commit."""
+
+    def __init__(self, source: str | Path, *, variant: str | None = None, **hub: Any) -> None:
+        """hub: keywords among HUB_ARGUMENTS. Raises ZooError for a repository that cannot be read."""
+        self.source = str(source)
+        self.variant = variant
+        self.hub = {name: value for name, value in hub.items() if value not in (None, "")}
+        self.directory = Path(source) / (hub.get("subfolder") or "") if Path(source).is_dir() else None
+        if self.directory is None:
+            # One commit for all files: a run may push between the download of the trunk and that of the head.
+            pin = {name: value for name, value in self.hub.items() if name not in ("subfolder", "force_download")}
+            try:
+                self.hub["revision"] = resolve_revision(self.source, **pin)
+            except (HfHubHTTPError, HFValidationError, RevisionResolutionError) as error:
+                reason = str(error).strip().splitlines()[0].rstrip(".")
+                raise ZooError(
+                    f"{self.source} is neither a directory nor a repository that can be read ({reason}): check its "
+                    "name, its revision and your token."
+                ) from error
+
+    def find(self, name: str) -> Path | None:
+        """A file's path, downloaded if need be, or None where the checkpoint has no such file."""
+        if self.directory is not None:
+            path = self.directory / name
+            return path if path.is_file() else None
+        found = self._ask_hub(name)
+        return None if found is None else Path(found)
+
+    def has(self, name: str) -> bool:
+        """Whether the file is there; downloads nothing."""
+        if self.directory is not None:
+            return (self.directory / name).is_file()
+        return self._ask_hub(name, dry_run=True) is not None
+
+    def _ask_hub(self, name: str, **options: Any) -> Any:
+        try:
+            return hf_hub_download(self.source, name, **self.hub, **options)
+        except LocalEntryNotFoundError as error:
+            if self.hub.get("local_files_only") or is_offline_mode():
+                return None
+            raise ZooError(
+                f"The Hub does not answer whether {self.source} has a file {name}: check the connection, or set "
+                "HF_HUB_OFFLINE=1 to use what is cached alone."
+            ) from error
+        except EntryNotFoundError:
+            return None
+
+    @cached_property
+    def weights(self) -> tuple[Path, Mapping[str, str] | None] | None:
+        """The weights file, or a sharded checkpoint's index with the file of each tensor; None without safetensors.
+
+        A single file goes before shards, as transformers has it.
+        """
+        infix = f".{self.variant}" if self.variant else ""
+        if single := self.find(f"model{infix}.safetensors"):
+            return single, None
+        if index := self.find(f"{WEIGHTS_FILE}.index{infix}.json"):
+            return index, json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        return None
+
+    def check_weights(self) -> None:
+        """Raises ZooError for a folder whose weights are a pickle, or are cut short; what it has not is not missed."""
+        assert self.directory is not None
+        if self.find(ADAPTER_CONFIG) is not None:
+            kind, there = "adapter_model", self.has(ADAPTER_WEIGHTS)
+        else:
+            kind, there = "model", self.weights is not None
+        if not there:
+            self.refuse_pickle(kind)
+        for path in sorted(self.directory.glob("*.safetensors")):
+            # Its header says how long it must be.
+            with loading(f"{self.source}/{path.name}"), safe_open(path, framework="pt"):
+                pass
+
+    def refuse_pickle(self, kind: str) -> None:
+        """Raises ZooError if weights of this kind ("model" or "adapter_model") are there as a pickle."""
+        stem = "pytorch_model" if kind == "model" else kind
+        for name in (f"{stem}.bin", f"{stem}.bin.index.json"):
+            if self.has(name):
+                raise ZooError(
+                    f"{self.source} has {name}, a pickle, which can run code and is not read here: if you trust it, "
+                    f"write {kind}.safetensors beside it by running, in that directory, "
+                    f"`{_conversion(stem, kind)}`."
+                )
+
+
+def _conversion(stem: str, kind: str) -> str:
+    """A command that writes pickled weights as safetensors; clones, because tied weights share their memory."""
+    return (
+        "python -c 'import glob, torch, safetensors.torch as st; st.save_file({k: v.clone() "
+        f'for f in glob.glob("{stem}*.bin") for k, v in torch.load(f, weights_only=True).items()}}, '
+        f'"{kind}.safetensors", metadata={{"format": "pt"}})\''
+    )
+
+
+def load_model(auto_class: Any, source: str | Path, *, what: str, kind: str = "", **kwargs: Any) -> Any:
+    """`auto_class.from_pretrained`, from safetensors and without remote code. what, kind: as `loading` says them.
+
+    Raises ZooError for what cannot be loaded so, and for a checkpoint of a run that is not what was saved.
+    """
+    if Path(source).is_dir():
+        check_whole(source)
+        ModelFiles(source).check_weights()
+    else:
+        files = ModelFiles(source, **{name: kwargs[name] for name in ("revision", "token") if name in kwargs})
+        if files.has(ADAPTER_CONFIG) and not files.has(ADAPTER_WEIGHTS):
+            files.refuse_pickle("adapter_model")  # peft reads it in spite of use_safetensors
+    with loading(what, kind):
+        return auto_class.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **kwargs)

@@ -1,0 +1,193 @@
+"""A value of a recipe or a flag, as the type of its key wants it; and what no value may be."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import re
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import ZooError
+
+__all__ = ["check_plain", "coerce", "json_object", "shown"]
+
+MAX_DEPTH = 64
+MAX_SHOWN = 200
+PLAIN = "text, numbers, true and false, lists and mappings"
+
+
+class NotJSON(ValueError):
+    """A text that begins as JSON does, and is none: no other reading of it was meant."""
+
+
+def coerce(value: Any, hint: Any) -> Any:
+    """`value` as `hint` wants it; a text that spells a number counts as one. Raises ValueError(what is wanted)."""
+    if hint is Any:
+        return value
+    origin = typing.get_origin(hint)
+    if origin in (typing.Union, types.UnionType):
+        members = typing.get_args(hint)
+        if type(None) in members and (value is None or value in ("null", "none", "None")):
+            return None
+        wanted = []
+        # Text last: a flag's "3" for `int | str` is the number.
+        for member in sorted((m for m in members if m is not type(None)), key=lambda m: m is str):
+            try:
+                return coerce(value, member)
+            except NotJSON:
+                raise
+            except ValueError as error:
+                wanted.append(str(error))
+        raise ValueError(" or ".join(dict.fromkeys(wanted)))
+    if origin is typing.Literal:
+        choices = typing.get_args(hint)
+        if value in choices:
+            return value
+        raise ValueError("one of " + ", ".join(map(str, choices)))
+    if hint is bool:
+        if isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.lower() in ("true", "false"):
+            return value.lower() == "true"
+        raise ValueError("true or false")
+    if hint in (int, float):
+        return _number(value, hint)
+    if hint is str:
+        if isinstance(value, (str, int, float)) and not isinstance(value, bool):
+            return str(value)
+        raise ValueError("text")
+    if hint in (list, tuple) or origin in (list, tuple):
+        items = _json(value, "[") if isinstance(value, str) else value
+        if isinstance(items, str):
+            items = _split(items)
+        if not isinstance(items, (list, tuple)):
+            raise ValueError("a list")
+        inner = (typing.get_args(hint) or (Any,))[0]
+        return [coerce(item, inner) for item in items]
+    if hint is dict or origin is dict:
+        value = _json(value, "{") if isinstance(value, str) else value
+        if not isinstance(value, dict):
+            raise ValueError("a mapping")
+        return value
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        if value in [member.value for member in hint]:
+            return value
+        if value is False and "no" in [member.value for member in hint]:
+            return "no"  # as YAML 1.1 reads a bare `no`
+        raise ValueError("one of " + ", ".join(str(member.value) for member in hint))
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        if isinstance(value, hint):
+            return value
+        raise ValueError("a mapping")
+    return value
+
+
+def _number(value: Any, kind: type) -> Any:
+    wanted = "a whole number" if kind is int else "a number"
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError(wanted)
+    if isinstance(value, str):
+        for read in (int, float):
+            try:
+                value = read(value)
+                break
+            except ValueError:
+                continue
+    if isinstance(value, int):
+        return value
+    if isinstance(value, str) or math.isnan(value):
+        raise ValueError(wanted)
+    if kind is float:
+        return value
+    if not value.is_integer():
+        raise ValueError(wanted)
+    return int(value)
+
+
+def _split(text: str) -> list[str]:
+    """`text` at its commas, but for those inside parentheses, brackets, braces or quotes: NAME(key=value, ...) is one.
+
+    A quote behind a letter or a digit is an apostrophe, and so is one that nothing closes.
+    """
+    items, start, depth, place = [], 0, 0, 0
+    while place < len(text):
+        character = text[place]
+        if character in "\"'" and not text[place - 1 : place].isalnum():
+            quoted = re.compile(rf"{character}(\\.|[^\\{character}])*{character}").match(text, place)
+            place = quoted.end() - 1 if quoted else place
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth = max(depth - 1, 0)
+        elif character == "," and not depth:
+            items.append(text[start:place])
+            start = place + 1
+        place += 1
+    return [*items, text[start:]]
+
+
+def _json(text: str, begins: str) -> Any:
+    """`text` read as JSON where it begins so, else as it is. Raises NotJSON."""
+    if not text.startswith(begins):
+        return text
+    try:
+        found = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise NotJSON(f"JSON ({error.msg})") from None
+    except (ValueError, RecursionError):
+        raise NotJSON("JSON of ordinary size") from None
+    try:
+        check_plain(found)
+    except ValueError as error:
+        raise NotJSON(str(error)) from None
+    return found
+
+
+def json_object(text: str, *, option: str, example: str) -> dict[str, Any]:
+    """The JSON object that an option of a command gives. Raises ZooError for anything else."""
+    try:
+        found = json.loads(text)
+        check_plain(found)
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deep" if isinstance(error, RecursionError) else error
+        raise ZooError(f"{option} is {shown(text)}, which is not JSON ({why}): write {example}.") from error
+    if not isinstance(found, dict):
+        raise ZooError(f"{option} is {shown(text)}, which is no JSON object: write {example}.")
+    return found
+
+
+def check_plain(value: Any, depth: int = 0) -> None:
+    """Raises ValueError(what is wanted) for what could not be written as JSON and read again: run.json holds it all."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"at most {MAX_DEPTH} levels of nesting")
+    if isinstance(value, str):
+        if "\0" in value or any("\ud800" <= character <= "\udfff" for character in value):
+            raise ValueError("text without NUL characters and lone surrogates")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise ValueError("mappings whose keys are text")
+            check_plain(key)
+            check_plain(item, depth + 1)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            check_plain(item, depth + 1)
+    elif isinstance(value, int):
+        if value.bit_length() > 63:
+            raise ValueError("whole numbers of at most 63 bits")
+    elif value is not None and not isinstance(value, float):
+        raise ValueError(PLAIN)
+
+
+def shown(value: Any) -> str:
+    """repr(value) for a message, shortened."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
+        return "too large to show"
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"

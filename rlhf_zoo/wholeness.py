@@ -1,0 +1,157 @@
+"""Whether a checkpoint is what was saved: COMPLETE names the size and the sha256 of each of its files.
+
+What is added to the folder later (that it was published, a merged model) is not part of the checkpoint.
+"""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import os
+import threading
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from .errors import ZooError
+
+__all__ = ["COMPLETE", "check_whole", "damage", "seal"]
+
+COMPLETE = "COMPLETE"
+#: What only training goes on from; a model loads without it, and people delete it to make room.
+TRAINING = (".pt", ".pth", ".bin")
+_TRAINER_STATE = "trainer_state.json"
+_READERS = 4
+#: What reading a damaged document of JSON may raise.
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+_Stamp = tuple[int, int, int, int]
+# A file is read once in a process, until its size or one of its times changes.
+_KNOWN: dict[Path, tuple[_Stamp, str]] = {}
+_KNOWING = threading.Lock()
+
+
+def seal(folder: Path) -> dict[str, dict[str, Any]]:
+    """Has every file of a folder reach the disk. Returns path in the folder -> {size, sha256}."""
+    names = sorted(_names(folder))
+    with ThreadPoolExecutor(_READERS) as pool:
+        entries = list(pool.map(lambda name: _sealed(folder / name), names))
+    return dict(zip(names, entries, strict=True))
+
+
+def check_whole(folder: Path | str, *, training: bool = False) -> None:
+    """Raises ZooError, naming the file, where a complete checkpoint is not what was saved; other folders pass.
+
+    training: look also at what only training goes on from. The last checkpoint beside it that is whole is offered.
+    """
+    folder = Path(folder)
+    if not (folder / COMPLETE).is_file():
+        return
+    problem = damage(folder, training=training)
+    if problem is None:
+        return
+    others = (path for path in folder.parent.glob("checkpoint-*") if (path / COMPLETE).is_file() and path != folder)
+    newest = sorted(others, key=lambda path: (len(path.name), path.name), reverse=True)
+    last = next((path for path in newest if damage(path, training=training) is None), None)
+    whole = f"; {last} is whole" if last is not None else ""
+    raise ZooError(f"{problem}: restore it from a copy, or train the stage again with --restart{whole}.")
+
+
+def damage(folder: Path, *, training: bool = False) -> str | None:
+    """What is wrong with a complete checkpoint, naming the first file; None where it is whole.
+
+    One from before there were digests is looked at for files that are truncated.
+    """
+    try:
+        files = _recorded(folder)
+    except (*_DAMAGED, OSError):
+        return f"{folder / COMPLETE} is damaged"
+    names = sorted(_names(folder)) if files is None else list(files)
+    for name in names:
+        if training or not _of_training(name):
+            path = folder / name
+            try:
+                problem = _torn(path) if files is None else _altered(path, *files[name])
+            except (OSError, ValueError) as error:  # ValueError: of a name that no file can have
+                problem = f"{path!s:.200} cannot be read ({getattr(error, 'strerror', None) or error})"
+            if problem is not None:
+                return problem
+    return None
+
+
+def _of_training(name: str) -> bool:
+    return name.endswith(TRAINING) or name == _TRAINER_STATE
+
+
+def _recorded(folder: Path) -> dict[str, tuple[int, str]] | None:
+    """Path -> (size, sha256), as COMPLETE says; None where it is from before there were digests."""
+    content = (folder / COMPLETE).read_bytes()
+    if not content.startswith(b"{"):
+        datetime.datetime.fromisoformat(content.decode().strip())  # all that it held then
+        return None
+    said = json.loads(content)
+    return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in said["files"].items()}
+
+
+def _altered(path: Path, size: int, sha256: str) -> str | None:
+    there = path.stat().st_size
+    if there != size:
+        return f"{path} has {there} bytes, and {size} were saved"
+    return None if _digest(path) == sha256 else f"{path} is not what was saved, as its sha256 says"
+
+
+def _names(folder: Path) -> Iterator[str]:
+    for root, _, names in os.walk(folder):
+        for name in names:
+            found = (Path(root) / name).relative_to(folder).as_posix()
+            if found != COMPLETE:
+                yield found
+
+
+def _sealed(path: Path) -> dict[str, Any]:
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
+    return {"size": path.stat().st_size, "sha256": _digest(path)}
+
+
+def _digest(path: Path) -> str:
+    """sha256 in hex, of the file as it is now."""
+    whole = path.absolute()
+    with open(whole, "rb") as file:
+        at = os.fstat(file.fileno())
+        stamp = (at.st_ino, at.st_size, at.st_mtime_ns, at.st_ctime_ns)
+        with _KNOWING:
+            known = _KNOWN.get(whole)
+        if known is not None and known[0] == stamp:
+            return known[1]
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    with _KNOWING:
+        _KNOWN[whole] = stamp, found
+    return found
+
+
+def _torn(path: Path) -> str | None:
+    """What a file's own format says is wrong with it: its end is missing, or its beginning is damaged."""
+    try:
+        if path.name.endswith(".safetensors"):
+            whole = _safetensors_size(path) == path.stat().st_size
+        elif path.name.endswith(TRAINING):
+            whole = zipfile.is_zipfile(path)
+        else:
+            whole = True
+            if path.name.endswith(".json"):
+                json.loads(path.read_bytes())
+    except _DAMAGED:
+        whole = False
+    return None if whole else f"{path} is truncated or damaged"
+
+
+def _safetensors_size(path: Path) -> int:
+    """How many bytes the header says that the file has. Raises ValueError, KeyError, ... where it is damaged."""
+    with open(path, "rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(min(length, path.stat().st_size)))
+    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    return 8 + length + max(ends, default=0)

@@ -1,0 +1,206 @@
+"""Every command against what a clumsy or hostile user types: exit code 2 and one sentence, never a traceback.
+
+All in this process, through `main`, which is the boundary. No Hub is there: what reaches for one is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from zoo_process import COMMAND, environment
+
+from rlhf_zoo import cli
+from rlhf_zoo.hub import connect
+from rlhf_zoo.hub.connect import Hub
+
+pytestmark = pytest.mark.attack
+
+LONG = "a" * 5000
+DEEP = '{"a":' * 50_000
+#: What stands where a recipe, a run, a repository or a path is expected.
+SUBJECTS = (
+    "", "file", "latin", "loop", "loop/x", "empty", "file/x", LONG, "nowhere", "/", "~nobody-here/x", "é", "a/b@", "\n",
+    "list", "strange", "folder", "deep", "bytes", "recipe-of-folders", "recipe-of-bytes",
+)  # fmt: skip
+#: What stands where a number, a name or JSON is expected.
+VALUES = ("", "-1", "nan", "1e400", "9" * 5000, "\n", "é", "[", DEEP, '{"a": "\\ud800"}', "loop/x", LONG)
+#: A mistake that ends a command which would train if nothing were wrong with its other words.
+STOP = {
+    name: f"--{'' if name in ('sft', 'reward', 'ppo', 'doctor', 'eval') else 'ppo.'}seed=x".split()
+    for name in ("ablate", "baseline", "doctor", "ensemble", "eval", "ppo", "reward", "run", "sft")
+}
+REQUIRED = {"method": "dpo", "kl_coef": "0", "repo": "user/name", "prompt": "the"}
+# They serve until Ctrl-C, or write into the home directory.
+LEFT_OUT = {"hub serve", "compare", "install-hf-extension", "uninstall-hf-extension"}
+
+
+def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        child = command.get_command(context, name)
+        assert child is not None
+        yield from walk(child, (*path, name))
+
+
+LEAVES = {" ".join(path): command for path, command in walk(cli.cli) if " ".join(path) not in LEFT_OUT}
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
+    """main() with these words in a folder of odd files: exit code, stdout, stderr."""
+    from huggingface_hub import constants
+
+    @contextlib.contextmanager
+    def unreachable(hub: Hub) -> Iterator[Hub]:
+        yield Hub("other", "http://127.0.0.1:9", "a test")
+
+    monkeypatch.setattr(connect, "connect", unreachable)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    (work / "file").write_text("x")
+    (work / "latin").write_bytes(b"\xff\n")
+    (work / "loop").symlink_to(work / "loop")
+    (work / "empty").mkdir()
+    for name, content in {"list": b"[]", "strange": b'{"stage": 5}', "deep": b"[" * 100_000, "bytes": b"\xff"}.items():
+        (work / name / "sft").mkdir(parents=True)
+        (work / name / "sft" / "run.json").write_bytes(content)
+    (work / "folder" / "sft" / "run.json").mkdir(parents=True)
+    for name in ("recipe-of-folders", "recipe-of-bytes"):
+        (work / name).mkdir()
+        (work / name / "recipe.yaml").write_text("description: A toy.\n")
+    (work / "recipe-of-folders" / "sft.yaml").mkdir()
+    (work / "recipe-of-bytes" / "sft.yaml").write_bytes(b"\xff")
+
+    def run(*words: str) -> tuple[int, str, str]:
+        out, err = io.StringIO(), io.StringIO()
+        monkeypatch.setattr(sys, "argv", ["rlhf-zoo", *words])
+        with pytest.raises(SystemExit) as caught, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            cli.main()
+        assert isinstance(caught.value.code, int)
+        return caught.value.code, out.getvalue(), err.getvalue()
+
+    return run
+
+
+def lines(command: click.Command, name: str) -> Iterator[list[str]]:
+    """The command with one odd word in each place that takes one."""
+    arguments = [param for param in command.params if isinstance(param, click.Argument)]
+    options = [param for param in command.params if isinstance(param, click.Option) and not param.is_flag]
+    required = [word for one in options if one.required for word in (one.opts[0], REQUIRED[str(one.name)])]
+    good = ["tiny-world"] * len(arguments)
+    for place in range(len(arguments)):
+        for odd in SUBJECTS:
+            yield [*good[:place], odd, *good[place + 1 :], *required, *STOP.get(name, [])]
+    for option in options:
+        for odd in VALUES:
+            yield [*good, *required, option.opts[0], odd, *STOP.get(name, [])]
+
+
+# These take the options of `run` and `eval`.
+ALIKE = ("ablate", "baseline", "doctor", "ensemble", "ppo", "reward", "sft")
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) if n in ALIKE else n for n in LEAVES])
+def test_a_mistake_is_one_sentence(run: Callable[..., tuple[int, str, str]], name: str) -> None:
+    for words in lines(LEAVES[name], name):
+        code, _, err = run(*name.split(), *words)
+        said = [line for line in err.splitlines() if line.startswith("Error: ")]
+        # What is only looked at may be right; doctor says in its table what is wrong.
+        assert code in (0, 2) and len(said) == (code == 2 and not (name == "doctor" and not said)), (words, code, err)
+        assert "Traceback" not in err, (words, err)
+
+
+def test_words_that_are_not_utf_8_are_refused(run: Callable[..., tuple[int, str, str]]) -> None:
+    word = os.fsdecode(b"runs/\xff")
+    code, _, err = run("sft", "tiny-world", "--output_dir", word)
+    assert code == 2
+    assert err == "Error: The argument b'runs/\\xff' is not UTF-8: rename the file, or mend the argument.\n"
+
+
+def test_an_empty_path_is_not_the_folder_one_is_in(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    for words in (["run", "tiny-world", "--output_dir", ""], ["card", ""], ["recipes", "copy", "tiny-world", ""]):
+        code, _, err = run(*words)
+        assert code == 2 and "the path is empty" in err
+    assert not (tmp_path / "work" / "data").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (
+            PermissionError(errno.EACCES, "Permission denied", "/a/b"),
+            "/a/b cannot be used (Permission denied): check the",
+        ),
+        (IsADirectoryError(errno.EISDIR, "Is a directory", "/a/b"), "/a/b cannot be used (Is a directory)"),
+        (OSError(errno.EROFS, "Read-only file system", "/a/b"), "/a/b cannot be used (Read-only file system)"),
+        (OSError(errno.ELOOP, "Too many levels of symbolic links", "/a"), "/a cannot be used (Too many levels"),
+        (OSError(errno.ENAMETOOLONG, "File name too long", LONG), f"{LONG[:200]} cannot be used (File name too long)"),
+        (RuntimeError("Could not determine home directory."), "There is no home directory to expand ~ to: set HOME"),
+    ],
+)
+def test_what_the_system_refuses_names_the_path(
+    run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("rlhf_zoo.recipes.list_recipes", fail)
+    code, out, err = run("recipes", "list")
+    assert (code, out) == (2, "") and err.startswith(f"Error: {message}") and err.endswith(".\n")
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    for error in (RuntimeError("a defect"), OSError("a defect"), BrokenPipeError(errno.EPIPE, "a socket's")):
+        monkeypatch.setattr(cli.cli, "main", lambda error=error, **_: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(sys, "argv", ["rlhf-zoo"])
+        with pytest.raises(type(error)):
+            cli.main()
+
+
+def test_json_of_an_option_is_bounded(run: Callable[..., tuple[int, str, str]]) -> None:
+    for words in (["eval", "tiny-world", "--llm"], ["trace", "runs/x", "--prompt", "the", "--columns"]):
+        for text in (DEEP, "9" * 5000, '{"a": "\\ud800"}', '{"a": "\\u0000"}', "[1]", "nan", ""):
+            code, _, err = run(*words, text)
+            assert code == 2 and err.startswith(f"Error: {words[-1]} is ") and len(err) < 600, err
+
+
+def test_nobody_reads_what_is_printed(tmp_path: Path) -> None:
+    """`rlhf-zoo recipes keys ppo | head -1`: no traceback, nor the interpreter's own complaint."""
+    process = subprocess.Popen(
+        [*COMMAND, "recipes", "keys", "recipe", "--json"],
+        env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    assert process.wait(120) == 1
+
+
+def test_a_terminal_without_width(run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    for width in ("1", "0", "-3", "many"):
+        monkeypatch.setenv("COLUMNS", width)
+        assert run("recipes", "list")[0] == run("ablate", "--help")[0] == 0
+
+
+def test_a_terminal_without_utf_8(tmp_path: Path) -> None:
+    """β where the locale has none, and without HOME: click writes UTF-8 all the same, rich writes "?"."""
+    settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    env = {name: value for name, value in environment(tmp_path, **settings).items() if name != "HOME"}
+    done = subprocess.run([*COMMAND, "ablate", "--help"], env=env, capture_output=True, check=False, close_fds=True)
+    assert (done.returncode, done.stderr) == (0, b"") and b"values of" in done.stdout.lower()

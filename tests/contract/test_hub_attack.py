@@ -1,0 +1,525 @@
+"""What somebody on the same machine would send to bring the embedded Hub down, or to write where nobody should."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import json
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from test_hub_storage import rss_mib
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.server import commits_api, create_token, handler, tokens
+from rlhf_zoo.hub.server.application import Application
+from rlhf_zoo.hub.server.cli import hub as group
+from rlhf_zoo.hub.server.faults import Fault
+from rlhf_zoo.hub.server.handler import HubServer
+from rlhf_zoo.hub.server.names import check_path
+from rlhf_zoo.hub.server.tokens import TokenFile, revoke_tokens
+
+pytestmark = pytest.mark.attack
+
+REPO = "local/m"
+NESTED = "---\nx: " + "[" * 40_000 + "\n---\n"
+BOMB = "---\na: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+BAD_CARDS = [NESTED, BOMB + "---\n", f"---\nx: 0x{'f' * 5000}\n---\n", "---\nx: !!timestamp foo\n---\n"]
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: dict[str, str]
+    content: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.content)
+
+
+@dataclass
+class Here:
+    """A Hub inside this process, and requests to it as they are: a client library would tidy them up first."""
+
+    root: Path
+    server: HubServer
+    tokens: dict[str | None, str] = field(default_factory=dict)
+
+    def send(self, method: str, path: str, body: Any = None, role: str | None = "write", **headers: str) -> Answer:
+        if role is not None and role not in self.tokens:
+            self.tokens[role] = create_token(self.root, role)
+        sent = {"Authorization": f"Bearer {self.tokens[role]}"} if role else {}
+        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.server_port, timeout=60)
+        try:
+            connection.request(method, path, content, sent | {k.replace("_", "-"): v for k, v in headers.items()})
+            answer = connection.getresponse()
+            return Answer(answer.status, dict(answer.headers), answer.read())
+        finally:
+            connection.close()
+
+    def commit(self, *lines: dict[str, Any]) -> Answer:
+        content = [{"key": "header", "value": {"summary": "By hand"}}, *lines]
+        return self.send("POST", f"/api/models/{REPO}/commit/main", "\n".join(map(json.dumps, content)).encode())
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.server.server_port), timeout=60)
+
+
+@pytest.fixture
+def here(tmp_path) -> Iterator[Here]:
+    server = HubServer("127.0.0.1", 0, Application(tmp_path))
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        found = Here(tmp_path, server)
+        assert found.send("POST", "/api/repos/create", {"name": "m"}).status == 200
+        yield found
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def is_closed(connection: socket.socket, piece: bytes, *, times: int, pause: float = 0) -> bool:
+    """True where the server closes the connection before `piece` was sent so many times."""
+    try:
+        for _ in range(times):
+            connection.sendall(piece)
+            time.sleep(pause)
+    except OSError:
+        return True
+    return False
+
+
+def test_yaml_of_strangers_is_not_parsed_and_yaml_of_others_is_bounded(hub):
+    """In a process of its own: what overflows the stack of the parser ends the process."""
+    api = hub.api()
+    api.create_repo(REPO)
+    port = int(hub.url.rpartition(":")[2])
+    before, _ = rss_mib(hub.process.pid)
+
+    def post(path: str, body: bytes, token: str | None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        connection.request("POST", path, body, {"Authorization": f"Bearer {token}"} if token else {})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+    for card in BAD_CARDS:
+        body = json.dumps({"content": card, "repoType": "model"}).encode()
+        assert post("/api/validate-yaml", body, None) == (200, {"errors": [], "warnings": []})
+        status, answer = post("/api/validate-yaml", body, hub.token)
+        assert status == 400
+        assert "cannot be read" in answer["errors"][0]["message"]
+        lines = [
+            {"key": "header", "value": {"summary": "A card"}},
+            {"key": "file", "value": {"path": "README.md", "content": card}},
+        ]
+        status, answer = post(f"/api/models/{REPO}/commit/main", "\n".join(map(json.dumps, lines)).encode(), hub.token)
+        assert status == 400
+        assert "Invalid metadata in README.md" in answer["error"]
+    status, answer = post("/api/validate-yaml", json.dumps({"content": "---\na: [1\nb: 2\n---\n"}).encode(), hub.token)
+    assert "(line 3, column " in answer["errors"][0]["message"]
+    assert hub.process.poll() is None
+    assert rss_mib(hub.process.pid)[1] - before < 150
+
+
+def test_a_page_of_another_site_is_refused_everywhere(here):
+    port = here.server.server_port
+    own = [f"http://127.0.0.1:{port}", f"http://localhost:{port}"]
+    foreign = ["https://evil.example", "null", "", "http://127.0.0.1", f"http://127.0.0.1:{port + 1}",
+               f"https://127.0.0.1:{port}", f"http://127.0.0.1:{port}.evil.example", f"http://evil@127.0.0.1:{port}",
+               f"http://127.0.0.1:{port}/", "http://localhost"]  # fmt: skip
+    routes = [("GET", "/"), ("GET", f"/api/models/{REPO}"), ("POST", "/api/validate-yaml"),
+              ("POST", "/v1/telemetry"), ("POST", "/api/repos/create"),
+              ("OPTIONS", "/api/repos/create"), ("GET", "/no/such/place/here")]  # fmt: skip
+    for method, path in routes:
+        for origin in foreign:
+            assert here.send(method, path, b"{}", role="write", Origin=origin).status == 403, (method, path, origin)
+    for origin, host in zip(own, (f"127.0.0.1:{port}", f"localhost:{port}"), strict=True):
+        assert here.send("GET", "/api/models", Origin=origin, Host=host).status == 200
+    assert here.send("GET", "/api/models", Origin=own[1]).status == 403  # the client knows this server as 127.0.0.1
+    assert here.send("GET", "/api/models", Origin="http://localhost", Host="localhost:80").status == 200
+    for headers in (
+        "Host: 127.0.0.1\r\nHost: evil.example\r\n",
+        "Host: 127.0.0.1\r\nOrigin: http://127.0.0.1\r\nOrigin: x\r\n",
+    ):
+        with here.connect() as connection:
+            connection.sendall(f"GET / HTTP/1.1\r\n{headers}Connection: close\r\n\r\n".encode())
+            assert b" 403 " in connection.recv(100)
+
+
+GIT_NAMES = [
+    ".git", ".GIT", "git~1", "GIT~1", ".git ", ".git.", ".git. .", ".git::$INDEX_ALLOCATION", "git~1:x",
+    ".git:", ".g\u200cit", "\ufeff.git", ".gi\u206at", ".git\u202e", "a\\.git", "..",
+]  # fmt: skip
+MODULE_NAMES = [
+    ".gitmodules", ".GitModules", ".gitmodules ", ".gitmodules:x", "gitmod~1", "GITMOD~4", "gi7eba~1",
+    "GI7EB~10", "gi7e~123", "~1000000", ".git\u200dmodules",
+]  # fmt: skip
+OTHER_NAMES = [
+    "..\\x", "a\\..\\b", "a\\b", "...", ".. ", ". .", ".\u200c.", "\u200d", "C:/x", "c:x", "a/.. /x",
+    ".gitattributes ", ".GITATTRIBUTES", "gitatt~1", "gi7d29~1", ".git/x", "a/.git /b",
+]  # fmt: skip
+GOOD_NAMES = [
+    ".gitignore", ".gitattributes", "a/.gitattributes", ".github/workflows/x.yml", "git", "git~10", "git~2",
+    "a.git", ".gitx", "x.", "notes~1", "gi~x", "~1", "ab:c", "events:1", "日本/語.txt", "e\u0301", ".g",
+    "model-00001~2.bin", "a\u200db",
+]  # fmt: skip
+
+
+def test_paths_that_git_and_other_systems_read_as_its_own(here):
+    for path in GIT_NAMES + MODULE_NAMES + OTHER_NAMES:
+        for each in (path, f"folder/{path}", f"{path}/folder"):
+            if each in ("folder/C:/x", "folder/c:x"):  # a colon means a drive only in front
+                continue
+            with pytest.raises(Fault) as caught:
+                check_path(each)
+            assert caught.value.status == 400, each
+    for path in GOOD_NAMES:
+        assert check_path(path) == path
+    before = here.send("GET", f"/api/models/{REPO}").json()["sha"]
+    for value in ({"key": "file", "value": {"path": ".git./config", "content": "x"}},
+                  {"key": "lfsFile", "value": {"path": "..\\x", "oid": "0" * 64, "size": 1}},
+                  {"key": "deletedFile", "value": {"path": ".g\u200cit/x"}},
+                  {"key": "deletedFolder", "value": {"path": "a\\..\\b/"}},
+                  {"key": "file", "value": {"path": ".gitattributes", "content": "x" * 2100}}):  # fmt: skip
+        assert here.commit(value).status == 400, value
+    body = {"files": [{"path": ".git::$INDEX_ALLOCATION/x", "size": 1, "sample": ""}]}
+    assert here.send("POST", f"/api/models/{REPO}/preupload/main", body).status == 400
+    assert here.send("GET", f"/api/models/{REPO}").json()["sha"] == before
+    assert here.send("POST", "/api/repos/move", {"fromRepo": REPO, "toRepo": "api/x"}).status == 400
+
+
+def test_whatever_fsck_refuses_is_refused(tmp_path):
+    """git is the judge: a tree for each name, and one strict fsck over all of them."""
+
+    def git(*arguments: str, content: bytes | None = None, check: bool = True) -> str:
+        done = subprocess.run(
+            ["git", "-C", str(tmp_path), *arguments], input=content, capture_output=True, check=check, env={"HOME": "/"}
+        )
+        return (done.stdout + done.stderr).decode()
+
+    git("init", "--quiet", "--bare")
+    refused = set()
+    names = GIT_NAMES + MODULE_NAMES + OTHER_NAMES + GOOD_NAMES
+    oids = {}
+    for number, name in enumerate(names):
+        if "/" in name:
+            continue
+        blob = git("hash-object", "-w", "--stdin", content=b'[submodule "a%d"]\n\turl = -x\n' % number).strip()
+        entry = f"100644 {name}\0".encode() + bytes.fromhex(blob)
+        tree = git("hash-object", "-w", "-t", "tree", "--literally", "--stdin", content=entry).strip()
+        oids[blob] = oids[tree] = name
+    for line in git("fsck", "--strict", check=False).splitlines():
+        if line.startswith(("error in", "warning in")):
+            refused.add(oids[line.split()[3].rstrip(":")])
+    assert set(GIT_NAMES) | set(MODULE_NAMES) <= refused, set(GIT_NAMES) | set(MODULE_NAMES) - refused
+    for name in refused:
+        with pytest.raises(Fault):
+            check_path(name)
+
+
+WRONG = [
+    ("POST", f"/api/models/{REPO}/preupload/main", {"files": 5}),
+    ("POST", f"/api/models/{REPO}/preupload/main", {"files": [5]}),
+    ("POST", f"/api/models/{REPO}/preupload/main", {"files": [{"path": "a", "size": "x"}]}),
+    ("POST", f"/{REPO}.git/info/lfs/objects/batch", {"operation": "upload", "objects": [1]}),
+    ("POST", f"/{REPO}.git/info/lfs/objects/batch", {"operation": "upload", "objects": 1}),
+    ("POST", f"/{REPO}.git/info/lfs/objects/batch", {"operation": "upload", "transfers": 5}),
+    ("POST", "/api/repos/create", {"name": "n", "variables": 5}),
+    ("POST", "/api/repos/create", {"name": "n", "type": ["model"]}),
+    ("POST", "/api/repos/create", {"name": "n", "type": {"model": 1}}),
+    ("POST", "/api/repos/create", {"name": "n", "sdk": ["gradio"]}),
+    ("POST", "/api/repos/create", {"name": "n\ud800"}),
+    ("DELETE", "/api/repos/delete", {"name": "m", "type": ["model"]}),
+    ("POST", "/api/repos/move", {"fromRepo": REPO, "toRepo": "local/n", "type": [1]}),
+    ("POST", "/api/collections", {"title": "half \udc00"}),
+    ("POST", "/api/collections", {"title": "t", "description": "\ud800"}),
+    ("POST", f"/api/models/{REPO}/branch/b", {"startingPoint": 5}),
+    ("POST", f"/api/models/{REPO}/tag/main", {"tag": "t\ud800"}),
+    ("POST", f"/api/models/{REPO}/tag/main", {"tag": "t", "message": 5}),
+    ("POST", f"/api/models/{REPO}/super-squash/main", {"message": ["x"]}),
+    ("POST", "/api/validate-yaml", {"content": "\ud800"}),
+    ("POST", "/api/collections", b'{"title": "half \xed\xa0\x80"}'),
+    ("POST", "/api/collections", '{"title": "half \\ud800"}'.encode("utf-16")),
+    ("PUT", f"/api/models/{REPO}/settings", b'{"private": 1e999}'),
+    ("PUT", f"/api/models/{REPO}/settings", b'{"private": ' + b"9" * 4000 + b"}"),
+    ("GET", "/api/models?" + "a&" * 5001, None),
+]
+
+
+def test_wrong_kinds_are_a_400(here):
+    for method, path, body in WRONG:
+        answer = here.send(method, path, body)
+        assert answer.status == 400, (path, body, answer.content)
+    for item in (5, [], {"type": ["model"], "id": REPO}, {"type": "model", "id": 5}):
+        slug = here.send("POST", "/api/collections", {"title": f"c {item!r:.30}"}).json()["slug"]
+        assert here.send("POST", f"/api/collections/{slug}/items", {"item": item}).status == 400
+    for value in ({"path": ["a"], "content": "x"}, {"path": "a\ud800", "content": "x"}, {"path": "a", "content": 5}):
+        assert here.commit({"key": "file", "value": value}).status == 400
+
+
+def test_attributes_of_hostile_names_stay_short_enough_for_git(here):
+    """A name of 1,000 spaces becomes a pattern that git still reads."""
+    name = "/".join([" " * 99 + "x"] * 10)
+    digest = hashlib.sha256(b"\0").hexdigest()
+    batch = {"operation": "upload", "objects": [{"oid": digest, "size": 1}]}
+    [entry] = here.send("POST", f"/{REPO}.git/info/lfs/objects/batch", batch).json()["objects"]
+    link = entry["actions"]["upload"]["href"].partition(f":{here.server.server_port}")[2]
+    assert here.send("PUT", link, b"\0", role=None).status == 200
+    assert here.commit({"key": "lfsFile", "value": {"path": name, "oid": digest, "size": 1}}).status == 200
+    folder = here.root / "repos" / "models" / f"{REPO}.git"
+    done = subprocess.run(
+        ["git", "-C", folder, "fsck", "--full", "--strict"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    bare = ["git", "-C", folder, "-c", "safe.directory=*"]
+    attributes = subprocess.run([*bare, "show", "main:.gitattributes"], capture_output=True, check=True).stdout
+    (folder / "info").mkdir(exist_ok=True)
+    (folder / "info" / "attributes").write_bytes(attributes)
+    seen = subprocess.run([*bare, "check-attr", "filter", name], capture_output=True, text=True, check=True).stdout
+    assert seen.strip().endswith("filter: lfs")
+
+
+def test_patterns_that_would_take_for_ever_are_not_matched(here):
+    """A regular expression of ten stars holds every thread of the server."""
+    wild, deep = "*a" * 10 + "*b", "**/a/" * 6 + "b"
+    files = [{"path": "a" * 60, "size": 1, "sample": ""}, {"path": "a/" * 500 + "a", "size": 1, "sample": ""}]
+    for pattern in (wild, deep):
+        body = {"files": files, "gitIgnore": pattern}
+        answer = here.send("POST", f"/api/models/{REPO}/preupload/main", body)
+        assert answer.status == 400
+        assert "make it simpler" in answer.json()["error"]
+        for name in (".gitattributes", ".gitignore"):
+            value = {"path": name, "content": f"*.x -text\n{pattern} filter=lfs\n"}
+            assert here.commit({"key": "file", "value": value}).status == 400
+    # What an earlier version stored is passed over.
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr(commits_api, "_check_patterns", lambda *_: None)
+        value = {"path": ".gitattributes", "content": f"{wild} -text\n*.y filter=lfs\n"}
+        assert here.commit({"key": "file", "value": value}).status == 200
+    files.append({"path": "x.y", "size": 1, "sample": ""})
+    answer = here.send("POST", f"/api/models/{REPO}/preupload/main", {"files": files, "gitIgnore": "**/dist/**/*.js*"})
+    assert [item["uploadMode"] for item in answer.json()["files"]] == ["regular", "regular", "lfs"]
+
+
+def test_patterns_are_bounded_in_number_and_in_time(here, monkeypatch):
+    """Of those of a stored .gitattributes so many are read; what the Hub added to them itself is found all the same."""
+    many = "".join(f"/x{number} -text\n" for number in range(60_000))
+    files = [{"path": f"folder/{number}.y", "size": 1, "sample": ""} for number in range(400)]
+    answer = here.send("POST", f"/api/models/{REPO}/preupload/main", {"files": files, "gitIgnore": many})
+    assert (answer.status, "more than 2,000 patterns" in answer.json()["error"]) == (400, True)
+    for name in (".gitattributes", ".gitignore"):
+        answer = here.commit({"key": "file", "value": {"path": name, "content": many}})
+        assert (answer.status, "more than 2,000 patterns" in answer.json()["error"]) == (400, True)
+    with pytest.MonkeyPatch().context() as patch:  # what an earlier version stored
+        patch.setattr(commits_api, "_check_patterns", lambda *_: None)
+        stored = "*.y filter=lfs\n" + many + "*.z filter=lfs\n"
+        assert here.commit({"key": "file", "value": {"path": ".gitattributes", "content": stored}}).status == 200
+    read = []
+    monkeypatch.setattr(commits_api._Watch, "__call__", lambda self: read.append(1))
+    answer = here.send("POST", f"/api/models/{REPO}/preupload/main", {"files": files[:2]})
+    assert {item["uploadMode"] for item in answer.json()["files"]} == {"lfs"}
+    assert len(read) == 2 * 2000
+    # Its own line, beyond those that are read, is not written twice.
+    digest = hashlib.sha256(b"right").hexdigest()
+    batch = {"operation": "upload", "objects": [{"oid": digest, "size": 5}]}
+    [entry] = here.send("POST", f"/{REPO}.git/info/lfs/objects/batch", batch).json()["objects"]
+    link = entry["actions"]["upload"]["href"].partition(f":{here.server.server_port}")[2]
+    assert here.send("PUT", link, b"right", role=None).status == 200
+    for path in ("big", "other", "big"):
+        assert here.commit({"key": "lfsFile", "value": {"path": path, "oid": digest, "size": 5}}).status == 200
+        assert here.commit({"key": "deletedFile", "value": {"path": path}}).status == 200
+    kept = here.send("GET", f"/{REPO}/raw/main/.gitattributes").content
+    assert (kept.count(b"/big filter"), kept.count(b"/other filter")) == (1, 1)
+    # Few patterns may take long, too: half a second for each of these.
+    monkeypatch.undo()
+    monkeypatch.setattr(commits_api, "_MATCHING_SECONDS", 0.2)
+    hard = "".join(f"*a*a*a*b{number}\n" for number in range(1500))
+    began = time.process_time()
+    files = [{"path": f"{'a' * 250}{number}", "size": 1, "sample": ""} for number in range(400)]
+    answer = here.send("POST", f"/api/models/{REPO}/preupload/main", {"files": files, "gitIgnore": hard})
+    assert (answer.status, "0.2 seconds to match" in answer.json()["error"]) == (400, True)
+    assert time.process_time() - began < 30
+
+
+def test_bodies_are_bounded(here):
+    """However a body is framed, no more of it is read than its route takes, and then a little."""
+    token = create_token(here.root, "write")
+    chunk = b"100000\r\n" + bytes(2**20) + b"\r\n"
+    for path, authorization in (
+        ("/v1/telemetry", ""),
+        ("/api/validate-yaml", ""),
+        ("/api/repos/create", f"Authorization: Bearer {token}\r\n"),
+        (f"/{REPO}.git/info/lfs/objects/batch", ""),
+        (f"/_lfs/models/{REPO}/{'0' * 64}?size=9&signature=1.x", ""),
+    ):
+        method = "PUT" if path.startswith("/_lfs") else "POST"
+        with here.connect() as connection:
+            head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{authorization}Transfer-Encoding: chunked\r\n\r\n"
+            connection.sendall(head.encode())
+            assert is_closed(connection, chunk, times=200), path
+    framings = [
+        "Content-Length: 2\r\nTransfer-Encoding: chunked",
+        "Content-Length: 2\r\nContent-Length: 3",
+        "Content-Length: -2",
+        "Content-Length: +2",
+        "Content-Length: 1e3",
+        f"Content-Length: {'9' * 40}",
+        "Transfer-Encoding: gzip, chunked",
+        "Transfer-Encoding: xchunked",
+        "Transfer-Encoding: identity",
+    ]
+    for framing in framings:
+        with here.connect() as connection:
+            connection.sendall(f"POST /v1/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\n{framing}\r\n\r\n{{}}".encode())
+            assert b" 400 " in connection.recv(100), framing
+            while connection.recv(2**16):  # and the rest of it is not taken for another request
+                pass
+    answer = here.send("POST", "/api/repos/create", b"", Content_Length=str(2**40))
+    assert answer.status == 413
+    assert here.commit({"key": "file", "value": {"path": "a", "content": "x" * (17 * 2**20)}}).status == 413
+
+
+def test_slow_senders_do_not_keep_a_thread(here, monkeypatch):
+    monkeypatch.setattr(handler, "_PATIENCE_SECONDS", 0.6)
+    monkeypatch.setattr(handler, "_BYTES_PER_SECOND", 1000)
+    head = b"POST /v1/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n"
+    for start in (b"", b"POST /v1", head, head[:-2] + b"X: "):
+        with here.connect() as connection:
+            connection.sendall(start)
+            assert is_closed(connection, b"x" if start else b"\r\n", times=1000, pause=0.05), start
+    assert here.send("GET", "/api/models").status == 200
+
+
+def test_connections_that_idle_make_room(here):
+    """300 of them, before a request, in the middle of one, and after one; then a client, which is answered."""
+    body = b"POST /v1/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9000\r\n\r\n{"
+    starts = (b"", b"GET /api/mod", body, b"GET /api/models HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    idle = []
+    try:
+        for number in range(300):
+            idle.append(here.connect())
+            with suppress(OSError):  # one too many, on a slow machine
+                idle[-1].sendall(starts[number % 4])
+            if number == 255:
+                time.sleep(2 * handler._IDLE_SECONDS)
+        deadline = time.monotonic() + 60  # half the patience with those that idle
+        for _ in range(3):
+            while (status := here.send("GET", "/api/models").status) == 503 and time.monotonic() < deadline:
+                time.sleep(handler._IDLE_SECONDS)
+            assert status == 200
+    finally:
+        for connection in idle:
+            connection.close()
+
+
+def test_no_more_threads_than_slots(here, monkeypatch):
+    """Where nobody idles, the next one is told to come again."""
+    monkeypatch.setattr(handler, "_IDLE_SECONDS", 1000.0)
+    idle = [here.connect() for _ in range(300)]
+    assert idle[-1].recv(100).startswith(b"HTTP/1.1 503 ")
+    for connection in idle:
+        connection.close()
+    deadline = time.monotonic() + 50
+    while here.server._slots._value < 250 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert here.send("GET", "/api/models").status == 200
+
+
+@pytest.mark.parametrize("gone", ["deleted", "deleted and made again", "moved away", "another in its place"])
+def test_an_upload_link_ends_with_its_repository(here, gone):
+    digest = hashlib.sha256(b"right").hexdigest()
+    batch = {"operation": "upload", "objects": [{"oid": digest, "size": 5}]}
+    [entry] = here.send("POST", f"/{REPO}.git/info/lfs/objects/batch", batch).json()["objects"]
+    link = entry["actions"]["upload"]["href"].partition(f":{here.server.server_port}")[2]
+    if gone.startswith("deleted"):
+        assert here.send("DELETE", "/api/repos/delete", {"name": "m"}).status == 200
+    else:
+        assert here.send("POST", "/api/repos/move", {"fromRepo": REPO, "toRepo": "local/n"}).status == 200
+    if gone == "deleted and made again":
+        assert here.send("POST", "/api/repos/create", {"name": "m"}).status == 200
+    if gone == "another in its place":
+        assert here.send("POST", "/api/repos/create", {"name": "other"}).status == 200
+        assert here.send("POST", "/api/repos/move", {"fromRepo": "local/other", "toRepo": REPO}).status == 200
+    assert here.send("PUT", link, b"right", role=None).status == 403
+    assert not list(here.root.rglob(digest))
+
+
+def test_tokens_are_listed_revoked_and_expire(here, monkeypatch):
+    def call(*arguments: str) -> Any:
+        return CliRunner().invoke(group, ["token", *arguments, "--root", str(here.root)])
+
+    def lets_in(token: str) -> bool:
+        here.tokens["try"] = token
+        return here.send("GET", "/api/whoami-v2", role="try").status == 200
+
+    here.send("GET", "/api/models")
+    old = here.tokens["write"]
+    stored = json.loads((here.root / "tokens.json").read_text())
+    assert [set(entry) for entry in stored] == [{"sha256", "role", "created"}]  # as every version before wrote them
+    assert lets_in(old)
+    lasting = call("--role", "read", "--name", "laptop").stdout.strip()
+    short = call("--expires", "30m").stdout.strip()
+    assert lets_in(lasting) and lets_in(short)
+    rows = json.loads(call("list", "--json").stdout)
+    assert [(row["role"], row["name"], row["expires"] is None) for row in rows] == [
+        ("write", None, True), ("read", "laptop", True), ("write", None, False)]  # fmt: skip
+    shown = call("list").stdout
+    assert "laptop" in shown
+    assert "until 20" in shown
+    for token in (old, lasting, short):
+        assert token not in shown
+        assert token.removeprefix("hub_")[:12] not in shown
+    revoked = call("revoke", rows[1]["id"], short)
+    assert revoked.exit_code == 0
+    assert short not in revoked.output
+    assert (lets_in(old), lets_in(lasting), lets_in(short)) == (True, False, False)
+    with pytest.raises(ZooError, match="hub token list") as caught:
+        revoke_tokens(here.root, (short,))
+    assert short not in str(caught.value)
+    gone = call("--expires", "1m").stdout.strip()
+    assert lets_in(gone)
+    later = time.time() + 61
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, zone=None):
+            return datetime.fromtimestamp(later, zone)
+
+    monkeypatch.setattr(tokens, "datetime", Clock)
+    assert not lets_in(gone)
+    assert "expired 20" in call("list").stdout
+    TokenFile(here.root).add("read")
+    assert "expired" not in call("list").stdout  # dropped when the file was written
+    assert call("--expires", "5 days").exit_code == 2
+    assert call("revoke", "nonsense").exit_code == 2
+    assert CliRunner().invoke(group, ["token", "--role", "read", "list"]).exit_code == 2
+
+
+def test_commands_with_hub_local_outlive_the_revocation_of_their_token(tmp_path, monkeypatch):
+    from rlhf_zoo.hub.connect import _embedded
+
+    def token() -> str:
+        with _embedded(tmp_path) as (_, found):
+            return found
+
+    first = token()
+    assert token() == first
+    revoke_tokens(tmp_path, (first,))
+    second = token()
+    assert TokenFile(tmp_path).role(second) == "write"

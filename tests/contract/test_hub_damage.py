@@ -1,0 +1,385 @@
+"""A repository that is damaged, on the disk or by what was pushed, spoils only itself; private stays private."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from huggingface_hub import HfApi
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from huggingface_hub.utils import get_session
+from thread_hub import ThreadHub
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub import export, index
+from rlhf_zoo.hub.server import create_token
+from rlhf_zoo.hub.server.cli import hub as hub_command
+from rlhf_zoo.hub.server.git import GitRepository
+
+pytestmark = pytest.mark.attack
+
+CARD = "---\ntags: [rlhf-zoo, 'stage:ppo']\n---\n"
+SERVER = "rlhf_zoo.hub.server"
+
+
+def loose(folder: Path, kind: bytes) -> Path:
+    """The loose object of the newest commit that is of this kind."""
+    with GitRepository(folder) as git:
+        commit = git.branch("main") or ""
+        tree = git.root_tree(commit)
+        oid = {b"commit": commit, b"tree": tree, b"blob": git.children(tree).get(b"README.md", (0, ""))[1]}[kind]
+    return folder / "objects" / oid[:2] / oid[2:]
+
+
+def spoil(path: Path, content: bytes | None) -> None:
+    path.chmod(0o600)
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+
+#: What happens to a repository on the disk -> what is said of it.
+DISK: dict[str, tuple[Callable[[Path], None], str]] = {
+    "empty-settings": (lambda folder: spoil(folder / "hub.json", b""), "its hub.json is not what a Hub writes"),
+    "other-settings": (lambda folder: spoil(folder / "hub.json", b'{"created": 5}'), "it has 5 under created"),
+    "half-settings": (lambda folder: spoil(folder / "hub.json", b'{"created": "\\ud800"}'), "half a character"),
+    "undated": (lambda folder: spoil(folder / "hub.json", b'{"created": "x"}'), "its hub.json is not what"),
+    "lost-settings": (lambda folder: spoil(folder / "hub.json", None), "its hub.json is lost"),
+    "empty-main": (lambda folder: spoil(folder / "refs/heads/main", b""), "its branch main is lost"),
+    "lost-commit": (lambda folder: spoil(loose(folder, b"commit"), None), "is lost"),
+    "empty-commit": (lambda folder: spoil(loose(folder, b"commit"), b""), "the object"),
+    "lost-tree": (lambda folder: spoil(loose(folder, b"tree"), None), "the tree"),
+    "broken-tree": (lambda folder: spoil(loose(folder, b"tree"), b"x\x9cnonsense"), "the object"),
+    "lost-readme": (lambda folder: spoil(loose(folder, b"blob"), None), "the object"),
+    "cut-readme": (lambda folder: spoil(loose(folder, b"blob"), b"x\x9c"), "the object"),
+    "no-objects": (lambda folder: shutil.rmtree(folder / "objects"), "is lost"),
+}  # fmt: skip
+#: What was pushed -> what is said of it.
+PUSHED = {
+    "odd-config": ({"README.md": CARD, "config.json": '{"architectures": 5}'}, "architectures"),
+    "odd-type": ({"README.md": CARD, "config.json": '{"architectures": [5], "model_type": []}'}, "architectures"),
+    "cycle": ({"README.md": "---\ntags: &a [rlhf-zoo, *a]\n---\n"}, "README.md"),
+    "digits": ({"README.md": f"---\nx: 0x{'f' * 5000}\n---\n"}, "README.md"),
+}
+
+
+def everything(thread_hub: ThreadHub, role: str | None) -> dict[str, set[str]]:
+    """The ids that each listing gives."""
+    api = thread_hub.api(role)
+    found = {
+        "plain": api.list_models(),
+        "full": api.list_models(full=True, cardData=True),
+        "filter": api.list_models(author="local", filter="rlhf-zoo", expand=["sha", "lastModified", "tags", "config"]),
+        "search": api.list_models(search="o", sort="created_at"),
+        "datasets": api.list_datasets(full=True),
+        "spaces": api.list_spaces(full=True, models="local/good"),
+    }
+    return {name: {one.id for one in listed} for name, listed in found.items()}
+
+
+def test_a_damaged_repository_spoils_no_list(
+    thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    thread_hub.make("good", {"README.md": CARD, "rlhf_card.json": '{"stage": "ppo", "recipe": "toy"}'})
+    thread_hub.make("good-data", {"README.md": CARD}, "dataset")
+    thread_hub.make("good-space", {"README.md": "---\nmodels: [local/good]\n---\n"}, "space")
+    thread_hub.make("odd-space", {"README.md": "---\nmodels: [{a: 1}, 5]\ndatasets: {b: 2}\n---\n"}, "space")
+    for name, (damage, _) in DISK.items():
+        thread_hub.make(name, {"README.md": CARD, "config.json": "{}"})
+        damage(thread_hub.folder(name))
+    for name, (files, _) in PUSHED.items():
+        thread_hub.make(name, files)
+    with caplog.at_level(logging.WARNING, SERVER):
+        for role in ("write", None, "write"):
+            lists = everything(thread_hub, role)
+            spoiled = {f"local/{name}" for name in DISK}
+            for name in ("plain", "full", "filter", "search"):
+                assert "local/good" in lists[name] and not lists[name] & spoiled, (role, name)
+            assert "local/odd-config" in lists["filter"], "its card can be read all the same"
+            assert lists["datasets"] == {"local/good-data"} and lists["spaces"] == {"local/good-space"}
+        api = thread_hub.api()
+        assert api.whoami()["name"] == "local" and api.get_full_repo_name("x") == "local/x"
+        usage = get_session().get(f"{thread_hub.url}/api/settings/repositories", headers=bearer(thread_hub))
+        assert "local/good" in {one["id"] for one in usage.json()}
+        assert "local/good" in get_session().get(thread_hub.url).text.replace(thread_hub.url, "")
+    told = [record.getMessage() for record in caplog.records]
+    for name in DISK:
+        assert sum(f"models/local/{name} is damaged" in line for line in told) == 1, (name, told)
+    assert not [record for record in caplog.records if record.exc_info], caplog.text
+
+    # Where a user looks: `hub status`, and `zoo`, in both forms.
+    status = ["status", "--root", str(thread_hub.root)]
+    document = json.loads(CliRunner().invoke(hub_command, [*status, "--json"], catch_exceptions=False).stdout)
+    reasons = {one["id"]: one["reason"] for one in document["damaged"]}
+    expected = {name: said for name, (_, said) in {**DISK, **PUSHED}.items()}
+    assert set(reasons) == {f"local/{name}" for name in expected}
+    for name, said in expected.items():
+        assert said in reasons[f"local/{name}"], name
+    assert str(thread_hub.folder("lost-tree")) in {one["folder"] for one in document["damaged"]}
+    assert "damaged       model local/lost-settings: " in CliRunner().invoke(hub_command, status).stdout
+    entries = {entry.repo: entry for entry in index.published("local")}
+    assert (entries["local/good"].recipe, entries["local/good"].note) == ("toy", None)
+    for name, said in expected.items():
+        assert said in (entries[f"local/{name}"].note or ""), name
+    monkeypatch.delenv("HF_TOKEN")
+    assert "local/good" in {entry.repo for entry in index.published("local")}
+
+
+def bearer(thread_hub: ThreadHub) -> dict[str, str]:
+    return {"Authorization": f"Bearer {thread_hub.token}"}
+
+
+def test_a_request_for_the_damaged_one_says_so(
+    thread_hub: ThreadHub, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    from rlhf_zoo.hub.pull import fetch
+
+    session = get_session()
+    for name, (damage, said) in DISK.items():
+        thread_hub.make(name, {"README.md": CARD})
+        damage(thread_hub.folder(name))
+        with pytest.raises(HfHubHTTPError, match="is damaged on this Hub's disk") as caught:
+            thread_hub.api().model_info(f"local/{name}")
+        assert caught.value.response.status_code == 410 and said in str(caught.value)
+    for address in ("/api/models/{0}/tree/main", "/{0}/resolve/main/README.md", "/{0}", "/api/models/{0}/commits/main"):
+        answer = session.get(thread_hub.url + address.format("local/lost-commit"), headers=bearer(thread_hub))
+        assert (answer.status_code, "is damaged on this Hub's disk" in answer.text) == (410, True), address
+    assert session.get(f"{thread_hub.url}/api/models/local/lost-settings").status_code == 401, "it may be private"
+    assert "Traceback" not in caplog.text and not [one for one in caplog.records if one.levelno >= logging.ERROR]
+    # The client's commands.
+    for call in (lambda: index.checkpoints("local/lost-commit"), lambda: fetch("local/lost-commit", tmp_path / "out")):
+        with pytest.raises(ZooError, match=r"'local/lost-commit' is damaged on this Hub's disk") as refused:
+            call()
+        assert "\n" not in str(refused.value)
+    for name in ("empty-settings", "lost-tree"):
+        with (
+            pytest.raises(ZooError, match=f"^local/{name} is damaged on this disk") as refused,
+            export.open_source(thread_hub.root, f"local/{name}", "model") as source,
+        ):
+            source.files(source.branches()[0].commits[-1])
+        assert str(thread_hub.folder(name)) in str(refused.value)
+    # It can be deleted, and its name is free again.
+    for name in DISK:
+        thread_hub.api().delete_repo(f"local/{name}")
+        with pytest.raises(RepositoryNotFoundError):
+            thread_hub.api().model_info(f"local/{name}")
+        thread_hub.api().create_repo(f"local/{name}")
+        assert thread_hub.api().model_info(f"local/{name}").sha
+
+
+def test_lost_refs_and_big_files_are_said_so(thread_hub: ThreadHub) -> None:
+    """main can be read, so that lists hold the repository; what is asked for beside it cannot."""
+    api, session = thread_hub.api(), get_session()
+    for name in ("garbage", "empty", "folder", "tag", "cut-tag", "lfs", "cut-lfs", "good"):
+        thread_hub.make(name, {"README.md": CARD})
+        api.create_tag(f"local/{name}", tag="v1", tag_message="a tag with an object of its own")
+        api.upload_file(path_or_fileobj=b"\0" * 5000, path_in_repo="x.bin", repo_id=f"local/{name}")
+    (thread_hub.folder("garbage") / "packed-refs").write_bytes(b"\xff garbage\n")
+    (thread_hub.folder("empty") / "packed-refs").write_bytes(b"")
+    (thread_hub.folder("folder") / "packed-refs").mkdir()
+    for name, content in (("tag", None), ("cut-tag", b"x\x9c")):
+        oid = (thread_hub.folder(name) / "refs/tags/v1").read_text().strip()
+        spoil(thread_hub.folder(name) / "objects" / oid[:2] / oid[2:], content)
+    for name, content in (("lfs", None), ("cut-lfs", bytes(100))):
+        (file,) = (thread_hub.folder(name) / "lfs/objects").glob("*/*/*")
+        spoil(file, content)
+    reasons = {
+        "garbage": "packed-refs, or a file of refs, cannot be read: Invalid hex sha",
+        "empty": "packed-refs, or a file of refs, cannot be read: StopIteration",
+        "folder": "packed-refs, or a file of refs, cannot be read: Is a directory",
+        "tag": "is lost",
+        "cut-tag": "cannot be read",
+        "lfs": "the content of 'x.bin' is lost",
+        "cut-lfs": "the content of 'x.bin' is cut: 100 of 5000 bytes",
+    }
+    status = CliRunner().invoke(hub_command, ["status", "--root", str(thread_hub.root)], catch_exceptions=False).stdout
+    assert "local/good" not in status
+    damaged = session.get(f"{thread_hub.url}/api/rlhf-zoo/damaged", headers=bearer(thread_hub)).text
+    for name, said in reasons.items():
+        assert said in status.partition(f"local/{name}: ")[2].partition("\n")[0], (name, status)
+        assert f"local/{name}" in damaged
+        is_big = name.endswith("lfs")
+        address = f"/local/{name}/resolve/main/x.bin" if is_big else f"/api/models/local/{name}/refs"
+        answer = session.get(thread_hub.url + address, headers=bearer(thread_hub))
+        assert (answer.status_code, said in answer.text) == (410, True), (address, answer.text)
+    # As the sentence says: another push mends a file, and what names a lost object can be removed.
+    for name in ("lfs", "cut-lfs"):
+        api.upload_file(path_or_fileobj=b"\0" * 5000, path_in_repo="x.bin", repo_id=f"local/{name}")
+        assert len(session.get(f"{thread_hub.url}/local/{name}/resolve/main/x.bin").content) == 5000
+    api.delete_tag("local/tag", tag="v1")
+    assert api.list_repo_refs("local/tag").tags == []
+    # Links of git-lfs outlive what they were made for.
+    file = next((thread_hub.folder("good") / "lfs/objects").glob("*/*/*"))
+    asked = {"operation": "download", "objects": [{"oid": file.name, "size": 5000}]}
+    batch = session.post(f"{thread_hub.url}/local/good.git/info/lfs/objects/batch", json=asked).json()
+    spoil(file, b"x")
+    assert session.get(batch["objects"][0]["actions"]["download"]["href"]).status_code == 410
+
+
+def test_a_file_in_the_place_of_a_repository(thread_hub: ThreadHub) -> None:
+    thread_hub.make("good", {})
+    thread_hub.folder("taken").write_text("a file")
+    (thread_hub.root / "repos" / "models" / "org").write_text("a file")
+    for name in ("local/taken", "org/new"):
+        for call in (thread_hub.api().create_repo, lambda name: thread_hub.api().move_repo("local/good", name)):
+            with pytest.raises(HfHubHTTPError, match="a file is in its place") as caught:
+                call(name)
+            assert caught.value.response.status_code == 409
+    assert thread_hub.api().model_info("local/good").sha
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"[1]", b"null", b"{}", b"\xff", b'[{"sha256": 5, "role": "read", "created": "2026-01-01T00:00:00+00:00"}]']
+    + [b'[{"sha256": "a", "role": "write", "created": "%s"}]' % date for date in (b"soon", b"2026-01-01", b"\\ud800")],
+)
+def test_damaged_tokens_are_one_sentence(
+    thread_hub: ThreadHub, content: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from rlhf_zoo.hub import connect
+
+    (thread_hub.root / "tokens.json").write_bytes(content)
+    said = "tokens.json is damaged ("
+    (thread_hub.root / "client-token").write_bytes(b"\xffx")
+    with pytest.raises(ZooError, match=r"tokens\.json is damaged") as caught, connect._embedded(thread_hub.root):
+        pass
+    assert "\n" not in str(caught.value) and "remove it" in str(caught.value)
+    for command in (["token", "list"], ["token"], ["token", "revoke", "x"]):
+        done = CliRunner().invoke(hub_command, [*command, "--root", str(thread_hub.root)])
+        assert (done.exit_code, said in done.output, done.output.count("\n")) == (2, True, 1), done
+    answer = get_session().get(f"{thread_hub.url}/api/whoami-v2", headers=bearer(thread_hub))
+    assert (answer.status_code, said in answer.text) == (410, True)
+    assert get_session().get(f"{thread_hub.url}/api/models").status_code == 200, "strangers have no token"
+    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+@pytest.mark.parametrize("content", [b"x", b"[1]", b"5", b'{"url": 5, "pid": 5}', b'{"url": "http://[x", "pid": 5}'])
+def test_a_damaged_record_of_the_server_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "server.json").write_bytes(content)
+    for command in ("status", "env", "serve"):
+        done = CliRunner().invoke(hub_command, [command, "--root", str(tmp_path)])
+        assert (done.exit_code, "server.json" in done.output, done.output.count("\n")) == (2, True, 1), done
+        assert "remove the file" in done.output
+
+
+def test_a_key_that_was_cut_is_replaced(tmp_path: Path) -> None:
+    """Whoever knows that it is empty could sign upload links."""
+    import hashlib
+    import hmac
+    import time
+
+    from rlhf_zoo.hub.server.tokens import Signer
+
+    (tmp_path / "secret").write_bytes(b"")
+    signer = Signer(tmp_path)
+    expiry = str(int(time.time()) + 60)
+    forged = hmac.new(b"", f"{expiry}\nPUT".encode(), hashlib.sha256).hexdigest()
+    assert not signer.verify(f"{expiry}.{forged}", "PUT")
+    assert Signer(tmp_path).verify(signer.sign("PUT"), "PUT")
+
+
+def test_a_damaged_collection_spoils_no_list(thread_hub: ThreadHub, caplog: pytest.LogCaptureFixture) -> None:
+    api = thread_hub.api()
+    kept, *lost = [api.create_collection(f"number {number}").slug for number in range(6)]
+    broken = (b"", b"[]", b"{}", b'{"title": 5}', b"\xff")
+    for slug, content in zip(lost, broken, strict=True):
+        (thread_hub.root / "collections" / f"{slug}.json").write_bytes(content)
+    with caplog.at_level(logging.WARNING, SERVER):
+        for _ in range(2):
+            assert [one.slug for one in thread_hub.api(None).list_collections()] == [kept]
+    assert len(caplog.records) == len(lost)
+    assert api.create_collection("number 1").slug not in lost
+    for slug in lost:
+        with pytest.raises(HfHubHTTPError, match="is damaged on this Hub's disk"):
+            api.get_collection(slug)
+        with pytest.raises(HfHubHTTPError, match="was not found"):
+            thread_hub.api(None).get_collection(slug)
+
+
+def test_a_header_of_weights_is_counted_not_obeyed(thread_hub: ThreadHub) -> None:
+    """A size that is a text would be repeated a billion times."""
+    thread_hub.make("weights", {})
+    for shape in (["a", 10**9], [2**62] * 9, [-1], [True], "abc", 5, [1.5]):
+        header = json.dumps({"w": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
+        file = len(header).to_bytes(8, "little") + header
+        thread_hub.api().upload_file(path_or_fileobj=file, path_in_repo="model.safetensors", repo_id="local/weights")
+        assert thread_hub.api().model_info("local/weights").safetensors is None, shape
+
+
+# Private is private
+
+
+def test_a_collection_names_nothing_private_to_strangers(thread_hub: ThreadHub) -> None:
+    api, stranger = thread_hub.api(), thread_hub.api(None)
+    thread_hub.make("open", {})
+    thread_hub.make("secret", {}, private=True)
+    slug = api.create_collection("Runs").slug
+    for name in ("secret", "open"):
+        api.add_collection_item(slug, f"local/{name}", "model", note=f"about {name}")
+    asked = [f"/api/collections/{slug}", "/api/collections", "/api/collections?item=models/local/secret"]
+    for address in asked:
+        assert "secret" not in get_session().get(thread_hub.url + address).text, address
+    assert [(item.item_id, item.position) for item in stranger.get_collection(slug).items] == [("local/open", 0)]
+    assert list(stranger.list_collections(item="models/local/secret")) == []
+    assert [item.item_id for item in api.get_collection(slug).items] == ["local/secret", "local/open"]
+    api.update_repo_settings("local/open", private=True)
+    assert stranger.get_collection(slug).items == []
+    api.delete_repo("local/secret")
+    assert stranger.get_collection(slug).items == [], "nor what was private and is gone"
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mode & 0o077 for path in [folder, *folder.rglob("*")]}
+
+
+def test_the_root_is_its_owners_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from rlhf_zoo.hub import connect
+    from rlhf_zoo.hub.server.durable import make_private
+
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
+    before = os.umask(0o022)
+    try:
+        with connect._embedded(connect.home() / "hub") as (url, token):
+            HfApi(endpoint=url, token=token).create_repo("local/m", private=True)
+            HfApi(endpoint=url, token=token).upload_file(
+                path_or_fileobj=b"\0" * 5000, path_in_repo="model.safetensors", repo_id="local/m"
+            )
+        assert set(modes(tmp_path / "home").values()) == {0}
+        # Made wide by somebody: closed again, by every way in.
+        (tmp_path / "home").chmod(0o755)
+        for folder, enter in (
+            ("home/hub", lambda root: connect._make_private(root)),
+            ("home/hub", lambda root: create_token(root, "read")),
+            ("wide", lambda root: create_token(root, "read")),
+            ("new/deep", lambda root: create_token(root, "read")),
+        ):
+            root = tmp_path / folder
+            if root.exists() or folder == "wide":
+                root.mkdir(exist_ok=True)
+                root.chmod(0o755)
+            enter(root)
+            assert root.stat().st_mode & 0o777 == 0o700, folder
+        assert (tmp_path / "home").stat().st_mode & 0o777 == 0o755, "not ours to close: it may hold other things"
+        for name in (*connect.CLIENT_STATE, "HF_HOME"):
+            monkeypatch.setenv(name, "x")  # put back afterwards
+        connect._own_client(tmp_path / "home" / "hubs" / "other", None)
+        assert (tmp_path / "home" / "hubs").stat().st_mode & 0o077 == 0
+    finally:
+        os.umask(before)
+    assert not caplog.records
+    # It belongs to somebody else, and stays open: that is said.
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs").chmod(0o755)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    for _ in range(2):
+        make_private(tmp_path / "theirs")
+    (record,) = caplog.records
+    assert f"may look into {tmp_path / 'theirs'} (mode 0755)" in record.getMessage()

@@ -1,0 +1,136 @@
+"""`rlhf-zoo pull` from a Hub that means harm: nothing is written but the files of the checkpoint, inside its folder."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import HfApi
+from thread_hub import ThreadHub
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.places import PARTIAL
+from rlhf_zoo.hub.pull import fetch
+from rlhf_zoo.hub.server import files_api
+
+pytestmark = pytest.mark.attack
+
+REPO = "local/toy-ppo"
+FILES = {"config.json": "{}", "critic/config.json": '{"critic": true}'}
+
+
+@pytest.fixture
+def lie(thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """lie(field=value): what the Hub's tree says of config.json from now on."""
+    thread_hub.make("toy-ppo", FILES)
+    honest = HfApi.list_repo_tree
+
+    def say(**fields: Any) -> None:
+        def tree(self: HfApi, *args: Any, **kwargs: Any) -> Any:
+            for entry in honest(self, *args, **kwargs):
+                if entry.path == "config.json":
+                    entry.__dict__.update(fields)
+                yield entry
+
+        monkeypatch.setattr(HfApi, "list_repo_tree", tree)
+
+    return say
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("place", ["cache", "output_dir"])
+def test_names_that_lead_elsewhere(lie: Any, tmp_path: Path, place: str) -> None:
+    before = everything(tmp_path)
+    output_dir = tmp_path / "out" if place == "output_dir" else None
+    for name in (
+        ".git/hooks/post-checkout", "a/.GIT/config", "git~1/config", "../evil", "/etc/evil", "a/../../evil", "a//b",
+        "..\\evil", "a\\..\\..\\evil", "C:\\evil", "nul\0byte", "line\nbreak", "a\u202etxt.exe", "x" * 300, "", 5, None,
+        f"{PARTIAL}/x", f"{PARTIAL.upper()}/x",
+    ):  # fmt: skip
+        lie(path=name)
+        with pytest.raises(ZooError, match=f"^{REPO} has a file ") as refused:
+            fetch(REPO, output_dir)
+        assert "\n" not in str(refused.value) and str(refused.value).isprintable(), name
+        assert everything(tmp_path) == before and not (tmp_path / "out").exists(), name
+
+
+@pytest.mark.parametrize("place", ["cache", "output_dir"])
+def test_digests_that_are_paths(lie: Any, tmp_path: Path, place: str) -> None:
+    """A file under way is called by its digest."""
+    (tmp_path / "mine.txt").write_text("mine, and longer than config.json")
+    before = everything(tmp_path)
+    output_dir = tmp_path / "out" if place == "output_dir" else None
+    up = "../../mine.txt" if place == "output_dir" else "../../../mine.txt"
+    for fields in (
+        {"blob_id": up}, {"blob_id": str(tmp_path / "mine.txt")}, {"blob_id": ""}, {"blob_id": None},
+        {"blob_id": "A" * 40}, {"size": -1}, {"size": None}, {"size": "5"},
+    ):  # fmt: skip
+        lie(**fields)
+        with pytest.raises(ZooError, match=r" says of config.json in .*: check --hub\.$"):
+            fetch(REPO, output_dir)
+        assert everything(tmp_path) == before, fields
+
+
+def test_a_commit_that_is_a_path(lie: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, before = HfApi.model_info, everything(tmp_path)
+
+    def info(self: HfApi, *args: Any, **kwargs: Any) -> Any:
+        found = honest(self, *args, **kwargs)
+        found.sha = "../../../evil"
+        return found
+
+    monkeypatch.setattr(HfApi, "model_info", info)
+    for output_dir in (None, tmp_path / "out"):
+        with pytest.raises(ZooError, match="names no commit for"):
+            fetch(REPO, output_dir)
+    for revision in ("../../../evil", "/etc/evil", "a/../b", "-x", "a\0b"):  # a card may name any
+        with pytest.raises(ZooError, match=f"^{REPO} has no revision "):
+            fetch(f"{REPO}@{revision}")
+    assert everything(tmp_path) == before
+
+
+def test_an_etag_that_is_a_path(lie: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The client writes a file wherever the ETag of its HEAD says."""
+    honest = files_api._file_headers
+
+    def headers(path: str, etag: str, commit: str) -> dict[str, str]:
+        return honest(path, etag, commit) | {"ETag": '"../../../evil"'}
+
+    monkeypatch.setattr(files_api, "_file_headers", headers)
+    pulled = fetch(REPO)
+    assert not (tmp_path / "evil").exists() and not list(tmp_path.rglob("evil*"))
+    assert {name: (pulled.path / name).read_text() for name in FILES} == FILES
+    assert (pulled.path / "config.json").is_symlink(), "a blob that two revisions share is kept once"
+    again = fetch(f"{REPO}@main")
+    assert (again.path, again.mended) == (pulled.path, [])
+
+
+def test_links_in_the_destination(lie: Any, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for link in ("critic", PARTIAL):
+        out = tmp_path / f"out-{link}"
+        out.mkdir()
+        (out / link).symlink_to(elsewhere)
+        with pytest.raises(ZooError, match="is a symbolic link, and files would be written to where it leads"):
+            fetch(REPO, out)
+        assert list(elsewhere.iterdir()) == [] and {path.name for path in out.iterdir()} == {link}
+    # A part under way that is a link, and a link where the file itself belongs: the one is refused, the other replaced.
+    out = tmp_path / "out"
+    (out / PARTIAL).mkdir(parents=True)
+    mine = elsewhere / "mine"
+    mine.write_text("mine")
+    part = out / PARTIAL / hashlib.sha1(b"blob 2\0{}").hexdigest()
+    part.symlink_to(mine)
+    with pytest.raises(ZooError, match="is a symbolic link"):
+        fetch(REPO, out)
+    part.unlink()
+    (out / "config.json").symlink_to(mine)
+    fetch(REPO, out)
+    assert mine.read_text() == "mine" and (out / "config.json").read_text() == "{}"
+    assert not (out / "config.json").is_symlink()

@@ -1,0 +1,268 @@
+"""Every number of every stage at its bounds: settings that train, or a sentence before anything trains."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import typing
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainer_fixture import good, make_policy, make_reward_model, make_tokenizer, prompt_rows
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.limits import LIMITS, check_limits
+from rlhf_zoo.recipes import STAGES, Recipe
+from rlhf_zoo.stages.settings import StageSettings, recipe_keys, stage_keys, stage_settings
+from rlhf_zoo.stages.train import make_trainer
+
+pytestmark = pytest.mark.attack
+
+# Any finite number is one: the penalties and scores of PPO, and the weights of its rewards.
+UNBOUNDED = {"missing_eos_penalty", "missing_eos_score", "reward_weights"}
+# Keys that another one must be given with.
+WITH: dict[str, dict[str, Any]] = {
+    "dataloader_prefetch_factor": {"dataloader_num_workers": 1},
+    "eval_steps": {"eval_strategy": "steps"},
+    "eval_delay": {"eval_strategy": "steps", "eval_steps": 1},
+    "held_out_share": {"dataset_test_split": None},
+    "kl_horizon": {"kl_target": 1.0},
+    "per_device_eval_batch_size": {"eval_strategy": "steps", "eval_steps": 1},
+    "eval_accumulation_steps": {"eval_strategy": "steps", "eval_steps": 1},
+}
+#: One update over the toys.
+TOYS: dict[str, dict[str, Any]] = {
+    "sft": {"bf16": False, "max_steps": 1, "per_device_train_batch_size": 4, "gradient_checkpointing": False},
+    "reward": {"bf16": False, "max_steps": 1, "per_device_train_batch_size": 4, "gradient_checkpointing": False},
+    "ppo": {
+        "max_steps": 1, "per_device_train_batch_size": 4, "num_ppo_epochs": 1, "response_length": 4,
+        "reward_model_path": None, "reward_funcs": ["length"],
+    },
+}  # fmt: skip
+
+
+def numeric(stage: str) -> dict[str, type]:
+    """The keys of a stage, or of recipe.yaml, that take a number: name -> int or float."""
+    keys = recipe_keys() if stage == "recipe" else stage_keys(stage)
+    found = {}
+    for name, (hint, _, _) in keys.items():
+        kinds = {hint, *typing.get_args(hint)} & {int, float}
+        if kinds or list[float] in {hint, *typing.get_args(hint)}:
+            found[name] = int if int in kinds and float not in kinds else float
+    return found
+
+
+def values(name: str, kind: type) -> list[Any]:
+    """Numbers at, just inside and just outside the bounds of a key, and those that nothing takes."""
+    limit = LIMITS.get(name)
+    bounds = [bound for bound in (limit.low, limit.high) if math.isfinite(bound)] if limit else []
+    if kind is int:
+        near = [int(bound) + step for bound in bounds for step in (-1, 0, 1)]
+        return list(dict.fromkeys([*near, -1, 0, 1, 2, 3, 2**31, 2**40, 2**64, -(2**70), 10**400, "1e400", "nan"]))
+    near = [x for bound in bounds for x in (bound, math.nextafter(bound, -math.inf), math.nextafter(bound, math.inf))]
+    return list(dict.fromkeys([*near, -1, 0, 0.5, 1, 1.5, 1e-320, 1e300, "inf", "-inf", "nan", "1e400", 10**400]))
+
+
+def build(stage: str, keys: dict[str, Any], folder: Path = Path("runs")) -> StageSettings:
+    recipe = Recipe("toy", folder, {"description": "A toy."}, {stage: {"use_cpu": True, **keys}})
+    return stage_settings(recipe, stage, {}, shared_flags={}, output_dir=folder / stage)
+
+
+def attempt(stage: str, keys: dict[str, Any], folder: Path = Path("runs")) -> StageSettings | None:
+    """The settings, or None where they are refused, in one sentence."""
+    try:
+        return build(stage, keys, folder)
+    except ZooError as error:
+        said = str(error)
+        assert said.endswith((".", "?")) and "\n" not in said and len(said) < 600, said
+        return None
+
+
+def train(built: StageSettings) -> None:
+    """One update over the toys, with the trainer of the stage."""
+    tokenizer, text = make_tokenizer(), ["abcdef", "bcdefg", "cdefgh", "defghi"] * 2
+    if built.stage == "sft":
+        from trl import SFTTrainer, get_peft_config
+
+        rows = Dataset.from_dict({"text": text})
+        own = {"model": make_policy(), "peft_config": get_peft_config(built.model)}
+        parts = {**own, "train_dataset": rows, "eval_dataset": rows, "processing_class": tokenizer}
+        trainer = make_trainer(SFTTrainer, built, **parts)
+    elif built.stage == "reward":
+        from trl import RewardTrainer
+
+        rows = Dataset.from_dict({"prompt": text, "chosen": ["g"] * 8, "rejected": ["a"] * 8})
+        parts = {"train_dataset": rows, "eval_dataset": rows, "processing_class": tokenizer}
+        trainer = make_trainer(RewardTrainer, built, model=make_reward_model(), **parts)
+    else:
+        from rlhf_zoo.ppo.trainer import PPOTrainer
+
+        parts = {"train_dataset": prompt_rows(8), "eval_dataset": prompt_rows(4), "processing_class": tokenizer}
+        trainer = PPOTrainer(args=built.trainer, model=make_policy(), reward_funcs=good, **parts)
+    trainer.train()
+    assert trainer.state.global_step >= 1
+
+
+@pytest.fixture(autouse=True)
+def plain_logs() -> None:
+    import transformers
+
+    transformers.utils.logging.set_verbosity_error()
+
+
+def test_every_number_of_every_stage_has_its_bounds() -> None:
+    keys = {name.removeprefix("evaluation.") for stage in ("recipe", *STAGES) for name in numeric(stage)}
+    assert keys - LIMITS.keys() == UNBOUNDED and LIMITS.keys() <= keys
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_value_at_the_bounds_is_taken_or_named(stage: str) -> None:
+    """Settings come out, or the sentence names the key: for one value outside in each direction, it does."""
+    for name, kind in numeric(stage).items():
+        base = {**TOYS[stage], **WITH.get(name, {})}
+        if name == "total_episodes":
+            base.pop("max_steps")
+        for value in values(name, kind):
+            attempt(stage, {**base, name: [value] if name == "reward_weights" else value})
+        outside = [] if name in UNBOUNDED | {"max_steps", "local_rank"} else [-1]
+        no_number = [] if name == "pad_to_multiple_of" else ["nan", "1e400"]  # which takes text
+        for bad in (-(10**400), *outside, *no_number):
+            with pytest.raises(ZooError, match=f"^{name} in .* is "):
+                build(stage, {**base, name: [bad] if name == "reward_weights" else bad})
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data())
+def test_any_numbers_together_are_taken_or_named(data: st.DataObject) -> None:
+    """Where they are taken, each is within its bounds."""
+    stage = data.draw(st.sampled_from(STAGES))
+    keys = numeric(stage)
+    chosen = data.draw(st.lists(st.sampled_from(sorted(keys)), min_size=1, max_size=4, unique=True))
+    asked = {}
+    for name in chosen:
+        number = st.integers() if keys[name] is int else st.floats() | st.integers(-5, 5)
+        value = data.draw(st.sampled_from(values(name, keys[name])) | number)
+        asked[name] = [value] if name == "reward_weights" else value
+    built = attempt(stage, {**TOYS[stage], **asked})
+    for name in asked if built is not None else ():
+        check_limits(name, getattr(built.data, name, getattr(built.trainer, name, None)))
+
+
+@pytest.mark.parametrize(
+    ("stage", "keys", "message"),
+    [
+        ("sft", {"per_device_train_batch_size": 0}, "per_device_train_batch_size in runs/sft.yaml is 0: give at least"),
+        ("sft", {"max_length": 0}, "max_length in runs/sft.yaml is 0: a token is learned from the one before it, so"),
+        ("reward", {"max_length": -5}, "max_length in runs/reward.yaml is -5: "),
+        ("sft", {"seed": 2**40}, "seed in runs/sft.yaml is 1099511627776: give at most 4,294,967,295."),
+        ("ppo", {"lam": 1.5}, "lam in runs/ppo.yaml is 1.5: give at most 1."),
+        ("ppo", {"gamma": 0}, "gamma in runs/ppo.yaml is 0: give a positive number."),
+        ("ppo", {"dual_clip": 1}, "dual_clip in runs/ppo.yaml is 1: give a number above 1."),
+        ("ppo", {"reward_weights": [1, "inf"]}, "reward_weights in runs/ppo.yaml is inf: give a finite number."),
+        ("sft", {"adam_beta2": 1.0}, "adam_beta2 in runs/sft.yaml is 1.0: give a number below 1."),
+        ("sft", {"save_steps": 1.5}, "The settings of the stage sft of toy do not work: --save_steps must be an"),
+        ("ppo", {"neftune_noise_alpha": 0}, "neftune_noise_alpha is 0, and PPO has no loss that it belongs to"),
+        ("ppo", {"kl_coef": 10**5000}, "kl_coef in runs/ppo.yaml is too large to show, and it takes whole numbers"),
+    ],
+)  # fmt: skip
+def test_sentences(stage: str, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ZooError) as caught:
+        build(stage, {**TOYS[stage], **keys})
+    assert str(caught.value).startswith(message)
+
+
+# What no value may be
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "wanted"),
+    [
+        ({"a": "b\0c"}, "text without NUL characters and lone surrogates"),
+        ({"a": ["\ud800"]}, "text without NUL characters and lone surrogates"),
+        ({"\0": 1}, "text without NUL characters and lone surrogates"),
+        ({1: 2}, "mappings whose keys are text"),
+        ({"a": b"x"}, "text, numbers, true and false, lists and mappings"),
+        ({"a": {1, 2}}, "text, numbers, true and false, lists and mappings"),
+        ({"a": date(2024, 1, 1)}, "text, numbers, true and false, lists and mappings"),
+        (nested(65), "at most 64 levels of nesting"),
+        ({"a": 2**70}, "whole numbers of at most 63 bits"),
+        ({"a": 10**5000}, "whole numbers of at most 63 bits"),
+        ("{" + '"a":{' * 50_000, "JSON of ordinary size"),
+        ('{"a": ' + "9" * 5000 + "}", "JSON of ordinary size"),
+        ('{"a": "\\u0000"}', "text without NUL characters and lone surrogates"),
+    ],
+)  # fmt: skip
+def test_what_run_json_could_not_hold_is_refused(value: Any, wanted: str) -> None:
+    with pytest.raises(ZooError) as caught:
+        build("sft", {"lr_scheduler_kwargs": value})
+    said = str(caught.value)
+    assert said.startswith("lr_scheduler_kwargs in runs/sft.yaml is ") and said.endswith(f"and it takes {wanted}.")
+    assert len(said) < 400
+
+
+# What is taken trains
+
+
+@pytest.mark.parametrize(
+    ("stage", "name", "value"),
+    [
+        ("sft", "max_length", 2), ("sft", "save_steps", 0.5), ("sft", "adam_beta1", 0), ("sft", "seed", 2**32 - 1),
+        ("reward", "gradient_accumulation_steps", 2**31 - 1), ("reward", "warmup_steps", 2**31 - 1),
+        ("ppo", "response_length", 1), ("ppo", "temperature", 1e-4), ("ppo", "logging_steps", 1e-320),
+    ],
+)  # fmt: skip
+def test_a_bound_trains(stage: str, name: str, value: Any, tmp_path: Path) -> None:
+    train(build(stage, {**TOYS[stage], name: value}, tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("stage", "keys", "message"),
+    [
+        ("reward", {"max_length": 2}, "max_length 2 of the stage reward leaves no example to train on: raise it, or"),
+        (
+            "sft",
+            {"router_aux_loss_coef": 1},
+            "The settings of the stage sft do not work: `router_aux_loss_coef` is set",
+        ),
+    ],
+)
+def test_what_only_the_trainer_finds_is_a_sentence(
+    stage: str, keys: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ZooError) as caught:
+        train(build(stage, {**TOYS[stage], **keys}, tmp_path))
+    assert str(caught.value).startswith(message)
+
+
+# More of these takes longer, and is no mistake.
+LONG = {
+    "dataloader_num_workers", "dataset_num_proc", "lora_r", "max_steps", "num_generations", "num_ppo_epochs",
+    "pad_to_multiple_of",
+}  # fmt: skip
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stage", STAGES)
+def test_every_bound_trains_or_is_a_sentence(stage: str, tmp_path: Path) -> None:
+    for name, kind in numeric(stage).items():
+        limit = LIMITS.get(name)
+        for bound in (limit.low, limit.high) if limit is not None else (0, 1):
+            if name in LONG and limit is not None and bound == limit.high:
+                continue
+            asked = [bound] if name == "reward_weights" else kind(bound)
+            built = attempt(stage, {**TOYS[stage], **WITH.get(name, {}), name: asked}, tmp_path)
+            if built is not None and built.trainer.max_steps == 1:
+                with contextlib.suppress(ZooError):
+                    train(built)

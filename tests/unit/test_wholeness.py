@@ -1,0 +1,304 @@
+"""A checkpoint that is not what was saved is neither loaded, gone on from, nor published, and the file is named."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+import torch
+import yaml
+from toy_run import make_context, make_recipe, save_start
+from trainer_fixture import make_policy
+
+from rlhf_zoo import wholeness
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.publish import publish_checkpoint, publish_merged, publish_release
+from rlhf_zoo.models import load_causal, load_classifier
+from rlhf_zoo.record import COMPLETE, StageRecord, check_whole, fingerprint, write_complete
+from rlhf_zoo.stages import pipeline, ppo, reward
+from rlhf_zoo.stages.callbacks import StageCallback
+from rlhf_zoo.stages.trace import find
+
+pytestmark = pytest.mark.attack
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 7)
+
+
+def flip(path: Path) -> None:
+    """One bit, in the middle."""
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 1]))
+
+
+def saved(stage: Path, step: int) -> Path:
+    """A checkpoint as training leaves it, with what is added later."""
+    path = StageRecord(stage).checkpoint_path(step)
+    make_policy(seed=step).save_pretrained(path)
+    torch.save({"state": torch.zeros(9)}, path / "optimizer.pt")
+    (path / "critic").mkdir()
+    shutil.copy(path / "model.safetensors", path / "critic" / "model.safetensors")
+    StageRecord(stage).mark_complete(path)
+    (path / "published.json").write_text("{}")
+    (path / "merged").mkdir()
+    return path
+
+
+def older(path: Path) -> None:
+    """As versions before digests marked it."""
+    (path / COMPLETE).write_text("2026-11-01T00:00:00+00:00\n")
+
+
+def test_complete_names_every_file_and_reads_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[Any] = []
+    real = hashlib.file_digest
+    monkeypatch.setattr(
+        wholeness.hashlib, "file_digest", lambda file, kind: (read.append(file.name), real(file, kind))[1]
+    )
+    path = saved(tmp_path, 4)
+    said = json.loads((path / COMPLETE).read_text())
+    names = {"config.json", "generation_config.json", "model.safetensors", "optimizer.pt", "critic/model.safetensors"}
+    assert set(said["files"]) == names and len(read) == len(names)
+    for name in names:
+        content = (path / name).read_bytes()
+        assert said["files"][name] == {"size": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    for _ in range(3):
+        check_whole(path, training=True)
+        load_causal(path)
+    assert len(read) == len(names), "a file is read again only when it has changed"
+    (path / "optimizer.pt").unlink()
+    check_whole(path)  # a model is loaded without it
+    with pytest.raises(ZooError, match=r"optimizer\.pt cannot be read \(No such file or directory\)"):
+        check_whole(path, training=True)
+
+
+@pytest.mark.parametrize("harm", [truncate, flip])
+@pytest.mark.parametrize("name", ["model.safetensors", "critic/model.safetensors", "config.json"])
+def test_what_is_harmed_is_named_and_the_last_whole_one_offered(tmp_path: Path, harm: Any, name: str) -> None:
+    whole, last, path = (saved(tmp_path / "ppo", step) for step in (5, 10, 100))
+    flip(last / "model.safetensors")
+    harm(path / name)
+    said = rf"^{re.escape(str(path / name))} (has|is not what was saved).*; {re.escape(str(whole))} is whole\.$"
+    sent: dict[str, Any] = {"run": "", "beside": tmp_path, "message": ""}
+    for use in (
+        lambda: check_whole(path),
+        lambda: load_causal(path),
+        lambda: load_classifier(path),
+        lambda: publish_checkpoint(path, "local/x", hub="local", **sent),
+        lambda: publish_release(path, "local/x", told="", **sent),
+    ):
+        with pytest.raises(ZooError, match=said):
+            use()
+    assert not (path / "SENDING").exists()
+    write_complete(path / "merged")
+    (path / "merged" / COMPLETE).write_text("{")
+    with pytest.raises(ZooError, match="merged/COMPLETE is damaged"):
+        publish_merged(path / "merged", "local/x", **sent)
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["", "{", "{}", "x", '{"files": 5}', '{"files": []}', "[" * 10**5, '{"files": ' + "[" * 10**5,
+     '{"files": {"a": {"size": 1e999, "sha256": "x"}}}', '{"files": {"a\\u0000b": {"size": 1, "sha256": "x"}}}',
+     '{"files": {"\\ud800": {"size": 1, "sha256": "x"}}}'],
+)  # fmt: skip
+def test_a_damaged_complete_is_a_sentence(tmp_path: Path, said: str) -> None:
+    path = saved(tmp_path / "ppo", 4)
+    (path / COMPLETE).write_text(said)
+    with pytest.raises(ZooError, match=r"COMPLETE is damaged|cannot be read"):
+        check_whole(path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_nesting_without_end_in_an_older_one(tmp_path: Path, name: str) -> None:
+    path = saved(tmp_path / "ppo", 4)
+    older(path)
+    deep = b"[" * 10**5
+    (path / name).write_bytes(deep if name == "config.json" else len(deep).to_bytes(8, "little") + deep)
+    with pytest.raises(ZooError, match="is truncated or damaged"):
+        check_whole(path)
+
+
+def test_one_from_before_there_were_digests(tmp_path: Path) -> None:
+    path = saved(tmp_path / "ppo", 4)
+    older(path)
+    check_whole(path, training=True)
+    load_causal(path)
+    truncate(path / "optimizer.pt")
+    check_whole(path)
+    with pytest.raises(ZooError, match=r"optimizer\.pt is truncated or damaged: restore it from a copy, or train"):
+        check_whole(path, training=True)
+    for name in ("model.safetensors", "config.json"):
+        fresh = saved(tmp_path / name, 4)
+        older(fresh)
+        truncate(fresh / name)
+        with pytest.raises(ZooError, match=rf"{re.escape(name)} is truncated or damaged"):
+            load_causal(fresh)
+    # Nor is a folder that no run saved a traceback.
+    (path / COMPLETE).unlink()
+    truncate(path / "model.safetensors")
+    for load in (load_causal, load_classifier):
+        with pytest.raises(ZooError, match="is cut short or damaged"):
+            load(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    make_recipe(tmp_path)
+    save_start(tmp_path)
+    return tmp_path
+
+
+def test_a_restart_that_cannot_begin_costs_nothing(folder: Path) -> None:
+    assert ppo.run(make_context(folder))
+    stage = folder / "run" / "ppo"
+    before = {path: path.read_bytes() for path in stage.rglob("*") if path.is_file()}
+    again = make_context(folder, use_peft="true", lora_target_modules="bogus")
+    with pytest.raises(ZooError, match="The adapter does not fit the policy"):
+        ppo.run(replace(again, restart=True))
+    assert {path: path.read_bytes() for path in stage.rglob("*") if path.is_file()} == before
+    assert ppo.run(replace(make_context(folder, max_steps="1"), restart=True))
+    assert [path.name for path in make_context(folder).record("ppo").checkpoints()] == ["checkpoint-1"]
+
+
+@pytest.mark.parametrize("before_digests", [False, True])
+def test_a_run_goes_on_from_the_last_checkpoint_that_is_whole(
+    folder: Path, caplog: pytest.LogCaptureFixture, before_digests: bool
+) -> None:
+    context = make_context(folder)
+    assert ppo.run(context)
+    record = context.record("ppo")
+    rows = [{k: v for k, v in row.items() if k != "time"} for row in record.metrics()]
+    weights = (record.checkpoint_path(3) / "model.safetensors").read_bytes()
+    record.write(status="interrupted")
+    shutil.rmtree(record.checkpoint_path(3))
+    if before_digests:
+        for path in record.checkpoints():
+            older(path)
+    truncate(record.checkpoint_path(2) / "optimizer.pt")
+    with caplog.at_level(logging.WARNING):
+        assert ppo.run(context)
+    (said,) = [one.getMessage() for one in caplog.records if "checkpoint-2" in one.getMessage()]
+    assert said.startswith(str(record.checkpoint_path(2) / "optimizer.pt"))
+    assert said.endswith("damaged-checkpoint-*, and training goes on from checkpoint-1, which is whole.")
+    assert (record.path / "damaged-checkpoint-2" / "model.safetensors").is_file()
+    assert [path.name for path in record.checkpoints()] == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    assert (record.checkpoint_path(3) / "model.safetensors").read_bytes() == weights
+    assert [{k: v for k, v in row.items() if k != "time"} for row in record.metrics()] == rows
+    # Neither is it traced, nor evaluated.
+    flip(record.checkpoint_path(3) / "tokenizer.json")
+    for use in (lambda: find(str(folder / "run")), lambda: context.checkpoint("ppo")):
+        with pytest.raises(
+            ZooError, match=r"checkpoint-3/tokenizer\.json is not what was saved.*checkpoint-2 is whole"
+        ):
+            use()
+    record.clear()
+    assert not any(record.path.glob("*checkpoint-*"))
+
+
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        pytest.fail("it trained first")
+
+    monkeypatch.setattr(StageCallback, "on_train_begin", refused)
+
+
+def test_a_finished_stage_without_its_checkpoint_is_found_before_anything_trains(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_training(monkeypatch)
+    context = make_context(folder)
+    for stage in ("sft", "reward"):
+        resolved = context.settings(stage).resolved
+        context.record(stage).write(
+            chosen={"step": 4, "rule": "last"}, resolved=resolved, fingerprint=fingerprint(resolved)
+        )
+    sft = context.record("sft")
+    # Another checkpoint of the stage does not take its place.
+    sft.checkpoint_path(4).rename(sft.checkpoint_path(2))
+    said = (
+        f"{sft.checkpoint_path(4)}, which the finished stage sft chose, is gone, and cannot be had from "
+        r"local/toy-sft@step-000004 \(.*\): restore it, or train it again with `rlhf-zoo sft toy --restart`\.$"
+    )
+    for train in (
+        lambda: pipeline.run(context, None),
+        lambda: pipeline.run_stage(context, "reward"),
+        lambda: pipeline.run_stage(context, "ppo"),
+    ):
+        with pytest.raises(ZooError, match=said):
+            train()
+    assert sft.chosen_checkpoint() is None
+
+
+def test_it_is_restored_where_it_was_published(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import huggingface_hub
+
+    context = make_context(folder)
+    record = context.record("sft")
+    published = folder / "snapshots" / ("a" * 40)
+    chosen = record.checkpoint_path(4)
+    shutil.copytree(chosen, published)
+    (published / COMPLETE).unlink()
+    (published / "recipe.json").write_text(json.dumps({"sft": 1}))
+    record.write(chosen={"step": 4, "rule": "last"})
+    weights = (chosen / "model.safetensors").read_bytes()
+    shutil.rmtree(chosen)
+    asked = []
+    monkeypatch.setattr(
+        huggingface_hub, "snapshot_download", lambda repo, revision: (asked.append((repo, revision)), str(published))[1]
+    )
+    context.restore_chosen("sft")
+    context.restore_chosen("sft")
+    assert asked == [("local/toy-sft", "step-000004")]
+    found = context.checkpoint("sft")
+    assert (found.path / "model.safetensors").read_bytes() == weights
+    assert (found.lineage["repo"], found.lineage["commit"]) == ("local/toy-sft", "a" * 40)
+    shutil.rmtree(chosen)
+    (published / "recipe.json").write_text(json.dumps({"sft": 2}))
+    with pytest.raises(ZooError, match=r"cannot be had from local/toy-sft@step-000004, which is of another run: "):
+        context.restore_chosen("sft")
+
+
+def test_a_recipe_that_was_edited_since_the_policy_was_trained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_training(monkeypatch)
+    context = make_context(folder)
+    before = context.settings("sft").resolved
+    assert before["recipe"]["seed"] == 1
+    context.record("sft").write(resolved=before)
+    context.check_shared()
+    path = folder / "toy" / "recipe.yaml"
+    own = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**own, "description": "Another.", "evaluation": {"prompts": 5}}))
+    make_context(folder).check_shared()
+    path.write_text(yaml.safe_dump({**own, "tokenizer": {"vocab_size": 300}}))
+    for run in (reward.run, ppo.run):
+        with pytest.raises(ZooError) as caught:
+            run(make_context(folder))
+        assert str(caught.value) == (
+            f"{path} says another tokenizer than when the policy in {folder / 'run' / 'sft'} was trained: restore it, "
+            "give --tokenizer as that command had it, or choose another --output_dir."
+        )
+    assert not (folder / "run" / "ppo").exists()
+
+
+def test_no_steps_are_no_stage(folder: Path) -> None:
+    for steps in ("0", 0):
+        with pytest.raises(ZooError, match=r"max_steps of the stage ppo is 0: give at least 1, or -1 to go by num_tr"):
+            make_context(folder, max_steps=steps).settings("ppo")
