@@ -4,6 +4,9 @@ BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt
 export RLHF_ZOO_DATA
 
+# Compiled once, and not by each process again.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The models of the tests are tiny: a second thread costs more than it brings, and one thread gives equal bits.
 test test-full: export OMP_NUM_THREADS = 1
 

@@ -11,23 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from finished_run import STAGES, STEPS, Run
 from warm import PYTHON
-from zoo_process import environment, hubs_over, program, zoo
-
-from rlhf_zoo.recipes import copy_recipe
-
-FLAGS = [
-    "--corpus_args", '{"lines": 2000}',
-    "--sft.max_steps", "20", "--sft.save_strategy", "steps", "--sft.save_steps", "20", "--sft.logging_steps", "10",
-    "--sft.eval_strategy", "steps", "--sft.eval_steps", "20",
-    "--reward.simulated_pairs", "120", "--reward.simulated_test_pairs", "40", "--reward.score_samples", "32",
-    "--reward.max_steps", "3", "--reward.save_strategy", "steps", "--reward.save_steps", "3",
-    "--reward.logging_steps", "1",
-    "--ppo.total_episodes", "128", "--ppo.per_device_train_batch_size", "16", "--ppo.gradient_accumulation_steps", "2",
-    "--ppo.num_mini_batches", "2", "--ppo.save_steps", "2", "--ppo.eval_steps", "4",
-    "--evaluation.prompts", "8", "--evaluation.samples", "2", "--evaluation.checkpoint_prompts", "20",
-]  # fmt: skip
-STAGES = ("sft", "reward", "ppo")
+from zoo_process import environment, hubs_over, program
 
 
 @dataclass(frozen=True)
@@ -73,18 +59,15 @@ class Reader:
 
 
 @pytest.fixture(scope="module")
-def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
-    reader = Reader(tmp_path_factory.mktemp("reader"))
-    copy_recipe("tiny-world", reader.folder / "recipes" / "tiny-world")
+def reader(base: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Reader]:
+    reader = Reader(base.copy(tmp_path_factory.mktemp("reader") / "copy").folder)
     program(reader.folder)
-    done = zoo("run", "recipes/tiny-world", "--output_dir", "run", *FLAGS, home=reader.home, cwd=reader.folder)
-    assert done.returncode == 0, done.stderr
     yield reader
     assert hubs_over(reader.home) == []
 
 
 def test_the_cards_print_what_a_reader_needs(reader: Reader) -> None:
-    for stage, steps in (("sft", [20]), ("reward", [3]), ("ppo", [2, 4])):
+    for stage, steps in STEPS.items():
         printed, repo, last = reader.card(stage), f"local/tiny-world-{stage}", f"step-{steps[-1]:06d}"
         for revision in (*(f"step-{step:06d}" for step in steps), "best"):
             assert f"rlhf-zoo pull {repo}@{revision} --hub local" in printed.shell

@@ -1,0 +1,115 @@
+"""One finished run of a small recipe, made once for all workers, and copies of it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from hub_fixture import RunningHub, start_hub
+from zoo_process import COMMAND, environment, zoo
+
+from rlhf_zoo.recipes import copy_recipe
+from rlhf_zoo.record import StageRecord
+
+__all__ = ["FLAGS", "STAGES", "STEPS", "Run", "base", "in_its_place"]
+
+FLAGS = [
+    "--corpus_args", '{"lines": 2000}',
+    "--sft.max_steps", "60", "--sft.save_strategy", "steps", "--sft.save_steps", "30",
+    "--sft.logging_steps", "10", "--sft.eval_strategy", "steps", "--sft.eval_steps", "30",
+    "--reward.simulated_pairs", "200", "--reward.simulated_test_pairs", "60", "--reward.score_samples", "64",
+    "--reward.max_steps", "6", "--reward.save_strategy", "steps", "--reward.save_steps", "3",
+    "--reward.logging_steps", "1",
+    "--ppo.total_episodes", "256", "--ppo.per_device_train_batch_size", "16", "--ppo.gradient_accumulation_steps", "2",
+    "--ppo.num_mini_batches", "2", "--ppo.save_steps", "2", "--ppo.eval_steps", "4",
+    "--evaluation.prompts", "20", "--evaluation.samples", "2", "--evaluation.checkpoint_prompts", "20",
+]  # fmt: skip
+STAGES = ("sft", "reward", "ppo")
+STEPS = {"sft": [30, 60], "reward": [3, 6], "ppo": [2, 4, 6, 8]}
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory, the home that its embedded Hub lies in, and the recipe that it is of."""
+
+    folder: Path
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def root(self) -> Path:
+        return self.home / "zoo" / "hub"
+
+    def command(self, verb: str = "run", *more: str) -> list[str]:
+        return [verb, "recipes/tiny-world", "--output_dir", "run", *FLAGS, *more]
+
+    def zoo(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return zoo(*arguments, home=self.home, cwd=self.folder, **env)
+
+    def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [*COMMAND, *arguments], cwd=self.folder, env=environment(self.home, **env), text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def json(self, *parts: str) -> Any:
+        return json.loads(self.path.joinpath(*parts).read_text())
+
+    def record(self, stage: str) -> StageRecord:
+        return StageRecord(self.path / stage)
+
+    def copy(self, folder: Path, *without: str) -> Run:
+        """This run and its Hub elsewhere, without some of its stages."""
+        shutil.copytree(self.folder, folder, symlinks=True)
+        in_its_place(folder / "run")
+        for stage in without:
+            shutil.rmtree(folder / "run" / stage)
+        (folder / "run" / "summary.json").unlink()
+        return Run(folder)
+
+    def before_ppo(self, folder: Path) -> Run:
+        """The same, as it was before PPO published anything."""
+        run = self.copy(folder, "ppo", "eval")
+        shutil.rmtree(run.root / "repos" / "models" / "local" / "tiny-world-ppo.git")
+        return run
+
+    def hub(self, folder: Path) -> RunningHub:
+        """A server over a copy of its Hub."""
+        shutil.copytree(self.root, folder / "root")
+        return start_hub(folder, root=folder / "root")
+
+
+def in_its_place(run: Path) -> None:
+    """A copy that stands for the original: beside it, it would be a run of its own."""
+    path = run / "run_id"
+    path.write_text(f"{path.read_text().split()[0]} {path.stat().st_ino}\n")
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Run:
+    """An uninterrupted run with its Hub, which no test may change."""
+    shared = tmp_path_factory.getbasetemp()
+    folder = (shared if worker_id == "master" else shared.parent) / "finished"
+    run = Run(folder)
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            making = Run(folder.with_name("finishing"))
+            copy_recipe("tiny-world", making.folder / "recipes" / "tiny-world")
+            done = making.zoo(*making.command("run", "--json"))
+            assert done.returncode == 0, done.stderr
+            (making.folder / "stdout").write_text(done.stdout)
+            (making.folder / "stderr").write_text(done.stderr)
+            making.folder.rename(folder)
+    return run
