@@ -10,7 +10,7 @@ from typing import Any
 # A shell that starts this in the background leaves SIGINT ignored, and every child would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["finished_run", "hub_fixture", "real_data", "thread_hub"]
+pytest_plugins = ["hub_fixture", "finished_run", "real_data", "thread_hub"]
 
 #: They begin first, so that no worker is left with a long file when the others have finished. Longest first.
 LONGEST = (
@@ -33,7 +33,8 @@ def pytest_addoption(parser: Any) -> None:
 
 def pytest_configure(config: Any) -> None:
     """Warm processes fork from one of this process's own; models and tensors lie on the device asked for, there too."""
-    os.environ |= {"WARM_OWNER": str(os.getpid()), "WARM_SOCKET": f"{tempfile.mkdtemp(prefix='warm-')}/socket"}
+    if "WARM_OWNER" not in os.environ:  # workers have that of the process that started them
+        os.environ |= {"WARM_OWNER": str(os.getpid()), "WARM_SOCKET": f"{tempfile.mkdtemp(prefix='warm-')}/socket"}
     device = config.getoption("--device")
     if device == "cpu":
         return

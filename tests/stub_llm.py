@@ -10,6 +10,7 @@ Faults meet requests in the order in which these arrive; after the script's end 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections.abc import Callable, Mapping
@@ -116,21 +117,24 @@ class StubLLM:
             self._in_hand += 1
             self.together = max(self.together, self._in_hand)
         try:
-            self._send(handler, fault, data)
-        except OSError:
-            pass  # the client has gone
-        finally:
+            answer = self._prepare(handler, fault, data)
+        finally:  # before the answer leaves: its reader may ask again at once
             with self._lock:
                 self._in_hand -= 1
+        if answer is not None:
+            with contextlib.suppress(OSError):  # the client has gone
+                self._send(handler, fault, *answer)
 
-    def _send(self, handler: BaseHTTPRequestHandler, fault: Fault, data: dict[str, str]) -> None:
+    def _prepare(
+        self, handler: BaseHTTPRequestHandler, fault: Fault, data: dict[str, str]
+    ) -> tuple[int, dict[str, str], bytes] | None:
         status, headers, text = 200, {}, ""
         if fault.kind == "drop":
             handler.close_connection = True
-            return
+            return None
         if fault.kind == "hold":
             self._closing.wait()
-            return
+            return None
         if fault.kind == "slow":
             self._closing.wait(fault.seconds)
         if fault.call is not None:
@@ -155,7 +159,11 @@ class StubLLM:
             if fault.kind == "unmetered":
                 del answer["usage"]
             text = json.dumps(answer)
-        content = text.encode()
+        return status, headers, text.encode()
+
+    def _send(
+        self, handler: BaseHTTPRequestHandler, fault: Fault, status: int, headers: dict[str, str], content: bytes
+    ) -> None:
         handler.send_response(status)
         for name, value in {"Content-Type": "application/json", **headers}.items():
             handler.send_header(name, value)

@@ -388,7 +388,7 @@ def test_a_disk_that_fills_up(tmp_path):
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 
-    command = [*COMMAND, "sft", "tiny-world", "--output_dir", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "rlhf_zoo.cli", "sft", "tiny-world", "--output_dir", str(tmp_path / "run")]
     done = subprocess.run(
         command, env=environment(tmp_path), capture_output=True, text=True, check=False, preexec_fn=limit
     )

@@ -301,10 +301,11 @@ api.create_tag("{REPO}", tag="v1", revision=commit)
 def test_client_killed_while_held(hub, proxy, api, forwarded):
     """Between commit and tag: what a dead client asked for is not done, unless the Hub had done it before."""
     proxy.inject(Fault("hold", "create_tag", forwarded=forwarded))
-    client = subprocess.Popen([*PYTHON, "-c", CLIENT], env=hub.env | {"HF_ENDPOINT": proxy.url})
+    env = hub.env | {"HF_ENDPOINT": proxy.url}
+    client = subprocess.Popen([*PYTHON, "-c", CLIENT], env=env, stdout=subprocess.PIPE)
     proxy.wait_held()
     client.send_signal(signal.SIGKILL)
-    client.wait()
+    client.communicate()
     proxy.release()
     deadline = time.monotonic() + 60
     while not any(seen.operation == "create_tag" for seen in proxy.seen):

@@ -319,13 +319,3 @@ HfApi().create_commit("local/votes", changes, commit_message="Strange", repo_typ
 print(*(vote.id for vote in HubVotes("local/votes").read()))
 """
     assert sorted(hub.python(code).split()) == sorted(sent)
-
-
-def test_nothing_heavy_is_imported(hub):
-    """The page's process may have no room, and a box none of the models."""
-    code = """
-import sys
-import rlhf_zoo.hub.vote_box, rlhf_zoo.hub.vote_data, rlhf_zoo.evaluation.votes
-print([name for name in ("torch", "gradio", "transformers", "datasets", "pyarrow") if name in sys.modules])
-"""
-    assert hub.python(code).strip() == "[]"

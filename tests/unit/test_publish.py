@@ -293,7 +293,7 @@ with Outbox(sender(), hub="the Hub", mend="rlhf-zoo push --resume run", patience
     try:
         outbox.drain()
     except ZooError as error:
-        print(error)
+        print(error, flush=True)
         os._exit(0)
 """
     said = send(hub, tmp_path, waiting)

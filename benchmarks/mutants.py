@@ -1,0 +1,169 @@
+"""How many random mutants of what must not be wrong are caught: `python benchmarks/mutants.py [--tests CHECKOUT]`.
+
+cosmic-ray proposes the mutations (`pip install cosmic-ray==8.7.0`) and a seed draws the sample. Each mutant meets the
+tests of its module, the quickest first, until one fails. --tests takes them from another version's checkout, so that
+two versions of the tests meet the same mutants. Results go to a JSON that a second call goes on from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SENDER = ["unit/test_outbox.py", "unit/test_publish.py", "unit/test_release_rule.py", "contract/test_claims.py",
+          "unit/test_publish_faults.py", "e2e/test_faults.py"]  # fmt: skip
+TRAINER = ["unit/test_trainer.py", "unit/test_ppo_options.py", "numerics/test_details.py", "unit/test_guards.py",
+           "numerics/test_trl_parity.py", "unit/test_trl_defects.py"]  # fmt: skip
+TESTS = {
+    "ppo/trainer.py": TRAINER,
+    "sampling.py": ["unit/test_sampling.py", "unit/test_rewards.py", "unit/test_families.py", "unit/test_trace.py",
+                    *TRAINER, "unit/test_comparison_stream.py"],
+    "evaluation/stats.py": ["unit/test_stats.py", "unit/test_pairwise.py", "unit/test_votes.py", "unit/test_verdict.py",
+                            "unit/test_frontier.py", "contract/test_metrics.py"],
+    "evaluation/verdict.py": ["unit/test_verdict.py"],
+    "record.py": ["unit/test_record.py", "unit/test_wholeness.py", "unit/test_choice.py", "unit/test_card.py",
+                  "unit/test_publish.py", "contract/test_pull.py"],
+    "hub/publish.py": [*SENDER[1:5], "contract/test_pull.py", "unit/test_wholeness.py", *SENDER[5:]],
+    "stages/release.py": SENDER,
+    "stages/outbox.py": SENDER,
+}  # fmt: skip
+SECONDS = 600
+FOLDER = ROOT  # a worker has a copy of its own
+#: Equivalent by construction: unions stand in annotations alone, which are not evaluated.
+LEFT_OUT = ("core/ReplaceBinaryOperator_BitOr_",)
+
+
+def mutants(count: int, seed: int) -> list[dict[str, Any]]:
+    """A random sample of the places in all modules, each mutated in one of the ways that fit it."""
+    from cosmic_ray.ast import ast_nodes, get_ast_from_path
+    from cosmic_ray.plugins import get_operator, operator_names
+
+    places: dict[tuple[str, str, Any], list[dict[str, Any]]] = {}
+    for module in TESTS:
+        nodes = list(ast_nodes(get_ast_from_path(ROOT / "rlhf_zoo" / module)))
+        for name in operator_names():
+            kind = get_operator(name)
+            if kind.arguments() or name.startswith(LEFT_OUT):
+                continue
+            positions = [start for node in nodes for start, _ in kind().mutation_positions(node)]
+            for number, start in enumerate(positions):
+                mutant = {"module": module, "operator": name, "occurrence": number, "line": start[0]}
+                places.setdefault((module, name.split("_")[0], start), []).append(mutant)
+    draw = random.Random(seed)
+    return [draw.choice(places[place]) for place in draw.sample(list(places), count)]
+
+
+def mutate(path: Path, mutant: dict[str, Any]) -> None:
+    from cosmic_ray.mutating import apply_mutation
+    from cosmic_ray.plugins import get_operator
+
+    before, after = apply_mutation(path, get_operator(mutant["operator"])(), mutant["occurrence"])
+    if after is None or ast.dump(ast.parse(before)) == ast.dump(ast.parse(after)):
+        raise RuntimeError(f"{mutant} changes nothing")
+
+
+def caught_by(folder: Path, tests: list[str]) -> str | None:
+    """The first test file that fails on the package in `folder`. In a fork: the libraries are imported already."""
+    for name in tests:
+        if not (folder / "tests" / name).is_file():
+            continue
+        child = os.fork()
+        if not child:
+            _pytest(folder, name)
+        deadline = time.monotonic() + SECONDS
+        while not (done := os.waitpid(child, os.WNOHANG))[0]:
+            if time.monotonic() > deadline:
+                os.killpg(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return f"{name} (more than {SECONDS} s)"
+            time.sleep(0.05)
+        if done[1]:
+            return name
+    return None
+
+
+def _pytest(folder: Path, name: str) -> None:
+    code = 1
+    try:
+        os.setpgid(0, 0)
+        os.chdir(folder)
+        with open(os.devnull, "r+b") as null:
+            for descriptor in (0, 1, 2):
+                os.dup2(null.fileno(), descriptor)
+        sys.path[:0] = [str(folder)]
+        os.environ |= {"PYTHONPATH": str(folder), "TMPDIR": tempfile.mkdtemp(dir=folder)}
+        tempfile.tempdir = None
+        import pytest
+
+        options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-m", "not full and not gpu"]
+        code = int(pytest.main([*options, f"tests/{name}"]))
+    finally:
+        os._exit(code)
+
+
+def _take(folders: Any) -> None:
+    global FOLDER
+    FOLDER = folders.get()
+
+
+def meet(mutant: dict[str, Any]) -> dict[str, Any]:
+    """The mutant, and the test file that caught it."""
+    path = FOLDER / "rlhf_zoo" / mutant["module"]
+    original = path.read_text(encoding="utf-8")
+    try:
+        mutate(path, mutant)
+        return mutant | {"caught_by": caught_by(FOLDER, TESTS[mutant["module"]])}
+    finally:
+        path.write_text(original, encoding="utf-8")
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--count", type=int, default=150)
+    options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--tests", type=Path, default=ROOT, help="a checkout whose tests are used")
+    options.add_argument("--json", type=Path, required=True)
+    given = options.parse_args()
+    sys.dont_write_bytecode = True
+    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    sample = mutants(given.count, given.seed)
+    for library in ("datasets", "peft", "pytest", "sklearn.linear_model", "torch", "transformers.trainer", "trl"):
+        __import__(library)
+    results: list[dict[str, Any]] = json.loads(given.json.read_text())["mutants"] if given.json.is_file() else []
+    left = sample[len(results) :]
+    context = multiprocessing.get_context("fork")
+    folders = context.SimpleQueue()
+    with tempfile.TemporaryDirectory() as scratch:
+        for number in range(os.cpu_count() or 1):
+            folder = Path(scratch, str(number))
+            unneeded = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__")
+            shutil.copytree(ROOT, folder, ignore=unneeded)
+            shutil.rmtree(folder / "tests")
+            shutil.copytree(given.tests / "tests", folder / "tests", ignore=unneeded)
+            folders.put(folder)
+        pool = context.Pool(initializer=_take, initargs=(folders,))
+        for result in pool.imap(meet, left):
+            results.append(result)
+            print(f"{len(results):4} {result['module']}:{result['line']} {result['operator']}: {result['caught_by']}")
+            of = Counter(one["module"] for one in results)
+            caught = Counter(one["module"] for one in results if one["caught_by"])
+            score = {module: f"{caught[module]}/{of[module]}" for module in TESTS}
+            document = {"seed": given.seed, "caught": caught.total(), "of": of.total(), "by_module": score}
+            given.json.write_text(json.dumps(document | {"mutants": results}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
