@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from hub_fixture import base_environment
 from toy_run import make_recipe, save_start
-from warm import PYTHON
 
 from rlhf_zoo import cli
 from rlhf_zoo.errors import ZooError
@@ -49,7 +48,7 @@ def held(tmp_path: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
     """A run directory in which another process, with another home, writes."""
     env = base_environment() | {"RLHF_ZOO_HOME": str(tmp_path / "another-home")}
     run = tmp_path / "run"
-    process = subprocess.Popen([*PYTHON, "-c", HOLDER, str(run)], env=env, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(run)], env=env, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     child = int(process.stdout.readline().split()[1])
     try:
