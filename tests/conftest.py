@@ -7,6 +7,8 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
+
 # A shell that starts this in the background leaves SIGINT ignored, and every child would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -55,8 +57,12 @@ def pytest_configure(config: Any) -> None:
     torch.Tensor.__array__ = lambda self, *args, **kwargs: read(self.cpu(), *args, **kwargs)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[Any]) -> None:
-    """Whole files change places; within one, tests keep their order."""
+    """Whole files change places; within one, tests keep their order. One test in a browser is not of the long tier."""
+    for item in items:
+        if {"browser", "visitor"} & set(item.fixturenames) and item.name != "test_a_visitor_compares":
+            item.add_marker(pytest.mark.full)
     items.sort(key=lambda item: _place(item.path.name, LONGEST))
 
 

@@ -496,7 +496,7 @@ def test_kills_in_every_stage_change_nothing(base, tmp_path):
 @pytest.mark.full
 def test_a_disk_that_fills_up_leaves_no_torn_checkpoint(base, tmp_path):
     """A real file system with too little room for the second checkpoint of PPO."""
-    run = base.copy(tmp_path / "copy", "ppo", "eval")
+    run = base.before_ppo(tmp_path / "copy")
     shutil.move(run.path, tmp_path / "kept")
     run.path.mkdir()
     size = sum(path.stat().st_size for path in (tmp_path / "kept").rglob("*") if path.is_file()) // 2**20

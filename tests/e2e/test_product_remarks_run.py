@@ -60,6 +60,7 @@ def rows(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+@pytest.mark.full
 def test_the_form_in_which_nltk_has_it(real_data, tmp_path):
     """The command of the recipe's README, on a corpus folder as nltk.download leaves it."""
     folder = tmp_path / "nltk_data" / "corpora"

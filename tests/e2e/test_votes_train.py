@@ -174,7 +174,7 @@ def test_what_visitors_of_the_page_prefer_trains_the_next_reward_model(place, tm
         serve(place.hub, tmp_path / "log", PPO, "--port", "0", "--votes", votes) as served,
         PageClient(served.url) as one,
     ):
-        for prompt in 2 * things:
+        for prompt in things:
             drawn = one.fire("blind-new", **{"blind-prompt": prompt})
             assert drawn.error is None, drawn.error
             sides = re.findall(r'class="zoo-text"[^>]*>(.*?)</p>', one.value("blind-pair"))
@@ -183,7 +183,7 @@ def test_what_visitors_of_the_page_prefer_trains_the_next_reward_model(place, tm
             assert one.fire(f"vote-{verdict}").error is None
             given[verdict] += 1
     found = Counter(vote.verdict for vote in read_votes(place.hub, votes))
-    assert found == given and given["left"] > 3 and given["right"] > 3, (
+    assert found == given and given["left"] > 1 and given["right"] > 1, (
         "sent is stored, when the page is closed at last"
     )
     to = ["--hub", place.hub.url, "--output_dir", "visited", "--namespace", "local"]

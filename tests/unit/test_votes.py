@@ -473,7 +473,7 @@ def test_elo_does_not_hang_on_the_order_of_votes():
     assert all(swapped[player].value == pytest.approx(one[player].value, abs=1e-6) for player in one)
 
 
-@pytest.mark.parametrize("prompts", [10, 60])
+@pytest.mark.parametrize("prompts", [10, pytest.param(60, marks=pytest.mark.full)])
 def test_elo_intervals_hold_what_they_promise(prompts):
     """The difference of two players is twice the distance of each from the mean."""
     rng = np.random.default_rng(5)
