@@ -1,5 +1,6 @@
 """Fixtures that every test may use."""
 
+import gc
 import os
 import signal
 import sys
@@ -16,16 +17,20 @@ pytest_plugins = ["hub_fixture", "finished_run", "real_data", "thread_hub"]
 
 #: They begin first, so that no worker is left with a long file when the others have finished. Longest first.
 LONGEST = (
-    "test_faults.py",
-    "test_pipeline.py",
-    "test_votes_train.py",
-    "test_card_commands.py",
-    "test_readme.py",
-    "test_ablate.py",
-    "test_publish.py",
+    "test_tiny_world_figures.py",
     "test_product_remarks_run.py",
-    "test_ensemble_command.py",
+    "test_pipeline.py",
+    "test_mutants.py",
+    "test_faults.py",
+    "test_hub_fuzz.py",
+    "test_votes_train.py",
+    "test_ablate.py",
+    "test_readme.py",
     "test_reproduce.py",
+    "test_card_commands.py",
+    "test_resume.py",
+    "test_publish_faults.py",
+    "test_ensemble_command.py",
 )
 
 
@@ -64,6 +69,12 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
         if {"browser", "visitor"} & set(item.fixturenames) and item.name != "test_a_visitor_compares":
             item.add_marker(pytest.mark.full)
     items.sort(key=lambda item: _place(item.path.name, LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """Each trainer ends with `gc.collect()`, which need not visit a million objects of imported libraries again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _place(name: str, longest: Sequence[str]) -> int:
