@@ -8,12 +8,12 @@ export RLHF_ZOO_DATA
 unexport PYTHONDONTWRITEBYTECODE
 
 # The models of the tests are tiny: a second thread costs more than it brings, and one thread gives equal bits.
-test test-full: export OMP_NUM_THREADS = 1
+test test-full coverage mutants: export OMP_NUM_THREADS = 1
 
 # Two at a time, each file in one process: half of the tests wait for servers and clients.
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test test-full lint bench gpu evidence clean
+.PHONY: demo test test-full coverage mutants lint bench gpu evidence clean
 
 demo: .venv/demo.stamp ## the whole pipeline of the recipe tiny-world, in minutes; SERVE=1 opens the comparison page
 	$(BIN)/rlhf-zoo run tiny-world --output_dir runs/demo --namespace demo --overwrite_repo $(if $(RESTART),--restart)
@@ -28,6 +28,16 @@ test: .venv/test.stamp lint ## everything but the long tier
 
 test-full: .venv/test.stamp ## the long tier: three-seed recipes, many kills, large transfers
 	$(BIN)/python -m pytest $(TOGETHER) -m "full and not gpu"
+
+coverage: .venv/test.stamp ## lines and branches of rlhf_zoo that `make test` runs, child processes included
+	$(PIP) coverage==7.17.3
+	$(BIN)/coverage run -m pytest $(TOGETHER) -m "not full and not gpu"
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report --skip-covered
+
+mutants: .venv/test.stamp ## how many of 150 random mutants the tests catch
+	$(PIP) cosmic-ray==8.7.0
+	$(BIN)/python benchmarks/mutants.py --json docs/evidence/mutants.json
 
 lint: .venv/test.stamp
 	$(BIN)/ruff check .
