@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import random
 import typing
 from datetime import date
 from pathlib import Path
@@ -254,15 +255,20 @@ LONG = {
 
 
 @pytest.mark.full
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("stage", STAGES)
-def test_every_bound_trains_or_is_a_sentence(stage: str, tmp_path: Path) -> None:
-    for name, kind in numeric(stage).items():
-        limit = LIMITS.get(name)
-        for bound in (limit.low, limit.high) if limit is not None else (0, 1):
-            if name in LONG and limit is not None and bound == limit.high:
-                continue
-            asked = [bound] if name == "reward_weights" else kind(bound)
-            built = attempt(stage, {**TOYS[stage], **WITH.get(name, {}), name: asked}, tmp_path)
-            if built is not None and built.trainer.max_steps == 1:
-                with contextlib.suppress(ZooError):
-                    train(built)
+def test_bounds_train_or_are_a_sentence(stage: str, tmp_path: Path) -> None:
+    """A sample of them: all together take too long even for the long tier."""
+    bounds = [
+        (name, kind, bound)
+        for name, kind in numeric(stage).items()
+        for limit in [LIMITS.get(name)]
+        for bound in ((limit.low, limit.high) if limit is not None else (0, 1))
+        if limit is None or name not in LONG or bound != limit.high
+    ]
+    for name, kind, bound in random.Random(stage).sample(bounds, 30):
+        asked = [bound] if name == "reward_weights" else kind(bound)
+        built = attempt(stage, {**TOYS[stage], **WITH.get(name, {}), name: asked}, tmp_path)
+        if built is not None and built.trainer.max_steps == 1:
+            with contextlib.suppress(ZooError):
+                train(built)
