@@ -90,7 +90,7 @@ def test_the_form_in_which_nltk_has_it(real_data, tmp_path):
 @pytest.mark.full
 @pytest.mark.timeout(2400)
 def test_the_figures_of_the_recipe(real_data, tmp_path):
-    """It comes near what the committed evidence shows of ten seeds, with room for other threads and processors."""
+    """It comes near what the committed evidence shows of three seeds, with room for other threads and processors."""
     zoo("run", "product-remarks", "--dataset_name", str(real_data / "pros_cons"), home=tmp_path / "home", cwd=tmp_path)
     summary = json.loads((tmp_path / "runs/product-remarks/summary.json").read_text())
     assert summary["reward_model"]["accuracy"] >= 0.87
