@@ -12,10 +12,11 @@ import click
 
 from . import __version__
 from .errors import ZooError
+from .stage import STAGES
 
 __all__ = ["cli", "main"]
 
-#: Where each command stands: name -> module:attribute.
+#: Where each command stands that is not a stage's: name -> module:attribute.
 COMMANDS = {
     "ablate": "commands.ablate:ablate",
     "baseline": "commands.baseline:baseline",
@@ -27,14 +28,11 @@ COMMANDS = {
     "hub": "commands.hub:hub",
     "install-hf-extension": "commands.extension:install",
     "lineage": "commands.lineage:lineage",
-    "ppo": "commands.train:ppo",
     "pull": "commands.pull:pull",
     "push": "commands.release:push",
     "recipes": "commands.recipes:recipes",
     "reproduce": "commands.lineage:reproduce",
-    "reward": "commands.train:reward",
     "run": "commands.train:run",
-    "sft": "commands.train:sft",
     "space": "commands.space:space",
     "trace": "commands.look:trace",
     "uninstall-hf-extension": "commands.extension:uninstall",
@@ -46,9 +44,13 @@ class Lazy(click.Group):
     """A group whose commands are imported when they are named."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(COMMANDS)
+        return sorted([*COMMANDS, *STAGES])
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name in STAGES:
+            from .commands.train import stage_command
+
+            return stage_command(STAGES[name])
         if name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[name].partition(":")

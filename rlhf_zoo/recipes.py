@@ -12,10 +12,10 @@ from typing import Any
 from .errors import ZooError
 from .plain_yaml import BadYAML, load_yaml
 from .plugins import did_you_mean
+from .stage import STAGES
 
-__all__ = ["STAGES", "Recipe", "copy_recipe", "find_recipe", "is_repository_name", "list_recipes", "load_recipe"]
+__all__ = ["Recipe", "copy_recipe", "find_recipe", "is_repository_name", "list_recipes", "load_recipe"]
 
-STAGES = ("sft", "reward", "ppo")
 SHARED = "recipe"
 _NAME = re.compile(r"[A-Za-z0-9]([\w.-]{0,78}[A-Za-z0-9])?", re.ASCII)
 

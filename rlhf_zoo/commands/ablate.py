@@ -15,7 +15,7 @@ from .common import FLAGS, open_run, run_flags, run_options, settle_hub, settle_
 if TYPE_CHECKING:
     from ..recipes import Recipe
     from ..stages.ablate import Outcome, Variant
-    from ..stages.context import RunContext
+    from ..stages.context import Publisher, RunContext
 
 __all__ = ["ablate"]
 
@@ -72,9 +72,9 @@ def ablate(
                     base=run,
                     variant=variant.name,
                     **options,
-                ) as context,
+                ) as (context, publisher),
             ):
-                outcomes.append(_train(context, variant, run))
+                outcomes.append(_train(context, publisher, variant, run))
         _report(run, outcomes, context, as_json=as_json)
 
 
@@ -86,7 +86,7 @@ def _seed(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], run: Path) -> 
     return int(stage_settings(recipe, "ppo", own, shared_flags=shared, output_dir=run / "ppo").trainer.seed)
 
 
-def _train(context: RunContext, variant: Variant, run: Path) -> Outcome:
+def _train(context: RunContext, publisher: Publisher | None, variant: Variant, run: Path) -> Outcome:
     from rich.console import Console
 
     from ..stages import pipeline
@@ -95,7 +95,7 @@ def _train(context: RunContext, variant: Variant, run: Path) -> Outcome:
     variant.note(run)
     console = Console(stderr=True)
     console.rule(f"[bold]{variant.label}")
-    pipeline.run(context, console)
+    pipeline.run(context, console, publisher)
     return outcome(variant, run)
 
 

@@ -71,7 +71,7 @@ def baseline(
     flags = run_flags(ctx, recipe)
     _check(method, asked)
     options: dict[str, Any] = {"push_to_hub": False, "namespace": None, "private": False, "looking": True}
-    with run_context(recipe, flags, output_dir=output_dir, hub=hub, **options) as context:
+    with run_context(recipe, flags, output_dir=output_dir, hub=hub, **options) as (context, _):
         frontier = _run(context, method, served=served, restart=restart, **asked)
     path = context.directory / "baseline" / "frontier.json"
     if as_json:

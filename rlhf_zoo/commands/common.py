@@ -6,18 +6,18 @@ import contextlib
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import ZooError
+from ..stage import STAGES
 
 if TYPE_CHECKING:
     from ..hub.connect import Hub
     from ..recipes import Recipe
-    from ..stages.context import RunContext
+    from ..stages.context import Publisher, RunContext
 
 __all__ = [
     "FLAGS",
@@ -90,7 +90,7 @@ def stage_directories(run: Path) -> list[Path]:
     """RUN itself if it is a stage's directory, else those of its stages."""
     if (run / "run.json").is_file():
         return [run]
-    found = [run / stage for stage in ("sft", "reward", "ppo") if (run / stage / "run.json").is_file()]
+    found = [run / stage for stage in STAGES if (run / stage / "run.json").is_file()]
     if not found:
         raise ZooError(f"{run} is no run directory: it holds no run.json and no stage that does; give runs/RECIPE.")
     return found
@@ -131,8 +131,8 @@ def run_context(
     namespace: str | None,
     writes: bool = True,
     **options: Any,
-) -> Iterator[RunContext]:
-    """The run that a command works on, with the Hub that it works with; see `open_run` for the options.
+) -> Iterator[tuple[RunContext, Publisher | None]]:
+    """`open_run` with the recipe, the Hub and the lock that a command needs.
 
     writes: whether the command writes into the run directory, where no other may then.
     """
@@ -190,8 +190,8 @@ def open_run(
     again: bool = False,
     base: Path | None = None,
     variant: str | None = None,
-) -> Iterator[RunContext]:
-    """A run, with an outbox where it publishes; what is left is sent when it closes.
+) -> Iterator[tuple[RunContext, Publisher | None]]:
+    """A run, and its outbox where it publishes; what is left is sent when it closes.
 
     looking: nothing is published, whatever the flags say. stages, again: see `Sender`. base, variant: see `RunContext`.
     """
@@ -199,7 +199,6 @@ def open_run(
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     from ..hub.publish import check_access
-    from ..recipes import STAGES
     from ..stages.context import RunContext
     from ..stages.outbox import PATIENCE, Outbox
     from ..stages.release import Sender, resume_command
@@ -235,17 +234,16 @@ def open_run(
     if not restart:  # before anything is sent under this recipe's names
         context.check_recipe(["data", *STAGES, "eval"])
     if not publish:
-        yield context
+        yield context, None
         return
     sender = Sender(context, stages=stages, again=again)
     waits = PATIENCE if patience is None else patience
     with Outbox(sender, hub=connected.described, mend=resume_command(context), patience=waits) as outbox:
-        yield replace(context, outbox=outbox)
+        yield context, outbox
 
 
 def _namespace_before(directory: Path, base: Path | None, hub: Hub) -> str | None:
     """The namespace that the run's earlier stages were published under on this Hub."""
-    from ..recipes import STAGES
     from ..record import StageRecord
 
     for folder in (directory, *([base] if base else [])):

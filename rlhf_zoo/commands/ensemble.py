@@ -42,7 +42,7 @@ def ensemble(
     """
     flags = run_flags(ctx, recipe)
     options: dict[str, Any] = {"push_to_hub": False, "namespace": None, "private": False, "looking": True}
-    with run_context(recipe, flags, output_dir=output_dir, hub=hub, **options) as context:
+    with run_context(recipe, flags, output_dir=output_dir, hub=hub, **options) as (context, _):
         from dataclasses import replace
 
         from rich.console import Console

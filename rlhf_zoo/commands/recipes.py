@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ..stage import STAGES
 from .common import FLAGS, UserPath, run_flags, table
 
 __all__ = ["recipes"]
@@ -112,7 +113,7 @@ def recipes_validate(ctx: click.Context, recipe: str) -> None:
 
 
 @recipes.command("keys")
-@click.argument("stage", type=click.Choice(["recipe", "sft", "reward", "ppo"]))
+@click.argument("stage", type=click.Choice(["recipe", *STAGES]))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def recipes_keys(stage: str, as_json: bool) -> None:
     """Every key that a stage takes, in its YAML or as a flag.

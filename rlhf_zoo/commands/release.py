@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ..errors import ZooError
+from ..stage import STAGES
 from .common import OVERWRITE, UserPath, run_context, stage_directories, writing
 
 __all__ = ["card", "push"]
@@ -23,7 +24,6 @@ def card(run: Path, step: int | None) -> None:
       rlhf-zoo card runs/demo/ppo
     """
     from ..hub.card import make_card
-    from ..recipes import STAGES
 
     for stage in stage_directories(run):
         # A stage lies in the directory of its run, where training holds the lock.
@@ -63,10 +63,10 @@ def push(
     from ..record import StageRecord
     from ..stages.ablate import ablation_of
 
-    folders = [stage for stage in stage_directories(run) if stage.name in ("sft", "reward", "ppo")]
+    folders = [stage for stage in stage_directories(run) if stage.name in STAGES]
     if not folders:
         raise ZooError(
-            f"{run} holds nothing that is published: give the directory of a run, or of its sft, reward or ppo."
+            f"{run} holds nothing that is published: give the directory of a run, or of its {' or '.join(STAGES)}."
         )
     documents = [StageRecord(folder).read() for folder in folders]
     if resume:
@@ -94,9 +94,9 @@ def push(
         stages=None if resume else tuple(folder.name for folder in folders),
         again=not resume,
         **of_ablation,
-    ) as context:
-        assert context.outbox is not None
-        context.outbox.drain()
+    ) as (context, publisher):
+        assert publisher is not None
+        publisher.drain()
         for folder in folders:
             repo = StageRecord(folder).read().get("repo") or {}
             if repo.get("id") == context.repo(folder.name):

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..stage import STAGES, Stage
 from .common import FLAGS, run_context, run_flags, run_options, table
 
 if TYPE_CHECKING:
     from ..stages.context import RunContext
 
-__all__ = ["doctor", "ppo", "reward", "run", "run_one", "sft"]
+__all__ = ["doctor", "run", "run_one", "stage_command"]
 
 
 def run_one(
@@ -28,8 +29,7 @@ def run_one(
 
     quietly: on the error stream, for a command that prints JSON.
     """
-    with run_context(recipe, flags, **options) as context:
-        from ..recipes import STAGES
+    with run_context(recipe, flags, **options) as (context, publisher):
         from ..stages.pipeline import run_stage, said
 
         # --restart begins this stage again, and leaves the others as they are.
@@ -37,34 +37,30 @@ def run_one(
         for named in STAGES:
             if context.flags[named]:
                 context.settings(named)  # a mistake in another stage's flags is one too
-        if not run_stage(context, stage):
+        if not run_stage(context, stage, publisher):
             click.echo(f"{stage} was finished before in {context.directory}; --restart does it again.", err=quietly)
-        if context.outbox is not None:
-            context.outbox.drain()
+        if publisher is not None:
+            publisher.drain()
         click.echo(f"{said(context, stage)}\nIn {context.directory / stage}", err=quietly)
         return context.directory / stage
 
 
-def _stage_command(stage: str, does: str, example: str) -> click.Command:
+def stage_command(stage: Stage) -> click.Command:
+    """The command that runs one stage of a recipe."""
+
     @click.command(
-        stage,
+        stage.name,
         context_settings=FLAGS,
-        help=f"{does}\n\nAny key of `rlhf-zoo recipes keys {stage}` is a flag too.\n\n\b\nExample:\n  {example}",
+        help=f"{stage.does}\n\nAny key of `rlhf-zoo recipes keys {stage.name}` is a flag too.\n\n"
+        f"\b\nExample:\n  {stage.example}",
     )
     @click.argument("recipe")
     @run_options
     @click.pass_context
     def command(ctx: click.Context, recipe: str, **options: Any) -> None:
-        run_one(recipe, stage, run_flags(ctx, recipe, stage=stage), **options)
+        run_one(recipe, stage.name, run_flags(ctx, recipe, stage=stage.name), **options)
 
     return command
-
-
-sft = _stage_command("sft", "Train the SFT policy of a recipe.", "rlhf-zoo sft tiny-world --num_train_epochs 2")
-reward = _stage_command(
-    "reward", "Train the reward model of a recipe.", "rlhf-zoo reward tiny-world --learning_rate 5e-4"
-)
-ppo = _stage_command("ppo", "Train the SFT policy of a recipe with PPO.", "rlhf-zoo ppo tiny-world --kl_coef 0.2")
 
 
 @click.command(context_settings=FLAGS)
@@ -81,7 +77,10 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     Example:
       rlhf-zoo doctor tiny-world --num_ppo_epochs 4
     """
-    with run_context(recipe, run_flags(ctx, recipe, stage="ppo"), looking=True, writes=False, **options) as context:
+    with run_context(recipe, run_flags(ctx, recipe, stage="ppo"), looking=True, writes=False, **options) as (
+        context,
+        _,
+    ):
         from ..stages.doctor import FAILED, examine
 
         findings = examine(context)
@@ -108,13 +107,13 @@ def run(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> None:
     Example:
       rlhf-zoo run tiny-world --seed 2 --ppo.kl_coef 0.2
     """
-    with run_context(recipe, run_flags(ctx, recipe), **options) as context:
+    with run_context(recipe, run_flags(ctx, recipe), **options) as (context, publisher):
         from rich.console import Console
 
         from ..stages import pipeline
 
         console = Console(stderr=as_json)
-        path = pipeline.run(context, console)
+        path = pipeline.run(context, console, publisher)
         if "ppo" in context.recipe.stages:
             if context.publish:
                 pipeline.show(context, console)

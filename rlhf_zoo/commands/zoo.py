@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ZooError
+from ..stage import STAGES
 from .common import UserPath, settle_hub, table
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ _README = "recipes/README.md"
 
 @click.command()
 @click.option("--namespace", help="Whose zoo.  [default: local, or the token's owner]")
-@click.option("--stage", type=click.Choice(["sft", "reward", "ppo"]), help="Only models of this stage.")
+@click.option("--stage", type=click.Choice([*STAGES]), help="Only models of this stage.")
 @click.option("--recipe", help="Only models of this recipe.")
 @click.option("--base", help="Only models that started from this one, NAMESPACE/NAME or NAME.")
 @click.option("--sort", type=click.Choice(_SORTS), help="The best or newest first.  [default: by recipe and stage]")

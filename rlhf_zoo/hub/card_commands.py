@@ -7,10 +7,12 @@ import re
 import shlex
 from pathlib import PurePath
 
-from rlhf_zoo.hub.facts import Checkpoint, Facts
+from ..stage import STAGES
+from .facts import Checkpoint, Facts
 
 __all__ = ["fetch", "lineage", "of_the_run", "pull", "reproduce", "sent", "snippet"]
 
+_CLASSES = {"text-generation": "AutoModelForCausalLM", "text-classification": "AutoModelForSequenceClassification"}
 OUTPUT = ("--output_dir", "--output-dir")
 
 
@@ -85,7 +87,7 @@ def snippet(facts: Facts) -> str | None:
     found = sent(facts)
     if found is None or (facts.adapter and facts.base is None):
         return None
-    model = "AutoModelForSequenceClassification" if facts.stage == "reward" else "AutoModelForCausalLM"
+    model = _CLASSES[STAGES[facts.stage].task]
     own = _source(facts, str(facts.repo_id), _revision(facts, found))
     tokenizer = f"tokenizer = AutoTokenizer.from_pretrained({own})"
     if not facts.adapter:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..stage import STAGES
 from .refusals import hub_name, refusals_as
 
 __all__ = ["collect", "title_of"]
 
-NOTES = {"sft": "SFT", "reward": "reward model", "ppo": "PPO"}
 SPACE_NOTE = "comparison of SFT with PPO"
 MAX_TITLE = 60
 
@@ -24,15 +24,15 @@ def collect(
 ) -> str:
     """Groups what a recipe published into its Collection, made if there is none of its title. Returns the slug.
 
-    repos: the models, id -> stage ("sft", "reward" or "ppo"; another stage stands behind these). space: the id of a
+    repos: the models, id -> stage; one that this package does not know stands behind the others. space: the id of a
     Space. private: whether a Collection that is made is. What is in the Collection stays, and what belongs in it and
     is not is added, so the same call twice changes nothing. Raises ZooError where the Hub refuses.
     """
     from huggingface_hub import HfApi
 
-    stages = list(NOTES)
+    stages = list(STAGES)
     order = sorted(repos, key=lambda repo: (stages.index(repos[repo]) if repos[repo] in stages else len(stages), repo))
-    wanted = [(repo, "model", NOTES.get(repos[repo], repos[repo])) for repo in order]
+    wanted = [(repo, "model", STAGES[repos[repo]].note if repos[repo] in STAGES else repos[repo]) for repo in order]
     wanted += [(space, "space", SPACE_NOTE)] if space is not None else []
     title = title_of(recipe)
     with refusals_as(

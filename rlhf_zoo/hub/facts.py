@@ -15,15 +15,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from rlhf_zoo.errors import ZooError
-from rlhf_zoo.record import StageRecord, checkpoint_step, read_json
+from ..errors import ZooError
+from ..record import StageRecord, checkpoint_step, read_json
+from ..stage import STAGES
 
 __all__ = ["Checkpoint", "Facts", "estimate_at", "finite", "hub_id"]
 
-_STAGES = ("sft", "reward", "ppo")
 _SIBLINGS = ("sft", "reward", "data")  # roles that are also folders of a run directory
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-_BASE_ROLES = {"sft": ("base",), "reward": ("sft", "base"), "ppo": ("sft", "base")}
 # Of this machine or secret: nothing that a card should carry.
 _PRIVATE = re.compile(r"(^|_)(token|api_key|password)$|^(output|logging|cache|home)_dir$|^resume_from_checkpoint$")
 _PUBLIC_TOKENS = ("stop_token", "eos_token", "pad_token", "bos_token", "unk_token")
@@ -60,7 +59,7 @@ class Facts:
     def read(cls, path: Path, step: int | None, *, merged: bool = False) -> Facts:
         record = StageRecord(path)
         run = record.read()
-        if run.get("stage") not in _STAGES:
+        if run.get("stage") not in STAGES:
             raise ZooError(
                 f"{path} holds no run that has a card: name the directory of a stage, such as runs/tiny-world/ppo."
             )
@@ -82,6 +81,11 @@ class Facts:
     @property
     def recipe(self) -> str:
         return str(self.run.get("recipe", "unknown"))
+
+    @property
+    def mark(self) -> int | None:
+        """The step that curves mark, where they go on behind it."""
+        return self.at if self.at is not None and self.last_step is not None and self.at < self.last_step else None
 
     @property
     def finished(self) -> bool:
@@ -209,7 +213,7 @@ class Facts:
     @property
     def base(self) -> dict[str, Any] | None:
         """The parent whose weights it started from."""
-        found = (self.parents[role] for role in _BASE_ROLES[self.stage] if role in self.parents)
+        found = (self.parents[role] for role in STAGES[self.stage].starts_from if role in self.parents)
         return next((parent for parent in found if hub_id(parent["repo"])), None)
 
     @property

@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..stage import STAGES
 from .facts import finite, hub_id
 
 __all__ = ["DEPTH", "MOST", "ROLES", "Member", "Node", "Reference", "clean", "draw", "family_tree", "parents_of"]
 
-ROLES = {"sft": "SFT policy", "reward": "reward model", "data": "data set", "base": "base model"}
+ROLES = {**{stage.name: stage.title for stage in STAGES.values()}, "data": "data set", "base": "base model"}
 """What a card may name as a parent, in the order in which it is drawn."""
 DEPTH = 8
 """Generations below the root: a chain of cards could be made endless."""
@@ -23,27 +24,6 @@ MOST = 64
 """Repositories that one tree looks at."""
 _LONGEST = 120
 _LARGEST = 1e15
-_STAGES = ("sft", "reward", "ppo")
-# Figures by stage: how one reads, and where a card holds it; "checkpoints" is the row of the card's own step there.
-_FIGURES: dict[str, dict[str, tuple[str, ...]]] = {
-    "sft": {
-        "loss": ("checkpoints", "loss"),
-        "validation loss": ("checkpoints", "eval_loss"),
-    },
-    "reward": {
-        "held-out accuracy": ("reward_model", "accuracy"),
-        "loss": ("checkpoints", "loss"),
-        "validation accuracy": ("checkpoints", "eval_accuracy"),
-        "validation loss": ("checkpoints", "eval_loss"),
-    },
-    "ppo": {
-        "reward": ("reward",),
-        "KL (nats)": ("kl",),
-        "held-out reward": ("evaluation", "ppo", "reward", "value"),
-        "held-out KL (nats)": ("evaluation", "ppo", "kl", "value"),
-        "win rate": ("evaluation", "win_rate", "value"),
-    },
-}
 
 
 @dataclass(frozen=True)
@@ -84,7 +64,7 @@ class Node:
     @property
     def stage(self) -> str | None:
         found = (self.member.card or {}).get("stage")
-        return found if found in _STAGES else None
+        return found if found in STAGES else None
 
     @property
     def step(self) -> int | None:
@@ -104,7 +84,8 @@ class Node:
     def figures(self) -> dict[str, float]:
         """What its card says that it reached; nothing that was not measured."""
         card = self.member.card or {}
-        found = {name: _figure(card, *path) for name, path in _FIGURES.get(self.stage or "", {}).items()}
+        asked = STAGES[self.stage].figures if self.stage else {}
+        found = {name: _figure(card, *path) for name, path in asked.items()}
         return {name: value for name, value in found.items() if value is not None}
 
     def to_json(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..errors import ZooError
 from ..record import write_text
+from ..stage import STAGES
 from . import markdown
 from .card import CARD_FILE
 from .connect import REAL
@@ -55,7 +56,7 @@ shows those here, `rlhf-zoo run NAME` trains and publishes one, and `rlhf-zoo re
 The table says what came of them: every row is a repository at a commit, and its figures stand in the `rlhf_card.json`
 there.
 """
-_STAGE_ORDER = {"sft": 0, "reward": 1, "ppo": 2}
+_STAGE_ORDER = {stage: place for place, stage in enumerate(STAGES)}
 _NOT_METRICS = ("step", "tag", "commit")
 _MAX_METRICS = 8
 

@@ -235,7 +235,7 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
     Raises ZooError where a stage of the run is not finished, or was run with other settings than the flags say.
     """
     quiet()
-    recipe, stages = context.recipe, [stage for stage in ("sft", "reward", "ppo") if stage in context.recipe.stages]
+    recipe, stages = context.recipe, list(context.recipe.stages)
     if method == "dpo" and "reward" not in stages:
         raise ZooError(
             f"The recipe {recipe.name} has no stage reward, so there are no pairs that DPO could learn from."

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from ..errors import ZooError
 from ..record import StageRecord, checkpoint_step
+from ..stage import STAGES
 
 __all__ = [
     "REWARDS",
@@ -23,12 +24,7 @@ __all__ = [
     "prune",
 ]
 
-# What an evaluation of each stage gives; PPO's has rewards/NAME for each reward besides.
-METRICS = {
-    "sft": ("eval_loss", "eval_mean_token_accuracy", "eval_entropy"),
-    "reward": ("eval_loss", "eval_accuracy", "eval_margin"),
-    "ppo": ("eval_objective/kl", "eval_completions/length", "eval_completions/eos_rate"),
-}
+# PPO's evaluation has one of these for each reward, beside the metrics of the stage.
 REWARDS = "eval_rewards/"
 # What PPO maximises, measured on other prompts, is still what PPO maximises.
 PROXY = ("eval_objective/score", "eval_objective/shaped_score", "eval_objective/rlhf_reward")
@@ -80,7 +76,7 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
             f"{wanted} would choose by {metric}, which is what PPO maximises: name what PPO is not rewarded for, such "
             "as rewards/NAME of a reward function with weight 0."
         )
-    known = METRICS[stage]
+    known = STAGES[stage].metrics
     if metric not in known and not (stage == "ppo" and metric.startswith(REWARDS)):
         more = " or rewards/NAME of a reward function" if stage == "ppo" else ""
         raise ZooError(

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ..errors import ZooError
 from ..hub.connect import Hub
@@ -29,10 +29,7 @@ from ..record import (
 from ..run_id import run_id
 from .settings import RecipeConfig, StageSettings, recipe_config, stage_settings
 
-if TYPE_CHECKING:
-    from .outbox import Outbox
-
-__all__ = ["Checkpoint", "RunContext", "versions"]
+__all__ = ["Checkpoint", "Publisher", "RunContext", "versions"]
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +50,16 @@ def versions() -> dict[str, str]:
     return found | machine | {"threads": str(torch.get_num_threads())}
 
 
+class Publisher(Protocol):
+    """Sends what a run saves while it goes on; a stage without one publishes nothing."""
+
+    def notify(self) -> None:
+        """Something new lies on the disk. Returns at once and never raises."""
+
+    def drain(self) -> None:
+        """Waits until all of it is sent. Raises ZooError where it cannot be."""
+
+
 @dataclass(frozen=True)
 class Checkpoint:
     """A checkpoint to start from: where it lies, and its name for run.json and cards."""
@@ -71,8 +78,7 @@ class RunContext:
     stop_after: end a stage's training with the checkpoint of this step, with the status "stopped".
     base: for a run that is part of another, where the stages lie that are not its `own`; variant: its name among the
     runs of an ablation.
-    outbox: sends what is saved; without one, `publish` only says where what was sent before lies. checked: the
-    repositories were looked at, and the Hub need not answer before a stage trains.
+    checked: the repositories were looked at, and the Hub need not answer before a stage trains.
     """
 
     recipe: Recipe
@@ -91,7 +97,6 @@ class RunContext:
     base: Path | None = None
     own: tuple[str, ...] = OWN
     variant: str | None = None
-    outbox: Outbox | None = None
     checked: bool = False
 
     @property
@@ -118,11 +123,6 @@ class RunContext:
         """Raises ZooError where the record of one of these stages is of another recipe."""
         for stage in stages:
             self.record(stage).check_recipe(self.recipe.name)
-
-    def notify(self) -> None:
-        """Something new is there to be sent."""
-        if self.outbox is not None:
-            self.outbox.notify()
 
     @property
     def dataset_repo(self) -> str:

@@ -17,7 +17,7 @@ from ..hub.weights import Origin
 from ..models import load_causal
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from .ballots import votes_on
-from .context import RunContext, versions
+from .context import Publisher, RunContext, versions
 from .data import DataSource, data_source
 from .head_to_head import head_to_head
 from .interrupt import Stopped
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 __all__ = ["check_judges", "check_prompts", "recorded", "run", "same_weights"]
 
 
-def run(context: RunContext) -> bool:
+def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """Evaluates the finished PPO policy against its SFT policy. Returns False when that was done already.
 
     Writes eval/evaluation.json and eval/samples.jsonl. The figures are over the test split, which nothing else reads.
@@ -122,6 +122,8 @@ def run(context: RunContext) -> bool:
     if chosen is not None:
         context.record("ppo").write(chosen=chosen)
     record.write(status="finished", seconds=seconds, finished=now())
+    if publisher is not None:
+        publisher.notify()  # the cards of what it measured are due
     return True
 
 

@@ -15,8 +15,9 @@ from ..models import load_causal
 from ..ppo.completions import TAKEN
 from ..record import read_json
 from ..run_lock import sole_writer
-from . import evaluate, ppo, reward, sft
-from .context import RunContext
+from ..stage import STAGES
+from . import evaluate, ppo
+from .context import Publisher, RunContext
 from .data import data_source
 from .evaluate import check_judges, check_prompts, same_weights
 from .measure import measure, yardstick
@@ -26,22 +27,22 @@ from .train import quiet
 
 __all__ = ["SHOWN_PROMPTS", "run", "run_stage", "said", "show", "verdict"]
 
-STAGES = {"sft": sft.run, "reward": reward.run, "ppo": ppo.run, "eval": evaluate.run}
 SHOWN_PROMPTS = 6
 SHOW_STREAM = 6
 
 
-def run_stage(context: RunContext, stage: str) -> bool:
+def run_stage(context: RunContext, stage: str, publisher: Publisher | None = None) -> bool:
     """Runs one stage. Returns False when it was finished before."""
     with sole_writer(context.directory, command=context.command):
         for earlier in context.recipe.stages:
             if earlier == stage:
                 break
             context.restore_chosen(earlier)
-        return STAGES[stage](context)
+        runs = evaluate.run if stage == "eval" else STAGES[stage].load("run")
+        return runs(context, publisher)
 
 
-def run(context: RunContext, console: Any) -> Path:
+def run(context: RunContext, console: Any, publisher: Publisher | None = None) -> Path:
     """Runs every stage of the recipe that is not finished, publishes, and returns the path of summary.json."""
     quiet()
     # Mistakes in what comes last are found before what comes first trains.
@@ -53,7 +54,7 @@ def run(context: RunContext, console: Any) -> Path:
         ppo.reward_functions(context.settings("ppo"))
         check_prompts(context, source)
         check_judges(context)
-    if context.outbox is not None:
+    if publisher is not None:
         for stage in context.recipe.stages:
             claim_repository(context, stage)
         context = replace(context, checked=True)
@@ -63,7 +64,7 @@ def run(context: RunContext, console: Any) -> Path:
     trained = False
     for stage in [*context.recipe.stages, *(["eval"] if evaluates else [])]:
         console.rule(f"[bold]{stage}")
-        done = run_stage(context, stage)
+        done = run_stage(context, stage, publisher)
         trained = trained or done
         if not done:
             console.print(f"{stage} was finished before; --restart does it again.")
@@ -72,8 +73,8 @@ def run(context: RunContext, console: Any) -> Path:
     for stage in context.recipe.stages:
         make_card(context.record(stage).path)
     try:
-        if context.outbox is not None:
-            context.outbox.drain()
+        if publisher is not None:
+            publisher.drain()
             console.print(f"Every checkpoint and its card is on {context.hub.described}.", highlight=False)
     finally:
         path = write_summary(context, trained=trained)
@@ -101,7 +102,7 @@ def _check_begun(context: RunContext, stage: str) -> None:
 def _forget(context: RunContext) -> None:
     """Clears all that stages left, and summary.json; what they start from stays until they make it anew."""
     (context.directory / "summary.json").unlink(missing_ok=True)
-    for record in map(context.record, reversed(STAGES)):
+    for record in map(context.record, reversed([*STAGES, "eval"])):
         if record.run_file.exists() and record.path.parent == context.directory:
             record.clear()
 
@@ -111,7 +112,7 @@ def said(context: RunContext, stage: str) -> str:
     record = context.record(stage)
     document = record.read()
     parts = [f"{document['seconds']:.0f} s"]
-    if context.outbox is not None and stage != "eval":
+    if context.publish and stage != "eval":
         sent = len([tag for tag in published_tags(record, context.repo(stage), hub=context.hub.label) if tag != "best"])
         left = len(unpublished(record, context.repo(stage), hub=context.hub.label))
         so_far = " so far" if left else ""

@@ -14,7 +14,7 @@ from ..plugins import load_object
 from ..rewards import RewardFunction, Rewards
 from .choice import REWARDS as REWARD_METRICS
 from .choice import metric_name
-from .context import Checkpoint, RunContext
+from .context import Checkpoint, Publisher, RunContext
 from .data import DataSource, data_source
 from .settings import StageSettings
 from .train import quiet, train_stage
@@ -102,7 +102,7 @@ def build_trainer(settings: StageSettings, functions: list[RewardFunction], **pa
     )
 
 
-def run(context: RunContext) -> bool:
+def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """Trains the policy with PPO. Returns False when it was trained already."""
     from transformers import set_seed
 
@@ -132,7 +132,15 @@ def run(context: RunContext) -> bool:
             **data,
         )
 
-    return train_stage(context, settings, data=source.lineage, parents=parents, started=started, build=build)
+    return train_stage(
+        context,
+        settings,
+        data=source.lineage,
+        parents=parents,
+        started=started,
+        build=build,
+        publisher=publisher,
+    )
 
 
 def _check_rule(settings: StageSettings, names: list[str], weights: list[float]) -> None:

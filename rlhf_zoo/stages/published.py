@@ -20,8 +20,9 @@ from ..hub.publish import RECIPE_FILE
 from ..hub.pull import fetch as pull_revision
 from ..hub.pull import split_revision
 from ..plugins import registered
-from ..recipes import STAGES, Recipe, is_repository_name
+from ..recipes import Recipe, is_repository_name
 from ..record import StageRecord, read_json
+from ..stage import STAGES
 from .data import CORPORA
 from .ppo import REWARDS
 

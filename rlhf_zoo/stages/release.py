@@ -38,6 +38,7 @@ from ..hub.publish import (
 )
 from ..hub.refusals import client_errors, refusals_as
 from ..record import StageRecord, checkpoint_step, write_json
+from ..stage import STAGES
 from .adapters import ADAPTER_CONFIGS, name_bases
 from .choice import lasting
 from .context import RunContext
@@ -47,7 +48,6 @@ __all__ = ["Sender", "Shipment", "claim_repository", "kept_lineage", "resume_com
 
 log = logging.getLogger(__name__)
 
-STAGES = ("sft", "reward", "ppo")
 REFUSALS = (400, 401, 403, 404)
 
 

@@ -27,7 +27,7 @@ from ..models import load_causal, load_classifier, set_score_statistics
 from ..plugins import load_object
 from ..record import read_json, write_json
 from ..rewards import RewardModel
-from .context import Checkpoint, RunContext
+from .context import Checkpoint, Publisher, RunContext
 from .data import DataSource, add_configuration, data_source
 from .generate import complete
 from .pairs import COLUMNS, named_pairs, on_pairs, prompt_configuration, sampling
@@ -47,7 +47,7 @@ __all__ = [
 ]
 
 
-def run(context: RunContext) -> bool:
+def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """Trains the reward model. Returns False when it was trained already."""
     from transformers import AutoModelForSequenceClassification, set_seed
     from trl import RewardTrainer
@@ -126,6 +126,7 @@ def run(context: RunContext) -> bool:
         parents={"sft": sft},
         started=started,
         build=build,
+        publisher=publisher,
         finish_checkpoint=finish_checkpoint,
         conclude=conclude,
     )

@@ -13,7 +13,8 @@ from typing import Any
 from ..errors import ZooError
 from ..limits import check_limits
 from ..plugins import did_you_mean
-from ..recipes import STAGES, Recipe
+from ..recipes import Recipe
+from ..stage import STAGES
 from .choice import ReleaseArguments, check_rule
 from .values import check_plain, coerce, shown
 
@@ -213,17 +214,8 @@ RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_to
 def _dataclasses(stage: str) -> tuple[Any, ...]:
     from trl import ModelConfig
 
-    if stage == "sft":
-        from trl import SFTConfig
-
-        return SFTArguments, SFTConfig, ModelConfig, ReleaseArguments
-    if stage == "reward":
-        from trl import RewardConfig
-
-        return RewardArguments, RewardConfig, ModelConfig, ReleaseArguments
-    from ..ppo.config import PPOConfig
-
-    return PPOArguments, PPOConfig, ModelConfig, ReleaseArguments
+    known = STAGES[stage]
+    return known.load("arguments"), known.load("trainer"), ModelConfig, ReleaseArguments
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from ..hub.refusals import refusals_as
 from ..model_files import load_tokenizer
 from ..models import build_causal, load_causal
 from ..tokenizer import train_tokenizer
-from .context import Checkpoint, RunContext
+from .context import Checkpoint, Publisher, RunContext
 from .data import data_source
 from .settings import StageSettings
 from .train import make_trainer, quiet, train_stage
@@ -19,7 +19,7 @@ from .train import make_trainer, quiet, train_stage
 __all__ = ["run"]
 
 
-def run(context: RunContext) -> bool:
+def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """Trains the SFT policy. Returns False when it was trained already."""
     from transformers import set_seed
     from trl import SFTTrainer, get_peft_config
@@ -60,7 +60,15 @@ def run(context: RunContext) -> bool:
             peft_config=get_peft_config(settings.model),
         )
 
-    return train_stage(context, settings, data=source.lineage, parents=parents, started=started, build=build)
+    return train_stage(
+        context,
+        settings,
+        data=source.lineage,
+        parents=parents,
+        started=started,
+        build=build,
+        publisher=publisher,
+    )
 
 
 def _base(context: RunContext, settings: StageSettings) -> Checkpoint | None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..record import read_json, write_json
+from ..stage import STAGES
 from .context import RunContext
 
 __all__ = ["peak_rss_mib", "write_summary"]
@@ -24,7 +25,7 @@ def write_summary(context: RunContext, *, trained: bool) -> Path:
 
     trained: whether this process did any of the stages; one that only published says nothing of their memory.
     """
-    documents = {stage: context.record(stage).read() for stage in ("sft", "reward", "ppo", "eval")}
+    documents = {stage: context.record(stage).read() for stage in (*STAGES, "eval")}
     evaluation = read_json(context.record("eval").path / "evaluation.json") if documents["eval"] else {}
     path = context.directory / "summary.json"
     seconds = {stage: round(document.get("seconds", 0.0), 2) for stage, document in documents.items()}
@@ -43,7 +44,7 @@ def write_summary(context: RunContext, *, trained: bool) -> Path:
         "peak_rss_mib": round(max(peaks), 1),
         "repos": {
             stage: {key: documents[stage]["repo"][key] for key in ("id", "commit", "tags")}
-            for stage in ("sft", "reward", "ppo")
+            for stage in STAGES
             if documents[stage].get("repo")
         },
         "reward_model": {

@@ -19,7 +19,7 @@ from ..record import StageRecord, checkpoint_step, fingerprint, now, write_compl
 from .adapters import check_bases
 from .callbacks import StageCallback
 from .choice import choose, promising, prune
-from .context import Checkpoint, RunContext, versions
+from .context import Checkpoint, Publisher, RunContext, versions
 from .interrupt import Interruptible, Stopped
 from .release import claim_repository, kept_lineage
 from .running_metrics import RunningMetrics
@@ -66,14 +66,16 @@ def train_stage(
     parents: Mapping[str, Checkpoint],
     started: float,
     build: Callable[[], Any],
+    publisher: Publisher | None = None,
     finish_checkpoint: Callable[[Any, Path], None] | None = None,
     conclude: Callable[[Any, Path], Mapping[str, Any]] | None = None,
 ) -> bool:
     """Runs a stage, or leaves it when it is finished. Returns whether it trained.
 
     data: the data set's lineage; parents: the checkpoints that it starts from; started: time.monotonic() when the stage
-    began. build() -> trainer, called only when there is something to train. finish_checkpoint(trainer, path) adds to a
-    checkpoint before it counts as complete; conclude(trainer, chosen checkpoint) -> fields for run.json, at the end.
+    began. build() -> trainer, called only when there is something to train. publisher: sends each checkpoint as it is
+    saved. finish_checkpoint(trainer, path) adds to a checkpoint before it counts as complete; conclude(trainer, chosen
+    checkpoint) -> fields for run.json, at the end.
     Raises Stopped after Ctrl-C, once the step under way is saved.
     """
     stage = settings.stage
@@ -89,13 +91,13 @@ def train_stage(
         record.check_fingerprint(resolved, recipe=context.recipe.name)
     before = {} if again else record.read()
     if before.get("status") == "finished":
-        if context.outbox is not None:
+        if publisher is not None:
             record.write(publish=_publication(context))
-            context.notify()
+            publisher.notify()
         return False
-    if context.outbox is not None and not context.checked:
+    if publisher is not None and not context.checked:
         claim_repository(context, stage)
-    if context.outbox is not None and settings.model.use_peft:
+    if publisher is not None and settings.model.use_peft:
         check_bases(context, stage, parents)
     if not before and not again and any(record.path.glob("checkpoint-*")):
         raise ZooError(f"{record.path} holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir.")
@@ -109,7 +111,7 @@ def train_stage(
         # Only now: settings that build refuses must not claim the directory, nor cost what lies there.
         if again:
             record.clear()
-            if context.outbox is not None:
+            if publisher is not None:
                 claim_repository(context, stage)  # without the tags of what was cleared
         record.write(
             stage=stage,
@@ -125,12 +127,12 @@ def train_stage(
             },
             dataset=kept_lineage(before.get("dataset") or {}, data),
             hub=before.get("hub") or context.hub.label,
-            publish=_publication(context) or before.get("publish"),
+            publish=before.get("publish") if publisher is None else _publication(context),
             repo=before.get("repo"),
             command=context.command,
             run=context.run_id(stage),
         )
-        callback = _attach(trainer, context, settings, record, stop, finish_checkpoint)
+        callback = _attach(trainer, context, settings, record, stop, publisher, finish_checkpoint)
         with _whole_checkpoints(record), contextlib.closing(callback):
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         seconds = before.get("seconds", 0.0) + time.monotonic() - started
@@ -147,7 +149,8 @@ def train_stage(
         finished = dict(conclude(trainer, path)) if conclude is not None else {}
     seconds = before.get("seconds", 0.0) + time.monotonic() - started
     record.write(status="finished", chosen=chosen, seconds=seconds, finished=now(), **finished)
-    context.notify()
+    if publisher is not None:
+        publisher.notify()
     if stop.requested:
         raise Stopped
     return True
@@ -179,10 +182,8 @@ def _last_whole(record: StageRecord) -> Path | None:
     return resume
 
 
-def _publication(context: RunContext) -> dict[str, Any] | None:
-    """Where the run is to be published, for `push --resume`; None where it is not."""
-    if context.outbox is None:
-        return None
+def _publication(context: RunContext) -> dict[str, Any]:
+    """Where the run is to be published, for `push --resume`."""
     return {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
 
 
@@ -213,6 +214,7 @@ def _attach(
     settings: StageSettings,
     record: StageRecord,
     stop: Interruptible,
+    publisher: Publisher | None,
     finish_checkpoint: Callable[[Any, Path], None] | None,
 ) -> StageCallback:
     from transformers import PrinterCallback
@@ -224,13 +226,11 @@ def _attach(
             finish_checkpoint(trainer, path)
 
     def saved() -> None:
-        context.notify()
-        waiting = (
-            unpublished(record, context.repo(settings.stage), hub=context.hub.label)
-            if context.outbox is not None
-            else []
-        )
-        unsent = {checkpoint_step(path) for path in waiting}
+        unsent: set[int] = set()
+        if publisher is not None:
+            publisher.notify()
+            waiting = unpublished(record, context.repo(settings.stage), hub=context.hub.label)
+            unsent = {checkpoint_step(path) for path in waiting}
         stay = unsent | promising(record, settings.release, settings.trainer)
         prune(record, keep=settings.keep, stay=stay)
 

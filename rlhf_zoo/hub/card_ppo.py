@@ -1,0 +1,120 @@
+"""The card of a policy that was trained with PPO."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from . import markdown, plots
+from .card_kl import kl_settings, penalty_varies
+from .card_parts import (
+    FIGURES,
+    HEADLINE,
+    TEMPLATES,
+    Draw,
+    Metric,
+    StageCard,
+    notes_on_judge,
+    picks,
+    policy_figures,
+    unmeasured_figures,
+)
+from .card_signs import reward_parts, signs
+from .facts import Facts
+from .markdown import Raw
+
+__all__ = ["CARD"]
+
+_PANELS: tuple[plots.Panel, ...] = (
+    ("completions/length", "Length", "tokens"),
+    ("objective/entropy", "Entropy", "nats per token"),
+    ("policy/clipfrac", "Clip fraction", "share of actions"),
+    ("loss/value", "Value loss", "squared reward"),
+)
+
+
+def _measured(facts: Facts) -> Iterator[tuple[str, str, list[Metric]]]:
+    figures = {key: (facts.figure("ppo", key), name) for key, name in FIGURES.items()}
+    figures["win_rate"] = (facts.figure("win_rate"), "win rate over SFT")
+    split = facts.evaluation.get("split", "test")
+    yield split, "prompts", [(key, (found or {}).get("value"), name) for key, (found, name) in figures.items()]
+
+
+def _draw(facts: Facts, draw: Draw) -> None:
+    rows, mark = facts.metrics, facts.mark
+    panels = _PANELS
+    if any(row.get("completions/eos_rate", 1) < 1 for row in rows):
+        panels += (("completions/eos_rate", "Ended by EOS", "share of completions"),)
+    if penalty_varies(facts):
+        panels += (("kl_coef", "β, the KL coefficient", "reward per nat"),)
+    draw("reward_kl", "Reward and KL against the step", plots.plot_reward_and_kl, rows, mark=mark)
+    draw("reward_sqrt_kl", "Reward against √KL", plots.plot_reward_against_kl, rows, mark=mark)
+    followed = facts.evaluation.get("over_training")
+    what = "Training reward and judge against √KL, at each checkpoint"
+    draw("over_training", what, plots.plot_over_training, followed)
+    what = ", ".join(title[0].lower() + title[1:] for _, title, _ in panels)
+    draw("training", f"Against the step: {what}", plots.plot_panels, rows, panels, mark=mark)
+
+
+def _words(facts: Facts) -> dict[str, Any]:
+    return {
+        "headline": HEADLINE,
+        "figures": policy_figures(facts),
+        "kl": kl_settings(facts),
+        "adaptive": penalty_varies(facts),
+        "others": _other_judges(facts),
+        "judge_notes": notes_on_judge(facts.evaluation.get("judge") or {}),
+        "parts": reward_parts(facts),
+        "picks": picks(facts, "ppo"),
+        "rewarded": _rewarded(facts),
+        "signs": signs(facts),
+    }
+
+
+def _rewarded(facts: Facts) -> Raw:
+    """What PPO was rewarded by, in words."""
+    paid = [markdown.code(name) for name, weight in facts.rewards.items() if weight != 0]
+    watched = [markdown.code(name) for name, weight in facts.rewards.items() if weight == 0]
+    what = ["a learned reward"] if facts.learned_reward else []
+    if paid:
+        what.append(f"the reward function{'s' if len(paid) > 1 else ''} {', '.join(paid)}")
+    seen = f" (with {', '.join(watched)} watched and never rewarded)" if watched else ""
+    return Raw((" and ".join(what) or "a reward that is not recorded") + seen)
+
+
+def _other_judges(facts: Facts) -> dict[str, dict[str, Any]]:
+    """The judges beside the main one: {name: {description, notes, sft, ppo, win_rate}}, votes among them."""
+    main = (facts.evaluation.get("judge") or {}).get("name")
+    others: dict[str, dict[str, Any]] = {}
+    for name, figures in (facts.evaluation.get("judges") or {}).items():
+        if name != main and isinstance(figures, Mapping):
+            own = {key: facts.figure("judges", name, key) for key in ("sft", "ppo", "win_rate")}
+            others[name] = {**own, "description": figures.get("description", ""), "notes": notes_on_judge(figures)}
+    for name, figures in (facts.evaluation.get("votes") or {}).items():
+        if isinstance(figures, Mapping):
+            said = " ".join(str(figures[key]) for key in ("description", "problem") if figures.get(key))
+            others[f"votes:{name}"] = {"win_rate": facts.figure("votes", name, "win_rate"), "description": said}
+    return others
+
+
+def _unmeasured(facts: Facts) -> list[str]:
+    followed = facts.evaluation.get("over_training")
+    known = {
+        "win rate over SFT": facts.figure("win_rate"),
+        "the control (SFT against SFT under another seed)": facts.figure("control"),
+        "the judge before the end of training": isinstance(followed, Mapping) and followed.get("checkpoints"),
+    }
+    never = ["preferences of people", "other seeds", "safety, bias and truthfulness"]
+    return [*unmeasured_figures(facts), *(what for what, there in known.items() if not there), *never]
+
+
+CARD = StageCard(
+    template=TEMPLATES / "ppo.md.jinja",
+    columns={"episodes": "episodes", "β": "kl_coef", "reward": "objective/score", "KL, nats": "objective/kl"},
+    always="KL, nats",
+    json_columns={"reward": "objective/score", "kl": "objective/kl"},
+    measured=_measured,
+    draw=_draw,
+    words=_words,
+    unmeasured=_unmeasured,
+)

@@ -1,0 +1,67 @@
+"""The card of a reward model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from . import plots
+from .card_parts import TEMPLATES, Draw, Metric, StageCard
+from .facts import Facts, estimate_at
+
+__all__ = ["CARD"]
+
+
+def _measured(facts: Facts) -> Iterator[tuple[str, str, list[Metric]]]:
+    report = facts.reward_report
+    yield report.get("split", "test"), facts.setting("dataset_config", "preferences"), [
+        ("accuracy", (facts.accuracy or {}).get("value"), "accuracy on held-out pairs"),
+        ("loss", (estimate_at(report, "loss") or {}).get("value"), "loss on held-out pairs, nats per pair"),
+        ("ece", (report.get("calibration") or {}).get("ece"), "expected calibration error"),
+    ]  # fmt: skip
+
+
+def _draw(facts: Facts, draw: Draw) -> None:
+    report, rows = facts.reward_report, facts.metrics
+    draw("margins", "Histogram of margins on held-out pairs", plots.plot_margins, report)
+    draw("calibration", "Calibration on held-out pairs", plots.plot_reliability, report)
+    draw("length", "Score against length on held-out pairs", plots.plot_score_by_length, report)
+    loss = {"loss": "training", "eval_loss": "validation"}
+    options: dict[str, Any] = {"title": "Loss", "unit": "nats per pair", "mark": facts.mark}
+    draw("loss", "Loss against the step", plots.plot_curves, rows, loss, **options)
+    accuracy = {"accuracy": "training batches", "eval_accuracy": "validation"}
+    options = {"title": "Pair accuracy", "unit": "share of pairs", "mark": facts.mark}
+    draw("accuracy", "Pair accuracy against the step", plots.plot_curves, rows, accuracy, **options)
+
+
+def _words(facts: Facts) -> dict[str, Any]:
+    return {"report": facts.reward_report}
+
+
+def _unmeasured(facts: Facts) -> list[str]:
+    report = facts.reward_report
+    known = {
+        "accuracy on held-out pairs": facts.accuracy is not None,
+        "calibration": report.get("calibration"),
+        "correlation of its score with length": report.get("length"),
+        "mean and deviation of its score over SFT samples": facts.score,
+    }
+    never = ["agreement with people beyond its pairs", "its accuracy on what PPO will write", "other seeds"]
+    return [*(what for what, there in known.items() if not there), *never]
+
+
+CARD = StageCard(
+    template=TEMPLATES / "reward.md.jinja",
+    columns={
+        "loss": "loss",
+        "accuracy on its batches": "accuracy",
+        "validation loss": "eval_loss",
+        "validation accuracy": "eval_accuracy",
+    },
+    always="loss",
+    json_columns={"loss": "loss", "eval_loss": "eval_loss", "eval_accuracy": "eval_accuracy"},
+    measured=_measured,
+    draw=_draw,
+    words=_words,
+    unmeasured=_unmeasured,
+)

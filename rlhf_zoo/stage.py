@@ -1,0 +1,104 @@
+"""The stages that a recipe may have. What the rest of the package asks of a stage stands here, and nowhere else."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+__all__ = ["STAGES", "Stage"]
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stage is a file NAME.yaml of a recipe, a command, a folder of the run directory and a model on the Hub.
+
+    title: how its model is called; note: in a Collection. does, example: the help of its command. starts_from: the
+    parents that its weights may come from, nearest first. metrics: those of the validation split that may choose its
+    checkpoint. figures: what a family tree shows of it: how it reads -> where rlhf_card.json holds it ("checkpoints":
+    the row of the card's own step). task: what the Hub calls it.
+
+    Code is named as "module:attribute" and imported when `load` is called. arguments: the dataclass of its own keys;
+    trainer: that of its trainer's keys; run: (context, publisher) -> whether it trained; card: its `StageCard`.
+    """
+
+    name: str
+    title: str
+    note: str
+    does: str
+    example: str
+    arguments: str
+    trainer: str
+    run: str
+    card: str
+    starts_from: tuple[str, ...]
+    metrics: tuple[str, ...]
+    figures: Mapping[str, tuple[str, ...]]
+    task: Literal["text-generation", "text-classification"] = "text-generation"
+
+    def load(self, what: Literal["arguments", "trainer", "run", "card"]) -> Any:
+        module, _, attribute = getattr(self, what).partition(":")
+        return getattr(importlib.import_module(module), attribute)
+
+
+#: In the order in which a run has them.
+STAGES: dict[str, Stage] = {
+    stage.name: stage
+    for stage in (
+        Stage(
+            name="sft",
+            title="SFT policy",
+            note="SFT",
+            does="Train the SFT policy of a recipe.",
+            example="rlhf-zoo sft tiny-world --num_train_epochs 2",
+            arguments="rlhf_zoo.stages.settings:SFTArguments",
+            trainer="trl:SFTConfig",
+            run="rlhf_zoo.stages.sft:run",
+            card="rlhf_zoo.hub.card_sft:CARD",
+            starts_from=("base",),
+            metrics=("eval_loss", "eval_mean_token_accuracy", "eval_entropy"),
+            figures={"loss": ("checkpoints", "loss"), "validation loss": ("checkpoints", "eval_loss")},
+        ),
+        Stage(
+            name="reward",
+            title="reward model",
+            note="reward model",
+            does="Train the reward model of a recipe.",
+            example="rlhf-zoo reward tiny-world --learning_rate 5e-4",
+            arguments="rlhf_zoo.stages.settings:RewardArguments",
+            trainer="trl:RewardConfig",
+            run="rlhf_zoo.stages.reward:run",
+            card="rlhf_zoo.hub.card_reward:CARD",
+            starts_from=("sft", "base"),
+            metrics=("eval_loss", "eval_accuracy", "eval_margin"),
+            figures={
+                "held-out accuracy": ("reward_model", "accuracy"),
+                "loss": ("checkpoints", "loss"),
+                "validation accuracy": ("checkpoints", "eval_accuracy"),
+                "validation loss": ("checkpoints", "eval_loss"),
+            },
+            task="text-classification",
+        ),
+        Stage(
+            name="ppo",
+            title="PPO policy",
+            note="PPO",
+            does="Train the SFT policy of a recipe with PPO.",
+            example="rlhf-zoo ppo tiny-world --kl_coef 0.2",
+            arguments="rlhf_zoo.stages.settings:PPOArguments",
+            trainer="rlhf_zoo.ppo.config:PPOConfig",
+            run="rlhf_zoo.stages.ppo:run",
+            card="rlhf_zoo.hub.card_ppo:CARD",
+            starts_from=("sft", "base"),
+            metrics=("eval_objective/kl", "eval_completions/length", "eval_completions/eos_rate"),
+            figures={
+                "reward": ("reward",),
+                "KL (nats)": ("kl",),
+                "held-out reward": ("evaluation", "ppo", "reward", "value"),
+                "held-out KL (nats)": ("evaluation", "ppo", "kl", "value"),
+                "win rate": ("evaluation", "win_rate", "value"),
+            },
+        ),
+    )
+}
