@@ -16,8 +16,9 @@ class Stage:
 
     title: how its model is called; note: in a Collection. does, example: the help of its command. starts_from: the
     parents that its weights may come from, nearest first. metrics: those of the validation split that may choose its
-    checkpoint. figures: what a family tree shows of it: how it reads -> where rlhf_card.json holds it ("checkpoints":
-    the row of the card's own step). task: what the Hub calls it.
+    checkpoint. model_keys: of trl.ModelConfig, those that the stage obeys. figures: what a family tree shows of it: how
+    it reads -> where rlhf_card.json holds it ("checkpoints": the row of the card's own step). task: what the Hub calls
+    it.
 
     Code is named as "module:attribute" and imported when `load` is called. arguments: the dataclass of its own keys;
     trainer: that of its trainer's keys; run: (context, publisher) -> whether it trained; card: its `StageCard`.
@@ -34,6 +35,7 @@ class Stage:
     card: str
     starts_from: tuple[str, ...]
     metrics: tuple[str, ...]
+    model_keys: tuple[str, ...]
     figures: Mapping[str, tuple[str, ...]]
     task: Literal["text-generation", "text-classification"] = "text-generation"
 
@@ -42,6 +44,10 @@ class Stage:
         return getattr(importlib.import_module(module), attribute)
 
 
+LORA = (
+    "use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters",
+    "lora_modules_to_save", "lora_task_type", "use_rslora", "use_dora",
+)  # fmt: skip
 #: In the order in which a run has them.
 STAGES: dict[str, Stage] = {
     stage.name: stage
@@ -58,6 +64,7 @@ STAGES: dict[str, Stage] = {
             card="rlhf_zoo.hub.card_sft:CARD",
             starts_from=("base",),
             metrics=("eval_loss", "eval_mean_token_accuracy", "eval_entropy"),
+            model_keys=("model_name_or_path", "model_revision", *LORA),
             figures={"loss": ("checkpoints", "loss"), "validation loss": ("checkpoints", "eval_loss")},
         ),
         Stage(
@@ -72,6 +79,7 @@ STAGES: dict[str, Stage] = {
             card="rlhf_zoo.hub.card_reward:CARD",
             starts_from=("sft", "base"),
             metrics=("eval_loss", "eval_accuracy", "eval_margin"),
+            model_keys=(),
             figures={
                 "held-out accuracy": ("reward_model", "accuracy"),
                 "loss": ("checkpoints", "loss"),
@@ -92,6 +100,7 @@ STAGES: dict[str, Stage] = {
             card="rlhf_zoo.hub.card_ppo:CARD",
             starts_from=("sft", "base"),
             metrics=("eval_objective/kl", "eval_completions/length", "eval_completions/eos_rate"),
+            model_keys=("model_name_or_path", *LORA),
             figures={
                 "reward": ("reward",),
                 "KL (nats)": ("kl",),

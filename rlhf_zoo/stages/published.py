@@ -33,7 +33,8 @@ PREFERENCES = "rlhf_zoo.preferences"
 NOT_OBEYED = (
     "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
     "hub_private_repo", "hub_revision", "resume_from_checkpoint", "log_level", "log_level_replica", "log_on_each_node",
-    "trust_remote_code",
+    "trust_remote_code", "local_rank", "do_train", "do_eval", "do_predict", "dtype", "attn_implementation",
+    "load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage", "use_bnb_nested_quant",
 )  # fmt: skip
 # What reads files, or loads what is neither the model nor the data that the card names.
 REFUSED = (
@@ -149,11 +150,6 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
         raise ZooError(
             f"{published.where} says {refused[0]}, which may read files or load code, and no download may say that: "
             "copy the settings that you trust into a recipe of your own."
-        )
-    if "/" in str(own.get("attn_implementation") or ""):
-        raise ZooError(
-            f"{published.where} takes attention from the repository {own['attn_implementation']}, and no code of a "
-            "download is run: copy the settings that you trust into a recipe of your own."
         )
     architecture = published.shared.get("architecture")
     if isinstance(architecture, Mapping) and (fields := [key for key in architecture if _CODE.search(str(key))]):

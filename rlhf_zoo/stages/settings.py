@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ __all__ = [
     "recorded_settings",
     "stage_keys",
     "stage_settings",
+    "unsupported",
 ]
 
 
@@ -218,6 +219,19 @@ def _dataclasses(stage: str) -> tuple[Any, ...]:
     return known.load("arguments"), known.load("trainer"), ModelConfig, ReleaseArguments
 
 
+# What only the scripts of transformers and trl read, or what goes to a Hub by another way here.
+SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank", "model_init_kwargs",
+               "trust_remote_code", "hub_private_repo", "hub_revision")  # fmt: skip
+
+
+@functools.cache
+def unsupported(stage: str) -> frozenset[str]:
+    """Keys of the stage's dataclasses that it would take and not obey: they are refused."""
+    from trl import ModelConfig
+
+    return frozenset(SCRIPT_KEYS) | set(_hints(ModelConfig)) - set(STAGES[stage].model_keys)
+
+
 @functools.cache
 def _hints(kind: type) -> Mapping[str, Any]:
     resolved = typing.get_type_hints(kind)
@@ -226,11 +240,11 @@ def _hints(kind: type) -> Mapping[str, Any]:
 
 def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
     """Every key that a stage takes: name -> (type, default, help)."""
-    keys = {}
+    keys, left_out = {}, unsupported(stage).union(RUN_KEYS)
     for kind in _dataclasses(stage):
         hints = _hints(kind)
         for entry in dataclasses.fields(kind):
-            if entry.init and entry.name not in RUN_KEYS:
+            if entry.init and entry.name not in left_out:
                 default = entry.default if entry.default is not dataclasses.MISSING else None
                 keys[entry.name] = (hints[entry.name], default, entry.metadata.get("help", ""))
     return keys
@@ -288,8 +302,9 @@ def stage_settings(
     shared = recipe_config(recipe, shared_flags)
     keys = stage_keys(stage)
     hints = {name: hint for name, (hint, _, _) in keys.items()}
-    asked = _checked(recipe.stages[stage], hints, str(recipe.source(stage)), of=f"the stage {stage}")
-    asked |= _checked(flags, hints, "the command's flags", of=f"the stage {stage}", flag=True)
+    of, refused = f"the stage {stage}", unsupported(stage)
+    asked = _checked(recipe.stages[stage], hints, str(recipe.source(stage)), of=of, refused=refused)
+    asked |= _checked(flags, hints, "the command's flags", of=of, refused=refused, flag=True)
     asked.setdefault("seed", shared.seed)
     if "report_to" in asked and asked["report_to"] is None:
         asked["report_to"] = "none"  # its own word for nothing
@@ -308,8 +323,6 @@ def stage_settings(
         raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {first}.") from error
     _check_trainer(trainer, stage)
     check_rule(stage, release, trainer, held_out=data.evaluated_split)
-    if stage == "reward" and model.use_peft:
-        raise ZooError("use_peft of the stage reward does not work: a reward model is trained in full; leave it out.")
     if release.push_merged and not model.use_peft:
         raise ZooError(f"push_merged of the stage {stage} needs use_peft: without LoRA the checkpoint is the model.")
     keep = asked.get("save_total_limit")
@@ -339,11 +352,6 @@ def _check_trainer(trainer: Any, stage: str) -> None:
 
     if trainer.max_steps == 0:
         raise ZooError(f"max_steps of the stage {stage} is 0: give at least 1, or -1 to go by num_train_epochs.")
-    if getattr(trainer, "trust_remote_code", False):
-        raise ZooError(
-            f"trust_remote_code of the stage {stage} does not work: no code of a model's repository is ever run; leave "
-            "it out, and give a model of an architecture that transformers has."
-        )
     if trainer.num_train_epochs <= 0 and trainer.max_steps <= 0:
         raise ZooError(
             f"num_train_epochs of the stage {stage} is {trainer.num_train_epochs} and max_steps says nothing: make one "
@@ -356,9 +364,18 @@ def _check_trainer(trainer: Any, stage: str) -> None:
 
 
 def _checked(
-    values: Mapping[str, Any], hints: Mapping[str, Any], where: str, *, of: str = "recipe.yaml", flag: bool = False
+    values: Mapping[str, Any],
+    hints: Mapping[str, Any],
+    where: str,
+    *,
+    of: str = "recipe.yaml",
+    refused: Collection[str] = (),
+    flag: bool = False,
 ) -> dict[str, Any]:
-    """`values` as `hints` want them. where: what holds them; of: whose keys they are. Raises ZooError at the first."""
+    """`values` as `hints` want them. Raises ZooError at the first that is not so.
+
+    where: what holds them; of: whose keys they are; refused: keys that are known and not supported.
+    """
     checked = {}
     for key, value in values.items():
         name = key if isinstance(key, str) else shown(key)
@@ -370,6 +387,8 @@ def _checked(
                 f"{said} settled by the run: leave it out; the commands take --output_dir, --push_to_hub, --namespace "
                 "and --hub."
             )
+        if name in refused:
+            raise ZooError(f"{said} not supported by {of}: leave it out.")
         if name not in hints:
             near = did_you_mean(name, hints)
             stage = of.rpartition(" ")[2].removesuffix(".yaml")

@@ -1,0 +1,80 @@
+"""A stage of somebody else's: all the code that a new stage takes, but for its template and its YAML."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf_zoo.hub import plots
+from rlhf_zoo.hub.card_parts import Draw, Metric, StageCard
+from rlhf_zoo.hub.facts import Facts
+from rlhf_zoo.models import build_causal
+from rlhf_zoo.stage import Stage
+from rlhf_zoo.stages.context import Publisher, RunContext
+from rlhf_zoo.stages.data import data_source
+from rlhf_zoo.stages.train import make_trainer, train_stage
+from rlhf_zoo.tokenizer import train_tokenizer
+
+__all__ = ["CARD", "TOY", "ToyArguments", "run"]
+
+
+@dataclass(frozen=True)
+class ToyArguments:
+    """Which texts it learns."""
+
+    dataset_train_split: str = "train"
+    evaluated_split: None = None
+
+
+def run(context: RunContext, publisher: Publisher | None = None) -> bool:
+    from trl import SFTTrainer
+
+    started, settings, source = time.monotonic(), context.settings("toy"), data_source(context)
+
+    def build() -> Any:
+        texts = source.load("lines", settings.data.dataset_train_split, columns=["text"])
+        tokenizer = train_tokenizer(texts["text"], vocab_size=300, max_length=64)
+        model = build_causal(settings.recipe.architecture or {}, tokenizer)
+        return make_trainer(SFTTrainer, settings, model=model, train_dataset=texts, processing_class=tokenizer)
+
+    data = source.lineage
+    return train_stage(context, settings, data=data, parents={}, started=started, build=build, publisher=publisher)
+
+
+def _measured(facts: Facts) -> Iterator[tuple[str, str, list[Metric]]]:
+    yield "train", "lines", [("loss", facts.now.get("loss"), "loss of the toy")]
+
+
+def _draw(facts: Facts, draw: Draw) -> None:
+    options = {"title": "Loss", "unit": "nats", "mark": facts.mark}
+    draw("loss", "Loss of the toy", plots.plot_curves, facts.metrics, {"loss": "training"}, **options)
+
+
+CARD = StageCard(
+    template=Path(__file__).with_name("toy.md.jinja"),
+    columns={"loss": "loss"},
+    always="loss",
+    json_columns={"loss": "loss"},
+    measured=_measured,
+    draw=_draw,
+    words=lambda facts: {"toy_loss": facts.now.get("loss")},
+    unmeasured=lambda facts: ["all but its loss"],
+)
+TOY = Stage(
+    name="toy",
+    title="toy model",
+    note="toy",
+    does="Train the toy of a recipe.",
+    example="rlhf-zoo toy my-recipe",
+    arguments="toy_stage:ToyArguments",
+    trainer="trl:SFTConfig",
+    run="toy_stage:run",
+    card="toy_stage:CARD",
+    starts_from=(),
+    metrics=("eval_loss",),
+    model_keys=(),
+    figures={"loss": ("checkpoints", "loss")},
+)
