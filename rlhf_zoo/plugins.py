@@ -18,10 +18,11 @@ from typing import Any
 
 from rlhf_zoo.errors import ZooError
 
-__all__ = ["JUDGES", "call_judge", "did_you_mean", "load_object", "registered"]
+__all__ = ["JUDGES", "REWARDS", "call_judge", "did_you_mean", "load_object", "registered"]
 
 JUDGES = "rlhf_zoo.judges"
-"""Entry points under which a package offers judges by name, of single completions and of pairs."""
+REWARDS = "rlhf_zoo.rewards"
+"""Entry points under which a package offers judges (of single completions and of pairs) and rewards by name."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

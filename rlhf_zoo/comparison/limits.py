@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import reprlib
 import unicodedata
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ZooError
+from ..json_values import finite
 
 __all__ = ["Limits", "check_prompt", "check_sampling", "check_steps"]
 
@@ -55,11 +55,11 @@ def check_sampling(seed: Any, temperature: Any, top_p: Any, max_new_tokens: Any,
             f"The seed is {reprlib.repr(seed)}: give a whole number that is not negative, up to {LARGEST_SEED}."
         )
     low, high = TEMPERATURES
-    if not _is_number(temperature) or not low <= temperature <= high:
+    if not finite(temperature) or not low <= temperature <= high:
         raise ZooError(
             f"The temperature is {reprlib.repr(temperature)}: give a number above 0, from {low:g} to {high:g}."
         )
-    if not _is_number(top_p) or not 0 < top_p <= 1:
+    if not finite(top_p) or not 0 < top_p <= 1:
         raise ZooError(f"Top-p is {reprlib.repr(top_p)}: give a number above 0 and up to 1, which cuts nothing off.")
     for what, value, most in (
         ("number of new tokens", max_new_tokens, limits.max_new_tokens),
@@ -83,7 +83,3 @@ def check_steps(count: int, limits: Limits) -> None:
 
 def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -6,7 +6,6 @@ asked for, and only the last few of them are kept.
 
 from __future__ import annotations
 
-import math
 import reprlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
@@ -18,6 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import ZooError
+from ..json_values import number
 from ..model_files import load_tokenizer
 from ..models import load_causal
 from ..ppo.config import PPOConfig
@@ -82,8 +82,8 @@ class TimelineRun:
                     tag=row["revision"],
                     commit=commit,
                     source=f"{repo}@{commit}",
-                    reward=_number(metrics.get("reward")),
-                    kl=_number(metrics.get("kl")),
+                    reward=number(metrics.get("reward")),
+                    kl=number(metrics.get("kl")),
                     chosen=step == chosen if chosen is not None else "best" in (row.get("also") or ()),
                     recommended=step == recommended,
                 )
@@ -106,8 +106,8 @@ class TimelineRun:
                     tag=str(row.get("tag")),
                     commit=commit if isinstance(commit := row.get("commit"), str) else None,
                     source=str(path),
-                    reward=_number(row.get("reward")),
-                    kl=_number(row.get("kl")),
+                    reward=number(row.get("reward")),
+                    kl=number(row.get("kl")),
                     chosen=step == chosen,
                     recommended=step == recommended,
                 )
@@ -183,16 +183,7 @@ def _beta(card: Mapping[str, Any]) -> float | None:
     settings = card.get("settings")
     if not isinstance(settings, Mapping):
         return None
-    return _number(settings.get("kl_coef", PPOConfig.kl_coef))
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    return number(settings.get("kl_coef", PPOConfig.kl_coef))
 
 
 # With the weights

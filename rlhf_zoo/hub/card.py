@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ..json_values import finite, hub_id
 from ..record import write_json, write_text
 from ..stage import STAGES
 from . import card_commands as commands
@@ -19,7 +20,7 @@ from . import markdown
 from .card_benchmark import benchmark_results, results_file
 from .card_kl import penalty_varies
 from .card_parts import TEMPLATES, Metric, StageCard
-from .facts import Facts, estimate_at, finite, hub_id
+from .facts import Facts, estimate_at
 from .markdown import Raw
 
 __all__ = ["CARD_FILE", "make_card"]

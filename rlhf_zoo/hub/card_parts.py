@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .facts import Facts, finite
+from ..json_values import finite
+from .facts import Facts
 from .markdown import Raw
 from .report import judge_notes
 

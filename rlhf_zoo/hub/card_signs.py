@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlhf_zoo.hub.facts import Facts, finite
+from rlhf_zoo.hub.facts import Facts
 from rlhf_zoo.hub.markdown import number
+
+from ..json_values import finite
 
 __all__ = ["reward_parts", "signs"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from .facts import hub_id
+from ..json_values import hub_id
 from .vote_data import HubVotes
 
 __all__ = ["CHOSEN", "SCHEMA", "Chosen", "chosen"]

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..errors import ZooError
+from ..json_values import hub_id
 from .chosen import CHOSEN
-from .facts import hub_id
 from .refusals import client_errors, reason, refusals_as
 from .space import CPU, ZERO_GPU, Layout, SpaceModels, write_space, write_static
 

@@ -7,10 +7,11 @@ repeated steps, equal metrics give equal bytes, and no file name tells whose mac
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+from ..json_values import finite
 
 __all__ = ["EVENTS_FILE", "write_events"]
 
@@ -38,15 +39,11 @@ def write_events(rows: Iterable[Mapping[str, Any]], folder: Path, *, stage: str)
             values = [
                 Summary.Value(tag=name, simple_value=value)
                 for name, value in sorted(row.items())
-                if name != "step" and _is_number(value)
+                if name != "step" and finite(value)
             ]
             event = Event(wall_time=_seconds(row), step=row["step"], summary=Summary(value=values))
             writer.write(event.SerializeToString())
     return path
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _seconds(row: Mapping[str, Any]) -> float:

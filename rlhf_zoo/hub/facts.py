@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from ..errors import ZooError
+from ..json_values import finite, hub_id
 from ..record import StageRecord, checkpoint_step, read_json
 from ..stage import STAGES
 
-__all__ = ["Checkpoint", "Facts", "estimate_at", "finite", "hub_id"]
+__all__ = ["Checkpoint", "Facts", "estimate_at"]
 
 _SIBLINGS = ("sft", "reward", "data")  # roles that are also folders of a run directory
-_REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 # Of this machine or secret: nothing that a card should carry.
 _PRIVATE = re.compile(r"(^|_)(token|api_key|password)$|^(output|logging|cache|home)_dir$|^resume_from_checkpoint$")
 _PUBLIC_TOKENS = ("stop_token", "eos_token", "pad_token", "bos_token", "unk_token")
@@ -326,16 +325,6 @@ def estimate_at(document: Mapping[str, Any], *path: str) -> Mapping[str, Any] | 
     for key in path:
         found = found.get(key) if isinstance(found, Mapping) else None
     return found if isinstance(found, Mapping) and finite(found.get("value")) else None
-
-
-def hub_id(name: Any) -> str | None:
-    """`name` if a Hub could have it as the id of a repository; not a path on this machine."""
-    return name if isinstance(name, str) and _REPO_ID.fullmatch(name) else None
-
-
-def finite(value: Any) -> TypeGuard[float]:
-    """Whether a value read from JSON is a number that can be shown."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _evaluation(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

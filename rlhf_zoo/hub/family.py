@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..json_values import finite, hub_id
 from ..stage import STAGES
-from .facts import finite, hub_id
 
 __all__ = ["DEPTH", "MOST", "ROLES", "Member", "Node", "Reference", "clean", "draw", "family_tree", "parents_of"]
 

@@ -7,7 +7,6 @@ they are finite, and one that cannot be read becomes a note in the listing. Need
 from __future__ import annotations
 
 import json
-import math
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..json_values import number, whole
 from ..record import write_text
 from ..stage import STAGES
 from . import markdown
@@ -150,8 +150,8 @@ def entry(
         stage=stage,
         recipe=_text(card.get("recipe")),
         base=_text(card.get("base_model")),
-        step=_whole(card.get("step")),
-        seed=_whole(card.get("seed")),
+        step=whole(card.get("step")),
+        seed=whole(card.get("seed")),
         simulated=simulated if isinstance(simulated := card.get("simulated"), bool) else None,
         date=date or (_date(changed.isoformat()) if changed else None),
         note=note,
@@ -182,31 +182,18 @@ def _at(value: Any, *path: str) -> Any:
 
 def _estimate(found: Any) -> Figure | None:
     """{value, ci95, n} as a figure."""
-    value = _number(_at(found, "value"))
+    value = number(_at(found, "value"))
     if value is None:
         return None
     interval = _at(found, "ci95")
-    ends = [_number(end) for end in interval] if isinstance(interval, list) and len(interval) == 2 else []
+    ends = [number(end) for end in interval] if isinstance(interval, list) and len(interval) == 2 else []
     low, high = ends if len(ends) == 2 else (None, None)
-    return Figure(value, None if low is None or high is None else (low, high), _whole(_at(found, "n")))
+    return Figure(value, None if low is None or high is None else (low, high), whole(_at(found, "n")))
 
 
 def _trained(value: Any) -> Figure | None:
-    number = _number(value)
-    return None if number is None else Figure(number, held_out=False)
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
-
-
-def _whole(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
+    found = number(value)
+    return None if found is None else Figure(found, held_out=False)
 
 
 def _text(value: Any) -> str | None:
@@ -459,8 +446,8 @@ def checkpoint_rows(
     also: dict[int, list[str]] = {}
     for name in named:
         found = cards.get(name) or {}
-        step = _whole(_at(found, "chosen", "step") if name == "best" else None)
-        step = _whole(found.get("step")) if step is None else step
+        step = whole(_at(found, "chosen", "step") if name == "best" else None)
+        step = whole(found.get("step")) if step is None else step
         if step is not None and step in steps.values():
             also.setdefault(step, []).append(name)
     # A repository that was exported has none of the commits that its cards name.
@@ -491,6 +478,6 @@ def _row(
 
 
 def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {_text(key): _number(value) for key, value in row.items() if key not in _NOT_METRICS}
+    numbers = {_text(key): number(value) for key, value in row.items() if key not in _NOT_METRICS}
     found = {key: value for key, value in numbers.items() if key is not None and value is not None}
     return dict(list(found.items())[:_MAX_METRICS])

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..json_values import finite, hub_id
 from ..record import StageRecord
 from .card import CARD_FILE, card_json
-from .facts import Facts, finite, hub_id
+from .facts import Facts
 from .family import Member, Node, Reference, family_tree, parents_of
 from .pull import find_revision, pull, split_revision
 from .refusals import client_errors, hub_name, reason

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
+
+from ..json_values import finite
 
 __all__ = ["NOT_MEASURED", "Raw", "code", "escape", "estimate", "fence", "number"]
 
@@ -52,7 +53,7 @@ def fence(text: str, language: str = "") -> Raw:
 
 def number(value: Any) -> Raw:
     """A finite number to about three digits, or "not measured"; what rounding leaves of a zero is 0.000."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if not finite(value):
         return Raw(NOT_MEASURED)
     if isinstance(value, int):
         return Raw(value)

@@ -15,6 +15,8 @@ from typing import Any
 
 from rlhf_zoo.record import write_bytes
 
+from ..json_values import finite
+
 __all__ = [
     "Panel",
     "plot_ablation",
@@ -80,7 +82,7 @@ def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -
     points = [
         (row["step"], math.sqrt(max(row["objective/kl"], 0.0)), row["objective/score"])
         for row in rows
-        if all(_finite(row.get(key)) for key in ("objective/kl", "objective/score"))
+        if all(finite(row.get(key)) for key in ("objective/kl", "objective/score"))
     ]
     if len(points) < 2:
         return False
@@ -457,10 +459,6 @@ def _part(report: Mapping[str, Any] | None, *keys: str) -> Any:
     for key in keys:
         found = found.get(key) if isinstance(found, Mapping) else None
     return found
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _style(steps: Sequence[int], marker: str, size: float = 3.5) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from .facts import finite
+from ..json_values import finite
 from .markdown import Raw, code, escape, estimate
 from .pull import split_revision
 from .refusals import hub_name, refusals_as

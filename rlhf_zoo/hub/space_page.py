@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .facts import estimate_at, finite
+from ..json_values import finite
+from .facts import estimate_at
 from .family import clean
 from .markdown import NOT_MEASURED, estimate
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..json_values import hub_id
 from ..plain_yaml import BadYAML, load_yaml
-from .facts import hub_id
 from .refusals import reason
 from .votes import CONFIGURATIONS, DRAWN, MODEL, Vote, merged, side_names
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 import reprlib
-import sys
 import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,8 +14,8 @@ from typing import Any
 
 from ..errors import ZooError
 from ..evaluation.votes import VERDICTS
+from ..json_values import finite, hub_id, whole
 from ..record import now
-from .facts import hub_id
 
 __all__ = ["CONFIGURATIONS", "DECISIVE", "DRAWN", "LONGEST_TEXT", "MODEL", "Shown", "Vote", "merged", "side_names"]
 
@@ -57,7 +56,7 @@ class Shown:
         _check(self.commit is None or _is(_COMMIT, self.commit), "commit", self.commit, "give all 40 digits, or none")
         if self.tag is not None:
             _check_text("tag", self.tag)
-        _check(self.reward is None or _is_number(self.reward), "reward", self.reward, "give a finite number, or none")
+        _check(self.reward is None or finite(self.reward), "reward", self.reward, "give a finite number, or none")
         _check(self.ended is None or isinstance(self.ended, bool), "ended", self.ended, "it is true, false or none")
         _set_floats(self, "reward")
 
@@ -86,11 +85,13 @@ class Vote:
         if self.verdict in DECISIVE and self.left.completion == self.right.completion:
             raise ZooError(f"A vote prefers the {self.verdict} one of two equal texts: let it be a tie.")
         heat = self.temperature
-        _check(_is_number(heat) and heat >= 0, "temperature", heat, "give a number that is not negative")
-        _check(_is_number(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "give a number above 0, at most 1")
-        _check(_is_whole(self.seed) and self.seed >= 0, "seed", self.seed, "give a whole number of at most 63 bits")
+        _check(finite(heat) and heat >= 0, "temperature", heat, "give a number that is not negative")
+        _check(finite(self.top_p) and 0 < self.top_p <= 1, "top_p", self.top_p, "give a number above 0, at most 1")
+        _check(
+            whole(self.seed) is not None and self.seed >= 0, "seed", self.seed, "give a whole number of at most 63 bits"
+        )
         length = self.max_new_tokens
-        _check(_is_whole(length) and length > 0, "max_new_tokens", length, "give a whole number, at least 1")
+        _check(whole(length) is not None and length > 0, "max_new_tokens", length, "give a whole number, at least 1")
         _check(_is(_ID, self.id), "id", self.id, "give a random uuid")
         _check(_is(_TIME, self.time), "time", self.time, "give it in UTC, to the second")
         _set_floats(self, "temperature", "top_p")
@@ -150,20 +151,11 @@ def _is(form: re.Pattern[str], text: Any) -> bool:
     return isinstance(text, str) and form.fullmatch(text) is not None
 
 
-def _is_number(value: Any) -> bool:
-    # Not math.isfinite, which stumbles over an integer that no float can be.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
 def _set_floats(instance: Any, *names: str) -> None:
     """Integers become floats, as they are in the data set: some integers are no float exactly."""
     for name in names:
         if getattr(instance, name) is not None:
             object.__setattr__(instance, name, float(getattr(instance, name)))
-
-
-def _is_whole(value: Any) -> bool:
-    return type(value) is int and abs(value) < 2**63
 
 
 def _check_text(name: str, text: Any) -> None:

@@ -19,8 +19,8 @@ import gradio as gr
 
 from ..comparison import Side, Snapshot
 from ..errors import ZooError
-from ..hub.facts import hub_id
 from ..hub.votes import DECISIVE, Shown, Vote
+from ..json_values import hub_id
 from .drawing import Drawing
 from .html import attributes, number, said, short_name, text
 from .tally import Figures, Tally

@@ -13,7 +13,7 @@ from ..record import StageRecord, checkpoint_step
 from ..stage import STAGES
 
 __all__ = [
-    "REWARDS",
+    "REWARD_METRICS",
     "ReleaseArguments",
     "best_step",
     "check_rule",
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 # PPO's evaluation has one of these for each reward, beside the metrics of the stage.
-REWARDS = "eval_rewards/"
+REWARD_METRICS = "eval_rewards/"
 # What PPO maximises, measured on other prompts, is still what PPO maximises.
 PROXY = ("eval_objective/score", "eval_objective/shaped_score", "eval_objective/rlhf_reward")
 
@@ -77,7 +77,7 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
             "as rewards/NAME of a reward function with weight 0."
         )
     known = STAGES[stage].metrics
-    if metric not in known and not (stage == "ppo" and metric.startswith(REWARDS)):
+    if metric not in known and not (stage == "ppo" and metric.startswith(REWARD_METRICS)):
         more = " or rewards/NAME of a reward function" if stage == "ppo" else ""
         raise ZooError(
             f"{wanted} would choose by {metric}, which no evaluation of that stage gives: name "

@@ -85,8 +85,7 @@ class RuleJudge:
     """A reward function as a judge: it is told the prompts' other columns, such as a known answer."""
 
     def __init__(self, target: str) -> None:
-        from ..plugins import load_object
-        from .ppo import REWARDS
+        from ..plugins import REWARDS, load_object
 
         self.target = target
         self._call = FunctionCall(target, load_object(target, group=REWARDS))
@@ -268,9 +267,9 @@ def _check_there(name: str) -> None:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    from ..hub.facts import hub_id
     from ..hub.pull import split_revision
     from ..hub.refusals import client_errors, hub_name, reason
+    from ..json_values import hub_id
 
     if Path(name).is_dir():
         return

@@ -13,8 +13,8 @@ from typing import Any
 import datasets
 
 from ..errors import ZooError
-from ..hub.facts import hub_id
 from ..hub.refusals import client_errors, is_disk_full, reason
+from ..json_values import hub_id
 from ..recipes import Recipe
 from ..record import fingerprint
 from .context import RunContext

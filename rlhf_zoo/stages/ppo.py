@@ -10,18 +10,15 @@ from ..errors import ZooError
 from ..hub.publish import MERGED
 from ..model_files import load_tokenizer
 from ..models import load_causal, load_classifier
-from ..plugins import load_object
+from ..plugins import REWARDS, load_object
 from ..rewards import RewardFunction, Rewards
-from .choice import REWARDS as REWARD_METRICS
-from .choice import metric_name
+from .choice import REWARD_METRICS, metric_name
 from .context import Checkpoint, Publisher, RunContext
 from .data import DataSource, data_source
 from .settings import StageSettings
 from .train import quiet, train_stage
 
-__all__ = ["REWARDS", "build_trainer", "load_data", "parent", "parent_names", "reward_functions", "run"]
-
-REWARDS = "rlhf_zoo.rewards"
+__all__ = ["build_trainer", "load_data", "parent", "parent_names", "reward_functions", "run"]
 
 
 def parent(context: RunContext, name: str) -> Checkpoint:

@@ -15,16 +15,15 @@ from typing import Any
 
 from ..errors import ZooError
 from ..hub.card import CARD_FILE
-from ..hub.facts import hub_id
 from ..hub.publish import RECIPE_FILE
 from ..hub.pull import fetch as pull_revision
 from ..hub.pull import split_revision
-from ..plugins import registered
+from ..json_values import hub_id
+from ..plugins import REWARDS, registered
 from ..recipes import Recipe, is_repository_name
 from ..record import StageRecord, read_json
 from ..stage import STAGES
 from .data import CORPORA
-from .ppo import REWARDS
 
 __all__ = ["PREFERENCES", "Published", "comparable", "fetch", "named_objects", "recipe_of"]
 

@@ -16,10 +16,10 @@ import torch
 
 from ..errors import ZooError
 from ..hub.connect import Hub
-from ..hub.facts import hub_id
 from ..hub.family import clean
 from ..hub.pull import pull
 from ..hub.refusals import client_errors, hub_name, reason
+from ..json_values import hub_id
 from ..plugins import load_object
 from ..record import COMPLETE, StageRecord, check_whole, fingerprint, now, read_json, write_json, write_text
 from ..run_lock import LOCK, sole_writer

@@ -21,7 +21,7 @@ from ..hub.pull import pull, split_revision
 from ..hub.refusals import hub_name, refusals_as
 from ..model_files import load_tokenizer
 from ..models import CRITIC_DIR, critic_from, load_causal, load_classifier
-from ..plugins import load_object
+from ..plugins import REWARDS, load_object
 from ..ppo.assembly import build_critic, build_rewards
 from ..ppo.config import PPOConfig
 from ..ppo.control import RunningScores
@@ -31,7 +31,6 @@ from ..record import StageRecord, check_whole, checkpoint_step, read_json
 from ..rewards import Rewards
 from ..rewards.model import same_tokenizer
 from ..value_head import ValueHead, read_value_head
-from .ppo import REWARDS
 from .settings import recorded_settings
 from .train import quiet
 
