@@ -24,53 +24,42 @@ from types import TracebackType
 from typing import Literal
 from urllib.parse import urlsplit
 
-__all__ = ["OPERATIONS", "Counts", "Fault", "FaultProxy", "Seen", "operation"]
+__all__ = ["OPERATIONS", "Counts", "Fault", "FaultProxy"]
 
 #: What a request is for: name -> method, path. The first that fits counts; "other" where none does.
 OPERATIONS = {
-    "whoami": ("GET", r"^/api/whoami-v2$"),
     "create_repo": ("POST", r"^/api/repos/create$"),
-    "delete_repo": ("DELETE", r"^/api/repos/delete$"),
-    "validate": ("POST", r"^/api/validate-yaml$"),
     "preupload": ("POST", r"^/api/.+/preupload/"),
     "commit": ("POST", r"^/api/.+/commit/"),
     "lfs_batch": ("POST", r"\.git/info/lfs/objects/batch$"),
     "lfs_upload": ("PUT", r"^/_lfs/"),
-    "lfs_complete": ("POST", r"^/_lfs/"),
-    "xet_token": ("GET", r"^/api/.+/xet-(read|write)-token/"),
-    "xet_xorb": ("POST", r"/v\d/xorbs/"),
-    "xet_shard": ("POST", r"/v\d/shards"),
     "create_tag": ("POST", r"^/api/.+/tag/"),
     "delete_tag": ("DELETE", r"^/api/.+/tag/"),
     "refs": ("GET", r"^/api/.+/refs$"),
-    "commits": ("GET", r"^/api/.+/commits/"),
-    "tree": ("GET", r"^/api/.+/tree/"),
-    "head": ("HEAD", r"/resolve/"),
     "download": ("GET", r"/resolve/"),
-    "info": ("GET", r"^/api/(models|datasets|spaces)/[^/]+/[^/]+(/revision/[^/]+)?$"),
 }
 PIECE = 2**16
 PHRASES = {412: "Precondition Failed", 429: "Too Many Requests", 500: "Internal Server Error"}
 
 
-def operation(method: str, target: str) -> str:
-    """The name in OPERATIONS of a request; target: path and query as on the request line."""
+def _operation(method: str, target: str) -> str:
     path = target.partition("?")[0]
-    fitting = (name for name, (verb, form) in OPERATIONS.items() if verb == method and re.search(form, path))
-    return next(fitting, "other")
+    return next(
+        (name for name, (verb, form) in OPERATIONS.items() if verb == method and re.search(form, path)), "other"
+    )
 
 
 @dataclass(frozen=True)
 class Fault:
     """What to do with the nth request that matches, and with count - 1 more after it (count=None: all from there on).
 
-    A request matches where all of `operation` (a name in OPERATIONS), `method` and `path` (a regular expression, sought
-    in path and query) that are given fit.
+    A request matches where `operation` (a name in OPERATIONS) and `path` (a regular expression, sought in path and
+    query) fit, as far as they are given.
 
     kind        what happens                                                                  forwarded=True
     refuse      the answer is `status`, with Retry-After: `seconds` where that is not 0       the Hub did the work
     drop        the connection is closed without an answer                                    the Hub did the work
-    delay       the request waits for `seconds`                                               the answer waits
+    delay       the request waits for `seconds`
     hold        the request waits for `release()`; it goes no further if its client has died  the answer waits
     cut_upload  both connections are closed after `size` bytes of the request's body
     cut_download  both connections are closed after `size` bytes of the answer's body
@@ -78,7 +67,6 @@ class Fault:
 
     kind: Literal["refuse", "drop", "delay", "hold", "cut_upload", "cut_download"]
     operation: str | None = None
-    method: str | None = None
     path: str | None = None
     nth: int = 1
     count: int | None = 1
@@ -93,23 +81,8 @@ class Fault:
         words = [self.kind, *([str(self.status)] if self.kind == "refuse" else []), *self.forwarded * ["forwarded"]]
         return " ".join(words)
 
-    def matches(self, what: str, method: str, target: str) -> bool:
-        return (
-            self.operation in (None, what)
-            and self.method in (None, method)
-            and (self.path is None or re.search(self.path, target) is not None)
-        )
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One request: its status is None where the client got no answer, or a part of one."""
-
-    operation: str
-    method: str
-    target: str
-    fault: str | None
-    status: int | None
+    def matches(self, what: str, target: str) -> bool:
+        return self.operation in (None, what) and (self.path is None or re.search(self.path, target) is not None)
 
 
 @dataclass(frozen=True)
@@ -143,13 +116,12 @@ class _Head:
 
 
 class FaultProxy:
-    """Listens on 127.0.0.1 and forwards to `upstream`, the address of a Hub, which may be changed meanwhile."""
+    """Listens on 127.0.0.1 and forwards to `upstream`, the address of a Hub."""
 
     def __init__(self, upstream: str) -> None:
         self.upstream = upstream
         self._lock = threading.Lock()
         self._rules: list[tuple[Fault, list[int]]] = []
-        self._seen: list[Seen] = []
         self._requests: Counter[str] = Counter()
         self._faults: Counter[str] = Counter()
         self._open: set[socket.socket] = set()
@@ -158,7 +130,6 @@ class FaultProxy:
         self._held = 0
         self._released = 0
         self._closing = threading.Event()
-        self._timer: threading.Timer | None = None
         self._listener: socket.socket | None = None
         self._bound = self._bind(0)
         self.port: int = self._bound.getsockname()[1]
@@ -182,9 +153,7 @@ class FaultProxy:
 
     def inject(self, *faults: Fault) -> None:
         """Add faults. Each counts the requests that match it from here on; the first whose turn it is takes one."""
-        known = {*OPERATIONS, "other", None}
-        for fault in faults:
-            assert fault.operation in known, f"there is no operation {fault.operation!r}"
+        assert {fault.operation for fault in faults} <= {*OPERATIONS, None}
         with self._lock:
             self._rules += [(fault, [0]) for fault in faults]
 
@@ -193,12 +162,9 @@ class FaultProxy:
         with self._lock:
             self._rules.clear()
 
-    def down(self, seconds: float | None = None) -> None:
-        """Cut every connection and refuse new ones, for so long, or until `up()`. The port stays ours."""
+    def down(self) -> None:
+        """Cut every connection and refuse new ones until `up()`. The port stays ours."""
         with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
             if self._listener is not None:
                 listener, self._listener = self._listener, None
                 _close(listener)
@@ -208,10 +174,6 @@ class FaultProxy:
             for connection in self._open:
                 with suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
-            if seconds is not None:
-                self._timer = threading.Timer(seconds, self.up)
-                self._timer.daemon = True
-                self._timer.start()
 
     def up(self) -> None:
         """Take connections again."""
@@ -237,12 +199,6 @@ class FaultProxy:
         """A copy of the counts as they are now."""
         with self._lock:
             return Counts(Counter(self._requests), Counter(self._faults))
-
-    @property
-    def seen(self) -> list[Seen]:
-        """Every request that has ended, in the order of the ends."""
-        with self._lock:
-            return list(self._seen)
 
     # -- connections ----------------------------------------------------------------------------------------------
 
@@ -296,24 +252,15 @@ class FaultProxy:
         head = _read_head(reader)
         if head is None:
             return False
-        method, target = head.line[:2]
-        what = operation(method, target)
-        fault = self._next(what, method, target)
-        status: list[int] = []
-        try:
-            return self._handle(client, reader, head, fault, status)
-        finally:
-            with self._lock:
-                name = fault.name if fault else None
-                self._seen.append(Seen(what, method, target, name, status[0] if status else None))
+        return self._handle(client, reader, head, self._next(*head.line[:2]))
 
-    def _next(self, what: str, method: str, target: str) -> Fault | None:
+    def _next(self, method: str, target: str) -> Fault | None:
         """Count the request; the fault that takes it, if any."""
-        taken = None
+        what, taken = _operation(method, target), None
         with self._lock:
             self._requests[what] += 1
             for fault, matched in self._rules:
-                if fault.matches(what, method, target):
+                if fault.matches(what, target):
                     matched[0] += 1
                     over = fault.count is not None and matched[0] >= fault.nth + fault.count
                     if taken is None and matched[0] >= fault.nth and not over:
@@ -322,10 +269,7 @@ class FaultProxy:
                 self._faults[taken.name] += 1
         return taken
 
-    def _handle(
-        self, client: socket.socket, reader: BufferedReader, head: _Head, fault: Fault | None, status: list[int]
-    ) -> bool:
-        """status: gets the one that the client saw, once it saw all of the answer."""
+    def _handle(self, client: socket.socket, reader: BufferedReader, head: _Head, fault: Fault | None) -> bool:
         body = _body(reader, head, request=True)
         kind = fault.kind if fault else None
         if fault and not fault.forwarded:
@@ -336,7 +280,7 @@ class FaultProxy:
             elif kind in ("refuse", "drop"):
                 for _ in body:  # a client hears an answer only once it has sent all
                     pass
-                return kind == "refuse" and _refuse(client, head, fault, status)
+                return kind == "refuse" and _refuse(client, head, fault)
         with self._to_hub() as upstream:
             with suppress(BrokenPipeError, ConnectionResetError):  # a Hub that refuses a body answers before its end
                 _relay(head, body, upstream, fault.size if fault and kind == "cut_upload" else None)
@@ -352,13 +296,9 @@ class FaultProxy:
                     if kind in ("refuse", "drop"):
                         for _ in content:
                             pass
-                        return kind == "refuse" and _refuse(client, head, fault, status)
-                    if kind == "delay":
-                        self._closing.wait(fault.seconds)
-                    elif kind == "hold":
-                        self._hold(client)
+                        return kind == "refuse" and _refuse(client, head, fault)
+                    self._hold(client)
                 _relay(answer, content, client, fault.size if fault and kind == "cut_download" else None)
-        status.append(int(answer.line[1]))
         framed = answer.chunked or "content-length" in answer.headers or answer.line[1] in ("204", "304")
         return framed and not (head.last or answer.last)
 
@@ -474,7 +414,7 @@ def _relay(head: _Head, body: Iterator[bytes], to: socket.socket, limit: int | N
         raise _Torn
 
 
-def _refuse(client: socket.socket, head: _Head, fault: Fault, status: list[int]) -> bool:
+def _refuse(client: socket.socket, head: _Head, fault: Fault) -> bool:
     said = f"Injected {fault.status}"
     body = b"" if head.line[0] == "HEAD" else json.dumps({"error": said}).encode()
     lines = [
@@ -486,5 +426,4 @@ def _refuse(client: socket.socket, head: _Head, fault: Fault, status: list[int])
     if fault.seconds:
         lines.append(f"Retry-After: {fault.seconds:g}")
     client.sendall("\r\n".join([*lines, "", ""]).encode() + body)
-    status.append(fault.status)
     return not head.last

@@ -23,7 +23,7 @@ from rlhf_zoo.hub.server.cli import client_environment
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-__all__ = ["RunningHub", "base_environment", "hub", "hubs", "shared_hub", "start_hub"]
+__all__ = ["Hub", "RunningHub", "base_environment", "hub", "hubs", "shared_hub", "start_hub"]
 
 SOURCES = str(Path(next(iter(rlhf_zoo.__path__))).parent)
 STARTUP_SECONDS = 60
@@ -34,17 +34,15 @@ for _name in ("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_
 
 
 @dataclass
-class RunningHub:
-    """url, root, a write token, and the environment that points a client process at it."""
+class Hub:
+    """url, root, a write token, the environment that points a client process at it, and that client's cache."""
 
     url: str
     root: Path
     token: str
     env: dict[str, str]
-    process: subprocess.Popen[bytes]
     cache: Path
-    log: Path
-    _apis: dict[str | None, Any] = field(default_factory=dict)
+    _apis: dict[str | None, Any] = field(default_factory=dict, init=False)
 
     def api(self, role: str | None = "write") -> HfApi:
         """The real client, with the write token, a read token, or none."""
@@ -79,21 +77,20 @@ class RunningHub:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}\n--- Hub ---\n{self.log.read_text()}"
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     def python(self, code: str, cwd: Path | None = None, **env: str) -> str:
         """Python code in a client process."""
         return self.run(sys.executable, "-c", code, cwd=cwd, **env)
 
-    def logged(self, text: str) -> bool:
-        """True once the log holds `text`: a request is logged after its answer has been sent."""
-        deadline = time.monotonic() + STARTUP_SECONDS
-        while text not in self.log.read_text():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        return True
+
+@dataclass
+class RunningHub(Hub):
+    """A Hub in a process of its own, which writes a log."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
 
     def stop(self, how: int = signal.SIGTERM) -> int:
         """End the server and return its exit code."""
@@ -139,7 +136,7 @@ def start_hub(folder: Path, *arguments: str, root: Path | None = None, **popen: 
     token = create_token(root, "write")
     home = folder / "home"
     env = base_environment() | client_environment(url, token, home)
-    return RunningHub(url, root, token, env, process, home / "hub", log)
+    return RunningHub(url, root, token, env, home / "hub", process, log)
 
 
 @pytest.fixture
