@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -34,6 +36,18 @@ for _name in ("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_
 
 
 @dataclass
+class Answer:
+    """What came back, as it is."""
+
+    status: int
+    headers: dict[str, str]
+    content: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.content)
+
+
+@dataclass
 class Hub:
     """url, root, a write token, the environment that points a client process at it, and that client's cache."""
 
@@ -54,6 +68,36 @@ class Hub:
             )
             self._apis[role] = HfApi(endpoint=self.url, token=token)
         return self._apis[role]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def send(self, method: str, path: str, body: Any = None, role: str | None = "write", **headers: str) -> Answer:
+        """A request as it is, to a path or an address of this Hub: a client library would tidy it up first."""
+        sent = {"Authorization": f"Bearer {self.api(role).token}"} if role else {}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path.removeprefix(self.url), content, sent)
+            answer = connection.getresponse()
+            return Answer(answer.status, dict(answer.headers), answer.read())
+        finally:
+            connection.close()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+    def commit(self, repo: str, *lines: dict[str, Any]) -> Answer:
+        """A commit of these lines, whatever a client would say of them."""
+        content = [{"key": "header", "value": {"summary": "By hand"}}, *lines]
+        return self.send("POST", f"/api/models/{repo}/commit/main", "\n".join(map(json.dumps, content)).encode())
+
+    def batch(self, repo: str, oid: str, size: int) -> dict[str, Any]:
+        """What git-lfs is told of the upload of a large file."""
+        asked = {"operation": "upload", "transfers": ["multipart"], "objects": [{"oid": oid, "size": size}]}
+        return self.send("POST", f"/{repo}.git/info/lfs/objects/batch", asked).json()["objects"][0]
 
     def git_dir(self, repo_id: str, kind: str = "model") -> Path:
         """Where a repository lies on the disk."""

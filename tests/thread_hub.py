@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +18,16 @@ from rlhf_zoo.hub.server.handler import HubServer
 from rlhf_zoo.hub.server.names import RepoId
 from rlhf_zoo.hub.server.storage import Storage
 
-__all__ = ["Answer", "ThreadHub", "near_hub", "thread_hub"]
-
-
-@dataclass
-class Answer:
-    """What came back, as it is."""
-
-    status: int
-    headers: dict[str, str]
-    content: bytes
-
-    def json(self) -> Any:
-        return json.loads(self.content)
+__all__ = ["ThreadHub", "near_hub", "thread_hub"]
 
 
 class ThreadHub(Hub):
     """An embedded Hub in a thread of this process."""
 
     def __init__(self, root: Path, **options: Any) -> None:
-        root.mkdir(mode=0o700)
+        root.mkdir(mode=0o700, exist_ok=True)
         self.server = HubServer("127.0.0.1", 0, Application(root, **options))
-        self.storage, self.port = Storage(root), self.server.server_port
+        self.storage = Storage(root)
         url, token, home = self.server.url, create_token(root, "write"), root.with_name("home")
         super().__init__(url, root, token, base_environment() | client_environment(url, token, home), home / "hub")
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
@@ -50,29 +35,6 @@ class ThreadHub(Hub):
     def close(self) -> None:
         self.server.shutdown()
         self.server.server_close()
-
-    def send(self, method: str, path: str, body: Any = None, role: str | None = "write", **headers: str) -> Answer:
-        """A request as it is, to a path or an address of this Hub: a client library would tidy it up first."""
-        sent = {"Authorization": f"Bearer {self.api(role).token}"} if role else {}
-        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            sent |= {name.replace("_", "-"): value for name, value in headers.items()}
-            connection.request(method, path.removeprefix(self.url), content, sent)
-            answer = connection.getresponse()
-            return Answer(answer.status, dict(answer.headers), answer.read())
-        finally:
-            connection.close()
-
-    def commit(self, repo: str, *lines: dict[str, Any]) -> Answer:
-        """A commit of these lines, whatever a client would say of them."""
-        content = [{"key": "header", "value": {"summary": "By hand"}}, *lines]
-        return self.send("POST", f"/api/models/{repo}/commit/main", "\n".join(map(json.dumps, content)).encode())
-
-    def batch(self, repo: str, oid: str, size: int) -> dict[str, Any]:
-        """What git-lfs is told of the upload of a large file."""
-        asked = {"operation": "upload", "transfers": ["multipart"], "objects": [{"oid": oid, "size": size}]}
-        return self.send("POST", f"/{repo}.git/info/lfs/objects/batch", asked).json()["objects"][0]
 
     def folder(self, name: str, kind: str = "model") -> Path:
         return self.git_dir(f"local/{name}", kind)
