@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import shutil
 import time
@@ -17,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 from fault_proxy import Fault, FaultProxy
 from hub_fixture import Hub
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants, snapshot_download
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, constants
 from thread_hub import ThreadHub
 from zoo_process import errors, zoo
 
@@ -111,13 +110,6 @@ def tags(hub: Hub, name: str) -> dict[str, tuple[str, str]]:
     return {name: (tree, message.strip()) for name, tree, message in found}
 
 
-def contents(hub: Hub, name: str, revision: str, cache: Path) -> dict[str, str]:
-    """Path -> sha256, as the client downloads it."""
-    folder = Path(snapshot_download(name, revision=revision, endpoint=hub.url, token=hub.token, cache_dir=cache))
-    files = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
 def is_copy(here: Hub, there: Hub) -> bool:
     """Trees carry blob ids, and blobs of large files their sha256: equal trees are equal content."""
 
@@ -127,12 +119,10 @@ def is_copy(here: Hub, there: Hub) -> bool:
     return shown(here, SOURCE) == shown(there, TARGET) and tags(here, SOURCE) == tags(there, TARGET)
 
 
-def test_history_and_tags(here, there, export, tmp_path):
+def test_history_and_tags(here, there, export):
     done = export()
     assert is_copy(here, there)
     there.git(TARGET, "fsck", "--full", "--strict")
-    for revision in ("main", "merged", "step-0"):
-        assert contents(here, SOURCE, revision, tmp_path / "a") == contents(there, TARGET, revision, tmp_path / "b")
     mapped = done.commits
     assert list(mapped) == [*commits(here, SOURCE, "main"), *commits(here, SOURCE, "main..merged")]
     assert list(mapped.values()) == [*commits(there, TARGET, "main"), *commits(there, TARGET, "main..merged")]
@@ -216,10 +206,6 @@ def test_a_target_that_makes_other_first_commits(here, there, export):
 def foreign_commit(here: Hub, there: Hub, export: Callable) -> None:
     there.api().create_repo(TARGET)
     there.api().upload_file(path_or_fileobj=b"1", path_in_repo="mine.txt", repo_id=TARGET)
-
-
-def foreign_single_commit(here: Hub, there: Hub, export: Callable) -> None:
-    foreign_commit(here, there, export)
     there.api().super_squash_history(TARGET)
 
 
@@ -239,9 +225,7 @@ def source_rewritten(here: Hub, there: Hub, export: Callable) -> None:
     here.api().super_squash_history(SOURCE)
 
 
-@pytest.mark.parametrize(
-    "before", [foreign_commit, foreign_single_commit, commit_on_top, export_of_another, source_rewritten]
-)
+@pytest.mark.parametrize("before", [foreign_commit, commit_on_top, export_of_another, source_rewritten])
 def test_a_target_with_anything_else_is_left_alone(here, there, export, before):
     before(here, there, export)
     refs = there.git(TARGET, "for-each-ref")

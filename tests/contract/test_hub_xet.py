@@ -16,6 +16,7 @@ import sys
 import time
 from array import array
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx2
@@ -23,6 +24,7 @@ import lz4.frame
 import pytest
 from test_hub_storage import rss_mib
 from warm import PYTHON
+from zoo_process import wait_until
 
 from rlhf_zoo.hub.server import xet_format, xet_store
 from rlhf_zoo.hub.server.storage import Storage
@@ -64,11 +66,8 @@ def sent(hub, repo: str = REPO) -> int:
 
 def wait_until_tidy(hub, repo: str = REPO) -> None:
     """Xorbs go in the background, once their files are stored."""
-    deadline = time.monotonic() + 60
     folders = [store_of(hub, repo) / "xorbs", store_of(hub, repo) / "incomplete"]
-    while any(True for folder in folders for _ in folder.iterdir()):
-        assert time.monotonic() < deadline, [list(folder.iterdir()) for folder in folders]
-        time.sleep(0.05)
+    wait_until(lambda: not any(True for folder in folders for _ in folder.iterdir()))
 
 
 def fsck(hub) -> None:
@@ -129,24 +128,6 @@ def test_files_of_all_kinds(near_hub, tmp_path, monkeypatch, caplog):
     fsck(near_hub)
 
 
-def test_datasets_and_spaces(near_hub, caplog):
-    code = f"""
-from huggingface_hub import HfApi
-api = HfApi()
-for kind in ("dataset", "space"):
-    api.create_repo("{REPO}", repo_type=kind, space_sdk="static" if kind == "space" else None)
-    api.create_branch("{REPO}", branch="exp/a", repo_type=kind)
-    where = dict(repo_id="{REPO}", repo_type=kind, revision="exp/a")
-    api.upload_file(path_or_fileobj=kind.encode() * 100_000, path_in_repo="w.bin", **where)
-"""
-    with caplog.at_level(logging.INFO, "rlhf_zoo.hub.server"):
-        near_hub.python(code, **XET)
-    assert caplog.text.count("/v1/shards 200") == 2
-    for kind in ("dataset", "space"):
-        where = {"repo_type": kind, "revision": "exp/a", "cache_dir": near_hub.cache}
-        assert Path(near_hub.api().hf_hub_download(REPO, "w.bin", **where)).read_bytes() == kind.encode() * 100_000
-
-
 def test_content_that_was_sent_before_is_not_sent_again(near_hub, tmp_path):
     """Within a process, and in later ones: hf-xet remembers on the disk what it has sent."""
     make = """
@@ -173,59 +154,6 @@ for path in sys.argv[1:]:
     # What was sent to one repository says nothing about another, whose readers may be other people.
     near_hub.run(sys.executable, "-c", code.replace(REPO, "local/other"), "a.bin", **XET)
     assert sent(near_hub, "local/other") == 8_000_000
-
-
-def test_mixed_with_lfs(near_hub, tmp_path, caplog):
-    """What stands there by LFS counts for Xet, and the other way round."""
-    push = f"""
-import random
-from huggingface_hub import HfApi
-HfApi().create_repo("{REPO}", exist_ok=True)
-HfApi().upload_file(path_or_fileobj=random.Random(3).randbytes(1_000_000), path_in_repo="PATH", repo_id="{REPO}")
-"""
-    with caplog.at_level(logging.INFO, "rlhf_zoo.hub.server"):
-        for number, way in enumerate(["1", "0", "1"]):
-            near_hub.python(push.replace("PATH", f"{number}.bin"), HF_HUB_DISABLE_XET=way)
-    assert len(set(files_of(near_hub, tmp_path).values())) == 2  # the file and .gitattributes
-    assert len(list((near_hub.git_dir(REPO) / "lfs" / "objects").glob("*/*/*"))) == 1
-    assert caplog.text.count("PUT /_lfs/") == 1
-    fsck(near_hub)
-
-
-MANY = f"""
-import json, sys
-from concurrent.futures import ThreadPoolExecutor
-from huggingface_hub import HfApi
-
-def work(number):
-    api = HfApi()
-    content = bytes([0, number]) + b"%d" % number * 50_000
-    return api.upload_file(path_or_fileobj=content, path_in_repo=f"{{number}}.bin", repo_id="{REPO}").oid
-
-first = int(sys.argv[1])
-with ThreadPoolExecutor(10) as pool:
-    print(json.dumps(list(pool.map(work, range(first, first + 10)))))
-"""
-
-
-def test_many_committers_at_once(hubs, tmp_path):
-    hub = hubs("one")
-    hub.api().create_repo(REPO)
-    command = [*PYTHON, "-c", MANY]
-    clients = [
-        subprocess.Popen([*command, first], env=hub.env | XET, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        for first in ("0", "10")
-    ]
-    done = [(client, *client.communicate(timeout=300)) for client in clients]
-    assert all(client.returncode == 0 for client, _, _ in done), done
-    oids = [oid for _, output, _ in done for oid in json.loads(output.splitlines()[-1])]
-    history = hub.git(REPO, "log", "--format=%H").split()
-    assert (len(set(oids)), len(history)) == (20, 21)
-    assert set(oids) | {history[-1]} == set(history)
-    expected = {f"{n}.bin": digest(bytes([0, n]) + b"%d" % n * 50_000) for n in range(20)}
-    assert {p: d for p, d in files_of(hub, tmp_path).items() if p != ".gitattributes"} == expected
-    assert hub.log.read_text().count("/v1/shards 200") == 20
-    fsck(hub)
 
 
 ENDLESS = f"""
@@ -403,8 +331,12 @@ CHUNKS = [random.Random(5).randbytes(10_001), b"again " * 5_000, bytes(range(256
 @pytest.mark.parametrize("scheme", [0, 1, 2])
 def test_by_hand(hub, store, scheme):
     name = store.xorb(*CHUNKS, scheme=scheme)
-    again = store.post(f"xorbs/default/{name}", b"".join(packed(chunk) for chunk in CHUNKS) + b"XETBLOB\1 a footer")
+    again = store.post(f"xorbs/default/{name}", b"".join(packed(chunk) for chunk in CHUNKS))
     assert again.json() == {"was_inserted": False}
+    other = b"".join(packed(chunk, scheme) for chunk in CHUNKS[::-1]) + b"XETBLOB\1" + bytes(5_000)  # with a footer
+    pieces = iter([other[start : start + 7] for start in range(0, len(other), 7)])  # headers torn apart, no length told
+    answer = store.post(f"xorbs/default/{xorb_name(*CHUNKS[::-1])}", pieces)
+    assert answer.json() == {"was_inserted": True}
     content = CHUNKS[1] + CHUNKS[2] + CHUNKS[0]
     sha256 = digest(content)
     ranges = [
@@ -413,13 +345,26 @@ def test_by_hand(hub, store, scheme):
     ]
     assert store.post("shards", shard((sha256, ranges))).json() == {"result": 1}
     assert stored_file(hub, sha256).read_bytes() == content
-    wait_until_tidy(hub)
+    wait_until(lambda: not (store_of(hub) / "xorbs" / name).exists())
     # The xorb has gone, and can be referred to all the same; a file that is stored already is checked no less.
     other = digest(CHUNKS[2] * 2)
     part = (name, 2, 3, len(CHUNKS[2]), proof_of(CHUNKS[2]))
     assert store.post("shards", shard((other, [part, part]), (sha256, ranges))).status_code == 200
     assert store.post("shards", shard((other, [part]))).status_code == 400
     assert store.post("shards", shard((sha256, ranges[::-1]))).status_code == 400
+
+
+def test_same_content_from_many_clients(hub, store):
+    name, body = xorb_name(*CHUNKS[:2]), b"".join(map(packed, CHUNKS[:2]))
+    file = one_file(name)
+    with ThreadPoolExecutor(6) as pool:
+        answers = list(pool.map(lambda _: store.post(f"xorbs/default/{name}", body).json()["was_inserted"], range(6)))
+        assert sorted(answers) == [False] * 5 + [True]
+        answers = pool.map(lambda _: store.post("shards", shard(file)).status_code, range(6))
+        assert set(answers) == {200}
+    assert digest(stored_file(hub, file[0]).read_bytes()) == file[0]
+    assert not list((hub.git_dir(REPO) / "lfs" / "incomplete").iterdir())
+    wait_until_tidy(hub)
 
 
 def test_xorb_that_goes_while_it_is_read(hub, store):
@@ -432,13 +377,6 @@ def test_xorb_that_goes_while_it_is_read(hub, store):
     wait_until_tidy(hub)
     reader._places = lambda _: places
     assert list(reader._contents(xet_format.ShardFile("0" * 64, [segment]))) == CHUNKS[:2]
-
-
-def test_xorb_with_a_footer(hub, store):
-    name = xorb_name(*CHUNKS)
-    body = b"".join(packed(chunk, 1) for chunk in CHUNKS) + b"XETBLOB\1" + bytes(5_000)
-    pieces = iter([body[start : start + 7] for start in range(0, len(body), 7)])  # headers torn apart, no length told
-    assert store.post(f"xorbs/default/{name}", pieces).json() == {"was_inserted": True}
 
 
 CUT_SHORT = packed(CHUNKS[0])[:-1]
@@ -600,6 +538,9 @@ def test_who_gets_a_token(hub):
     for revision in ("None", "refs%2Fpr%2F1"):
         assert status(REPO, "write", revision=revision) == (403, None)
     assert status(REPO, "write") == (200, None)
+    for kind in ("dataset", "space"):
+        hub.api().create_repo("local/x", repo_type=kind, space_sdk="static")
+        assert hub.send("GET", f"/api/{kind}s/local/x/xet-write-token/main").status == 200
     assert status(REPO, None, kind="read")[0] == 401
     assert status(REPO, "write", kind="read")[0] == 404
 
