@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,20 +158,10 @@ def start_hub(folder: Path, *arguments: str, root: Path | None = None, **popen: 
     ready = folder / "ready.json"
     ready.unlink(missing_ok=True)
     log = folder / "hub.log"
-    command = [
-        sys.executable,
-        "-m",
-        "rlhf_zoo.hub.server",
-        "--root",
-        str(root),
-        "--ready-file",
-        str(ready),
-        "--verbose",
-    ]
+    command = [sys.executable, "-m", "rlhf_zoo.hub.server", "--verbose", "--parent", str(os.getpid())]
+    command += ["--root", str(root), "--ready-file", str(ready), *arguments]
     with open(log, "ab") as output:
-        process = subprocess.Popen(
-            [*command, "--parent", str(os.getpid()), *arguments], env=base_environment(), stderr=output, **popen
-        )
+        process = subprocess.Popen(command, env=base_environment(), stderr=output, **popen)
     deadline = time.monotonic() + STARTUP_SECONDS
     while not ready.exists():
         assert process.poll() is None, log.read_text()
@@ -183,26 +174,29 @@ def start_hub(folder: Path, *arguments: str, root: Path | None = None, **popen: 
     return RunningHub(url, root, token, env, home / "hub", process, log)
 
 
+@contextmanager
+def running(folder: Path) -> Iterator[RunningHub]:
+    """A Hub, empty; a request that failed inside the server fails the test."""
+    found = start_hub(folder)
+    try:
+        yield found
+    finally:
+        found.stop()
+    assert "Traceback" not in found.log.read_text(), found.log.read_text()
+
+
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[RunningHub]:
-    """A Hub for one test, empty; a request that failed inside the server fails the test."""
-    running = start_hub(tmp_path / "server")
-    try:
-        yield running
-    finally:
-        running.stop()
-    assert "Traceback" not in running.log.read_text(), running.log.read_text()
+    """One for one test."""
+    with running(tmp_path / "server") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def shared_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHub]:
-    """One Hub for all tests of a module that leave nothing behind."""
-    running = start_hub(tmp_path_factory.mktemp("shared"))
-    try:
-        yield running
-    finally:
-        running.stop()
-    assert "Traceback" not in running.log.read_text(), running.log.read_text()
+    """One for all tests of a module that leave nothing behind."""
+    with running(tmp_path_factory.mktemp("shared")) as found:
+        yield found
 
 
 @pytest.fixture
@@ -217,5 +211,5 @@ def hubs(tmp_path: Path) -> Iterator[Callable[..., RunningHub]]:
     try:
         yield start
     finally:
-        for running in started:
-            running.stop(signal.SIGKILL)
+        for one in started:
+            one.stop(signal.SIGKILL)

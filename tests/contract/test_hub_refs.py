@@ -30,9 +30,8 @@ def test_branches(hub, api):
     first = upload(api, b"one")
     api.create_branch(REPO, branch="exp/kl-0.1")
     api.create_branch(REPO, branch="old", revision=api.list_repo_commits(REPO)[-1].commit_id)
-    with pytest.raises(HfHubHTTPError) as caught:
+    with pytest.raises(HfHubHTTPError, match=r"^409 "):
         api.create_branch(REPO, branch="exp/kl-0.1")
-    assert caught.value.response.status_code == 409
     api.create_branch(REPO, branch="exp/kl-0.1", exist_ok=True)
     with pytest.raises(RevisionNotFoundError):
         api.create_branch(REPO, branch="b", revision="none")
@@ -69,9 +68,8 @@ def test_tags(hub, api):
     second = upload(api, b"two")
     api.create_tag(REPO, tag="step-000040", revision=first)
     api.create_tag(REPO, tag="release/best", tag_message="The best by the judge")
-    with pytest.raises(HfHubHTTPError) as caught:
+    with pytest.raises(HfHubHTTPError, match=r"^409 "):
         api.create_tag(REPO, tag="step-000040")
-    assert caught.value.response.status_code == 409
     api.create_tag(REPO, tag="step-000040", exist_ok=True)
     with pytest.raises(RevisionNotFoundError):
         api.create_tag(REPO, tag="x", revision="none")

@@ -44,9 +44,8 @@ def test_create_exists_delete(hub, api, kind):
     url = create(api, "first", kind)
     assert (url.repo_id, url.repo_type, url.endpoint) == ("local/first", kind, hub.url)
     assert [each for each in KINDS if api.repo_exists("local/first", repo_type=each)] == [kind]
-    with pytest.raises(HfHubHTTPError) as caught:
+    with pytest.raises(HfHubHTTPError, match=r"^409 "):
         create(api, "local/first", kind)
-    assert caught.value.response.status_code == 409
     assert create(api, "local/first", kind, exist_ok=True).repo_id == "local/first"
     info = api.repo_info("local/first", repo_type=kind)
     assert info.id == "local/first"
@@ -69,9 +68,8 @@ def test_whoami(hub, api):
 
 
 def test_wrong_token(hub):
-    with pytest.raises(HfHubHTTPError) as caught:
+    with pytest.raises(HfHubHTTPError, match=r"^401 "):
         hub.api().whoami(token="hf_nonsense")
-    assert caught.value.response.status_code == 401
     with pytest.raises(HfHubHTTPError) as caught:
         hub.api().create_repo("local/x", token="hf_nonsense")
     assert caught.value.response.status_code == 401
@@ -83,9 +81,8 @@ def test_move(hub, api):
     api.upload_file(path_or_fileobj=b"\0" * 100, path_in_repo="w.bin", repo_id="local/old")
     sha = api.model_info("local/old").sha
     create(api, "local/taken")
-    with pytest.raises(HfHubHTTPError) as caught:
+    with pytest.raises(HfHubHTTPError, match=r"^409 "):
         api.move_repo("local/old", "local/taken")
-    assert caught.value.response.status_code == 409
     api.move_repo("local/old", "team/new")
     assert not api.repo_exists("local/old")
     assert api.model_info("team/new").sha == sha
