@@ -68,6 +68,7 @@ DISK: dict[str, tuple[Callable[[Path], None], str]] = {
 #: What was pushed -> what is said of it.
 PUSHED = {
     "odd-config": ({"README.md": CARD, "config.json": '{"architectures": 5}'}, "architectures"),
+    "odd-type": ({"README.md": CARD, "config.json": '{"model_type": []}'}, "model_type"),
     "cycle": ({"README.md": "---\ntags: &a [rlhf-zoo, *a]\n---\n"}, "README.md"),
     "digits": ({"README.md": f"---\nx: 0x{'f' * 5000}\n---\n"}, "README.md"),
 }

@@ -30,7 +30,7 @@ def test_branches(hub, api):
     first = upload(api, b"one")
     api.create_branch(REPO, branch="exp/kl-0.1")
     api.create_branch(REPO, branch="old", revision=api.list_repo_commits(REPO)[-1].commit_id)
-    with pytest.raises(HfHubHTTPError, match=r"^409 "):
+    with pytest.raises(HfHubHTTPError, match=r"\b409 "):
         api.create_branch(REPO, branch="exp/kl-0.1")
     api.create_branch(REPO, branch="exp/kl-0.1", exist_ok=True)
     with pytest.raises(RevisionNotFoundError):
@@ -68,7 +68,7 @@ def test_tags(hub, api):
     second = upload(api, b"two")
     api.create_tag(REPO, tag="step-000040", revision=first)
     api.create_tag(REPO, tag="release/best", tag_message="The best by the judge")
-    with pytest.raises(HfHubHTTPError, match=r"^409 "):
+    with pytest.raises(HfHubHTTPError, match=r"\b409 "):
         api.create_tag(REPO, tag="step-000040")
     api.create_tag(REPO, tag="step-000040", exist_ok=True)
     with pytest.raises(RevisionNotFoundError):

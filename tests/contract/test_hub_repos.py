@@ -44,7 +44,7 @@ def test_create_exists_delete(hub, api, kind):
     url = create(api, "first", kind)
     assert (url.repo_id, url.repo_type, url.endpoint) == ("local/first", kind, hub.url)
     assert [each for each in KINDS if api.repo_exists("local/first", repo_type=each)] == [kind]
-    with pytest.raises(HfHubHTTPError, match=r"^409 "):
+    with pytest.raises(HfHubHTTPError, match=r"\b409 "):
         create(api, "local/first", kind)
     assert create(api, "local/first", kind, exist_ok=True).repo_id == "local/first"
     info = api.repo_info("local/first", repo_type=kind)
@@ -68,7 +68,7 @@ def test_whoami(hub, api):
 
 
 def test_wrong_token(hub):
-    with pytest.raises(HfHubHTTPError, match=r"^401 "):
+    with pytest.raises(HfHubHTTPError, match="Invalid user token"):
         hub.api().whoami(token="hf_nonsense")
     with pytest.raises(HfHubHTTPError) as caught:
         hub.api().create_repo("local/x", token="hf_nonsense")
@@ -81,7 +81,7 @@ def test_move(hub, api):
     api.upload_file(path_or_fileobj=b"\0" * 100, path_in_repo="w.bin", repo_id="local/old")
     sha = api.model_info("local/old").sha
     create(api, "local/taken")
-    with pytest.raises(HfHubHTTPError, match=r"^409 "):
+    with pytest.raises(HfHubHTTPError, match=r"\b409 "):
         api.move_repo("local/old", "local/taken")
     api.move_repo("local/old", "team/new")
     assert not api.repo_exists("local/old")
