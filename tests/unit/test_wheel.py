@@ -114,8 +114,3 @@ def test_what_runs_is_not_what_is_installed(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setitem(sys.modules, "hatchling.builders.wheel", None)
     with pytest.raises(ZooError, match="`pip install hatchling`"):
         wheel.make_wheel(tmp_path)
-
-
-def test_unpacked(built: Path, tmp_path: Path) -> None:
-    wheel.unpack(built, tmp_path)
-    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == set(contents(built))
