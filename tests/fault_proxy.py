@@ -5,80 +5,57 @@
         HfApi(endpoint=proxy.url, token=hub.token).create_commit(...)
         assert proxy.counts.faults == {"refuse 500": 1, "cut_upload": 1}
 
-Requests and answers pass byte for byte, the Host header too: the links that the Hub makes from it lead back here.
+The Host header passes as it is: the links that the Hub makes from it lead back here.
 """
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import select
 import socket
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
-from io import BufferedReader
-from types import TracebackType
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
-from urllib.parse import urlsplit
 
-__all__ = ["OPERATIONS", "Counts", "Fault", "FaultProxy", "Seen", "operation"]
+__all__ = ["OPERATIONS", "Counts", "Fault", "FaultProxy"]
 
 #: What a request is for: name -> method, path. The first that fits counts; "other" where none does.
 OPERATIONS = {
-    "whoami": ("GET", r"^/api/whoami-v2$"),
     "create_repo": ("POST", r"^/api/repos/create$"),
-    "delete_repo": ("DELETE", r"^/api/repos/delete$"),
-    "validate": ("POST", r"^/api/validate-yaml$"),
     "preupload": ("POST", r"^/api/.+/preupload/"),
     "commit": ("POST", r"^/api/.+/commit/"),
     "lfs_batch": ("POST", r"\.git/info/lfs/objects/batch$"),
     "lfs_upload": ("PUT", r"^/_lfs/"),
-    "lfs_complete": ("POST", r"^/_lfs/"),
-    "xet_token": ("GET", r"^/api/.+/xet-(read|write)-token/"),
-    "xet_xorb": ("POST", r"/v\d/xorbs/"),
-    "xet_shard": ("POST", r"/v\d/shards"),
     "create_tag": ("POST", r"^/api/.+/tag/"),
     "delete_tag": ("DELETE", r"^/api/.+/tag/"),
     "refs": ("GET", r"^/api/.+/refs$"),
-    "commits": ("GET", r"^/api/.+/commits/"),
-    "tree": ("GET", r"^/api/.+/tree/"),
-    "head": ("HEAD", r"/resolve/"),
     "download": ("GET", r"/resolve/"),
-    "info": ("GET", r"^/api/(models|datasets|spaces)/[^/]+/[^/]+(/revision/[^/]+)?$"),
 }
-PIECE = 2**16
-PHRASES = {412: "Precondition Failed", 429: "Too Many Requests", 500: "Internal Server Error"}
-
-
-def operation(method: str, target: str) -> str:
-    """The name in OPERATIONS of a request; target: path and query as on the request line."""
-    path = target.partition("?")[0]
-    fitting = (name for name, (verb, form) in OPERATIONS.items() if verb == method and re.search(form, path))
-    return next(fitting, "other")
 
 
 @dataclass(frozen=True)
 class Fault:
     """What to do with the nth request that matches, and with count - 1 more after it (count=None: all from there on).
 
-    A request matches where all of `operation` (a name in OPERATIONS), `method` and `path` (a regular expression, sought
-    in path and query) that are given fit.
+    A request matches where `operation` (a name in OPERATIONS) and `path` (a regular expression, sought in path and
+    query) fit, as far as they are given.
 
     kind        what happens                                                                  forwarded=True
     refuse      the answer is `status`, with Retry-After: `seconds` where that is not 0       the Hub did the work
     drop        the connection is closed without an answer                                    the Hub did the work
-    delay       the request waits for `seconds`                                               the answer waits
+    delay       the request waits for `seconds`
     hold        the request waits for `release()`; it goes no further if its client has died  the answer waits
     cut_upload  both connections are closed after `size` bytes of the request's body
-    cut_download  both connections are closed after `size` bytes of the answer's body
+    cut_download  the connection is closed after `size` bytes of the answer's body
     """
 
     kind: Literal["refuse", "drop", "delay", "hold", "cut_upload", "cut_download"]
     operation: str | None = None
-    method: str | None = None
     path: str | None = None
     nth: int = 1
     count: int | None = 1
@@ -93,24 +70,6 @@ class Fault:
         words = [self.kind, *([str(self.status)] if self.kind == "refuse" else []), *self.forwarded * ["forwarded"]]
         return " ".join(words)
 
-    def matches(self, what: str, method: str, target: str) -> bool:
-        return (
-            self.operation in (None, what)
-            and self.method in (None, method)
-            and (self.path is None or re.search(self.path, target) is not None)
-        )
-
-
-@dataclass(frozen=True)
-class Seen:
-    """One request: its status is None where the client got no answer, or a part of one."""
-
-    operation: str
-    method: str
-    target: str
-    fault: str | None
-    status: int | None
-
 
 @dataclass(frozen=True)
 class Counts:
@@ -120,71 +79,36 @@ class Counts:
     faults: Counter[str]
 
 
-class _Torn(Exception):
-    """A side closed its connection in the middle of a message, or a fault says so."""
-
-
-@dataclass(frozen=True)
-class _Head:
-    """The first line and the headers of a message, as they came."""
-
-    raw: bytes
-    line: list[str]
-    headers: dict[str, str]
-
-    @property
-    def chunked(self) -> bool:
-        return "chunked" in self.headers.get("transfer-encoding", "").lower()
-
-    @property
-    def last(self) -> bool:
-        """Whether the sender closes the connection after this message."""
-        return self.headers.get("connection", "").lower() == "close"
-
-
 class FaultProxy:
-    """Listens on 127.0.0.1 and forwards to `upstream`, the address of a Hub, which may be changed meanwhile."""
+    """Listens on 127.0.0.1 and forwards to `upstream`, the address of a Hub."""
 
     def __init__(self, upstream: str) -> None:
-        self.upstream = upstream
+        self.upstream = upstream.removeprefix("http://")
+        self.connections: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._rules: list[tuple[Fault, list[int]]] = []
-        self._seen: list[Seen] = []
         self._requests: Counter[str] = Counter()
         self._faults: Counter[str] = Counter()
-        self._open: set[socket.socket] = set()
-        self._threads: set[threading.Thread] = set()
         self._holding = threading.Condition()
-        self._held = 0
-        self._released = 0
-        self._closing = threading.Event()
-        self._timer: threading.Timer | None = None
-        self._listener: socket.socket | None = None
-        self._bound = self._bind(0)
-        self.port: int = self._bound.getsockname()[1]
+        self._held = self._released = 0
+        self._server: _Server | None = None
+        self._reserved: socket.socket | None = _bound(0)
+        self.port: int = self._reserved.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> FaultProxy:
         self.up()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._closing.set()
+    def __exit__(self, *_: object) -> None:
         self.down()
-        self._bound.close()
         self.release()
-        for thread in list(self._threads):
-            thread.join(10)
-
-    # -- what a test says -----------------------------------------------------------------------------------------
+        if self._reserved is not None:
+            self._reserved.close()
 
     def inject(self, *faults: Fault) -> None:
         """Add faults. Each counts the requests that match it from here on; the first whose turn it is takes one."""
-        known = {*OPERATIONS, "other", None}
-        for fault in faults:
-            assert fault.operation in known, f"there is no operation {fault.operation!r}"
+        assert {fault.operation for fault in faults} <= {*OPERATIONS, None}
         with self._lock:
             self._rules += [(fault, [0]) for fault in faults]
 
@@ -193,38 +117,38 @@ class FaultProxy:
         with self._lock:
             self._rules.clear()
 
-    def down(self, seconds: float | None = None) -> None:
-        """Cut every connection and refuse new ones, for so long, or until `up()`. The port stays ours."""
-        with self._lock:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
-            if self._listener is not None:
-                listener, self._listener = self._listener, None
-                _close(listener)
-                self._bound = self._bind(self.port)  # bound and not listening: refused by the kernel
-                if not self._closing.is_set():
-                    self._faults["down"] += 1
-            for connection in self._open:
-                with suppress(OSError):
-                    connection.shutdown(socket.SHUT_RDWR)
-            if seconds is not None:
-                self._timer = threading.Timer(seconds, self.up)
-                self._timer.daemon = True
-                self._timer.start()
+    def down(self) -> None:
+        """Cut every connection and refuse new ones until `up()`. The port stays ours: bound, and not listening."""
+        if self._server is not None:
+            self._server.shutdown()
+            self._server.server_close()
+            self._server, self._reserved = None, _bound(self.port)
+            with self._lock:
+                self._faults["down"] += 1
+        for connection in list(self.connections):
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def up(self) -> None:
         """Take connections again."""
-        with self._lock:
-            if self._listener is None and not self._closing.is_set():
-                self._bound.listen(128)
-                self._listener = self._bound
-                self._spawn(self._accept, self._listener)
+        if self._reserved is not None:
+            self._server = _Server(self, self._reserved)
+            self._reserved = None
+            threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
     def wait_held(self, count: int = 1, seconds: float = 60) -> None:
         """Until `count` requests are held at the same time; fails when that takes too long."""
         with self._holding:
             assert self._holding.wait_for(lambda: self._held >= count, seconds), f"{self._held} are held, not {count}"
+
+    def hold(self) -> None:
+        """Called for a request: until `release()`."""
+        with self._holding:
+            turn = self._released
+            self._held += 1
+            self._holding.notify_all()
+            self._holding.wait_for(lambda: self._released > turn)
+            self._held -= 1
 
     def release(self) -> None:
         """Let go on what is held now."""
@@ -238,82 +162,15 @@ class FaultProxy:
         with self._lock:
             return Counts(Counter(self._requests), Counter(self._faults))
 
-    @property
-    def seen(self) -> list[Seen]:
-        """Every request that has ended, in the order of the ends."""
-        with self._lock:
-            return list(self._seen)
-
-    # -- connections ----------------------------------------------------------------------------------------------
-
-    @staticmethod
-    def _bind(port: int) -> socket.socket:
-        bound = socket.socket()
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(("127.0.0.1", port))
-        return bound
-
-    def _spawn(self, work: Callable[[socket.socket], None], connection: socket.socket) -> None:
-        def run() -> None:
-            try:
-                work(connection)
-            finally:
-                self._threads.discard(threading.current_thread())
-
-        thread = threading.Thread(target=run, daemon=True)
-        self._threads.add(thread)
-        thread.start()
-
-    def _accept(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:  # down
-                return
-            with self._lock:
-                if self._listener is not listener:
-                    connection.close()
-                    return
-                self._open.add(connection)
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._spawn(self._serve, connection)
-
-    def _serve(self, client: socket.socket) -> None:
-        """The requests of one connection, until either side closes it."""
-        try:
-            with client.makefile("rb") as reader:
-                while self._request(client, reader):
-                    pass
-        except (_Torn, OSError):
-            pass
-        finally:
-            with self._lock:
-                self._open.discard(client)
-            _close(client)
-
-    def _request(self, client: socket.socket, reader: BufferedReader) -> bool:
-        """One request; False where the connection ends with it."""
-        head = _read_head(reader)
-        if head is None:
-            return False
-        method, target = head.line[:2]
-        what = operation(method, target)
-        fault = self._next(what, method, target)
-        status: list[int] = []
-        try:
-            return self._handle(client, reader, head, fault, status)
-        finally:
-            with self._lock:
-                name = fault.name if fault else None
-                self._seen.append(Seen(what, method, target, name, status[0] if status else None))
-
-    def _next(self, what: str, method: str, target: str) -> Fault | None:
-        """Count the request; the fault that takes it, if any."""
-        taken = None
+    def next(self, method: str, target: str) -> Fault | None:
+        """Count a request; the fault that takes it, if any."""
+        path, taken = target.partition("?")[0], None
+        fitting = (name for name, (verb, form) in OPERATIONS.items() if verb == method and re.search(form, path))
+        what = next(fitting, "other")
         with self._lock:
             self._requests[what] += 1
             for fault, matched in self._rules:
-                if fault.matches(what, method, target):
+                if fault.operation in (None, what) and re.search(fault.path or "", target):
                     matched[0] += 1
                     over = fault.count is not None and matched[0] >= fault.nth + fault.count
                     if taken is None and matched[0] >= fault.nth and not over:
@@ -322,76 +179,128 @@ class FaultProxy:
                 self._faults[taken.name] += 1
         return taken
 
-    def _handle(
-        self, client: socket.socket, reader: BufferedReader, head: _Head, fault: Fault | None, status: list[int]
-    ) -> bool:
-        """status: gets the one that the client saw, once it saw all of the answer."""
-        body = _body(reader, head, request=True)
-        kind = fault.kind if fault else None
-        if fault and not fault.forwarded:
-            if kind == "delay":
-                self._closing.wait(fault.seconds)
-            elif kind == "hold":
-                self._hold(client)
-            elif kind in ("refuse", "drop"):
-                for _ in body:  # a client hears an answer only once it has sent all
-                    pass
-                return kind == "refuse" and _refuse(client, head, fault, status)
-        with self._to_hub() as upstream:
-            with suppress(BrokenPipeError, ConnectionResetError):  # a Hub that refuses a body answers before its end
-                _relay(head, body, upstream, fault.size if fault and kind == "cut_upload" else None)
-            with upstream.makefile("rb") as answers:
-                answer = _read_head(answers)
-                while answer is not None and answer.line[1].startswith("1"):
-                    client.sendall(answer.raw)
-                    answer = _read_head(answers)
-                if answer is None:
-                    raise _Torn
-                content = _body(answers, answer, request=False, bare=head.line[0] == "HEAD")
-                if fault and fault.forwarded:
-                    if kind in ("refuse", "drop"):
-                        for _ in content:
-                            pass
-                        return kind == "refuse" and _refuse(client, head, fault, status)
-                    if kind == "delay":
-                        self._closing.wait(fault.seconds)
-                    elif kind == "hold":
-                        self._hold(client)
-                _relay(answer, content, client, fault.size if fault and kind == "cut_download" else None)
-        status.append(int(answer.line[1]))
-        framed = answer.chunked or "content-length" in answer.headers or answer.line[1] in ("204", "304")
-        return framed and not (head.last or answer.last)
 
-    @contextmanager
-    def _to_hub(self) -> Iterator[socket.socket]:
-        """A connection for one request: the Hub may be another process by the next one."""
-        address = urlsplit(self.upstream)
-        upstream = socket.create_connection((address.hostname or "", address.port or 80), timeout=600)
+def _bound(port: int) -> socket.socket:
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(("127.0.0.1", port))
+    return bound
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, proxy: FaultProxy, bound: socket.socket) -> None:
+        super().__init__(("127.0.0.1", proxy.port), _Handler, bind_and_activate=False)
+        self.proxy = proxy
+        self.socket.close()
+        self.socket = bound
+        self.socket.listen(128)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    server: _Server
+
+    def handle(self) -> None:
+        connections = self.server.proxy.connections
+        connections.add(self.connection)
         try:
-            upstream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            with self._lock:
-                self._open.add(upstream)
-            yield upstream
+            with suppress(OSError, http.client.HTTPException):  # either side has closed its connection
+                super().handle()
         finally:
-            with self._lock:
-                self._open.discard(upstream)
+            connections.discard(self.connection)
+
+    def finish(self) -> None:
+        with suppress(OSError):
+            super().finish()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: the log is the Hub's."""
+
+    def _forward(self) -> None:
+        proxy = self.server.proxy
+        fault = proxy.next(self.command, self.path)
+        kind = fault.kind if fault else None
+        body = self._body()
+        if fault and not fault.forwarded and not self._meet(fault):
+            return
+        upstream = http.client.HTTPConnection(proxy.upstream, timeout=600)
+        try:
+            upstream.connect()
+            proxy.connections.add(upstream.sock)
+            upstream.putrequest(self.command, self.path, skip_host=True, skip_accept_encoding=True)
+            for name, value in self.headers.items():
+                if name.lower() not in ("transfer-encoding", "content-length", "expect"):
+                    upstream.putheader(name, value)
+            if body or self.command not in ("GET", "HEAD"):
+                upstream.putheader("Content-Length", str(len(body)))
+            upstream.endheaders(body[: fault.size] if fault and kind == "cut_upload" else body)
+            if kind == "cut_upload":
+                self.close_connection = True
+                return
+            answer = upstream.getresponse()
+            content = answer.read()
+        finally:
+            proxy.connections.discard(upstream.sock)
             upstream.close()
+        if fault and fault.forwarded and not self._meet(fault):
+            return
+        self.send_response_only(answer.status, answer.reason)
+        for name, value in answer.getheaders():
+            if name.lower() != "transfer-encoding":
+                self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(content[: fault.size] if fault and kind == "cut_download" else content)
+        if kind == "cut_download" or answer.will_close:
+            self.close_connection = True
 
-    def _hold(self, client: socket.socket) -> None:
-        with self._holding:
-            turn = self._released
-            self._held += 1
-            self._holding.notify_all()
-            self._holding.wait_for(lambda: self._released > turn)
-            self._held -= 1
-        if self._closing.is_set() or _gone(client):
-            raise _Torn
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = _forward
 
+    def _body(self) -> bytes:
+        """ConnectionError where the client ends in the middle of it."""
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            size = int(self.headers.get("Content-Length", 0))
+            return self._exactly(size)
+        pieces = []
+        while size := int(self.rfile.readline().strip() or b"0", 16):
+            pieces.append(self._exactly(size + 2)[:-2])
+        self.rfile.readline()
+        return b"".join(pieces)
 
-def _close(connection: socket.socket) -> None:
-    with suppress(OSError):
-        connection.shutdown(socket.SHUT_RDWR)
-    connection.close()
+    def _exactly(self, size: int) -> bytes:
+        content = self.rfile.read(size)
+        if len(content) < size:
+            raise ConnectionError
+        return content
+
+    def _meet(self, fault: Fault) -> bool:
+        """What happens to a request, or to its answer; False where that is the end of it."""
+        proxy = self.server.proxy
+        if fault.kind == "delay":
+            threading.Event().wait(fault.seconds)
+        elif fault.kind == "hold":
+            proxy.hold()
+            if _gone(self.connection):
+                raise ConnectionError
+        elif fault.kind == "drop":
+            self.close_connection = True
+            return False
+        elif fault.kind == "refuse":
+            said = f"Injected {fault.status}"
+            content = b"" if self.command == "HEAD" else json.dumps({"error": said}).encode()
+            self.send_response_only(fault.status)
+            for name, value in (("Content-Type", "application/json"), ("X-Error-Message", said)):
+                self.send_header(name, value)
+            self.send_header("Content-Length", str(len(content)))
+            if fault.seconds:
+                self.send_header("Retry-After", f"{fault.seconds:g}")
+            self.end_headers()
+            self.wfile.write(content)
+            return False
+        return True
 
 
 def _gone(connection: socket.socket) -> bool:
@@ -399,92 +308,3 @@ def _gone(connection: socket.socket) -> bool:
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     return bool(poll.poll(0))
-
-
-def _read_head(reader: BufferedReader) -> _Head | None:
-    """None at the end of the connection."""
-    first = reader.readline()
-    if not first:
-        return None
-    raw, headers = [first], dict[str, str]()
-    while True:
-        line = reader.readline()
-        if not line:
-            raise _Torn
-        raw.append(line)
-        if line == b"\r\n":
-            return _Head(b"".join(raw), first.decode("latin-1").split(maxsplit=2), headers)
-        name, _, value = line.decode("latin-1").partition(":")
-        headers[name.lower()] = value.strip()
-
-
-def _body(reader: BufferedReader, head: _Head, *, request: bool, bare: bool = False) -> Iterator[bytes]:
-    """What follows a head, as it comes, with the sizes of the chunks where it is chunked. bare: an answer to HEAD."""
-    try:
-        if bare or (not request and head.line[1] in ("204", "304")):
-            return
-        if head.chunked:
-            yield from _chunks(reader)
-        elif "content-length" in head.headers:
-            yield from _exactly(reader, int(head.headers["content-length"]))
-        elif not request:
-            while piece := reader.read1(PIECE):
-                yield piece
-    except OSError as error:  # of the reader: what the taker of a piece meets is not raised in here
-        raise _Torn from error
-
-
-def _chunks(reader: BufferedReader) -> Iterator[bytes]:
-    size = -1
-    while size != 0:
-        line = reader.readline()
-        if not re.match(rb"[0-9a-fA-F]", line):
-            raise _Torn
-        yield line
-        size = int(line.partition(b";")[0], 16)
-        yield from _exactly(reader, size)
-        end = b""
-        while end != b"\r\n":  # only trailers are longer
-            end = reader.readline()
-            if not end:
-                raise _Torn
-            yield end
-
-
-def _exactly(reader: BufferedReader, size: int) -> Iterator[bytes]:
-    while size:
-        piece = reader.read1(min(size, PIECE))
-        if not piece:
-            raise _Torn
-        size -= len(piece)
-        yield piece
-
-
-def _relay(head: _Head, body: Iterator[bytes], to: socket.socket, limit: int | None) -> None:
-    """Send a message on; raises _Torn after `limit` bytes of its body, or at its end if it is shorter."""
-    to.sendall(head.raw)
-    sent = 0
-    for piece in body:
-        part = piece if limit is None else piece[: limit - sent]
-        to.sendall(part)
-        sent += len(part)
-        if len(part) < len(piece):
-            break
-    if limit is not None:
-        raise _Torn
-
-
-def _refuse(client: socket.socket, head: _Head, fault: Fault, status: list[int]) -> bool:
-    said = f"Injected {fault.status}"
-    body = b"" if head.line[0] == "HEAD" else json.dumps({"error": said}).encode()
-    lines = [
-        f"HTTP/1.1 {fault.status} {PHRASES.get(fault.status, 'Injected')}",
-        "Content-Type: application/json",
-        f"Content-Length: {len(body)}",
-        f"X-Error-Message: {said}",
-    ]
-    if fault.seconds:
-        lines.append(f"Retry-After: {fault.seconds:g}")
-    client.sendall("\r\n".join([*lines, "", ""]).encode() + body)
-    status.append(fault.status)
-    return not head.last

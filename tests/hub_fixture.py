@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +26,7 @@ from rlhf_zoo.hub.server.cli import client_environment
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-__all__ = ["RunningHub", "base_environment", "hub", "hubs", "shared_hub", "start_hub"]
+__all__ = ["Hub", "RunningHub", "base_environment", "hub", "hubs", "shared_hub", "start_hub"]
 
 SOURCES = str(Path(next(iter(rlhf_zoo.__path__))).parent)
 STARTUP_SECONDS = 60
@@ -34,17 +37,27 @@ for _name in ("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_TELEMETRY", "HF_HUB_DISABLE_
 
 
 @dataclass
-class RunningHub:
-    """url, root, a write token, and the environment that points a client process at it."""
+class Answer:
+    """What came back, as it is."""
+
+    status: int
+    headers: dict[str, str]
+    content: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.content)
+
+
+@dataclass
+class Hub:
+    """url, root, a write token, the environment that points a client process at it, and that client's cache."""
 
     url: str
     root: Path
     token: str
     env: dict[str, str]
-    process: subprocess.Popen[bytes]
     cache: Path
-    log: Path
-    _apis: dict[str | None, Any] = field(default_factory=dict)
+    _apis: dict[str | None, Any] = field(default_factory=dict, init=False)
 
     def api(self, role: str | None = "write") -> HfApi:
         """The real client, with the write token, a read token, or none."""
@@ -56,6 +69,36 @@ class RunningHub:
             )
             self._apis[role] = HfApi(endpoint=self.url, token=token)
         return self._apis[role]
+
+    @property
+    def port(self) -> int:
+        return int(self.url.rpartition(":")[2])
+
+    def send(self, method: str, path: str, body: Any = None, role: str | None = "write", **headers: str) -> Answer:
+        """A request as it is, to a path or an address of this Hub: a client library would tidy it up first."""
+        sent = {"Authorization": f"Bearer {self.api(role).token}"} if role else {}
+        sent |= {name.replace("_", "-"): value for name, value in headers.items()}
+        content = body if isinstance(body, bytes | None) else json.dumps(body).encode()
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request(method, path.removeprefix(self.url), content, sent)
+            answer = connection.getresponse()
+            return Answer(answer.status, dict(answer.headers), answer.read())
+        finally:
+            connection.close()
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=60)
+
+    def commit(self, repo: str, *lines: dict[str, Any]) -> Answer:
+        """A commit of these lines, whatever a client would say of them."""
+        content = [{"key": "header", "value": {"summary": "By hand"}}, *lines]
+        return self.send("POST", f"/api/models/{repo}/commit/main", "\n".join(map(json.dumps, content)).encode())
+
+    def batch(self, repo: str, oid: str, size: int) -> dict[str, Any]:
+        """What git-lfs is told of the upload of a large file."""
+        asked = {"operation": "upload", "transfers": ["multipart"], "objects": [{"oid": oid, "size": size}]}
+        return self.send("POST", f"/{repo}.git/info/lfs/objects/batch", asked).json()["objects"][0]
 
     def git_dir(self, repo_id: str, kind: str = "model") -> Path:
         """Where a repository lies on the disk."""
@@ -79,21 +122,20 @@ class RunningHub:
             text=True,
             check=False,
         )
-        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}\n--- Hub ---\n{self.log.read_text()}"
+        assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         return done.stdout
 
     def python(self, code: str, cwd: Path | None = None, **env: str) -> str:
         """Python code in a client process."""
         return self.run(sys.executable, "-c", code, cwd=cwd, **env)
 
-    def logged(self, text: str) -> bool:
-        """True once the log holds `text`: a request is logged after its answer has been sent."""
-        deadline = time.monotonic() + STARTUP_SECONDS
-        while text not in self.log.read_text():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.02)
-        return True
+
+@dataclass
+class RunningHub(Hub):
+    """A Hub in a process of its own, which writes a log."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
 
     def stop(self, how: int = signal.SIGTERM) -> int:
         """End the server and return its exit code."""
@@ -116,20 +158,10 @@ def start_hub(folder: Path, *arguments: str, root: Path | None = None, **popen: 
     ready = folder / "ready.json"
     ready.unlink(missing_ok=True)
     log = folder / "hub.log"
-    command = [
-        sys.executable,
-        "-m",
-        "rlhf_zoo.hub.server",
-        "--root",
-        str(root),
-        "--ready-file",
-        str(ready),
-        "--verbose",
-    ]
+    command = [sys.executable, "-m", "rlhf_zoo.hub.server", "--verbose", "--parent", str(os.getpid())]
+    command += ["--root", str(root), "--ready-file", str(ready), *arguments]
     with open(log, "ab") as output:
-        process = subprocess.Popen(
-            [*command, "--parent", str(os.getpid()), *arguments], env=base_environment(), stderr=output, **popen
-        )
+        process = subprocess.Popen(command, env=base_environment(), stderr=output, **popen)
     deadline = time.monotonic() + STARTUP_SECONDS
     while not ready.exists():
         assert process.poll() is None, log.read_text()
@@ -139,29 +171,32 @@ def start_hub(folder: Path, *arguments: str, root: Path | None = None, **popen: 
     token = create_token(root, "write")
     home = folder / "home"
     env = base_environment() | client_environment(url, token, home)
-    return RunningHub(url, root, token, env, process, home / "hub", log)
+    return RunningHub(url, root, token, env, home / "hub", process, log)
+
+
+@contextmanager
+def running(folder: Path) -> Iterator[RunningHub]:
+    """A Hub, empty; a request that failed inside the server fails the test."""
+    found = start_hub(folder)
+    try:
+        yield found
+    finally:
+        found.stop()
+    assert "Traceback" not in found.log.read_text(), found.log.read_text()
 
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[RunningHub]:
-    """A Hub for one test, empty; a request that failed inside the server fails the test."""
-    running = start_hub(tmp_path / "server")
-    try:
-        yield running
-    finally:
-        running.stop()
-    assert "Traceback" not in running.log.read_text(), running.log.read_text()
+    """One for one test."""
+    with running(tmp_path / "server") as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
 def shared_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHub]:
-    """One Hub for all tests of a module that leave nothing behind."""
-    running = start_hub(tmp_path_factory.mktemp("shared"))
-    try:
-        yield running
-    finally:
-        running.stop()
-    assert "Traceback" not in running.log.read_text(), running.log.read_text()
+    """One for all tests of a module that leave nothing behind."""
+    with running(tmp_path_factory.mktemp("shared")) as found:
+        yield found
 
 
 @pytest.fixture
@@ -176,5 +211,5 @@ def hubs(tmp_path: Path) -> Iterator[Callable[..., RunningHub]]:
     try:
         yield start
     finally:
-        for running in started:
-            running.stop(signal.SIGKILL)
+        for one in started:
+            one.stop(signal.SIGKILL)

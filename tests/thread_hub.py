@@ -5,40 +5,39 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import pytest
+from hub_fixture import Hub, base_environment
 
 from rlhf_zoo.hub.server import create_token
 from rlhf_zoo.hub.server.application import Application
+from rlhf_zoo.hub.server.cli import client_environment
 from rlhf_zoo.hub.server.git import Quarantine, TreeEdit
 from rlhf_zoo.hub.server.handler import HubServer
 from rlhf_zoo.hub.server.names import RepoId
 from rlhf_zoo.hub.server.storage import Storage
 
-if TYPE_CHECKING:
-    from huggingface_hub import HfApi
-
-__all__ = ["ThreadHub", "thread_hub"]
+__all__ = ["ThreadHub", "near_hub", "thread_hub"]
 
 
-class ThreadHub:
+class ThreadHub(Hub):
     """An embedded Hub in a thread of this process."""
 
-    def __init__(self, root: Path) -> None:
-        root.mkdir(mode=0o700)
-        self.root, self.storage = root, Storage(root)
-        self.server = HubServer("127.0.0.1", 0, Application(root))
-        self.url, self.token = self.server.url, create_token(root, "write")
+    def __init__(self, root: Path, **options: Any) -> None:
+        root.mkdir(mode=0o700, exist_ok=True)
+        self.server = HubServer("127.0.0.1", 0, Application(root, **options))
+        self.storage = Storage(root)
+        url, token, home = self.server.url, create_token(root, "write"), root.with_name("home")
+        super().__init__(url, root, token, base_environment() | client_environment(url, token, home), home / "hub")
         threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
 
-    def api(self, role: str | None = "write") -> HfApi:
-        from huggingface_hub import HfApi
-
-        return HfApi(endpoint=self.url, token=self.token if role else False)
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
 
     def folder(self, name: str, kind: str = "model") -> Path:
-        return self.storage.path(RepoId(kind, "local", name))
+        return self.git_dir(f"local/{name}", kind)
 
     def make(self, name: str, files: dict[str, str], kind: str = "model", private: bool = False) -> str:
         """A repository with these files, whatever a push of them would be told. Returns the commit."""
@@ -55,17 +54,23 @@ class ThreadHub:
 
 
 @pytest.fixture
-def thread_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadHub]:
+def near_hub(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[ThreadHub]:
+    """A Hub for one test, empty; a request that failed inside the server fails the test."""
+    found = ThreadHub(tmp_path / "hub")
+    yield found
+    found.close()
+    assert not [record for record in caplog.get_records("call") if record.exc_info], caplog.text
+
+
+@pytest.fixture
+def thread_hub(near_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> ThreadHub:
     """The clients of this process talk to it, with its token, and have a cache of their own."""
     from huggingface_hub import constants
 
-    found = ThreadHub(tmp_path / "hub")
-    monkeypatch.setattr(constants, "ENDPOINT", found.url)
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", found.url + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_TOKEN", found.token)
-    yield found
-    found.server.shutdown()
-    found.server.server_close()
+    url, cache = near_hub.url, near_hub.root.with_name("cache")
+    monkeypatch.setattr(constants, "ENDPOINT", url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setenv("HF_TOKEN", near_hub.token)
+    near_hub.cache = cache
+    return near_hub

@@ -8,17 +8,16 @@ from huggingface_hub.errors import BadRequestError, HfHubHTTPError, RepositoryNo
 SPACE = "local/compare"
 
 
-def test_collections(hub):
-    api = hub.api()
+def test_collections(near_hub):
+    api = near_hub.api()
     for name in ("sft", "ppo"):
         api.create_repo(f"local/{name}")
     api.create_repo("local/data", repo_type="dataset")
     collection = api.create_collection("Tiny World!", description="One run", private=True)
     assert collection.slug.startswith("local/tiny-world-")
     assert (collection.owner, collection.private, collection.description) == ("local", True, "One run")
-    with pytest.raises(HfHubHTTPError) as caught:
+    with pytest.raises(HfHubHTTPError, match=r"\b409 "):
         api.create_collection("Tiny World!")
-    assert caught.value.response.status_code == 409
     assert api.create_collection("Tiny World!", exists_ok=True).slug == collection.slug
 
     slug = collection.slug
@@ -31,9 +30,8 @@ def test_collections(hub):
         ("local/data", "dataset", 2),
     ]
     assert filled.items[1].note == "the policy"
-    with pytest.raises(HfHubHTTPError) as caught:
+    with pytest.raises(HfHubHTTPError, match=r"\b409 "):
         api.add_collection_item(slug, "local/sft", "model")
-    assert caught.value.response.status_code == 409
     assert len(api.add_collection_item(slug, "local/sft", "model", exists_ok=True).items) == 3
     with pytest.raises(RepositoryNotFoundError):
         api.add_collection_item(slug, "local/none", "model")
@@ -50,31 +48,28 @@ def test_collections(hub):
         api.delete_collection_item(slug, first.item_object_id)
     api.delete_collection_item(slug, first.item_object_id, missing_ok=True)
 
-    assert list(hub.api(None).list_collections()) == []
+    assert list(near_hub.api(None).list_collections()) == []
     changed = api.update_collection_metadata(slug, title="Runs", private=False)
     assert changed.slug.startswith("local/runs-")
     assert changed.slug.rpartition("-")[2] == slug.rpartition("-")[2]
     assert api.get_collection(slug).title == "Runs"  # the old address still leads there
-    [listed] = hub.api(None).list_collections(owner="local", item="models/local/ppo")
+    [listed] = near_hub.api(None).list_collections(owner="local", item="models/local/ppo")
     assert (listed.slug, listed.position, len(listed.items)) == (changed.slug, 0, 2)
     assert list(api.list_collections(item="models/local/none")) == []
     assert list(api.list_collections(owner="team")) == []
     api.delete_collection(slug)
-    with pytest.raises(HfHubHTTPError) as caught:
+    with pytest.raises(HfHubHTTPError, match=r"\b404 "):
         api.get_collection(slug)
-    assert caught.value.response.status_code == 404
     api.delete_collection(slug, missing_ok=True)
 
 
-def test_collection_slug_cannot_leave_its_folder(hub):
-    api = hub.api()
-    with pytest.raises(HfHubHTTPError) as caught:
-        api.get_collection("local/..%2F..%2Ftokens")
-    assert caught.value.response.status_code == 404
+def test_collection_slug_cannot_leave_its_folder(near_hub):
+    with pytest.raises(HfHubHTTPError, match=r"\b404 "):
+        near_hub.api().get_collection("local/..%2F..%2Ftokens")
 
 
-def test_space(hub):
-    api = hub.api()
+def test_space(near_hub):
+    api = near_hub.api()
     api.create_repo(SPACE, repo_type="space", space_sdk="gradio", space_variables=[{"key": "A", "value": "1"}])
     api.upload_file(path_or_fileobj=b"print()", path_in_repo="app.py", repo_id=SPACE, repo_type="space")
     runtime = api.get_space_runtime(SPACE)
@@ -98,16 +93,14 @@ def test_space(hub):
 
     api.add_space_secret(SPACE, "API_KEY", "hunter2", description="for the judge")
     assert api.get_space_secrets(SPACE)["API_KEY"].description == "for the judge"
-    stored = [path for path in hub.root.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
+    stored = [path for path in near_hub.root.rglob("*") if path.is_file() and b"hunter2" in path.read_bytes()]
     assert stored == []
     api.delete_space_secret(SPACE, "API_KEY")
     assert api.get_space_secrets(SPACE) == {}
 
-    with pytest.raises(HfHubHTTPError) as caught:
-        hub.api(None).get_space_variables(SPACE)
-    assert caught.value.response.status_code == 401
-    with pytest.raises(HfHubHTTPError) as caught:
-        hub.api("read").add_space_variable(SPACE, "X", "y")
-    assert caught.value.response.status_code == 403
+    with pytest.raises(HfHubHTTPError, match=r"\b401 "):
+        near_hub.api(None).get_space_variables(SPACE)
+    with pytest.raises(HfHubHTTPError, match=r"\b403 "):
+        near_hub.api("read").add_space_variable(SPACE, "X", "y")
     with pytest.raises(RepositoryNotFoundError):
         api.get_space_runtime("local/none")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import random
-from pathlib import Path
 
 import pytest
+
+
+@pytest.fixture
+def hub(near_hub):
+    return near_hub
+
 
 MAKE_MODEL = """
 import torch
@@ -63,74 +67,30 @@ print(sum(p.sum().item() for p in old.parameters()))
 """
 
 
-@pytest.mark.parametrize("disable_xet", ["0", "1"])
-def test_transformers(hub, tmp_path, disable_xet):
-    pushed = hub.python(PUSH_MODEL, cwd=tmp_path, HF_HUB_DISABLE_XET=disable_xet).split()[-1]
-    assert ("/v1/shards 200" in hub.log.read_text()) == (disable_xet == "0")
+def test_transformers(hub, tmp_path):
+    pushed = hub.python(PUSH_MODEL, cwd=tmp_path, HF_HUB_DISABLE_XET="0").split()[-1]
     empty = str(tmp_path / "an-empty-home")
     pulled = hub.python(PULL_MODEL, cwd=tmp_path, HF_HOME=empty).split()[-1]
     assert float(pulled) == pytest.approx(float(pushed), rel=1e-6)
     api = hub.api()
     assert api.model_info("local/tiny").pipeline_tag == "text-generation"
     assert api.model_info("local/tiny").safetensors.total > 0
-    weights = {s.rfilename: s for s in api.model_info("local/tiny", files_metadata=True).siblings}["model.safetensors"]
-    blob = Path(empty) / "hub" / "models--local--tiny" / "blobs" / weights.lfs.sha256
-    assert hashlib.sha256(blob.read_bytes()).hexdigest() == weights.lfs.sha256
     assert hub.git("local/tiny", "fsck", "--full", "--strict") == ""
 
 
-TRAIN = (
-    MAKE_MODEL
-    + """
-from datasets import Dataset
-from trl import SFTConfig, SFTTrainer
-
-data = Dataset.from_dict({"text": ["it works well because it works", "it works badly"] * 4})
-args = SFTConfig(
-    output_dir="out", max_steps=1, per_device_train_batch_size=2, report_to="none", use_cpu=True, save_strategy="no",
-    push_to_hub=True, hub_model_id="local/sft", max_length=16, logging_steps=1, bf16=False,
-)
-trainer = SFTTrainer(model=model, args=args, train_dataset=data, processing_class=tokenizer)
-trainer.train()
-print(trainer.push_to_hub(commit_message="Trained for one step"))
-"""
-)
-
-
-def test_trl(hub, tmp_path):
-    hub.python(TRAIN, cwd=tmp_path)
-    api = hub.api()
-    info = api.model_info("local/sft")
-    names = {s.rfilename for s in info.siblings}
-    assert {"README.md", "config.json", "model.safetensors", "training_args.bin", "tokenizer.json"} <= names
-    assert {"sft", "trl"} <= set(info.tags)
-    assert info.library_name == "transformers"
-    assert "Trained for one step" in [c.title for c in api.list_repo_commits("local/sft")]
-    assert hub.git("local/sft", "fsck", "--full", "--strict") == ""
-
-
 DATASETS = """
-from datasets import Dataset, DatasetDict, get_dataset_config_names, get_dataset_split_names, load_dataset
+from datasets import Dataset, get_dataset_config_names, load_dataset
 
-splits = DatasetDict(
-    {name: Dataset.from_dict({"text": [f"{name} {i}" for i in range(n)]}) for name, n in (("train", 5), ("test", 3))}
-)
-splits.push_to_hub("local/remarks", "lines")
 Dataset.from_dict({"prompt": ["a", "b"]}).push_to_hub("local/remarks", "prompts", split="train")
 Dataset.from_dict({"text": ["x"], "label": [1]}).push_to_hub("local/remarks", "judge", split="judge", private=False)
 
-assert get_dataset_config_names("local/remarks") == ["judge", "lines", "prompts"]
-assert get_dataset_split_names("local/remarks", "judge") == ["judge"]
-lines = load_dataset("local/remarks", "lines")
-assert lines["test"]["text"][:] == ["test 0", "test 1", "test 2"]
+assert get_dataset_config_names("local/remarks") == ["judge", "prompts"]
 assert load_dataset("local/remarks", "judge", split="judge")[0] == {"text": "x", "label": 1}
 streamed = load_dataset("local/remarks", "prompts", split="train", streaming=True)
 assert [row["prompt"] for row in streamed] == ["a", "b"]
-print("done")
 """
 
 FOLDER = """
-from datasets import load_dataset
 from huggingface_hub import HfApi
 
 api = HfApi()
@@ -139,7 +99,6 @@ api.upload_folder(repo_id="local/world", repo_type="dataset", folder_path="world
 api.create_tag("local/world", tag="v1", repo_type="dataset")
 assert load_dataset("local/world", split="validation")["text"][:] == ["lines validation"]
 assert load_dataset("local/world", "judge", split="judge", revision="v1")["text"][:] == ["judge judge"]
-print(load_dataset("local/world", "judge").keys())
 """
 CARD = """---
 configs:
@@ -157,19 +116,15 @@ configs:
 
 
 def test_datasets(hub, tmp_path):
-    assert hub.python(DATASETS, cwd=tmp_path).split()[-1] == "done"
-    info = hub.api().dataset_info("local/remarks")
-    assert {c["config_name"] for c in info.card_data["configs"]} == {"judge", "lines", "prompts"}
-    assert hub.git("local/remarks", "fsck", "--full", "--strict", kind="dataset") == ""
-
-
-def test_dataset_folder_with_configurations(hub, tmp_path):
+    """What `push_to_hub` makes, and a folder with configurations, by one process."""
     for name in ("lines/train", "lines/validation", "judge/judge"):
         path = tmp_path / "world" / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"text": name.replace("/", " ")}) + "\n")
     (tmp_path / "world" / "README.md").write_text(CARD)
-    assert "judge" in hub.python(FOLDER, cwd=tmp_path)
+    hub.python(DATASETS + FOLDER, cwd=tmp_path)
+    info = hub.api().dataset_info("local/remarks")
+    assert {c["config_name"] for c in info.card_data["configs"]} == {"judge", "prompts"}
 
 
 def test_hf_command(hub, tmp_path):
@@ -177,25 +132,11 @@ def test_hf_command(hub, tmp_path):
     (folder / "sub").mkdir(parents=True)
     weights = random.Random(5).randbytes(400_000)
     (folder / "sub" / "w.safetensors").write_bytes(weights)
-    (folder / "config.json").write_text("{}")
     assert "local" in hub.run("hf", "auth", "whoami")
     hub.run("hf", "upload", "local/cli", str(folder), ".", "--commit-message", "From the command line")
     hub.run("hf", "repos", "tag", "create", "local/cli", "v1", "-m", "first")
-    hub.run("hf", "repos", "branch", "create", "local/cli", "exp/a")
-    hub.run("hf", "upload", "local/cli", str(folder / "config.json"), "other.json", "--revision", "exp/a")
-    hub.run("hf", "download", "local/cli", "--revision", "exp/a", "--local-dir", str(tmp_path / "branch"))
-    assert (tmp_path / "branch" / "other.json").read_text() == "{}"
-    hub.run(
-        "hf", "download", "local/cli", "sub/w.safetensors", "--revision", "v1", "--local-dir", str(tmp_path / "tag")
-    )
+    hub.run("hf", "download", "local/cli", "--revision", "v1", "--local-dir", str(tmp_path / "tag"))
     assert (tmp_path / "tag" / "sub" / "w.safetensors").read_bytes() == weights
-    hub.run("hf", "repos", "create", "local/data", "--repo-type", "dataset", "--private")
-    assert hub.api().dataset_info("local/data").private
-    listed = hub.run("hf", "models", "ls")
-    assert "local/cli" in listed
     assert "local/cli" in hub.run("hf", "repos", "ls")
-    hub.run("hf", "repos", "delete-files", "local/cli", "config.json")
-    assert "config.json" not in hub.api().list_repo_files("local/cli")
-    hub.run("hf", "repos", "delete", "local/data", "--repo-type", "dataset", "--yes")
-    assert not hub.api().repo_exists("local/data", repo_type="dataset")
-    assert hub.api().list_repo_commits("local/cli")[-2].title == "From the command line"
+    hub.run("hf", "repos", "delete", "local/cli", "--yes")
+    assert not hub.api().repo_exists("local/cli")

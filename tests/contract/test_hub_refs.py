@@ -5,12 +5,19 @@ from __future__ import annotations
 import pytest
 from huggingface_hub.errors import BadRequestError, HfHubHTTPError, RevisionNotFoundError
 
+from rlhf_zoo.hub.server import refs_api
+
 REPO = "local/refs"
 
 
 @pytest.fixture
+def hub(near_hub):
+    near_hub.api().create_repo(REPO)
+    return near_hub
+
+
+@pytest.fixture
 def api(hub):
-    hub.api().create_repo(REPO)
     return hub.api()
 
 
@@ -23,9 +30,8 @@ def test_branches(hub, api):
     first = upload(api, b"one")
     api.create_branch(REPO, branch="exp/kl-0.1")
     api.create_branch(REPO, branch="old", revision=api.list_repo_commits(REPO)[-1].commit_id)
-    with pytest.raises(HfHubHTTPError) as caught:
+    with pytest.raises(HfHubHTTPError, match=r"\b409 "):
         api.create_branch(REPO, branch="exp/kl-0.1")
-    assert caught.value.response.status_code == 409
     api.create_branch(REPO, branch="exp/kl-0.1", exist_ok=True)
     with pytest.raises(RevisionNotFoundError):
         api.create_branch(REPO, branch="b", revision="none")
@@ -62,9 +68,8 @@ def test_tags(hub, api):
     second = upload(api, b"two")
     api.create_tag(REPO, tag="step-000040", revision=first)
     api.create_tag(REPO, tag="release/best", tag_message="The best by the judge")
-    with pytest.raises(HfHubHTTPError) as caught:
+    with pytest.raises(HfHubHTTPError, match=r"\b409 "):
         api.create_tag(REPO, tag="step-000040")
-    assert caught.value.response.status_code == 409
     api.create_tag(REPO, tag="step-000040", exist_ok=True)
     with pytest.raises(RevisionNotFoundError):
         api.create_tag(REPO, tag="x", revision="none")
@@ -88,13 +93,12 @@ def test_tags(hub, api):
     assert all(line.startswith("dangling tag") for line in hub.git(REPO, "fsck", "--full", "--strict").splitlines())
 
 
-@pytest.mark.parametrize(
-    "name", ["a..b", "a b", "x~1", "x.lock", "-x", "a//b", "f" * 40, "HEAD", "y" * 300, ".hidden", "a/.b"]
-)
-def test_names_that_git_refuses(api, name):
-    for call in (lambda: api.create_branch(REPO, branch=name), lambda: api.create_tag(REPO, tag=name)):
+def test_names_that_git_refuses(api):
+    for name in ("a..b", "a b", "x~1", "x.lock", "-x", "a//b", "f" * 40, "HEAD", "y" * 300, ".hidden", "a/.b"):
         with pytest.raises(BadRequestError):
-            call()
+            api.create_branch(REPO, branch=name)
+        with pytest.raises(BadRequestError):
+            api.create_tag(REPO, tag=name)
     assert len(api.list_repo_refs(REPO).branches) == 1
     assert api.list_repo_refs(REPO).tags == []
 
@@ -112,18 +116,19 @@ def test_names_that_exclude_each_other(api):
             call()
 
 
-def test_history(hub, api):
+def test_history(hub, api, monkeypatch):
+    monkeypatch.setattr(refs_api, "_PAGE", 5)
     oids = [
         upload(api, b"%d" % number, commit_message=f"Step {number}", commit_description="Why\n\nBecause")
-        for number in range(53)
+        for number in range(11)
     ]
     commits = api.list_repo_commits(REPO)
     assert [c.commit_id for c in commits[:-1]] == oids[::-1]
-    assert (commits[0].title, commits[0].message, commits[0].authors) == ("Step 52", "Why\n\nBecause", ["local"])
+    assert (commits[0].title, commits[0].message, commits[0].authors) == ("Step 10", "Why\n\nBecause", ["local"])
     assert commits[-1].title == "Create the repository"
-    assert api.list_repo_commits(REPO, formatted=True)[0].formatted_title == "Step 52"
+    assert api.list_repo_commits(REPO, formatted=True)[0].formatted_title == "Step 10"
     assert hub.git(REPO, "log", "--format=%H").split() == [c.commit_id for c in commits]
-    assert hub.git(REPO, "log", "-1", "--format=%B").strip() == "Step 52\n\nWhy\n\nBecause"
+    assert hub.git(REPO, "log", "-1", "--format=%B").strip() == "Step 10\n\nWhy\n\nBecause"
 
 
 def test_squash(hub, api):

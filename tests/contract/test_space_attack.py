@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +17,6 @@ from rlhf_zoo.hub.space import Pinned, SpaceModels
 
 pytestmark = pytest.mark.attack
 
-ROOT = Path(__file__).parents[2]
 SPACE, VOTES = "local/toy-compare", "local/votes"
 
 
@@ -47,13 +44,6 @@ def refuse(call: str, status: int, when: Callable[..., bool] = lambda *_, **__: 
         raise HfHubHTTPError("no", response=httpx2.Response(status, request=request))
 
     return asked
-
-
-def test_what_make_demo_installs_is_enough() -> None:
-    """A checkout's wheel is built by hatchling."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert any(one.startswith("hatchling") for one in project["optional-dependencies"]["space"])
-    assert ".[space]" in (ROOT / "Makefile").read_text()
 
 
 def test_no_empty_space_is_left(
