@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
@@ -40,7 +39,6 @@ __all__ = [
     "SAVED",
     "Rows",
     "Spy",
-    "Twin",
     "digests",
     "distance",
     "every",
@@ -293,29 +291,3 @@ def taken(logps: list[torch.Tensor], rows: Rows) -> list[torch.Tensor]:
 
 def values_of(critic: Any, rows: Rows) -> list[torch.Tensor]:
     return [critic(input_ids=torch.tensor([p + c])).logits[0, len(p) - 1 : -1, 0] for p, c in rows]
-
-
-class Twin:
-    """Policy and critic of a trainer, copied before it trains."""
-
-    def __init__(self, trainer: PPOTrainer) -> None:
-        self.policy: Any = copy.deepcopy(trainer.policy)
-        self.critic: Any = copy.deepcopy(trainer.value_model)
-
-    def descend(self, loss: Callable[[], torch.Tensor], *, rate: float, times: int = 1) -> list[float]:
-        """Steps of gradient descent on both models; the loss before each."""
-        seen = []
-        for _ in range(times):
-            value = loss()
-            value.backward()
-            seen.append(float(value.detach()))
-            with torch.no_grad():
-                for weight in [*self.policy.parameters(), *self.critic.parameters()]:
-                    if weight.grad is not None:
-                        weight -= rate * weight.grad
-                        weight.grad = None
-        return seen
-
-    def weights(self) -> dict[str, torch.Tensor]:
-        parts = {"policy": self.policy, "critic": self.critic}
-        return {f"{name}.{key}": weight for name, part in parts.items() for key, weight in part.state_dict().items()}
