@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 from datasets import Dataset
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from trainer_fixture import good, make_policy, make_reward_model, make_tokenizer, prompt_rows
 
 from rlhf_zoo.errors import ZooError
@@ -122,35 +120,20 @@ def test_every_number_of_every_stage_has_its_bounds() -> None:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_value_at_the_bounds_is_taken_or_named(stage: str) -> None:
-    """Settings come out, or the sentence names the key: for one value outside in each direction, it does."""
+    """Settings within the bounds come out, or the sentence names the key: for a value outside, it does."""
     for name, kind in numeric(stage).items():
         base = {**TOYS[stage], **WITH.get(name, {})}
         if name == "total_episodes":
             base.pop("max_steps")
         for value in values(name, kind):
-            attempt(stage, {**base, name: [value] if name == "reward_weights" else value})
+            built = attempt(stage, {**base, name: [value] if name == "reward_weights" else value})
+            if built is not None:
+                check_limits(name, getattr(built.data, name, getattr(built.trainer, name, None)))
         outside = [] if name in UNBOUNDED | {"max_steps", "local_rank"} else [-1]
         no_number = [] if name == "pad_to_multiple_of" else ["nan", "1e400"]  # which takes text
         for bad in (-(10**400), *outside, *no_number):
             with pytest.raises(ZooError, match=f"^{name} in .* is "):
                 build(stage, {**base, name: [bad] if name == "reward_weights" else bad})
-
-
-@settings(deadline=None, max_examples=25)
-@given(data=st.data())
-def test_any_numbers_together_are_taken_or_named(data: st.DataObject) -> None:
-    """Where they are taken, each is within its bounds."""
-    stage = data.draw(st.sampled_from(STAGES))
-    keys = numeric(stage)
-    chosen = data.draw(st.lists(st.sampled_from(sorted(keys)), min_size=1, max_size=4, unique=True))
-    asked = {}
-    for name in chosen:
-        number = st.integers() if keys[name] is int else st.floats() | st.integers(-5, 5)
-        value = data.draw(st.sampled_from(values(name, keys[name])) | number)
-        asked[name] = [value] if name == "reward_weights" else value
-    built = attempt(stage, {**TOYS[stage], **asked})
-    for name in asked if built is not None else ():
-        check_limits(name, getattr(built.data, name, getattr(built.trainer, name, None)))
 
 
 @pytest.mark.parametrize(

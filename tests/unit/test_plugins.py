@@ -123,6 +123,7 @@ def test_settings_of_an_object_of_a_dataclass_give_a_copy(makers):
         ("at_most(limit=3", "is no name with settings: write NAME"),
         ("at_most(3)", "is no name with settings"),
         ("at_most(*[3])", "is no name with settings"),
+        ("at_most(**{'limit': 3})", "is no name with settings"),
         ("at_most(limit=3)(unit=1)", "is no name with settings"),
         ("at_most(limit=1) + at_most(limit=2)", "is no name with settings"),
         ("at_most(limit=words)", "limit in .* is no literal: write a number, a quoted text"),

@@ -542,9 +542,11 @@ def texts_of(directory: Path) -> dict[str, dict[int, str]]:
 
 
 def test_completions_of_each_log_line_are_shown_and_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Conversations as they are read."""
+    """Conversations, which pass through the chat template and reach the rewards as such, as they are read."""
+    heard: list[str] = []
 
-    def explained(completions: list[Any], log_extra: Any = None, **_: Any) -> list[float]:
+    def explained(prompts: list[Any], completions: list[Any], log_extra: Any = None, **_: Any) -> list[float]:
+        heard.extend(prompt[0]["content"] for prompt in prompts)
         log_extra("first", [completion[0]["content"][:1] for completion in completions])
         return good(completions)
 
@@ -560,6 +562,7 @@ def test_completions_of_each_log_line_are_shown_and_saved(tmp_path: Path, capsys
     for step, (rollout, estimates, _) in enumerate(trainer.updates, start=1):
         said = trainer.processing_class.batch_decode(rollout.samples.token_lists(), skip_special_tokens=True)
         asked = [trainer.processing_class.decode(prompt) for prompt, _ in rows_of(rollout)]
+        assert asked == [f"{prompt};:" for prompt in heard[8 * step - 8 : 8 * step]]
         wanted = [
             {
                 "prompt": f"user: {asked[row].removesuffix(';:')}", "completion": f"assistant: {said[row]}",

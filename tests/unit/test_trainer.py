@@ -12,7 +12,6 @@ import pytest
 import torch
 from datasets import Dataset
 from trainer_fixture import (
-    CHAT,
     EOS,
     LETTERS,
     Spy,
@@ -40,7 +39,9 @@ from transformers import (
 )
 
 from rlhf_zoo.data import PROMPT_TOKENS
+from rlhf_zoo.functional import explained_variance
 from rlhf_zoo.hub.publish import checkpoint_files
+from rlhf_zoo.ppo.metrics import critic_health
 from rlhf_zoo.ppo.trainer import PPO_STATE, TRAIN_STREAM
 
 # One update against a second implementation, written from the formulas: row by row, no padding, no cache.
@@ -166,6 +167,15 @@ def test_an_update_is_what_the_formulas_say(tmp_path: Path) -> None:
         assert distance(after, here, part) < 2e-6
 
 
+def test_quarters_are_of_what_a_response_may_have_and_those_never_reached_have_no_number() -> None:
+    values, returns = torch.tensor([[0.0, 1, 2, 3, 5], [4.0, 4, 1, 2, 2]]), torch.tensor([[1.0, 1, 2, 4, 4], [3.0] * 5])
+    mask = torch.tensor([[True] * 5, [True] * 4 + [False]])
+    found = critic_health(values, returns, mask, length=10)
+    quarters = [found[f"critic/explained_variance/quarter_{part}"] for part in (1, 2, 3, 4)]
+    wanted = [float(explained_variance(values[:, at], returns[:, at], mask[:, at])) for at in (slice(3), slice(3, 6))]
+    assert quarters[:2] == wanted and all(math.isnan(each) for each in quarters[2:])
+
+
 def test_metrics_are_there_and_finite_and_log_lines_average_updates(tmp_path: Path) -> None:
     each = updates_of(trained(tmp_path, max_steps=4))
     both = updates_of(trained(tmp_path, max_steps=4, logging_steps=2))
@@ -211,29 +221,6 @@ def test_text_and_token_ids_are_one(tmp_path: Path) -> None:
     one, two = (trained(tmp_path, train_dataset=data, reward_funcs=keep) for data in (texts, ids))
     assert digests(one) == digests(two) != digests(one.before)
     assert seen[:2] == seen[2:] and set(seen[0]) <= set(texts["prompt"])
-
-
-def test_conversations_pass_through_the_chat_template(tmp_path: Path) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = CHAT
-    chats = [[{"role": "user", "content": text}] for text in prompt_rows(8)["prompt"]]
-    calls: list[dict[str, Any]] = []
-
-    def keep(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
-        calls.append({"prompts": prompts, "completions": completions})
-        return good(completions)
-
-    trainer = trained(
-        tmp_path, processing_class=tokenizer, train_dataset=Dataset.from_dict({"prompt": chats}), reward_funcs=keep,
-        max_steps=1,
-    )  # fmt: skip
-    [call] = calls
-    assert sorted(map(str, call["prompts"])) == sorted(map(str, chats))
-    for (prompt, tokens), chat, said in zip(
-        rows_of(trainer.updates[0][0]), call["prompts"], call["completions"], strict=True
-    ):
-        assert tokenizer.decode(prompt) == f"{chat[0]['content']};:"
-        assert said == [{"role": "assistant", "content": tokenizer.decode(tokens, skip_special_tokens=True)}]
 
 
 def test_the_last_batch_of_a_pass_may_be_smaller(tmp_path: Path) -> None:
@@ -562,14 +549,6 @@ def test_a_checkpoint_is_a_plain_model_with_its_critic(tmp_path: Path) -> None:
     assert digests(AutoModelForCausalLM.from_pretrained(elsewhere)) == digests(trainer.policy)
     again = make_trainer(tmp_path, model=str(checkpoint), value_model=str(checkpoint / "critic"))
     assert digests(again) == digests(trainer)
-
-
-def test_trainers_own_card_is_of_the_policy(tmp_path: Path) -> None:
-    """`push_to_hub` writes it, from the configuration of the model."""
-    trainer = trained(tmp_path, max_steps=1)
-    pair = trainer.model
-    trainer.create_model_card(model_name="toy")
-    assert "# toy" in (tmp_path / "README.md").read_text() and trainer.model is pair
 
 
 def test_what_a_row_samples_depends_on_update_and_prompt_alone(tmp_path: Path) -> None:
