@@ -53,9 +53,10 @@ from rlhf_zoo.rewards import Scored
 from rlhf_zoo.sampling import Samples
 from rlhf_zoo.value_head import VALUE_HEAD_FILE, AutoModelForCausalLMWithValueHead, ValueHead
 
-# One step of plain gradient descent, of the whole rollout.
+# One step of plain gradient descent, of the whole rollout; a norm of 0 clips nothing.
 ONE_STEP: dict[str, Any] = {
     "max_steps": 1, "num_ppo_epochs": 1, "num_mini_batches": 1, "optim": "sgd", "learning_rate": 0.2,
+    "max_grad_norm": 0.0,
 }  # fmt: skip
 
 
