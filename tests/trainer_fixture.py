@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from transformers import (
 from rlhf_zoo.models import set_score_statistics
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.rollout import Advantages, Rollout
-from rlhf_zoo.ppo.trainer import PPOTrainer
+from rlhf_zoo.ppo.trainer import PPO_STATE, PPOTrainer
 
 __all__ = [
     "CHAT",
@@ -35,17 +36,27 @@ __all__ = [
     "GOOD",
     "LETTERS",
     "PAD",
+    "SAVED",
+    "Rows",
     "Spy",
     "digests",
     "distance",
+    "every",
     "good",
     "make_policy",
     "make_reward_model",
     "make_tokenizer",
     "make_trainer",
     "prompt_rows",
+    "read_table",
+    "resumed_alike",
+    "rows_of",
     "snapshot",
+    "taken",
     "timeless",
+    "trained",
+    "updates_of",
+    "values_of",
 ]
 
 PAD, EOS = 0, 1
@@ -56,6 +67,8 @@ GOOD = "g"
 CONTEXT = 32
 CHAT = "{% for m in messages %}{{ m['content'] }};{% endfor %}{% if add_generation_prompt %}:{% endif %}"
 TIMES = ("_runtime", "_per_second")
+SAVED: dict[str, Any] = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1}
+Rows = list[tuple[list[int], list[int]]]
 
 
 def make_tokenizer(letters: str = LETTERS + ":;") -> PreTrainedTokenizerBase:
@@ -225,3 +238,56 @@ def timeless(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
     # NaN is not equal to itself; its name is.
     return [{name: repr(value) for name, value in row.items()} for row in kept]
+
+
+def trained(directory: Path, **given: Any) -> Any:
+    trainer = make_trainer(directory, **{"kind": Spy} | given)
+    trainer.train()
+    return trainer
+
+
+def updates_of(trainer: Any) -> list[dict[str, float]]:
+    """The log lines of a trained trainer, one an update."""
+    return [row for row in trainer.state.log_history if "loss" in row]
+
+
+def read_table(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def resumed_alike(build: Callable[[Path], Any], directory: Path, *, at: int = 1) -> Any:
+    """Trains 3 updates, and again from the checkpoint after update `at`: the same to the last bit. Gives the first."""
+    whole, again = build(directory / "whole"), build(directory / "again")
+    whole.train()
+    again.train(resume_from_checkpoint=str(directory / "whole" / f"checkpoint-{at}"))
+    assert digests(again) == digests(whole) != digests(whole.before)
+    assert timeless(again.state.log_history) == timeless(whole.state.log_history)
+    states = [(directory / run / "checkpoint-3" / PPO_STATE).read_bytes() for run in ("whole", "again")]
+    assert states[0] == states[1]
+    return whole
+
+
+# A second computation: row by row, without padding or cache
+
+
+def rows_of(rollout: Rollout) -> Rows:
+    prompts = [ids[m].tolist() for ids, m in zip(rollout.samples.prompt_ids, rollout.samples.prompt_mask, strict=True)]
+    return list(zip(prompts, rollout.samples.token_lists(), strict=True))
+
+
+def every(model: Any, rows: Rows) -> list[torch.Tensor]:
+    """log π of every token before each response token: (T, V) a row."""
+    found = []
+    for prompt, completion in rows:
+        logits = model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1]
+        found.append(logits.log_softmax(-1))
+    return found
+
+
+def taken(logps: list[torch.Tensor], rows: Rows) -> list[torch.Tensor]:
+    """Of these, those of the response's own tokens: (T,) a row."""
+    return [each[range(len(ids)), ids] for each, (_, ids) in zip(logps, rows, strict=True)]
+
+
+def values_of(critic: Any, rows: Rows) -> list[torch.Tensor]:
+    return [critic(input_ids=torch.tensor([p + c])).logits[0, len(p) - 1 : -1, 0] for p, c in rows]

@@ -115,6 +115,7 @@ def test_an_adapter_is_trained_pushed_and_taken_up_again(filled: RunningHub, tmp
     after.append(_adapter(tmp_path / "out"))
     pulled = Path(filled.api().snapshot_download("local/lora", local_dir=tmp_path / "lora"))
     assert _adapter(pulled) == after[0] == after[1] != _adapter(checkpoint)
+    assert (pulled / "critic" / "adapter_model.safetensors").is_file() and not (pulled / "model.safetensors").exists()
     assert json.loads((pulled / "adapter_config.json").read_text())["base_model_name_or_path"] == "local/sft"
 
 

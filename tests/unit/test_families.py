@@ -117,29 +117,6 @@ def test_a_hole_in_the_vocabulary_has_no_probability() -> None:
     torch.testing.assert_close(token_logprobs(policy, samples, temperature=0.3), samples.logprobs, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize(
-    ("message", "given"),
-    [
-        ("The critic has 16 embedding rows and the policy 64", {"value_model": make_reward_model(vocab_size=16)}),
-        ("Ref_model has 16 embedding rows and the policy 64", {"ref_model": make_policy(vocab_size=16)}),
-        ("stop_token_id is 40", {"stop_token": None, "stop_token_id": 40}),
-    ],
-)
-def test_readers_too_small_for_what_is_sampled_are_refused(tmp_path: Path, message: str, given: dict[str, Any]) -> None:
-    with pytest.raises(ZooError, match=message):
-        make_trainer(tmp_path, model=make_policy(vocab_size=64), **given)
-
-
-def test_a_prompt_that_only_the_policy_can_read_is_refused(tmp_path: Path) -> None:
-    from datasets import Dataset
-
-    data = Dataset.from_dict({"input_ids": [[4, 5]] * 7 + [[4, 30]]})
-    with pytest.raises(ZooError, match="Prompt 7 holds the token id 30, and the critic has 17 embedding rows"):
-        make_trainer(
-            tmp_path, model=make_policy(vocab_size=64), value_model=make_reward_model(vocab_size=17), train_dataset=data
-        )
-
-
 # Critics
 
 ENCODERS = {"bart", "bigbird_pegasus", "mbart", "mvp", "plbart", "reformer"}

@@ -83,7 +83,7 @@ def faulty(directory: Path, at: tuple[int, ...], *, what: str = "loss", weight_a
     return make_trainer(directory, kind=kind, **given)
 
 
-@pytest.mark.parametrize("what", ["loss", "policy", "critic"])
+@pytest.mark.parametrize("what", ["loss", "critic"])
 def test_ppo_skips_a_step_that_is_not_finite_and_counts_it(tmp_path: Path, what: str) -> None:
     trainer = faulty(tmp_path, (1, 6), what=what)
     trainer.train()
@@ -189,45 +189,37 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def sft_stage(folder: Path, monkeypatch: pytest.MonkeyPatch, at: dict[int, float], **flags: Any) -> StageRecord:
-    """Runs the stage over the toy's lines. Returns its record, also where it raised, in `raised`."""
+def sft_stage(folder: Path, monkeypatch: pytest.MonkeyPatch, at: dict[int, float], **flags: Any) -> None:
+    """Runs the stage over the toy's lines."""
     context = make_context(folder)
     given = {
-        "model_name_or_path": str(folder / "base"), "dataset_config": "lines", "max_steps": 5, "save_steps": 1,
+        "model_name_or_path": str(folder / "base"), "dataset_config": "lines", "max_steps": 9, "save_steps": 1,
         "logging_steps": 1, "eval_strategy": "no", "per_device_train_batch_size": 4, "learning_rate": 1e-3,
         "dataset_test_split": None, "use_cpu": True, "gradient_accumulation_steps": 2,
     }  # fmt: skip
     context.flags["sft"] = {name: "null" if value is None else str(value) for name, value in (given | flags).items()}
     monkeypatch.setattr("trl.SFTTrainer", poisoned(SFTTrainer, at))
     sft.run(context)
-    return context.record("sft")
 
 
-def test_sft_skips_counts_and_logs_null(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    record = sft_stage(folder, monkeypatch, {1: math.nan, 3: 1e30})
-    rows = [row for row in record.metrics() if "loss" in row]
-    assert [row["skipped_steps"] for row in rows] == [0, 1, 1, 2, 2]
-    assert [row["loss"] is None for row in rows] == [False, True, False, False, False]
-    assert [row["grad_norm"] is None for row in rows] == [False, True, False, True, False]
-    states = [torch.load(record.checkpoint_path(n) / "optimizer.pt", weights_only=True)["state"] for n in range(1, 6)]
-    assert [int(state[0]["step"]) for state in states] == [1, 1, 2, 2, 3]
-    weights = [(record.checkpoint_path(n) / "model.safetensors").read_bytes() for n in range(1, 6)]
-    assert [weights[n] == weights[n + 1] for n in range(4)] == [True, False, True, False]
-
-
-def test_sft_stops_by_name_with_the_last_good_checkpoint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    at = dict.fromkeys(range(2, 9), math.nan)
-    with pytest.raises(
-        NotFinite, match=r"loss and the gradient norm of step 5 are not finite, and 3.*sft/checkpoint-4"
-    ):
-        sft_stage(folder, monkeypatch, at, max_steps=8)
+def test_sft_skips_counts_logs_null_and_stops_by_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the third step running, with the last good checkpoint; a run that goes on from there knows of two."""
+    at = {1: math.nan, 3: 1e30, 5: math.nan, 6: math.nan, 7: math.nan}
+    for _ in range(2):
+        wanted = r"loss and the gradient norm of step 8 are not finite, and 3.*sft/checkpoint-7"
+        with pytest.raises(NotFinite, match=wanted):
+            sft_stage(folder, monkeypatch, at)
     record = StageRecord(folder / "run/sft")
     assert record.read()["status"] == "interrupted"
-    assert [path.name for path in record.checkpoints()] == [f"checkpoint-{n}" for n in range(1, 5)]
-    # It goes on from its last checkpoint, where two were skipped already.
-    with pytest.raises(NotFinite, match="of step 5 "):
-        sft_stage(folder, monkeypatch, at, max_steps=8)
-    assert [row["skipped_steps"] for row in record.metrics() if "loss" in row] == [0, 0, 1, 2]
+    assert [path.name for path in record.checkpoints()] == [f"checkpoint-{n}" for n in range(1, 8)]
+    rows = [row for row in record.metrics() if "loss" in row]
+    assert [row["skipped_steps"] for row in rows] == [0, 1, 1, 2, 2, 3, 4]
+    assert [row["step"] for row in rows if row["loss"] is None] == [2, 6, 7]
+    assert [row["step"] for row in rows if row["grad_norm"] is None] == [2, 4, 6, 7]
+    states = [torch.load(record.checkpoint_path(n) / "optimizer.pt", weights_only=True)["state"] for n in range(1, 8)]
+    assert [int(state[0]["step"]) for state in states] == [1, 1, 2, 2, 3, 3, 3]
+    weights = [(record.checkpoint_path(n) / "model.safetensors").read_bytes() for n in range(1, 8)]
+    assert [weights[n] == weights[n + 1] for n in range(6)] == [True, False, True, False, True, True]
 
 
 def test_an_absurd_learning_rate_ends_sft_and_saves_no_nan(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,10 +229,10 @@ def test_an_absurd_learning_rate_ends_sft_and_saves_no_nan(folder: Path, monkeyp
     assert record.checkpoints() == [] and not list(record.path.glob("checkpoint-*"))
 
 
-def reward_trainer(directory: Path, at: dict[int, float], *, max_steps: int = 4) -> Any:
+def reward_trainer(directory: Path, at: dict[int, float]) -> Any:
     pairs = Dataset.from_dict({"prompt": ["ab"] * 8, "chosen": ["gg"] * 8, "rejected": ["cd"] * 8})
     args = RewardConfig(
-        str(directory), max_steps=max_steps, logging_steps=1, save_strategy="no", report_to="none", use_cpu=True,
+        str(directory), max_steps=20, logging_steps=1, save_strategy="no", report_to="none", use_cpu=True,
         bf16=False, per_device_train_batch_size=2, disable_tqdm=True, learning_rate=1e-3,
     )  # fmt: skip
     trainer = finite_steps(poisoned(RewardTrainer, at))(
@@ -265,7 +257,7 @@ def scaling(trainer: Any, scale: float) -> Any:
 
 def test_a_gradient_scaler_may_search_its_scale_but_a_loss_that_is_lost_ends_the_run(tmp_path: Path) -> None:
     """In fp16 the first steps overflow until the scale is halved often enough: that is no failure, and is counted."""
-    trainer = scaling(reward_trainer(tmp_path, dict.fromkeys(range(20), 1e4), max_steps=20), 2.0**127)
+    trainer = scaling(reward_trainer(tmp_path, dict.fromkeys(range(20), 1e4)), 2.0**127)
     before = digests(trainer.model)
     trainer.train()
     skipped = [row["skipped_steps"] for row in trainer.state.log_history if "loss" in row]
@@ -276,14 +268,6 @@ def test_a_gradient_scaler_may_search_its_scale_but_a_loss_that_is_lost_ends_the
     with pytest.raises(NotFinite, match=r"of step 3 are not finite.*no checkpoint was saved before"):
         lost.train()
     assert digests(lost.model) == before
-
-
-def test_the_reward_trainer_skips_too(tmp_path: Path) -> None:
-    trainer = reward_trainer(tmp_path, {1: math.nan})
-    trainer.train()
-    rows = [row for row in trainer.state.log_history if "loss" in row]
-    assert [row["skipped_steps"] for row in rows] == [0, 1, 1, 1]
-    assert [math.isnan(row["loss"]) for row in rows] == [False, True, False, False]
 
 
 # Weights too coarse for the learning rate

@@ -11,41 +11,68 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from trainer_fixture import EOS, make_policy, make_reward_model, make_tokenizer, make_trainer
+from trainer_fixture import (
+    EOS,
+    digests,
+    good,
+    make_policy,
+    make_reward_model,
+    make_tokenizer,
+    make_trainer,
+    prompt_rows,
+)
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.ppo import guards
 from rlhf_zoo.ppo.guards import GuardWarning, KLWatch
 from rlhf_zoo.ppo.trainer import PPOTrainer
 from rlhf_zoo.sampling import Samples
+from rlhf_zoo.value_head import AutoModelForCausalLMWithValueHead
 
 
 def refused(directory: Path, message: str, **given: Any) -> None:
-    with pytest.raises(ZooError, match=message):
+    with pytest.raises(ZooError, match=message) as caught:
         make_trainer(directory, **given).train()
+    assert "\n" not in str(caught.value) and str(caught.value).endswith("."), message
+
+
+def prompts(*rows: Any) -> Dataset:
+    """As many rows as an update takes: of the first, but for the others at the end."""
+    first, *others = rows
+    column = "input_ids" if isinstance(first, list) and isinstance(first[0], int) else "prompt"
+    return Dataset.from_dict({column: [first] * (8 - len(others)) + others})
 
 
 def test_a_right_run_says_nothing(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error", GuardWarning)
-        trainer = make_trainer(tmp_path, reward_model=make_reward_model(), max_steps=4)
-        trainer.train()
-    assert trainer.state.global_step == 4
+        make_trainer(tmp_path, reward_model=make_reward_model(), ref_model=make_policy()).train()
+        make_trainer(tmp_path, kl_in="loss", kl_estimator="k3")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"num_ppo_epochs": 5}, "num_ppo_epochs is 5"),
+        ({"kl_estimator": "k3"}, r"not the gradient of a KL.*k1 is right"),
+    ],
+)
+def test_settings_that_are_rarely_meant(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.warns(GuardWarning, match=message):
+        make_trainer(tmp_path, **given)
 
 
 # Before training
 
 
-def test_eos_as_pad(tmp_path: Path) -> None:
+def eos_as_pad() -> Any:
     tokenizer = make_tokenizer()
     tokenizer.pad_token = tokenizer.eos_token
-    refused(tmp_path, "no pad_token other than its eos_token", processing_class=tokenizer)
+    return tokenizer
 
 
-def test_no_pad(tmp_path: Path) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.pad_token = None
-    refused(tmp_path, "no pad_token other", processing_class=tokenizer)
+def test_eos_as_pad(tmp_path: Path) -> None:
+    refused(tmp_path, "no pad_token other than its eos_token", processing_class=eos_as_pad())
 
 
 def test_a_pad_past_the_embeddings_is_none_of_the_models_business(tmp_path: Path) -> None:
@@ -90,26 +117,81 @@ def test_swapped_tokenizers(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("ids", [[5, 17], [-1, 5]])
-def test_a_token_id_beyond_the_embeddings(tmp_path: Path, ids: list[int]) -> None:
-    data = Dataset.from_dict({"input_ids": [[4, 5]] * 7 + [ids]})
-    refused(
-        tmp_path, f"Prompt 7 holds the token id {17 if 17 in ids else -1}, and the policy has 17", train_dataset=data
-    )
+def test_what_does_not_fit_together(tmp_path: Path) -> None:
+    no_pad, no_eos = make_tokenizer(), make_tokenizer()
+    no_pad.pad_token = no_eos.eos_token = None
+    policy, wide, short = make_policy(), make_policy(vocab_size=64), make_reward_model(max_position_embeddings=12)
+    narrow = make_reward_model(vocab_size=10)
+    headed = {"model": AutoModelForCausalLMWithValueHead(make_policy())}
+    cases: list[tuple[str, dict[str, Any]]] = [
+        # prompts
+        ("has 5 rows and an update takes 8", {"train_dataset": prompt_rows(5)}),
+        ("is empty", {"train_dataset": Dataset.from_dict({"prompt": []})}),
+        ("Prompt 7 is empty", {"train_dataset": prompts("a", "")}),
+        ("Prompt 7 has 23 tokens.*response_length 10.*context of 32", {"train_dataset": prompts("a", "b" * 23)}),
+        ("Prompt 2 has 3 tokens.*passes the context of 12", {"value_model": short}),
+        ("Prompt 2 has 3 tokens.*passes the context of 12", {"reward_model": short}),
+        ("no column 'prompt', only 'text'", {"train_dataset": Dataset.from_dict({"text": ["a"] * 8})}),
+        ("no column 'prompt'", {"eval_dataset": Dataset.from_dict({"text": ["a"] * 8})}),
+        ("neither a text nor a conversation", {"train_dataset": prompts(1)}),
+        ("no chat template", {"train_dataset": prompts([{"role": "user", "content": "a"}])}),
+        ("Prompt 7 holds the token id 17, and the policy has 17", {"train_dataset": prompts([4, 5], [5, 17])}),
+        ("Prompt 7 holds the token id -1, and the policy has 17", {"train_dataset": prompts([4, 5], [-1, 5])}),
+        ("Prompt 7 holds the token id 30, and the critic has 17", {
+            "model": wide, "value_model": make_reward_model(), "train_dataset": prompts([4, 5], [4, 30])}),
+        ("train_dataset is a mapping", {"train_dataset": {"train": 5}}),
+        ("The prompts are a list", {"train_dataset": ["a"]}),
+        # tokenizers and models
+        ("no pad_token other than its eos_token", {"processing_class": no_pad}),
+        ("no eos_token", {"processing_class": no_eos}),
+        ("ids up to 16 and the policy 10 embedding rows", {"model": make_policy(vocab_size=10)}),
+        ("stop_token_id is 40", {"model": wide, "stop_token": None, "stop_token_id": 40}),
+        ("Ref_model has 10 embedding rows and the policy 17", {"ref_model": make_policy(vocab_size=10)}),
+        ("ref_model is the policy itself", {"model": policy, "ref_model": policy}),
+        ("The model is a LlamaForSequenceClassification", {"model": short}),
+        # rewards
+        ("PPO has no reward", {"reward_funcs": []}),
+        ("5 is no reward", {"reward_funcs": [5]}),
+        ("holds 1 numbers for 2 rewards", {"reward_funcs": [good, good], "reward_weights": [1.0]}),
+        ("reads? one token early|pads with its end-of-sequence", {
+            "reward_model": make_reward_model(), "reward_processing_class": eos_as_pad()}),
+        ("has 3 outputs", {"reward_model": make_reward_model(num_labels=3)}),
+        ("outputs, and a reward model has one", {"reward_model": make_policy()}),
+        ("10 embedding rows and its tokenizer 17", {"reward_model": narrow}),
+        # critics
+        ("critic is 'shared' and value_model is given too", {"critic": "shared", "value_model": short}),
+        ("no reward is a model with the policy's tokenizer", {"critic": "reward"}),
+        ("needs one output", {"value_model": make_reward_model(num_labels=3)}),
+        ("critic has 10 embedding rows and the policy 17", {"value_model": narrow}),
+        ("value_model has the type int", {"value_model": 5}),
+        ("The critic /nowhere/at/all cannot be loaded", {"value_model": "/nowhere/at/all"}),
+        ("has a value head and value_model is given too", headed | {"value_model": short}),
+        ("has a value head and critic is 'policy'", headed | {"critic": "policy"}),
+        # what transformers.Trainer would do
+        ("load_best_model_at_end", {"load_best_model_at_end": True, "eval_dataset": prompt_rows(8),
+                                    "save_strategy": "steps", "eval_strategy": "steps", "save_steps": 1,
+                                    "eval_steps": 1}),
+    ]  # fmt: skip
+    for message, given in cases:
+        refused(tmp_path, message, **given)
 
 
-def test_prompts_longer_than_the_context(tmp_path: Path) -> None:
-    data = Dataset.from_dict({"prompt": ["a" * 30] * 8})
-    refused(tmp_path, "Prompt 0 has 30 tokens.*passes the context of 32", train_dataset=data)
-
-
-def test_more_than_four_epochs(tmp_path: Path) -> None:
-    with pytest.warns(GuardWarning, match="num_ppo_epochs is 5"):
-        make_trainer(tmp_path, num_ppo_epochs=5)
-
-
-def test_a_critic_that_reads_other_tokens(tmp_path: Path) -> None:
-    refused(tmp_path, "critic has 10 embedding rows and the policy 17", value_model=make_reward_model(vocab_size=10))
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (None, "ptx_coef is 1.0 and there is no text to model"),
+        (["abc"], "has the type list"),
+        (Dataset.from_dict({"text": []}), "ptx_dataset is empty"),
+        (Dataset.from_dict({"words": ["a"]}), "has the columns 'words'"),
+        (Dataset.from_dict({"text": [1, 2]}), "Row 0 of ptx_dataset has 1 as its 'text'"),
+        (Dataset.from_dict({"input_ids": [[3]]}), "has a token to model"),
+        (Dataset.from_dict({"prompt": ["a" * 32], "completion": ["b"]}), "has a token to model"),
+        (Dataset.from_dict({"input_ids": [[3, 17]]}), "the token id 17, and the policy has 17 embedding rows"),
+    ],
+    ids=["none", "list", "empty", "columns", "numbers", "short", "prompt fills the context", "ids"],
+)
+def test_text_that_cannot_be_modelled(tmp_path: Path, dataset: Any, message: str) -> None:
+    refused(tmp_path, message, ptx_coef=1.0, ptx_dataset=dataset)
 
 
 # While training
@@ -131,13 +213,16 @@ def test_a_reference_that_moves(tmp_path: Path) -> None:
 
 
 def test_a_reference_that_is_not_the_start(tmp_path: Path) -> None:
+    """An adapter that was trained before, as an SFT run leaves it: switched off, it is the base and not the start."""
     from peft import LoraConfig, get_peft_model
 
     lora = LoraConfig(r=4, lora_alpha=32, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         used = get_peft_model(make_policy(), lora)
-    refused(tmp_path, "first rollout is .* nats a completion from the reference", model=used)
+    refused(tmp_path, "nats a completion from the reference.*merge it into its base, or give ref", model=used)
+    with pytest.warns(GuardWarning, match=r"first rollout is .*\d+\.\d+ nats a completion from the reference"):
+        make_trainer(tmp_path, model=used, ref_model=make_policy(), max_steps=1).train()
 
 
 class Paid(PPOTrainer):
@@ -236,40 +321,7 @@ def test_a_reward_model_whose_files_hold_no_head(tmp_path: Path) -> None:
         make_trainer(tmp_path, reward_model=type(fresh).from_pretrained(tmp_path / "reward"))
 
 
-def test_a_reference_of_ones_own_that_is_far_from_the_start(tmp_path: Path) -> None:
-    with pytest.warns(GuardWarning, match=r"first rollout is \d+\.\d+ nats a completion from the reference"):
-        make_trainer(tmp_path, ref_model=make_policy(seed=77), max_steps=1).train()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", GuardWarning)
-        make_trainer(tmp_path, ref_model=make_policy(), max_steps=1).train()
-
-
-# What does not fit
-
-
-@pytest.mark.parametrize("part", ["value_model", "reward_model"])
-def test_prompts_longer_than_the_context_of_critic_or_reward(tmp_path: Path, part: str) -> None:
-    short = make_reward_model(max_position_embeddings=12)
-    refused(tmp_path, "Prompt 2 has 3 tokens.*passes the context of 12", **{part: short})
-
-
-def test_a_reference_that_reads_fewer_tokens(tmp_path: Path) -> None:
-    refused(tmp_path, "Ref_model has 10 embedding rows and the policy 17", ref_model=make_policy(vocab_size=10))
-
-
-@pytest.mark.parametrize(
-    ("message", "given"),
-    [
-        ("stop_token_id is 999", {"stop_token": None, "stop_token_id": 999}),
-        ("kl_coef is nan", {"kl_coef": float("nan")}),
-        ("reward_weights is", {"reward_weights": [float("nan")]}),
-        ("train_dataset is a mapping", {"train_dataset": {"train": 5}}),
-        ("The model is a LlamaForSequenceClassification", {"model": make_reward_model()}),
-        ("The critic /nowhere/at/all cannot be loaded", {"value_model": "/nowhere/at/all"}),
-    ],
-)
-def test_what_cannot_be_right_is_one_sentence(tmp_path: Path, message: str, given: dict[str, Any]) -> None:
-    refused(tmp_path, message, **given)
+# Checkpoints
 
 
 def test_a_half_written_checkpoint_is_never_picked_up(tmp_path: Path) -> None:
@@ -278,33 +330,23 @@ def test_a_half_written_checkpoint_is_never_picked_up(tmp_path: Path) -> None:
     class Killed(PPOTrainer):
         def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
             super().save_model(output_dir, _internal_call)
-            if self.state.global_step == 4:
+            if self.state.global_step == 2:
                 raise KeyboardInterrupt
 
-    given: dict[str, Any] = {"max_steps": 4, "save_strategy": "steps", "save_steps": 2}
+    given: dict[str, Any] = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
     with pytest.raises(KeyboardInterrupt):
         make_trainer(tmp_path / "run", kind=Killed, **given).train()
-    assert (tmp_path / "run/checkpoint-4/model.safetensors").is_file()
-    torn = str(tmp_path / "run/checkpoint-4")
-    with pytest.raises(ZooError, match="checkpoint-4 holds no ppo_complete: it is half-written"):
+    assert (tmp_path / "run/checkpoint-2/model.safetensors").is_file()
+    torn = str(tmp_path / "run/checkpoint-2")
+    with pytest.raises(ZooError, match="checkpoint-2 holds no ppo_complete: it is half-written"):
         make_trainer(tmp_path / "run", **given).train(resume_from_checkpoint=torn)
     resumed = make_trainer(tmp_path / "run", **given)
     resumed.train(resume_from_checkpoint=True)
     whole = make_trainer(tmp_path / "whole", **given)
     whole.train()
-    for name, weight in whole.policy.state_dict().items():
-        assert torch.equal(weight, resumed.policy.state_dict()[name]), name
+    assert digests(whole) == digests(resumed)
+    (tmp_path / "run/checkpoint-1/ppo_state.json").unlink()
+    with pytest.raises(ZooError, match="it is no PPO checkpoint"):
+        make_trainer(tmp_path / "run", **given).train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-1"))
     with pytest.raises(ZooError, match="holds no whole checkpoint to go on from"):
         make_trainer(tmp_path / "empty", **given).train(resume_from_checkpoint=True)
-
-
-def test_a_loop_of_ones_own_names_what_is_wrong(tmp_path: Path) -> None:
-    loop = make_trainer(tmp_path, reward_funcs=None, train_dataset=None)
-    for message, call in (
-        ("generate\\(\\) got one text", lambda: loop.generate("ab")),
-        ("step\\(\\) got one text", lambda: loop.step("ab", [[3], [4]], [1.0, 2.0])),
-        ("Response 0 holds the token id 99", lambda: loop.step([[3]], [[99]], [1.0])),
-        ("Response 0 goes on after its end token", lambda: loop.step([[3]], [[4, EOS, 5]], [1.0])),
-    ):
-        with pytest.raises(ZooError, match=message):
-            call()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from torch import nn
 from trainer_fixture import CONTEXT, EOS, PAD, digests, make_policy, make_reward_model, make_tokenizer
 from transformers import (
@@ -21,22 +22,19 @@ from transformers import (
     Qwen2Config,
 )
 
-from rlhf_zoo.actor_critic import ActorCritic
+from rlhf_zoo.actor_critic import ActorCritic, shared_value_head
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.models import (
     CRITIC_DIR,
     build_causal,
     critic_from,
     disable_dropout,
-    is_peft,
     load_causal,
     load_classifier,
-    response_values,
     score_statistics,
     set_score_statistics,
 )
-from rlhf_zoo.reference import Reference
-from rlhf_zoo.sampling import Samples, sample
+from rlhf_zoo.sampling import sample
 
 COMMON: dict[str, Any] = {"vocab_size": 17, "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None}
 SMALL: dict[str, Any] = {
@@ -108,31 +106,10 @@ def test_a_critic_from_a_path_is_what_lies_there(tmp_path: Path, saved: str) -> 
     assert digests(critic_from(tmp_path)) == digests(made if saved == "critic" else critic_from(made))
 
 
-def test_what_cannot_be_a_critic_is_refused() -> None:
-    with pytest.raises(ZooError, match="has 3"):
-        critic_from(classifier("llama", num_labels=3))
-
-
-def test_values_are_of_the_state_before_each_token() -> None:
-    """Left padding of the prompt and right padding of the completion do not count; the first value sees no response."""
-    critic, policy = critic_from(classifier("llama")).eval(), make_policy()
-    prompts = [[5, 6, 7], [8]]
-    samples = sample(
-        policy, prompts, keys=[(0,), (1,)], seed=4, max_new_tokens=6, stop_ids=[EOS], pad_id=PAD, temperature=1.0
-    )
-    with torch.no_grad():
-        values = response_values(critic, samples)
-        assert values.shape == samples.mask.shape
-        for row, (prompt, completion) in enumerate(zip(prompts, samples.token_lists(), strict=True)):
-            alone = critic(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1, 0]
-            assert values[row, : len(completion)].tolist() == pytest.approx(alone.tolist(), abs=1e-5)
-
-
 # Checkpoints
 
 
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize(("kind", "tied"), [("llama", False), ("qwen2", True), ("gpt-neox", False), ("gpt2", True)])
 def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path, kind: str, tied: bool) -> None:
     actor = ActorCritic(causal(kind, tie_word_embeddings=tied), critic_from(classifier(kind)))
     actor.save_pretrained(tmp_path)
@@ -171,44 +148,13 @@ def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
     ActorCritic(causal("gpt2"), critic_from(classifier("gpt2"))).save_pretrained(tmp_path)
     with pytest.raises(ZooError, match="another model's checkpoint"):
         actor.load_checkpoint(tmp_path)
-    ActorCritic(causal("llama", hidden_size=16), critic_from(classifier("llama", hidden_size=16))).save_pretrained(
-        tmp_path / "narrow"
-    )
+    with pytest.raises(ZooError, match=r"holds no critic/value_head\.safetensors"):
+        ActorCritic(policy := causal("gpt2"), shared_value_head(policy)).load_checkpoint(tmp_path)
+    with pytest.raises(ZooError, match=r"holds no adapter_model\.safetensors: it is no checkpoint of an adapter"):
+        ActorCritic(get_peft_model(causal("gpt2"), LoraConfig()), actor.value_model).load_checkpoint(tmp_path)
+    narrow = ActorCritic(causal("gpt2", n_embd=16), critic_from(classifier("gpt2", n_embd=16)))
     with pytest.raises(ZooError, match="another model's checkpoint"):
-        actor.load_checkpoint(tmp_path / "narrow")
-
-
-def test_an_adapter_is_merged_on_loading(tmp_path: Path) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    causal("llama").save_pretrained(tmp_path / "base")
-    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
-    adapted = get_peft_model(load_causal(tmp_path / "base"), lora)
-    adapted.save_pretrained(tmp_path / "adapter")
-    merged = load_causal(tmp_path / "adapter")
-    assert not is_peft(merged) and type(merged) is type(causal("llama"))
-    assert not any("lora" in name for name, _ in merged.named_modules())
-    with torch.no_grad():
-        wanted, got = adapted.eval()(input_ids=IDS).logits, merged.eval()(input_ids=IDS).logits
-        assert (got - wanted).abs().max() < 1e-5 < (wanted - causal("llama")(input_ids=IDS).logits).abs().max()
-    merged.save_pretrained(tmp_path / "merged")
-    assert digests(load_causal(tmp_path / "merged")) == digests(merged)
-
-
-def test_an_adapter_checkpoint_comes_back_into_the_adapter(tmp_path: Path) -> None:
-    from peft import LoraConfig, get_peft_model
-
-    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
-    actor = ActorCritic(get_peft_model(causal("llama"), lora), critic_from(classifier("llama")))
-    wanted = digests(actor)
-    actor.save_pretrained(tmp_path)
-    with torch.no_grad():
-        for name, parameter in actor.named_parameters():
-            if "lora_" in name or name.startswith("value_model"):
-                parameter.add_(1)
-    assert digests(actor) != wanted
-    actor.load_checkpoint(tmp_path)
-    assert digests(actor) == wanted
+        narrow.load_checkpoint(tmp_path)
 
 
 # Loading
@@ -219,12 +165,9 @@ def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
         with pytest.raises(ZooError, match="can be read") as caught:
             loader(tmp_path / "nothing")
         assert "nothing" in str(caught.value) and "\n" not in str(caught.value)
-
-
-def test_a_reward_model_has_one_output(tmp_path: Path) -> None:
-    classifier("llama", num_labels=2).save_pretrained(tmp_path)
+    classifier("llama", num_labels=2).save_pretrained(tmp_path / "two")
     with pytest.raises(ZooError, match="has 2 outputs"):
-        load_classifier(tmp_path)
+        load_classifier(tmp_path / "two")
 
 
 def test_models_load_in_float32_with_their_score_statistics(tmp_path: Path) -> None:
@@ -247,7 +190,7 @@ def test_an_architecture_is_built_for_the_tokenizer() -> None:
             build_causal(wrong, tokenizer)
 
 
-# Dropout, reference
+# Dropout
 
 
 def test_every_dropout_is_switched_off() -> None:
@@ -269,41 +212,15 @@ def test_every_dropout_is_switched_off() -> None:
     assert not any(m.p for model in models for m in model.modules() if isinstance(m, nn.Dropout))
 
 
-def test_a_reference_is_a_frozen_copy() -> None:
-    policy = causal("llama")
-    before = digests(policy)
-    reference = Reference(policy)
-    with torch.no_grad():
-        policy.lm_head.weight.add_(1)
-    with reference.model() as model:
-        assert digests(model) == before != digests(policy)
-        assert not model.training and not any(p.requires_grad for p in model.parameters())
-    assert all(p.requires_grad for p in policy.parameters())
-
-
-def test_a_reference_under_an_adapter_is_the_base() -> None:
-    from peft import LoraConfig, get_peft_model
-
-    base = causal("llama")
-    with torch.no_grad():
-        plain = base(input_ids=IDS).logits
-    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False)
-    policy: Any = get_peft_model(base, lora)
-    reference = Reference(policy)
-    with torch.no_grad():
-        adapted = policy(input_ids=IDS).logits
-        with reference.model() as model:
-            assert torch.equal(model(input_ids=IDS).logits, plain)
-        assert torch.equal(policy(input_ids=IDS).logits, adapted) and not torch.equal(adapted, plain)
-    assert any(p.requires_grad for p in policy.parameters())
-
-
 def test_samples_are_read_by_policy_and_critic_at_the_same_positions() -> None:
-    actor = ActorCritic(make_policy(), critic_from(make_reward_model()))
-    samples: Samples = sample(
-        actor.policy, [[5], [6, 7, 8]], keys=[(0,), (1,)], seed=1, max_new_tokens=5, stop_ids=[EOS], pad_id=PAD
-    )
+    """Left padding of the prompt and right padding of the completion do not count; the first value sees no response."""
+    actor, prompts = ActorCritic(make_policy(), critic_from(make_reward_model()).eval()), [[5], [6, 7, 8]]
+    samples = sample(actor.policy, prompts, keys=[(0,), (1,)], seed=1, max_new_tokens=5, stop_ids=[EOS], pad_id=PAD)
     logits, values, _ = actor(samples, 1.0)
     assert logits.shape == (*samples.mask.shape, 17) and values.shape == samples.mask.shape
     logps = logits.log_softmax(-1).gather(-1, samples.completion_ids.unsqueeze(-1)).squeeze(-1)
     assert (logps - samples.logprobs)[samples.mask].abs().max() < 1e-5
+    with torch.no_grad():
+        for row, (prompt, completion) in enumerate(zip(prompts, samples.token_lists(), strict=True)):
+            alone = actor.value_model(input_ids=torch.tensor([prompt + completion])).logits[0, len(prompt) - 1 : -1, 0]
+            assert values[row, : len(completion)].tolist() == pytest.approx(alone.tolist(), abs=1e-5)

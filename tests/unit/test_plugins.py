@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.plugins import did_you_mean, load_object, registered
+from rlhf_zoo.plugins import load_object, registered
 
 GROUP = "rlhf_zoo.test_objects"
 
@@ -35,6 +35,7 @@ def test_module_and_attribute():
 def test_entry_point(package):
     assert registered(GROUP) == ["gone", "length"]
     assert load_object("length", group=GROUP)(["a"], ["four"]) == [4]
+    assert load_object("length(prompts=['a'], completions=['four'])", group=GROUP) == [4]
     with pytest.raises(ZooError, match=r"did you mean 'length'\?"):
         load_object("lenght", group=GROUP)
     with pytest.raises(ZooError, match="no 'absent' in the module 'toy_plugin'"):
@@ -57,7 +58,6 @@ def test_module_in_the_working_directory(tmp_path, monkeypatch):
         ("json:zzzzzz", "no 'zzzzzz' in the module 'json': json offers "),
         ("json:", "names no attribute"),
         (":dumps", "does not name a module"),
-        (".json:dumps", "does not name a module"),
         ("nothing_registered", "or write module:attribute"),
     ],
 )
@@ -72,18 +72,6 @@ def test_a_plugin_that_lacks_its_own_dependency_names_that(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ZooError, match="'needs_more:x' needs the module 'no_such_dependency'"):
         load_object("needs_more:x", group=GROUP)
-
-
-def test_a_defect_inside_a_plugin_keeps_its_traceback(tmp_path, monkeypatch):
-    (tmp_path / "defective.py").write_text("1 / 0\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ZeroDivisionError):
-        load_object("defective:x", group=GROUP)
-
-
-def test_did_you_mean():
-    assert did_you_mean("kl_coeff", ["kl_coef", "vf_coef"]) == ", did you mean 'kl_coef'?"
-    assert did_you_mean("xyz", ["kl_coef"]) == ""
 
 
 # Settings in parentheses
@@ -129,29 +117,17 @@ def test_settings_of_an_object_of_a_dataclass_give_a_copy(makers):
     assert kept.target == 3 and kept == load_object(f"{makers}length()", group=GROUP)
 
 
-def test_settings_behind_an_entry_point(package):
-    with pytest.raises(ZooError, match=r"settings of \"length\(prompts=\['a'\]\)\" do not fit: missing a required arg"):
-        load_object("length(prompts=['a'])", group=GROUP)
-    assert load_object("length(prompts=['a'], completions=['four'])", group=GROUP) == [4]
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ("at_most(limit=3", "is no name with settings: write NAME"),
-        ("at_most(limit=3))", "is no name with settings"),
         ("at_most(3)", "is no name with settings"),
         ("at_most(*[3])", "is no name with settings"),
         ("at_most(**{'limit': 3})", "is no name with settings"),
         ("at_most(limit=3)(unit=1)", "is no name with settings"),
-        ("at_most(limit=3).real", "is no name with settings"),
         ("at_most(limit=1) + at_most(limit=2)", "is no name with settings"),
-        ("at_most(limit=(yield))", "limit in .* is no literal"),
         ("at_most(limit=words)", "limit in .* is no literal: write a number, a quoted text"),
         ("at_most(limit=print('run'))", "limit in .* is no literal"),
-        ("at_most(limit=__import__('os').getcwd())", "limit in .* is no literal"),
-        ("at_most(limit=[x for x in 'ab'])", "limit in .* is no literal"),
-        ("at_most(limit=f'{1}')", "limit in .* is no literal"),
         ("at_most(limit=2 ** 9)", "limit in .* is no literal"),
         ("at_most(limit=" + "(" * 500 + "1" + ")" * 500 + ")", "is no name with settings"),
         ("at_most(limit='\0')", "is no name with settings"),
@@ -171,9 +147,11 @@ def test_settings_are_read_and_never_run(makers, capsys, settings, message):
     assert "\n" not in str(caught.value) and capsys.readouterr().out == ""
 
 
-def test_a_defect_inside_a_factory_keeps_its_traceback(makers):
-    with pytest.raises(ZeroDivisionError):
-        load_object(f"{makers}broken()", group=GROUP)
+def test_a_defect_inside_a_plugin_keeps_its_traceback(makers, tmp_path):
+    (tmp_path / "defective.py").write_text("1 / 0\n")
+    for name in (f"{makers}broken()", "defective:x"):
+        with pytest.raises(ZeroDivisionError):
+            load_object(name, group=GROUP)
 
 
 def test_a_name_that_packages_register_for_different_objects_is_refused(package, tmp_path):

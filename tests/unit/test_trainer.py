@@ -11,84 +11,40 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
-from torch import Tensor
 from trainer_fixture import (
-    CHAT,
-    CONTEXT,
     EOS,
     LETTERS,
-    PAD,
     Spy,
     digests,
     distance,
+    every,
     good,
     make_policy,
     make_reward_model,
     make_tokenizer,
     make_trainer,
     prompt_rows,
+    rows_of,
     snapshot,
-    timeless,
+    taken,
+    trained,
+    updates_of,
+    values_of,
 )
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForTokenClassification,
     AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
     TrainerCallback,
 )
 
 from rlhf_zoo.data import PROMPT_TOKENS
-from rlhf_zoo.errors import ZooError
+from rlhf_zoo.functional import explained_variance
 from rlhf_zoo.hub.publish import checkpoint_files
-from rlhf_zoo.models import critic_from
-from rlhf_zoo.ppo.rollout import Rollout
+from rlhf_zoo.ppo.metrics import critic_health
 from rlhf_zoo.ppo.trainer import PPO_STATE, TRAIN_STREAM
 
-METRICS = {
-    "loss", "learning_rate", "episodes", "kl_coef",
-    "objective/score", "objective/shaped_score", "objective/kl", "objective/entropy", "objective/non_score_reward",
-    "objective/rlhf_reward", "completions/length", "completions/eos_rate", "policy/clipfrac", "policy/approxkl",
-    "policy/ratio", "value/clipfrac", "loss/policy", "loss/value", "grad_norm/policy", "grad_norm/critic",
-    "critic/explained_variance", "critic/gain_over_constant", "critic/value", "critic/return",
-    "policy/logprob_mismatch", "policy/epochs", "skipped_steps",
-}  # fmt: skip
-QUARTERS = {f"critic/explained_variance/quarter_{part}" for part in (1, 2, 3, 4)}
-
-
-def updates_of(trainer: Any) -> list[dict[str, float]]:
-    """The log lines of a trained trainer, one an update."""
-    return [row for row in trainer.state.log_history if "loss" in row]
-
-
-def trained(directory: Path, **given: Any) -> Any:
-    trainer = make_trainer(directory, kind=Spy, **given)
-    trainer.train()
-    return trainer
-
-
 # One update against a second implementation, written from the formulas: row by row, no padding, no cache.
-
-
-class Plain:
-    """Policy and critic before an update, run one row at a time."""
-
-    def __init__(self, trainer: Spy) -> None:
-        self.policy = copy.deepcopy(trainer.policy)
-        self.critic = copy.deepcopy(trainer.value_model)
-
-    def row(self, prompt: list[int], completion: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """log π of each token, H and V before it: each (T,)."""
-        ids, start = torch.tensor([prompt + completion]), len(prompt) - 1
-        logps = self.policy(input_ids=ids).logits[0, start:-1].log_softmax(-1)
-        values = self.critic(input_ids=ids).logits[0, start:-1, 0]
-        return logps[range(len(completion)), completion], -(logps.exp() * logps).sum(-1), values
-
-
-def rows_of(rollout: Rollout) -> list[tuple[list[int], list[int]]]:
-    prompts = [ids[m].tolist() for ids, m in zip(rollout.samples.prompt_ids, rollout.samples.prompt_mask, strict=True)]
-    return list(zip(prompts, rollout.samples.token_lists(), strict=True))
 
 
 def advantages_of(
@@ -120,7 +76,7 @@ def test_an_update_is_what_the_formulas_say(tmp_path: Path) -> None:
     trainer = make_trainer(
         tmp_path, kind=Spy, ref_model=make_policy(seed=5), reward_model=make_reward_model(), **settings
     )
-    plain, reference = Plain(trainer), make_policy(seed=5)
+    plain, reference = copy.deepcopy(trainer.actor), make_policy(seed=5)
     trainer.train()
     rollout, _, _ = trainer.updates[0]
     rows, [metrics] = rows_of(rollout), updates_of(trainer)
@@ -130,15 +86,13 @@ def test_an_update_is_what_the_formulas_say(tmp_path: Path) -> None:
         for prompt, completion in rows:
             hidden = model.model(input_ids=torch.tensor([prompt + completion])).last_hidden_state[0, -1]
             head.append((float(model.score(hidden)) - 0.3) / 0.5)
-        old = [plain.row(*row) for row in rows]
-        ref = [reference(input_ids=torch.tensor([p + c])).logits[0, len(p) - 1 : -1].log_softmax(-1) for p, c in rows]
+        old_logps = [each.tolist() for each in taken(every(plain.policy, rows), rows)]
+        ref_logps = [each.tolist() for each in taken(every(reference, rows), rows)]
+        values = [each.tolist() for each in values_of(plain.value_model, rows)]
     ended = [completion[-1] == EOS for _, completion in rows]
     assert any(ended) and not all(ended)
     scores = [s if end else s - 0.3 for s, end in zip(head, ended, strict=True)]
-    old_logps = [logps.tolist() for logps, _, _ in old]
-    ref_logps = [logps[range(len(c)), c].tolist() for logps, (_, c) in zip(ref, rows, strict=True)]
     kls = [[a - b for a, b in zip(p, q, strict=True)] for p, q in zip(old_logps, ref_logps, strict=True)]
-    values = [v.tolist() for _, _, v in old]
     advantages, returns = advantages_of(scores, kls, values, beta=0.2, gamma=0.97, lam=0.9)
 
     n = sum(map(len, advantages))
@@ -148,8 +102,11 @@ def test_an_update_is_what_the_formulas_say(tmp_path: Path) -> None:
     )  # fmt: skip
     for _ in range(2):
         policy_loss, value_loss = torch.zeros(()), torch.zeros(())
-        for i, row in enumerate(rows):
-            logps, entropy, value = plain.row(*row)
+        now = every(plain.policy, rows)
+        for i, (logps, every_logp, value) in enumerate(
+            zip(taken(now, rows), now, values_of(plain.value_model, rows), strict=True)
+        ):
+            entropy = -(every_logp.exp() * every_logp).sum(-1)
             ratio = (logps - torch.tensor(old_logps[i])).exp()
             gain, target = torch.tensor(advantages[i]), torch.tensor(returns[i])
             clipped = ratio.clamp(0.95, 1.05) * gain
@@ -169,7 +126,7 @@ def test_an_update_is_what_the_formulas_say(tmp_path: Path) -> None:
         (policy_loss + 0.5 * value_loss).backward()
         seen["loss/policy"] += float(policy_loss.detach()) / 2
         seen["loss/value"] += float(value_loss.detach()) / 2
-        for name, part, rate in (("policy", plain.policy, 0.3), ("critic", plain.critic, 0.05)):
+        for name, part, rate in (("policy", plain.policy, 0.3), ("critic", plain.value_model, 0.05)):
             gradients = [p.grad for p in part.parameters() if p.grad is not None]
             norm = math.sqrt(sum(float(g.double().square().sum()) for g in gradients))
             seen[f"grad_norm/{name}"] += norm / 2
@@ -204,37 +161,27 @@ def test_an_update_is_what_the_formulas_say(tmp_path: Path) -> None:
     gain = 1 - float((flat[1] - flat[0]).square().mean() / flat[1].var(correction=0))
     assert metrics["critic/gain_over_constant"] == pytest.approx(gain, abs=1e-5)
     assert metrics["policy/epochs"] == 2 and metrics["policy/logprob_mismatch"] < 1e-5
-    quarters = [slice(3 * part, 3 * part + 3) for part in range(4)]
-    for part, here in enumerate(quarters, start=1):
-        kept = [torch.tensor([x for row in rows for x in row[here]]) for rows in (values, returns)]
-        explained = 1 - float((kept[1] - kept[0]).var(correction=0) / kept[1].var(correction=0))
-        if len(kept[0]) > 1:
-            assert metrics[f"critic/explained_variance/quarter_{part}"] == pytest.approx(explained, abs=1e-4), part
-    assert metrics.keys() - QUARTERS == METRICS | {"rewards/reward_model", "epoch", "step"}
-    after = snapshot(trainer)
-    here = {f"policy.{k}": v for k, v in plain.policy.state_dict().items()}
-    here |= {f"critic.{k}": v for k, v in plain.critic.state_dict().items()}
+    after, here = snapshot(trainer), snapshot(plain)
     for part in ("policy", "critic"):
         assert distance(after, trainer.before, part) > 1e-3
         assert distance(after, here, part) < 2e-6
 
 
-def test_the_first_rollout_has_no_kl_and_the_first_pass_ratio_one(tmp_path: Path) -> None:
-    trainer = trained(tmp_path, max_steps=1, num_ppo_epochs=1, num_mini_batches=1)
-    [metrics] = updates_of(trainer)
-    assert abs(metrics["objective/kl"]) < 1e-6 and trainer.updates[0][0].kl.abs().max() < 1e-5
-    assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-6)
-    assert metrics["policy/clipfrac"] == 0 and metrics["policy/approxkl"] == pytest.approx(0, abs=1e-9)
+def test_quarters_are_of_what_a_response_may_have_and_those_never_reached_have_no_number() -> None:
+    values, returns = torch.tensor([[0.0, 1, 2, 3, 5], [4.0, 4, 1, 2, 2]]), torch.tensor([[1.0, 1, 2, 4, 4], [3.0] * 5])
+    mask = torch.tensor([[True] * 5, [True] * 4 + [False]])
+    found = critic_health(values, returns, mask, length=10)
+    quarters = [found[f"critic/explained_variance/quarter_{part}"] for part in (1, 2, 3, 4)]
+    wanted = [float(explained_variance(values[:, at], returns[:, at], mask[:, at])) for at in (slice(3), slice(3, 6))]
+    assert quarters[:2] == wanted and all(math.isnan(each) for each in quarters[2:])
 
 
 def test_metrics_are_there_and_finite_and_log_lines_average_updates(tmp_path: Path) -> None:
     each = updates_of(trained(tmp_path, max_steps=4))
     both = updates_of(trained(tmp_path, max_steps=4, logging_steps=2))
     assert len(each) == 4 and len(both) == 2 and [row["step"] for row in both] == [2, 4]
-    for row in each:
-        assert METRICS | {"rewards/good"} <= row.keys()
-        assert all(math.isfinite(value) for value in row.values())
-    for name in METRICS - {"episodes", "learning_rate"}:
+    assert all(math.isfinite(value) for row in each for value in row.values())
+    for name in ("loss", "objective/score", "policy/clipfrac", "kl_coef", "rewards/good"):
         assert both[1][name] == pytest.approx((each[2][name] + each[3][name]) / 2, abs=1e-12), name
     assert [row["episodes"] for row in each] == [8, 16, 24, 32]
     assert [row["learning_rate"] for row in each] == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
@@ -245,23 +192,21 @@ def test_metrics_are_there_and_finite_and_log_lines_average_updates(tmp_path: Pa
 
 
 def test_accumulation_changes_nothing(tmp_path: Path) -> None:
-    """1×8 ≡ 8×1 ≡ 2×4: the same completions, and the same weights up to rounding."""
-    runs = [
+    """1×8 ≡ 4×2: the same completions, and the same weights up to rounding."""
+    first, other = (
         trained(
             tmp_path, per_device_train_batch_size=size, gradient_accumulation_steps=8 // size, max_steps=2, optim="sgd",
             learning_rate=0.2, critic_learning_rate=0.2, missing_eos_penalty=1.0,
         )
-        for size in (8, 1, 2)
-    ]  # fmt: skip
-    first = runs[0]
+        for size in (8, 2)
+    )  # fmt: skip
     assert distance(snapshot(first), first.before) > 1e-2
     assert len({len(row) for rollout, _, _ in first.updates for row in rollout.samples.token_lists()}) > 1
-    for other in runs[1:]:
-        for (one, _, _), (two, _, _) in zip(first.updates, other.updates, strict=True):
-            assert rows_of(one) == rows_of(two)
-        assert distance(snapshot(first), snapshot(other)) < 1e-6
-        for one, two in zip(updates_of(first), updates_of(other), strict=True):
-            assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
+    assert distance(snapshot(first), snapshot(other)) < 1e-6
+    for (one, _, _), (two, _, _) in zip(first.updates, other.updates, strict=True):
+        assert rows_of(one) == rows_of(two)
+    for one, two in zip(updates_of(first), updates_of(other), strict=True):
+        assert one == pytest.approx(two, rel=1e-4, abs=1e-6)
 
 
 def test_text_and_token_ids_are_one(tmp_path: Path) -> None:
@@ -278,37 +223,14 @@ def test_text_and_token_ids_are_one(tmp_path: Path) -> None:
     assert seen[:2] == seen[2:] and set(seen[0]) <= set(texts["prompt"])
 
 
-def test_conversations_pass_through_the_chat_template(tmp_path: Path) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = CHAT
-    chats = [[{"role": "user", "content": text}] for text in prompt_rows(8)["prompt"]]
-    calls: list[dict[str, Any]] = []
-
-    def keep(prompts: list[Any], completions: list[Any], **_: Any) -> list[float]:
-        calls.append({"prompts": prompts, "completions": completions})
-        return good(completions)
-
-    trainer = trained(
-        tmp_path, processing_class=tokenizer, train_dataset=Dataset.from_dict({"prompt": chats}), reward_funcs=keep,
-        max_steps=1,
-    )  # fmt: skip
-    [call] = calls
-    assert sorted(map(str, call["prompts"])) == sorted(map(str, chats))
-    for (prompt, tokens), chat, said in zip(
-        rows_of(trainer.updates[0][0]), call["prompts"], call["completions"], strict=True
-    ):
-        assert tokenizer.decode(prompt) == f"{chat[0]['content']};:"
-        assert said == [{"role": "assistant", "content": tokenizer.decode(tokens, skip_special_tokens=True)}]
-
-
 def test_the_last_batch_of_a_pass_may_be_smaller(tmp_path: Path) -> None:
     """13 prompts in batches of 8: each second update has 5, fewer than the minibatches, and trains as usual."""
     trainer = trained(
-        tmp_path, train_dataset=prompt_rows(13), max_steps=4, num_mini_batches=8, num_ppo_epochs=1,
+        tmp_path, train_dataset=prompt_rows(13), max_steps=3, num_mini_batches=8, num_ppo_epochs=1,
         per_device_train_batch_size=2, gradient_accumulation_steps=4,
     )  # fmt: skip
-    assert [len(rollout.samples) for rollout, _, _ in trainer.updates] == [8, 5, 8, 5]
-    assert [row["episodes"] for row in updates_of(trainer)] == [8, 13, 21, 26]
+    assert [len(rollout.samples) for rollout, _, _ in trainer.updates] == [8, 5, 8]
+    assert [row["episodes"] for row in updates_of(trainer)] == [8, 13, 21]
     assert all(math.isfinite(value) for row in updates_of(trainer) for value in row.values())
 
 
@@ -343,40 +265,6 @@ def test_reward_functions_are_called_as_grpo_calls_them_and_weighted(tmp_path: P
     assert metrics["rewards/sometimes"] == 10 and metrics["rewards/length"] == metrics["completions/length"]
 
 
-@pytest.mark.parametrize(
-    ("returned", "message"),
-    [
-        (lambda n: [1.0] * (n - 1), "returned 7 rewards for 8"),
-        (lambda n: [1.0] * (n - 1) + [math.nan], "returned nan for row 7"),
-        (lambda n: [math.inf] * n, "returned inf for row 0"),
-        (lambda n: [None] * n, "No reward applies to the prompt"),
-        (lambda n: None, "returned no list of numbers"),
-        (lambda n: ["good"] * n, "returned no list of numbers"),
-        (lambda n: {}["nothing"], "raised KeyError"),
-    ],
-    ids=["count", "nan", "inf", "all None", "None", "text", "raises"],
-)
-def test_a_wrong_reward_function_is_named(tmp_path: Path, returned: Any, message: str) -> None:
-    def mine(completions: list[str], **_: Any) -> Any:
-        return returned(len(completions))
-
-    with pytest.raises(ZooError, match=message) as caught:
-        trained(tmp_path, reward_funcs=mine, max_steps=1)
-    assert "mine" in str(caught.value) or "prompt" in str(caught.value)
-
-
-def test_a_reward_model_of_the_same_tokenizer_scores_ids_at_the_last_token(tmp_path: Path) -> None:
-    trainer = trained(tmp_path, reward_model=make_reward_model(), max_steps=1)
-    rollout, estimates, _ = trainer.updates[0]
-    assert trainer.rewards.models[0].shares_ids and rollout.samples.ended.any()
-    with torch.no_grad():
-        raw = [
-            float(make_reward_model()(input_ids=torch.tensor([prompt + completion])).logits[0, 0])
-            for prompt, completion in rows_of(rollout)
-        ]
-    assert estimates.scored.total.tolist() == pytest.approx([(s - 0.3) / 0.5 for s in raw], abs=1e-5)
-
-
 def test_a_reward_model_of_another_tokenizer_scores_text_and_lends_no_critic(tmp_path: Path) -> None:
     """Its vocabulary is smaller and in another order: ids of the policy would be out of range or mean other letters."""
     other = make_tokenizer(LETTERS[::-1])
@@ -396,60 +284,44 @@ def test_a_reward_model_of_another_tokenizer_scores_text_and_lends_no_critic(tmp
     assert torch.equal(embedding, trainer.before["policy.model.embed_tokens.weight"])
 
 
-def test_the_critic_begins_as_the_normalised_reward_model(tmp_path: Path) -> None:
-    """Head W/σ and bias −μ/σ: read after the last token it is the score itself."""
-    trainer = make_trainer(tmp_path, reward_model=make_reward_model())
-    scorer, critic = trainer.rewards.models[0], trainer.value_model
-    texts = ["abc", "ddefg", "l"]
-    scores = scorer.score_texts(texts, ended=[False, True, True])
-    tokenizer = trainer.processing_class
-    for text, ended, score in zip(texts, (False, True, True), scores, strict=True):
-        ids = tokenizer(text)["input_ids"] + ([EOS] if ended else [])
+CENTRED_AND_SCALED = [("stored", "stored"), ("stored", "none"), ("none", "stored"), ("running", "running")]
+
+
+@pytest.mark.parametrize(("centering", "scaling"), CENTRED_AND_SCALED)
+def test_the_critic_begins_as_the_normalised_reward_model(tmp_path: Path, centering: str, scaling: str) -> None:
+    """Read after the last token it is the score, less 0.3 and over 0.5 as stored; head W/σ and bias −μ/σ."""
+    trainer = make_trainer(tmp_path, reward_model=make_reward_model(), score_centering=centering, score_scaling=scaling)
+    mean, std = (0.3 if centering == "stored" else 0.0), (0.5 if scaling == "stored" else 1.0)
+    scorer, critic, texts, ends = trainer.rewards.models[0], trainer.value_model, ["abc", "ddefg"], [False, True]
+    assert scorer.shares_ids and torch.equal(critic.score.weight, make_reward_model().score.weight / std)
+    for text, ended, score in zip(texts, ends, scorer.score_texts(texts, ended=ends).tolist(), strict=True):
+        ids = torch.tensor([trainer.processing_class(text)["input_ids"] + ([EOS] if ended else [])])
         with torch.no_grad():
-            assert float(critic(input_ids=torch.tensor([ids])).logits[0, -1, 0]) == pytest.approx(
-                float(score), abs=1e-5
-            )
+            raw = float(make_reward_model()(input_ids=ids).logits[0, 0])
+            assert score == pytest.approx((raw - mean) / std, abs=1e-5)
+            assert float(critic(input_ids=ids).logits[0, -1, 0]) == pytest.approx(score, abs=1e-5)
 
 
-def test_missing_eos_penalty_and_clip_shape_the_score_in_this_order(tmp_path: Path) -> None:
-    trainer = trained(
-        tmp_path, reward_funcs=lambda completions, **_: [5.0] * len(completions), max_steps=1, score_clip=2.0,
-        missing_eos_penalty=3.0,
-    )  # fmt: skip
-    rollout, estimates, _ = trainer.updates[0]
-    assert estimates.scored.total.tolist() == [5.0] * 8
-    wanted = [2.0 if ended else -1.0 for ended in rollout.samples.ended.tolist()]
-    assert estimates.scores.tolist() == wanted and len(set(wanted)) == 2
-    [metrics] = updates_of(trainer)
-    assert metrics["objective/score"] == 5 and metrics["objective/shaped_score"] == pytest.approx(sum(wanted) / 8)
-
-
-def test_whitened_rewards_keep_their_mean(tmp_path: Path) -> None:
+def test_whitened_rewards_keep_their_mean_and_k3_is_charged_while_k1_is_reported(tmp_path: Path) -> None:
     plain, white = (
         trained(
             tmp_path, max_steps=1, whiten_rewards=white, kl_coef=0.3, kl_estimator="k3", ref_model=make_policy(seed=4)
         )
         for white in (False, True)
     )
-    mask = plain.updates[0][0].mask
-    raw, scaled = (t.updates[0][1].rewards[mask].double() for t in (plain, white))
+    rollout, estimates, _ = plain.updates[0]
+    one, two = updates_of(plain)[0], updates_of(white)[0]
+    k1 = (rollout.logprobs - rollout.ref_logprobs).masked_fill(~rollout.mask, 0).double()
+    k3 = (torch.exp(-k1) - 1 + k1).sum(1)
+    assert one["objective/kl"] == pytest.approx(float(k1.sum(1).mean()), rel=1e-5)
+    assert one["objective/non_score_reward"] == pytest.approx(float(-0.3 * k3.mean()), rel=1e-5)
+    assert (estimates.rewards.sum(1).double() - estimates.scores + 0.3 * k3).abs().max() < 1e-5
+    raw, scaled = (t.updates[0][1].rewards[rollout.mask].double() for t in (plain, white))
     wanted = (raw - raw.mean()) / raw.std() + raw.mean()
     assert (scaled - wanted).abs().max() < 1e-5 and scaled.std() == pytest.approx(1, abs=1e-4)
     # What is reported stays in the units of the reward.
-    one, two = updates_of(plain)[0], updates_of(white)[0]
     for name in ("objective/non_score_reward", "objective/rlhf_reward", "objective/score", "objective/kl"):
         assert one[name] == two[name], name
-
-
-def test_k3_penalises_with_k3_and_reports_k1(tmp_path: Path) -> None:
-    trainer = trained(tmp_path, max_steps=1, kl_coef=0.3, kl_estimator="k3", ref_model=make_policy(seed=4))
-    rollout, estimates, _ = trainer.updates[0]
-    k1 = (rollout.logprobs - rollout.ref_logprobs).masked_fill(~rollout.mask, 0).double()
-    k3 = (torch.exp(-k1) - 1 + k1).sum(1)
-    [metrics] = updates_of(trainer)
-    assert metrics["objective/kl"] == pytest.approx(float(k1.sum(1).mean()), rel=1e-5)
-    assert metrics["objective/non_score_reward"] == pytest.approx(float(-0.3 * k3.mean()), rel=1e-5)
-    assert (estimates.rewards.sum(1).double() - estimates.scores + 0.3 * k3).abs().max() < 1e-5
 
 
 # Ending
@@ -476,18 +348,6 @@ def test_stop_tokens(tmp_path: Path) -> None:
 # Adaptive β
 
 
-def test_adaptive_beta_follows_the_kl(tmp_path: Path) -> None:
-    """KL is 0 at first, far below its target: β falls by 0.2·n/horizon; far above its target it rises."""
-    settings: dict[str, Any] = {"max_steps": 3, "kl_coef": 0.1, "kl_horizon": 16}
-    low = [row["kl_coef"] for row in updates_of(trained(tmp_path, kl_target=1e6, **settings))]
-    assert low == pytest.approx([0.1, 0.1 * 0.9, 0.1 * 0.9**2])
-    far = trained(tmp_path, kl_target=1e-6, ref_model=make_policy(seed=4), **settings)
-    assert [row["kl_coef"] for row in updates_of(far)] == pytest.approx([0.1, 0.1 * 1.1, 0.1 * 1.1**2])
-    rewards = [(e.rewards.sum(1) - e.scores) / r.kl for r, e, _ in far.updates]
-    for seen, beta in zip(rewards, (0.1, 0.11, 0.121), strict=True):
-        assert seen.tolist() == pytest.approx([-beta] * 8, rel=1e-3)
-
-
 def test_adaptive_beta_is_moved_by_the_kl_that_is_reported(tmp_path: Path) -> None:
     """Inside ±0.2 the step is proportional to the mean Σ k1, in which completions of negative k1 count as such."""
     still: dict[str, Any] = {"learning_rate": 0.0, "ref_model": make_policy(seed=4), "max_steps": 3}
@@ -495,10 +355,14 @@ def test_adaptive_beta_is_moved_by_the_kl_that_is_reported(tmp_path: Path) -> No
     seen = [row["objective/kl"] for row in updates_of(fixed)]
     assert any((rollout.kl < 0).any() for rollout, _, _ in fixed.updates[:2])
     target = sum(seen[:2]) / 2
-    betas = [row["kl_coef"] for row in updates_of(trained(tmp_path, kl_target=target, kl_horizon=16, **still))]
-    errors = [min(max(kl / target - 1, -0.2), 0.2) for kl in seen]
-    assert any(0.001 < abs(error) < 0.2 for error in errors[:2])
-    assert betas == pytest.approx([0.05, 0.05 * (1 + errors[0] / 2), 0.05 * (1 + errors[0] / 2) * (1 + errors[1] / 2)])
+    moved = trained(tmp_path, kl_target=target, kl_horizon=16, **still)
+    first, second, _ = (min(max(kl / target - 1, -0.2), 0.2) for kl in seen)
+    assert 0.001 < abs(first) < 0.2
+    betas = [0.05, 0.05 * (1 + first / 2), 0.05 * (1 + first / 2) * (1 + second / 2)]
+    assert [row["kl_coef"] for row in updates_of(moved)] == pytest.approx(betas)
+    for (rollout, estimates, _), beta in zip(moved.updates, betas, strict=True):
+        charged = (estimates.rewards.sum(1) - estimates.scores) / rollout.kl
+        assert charged.tolist() == pytest.approx([-beta] * 8, rel=1e-3)
 
 
 # Optimization
@@ -519,15 +383,6 @@ def test_the_critics_gradient_leaves_the_policys_step_alone(tmp_path: Path) -> N
     # Clipped to 0.5 and stepped at 0.1: the policy moves by 0.05 in all.
     change = [snapshot(one)[k] - one.before[k] for k in moved]
     assert math.sqrt(sum(float(c.double().square().sum()) for c in change)) == pytest.approx(0.05, rel=1e-3)
-
-
-def test_gradients_are_not_clipped_when_max_grad_norm_is_zero(tmp_path: Path) -> None:
-    free, tight = (
-        trained(tmp_path, max_steps=1, num_ppo_epochs=1, num_mini_batches=1, optim="sgd", learning_rate=0.1,
-                max_grad_norm=norm)
-        for norm in (0.0, 1e6)
-    )  # fmt: skip
-    assert digests(free) == digests(tight) != digests(free.before)
 
 
 def test_policy_and_critic_have_learning_rates_of_their_own(tmp_path: Path) -> None:
@@ -554,27 +409,14 @@ def test_the_reference_never_changes(tmp_path: Path) -> None:
 
 
 def test_dropout_is_off_everywhere(tmp_path: Path) -> None:
-    """A GPT-2 whose configuration drops half of everything: with dropout on, no two passes would agree."""
-    tokenizer = make_tokenizer()
-
-    def gpt2() -> GPT2LMHeadModel:
-        torch.manual_seed(0)
-        return GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=len(tokenizer), n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT, attn_pdrop=0.5,
-                resid_pdrop=0.5, embd_pdrop=0.5, bos_token_id=None, eos_token_id=EOS, pad_token_id=PAD,
-                initializer_range=0.3,
-            )
-        )  # fmt: skip
-
-    trainer = trained(tmp_path, model=gpt2(), max_steps=1, num_ppo_epochs=1, num_mini_batches=1)
+    """With dropout on, no two passes would agree."""
+    trainer = trained(
+        tmp_path, model=make_policy(attention_dropout=0.5), max_steps=1, num_ppo_epochs=1, num_mini_batches=1,
+        reward_model=make_reward_model(attention_dropout=0.5),
+    )  # fmt: skip
     [metrics] = updates_of(trainer)
     assert abs(metrics["objective/kl"]) < 1e-5
     assert metrics["policy/ratio"] == pytest.approx(1, abs=1e-5) and metrics["policy/approxkl"] < 1e-9
-    llama = make_policy(attention_dropout=0.5)
-    trainer = trained(tmp_path, model=llama, max_steps=1, num_ppo_epochs=1, num_mini_batches=1,
-                      reward_model=make_reward_model(attention_dropout=0.5))  # fmt: skip
-    assert updates_of(trainer)[0]["policy/approxkl"] < 1e-9
     with torch.no_grad():
         ids = torch.tensor([[3, 4, 5, 6]])
         trainer.value_model.train()
@@ -619,16 +461,12 @@ def test_precision_and_checkpointing_take_effect(tmp_path: Path, settings: dict[
 
 def test_evaluation_is_repeatable_and_disturbs_nothing(tmp_path: Path) -> None:
     held_out = prompt_rows(12)
-    without = trained(tmp_path, max_steps=4)
-    within = trained(
-        tmp_path, max_steps=4, eval_dataset=held_out, eval_strategy="steps", eval_steps=1, eval_on_start=True
-    )
+    without = trained(tmp_path)
+    within = trained(tmp_path, eval_dataset=held_out, eval_strategy="steps", eval_steps=1, eval_on_start=True)
     assert digests(without) == digests(within)
     assert updates_of(without) == updates_of(within)
     rows = [row for row in within.state.log_history if "eval_objective/score" in row]
-    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4] and rows[0]["eval_objective/kl"] == pytest.approx(
-        0, abs=1e-6
-    )
+    assert [row["step"] for row in rows] == [0, 1, 2] and rows[0]["eval_objective/kl"] == pytest.approx(0, abs=1e-6)
     once, again = within.evaluate(), within.evaluate()
     assert once == again and once["eval_objective/score"] == rows[-1]["eval_objective/score"]
     assert once.keys() - {"epoch"} == {
@@ -648,25 +486,12 @@ def test_evaluation_is_repeatable_and_disturbs_nothing(tmp_path: Path) -> None:
 def test_evaluation_samples_alike_at_every_step(tmp_path: Path) -> None:
     """With the policy standing still, every evaluation is the same, and differs from what training sampled."""
     trainer = trained(
-        tmp_path, max_steps=3, learning_rate=0.0, train_dataset=prompt_rows(8), eval_dataset=prompt_rows(8),
+        tmp_path, learning_rate=0.0, train_dataset=prompt_rows(8), eval_dataset=prompt_rows(8),
         eval_strategy="steps", eval_steps=1, missing_eos_penalty=1.0,
     )  # fmt: skip
     rows = [row["eval_objective/shaped_score"] for row in trainer.state.log_history if "eval_objective/score" in row]
-    assert len(rows) == 3 and len(set(rows)) == 1
+    assert len(rows) == 2 and len(set(rows)) == 1
     assert rows[0] not in [row["objective/shaped_score"] for row in updates_of(trainer)]
-
-
-def test_evaluation_is_an_average_over_its_completions(tmp_path: Path) -> None:
-    seen: list[list[float]] = []
-
-    def keep(completions: list[str], **_: Any) -> list[float]:
-        seen.append(good(completions))
-        return seen[-1]
-
-    trainer = make_trainer(tmp_path, reward_funcs=keep, eval_dataset=prompt_rows(11), per_device_eval_batch_size=4)
-    scores = trainer.evaluate()["eval_objective/score"]
-    flat = [score for batch in seen for score in batch]
-    assert [len(batch) for batch in seen] == [4, 4, 3] and scores == pytest.approx(sum(flat) / 11, abs=1e-6)
 
 
 def test_callbacks_and_tensorboard_hear_of_every_update(tmp_path: Path) -> None:
@@ -692,66 +517,17 @@ def test_callbacks_and_tensorboard_hear_of_every_update(tmp_path: Path) -> None:
     assert [event.step for event in read.Scalars("train/objective/score")] == [1, 2]
 
 
-def test_total_episodes_counts_completions_and_max_steps_updates(tmp_path: Path) -> None:
-    assert make_trainer(tmp_path, total_episodes=17).args.max_steps == 3
-    assert make_trainer(tmp_path, total_episodes=16, max_steps=2).args.max_steps == 2
-    with pytest.raises(ZooError, match="total_episodes 16 makes 2 updates and max_steps is 5"):
-        make_trainer(tmp_path, total_episodes=16, max_steps=5)
-    assert trained(tmp_path, total_episodes=16).state.global_step == 2
-    assert trained(tmp_path, num_train_epochs=2, train_dataset=prompt_rows(16)).state.global_step == 4
-
-
 # Refusals
-
-
-def test_what_cannot_train_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    eos_as_pad, no_pad, no_eos = make_tokenizer(), make_tokenizer(), make_tokenizer()
-    eos_as_pad.pad_token, no_pad.pad_token, no_eos.eos_token = "<eos>", None, None
-    small, small_too = make_policy(vocab_size=10), make_policy()
-    chat = Dataset.from_dict({"prompt": [[{"role": "user", "content": "a"}]] * 8})
-    cases: list[tuple[str, dict[str, Any]]] = [
-        ("has 5 rows and an update takes 8", {"train_dataset": prompt_rows(5)}),
-        ("Prompt 8 is empty", {"train_dataset": Dataset.from_dict({"prompt": ["a"] * 8 + [""]})}),
-        (
-            "Prompt 1 has 23 tokens.*response_length 10.*context of 32",
-            {"train_dataset": Dataset.from_dict({"prompt": ["a", "b" * 23] * 8})},
-        ),
-        ("no column 'prompt', only 'text'", {"train_dataset": Dataset.from_dict({"text": ["a"] * 8})}),
-        ("neither a text nor a conversation", {"train_dataset": Dataset.from_dict({"prompt": [1] * 8})}),
-        ("no chat template", {"train_dataset": chat}),
-        ("is empty", {"train_dataset": Dataset.from_dict({"prompt": []})}),
-        ("no column 'prompt'", {"eval_dataset": Dataset.from_dict({"text": ["a"] * 8})}),
-        ("no pad_token", {"processing_class": no_pad}),
-        ("no pad_token other than its eos_token", {"processing_class": eos_as_pad}),
-        ("no eos_token", {"processing_class": no_eos}),
-        ("ids up to 16 and the policy 10 embedding rows", {"model": small}),
-        ("PPO has no reward", {"reward_funcs": []}),
-        ("5 is no reward", {"reward_funcs": [5]}),
-        ("holds 1 numbers for 2 rewards", {"reward_funcs": [good, good], "reward_weights": [1.0]}),
-        ("reads? one token early|pads with its end-of-sequence", {
-            "reward_model": make_reward_model(), "reward_processing_class": eos_as_pad}),
-        ("has 3 outputs", {"reward_model": make_reward_model(num_labels=3)}),
-        ("outputs, and a reward model has one", {"reward_model": make_policy()}),
-        ("10 embedding rows and its tokenizer 17", {"reward_model": make_reward_model(vocab_size=10)}),
-        ("ref_model is the policy itself", {"model": small_too, "ref_model": small_too}),
-        ("load_best_model_at_end", {"load_best_model_at_end": True, "eval_dataset": prompt_rows(8),
-                                    "save_strategy": "steps", "eval_strategy": "steps", "save_steps": 1,
-                                    "eval_steps": 1}),
-    ]  # fmt: skip
-    for message, given in cases:
-        with pytest.raises(ZooError, match=message) as caught:
-            make_trainer(tmp_path, **given)
-        assert "\n" not in str(caught.value) and str(caught.value).endswith("."), message
 
 
 # Checkpoints
 
 
-def check_files(checkpoint: Path, critic: tuple[str, str] = ("config.json", "model.safetensors")) -> None:
+def check_files(checkpoint: Path) -> None:
     """Nothing that unpickles is sent: neither by its name nor by its first bytes (a zip, or pickle protocol 2 on)."""
     sent = list(checkpoint_files(checkpoint).values())
     names = {str(path.relative_to(checkpoint)) for path in sent}
-    assert {"tokenizer.json", PPO_STATE, *(f"critic/{name}" for name in critic)} <= names
+    assert {"tokenizer.json", PPO_STATE, "critic/config.json", "critic/model.safetensors"} <= names
     for path in sent:
         assert path.suffix in {".safetensors", ".json", ".jinja"}, path
         assert not path.read_bytes().startswith((b"PK", b"\x80")), path
@@ -775,96 +551,12 @@ def test_a_checkpoint_is_a_plain_model_with_its_critic(tmp_path: Path) -> None:
     assert digests(again) == digests(trainer)
 
 
-def test_trainers_own_card_is_of_the_policy(tmp_path: Path) -> None:
-    """`push_to_hub` writes it, from the configuration of the model."""
-    trainer = trained(tmp_path, max_steps=1)
-    pair = trainer.model
-    trainer.create_model_card(model_name="toy")
-    assert "# toy" in (tmp_path / "README.md").read_text() and trainer.model is pair
-
-
-def test_a_checkpoint_of_something_else_is_refused(tmp_path: Path) -> None:
-    trainer = trained(tmp_path, save_strategy="steps", save_steps=1)
-    (tmp_path / "checkpoint-2" / PPO_STATE).unlink()
-    with pytest.raises(ZooError, match="no PPO checkpoint"):
-        make_trainer(tmp_path).train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
-    assert trainer.state.global_step == 2
-
-
-def test_lora_trains_an_adapter_over_a_base_that_is_the_reference(tmp_path: Path) -> None:
-    from peft import LoraConfig
-
-    make_policy().save_pretrained(tmp_path / "base")
-    make_tokenizer().save_pretrained(tmp_path / "base")
-    lora = LoraConfig(r=2, lora_alpha=8, lora_dropout=0.5, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    torch.manual_seed(0)
-    trainer = trained(
-        tmp_path / "run", model=str(tmp_path / "base"), peft_config=lora, max_steps=3, learning_rate=0.02,
-        save_strategy="steps", save_steps=1, num_mini_batches=1, num_ppo_epochs=1,
-    )  # fmt: skip
-    first, *_, last = updates_of(trainer)
-    assert abs(first["objective/kl"]) < 1e-6 and abs(last["objective/kl"]) > 1e-3
-    assert first["policy/ratio"] == pytest.approx(1, abs=1e-6)
-    after = snapshot(trainer)
-    adapter = [name for name in after if "lora_" in name]
-    base = [name for name in after if name.startswith("policy") and "lora_" not in name]
-    critic = [name for name in after if name.startswith("critic")]
-    assert all(torch.equal(after[name], trainer.before[name]) for name in base) and base
-    assert all(not torch.equal(after[name], trainer.before[name]) for name in adapter) and adapter
-    assert any(not torch.equal(after[name], trainer.before[name]) for name in critic)
-    moved = [name for name in critic if "lora_" in name or "modules_to_save" in name]
-    assert all(not torch.equal(after[name], trainer.before[name]) for name in moved) and moved
-    assert all(torch.equal(after[name], trainer.before[name]) for name in critic if name not in moved)
-
-    checkpoint = tmp_path / "run" / "checkpoint-3"
-    assert (checkpoint / "adapter_model.safetensors").is_file() and not (checkpoint / "model.safetensors").exists()
-    check_files(checkpoint, ("adapter_config.json", "adapter_model.safetensors"))
-    ids = torch.tensor([[5, 6, 7]])
-    with torch.no_grad():
-        values = trainer.value_model.eval()(input_ids=ids).logits
-        assert (critic_from(str(checkpoint / "critic")).eval()(input_ids=ids).logits - values).abs().max() < 1e-5
-        wanted = trainer.policy.eval()(input_ids=ids).logits
-        loaded = AutoModelForCausalLM.from_pretrained(checkpoint)(input_ids=ids).logits
-        assert torch.equal(loaded, wanted)
-        again = make_trainer(tmp_path / "run", model=str(checkpoint))
-        assert (again.policy(input_ids=ids).logits - wanted).abs().max() < 1e-5
-
-    resumed = make_trainer(
-        tmp_path / "run", kind=Spy, model=str(tmp_path / "base"), peft_config=lora, max_steps=3, learning_rate=0.02,
-        num_mini_batches=1, num_ppo_epochs=1,
-    )  # fmt: skip
-    resumed.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-1"))
-    assert digests(resumed) == digests(trainer)
-    assert timeless(resumed.state.log_history) == timeless(trainer.state.log_history)
-
-
-def test_a_reference_that_is_not_where_the_run_begins_is_refused(tmp_path: Path) -> None:
-    """An adapter that was trained before, as an SFT run leaves it: switched off, it is the base and not the start."""
-    from peft import LoraConfig, get_peft_model
-
-    fresh, used = (
-        get_peft_model(
-            make_policy(),
-            LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "o_proj"], init_lora_weights=untrained),
-        )
-        for untrained in (True, False)
-    )
-    trained(tmp_path, model=fresh, max_steps=1)
-    with torch.no_grad():
-        for name, parameter in used.named_parameters():
-            if "lora_" in name:
-                parameter.mul_(3)
-    with pytest.raises(ZooError, match=r"nats a completion from the reference.*merge it into its base, or give ref"):
-        trained(tmp_path, model=used, max_steps=1)
-    trained(tmp_path, model=used, ref_model=make_policy(), max_steps=1)
-
-
 def test_what_a_row_samples_depends_on_update_and_prompt_alone(tmp_path: Path) -> None:
     """A row's stream is keyed by update and prompt, so that no two updates sample a prompt alike."""
-    trainer = trained(tmp_path, max_steps=4, train_dataset=prompt_rows(8), learning_rate=0.0, critic_learning_rate=0.0)
+    trainer = trained(tmp_path, max_steps=3, train_dataset=prompt_rows(8), learning_rate=0.0, critic_learning_rate=0.0)
     drawn = [{tuple(p): tuple(c) for p, c in rows_of(rollout)} for rollout, _, _ in trainer.updates]
     assert all(one.keys() == drawn[0].keys() for one in drawn)
-    assert len({tuple(sorted(one.items())) for one in drawn}) == 4
+    assert len({tuple(sorted(one.items())) for one in drawn}) == 3
     rows = list(trainer.train_dataset)
     trainer.state.global_step = 2
     shuffled = trainer.rollout(rows[::-1], stream=TRAIN_STREAM)
