@@ -760,7 +760,7 @@ def test_the_tutorials_loop_raises_the_reward(tmp_path: Path, monkeypatch: pytes
     curves = json.loads((out / "curves.json").read_text())
     assert {name: len(curve) for name, curve in curves.items()} == {"reward": 50, "kl": 50, "kl_coef": 50}
     assert all(math.isfinite(value) for curve in curves.values() for value in curve)
-    # Random words score near 0, praise alone scores 1. With seeds 0 to 5 the last ten steps were above 0.95.
+    # Random words score near 0, praise alone scores 1. Here the last ten steps are above 0.93.
     assert max(curves["reward"][:3]) < 0.3 and min(curves["reward"][-10:]) > 0.8
     assert abs(curves["kl"][0]) < 1e-5 and min(curves["kl"][10:]) > 0.5
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")

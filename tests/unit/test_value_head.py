@@ -259,20 +259,12 @@ def test_half_precision_comes_out_in_float32() -> None:
     assert [out.dtype for out in outputs(model)] == [torch.float32, torch.float32]
 
 
-def test_checkpointing_changes_no_gradient() -> None:
-    gradients = []
-    for checkpointing in (False, True):
-        model = headed("llama", summary_dropout_prob=0.0).train()
-        if checkpointing:
-            model.gradient_checkpointing_enable()
-            assert model.pretrained_model.is_gradient_checkpointing
-        _, _, values = model(IDS)
-        values.square().mean().backward()
-        gradients.append(model.pretrained_model.model.layers[0].mlp.up_proj.weight.grad.clone())
-        model.gradient_checkpointing_disable()
-        assert not model.pretrained_model.is_gradient_checkpointing
-    assert gradients[0].abs().max() > 0
-    assert torch.equal(*gradients)
+def test_checkpointing_is_that_of_the_model_under_the_head() -> None:
+    model = headed("llama")
+    model.gradient_checkpointing_enable()
+    assert model.pretrained_model.is_gradient_checkpointing
+    model.gradient_checkpointing_disable()
+    assert not model.pretrained_model.is_gradient_checkpointing
 
 
 # Checkpoints of full models
