@@ -249,6 +249,18 @@ def test_what_raises_only_on_the_batch_says_so(samples: Samples) -> None:
         call(Rewards([compare]), samples)
 
 
+def test_one_row_is_not_tried_twice(samples: Samples) -> None:
+    calls = []
+
+    def once(**_: Any) -> list[float]:
+        calls.append(1)
+        raise ValueError("first")
+
+    with pytest.raises(ZooError, match="once raised ValueError: first on row 0, prompt 'abc'"):
+        Rewards([once])(samples.rows(slice(0, 1)), ["abc"], ["x"], ["abcx"], {})
+    assert len(calls) == 1
+
+
 @pytest.mark.parametrize(
     ("prompt", "shown"),
     [

@@ -327,6 +327,7 @@ def test_tokens_that_are_not_given_cannot_be_counted(reward: Any) -> None:
     ("make", "message"),
     [
         (lambda: ExactMatch(marker=""), "marker of the reward exact_match is '': give a text, or leave it out"),
+        (lambda: NumericMatch(marker=""), "marker of the reward numeric_match is ''"),
         (lambda: NumericMatch(relative=-1), "relative of the reward numeric_match is -1: give a tolerance"),
         (lambda: NumericMatch(absolute=math.inf), "absolute of the reward numeric_match is inf"),
         (lambda: NumericMatch(absolute="1"), "absolute of the reward numeric_match is '1'"),  # type: ignore[arg-type]
