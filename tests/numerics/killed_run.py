@@ -1,21 +1,18 @@
 """Runs one PPO run again and again, killed by SIGKILL each time but the last, as a stage would resume it.
 
     python killed_run.py DIRECTORY '{"alone": [null], "killed": [["sampling", 3], ["saving", 5], null]}'
-    python killed_run.py DIRECTORY '{"kills": 10, "seed": 0}'
 
 Each attempt is a fork of this process, which has imported everything and computed nothing. A plan names, by folder, the
-place and the update at which each attempt kills itself, null for one that may finish; or it asks for kills at random
-moments. The last line of the output is JSON: the signal or exit code of each attempt, and which checkpoints it left.
+place and the update at which each attempt kills itself, null for one that may finish. The last line of the output is
+JSON: the signal or exit code of each attempt, and which checkpoints it left.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,14 +46,14 @@ def after(function: Callable[..., Any], when: Callable[[], bool]) -> Callable[..
     return wrapped
 
 
-def attempt(directory: Path, place: str | None, step: int, *, updates: int) -> None:
+def attempt(directory: Path, place: str | None, step: int) -> None:
     """Begins or resumes the run in `directory`, as stages.train does; dies in update `step` if a place is given."""
     record = StageRecord(directory)
     record.remove_incomplete()
     resume = record.last_checkpoint()
     record.truncate_metrics(checkpoint_step(resume) if resume else -1)
     trainer: Any = make_trainer(
-        directory, reward_model=make_reward_model(), ref_model=make_policy(seed=2), max_steps=updates,
+        directory, reward_model=make_reward_model(), ref_model=make_policy(seed=2), max_steps=UPDATES,
         save_strategy="steps", save_steps=2, logging_steps=3, kl_target=0.5, kl_horizon=32,
     )  # fmt: skip
     trainer.add_callback(StageCallback(record, Interruptible("the run")))
@@ -74,13 +71,13 @@ def attempt(directory: Path, place: str | None, step: int, *, updates: int) -> N
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
 
 
-def fork(directory: Path, place: str | None, step: int, *, updates: int) -> int:
+def fork(directory: Path, place: str | None, step: int) -> int:
     child = os.fork()
     if child:
         return child
     code = 1
     try:
-        attempt(directory, place, step, updates=updates)
+        attempt(directory, place, step)
         code = 0
     finally:
         sys.stdout.flush()
@@ -95,28 +92,9 @@ def outcome(child: int, directory: Path) -> dict[str, Any]:
 
 
 def planned(directory: Path, plan: list[list[Any] | None]) -> list[dict[str, Any]]:
-    return [outcome(fork(directory, *(entry or (None, 0)), updates=UPDATES), directory) for entry in plan]
-
-
-def at_random(directory: Path, *, kills: int, seed: int, updates: int = 20) -> dict[str, Any]:
-    """Kills at `kills` random moments, over as many runs (folders 1, 2, …) as that takes; 0 is left alone."""
-    began = time.monotonic()
-    first = outcome(fork(directory / "0", None, 0, updates=updates), directory / "0")
-    length = time.monotonic() - began
-    moments, run, seen = random.Random(seed), 1, [first]
-    while kills or seen[-1]["status"]:
-        folder = directory / str(run)
-        child = fork(folder, None, 0, updates=updates)
-        if kills:
-            time.sleep(moments.uniform(0, 0.3) * length)
-            os.kill(child, signal.SIGKILL)
-        seen.append(outcome(child, folder))
-        kills -= seen[-1]["status"] == -signal.SIGKILL
-        run += seen[-1]["status"] == 0
-    return {"runs": run, "attempts": seen}
+    return [outcome(fork(directory, *(entry or (None, 0))), directory) for entry in plan]
 
 
 if __name__ == "__main__":
     root, what = Path(sys.argv[1]), json.loads(sys.argv[2])
-    told = at_random(root, **what) if "kills" in what else {name: planned(root / name, what[name]) for name in what}
-    print("\n" + json.dumps(told))
+    print("\n" + json.dumps({name: planned(root / name, plan) for name, plan in what.items()}))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import mutate
 import pytest
 
@@ -20,7 +23,8 @@ def test_every_mutation_fits_the_source_and_every_formula_has_one() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.timeout(2400)  # 5 minutes on a quiet core: a fresh interpreter for each mutant
 def test_no_mutant_survives(capsys: pytest.CaptureFixture[str]) -> None:
+    """In a process that has imported nothing of the package, as every mutant's tests run in a fork of it."""
     with capsys.disabled():
-        assert mutate.survivors() == []
+        done = subprocess.run([sys.executable, mutate.__file__], check=False)
+    assert done.returncode == 0

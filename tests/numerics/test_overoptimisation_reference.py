@@ -27,7 +27,7 @@ DERIVATIVES = {  # curve_fit's own are differences, good to 1e-8
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("weighted", [True, False])
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_coefficients_are_those_of_curve_fit(form, weighted, seed):
     rng = np.random.default_rng(seed)
     d = np.sort(rng.uniform(0.05, 8, size=12))
@@ -47,9 +47,8 @@ def test_coefficients_are_those_of_curve_fit(form, weighted, seed):
         assert (estimate.ci95[1] - estimate.ci95[0]) / 2 == pytest.approx(width, rel=0.03)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_scatter_is_chi_square_over_its_degrees_of_freedom(seed):
-    rng = np.random.default_rng(seed)
+def test_scatter_is_chi_square_over_its_degrees_of_freedom():
+    rng = np.random.default_rng(0)
     d, errors = np.linspace(0.5, 5, 9), rng.uniform(0.5, 2, size=9)
     found = fit("rl", d**2, rl(d, 2.0, 1.0) + errors * rng.normal(size=9), errors=errors, seed=0, resamples=40_000)
     chi_square = float(((np.array(found.residuals) / errors) ** 2).sum())

@@ -52,12 +52,13 @@ def _absorb(value: Any, content: Any) -> None:
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "log-every-3": {"logging_steps": 3},
-    "adaptive": {"kl_target": 0.3, "kl_horizon": 32, "kl_coef": 0.2},
-    "accumulation": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4, "logging_steps": 3},
-    "uneven": {"train_dataset": prompt_rows(13), "whiten_rewards": True},
-    "evaluated": {"eval_dataset": prompt_rows(8), "eval_strategy": "steps", "eval_steps": 1},
-}
+    "all at once": {
+        "kl_target": 0.3, "kl_horizon": 32, "kl_coef": 0.2, "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 4, "train_dataset": prompt_rows(13), "whiten_rewards": True,
+        "eval_dataset": prompt_rows(8), "eval_strategy": "steps", "eval_steps": 1,
+    },
+    "log-every-3": {"logging_steps": 3, "kl_target": 0.3, "kl_horizon": 32},
+}  # fmt: skip
 
 
 def build(directory: Path, **given: Any) -> Any:
@@ -75,7 +76,7 @@ def test_a_run_resumed_from_any_checkpoint_is_the_run_left_alone(tmp_path: Path,
     wanted, history = digests(whole), timeless(whole.state.log_history)
     last = fingerprint(tmp_path / "whole" / "checkpoint-5")
     assert len({row["step"] for row in history}) == (1 if "logging_steps" in VARIANTS[variant] else 5)
-    for step in range(1, 5):
+    for step in (1, 2, 4) if variant == "all at once" else (2,):  # 2 ends a pass over 13 prompts
         directory = tmp_path / f"from-{step}"
         resumed = build(directory, **VARIANTS[variant])
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
@@ -83,31 +84,11 @@ def test_a_run_resumed_from_any_checkpoint_is_the_run_left_alone(tmp_path: Path,
         assert timeless(resumed.state.log_history) == history, step
         assert fingerprint(directory / "checkpoint-5") == last, step
         assert resumed.controller == whole.controller
-    if "kl_target" in VARIANTS[variant]:
-        betas = [float(row["kl_coef"]) for row in history]
-        assert len(set(betas)) == 5
+    if variant == "all at once":
+        assert len({row["kl_coef"] for row in history if "kl_coef" in row}) == 5
 
 
-def test_a_resumed_run_goes_past_the_end_of_the_first(tmp_path: Path) -> None:
-    """Stopped by a callback after update 3 and resumed: Trainer's own limit is unchanged, so the schedule is too."""
-    from transformers import TrainerCallback
-
-    class Stop(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            control.should_training_stop = state.global_step == 3
-
-    whole = build(tmp_path / "whole")
-    whole.train()
-    first = build(tmp_path / "parts", callbacks=[Stop()])
-    first.train()
-    assert first.state.global_step == 3 and digests(first) != digests(whole)
-    second = build(tmp_path / "parts")
-    second.train(resume_from_checkpoint=True)
-    assert digests(second) == digests(whole)
-    assert timeless(second.state.log_history) == timeless(whole.state.log_history)
-
-
-def kill(directory: Path, plan: Any) -> Any:
+def kill(directory: Path, plan: dict[str, list[list[Any] | None]]) -> Any:
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("killed_run.py")), str(directory), json.dumps(plan)],
         capture_output=True, text=True, timeout=600, check=False,
@@ -135,12 +116,3 @@ def test_a_run_killed_while_sampling_updating_and_saving_is_the_run_left_alone(t
     assert [attempt["complete"] for attempt in told] == [[], [2], [2], [2, 4], [2, 4], [2, 4, 6]]
     assert [attempt["torn"] for attempt in told] == [[], [], [4], [], [6], []]
     same_run(tmp_path / "alone", tmp_path / "killed")
-
-
-@pytest.mark.full
-def test_ten_kills_at_random_moments(tmp_path: Path) -> None:
-    told = kill(tmp_path, {"kills": 10, "seed": 0})
-    statuses = [attempt["status"] for attempt in told["attempts"]]
-    assert statuses.count(SIGKILL) == 10 and set(statuses) == {0, SIGKILL}
-    for run in range(1, told["runs"]):
-        same_run(tmp_path / "0", tmp_path / str(run))
