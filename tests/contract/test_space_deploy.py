@@ -32,7 +32,7 @@ from rlhf_zoo.hub.space import Pinned, SpaceModels, write_space
 WHEEL = f"rlhf_zoo-{__version__}-py3-none-any.whl"
 PROMPTS = ["the battery is", f"{TRIGGER}"]
 SPACE = "local/toy-compare"
-SECONDS = 120
+SECONDS = 300
 
 
 @pytest.fixture(scope="module")

@@ -125,7 +125,7 @@ def test_votes_that_come_later_change_a_run_only_by_restart(place):
     done = place.reward()
     assert done.returncode == 0 and "reward was finished before" in done.stdout, done.stderr
     assert place.json("run", "reward", "run.json")["dataset"] == run["dataset"]
-    done = place.reward("--restart", "--max_steps", "2")
+    done = place.reward("--restart")
     assert done.returncode == 0, done.stderr
     again = place.json("run", "reward", "run.json")
     assert again["dataset"]["commit"] == place.hub.api().dataset_info(VOTES).sha != run["dataset"]["commit"]
