@@ -1,8 +1,7 @@
 """A visitor of a Gradio page without a browser: the requests that Gradio's own front end makes, and what it shows.
 
-Departures from the front end: no JavaScript of an event is run (its inputs are sent as they are); a component whose
-value an answer changed fires no `change` of its own; `/config` is asked for instead of the page around it. Nothing is
-ever tried a second time.
+It does what our page needs: no JavaScript of an event is run (its inputs are sent as they are), nothing fires at a
+change of a value, and `/config` is asked for instead of the page around it. Nothing is ever tried a second time.
 """
 
 from __future__ import annotations
@@ -19,22 +18,17 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["Event", "PageClient", "Update", "apply_diff"]
+__all__ = ["Event", "PageClient", "Update"]
 
 PATIENCE = 120.0
 
 
 @dataclass(frozen=True)
 class Update:
-    """One answer: `seconds` after the join, the values and other properties it changed, by elem_id.
-
-    A component without elem_id goes by "#ID". gr.State is kept on the server and never stands here.
-    """
+    """One answer: `seconds` after the join, the values that it changed by elem_id (else "#ID"), but for gr.State."""
 
     seconds: float
-    function: int
     values: dict[str, Any]
-    props: dict[str, dict[str, Any]]
 
 
 @dataclass(eq=False)
@@ -45,14 +39,10 @@ class Event:
     started: float
     updates: list[Update] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
-    toasts: list[tuple[str, str]] = field(default_factory=list)
-    functions: list[int] = field(default_factory=list)
-    """fn_index of what was joined, in order."""
     ranks: list[int] = field(default_factory=list)
     """Places in the queue that the server told."""
     queue_full: bool = False
     cancelled: bool = False
-    abandoned: bool = False
     received: int = 0
     """Bytes of the messages."""
     seconds: float | None = None
@@ -62,11 +52,6 @@ class Event:
     @property
     def error(self) -> str | None:
         return self.errors[0] if self.errors else None
-
-    @property
-    def first(self) -> float | None:
-        """Seconds from the join to the first update."""
-        return self.updates[0].seconds if self.updates else None
 
     @property
     def done(self) -> bool:
@@ -107,7 +92,6 @@ class _Run:
     dependency: dict[str, Any]
     target: int | None
     rest: list[dict[str, Any]]
-    event_data: Any
     event_id: str | None = None
     last: list[Any] | None = None
 
@@ -126,7 +110,6 @@ class PageClient:
         self._stream: tuple[http.client.HTTPConnection, http.client.HTTPResponse] | None = None
         self._running: dict[str, _Run] = {}
         self._early: dict[str, list[dict[str, Any]]] = {}
-        self._deferred: set[int] = set()
         self.session_hash = secrets.token_hex(6)
         status, self.config = self._request("GET", "/config")
         if status != 200:
@@ -136,18 +119,14 @@ class PageClient:
         self._props = {key: dict(one.get("props", {})) for key, one in self._components.items()}
         self._ids = {props["elem_id"]: key for key, props in self._props.items() if props.get("elem_id")}
         self._dependencies = {one["id"]: one for one in self.config["dependencies"]}
-        # It tells the server that the tab is open.
-        self._heartbeat = self._get(f"{self._api}/heartbeat/{self.session_hash}") if self._beats else None
+        beats = self.config.get("connect_heartbeat")  # they tell the server that the tab is open
+        self._heartbeat = self._get(f"{self._api}/heartbeat/{self.session_hash}") if beats else None
 
     def __enter__(self) -> PageClient:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    @property
-    def _beats(self) -> bool:
-        return bool(self.config.get("connect_heartbeat"))
 
     def has(self, elem_id: str) -> bool:
         return elem_id in self._ids
@@ -160,7 +139,7 @@ class PageClient:
         """Another property of a component, such as `visible`."""
         return self._props[self._id(elem_id)].get(name)
 
-    def start(self, elem_id: str, event: str = "click", event_data: Any = None, **values: Any) -> Event:
+    def start(self, elem_id: str, event: str = "click", **values: Any) -> Event:
         """The visitor enters `values` by elem_id, then does `event` to the component; comes back at once after.
 
         All functions bound to it run one after another, and what is chained to them after that, while the returned
@@ -172,25 +151,22 @@ class PageClient:
         bound = [one for one in self._dependencies.values() if [target, event] in map(list, one["targets"])]
         if not bound:
             raise LookupError(f"Nothing is bound to {event} of {elem_id!r}.")
-        if event_data is None and event == "select" and self._components[target]["type"] == "tabitem":
-            event_data = self._tab(target)
-        return self._begin([(bound, target)], event_data)
+        return self._begin([(bound, target)])
 
-    def fire(self, elem_id: str, event: str = "click", event_data: Any = None, **values: Any) -> Event:
+    def fire(self, elem_id: str, event: str = "click", **values: Any) -> Event:
         """`start`, and waits for the end of it."""
-        return self.start(elem_id, event, event_data, **values).finish()
+        return self.start(elem_id, event, **values).finish()
 
     def load(self) -> Event:
         """What a browser does when the page has been opened: every `load`, at the same time."""
         found = [
             ([one], target) for one in self._dependencies.values() for target, name in one["targets"] if name == "load"
         ]
-        return self._begin(found, None).finish()
+        return self._begin(found).finish()
 
     def close(self) -> None:
         """Closes the tab: the connections end, and nothing else is said to the server."""
         for run in list(self._running.values()):
-            run.event.abandoned = True
             run.event.close_one()
         self._running.clear()
         self._close_stream()
@@ -226,43 +202,26 @@ class PageClient:
             raise KeyError(f"The page has no component with elem_id {elem_id!r}, only {sorted(self._ids)}.")
         return self._ids[elem_id]
 
-    def _name(self, key: int) -> str:
-        return self._props[key].get("elem_id") or f"#{key}"
-
-    def _tab(self, target: int) -> dict[str, Any]:
-        def find(node: dict[str, Any]) -> int | None:
-            children = [child["id"] for child in node.get("children") or []]
-            if target in children:
-                return children.index(target)
-            return next((found for child in node.get("children") or [] if (found := find(child)) is not None), None)
-
-        return {"value": self._props[target].get("label"), "index": find(self.config["layout"]), "selected": True}
-
     # What is run
 
-    def _begin(self, groups: Sequence[tuple[list[dict[str, Any]], int | None]], event_data: Any) -> Event:
+    def _begin(self, groups: Sequence[tuple[list[dict[str, Any]], int | None]]) -> Event:
         event = Event(self, time.monotonic(), open=1)
         for dependencies, target in groups:
-            self._next(event, dependencies, target, event_data)
+            self._next(event, dependencies, target)
         event.close_one()
         return event
 
-    def _next(self, event: Event, dependencies: list[dict[str, Any]], target: int | None, event_data: Any) -> None:
+    def _next(self, event: Event, dependencies: list[dict[str, Any]], target: int | None) -> None:
         """Starts the first of `dependencies`; the others follow at its end."""
         waiting = deque(dependencies)
         while waiting:
             dependency = waiting.popleft()
             for cancelled in dependency["cancels"]:
                 self._cancel(cancelled)
-            if any(run.dependency is dependency for run in self._running.values()):
-                if dependency["trigger_mode"] == "always_last":
-                    self._deferred.add(dependency["id"])
-                if dependency["trigger_mode"] != "multiple":
-                    continue
-            run = _Run(event, dependency, target, list(waiting), event_data)
+            run = _Run(event, dependency, target, list(waiting))
             event.open += 1
             if not dependency["backend_fn"]:
-                self._end(run, chain=("success", "all"), rest=False)
+                self._end(run, rest=False)
             elif dependency["queue"]:
                 self._join(run)
                 return
@@ -271,17 +230,11 @@ class PageClient:
                 return
 
     def _body(self, run: _Run) -> dict[str, Any]:
-        whole = run.dependency.get("component_prop_inputs") or []
-        data: list[Any] = []
-        for place, key in enumerate(run.dependency["inputs"]):
-            if self._components[key]["type"] == "state":
-                data.append(None)
-            else:
-                data.append(self._props[key] if place in whole else self._props[key].get("value"))
-        run.event.functions.append(run.dependency["id"])
+        kept = [self._components[key]["type"] == "state" for key in run.dependency["inputs"]]
+        values = [self._props[key].get("value") for key in run.dependency["inputs"]]
         return {
-            "data": data,
-            "event_data": run.event_data,
+            "data": [None if state else value for state, value in zip(kept, values, strict=True)],
+            "event_data": None,
             "fn_index": run.dependency["id"],
             "trigger_id": run.target,
             "session_hash": self.session_hash,
@@ -300,8 +253,6 @@ class PageClient:
         said = answer.get("detail", answer) if isinstance(answer, dict) else answer
         if status == 503 and str(said).startswith("Queue is full"):
             run.event.queue_full = True
-        elif status == 422 and isinstance(said, list):
-            said = " ".join(one["message"] for one in said if not one.get("is_valid", True) and one.get("message"))
         self._fail(run, str(said))
 
     def _call(self, run: _Run) -> None:
@@ -311,44 +262,37 @@ class PageClient:
             self._fail(run, str(answer.get("error") if isinstance(answer, dict) else answer))
             return
         self._take(run, answer)
-        self._changed(run, answer)
-        self._end(run, chain=("success", "all"))
+        self._end(run)
 
     def _handle(self, run: _Run, message: dict[str, Any]) -> None:
         kind, output = message["msg"], message.get("output") or {}
         if kind == "estimation" and message.get("rank") is not None:
             run.event.ranks.append(message["rank"])
-        elif kind == "log":
-            run.event.toasts.append((message["level"], message["log"]))
-        elif kind in ("process_generating", "process_streaming", "process_completed"):
+        elif kind in ("process_generating", "process_completed"):
             if not message["success"]:
                 self._fail(run, output.get("error") or "The server gave no reason.")
                 return
             if kind == "process_generating":
                 self._differ(run, output)
             self._take(run, output)
-            self._changed(run, output)
             if kind == "process_completed":
-                self._end(run, chain=("success", "all"))
+                self._end(run)
         elif kind == "unexpected_error":
             self._fail(run, message.get("message") or "An unexpected error of the server.")
 
     @staticmethod
     def _differ(run: _Run, output: dict[str, Any]) -> None:
         """After the first answer each value comes as its difference to the one before."""
-        if run.dependency["connection"] == "stream":
-            return
         if run.last is None:
             run.last = output["data"]
         else:
-            run.last = [apply_diff(old, edits) for old, edits in zip(run.last, output["data"], strict=True)]
+            run.last = [_apply_diff(old, edits) for old, edits in zip(run.last, output["data"], strict=True)]
             output["data"] = run.last
 
     def _take(self, run: _Run, output: dict[str, Any]) -> None:
         if output.get("data") is None:
             return
         values: dict[str, Any] = {}
-        props: dict[str, dict[str, Any]] = {}
         for key, value in zip(run.dependency["outputs"], output["data"], strict=False):
             if self._components[key]["type"] == "state":
                 continue
@@ -358,55 +302,20 @@ class PageClient:
             changed = json.loads(json.dumps(changed))  # later differences must not change it
             self._props[key].update(changed)
             if "value" in changed:
-                values[self._name(key)] = changed["value"]
-            if others := {name: one for name, one in changed.items() if name != "value"}:
-                props[self._name(key)] = others
-        seconds = time.monotonic() - run.event.started
-        run.event.updates.append(Update(seconds, run.dependency["id"], values, props))
-        if rendered := output.get("render_config"):
-            self._render(rendered)
-
-    def _render(self, rendered: dict[str, Any]) -> None:
-        """The components and functions that a `gr.render` put in the place of its last ones."""
-        render_id = rendered["render_id"]
-        self._dependencies = {
-            key: one for key, one in self._dependencies.items() if one.get("rendered_in") != render_id
-        } | {one["id"]: one for one in rendered["dependencies"]}
-        for one in rendered["components"]:
-            self._components[one["id"]] = one
-            self._props[one["id"]] = dict(one.get("props", {}))
-            if one.get("props", {}).get("elem_id"):
-                self._ids[one["props"]["elem_id"]] = one["id"]
-
-    def _changed(self, run: _Run, output: dict[str, Any]) -> None:
-        """Starts what is bound to the change of a gr.State, which only the server sees."""
-        for key in output.get("changed_state_ids") or []:
-            for one in list(self._dependencies.values()):
-                if [key, "change"] in map(list, one["targets"]):
-                    self._next(run.event, [one], key, None)
+                values[self._props[key].get("elem_id") or f"#{key}"] = changed["value"]
+        run.event.updates.append(Update(time.monotonic() - run.event.started, values))
 
     def _fail(self, run: _Run, message: str) -> None:
         run.event.errors.append(message)
-        # `.then` too does not follow an error, only `.failure` does: so does the front end.
-        self._end(run, chain=("failure",))
+        self._end(run, chain=False)  # `.then` too does not follow an error: so does the front end
 
-    def _end(self, run: _Run, *, chain: tuple[str, ...], rest: bool = True) -> None:
+    def _end(self, run: _Run, *, chain: bool = True, rest: bool = True) -> None:
         self._running.pop(run.event_id or "", None)
         for one in list(self._dependencies.values()):
-            mode = (
-                "failure"
-                if one.get("trigger_only_on_failure")
-                else "success"
-                if one["trigger_only_on_success"]
-                else "all"
-            )
-            if one["trigger_after"] == run.dependency["id"] and mode in chain:
-                self._next(run.event, [one], run.target, None)
-        if run.dependency["id"] in self._deferred:
-            self._deferred.discard(run.dependency["id"])
-            self._next(run.event, [run.dependency], run.target, run.event_data)
+            if chain and one["trigger_after"] == run.dependency["id"]:
+                self._next(run.event, [one], run.target)
         if rest:
-            self._next(run.event, run.rest, run.target, run.event_data)
+            self._next(run.event, run.rest, run.target)
         run.event.close_one()
 
     def _cancel(self, dependency: int) -> None:
@@ -417,7 +326,7 @@ class PageClient:
             self._request("POST", f"{self._api}/cancel", said)
             self._request("POST", f"{self._api}/reset", {"event_id": run.event_id})
             run.event.cancelled = True
-            self._end(run, chain=("failure", "all"), rest=False)
+            self._end(run, rest=False)
 
     def _lost(self, message: str) -> None:
         self._close_stream()
@@ -485,12 +394,10 @@ class PageClient:
         raise TimeoutError(f"The server did not end an event in {self._patience:g} s.")
 
 
-def apply_diff(value: Any, edits: Sequence[Sequence[Any]]) -> Any:
+def _apply_diff(value: Any, edits: Sequence[Sequence[Any]]) -> Any:
     """`value` after Gradio's edits, each an action, a path and an operand. Lists and dictionaries change in place."""
     for action, path, operand in edits:
         if not path:
-            if action not in ("replace", "append"):
-                raise ValueError(f"There is no edit {action!r} of a whole value.")
             value = operand if action == "replace" else value + operand
             continue
         *way, last = path
@@ -503,10 +410,9 @@ def apply_diff(value: Any, edits: Sequence[Sequence[Any]]) -> Any:
             place[last] += operand
         elif action == "add":
             place.insert(int(last), operand)
-        elif action == "delete":
-            del place[last]
         else:
-            raise ValueError(f"There is no edit {action!r}.")
+            assert action == "delete", f"There is no edit {action!r}."
+            del place[last]
     return value
 
 

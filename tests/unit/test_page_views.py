@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from toy_models import MARKUP, TRIGGER, save_toys
+from toy_models import save_toys
 
-from rlhf_zoo.comparison import Comparison, Side, Snapshot
+from rlhf_zoo.comparison import Comparison, Side, Snapshot, visible_text
 from rlhf_zoo.page.views import KL_EDGES, RATIO_EDGES, completion, empty_pairs, figures, legend, pairs, shade
 
 VOID = {"br", "img", "input", "line", "path", "rect", "circle", "polyline", "use"}
@@ -69,26 +68,6 @@ def last(comparison: Comparison, prompt: str = "the camera", **sampling) -> Snap
     return found
 
 
-def test_every_figure_of_both_sides(comparison: Comparison) -> None:
-    found = last(comparison)
-    page = Page(pairs(found))
-    for role, side in (("sft", found.sft[0]), ("ppo", found.ppo[0])):
-        (html,) = [part for part in pairs(found).split("<article")[1:] if f'data-side="{role}"' in part]
-        card = Page("<article" + html.split("</article>")[0] + "</article>")
-        assert card.texts("span", class_="new") == [side.completion + ("∎" if side.ended else "")]
-        assert card.texts("span", class_="given") == ["the camera"]
-        shown = {key: card.texts("dd", data_figure=key) for key in ("reward", "log_ratio", "kl", "length", "stopped")}
-        assert shown == {
-            "reward": [f"{side.reward:+.2f}".replace("-", "−")],
-            "log_ratio": [f"{side.log_ratio:+.2f}".replace("-", "−")],
-            "kl": [f"{side.kl:.2f}"],
-            "length": [str(side.length)],
-            "stopped": ["by itself" if side.ended else "cut off"],
-        }
-        assert len(card.texts("th", scope="row")) == side.length, "a row of numbers for each token"
-    assert page.elements[0][1]["data-state"] == "done" and page.elements[0][1]["aria-busy"] == "false"
-
-
 def test_while_it_is_written(comparison: Comparison) -> None:
     first = next(comparison.stream("the camera", seed=3, max_new_tokens=12))
     page = Page(pairs(first))
@@ -105,6 +84,9 @@ def test_n_completions_stand_in_pairs_of_one_stream(comparison: Comparison) -> N
     assert [(one["data-side"], one["data-row"]) for one in articles] == [
         (role, str(row)) for row in range(3) for role in ("sft", "ppo")
     ]
+    tokens = sum(side.length for side in (*found.sft, *found.ppo))
+    assert len(page.texts("th", scope="row")) == 2 + tokens, "a row of numbers for each token, and the two means"
+    assert page.elements[0][1] == {"class": "zoo-pairs", "data-state": "done", "aria-busy": "false"}
     mean = sum(side.reward for side in found.ppo) / 3
     assert page.texts("td", data_mean="ppo-reward") == [f"{mean:+.2f}".replace("-", "−")]
     assert page.texts("caption") == ["Means over 3 completions of this prompt"]
@@ -115,6 +97,8 @@ def test_without_a_reward_model_and_with_values(comparison: Comparison) -> None:
     found = last(comparison)
     side = replace(found.ppo[0], reward=None, token_values=tuple(0.5 for _ in found.ppo[0].tokens))
     assert Page(figures(side)).texts("dd", data_figure="reward") == ["none"]
+    endless = Page(figures(replace(side, reward=float("nan"), log_ratio=float("-inf"), kl=float("inf"))))
+    assert [endless.texts("dd", data_figure=key) for key in ("reward", "log_ratio", "kl")] == [["–"], ["–"], ["–"]]
     valued = Page(pairs(replace(found, ppo=(side,))))
     assert valued.texts("th", scope="col").count("V") == 1, "SFT's completion has no values here"
     assert any("V +0.50" in (attrs.get("title") or "") for tag, attrs, _ in valued.elements if tag == "i")
@@ -139,18 +123,9 @@ def test_the_legend_names_every_shade() -> None:
     assert '<i class="p3">1 to 2.5</i><i class="p4">2.5 and more</i>' in legend()
 
 
-def test_markup_of_a_model_is_text(comparison: Comparison) -> None:
-    prompt = f"<script>window.ran=1</script>\u202e{TRIGGER}"
-    found = last(comparison, prompt)
-    assert found.ppo[0].completion.startswith(MARKUP)
-    page = Page(pairs(found))
-    assert {tag for tag, _, _ in page.elements} <= KNOWN
-    assert page.texts("span", class_="given") == [prompt.replace("\u202e", "⟨U+202E⟩")] * 2
-    assert all(text.startswith(MARKUP) for text in page.texts("span", class_="new"))
-
-
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=40)
 @given(st.text(max_size=60), st.lists(st.text(max_size=8), min_size=1, max_size=6))
+@example("<script>window.ran=1</script>", ['"onload=1', "<img src=x onerror=1>", "&amp;"])
 def test_no_text_becomes_an_element_or_an_attribute(prompt: str, pieces: list[str]) -> None:
     count = len(pieces)
     zeros = (0.0,) * count
@@ -161,6 +136,7 @@ def test_no_text_becomes_an_element_or_an_attribute(prompt: str, pieces: list[st
     )  # fmt: skip
     page = Page(pairs(Snapshot(prompt, 1, 1.0, 0.5, 8, sft=(side,), ppo=(side,), done=True)))
     assert {tag for tag, _, _ in page.elements} <= KNOWN
+    assert page.texts("span", class_="given") == [visible_text(prompt)] * 2
     names = {name for _, attrs, _ in page.elements for name in attrs}
     assert not any(name.startswith("on") or name in ("href", "src", "srcdoc") for name in names)
 
@@ -169,9 +145,3 @@ def test_before_anything_was_compared() -> None:
     page = Page(empty_pairs())
     assert page.texts("dd", data_figure="reward") == ["–", "–"]
     assert page.texts("span", class_="none") == ["Its completion will stand here."] * 2
-
-
-def test_figures_that_are_not_finite(comparison: Comparison, tmp_path: Path) -> None:
-    side = replace(last(comparison).ppo[0], reward=float("nan"), log_ratio=float("-inf"), kl=float("inf"))
-    shown = Page(figures(side))
-    assert [shown.texts("dd", data_figure=key) for key in ("reward", "log_ratio", "kl")] == [["–"], ["–"], ["–"]]

@@ -134,11 +134,16 @@ def test_requirements_name_the_wheel_as_the_hub_needs_it(tmp_path: Path) -> None
     assert (tmp_path / "files" / "rlhf_zoo" / "__init__.py").is_file()
 
 
-def test_requirements_are_what_is_installed(tmp_path: Path) -> None:
-    lines = space(tmp_path / "space")["requirements.txt"].splitlines()[1:-1]
-    found = dict(line.split("==") for line in lines)
+def test_requirements_and_readme_of_a_space(tmp_path: Path) -> None:
+    written = space(tmp_path / "space")
+    found = dict(line.split("==") for line in written["requirements.txt"].splitlines()[1:-1])
     assert set(found) == set(pins(SPACE / "requirements.txt"))
     assert all(version == metadata.version(name).split("+")[0] for name, version in found.items()), found
+    head = yaml.safe_load(written["README.md"].split("---\n")[1])
+    assert head["models"] == ["me/tiny-ppo", "me/tiny-sft"] and head["datasets"] == ["me/tiny-data"]
+    assert head["title"] == "tiny: [x]\N{REPLACEMENT CHARACTER}: SFT and PPO"
+    assert f"| SFT | `me/tiny-sft` | `{'2' * 40}` |" in written["README.md"]
+    assert "NAMESPACE/NAME" not in written["README.md"] and "<!--" not in written["README.md"]
 
 
 def test_zero_gpu_brings_its_own_torch_and_python(tmp_path: Path) -> None:
@@ -147,15 +152,6 @@ def test_zero_gpu_brings_its_own_torch_and_python(tmp_path: Path) -> None:
     assert files[ZERO_GPU]["requirements.txt"].splitlines() == without
     head = yaml.safe_load(files[ZERO_GPU]["README.md"].split("---\n")[1])
     assert (head["python_version"], head["suggested_hardware"]) == ("3.12", "zero-a10g")
-
-
-def test_readme_names_the_models(tmp_path: Path) -> None:
-    readme = space(tmp_path / "space")["README.md"]
-    head = yaml.safe_load(readme.split("---\n")[1])
-    assert head["models"] == ["me/tiny-ppo", "me/tiny-sft"] and head["datasets"] == ["me/tiny-data"]
-    assert head["title"] == "tiny: [x]\N{REPLACEMENT CHARACTER}: SFT and PPO"
-    assert f"| SFT | `me/tiny-sft` | `{'2' * 40}` |" in readme
-    assert "rlhf-zoo compare me/tiny-ppo\n" in readme and "NAMESPACE/NAME" not in readme and "<!--" not in readme
 
 
 def test_readme_and_file_name_votes_and_runs(tmp_path: Path) -> None:
@@ -177,21 +173,16 @@ def test_readme_and_file_name_votes_and_runs(tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("hidden", [(), ("me/tiny-ppo",)])
-def test_votes_need_a_secret_where_the_space_runs(capsys: pytest.CaptureFixture[str], hidden: tuple[str, ...]) -> None:
-    done = Deployed("https://huggingface.co/spaces/me/x", "3" * 40, "gradio", CPU, True, True, False, hidden)
+def test_votes_need_a_secret_where_the_space_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    done = Deployed("https://huggingface.co/spaces/me/x", "3" * 40, "gradio", CPU, True, True, False, ("me/tiny-ppo",))
     secret = "Votes go to me/votes: give the Space a secret HF_TOKEN that may write to that data set."
     there = Hub("huggingface", "https://huggingface.co", "--hub")
     for kind, votes in (("huggingface", "me/votes"), ("huggingface", None), ("local", "me/votes")):
         _tell("local/toy-compare", done, replace(MODELS, votes=votes), replace(there, kind=kind))
         said = capsys.readouterr().out.splitlines()
         assert (secret in said) == (kind == "huggingface" and votes is not None)
-    _tell(
-        "local/toy-compare",
-        replace(done, sdk="static"),
-        replace(MODELS, votes="me/votes"),
-        Hub("huggingface", "https://huggingface.co", "--hub"),
-    )
+        assert any("me/tiny-ppo is private" in line for line in said) == (kind == "huggingface")
+    _tell("local/toy-compare", replace(done, sdk="static"), replace(MODELS, votes="me/votes"), there)
     said = capsys.readouterr().out.splitlines()
     assert secret not in said and "A static page takes no votes, so nothing goes to me/votes." in said
 

@@ -113,11 +113,12 @@ def test_a_run_from_what_the_hub_lists() -> None:
     assert not any(one.recommended for one in found.points)
     assert found.best.step == 30
     json.dumps(found.to_json(), allow_nan=False)
-
-
-def test_a_tag_that_moved_has_its_commit_and_no_figures() -> None:
     moved = TimelineRun.from_listing(*listing(moved=True)).at(20)
     assert moved.source == f"{REPO}@{commit(99)}" and moved.reward is moved.kl is None
+    with pytest.raises(ZooError, match="no checkpoint of step 15: it has 10, 20, 30, 40"):
+        found.at(15)
+    with pytest.raises(ZooError, match="has no checkpoint with a tag"):
+        _ = replace(found, points=()).best
 
 
 @pytest.mark.parametrize("said", [{"step": 20, "rule": "judge"}, 20])
@@ -127,10 +128,7 @@ def test_the_recommended_checkpoint_goes_before_the_chosen(said) -> None:
     assert [one.step for one in found.points if one.recommended] == [20]
     assert [one.step for one in found.points if one.chosen] == [30]
     assert found.best.step == 20
-
-
-def test_without_a_choice_best_is_the_branch_and_then_the_last_step() -> None:
-    rows, card = listing()
+    # Without a choice it is the branch, and without that the last step.
     assert TimelineRun.from_listing(rows, {key: card[key] for key in card if key != "chosen"}).best.step == 30
     for row in rows["checkpoints"]:
         row["also"] = []
@@ -145,7 +143,6 @@ def test_without_a_choice_best_is_the_branch_and_then_the_last_step() -> None:
         ({"settings": {}}, PPOConfig.kl_coef),
         ({"settings": {"kl_coef": 0}}, 0.0),
         ({"settings": {"kl_coef": "high"}}, None),
-        ({"settings": {"kl_coef": math.nan}}, None),
         ({"settings": {"kl_coef": 10**400}}, None),
         ({"settings": {"kl_coef": True}}, None),
     ],
@@ -170,14 +167,6 @@ def test_a_run_of_this_machine(saved: World) -> None:
     found = TimelineRun.from_card(card, folder)
     assert found.steps == STEPS and found.best.source == str(folder / "checkpoint-30")
     assert found.at(20).reward == 2.0 and found.at(20).commit == commit(20)
-
-
-def test_steps_that_are_not_there() -> None:
-    run = TimelineRun.from_listing(*listing())
-    with pytest.raises(ZooError, match="no checkpoint of step 15: it has 10, 20, 30, 40"):
-        run.at(15)
-    with pytest.raises(ZooError, match="has no checkpoint with a tag"):
-        _ = replace(run, points=()).best
 
 
 @settings(deadline=None)
@@ -213,21 +202,8 @@ def test_each_step_is_what_a_comparison_with_it_gives(world: World) -> None:
     assert kl[10] < kl[20] < kl[40], "policies further along the line lie further from SFT"
     assert found[0].found.ppo[0].token_values is not None, "step 40 has a critic"
     assert found[1].found.ppo[0].token_values is None
+    assert timeline.models.bytes > 3 * bytes_of(timeline.comparison(20)._policies["ppo"]), "it counts"
     json.dumps([one.to_json() for one in found], allow_nan=False)
-
-
-def test_checkpoints_come_one_at_a_time(world: World) -> None:
-    timeline = Timeline(world.comparison(), [world.run], fetch=world.fetch)
-    results = timeline.at_steps(PROMPT, n=2)
-    assert world.fetched == []
-    for count, step in enumerate(STEPS, start=1):
-        one = next(results)
-        assert one.point.step == step and one.found.n == 2 and len(world.fetched) == count
-    assert next(results, None) is None
-    results = timeline.at_steps(PROMPT)
-    next(results)
-    results.close()
-    assert len(world.fetched) == len(STEPS), "they are kept"
 
 
 def test_one_step_streams_and_shares_its_turns(world: World) -> None:
@@ -286,9 +262,6 @@ def test_bad_arguments_are_refused_before_anything_is_fetched(world: World, give
     with pytest.raises(ZooError, match=message):
         timeline.at_steps(**({"prompt": PROMPT} | given))
     assert world.fetched == []
-
-
-def test_a_timeline_needs_a_run(world: World) -> None:
     with pytest.raises(ZooError, match="no run to show"):
         Timeline(world.comparison(), [])
 
@@ -321,43 +294,29 @@ def test_the_string_let_out(world: World) -> None:
 # ---- what is kept in memory
 
 
-def test_no_more_policies_live_than_the_bound(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    policies: list[weakref.ref] = []
+class Model:
+    """Something that a weak reference can watch."""
+
+
+def test_no_more_models_live_than_the_bound() -> None:
+    made: list[tuple[str, weakref.ref]] = []
     most = [0]
 
-    def load(folder: Path):
+    def load(name: str) -> Model:
         gc.collect()
-        most[0] = max(most[0], sum(one() is not None for one in policies) + 1)
-        policy = load_causal(folder)
-        policies.append(weakref.ref(policy))
-        return policy
+        most[0] = max(most[0], sum(one() is not None for _, one in made) + 1)
+        model = Model()
+        made.append((name, weakref.ref(model)))
+        return model
 
-    monkeypatch.setattr("rlhf_zoo.comparison.timeline.load_causal", load)
-    timeline = Timeline(world.comparison(), [world.run], fetch=world.fetch, max_models=2)
-    for one in timeline.at_steps(PROMPT, [10, 20, 10, 30, 10, 40, 10]):
-        assert one.found is not None
-    # 10 is used each time between, so it is never the one that goes.
-    assert [source[-40:] for source in world.fetched] == [commit(step) for step in (10, 20, 30, 40)]
-    assert most[0] == 2 and len(policies) == 4
-    del one
+    cache = ModelCache(load, size=lambda _: 1, max_models=2)
+    for name in "abacada":
+        assert isinstance(cache.get(name), Model)
+    assert [name for name, _ in made] == list("abcd"), "a is used each time between, so it is never the one that goes"
+    assert most[0] == 2 and cache.names == ["d", "a"]
+    cache.clear()
     gc.collect()
-    assert sum(ref() is not None for ref in policies) == 2
-    assert timeline.models.names == [f"{REPO}@{commit(step)}" for step in (40, 10)]
-    timeline.models.clear()
-    gc.collect()
-    assert not any(ref() is not None for ref in policies)
-
-
-def test_bytes_bound_the_policies_too(world: World) -> None:
-    one = sum(tensor.nbytes for tensor in load_causal(world.folders[f"{REPO}@{commit(10)}"]).parameters())
-    timeline = Timeline(world.comparison(), [world.run], fetch=world.fetch, max_models=9, max_bytes=2 * one + 1000)
-    list(timeline.at_steps(PROMPT, [10, 20, 30]))
-    assert timeline.models.names == [f"{REPO}@{commit(step)}" for step in (20, 30)]
-    assert 2 * one <= timeline.models.bytes <= 2 * one + 1000
-    list(timeline.at_steps(PROMPT, [40]))
-    # Its critic counts: the two together leave no room for another.
-    assert timeline.models.names == [f"{REPO}@{commit(40)}"]
-    assert timeline.models.bytes > 1.5 * one
+    assert not any(one() is not None for _, one in made)
 
 
 def test_a_model_in_use_outlives_its_place(world: World) -> None:
@@ -387,27 +346,23 @@ def test_tensors_that_two_models_share_are_counted_once() -> None:
 
 def test_threads_that_want_the_same_model_load_it_once() -> None:
     loads: list[str] = []
-    inside = [0, 0]
     start = threading.Barrier(8)
 
-    def load(name: str) -> object:
-        inside[0] += 1
-        inside[1] = max(inside)
+    def load(name: str) -> Model:
         loads.append(name)
         threading.Event().wait(0.05)
-        inside[0] -= 1
-        return object()
+        return Model()
 
-    cache: ModelCache[object] = ModelCache(load, size=lambda _: 1)
+    cache = ModelCache(load, size=lambda _: 1)
 
-    def want(index: int) -> object:
+    def want(index: int) -> Model:
         start.wait(30)
         return cache.get("ab"[index % 2])
 
     with ThreadPoolExecutor(8) as pool:
         found = list(pool.map(want, range(8)))
-    assert sorted(loads) == ["a", "b"] and inside[1] == 1
-    assert len(set(map(id, found[::2]))) == len(set(map(id, found[1::2]))) == 1
+    assert sorted(loads) == ["a", "b"]
+    assert len(set(found[::2])) == len(set(found[1::2])) == 1
 
 
 def test_a_failed_load_leaves_no_trace() -> None:
@@ -422,16 +377,3 @@ def test_a_failed_load_leaves_no_trace() -> None:
     with pytest.raises(ZooError, match="not now"):
         cache.get("a")
     assert cache.names == [] and cache.get("a") == "a"
-
-
-def test_steps_from_several_threads_are_those_one_after_the_other(world: World) -> None:
-    timeline = Timeline(world.comparison(), [world.run], fetch=world.fetch, max_models=2)
-    wanted = [[one.found for one in timeline.at_steps(PROMPT, seed=seed)] for seed in range(4)]
-    start = threading.Barrier(4)
-
-    def go(seed: int) -> list:
-        start.wait(30)
-        return [one.found for one in timeline.at_steps(PROMPT, seed=seed)]
-
-    with ThreadPoolExecutor(4) as pool:
-        assert list(pool.map(go, range(4))) == wanted

@@ -5,19 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from vote_store import COMMIT, PPO, SFT, Store, make_vote, until
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation import votes as statistics
 from rlhf_zoo.evaluation.stats import proportion
 from rlhf_zoo.evaluation.votes import ELO_SCALE, VERDICTS, bradley_terry, elo, preference_rate, summary
 from rlhf_zoo.hub import vote_box
@@ -25,23 +23,11 @@ from rlhf_zoo.hub.vote_box import VoteBox
 from rlhf_zoo.hub.vote_data import HubVotes, _parquet, _rows
 from rlhf_zoo.hub.votes import LONGEST_TEXT, Shown, Vote, merged
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-PPO = Shown("the good camera", "ppo", "local/toy-ppo", COMMIT, "step-000040", 0.5, True)
-SFT = Shown("a camera", "sft", "local/toy-sft", COMMIT[::-1], "best", -0.25, False)
-
-
-def make_vote(verdict: str = "left", **fields) -> Vote:
-    return Vote(**{
-        "prompt": "it is", "left": PPO, "right": SFT, "verdict": verdict, "temperature": 0.7, "top_p": 0.9, "seed": 3,
-        "max_new_tokens": 20, **fields,
-    })  # fmt: skip
-
-
 # A vote
 
 
 def test_a_vote_is_a_pair_or_a_tie():
-    left, right, tie = make_vote("left"), make_vote("right"), make_vote("tie")
+    left, right, tie = (make_vote(verdict, prompt="it is") for verdict in ("left", "right", "tie"))
     assert (left.chosen, left.rejected, left.configuration) == (PPO, SFT, "default")
     assert (right.chosen, right.rejected) == (SFT, PPO)
     assert (tie.chosen, tie.rejected, tie.configuration) == (None, None, "ties")
@@ -56,14 +42,11 @@ def test_a_vote_is_a_pair_or_a_tie():
 def test_a_vote_holds_nothing_of_who_voted():
     """The columns are these and no other: whoever adds one thinks of what it says of a person."""
     model = {"role", "repo", "commit", "tag", "reward", "ended"}
-    for verdict, sides in (("left", ("chosen", "rejected")), ("tie", ("left", "right"))):
-        assert set(make_vote(verdict).to_row()) == {
+    for vote, sides in ((make_vote(), ("chosen", "rejected")), (make_vote("tie", left=SFT), ("left", "right"))):
+        assert set(vote.to_row()) == {
             "prompt", "verdict", "temperature", "top_p", "seed", "max_new_tokens", "time", "id", *sides,
             *(f"{side}_{key}" for side in sides for key in model),
         }  # fmt: skip
-    one, other = make_vote(), make_vote()
-    assert one.id != other.id and one.id[14] == "4", "a random uuid"
-    assert len(one.time) == 25 and one.time.endswith("+00:00")
 
 
 @pytest.mark.parametrize(
@@ -72,7 +55,6 @@ def test_a_vote_holds_nothing_of_who_voted():
         ({"verdict": "up"}, "verdict"),
         ({"prompt": "x" * 100_000}, "prompt of a vote has 100000 characters: votes keep texts of at most 32768"),
         ({"prompt": "\ud800"}, "half of a character"),
-        ({"prompt": None}, "prompt of a vote is None: give text"),
         ({"left": SFT}, "prefers the left one of two equal texts"),
         ({"temperature": math.nan}, "temperature"),
         ({"temperature": -1}, "temperature"),
@@ -85,42 +67,26 @@ def test_a_vote_holds_nothing_of_who_voted():
         ({"max_new_tokens": 0}, "max_new_tokens"),
         ({"id": "1"}, "random uuid"),
         ({"time": "2026-01-01"}, "UTC, to the second"),
-    ],
-)
-def test_what_no_vote_can_be_is_named(fields, said):
-    with pytest.raises(ZooError, match=said):
-        make_vote(**fields)
-
-
-@pytest.mark.parametrize(
-    ("fields", "said"),
-    [
         ({"completion": "x" * (LONGEST_TEXT + 1)}, "completion of a vote has 32769 characters"),
         ({"role": "rm"}, "ppo or sft"),
         ({"repo": "/home/somebody/runs/ppo"}, "give an id on the Hub"),
-        ({"repo": "runs/toy/ppo"}, "give an id on the Hub"),
         ({"commit": "abc"}, "all 40 digits"),
         ({"reward": math.inf}, "finite number"),
         ({"reward": 10**400}, "finite number"),
         ({"ended": 1}, "true, false or none"),
     ],
 )
-def test_what_no_side_can_be_is_named(fields, said):
+def test_what_no_vote_can_be_is_named(fields, said):
+    whole = {key: value for key, value in fields.items() if key in {field.name for field in dataclasses.fields(Vote)}}
     with pytest.raises(ZooError, match=said):
-        dataclasses.replace(PPO, **fields)
-
-
-def test_a_tie_between_equal_texts_is_a_vote():
-    assert make_vote("tie", left=SFT).left == SFT
+        make_vote(**(whole or {"left": dataclasses.replace(PPO, **fields)}))
 
 
 # Round trips
 
 HOSTILE = [
-    "2024-01-01", "12:00:00", "2024-01-01T00:00:00Z", "1", "null", "true", "", " ", "NaN", "[1]", '{"a": 1}', "\\ud800",
-    "a\u2028b\u2029c\x85d\x0be\x0cf", "a\r\nb\nc\rd\te", "\x00", "\x1b[31m", "\x7f", "\ufeff", "\u202e", "e\u0301",
-    "\U0001f600",
-    '<script>alert("x")</script>', "---\nconfigs: []\n---", '"', "\\", "'", "%s", "x" * LONGEST_TEXT,
+    "2024-01-01", "1", "null", "", " ", "NaN", '{"a": 1}', "\\ud800", "a\u2028b\x85d\x0be", "a\r\nb\rd\te", "\x00",
+    "\ufeff", '"', "\\", "'", "x" * LONGEST_TEXT,
 ]  # fmt: skip
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.sampled_from(HOSTILE)
 numbers = st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**70), 2**70)
@@ -147,7 +113,7 @@ def any_votes(draw) -> Vote:
     )  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(some=st.lists(any_votes(), min_size=1, max_size=6))
 def test_every_vote_comes_back_exactly(some, tmp_path_factory):
     """From the journal's lines and from the data set's files: what can be a vote can be sent."""
@@ -175,33 +141,6 @@ def test_a_row_that_is_no_vote():
 # The box
 
 
-class Store:
-    """A Hub in memory, by the contract of VoteStore: a batch that comes again replaces itself."""
-
-    name = "local/votes"
-
-    def __init__(self) -> None:
-        self.batches: dict[str, list[Vote]] = {}
-        self.calls = 0
-        self.refuse: list[BaseException] = []
-        self.after: list[BaseException] = []  # raised once the batch is stored
-        self.gate = threading.Event()
-        self.gate.set()
-
-    def append(self, batch: str, votes: Sequence[Vote]) -> None:
-        self.calls += 1
-        assert self.gate.wait(20)
-        if self.refuse:
-            raise self.refuse.pop(0)
-        self.batches[batch] = list(votes)
-        if self.after:
-            raise self.after.pop(0)
-
-    @property
-    def ids(self) -> list[str]:
-        return sorted(vote.id for votes in self.batches.values() for vote in votes)
-
-
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr(vote_box, "FIRST_PAUSE", 0.01)
@@ -218,15 +157,17 @@ def ids(votes: Sequence[Vote]) -> list[str]:
     return sorted(vote.id for vote in votes)
 
 
-def test_votes_are_sent_in_batches_and_kept(journal):
+def test_votes_are_sent_in_batches_and_kept_and_each_counts_once(journal):
     store, cast = Store(), [make_vote(verdict) for verdict in VERDICTS]
-    with VoteBox(store, journal, interval=0) as box:
-        for vote in cast:
-            box.cast(vote)
-        box.drain()
-        assert store.ids == ids(cast) and box.due() == []
-        assert box.votes() == merged(cast) and box.failing is None
-    assert not list((journal / "votes").iterdir()) and not list((journal / "batches").iterdir())
+    for times in (1, 2):
+        with VoteBox(store, journal, interval=0) as box:
+            for vote in cast * times:
+                box.cast(vote)
+            box.drain()
+            assert store.ids == ids(cast) and box.due() == []
+            assert box.votes() == merged(cast) and box.failing is None
+        if times == 1:
+            assert not list(journal.glob("votes/*")) and not list(journal.glob("batches/*"))
 
 
 def test_what_waits_goes_in_one_commit_and_the_interval_is_kept(journal):
@@ -234,20 +175,18 @@ def test_what_waits_goes_in_one_commit_and_the_interval_is_kept(journal):
     store.gate.clear()
     with VoteBox(store, journal, interval=30) as box:
         box.cast(make_vote())
-        while not store.calls:
-            time.sleep(0.01)
+        until(lambda: store.calls)
         for _ in range(9):
             box.cast(make_vote())
         store.gate.set()
-        while len(store.batches) < 1:
-            time.sleep(0.01)
+        until(lambda: store.batches)
         time.sleep(0.1)
         assert [len(votes) for votes in store.batches.values()] == [1] and len(box.due()) == 9
         box.drain()
         assert [len(votes) for votes in store.batches.values()] == [1, 9]
 
 
-def test_a_vote_is_on_the_disk_when_cast_returns_and_no_hub_is_waited_for(journal):
+def test_a_vote_is_on_the_disk_when_cast_returns_and_no_hub_is_waited_for(journal, caplog):
     store, vote = Store(), make_vote()
     store.gate.clear()
     box = VoteBox(store, journal, interval=0, patience=0.1)
@@ -259,24 +198,13 @@ def test_a_vote_is_on_the_disk_when_cast_returns_and_no_hub_is_waited_for(journa
         assert time.monotonic() - began < 1
         with pytest.raises(ZooError, match=r"2 votes for local/votes are not on the Hub yet \(it is slow\): they are"):
             box.drain(0.1)
+        store.refuse = [OSError("no route")] * 1000
         store.gate.set()
+    assert "2 votes for local/votes are not on the Hub yet (no route): they are kept in" in caplog.text
+    store.refuse = []
+    with VoteBox(store, journal, interval=0) as box:
         box.drain(10)
     assert len(store.ids) == 2
-
-
-def test_cast_twice_counts_once(journal):
-    store, vote = Store(), make_vote()
-    with VoteBox(store, journal, interval=0) as box:
-        box.cast(vote)
-        box.cast(vote)
-        box.drain()
-        box.cast(vote)
-        box.drain()
-    with VoteBox(store, journal, interval=0) as box:
-        box.cast(vote)
-        box.drain()
-        assert box.votes() == [vote]
-    assert store.ids == [vote.id]
 
 
 def test_a_hub_that_fails_is_asked_again(journal, caplog):
@@ -292,24 +220,8 @@ def test_a_hub_that_fails_is_asked_again(journal, caplog):
     assert "local/votes answers again: votes are sent." in said
 
 
-def test_what_is_left_is_said_and_sent_by_the_next_box(journal, caplog):
-    store = Store()
-    store.refuse = [OSError("no route")] * 1000
-    with VoteBox(store, journal, interval=0, patience=0.2) as box:
-        box.cast(make_vote())
-    assert "1 vote for local/votes are not on the Hub yet (no route): they are kept in" in caplog.text
-    store.refuse = []
-    with VoteBox(store, journal, interval=0) as box:
-        box.drain()
-        assert box.due() == []
-    assert len(store.ids) == 1
-
-
-KILLED = ("begun", "half forgotten", "sent, not acknowledged")
-
-
-@pytest.mark.parametrize("moment", KILLED)
-def test_a_kill_at_any_moment(journal, moment, monkeypatch):
+@pytest.mark.parametrize("moment", ["begun", "half forgotten", "sent, not acknowledged"])
+def test_a_kill_at_any_moment(journal, moment):
     """The journal as each moment leaves it; tests/contract kills real processes."""
     store, cast = Store(), [make_vote() for _ in range(4)]
     killed = VoteBox(store, journal)
@@ -336,8 +248,7 @@ def test_one_sends_at_a_time_and_the_other_waits_for_it(journal):
     store.gate.clear()
     with VoteBox(store, journal, interval=0) as one, VoteBox(store, journal, interval=0) as other:
         one.cast(make_vote())
-        while not store.calls:
-            time.sleep(0.01)
+        until(lambda: store.calls)
         other.cast(make_vote())
         time.sleep(0.1)
         assert store.calls == 1
@@ -358,16 +269,13 @@ def test_a_spoilt_file_does_not_stop_the_others(journal, caplog):
     assert "is no vote" in caplog.text
 
 
-def test_a_disk_that_refuses_is_said_to_the_voter(journal):
+def test_what_cannot_hold_votes_is_said(journal):
     journal.write_text("a file, where the folder should be")
     with pytest.raises(ZooError, match=r"cannot be written|Not a directory"):
         VoteBox(Store(), journal).cast(make_vote())
-
-
-@pytest.mark.parametrize("name", ["votes", "/tmp/votes", "a/b/c", ""])
-def test_a_name_that_no_hub_has(name):
-    with pytest.raises(ZooError, match="give NAMESPACE/NAME"):
-        HubVotes(name)
+    for name in ("votes", "/tmp/votes", "a/b/c"):
+        with pytest.raises(ZooError, match="give NAMESPACE/NAME"):
+            HubVotes(name)
 
 
 # Statistics
@@ -380,6 +288,8 @@ def test_a_preference_rate_by_hand():
     assert (found.value, found.n, found.ties) == (0.7, 100, 0.2)
     # The variance of a score is 0.6 + 0.25·0.2 − 0.7² = 0.16, so the interval is 0.7 ± 1.96·0.04.
     assert found.ci95 == pytest.approx((0.7 - 0.0784, 0.7 + 0.0784), abs=0.008)
+    thrice = preference_rate(scores * 3, [*range(100)] * 3, seed=1)
+    assert (thrice.n, thrice.ci95) == (300, pytest.approx(found.ci95)), "prompts count, not votes"
 
 
 def test_votes_on_one_prompt_are_not_many_observations():
@@ -392,19 +302,6 @@ def test_votes_on_one_prompt_are_not_many_observations():
     assert ten.ci95 == proportion(7, 10).ci95
     half = preference_rate([1.0, 0.5, 0.0, 1.0, 1.0], range(5), seed=1)  # 3.5 of 5
     assert half.ci95 == (proportion(3, 5).ci95[0], proportion(4, 5).ci95[1])
-
-
-@pytest.mark.parametrize("prompts", [12, 40])
-def test_preference_intervals_hold_what_they_promise(prompts):
-    """Prompts differ in how PPO does on them, each gets three votes: at least 91% of 95% intervals hold the truth."""
-    rng = np.random.default_rng(0)
-    inside = 0
-    for trial in range(300):
-        chance = np.repeat(rng.beta(3, 2, size=prompts), 3)  # mean 0.6
-        votes = (rng.random(len(chance)) < chance).astype(float)
-        low, high = preference_rate(votes, np.repeat(np.arange(prompts), 3).tolist(), seed=trial, resamples=400).ci95
-        inside += low <= 0.6 <= high
-    assert inside / 300 > 0.91  # 0.95 less three standard errors of 300 trials, 0.013 each
 
 
 def test_scores_that_are_none():
@@ -433,16 +330,16 @@ def test_three_players_meet_the_likelihood_equations():
     assert theta.sum() == pytest.approx(0, abs=1e-12)
 
 
-def test_strengths_that_were_put_in_come_out():
-    rng = np.random.default_rng(3)
-    truth = np.array([1.2, 0.3, -0.4, -1.1])
-    first, second = (rng.integers(0, 4, size=20_000) for _ in range(2))
-    chance = 1 / (1 + np.exp(truth[second] - truth[first]))
-    won = rng.random(20_000) < chance
-    wins = np.zeros((4, 4))
-    np.add.at(wins, (np.where(won, first, second), np.where(won, second, first)), 1)
-    # A player has about 7500 games with others, so the standard error is about 0.025.
-    assert bradley_terry(wins) == pytest.approx(truth - truth.mean(), abs=0.08)
+@pytest.mark.parametrize(("prompts", "each", "within"), [(10, 1, 1e-3), (10, 3, 1e-3), (80, 1, 0.15)])
+def test_elo_intervals_by_hand(prompts, each, within):
+    """6 of 10 won: the difference has the variance 1/(n·0.6·0.4), and a player is half of it from the mean."""
+    scores = [1.0, 1.0, 1.0, 0.0, 0.0] * (prompts // 5) * each
+    on = [*range(prompts)] * each
+    found = elo(["a"] * len(on), ["b"] * len(on), scores, on, seed=1, prior=1e-6, resamples=200)
+    theta, error = math.log(1.5) / 2, 1 / math.sqrt(prompts * 0.24) / 2
+    assert found["a"].value == pytest.approx(1000 + theta * ELO_SCALE, abs=0.01) and found["a"].n == len(on)
+    for bound, sign in zip(found["a"].ci95, (-1, 1), strict=True):
+        assert (bound - found["a"].value) / ELO_SCALE == pytest.approx(sign * 1.96 * error, rel=within)
 
 
 def test_one_who_never_lost_needs_a_prior():
@@ -456,35 +353,16 @@ def test_one_who_never_lost_needs_a_prior():
     assert 5 * (1 - 1 / (1 + math.exp(-2 * t))) + 0.5 - 1 / (1 + math.exp(-t)) == pytest.approx(0, abs=1e-9)
 
 
-def test_elo_does_not_hang_on_the_order_of_votes():
+def test_elo_does_not_hang_on_the_order_of_votes_or_sides():
     rng = np.random.default_rng(1)
-    votes = [(int(a), int(b), float(s), int(p)) for a, b, s, p in zip(
-        rng.integers(0, 3, 200), rng.integers(3, 5, 200), rng.choice([0, 0.5, 1], 200), rng.integers(0, 30, 200),
-        strict=True,
-    )]  # fmt: skip
-    one = elo(*zip(*votes, strict=True), seed=1, resamples=50)
-    other = elo(*zip(*votes[::-1], strict=True), seed=1, resamples=50)
-    assert one.keys() == other.keys() == {0, 1, 2, 3, 4}
-    for player in one:
-        assert one[player].value == pytest.approx(other[player].value, abs=1e-6)
+    first, second, prompts = rng.integers(0, 3, 200), rng.integers(3, 5, 200), rng.integers(0, 30, 200)
+    scores = rng.choice([0, 0.5, 1], 200)
+    one = elo(first.tolist(), second.tolist(), scores, prompts.tolist(), seed=1, resamples=50)
+    turned = elo(second[::-1].tolist(), first[::-1].tolist(), 1 - scores[::-1], prompts[::-1].tolist(), seed=1,
+                 resamples=50)  # fmt: skip
+    assert set(one) == set(turned) == {0, 1, 2, 3, 4}
+    assert all(turned[player].value == pytest.approx(one[player].value, abs=1e-6) for player in one)
     assert np.mean([rating.value for rating in one.values()]) == pytest.approx(1000, abs=1e-9)
-    swapped = elo([b for _, b, _, _ in votes], [a for a, _, _, _ in votes], [1 - s for _, _, s, _ in votes],
-                  [p for *_, p in votes], seed=1, resamples=50)  # fmt: skip
-    assert all(swapped[player].value == pytest.approx(one[player].value, abs=1e-6) for player in one)
-
-
-@pytest.mark.parametrize("prompts", [10, pytest.param(60, marks=pytest.mark.full)])
-def test_elo_intervals_hold_what_they_promise(prompts):
-    """The difference of two players is twice the distance of each from the mean."""
-    rng = np.random.default_rng(5)
-    truth = ELO_SCALE * math.log(0.6 / 0.4) / 2
-    inside = 0
-    for trial in range(200):
-        scores = (rng.random(prompts) < 0.6).astype(float)
-        found = elo(["a"] * prompts, ["b"] * prompts, scores, range(prompts), seed=trial, resamples=200, prior=0.1)
-        low, high = found["a"].ci95
-        inside += low <= 1000 + truth <= high
-    assert inside / 200 > 0.90
 
 
 def votes_between(n_ppo: int, n_sft: int, n_tie: int, n_bad: int, **models) -> list[Vote]:
@@ -517,9 +395,8 @@ def test_a_summary_by_hand():
     assert best["elo"]["value"] - other["elo"]["value"] == pytest.approx(400 * math.log10(2), abs=3)
 
 
-def test_a_summary_of_nothing_and_of_ties_only():
-    empty = summary([])
-    assert empty == {
+def test_a_summary_of_ties_only_and_of_nothing():
+    assert summary([]) == {
         "votes": 0, "counts": {"ppo": 0, "sft": 0, "tie": 0, "both_bad": 0}, "win_rate": None, "pairs": [], "elo": [],
         "left": None,
     }  # fmt: skip
@@ -553,14 +430,3 @@ def test_two_checkpoints_of_ppo_count_for_elo_only():
     early = dataclasses.replace(PPO, commit="a" * 40, completion="early")
     found = summary([make_vote("left", left=PPO, right=early)])
     assert found["votes"] == 1 and found["win_rate"] is None and found["pairs"] == [] and len(found["elo"]) == 2
-
-
-def test_any_object_with_these_fields_is_a_ballot():
-    side = {"repo": None, "commit": None, "tag": None}
-    ballots = [
-        SimpleNamespace(id=str(i), prompt=str(i), verdict="left", left=SimpleNamespace(role="ppo", **side),
-                        right=SimpleNamespace(role="sft", **side))
-        for i in range(3)
-    ]  # fmt: skip
-    assert summary(ballots)["counts"]["ppo"] == 3
-    assert statistics.summary is summary
