@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from rlhf_zoo.hub.server.storage import Storage
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-__all__ = ["ThreadHub", "thread_hub"]
+__all__ = ["ThreadHub", "at_module_hub", "module_hub", "thread_hub"]
 
 
 class ThreadHub:
@@ -54,18 +55,42 @@ class ThreadHub:
         return commit
 
 
-@pytest.fixture
-def thread_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadHub]:
-    """The clients of this process talk to it, with its token, and have a cache of their own."""
-    from huggingface_hub import constants
-
-    found = ThreadHub(tmp_path / "hub")
-    monkeypatch.setattr(constants, "ENDPOINT", found.url)
-    monkeypatch.setattr(
-        constants, "HUGGINGFACE_CO_URL_TEMPLATE", found.url + "/{repo_id}/resolve/{revision}/{filename}"
-    )
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_TOKEN", found.token)
+@contextlib.contextmanager
+def _served(root: Path) -> Iterator[ThreadHub]:
+    found = ThreadHub(root)
     yield found
     found.server.shutdown()
     found.server.server_close()
+
+
+def _talk_to(hub: ThreadHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants, hf_api
+
+    url = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(hf_api.api, "endpoint", hub.url)
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+
+
+@pytest.fixture
+def thread_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadHub]:
+    """The clients of this process talk to it, with its token, and have a cache of their own."""
+    with _served(tmp_path / "hub") as found:
+        _talk_to(found, tmp_path / "cache", monkeypatch)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def module_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadHub]:
+    """One for all tests of a module, which may be filled before any of them."""
+    with _served(tmp_path_factory.mktemp("served") / "hub") as found:
+        yield found
+
+
+@pytest.fixture
+def at_module_hub(module_hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ThreadHub:
+    """The clients of this process talk to `module_hub`, each test's with a cache of its own."""
+    _talk_to(module_hub, tmp_path / "cache", monkeypatch)
+    return module_hub
