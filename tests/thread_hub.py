@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,8 @@ def _talk_to(hub: ThreadHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
     monkeypatch.setattr(hf_api.api, "endpoint", hub.url)
     monkeypatch.setenv("HF_TOKEN", hub.token)
+    if "transformers.utils.hub" in sys.modules:  # its client keeps the address that it was first used with
+        monkeypatch.setattr(sys.modules["transformers.utils.hub"], "_hf_api", None)
 
 
 @pytest.fixture
