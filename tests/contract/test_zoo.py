@@ -169,7 +169,7 @@ def test_mistakes(at_module_hub, heads, run, monkeypatch, tmp_path):
     ):
         with pytest.raises(ZooError, match=message):
             run(at_module_hub, *arguments.split())
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.rglob("*.md")) == []
     monkeypatch.setenv("HF_TOKEN", "")
     with pytest.raises(ZooError, match=r"give --namespace, or a token\.$"):
         run(at_module_hub)
@@ -237,7 +237,7 @@ def test_what_is_missing_is_added_in_order_and_the_rest_stays(recipe):
 
 
 def test_refusals_are_one_sentence(recipe, monkeypatch):
-    with pytest.raises(ZooError, match="^The Collection.*local/toy-none"):
+    with pytest.raises(ZooError, match=r"^The Collection .*local/toy-none"):
         collect("toy", "local", {"local/toy-none": "none"}, None)
     monkeypatch.setenv("HF_TOKEN", create_token(recipe.root, "read"))
     with pytest.raises(

@@ -68,7 +68,7 @@ def test_a_kill_while_the_hub_answers(thread_hub, proxy, tmp_path, held, nth, fo
     env["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent), env["PYTHONPATH"]])
     process = subprocess.Popen([*PYTHON, "-c", SEND.format(url=proxy.url)], env=env, cwd=tmp_path)
     try:
-        proxy.wait_held(seconds=60)
+        proxy.wait_held(seconds=240)
     finally:
         process.kill()
         process.wait(60)

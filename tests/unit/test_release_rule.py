@@ -8,14 +8,10 @@ from pathlib import Path
 
 import datasets
 import pytest
-import torch
-from safetensors.torch import load_file
 from toy_run import make_context, make_recipe, save_start
-from transformers import AutoModelForCausalLM
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.publish import checkpoint_files
-from rlhf_zoo.models import load_causal
 from rlhf_zoo.record import checkpoint_step
 from rlhf_zoo.stages import evaluate, ppo
 
@@ -108,8 +104,14 @@ print(float((earlier(ids).logits - here).abs().max()))
 """
 
 
-def test_a_published_adapter_names_its_base_by_repository_and_commit(folder, hub):
-    assert ppo.run(make_context(folder, push_merged="true", **LORA))
+def test_an_adapter_is_published_on_its_base_and_merged(folder, hub):
+    context = make_context(folder, push_merged="true", **LORA)
+    assert ppo.run(context)
+    checkpoint = context.checkpoint("ppo").path
+    sent = checkpoint_files(checkpoint)
+    assert {"adapter_model.safetensors", "adapter_config.json"} <= {*sent} and "model.safetensors" not in sent
+    assert {"model.safetensors", "config.json", "tokenizer_config.json"} <= {*checkpoint_files(checkpoint / "merged")}
+    assert not (context.record("ppo").checkpoint_path(5) / "merged").exists()
     hub.python(SEND, cwd=folder)
     first, second = hub.python(LOAD, cwd=folder).splitlines()
     # Adapter and merged weights round apart; by how much hangs on the processor.
@@ -125,27 +127,7 @@ def test_a_published_adapter_names_its_base_by_repository_and_commit(folder, hub
         assert str(folder) not in text, "a path of this machine"
     # What comes back is what was sent, whatever else lies in the checkpoint on the disk.
     pulled = Path(hub.api().snapshot_download("local/toy-ppo", revision="best", cache_dir=folder / "pulled"))
-    assert evaluate.same_weights(pulled, folder / "run/ppo/checkpoint-6")
+    assert evaluate.same_weights(pulled, checkpoint)
     assert not evaluate.same_weights(pulled, folder / "run/ppo/checkpoint-3")
-    assert (
-        "base_model_relation: finetune"
-        in Path(
-            hub.api().hf_hub_download("local/toy-ppo", "README.md", revision="merged", cache_dir=folder / "pulled")
-        ).read_text()
-    )
-
-
-def test_lora_saves_the_adapter_and_the_merged_model_when_asked(folder):
-    context = make_context(folder, push_merged="true", **LORA)
-    assert ppo.run(context)
-    checkpoint = context.checkpoint("ppo").path
-    sent = checkpoint_files(checkpoint)
-    assert {"adapter_model.safetensors", "adapter_config.json"} <= {*sent} and "model.safetensors" not in sent
-    assert {"model.safetensors", "config.json", "tokenizer_config.json"} <= {*checkpoint_files(checkpoint / "merged")}
-    assert not (context.record("ppo").checkpoint_path(5) / "merged").exists()
-    merged = AutoModelForCausalLM.from_pretrained(checkpoint / "merged", dtype=torch.float32)
-    start = load_file(context.checkpoint("sft").path / "model.safetensors")
-    moved = [name for name, value in merged.state_dict().items() if name in start and not value.equal(start[name])]
-    assert moved, "the adapter is in it"
-    ids = torch.tensor([[3, 4, 5]])
-    torch.testing.assert_close(load_causal(checkpoint)(ids).logits, merged(ids).logits, rtol=0, atol=1e-5)
+    card = hub.api().hf_hub_download("local/toy-ppo", "README.md", revision="merged", cache_dir=folder / "pulled")
+    assert "base_model_relation: finetune" in Path(card).read_text()
