@@ -460,21 +460,14 @@ def test_a_card_cannot_speak_to_the_terminal(thread_hub, pull):
 
 
 def trained(folder: Path, kind: str) -> Path:
-    """A stage with the checkpoints of steps 2 and 3 of a toy PPO run; an adapter's base is on the Hub."""
-    from peft import LoraConfig
+    """A stage with the checkpoints of steps 2 and 3 of a toy PPO run."""
     from trainer_fixture import good, make_policy, make_reward_model, make_tokenizer, make_trainer
 
-    policy, reward = make_policy(), make_reward_model()
-    given = {"reward_model": reward, "reward_funcs": None} if kind == "critic" else {"reward_funcs": good}
+    given = {"reward_model": make_reward_model(), "reward_funcs": None} if kind == "critic" else {"reward_funcs": good}
     if kind == "shared":
         given |= {"critic": "shared", "critic_learning_rate": 1e-2}
-    if kind == "adapter":
-        policy.push_to_hub("local/base")
-        policy.name_or_path = "local/base"
-        given |= {"peft_config": LoraConfig(r=4), "critic_lora": False}
-    trainer = make_trainer(
-        folder / "toy", model=policy, max_steps=3, save_steps=1, save_strategy="steps", save_total_limit=2, **given
-    )
+    given |= {"max_steps": 3, "save_steps": 1, "save_strategy": "steps", "save_total_limit": 2}
+    trainer = make_trainer(folder / "toy", model=make_policy(), **given)
     trainer.train()
     record = StageRecord(folder / "run" / "ppo")
     record.write(stage="ppo", recipe="toy", status="running", seed=1, hub="local", repo=None, parents={})
@@ -493,11 +486,13 @@ def trained(folder: Path, kind: str) -> Path:
     [
         ("critic", {"model.safetensors", "critic/model.safetensors"}),
         ("shared", {"model.safetensors", "critic/value_head.safetensors"}),
-        ("adapter", {"adapter_model.safetensors", "critic/model.safetensors"}),
     ],
 )
 def test_push_then_pull_rebuilds_the_same_folder(thread_hub, tmp_path, kind, expected):
-    """Every file that is sent comes back bit for bit, and plain transformers loads it by its tag."""
+    """Every file that is sent comes back bit for bit, and plain transformers loads it by its tag.
+
+    Adapters: tests/unit/test_release_rule.py.
+    """
     stage = trained(tmp_path, kind)
     recipe = Recipe("toy", tmp_path, {"description": "A toy."}, {})
     hub = Hub("other", thread_hub.url, "a test")
@@ -513,7 +508,7 @@ def test_push_then_pull_rebuilds_the_same_folder(thread_hub, tmp_path, kind, exp
         assert {"README.md", "rlhf_card.json", "metrics.jsonl", "recipe.json"} <= came.keys()
         assert not any(name.endswith((".pt", ".pth", ".bin")) for name in came)
         weights[step] = {name: digest for name, digest in sent.items() if name.endswith(".safetensors")}
-        same_models(kind, here, pulled, f"step-{step:06d}")
+        same_models(kind, here, f"step-{step:06d}")
     assert set(weights[2]) == expected
     assert all(weights[2][name] != weights[3][name] for name in expected), "two steps, two models"
 
@@ -523,40 +518,25 @@ def is_sent(name: str) -> bool:
     return str(path.parent) in (".", "critic") and any(path.match(pattern) for pattern in SENT)
 
 
-def same_models(kind: str, here: Path, pulled: Path, tag: str) -> None:
+def same_models(kind: str, here: Path, tag: str) -> None:
     """Transformers loads of the Hub what lies on the disk, and the same."""
     import torch
     from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
 
     from rlhf_zoo.value_head import AutoModelForCausalLMWithValueHead
 
-    ids = torch.tensor([[3, 4, 5, 6]])
-
-    def logits(kind_of_model: Any, place: Any, **where: Any) -> torch.Tensor:
+    def outputs(model: Any, place: Any, **where: Any) -> Any:
         with torch.no_grad():
-            return kind_of_model.from_pretrained(place, **where).eval()(ids).logits
+            return model.from_pretrained(place, **where).eval()(torch.tensor([[3, 4, 5, 6]]))
 
-    ours = logits(AutoModelForCausalLM, here)
-    # transformers looks for `revision` in the base of an adapter too, which has no such tag
-    where = {"adapter_kwargs": {"revision": tag}} if kind == "adapter" else {"revision": tag}
-    assert torch.equal(ours, logits(AutoModelForCausalLM, REPO, **where))
+    ours = outputs(AutoModelForCausalLM, here).logits
+    assert torch.equal(ours, outputs(AutoModelForCausalLM, REPO, revision=tag).logits)
     assert AutoTokenizer.from_pretrained(REPO, revision=tag)("abc").input_ids == [3, 4, 5]
-    if kind != "critic":
-        with torch.no_grad():
-            theirs, _, values = AutoModelForCausalLMWithValueHead.from_pretrained(REPO, revision=tag).eval()(ids)
-        assert torch.equal(ours, theirs)
-    if kind == "adapter":
-        assert not torch.equal(logits(AutoModelForCausalLM, "local/base"), ours)
-        assert torch.equal(logits(AutoModelForCausalLM, pulled), ours)
     if kind == "shared":
-        with torch.no_grad():
-            mine = AutoModelForCausalLMWithValueHead.from_pretrained(here).eval()(ids)[2]
-        assert torch.equal(values, mine) and values.abs().max() > 0
+        logits, _, values = outputs(AutoModelForCausalLMWithValueHead, REPO, revision=tag)
+        assert torch.equal(ours, logits) and values.abs().max() > 0
+        assert torch.equal(values, outputs(AutoModelForCausalLMWithValueHead, here)[2])
     else:
-        critic = logits(AutoModelForTokenClassification, here / "critic")
-        # where an adapter lies at the root, transformers loads its base instead of a subfolder
-        place, where = (
-            (pulled / "critic", {}) if kind == "adapter" else (REPO, {"subfolder": "critic", "revision": tag})
-        )
-        found = logits(AutoModelForTokenClassification, place, **where)
+        critic = outputs(AutoModelForTokenClassification, here / "critic").logits
+        found = outputs(AutoModelForTokenClassification, REPO, subfolder="critic", revision=tag).logits
         assert torch.equal(critic, found) and critic.abs().max() > 0
