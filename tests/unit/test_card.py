@@ -57,68 +57,6 @@ def cells(body: str, start: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-GOLDEN = f"""\
----
-license: apache-2.0
-pipeline_tag: text-generation
-library_name: transformers
-base_model: local/tiny-world-sft
-base_model_relation: finetune
-datasets:
-- local/tiny-world
-tags:
-- rlhf-zoo
-- stage:ppo
-- reward-model:local/tiny-world-reward
-- simulated
-model-index:
-- name: tiny-world-ppo
-  results:
-  - task:
-      type: text-generation
-    dataset:
-      name: local/tiny-world
-      type: local/tiny-world
-      config: prompts
-      split: test
-      revision: {COMMITS["data"]}
-    metrics:
-    - type: reward
-      value: 1.5
-      name: reward (the proxy that PPO maximises)
-    - type: kl
-      value: 1.52
-      name: KL to SFT, nats per completion
-    - type: length
-      value: 1.53
-      name: length, tokens
-    - type: judge
-      value: 1.51
-      name: judge
-    - type: eos_rate
-      value: 1.54
-      name: ended by EOS, share
-    - type: distinct_2
-      value: 1.55
-      name: distinct-2
-    - type: repetition
-      value: 1.56
-      name: repetition
-    - type: win_rate
-      value: 0.9
-      name: win rate over SFT
----
-"""
-
-
-def test_golden_front_matter(runs):
-    readme = make_card(runs / "ppo")
-    assert readme.read_text(encoding="utf-8").startswith(GOLDEN)
-    loaded = ModelCard.load(readme)  # the Hub's own class reads it, and writes it back
-    assert len(loaded.data.eval_results) == 8
-    assert yaml.safe_load(loaded.data.to_yaml()) == head_and_body(readme)[0]
-
-
 def front(kind: str, stage: str, config: str, split: str, metrics: list[dict]) -> dict:
     dataset = {"name": "local/tiny-world", "type": "local/tiny-world", "config": config, "split": split}
     result = {"task": {"type": kind}, "dataset": {**dataset, "revision": COMMITS["data"]}, "metrics": metrics}
@@ -129,10 +67,24 @@ def front(kind: str, stage: str, config: str, split: str, metrics: list[dict]) -
     }  # fmt: skip
 
 
-def test_front_matter_of_the_other_stages(runs):
+def test_golden_front_matter(runs):
+    base = {"base_model": "local/tiny-world-sft", "base_model_relation": "finetune"}
+    readme = make_card(runs / "ppo")
+    head, _ = head_and_body(readme)
+    measured = {
+        "reward": (1.5, "reward (the proxy that PPO maximises)"), "kl": (1.52, "KL to SFT, nats per completion"),
+        "length": (1.53, "length, tokens"), "judge": (1.51, "judge"), "eos_rate": (1.54, "ended by EOS, share"),
+        "distinct_2": (1.55, "distinct-2"), "repetition": (1.56, "repetition"), "win_rate": (0.9, "win rate over SFT"),
+    }  # fmt: skip
+    metrics = [{"type": kind, "value": value, "name": name} for kind, (value, name) in measured.items()]
+    wanted = {**front("text-generation", "ppo", "prompts", "test", metrics), **base}
+    wanted["tags"].insert(2, "reward-model:local/tiny-world-reward")
+    assert head == wanted
+    loaded = ModelCard.load(readme)  # the Hub's own class reads it, and writes it back
+    assert len(loaded.data.eval_results) == 8 and yaml.safe_load(loaded.data.to_yaml()) == head
+
     head, _ = head_and_body(make_card(runs / "reward"))
     accuracy = [{"type": "accuracy", "value": 0.93, "name": "accuracy on held-out pairs"}]
-    base = {"base_model": "local/tiny-world-sft", "base_model_relation": "finetune"}
     assert head == {**front("text-classification", "reward", "preferences", "test", accuracy), **base}
     # SFT policies are published, and have a card, before anything is evaluated.
     (runs / "eval" / "evaluation.json").unlink()
