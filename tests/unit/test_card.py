@@ -48,8 +48,11 @@ def head_and_body(readme: Path) -> tuple[dict, str]:
     return yaml.safe_load(head), body
 
 
+PAGE = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+
+
 def html(body: str) -> str:
-    return MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(body)
+    return PAGE.render(body)
 
 
 def cells(body: str, start: str) -> list[str]:

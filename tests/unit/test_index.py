@@ -102,7 +102,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys([*CARD, "checkpoints", "chosen"], JSON)), JSON)
 def test_no_card_breaks_a_listing_or_speaks_to_the_terminal(card, rows):
     found = entry("zoo/x", COMMIT, card)
