@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from warm import PYTHON
@@ -16,6 +15,7 @@ from zoo_process import environment, hubs_over, wait_until, zoo
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import REAL, choose, home
+from rlhf_zoo.hub.server.application import Application
 
 OTHER = "https://hub.example.com"
 SECRET = "hf_secret"
@@ -162,41 +162,22 @@ def test_a_token_goes_to_the_hub_it_belongs_to(tmp_path, flag, push, endpoint):
     assert seen["places"][0] == str(tmp_path / "real" / "hf_home")
 
 
-class Listener(BaseHTTPRequestHandler):
-    """A Hub that refuses everything and notes what it is sent."""
-
+def test_no_request_to_another_hub_holds_the_token(tmp_path, thread_hub, monkeypatch):
     seen: list[str] = []
+    really = Application.role
 
-    def do_GET(self) -> None:
-        type(self).seen.append(f"{self.path}\n{self.headers}")
-        self.send_response(404)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+    def role(self: Application, path: str, headers: Any) -> Any:
+        seen.append(f"{path}\n{headers}")
+        return really(self, path, headers)
 
-    do_HEAD = do_POST = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def listener():
-    Listener.seen = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Listener)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def test_no_request_to_another_hub_holds_the_token(tmp_path, listener):
-    done = zoo("pull", "a/b", "--hub", listener, home=tmp_path, HF_TOKEN=SECRET)
-    assert done.returncode == 2 and f"a/b cannot be fetched from {listener} (" in done.stderr
-    assert Listener.seen
-    assert SECRET not in "".join(Listener.seen) + done.stdout + done.stderr
-    Listener.seen.clear()
-    zoo("pull", "a/b", "--hub", listener, home=tmp_path, HF_TOKEN=SECRET, RLHF_ZOO_HUB_TOKEN="mine")
-    assert "Bearer mine" in "".join(Listener.seen) and SECRET not in "".join(Listener.seen)
+    monkeypatch.setattr(Application, "role", role)
+    command = ("pull", "a/b", "--hub", thread_hub.url)
+    done = zoo(*command, home=tmp_path / "home", HF_TOKEN=SECRET)
+    assert done.returncode == 2 and "There is no repository 'a/b'" in done.stderr
+    assert seen and SECRET not in "".join(seen) + done.stdout + done.stderr
+    seen.clear()
+    zoo(*command, home=tmp_path / "home", HF_TOKEN=SECRET, RLHF_ZOO_HUB_TOKEN="mine")
+    assert "Bearer mine" in "".join(seen) and SECRET not in "".join(seen)
 
 
 def test_the_embedded_hub_ends_with_its_command_even_when_that_is_killed(tmp_path):

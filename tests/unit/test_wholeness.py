@@ -85,8 +85,9 @@ def test_complete_names_every_file_and_reads_each_once(tmp_path: Path, monkeypat
         check_whole(path, training=True)
 
 
-@pytest.mark.parametrize("harm", [truncate, flip])
-@pytest.mark.parametrize("name", ["model.safetensors", "critic/model.safetensors", "config.json"])
+@pytest.mark.parametrize(
+    ("harm", "name"), [(truncate, "model.safetensors"), (flip, "critic/model.safetensors"), (flip, "config.json")]
+)
 def test_what_is_harmed_is_named_and_the_last_whole_one_offered(tmp_path: Path, harm: Any, name: str) -> None:
     whole, last, path = (saved(tmp_path / "ppo", step) for step in (5, 10, 100))
     flip(last / "model.safetensors")
