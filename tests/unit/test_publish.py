@@ -243,23 +243,6 @@ def test_events_hold_the_metrics_and_nothing_names_this_machine_or_the_token(thr
             assert not [text for text in texts if secret.encode() in text]
 
 
-def test_tags_move_when_a_run_is_restarted(thread_hub, tmp_path):
-    save(tmp_path, 5)
-    finish(tmp_path)
-    send(thread_hub, tmp_path)
-    before = tags(thread_hub)
-    shutil.rmtree(tmp_path / "run")
-    other = save(tmp_path, 5, salt="again")
-    finish(tmp_path)
-    with pytest.raises(ZooError, match=r"which is another run and finished.*--namespace"):
-        send(thread_hub, tmp_path)
-    assert tags(thread_hub) == before
-    send(thread_hub, tmp_path, overwrite=True)
-    after = tags(thread_hub)
-    assert before.keys() == after.keys() and not set(before.values()) & set(after.values())
-    assert download(thread_hub, "model.safetensors", "step-000005") == (other / "model.safetensors").read_bytes()
-
-
 def test_what_an_earlier_checkpoint_left_goes(thread_hub, tmp_path):
     save(tmp_path, 5, extra=("adapter_model.safetensors", "adapter_config.json"))
     send(thread_hub, tmp_path)
