@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from rlhf_zoo.hub.server.handler import HubServer
 from rlhf_zoo.hub.server.names import RepoId
 from rlhf_zoo.hub.server.storage import Storage
 
-__all__ = ["ThreadHub", "near_hub", "thread_hub"]
+__all__ = ["ThreadHub", "at_module_hub", "module_hub", "near_hub", "thread_hub"]
 
 
 class ThreadHub(Hub):
@@ -62,15 +63,36 @@ def near_hub(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Threa
     assert not [record for record in caplog.get_records("call") if record.exc_info], caplog.text
 
 
+def _talk_to(hub: ThreadHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> ThreadHub:
+    from huggingface_hub import constants, hf_api
+
+    url = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "ENDPOINT", hub.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(hf_api.api, "endpoint", hub.url)
+    monkeypatch.setenv("HF_TOKEN", hub.token)
+    if "transformers.utils.hub" in sys.modules:  # its client keeps the address that it was first used with
+        monkeypatch.setattr(sys.modules["transformers.utils.hub"], "_hf_api", None)
+    hub.cache = cache
+    return hub
+
+
 @pytest.fixture
 def thread_hub(near_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> ThreadHub:
     """The clients of this process talk to it, with its token, and have a cache of their own."""
-    from huggingface_hub import constants
+    return _talk_to(near_hub, near_hub.root.with_name("cache"), monkeypatch)
 
-    url, cache = near_hub.url, near_hub.root.with_name("cache")
-    monkeypatch.setattr(constants, "ENDPOINT", url)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", url + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setenv("HF_TOKEN", near_hub.token)
-    near_hub.cache = cache
-    return near_hub
+
+@pytest.fixture(scope="module")
+def module_hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadHub]:
+    """One for all tests of a module, which may be filled before any of them."""
+    found = ThreadHub(tmp_path_factory.mktemp("served") / "hub")
+    yield found
+    found.close()
+
+
+@pytest.fixture
+def at_module_hub(module_hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ThreadHub:
+    """The clients of this process talk to `module_hub`, each test's with a cache of its own."""
+    return _talk_to(module_hub, tmp_path / "cache", monkeypatch)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
-import http.client
 import json
 import os
 import pty
@@ -13,88 +13,82 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 import termios
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
-from hub_fixture import RunningHub
+from click.testing import CliRunner, Result
+from thread_hub import ThreadHub
 from zoo_process import COMMAND, environment, errors, wait_until, zoo
 
+from rlhf_zoo.commands import pull as command
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.hub.publish import SENT
+from rlhf_zoo.hub.pull import fetch
+from rlhf_zoo.hub.server.handler import Handler
+from rlhf_zoo.hub.server.messages import FilePart
+from rlhf_zoo.recipes import Recipe
 from rlhf_zoo.record import StageRecord, fingerprint
+from rlhf_zoo.stages.context import RunContext
+from rlhf_zoo.stages.release import Sender
 
 REPO = "local/toy-ppo"
-BIG = 12 * 2**20
-STALL = 5 * 2**20
 CHUNK = 2**20  # what pull reads at once
+BIG, STALL = 4 * CHUNK, 2 * CHUNK
 STEPS = (4, 40, 1000)
-
-
-def weights(step: int, size: int = 5000) -> bytes:
-    return hashlib.shake_256(str(step).encode()).digest(size)
 
 
 def content(step: int) -> dict[str, bytes]:
     """A large file, small ones, one in a folder, and an empty one whose name needs quoting."""
     return {
-        "model.safetensors": weights(step, BIG if step == 40 else 5000),
-        "critic/model.safetensors": weights(-step),
+        "model.safetensors": hashlib.shake_256(str(step).encode()).digest(BIG if step == 40 else 5000),
+        "critic/model.safetensors": hashlib.shake_256(str(-step).encode()).digest(5000),
         "config.json": json.dumps({"step": step}).encode(),
         "notes for #1?.txt": b"",
     }
 
 
-def commit(hub: RunningHub, repo: str, files: Mapping[str, bytes], message: str = "toy") -> str:
+def commit(hub: ThreadHub, repo: str, files: Mapping[str, bytes]) -> str:
     from huggingface_hub import CommitOperationAdd
 
     hub.api().create_repo(repo, exist_ok=True)
-    return hub.api().create_commit(
-        repo, [CommitOperationAdd(name, data) for name, data in files.items()], commit_message=message
-    ).oid  # fmt: skip
+    added = [CommitOperationAdd(name, data) for name, data in files.items()]
+    return hub.api().create_commit(repo, added, commit_message="toy").oid
 
 
 @pytest.fixture(scope="module")
-def commits(shared_hub: RunningHub) -> dict[int, str]:
+def commits(module_hub: ThreadHub) -> dict[int, str]:
     """REPO with a commit and a tag for each of STEPS, `best` at 40, a branch, and a tag called 7 at step 4."""
-    api, found = shared_hub.api(), {}
-    for step in STEPS:
-        found[step] = commit(shared_hub, REPO, content(step), f"step {step}")
-        api.create_tag(REPO, tag=f"step-{step:06d}", revision=found[step])
-    api.create_tag(REPO, tag="best", revision=found[40])
-    api.create_tag(REPO, tag="7", revision=found[4])
-    api.create_tag(REPO, tag="step-000007", revision=found[1000])
-    api.create_branch(REPO, branch="side/way", revision=found[4])
+    found = {step: commit(module_hub, REPO, content(step)) for step in STEPS}
+    tags = {**{f"step-{step:06d}": step for step in STEPS}, "best": 40, "7": 4, "step-000007": 1000}
+    for tag, step in tags.items():
+        module_hub.api().create_tag(REPO, tag=tag, revision=found[step])
+    module_hub.api().create_branch(REPO, branch="side/way", revision=found[4])
     return found
 
 
-def pull(hub: RunningHub, folder: Path, *arguments: str | Path, url: str | None = None) -> Any:
-    options = ("--hub", url or hub.url)
-    return zoo("pull", *arguments, *options, home=folder / "home", cwd=folder, RLHF_ZOO_HUB_TOKEN=hub.token)
-
-
-def tree(folder: Path) -> dict[str, str]:
-    """Every file's sha256, through symbolic links."""
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
+@pytest.fixture
+def pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """The command in this process, whose clients talk to a Hub already."""
+    monkeypatch.setattr(command, "settle_hub", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.chdir(tmp_path)
+    return lambda *arguments: CliRunner().invoke(command.pull, arguments, catch_exceptions=False)
 
 
 def digests(files: Mapping[str, bytes]) -> dict[str, str]:
     return {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
 
 
-def without_attributes(found: dict[str, str]) -> dict[str, str]:
-    return {name: digest for name, digest in found.items() if name != ".gitattributes"}
+def tree(folder: Path) -> dict[str, str]:
+    """Every file's sha256, through symbolic links; without what the Hub adds."""
+    files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
+    return digests({name: path.read_bytes() for name, path in files.items() if name != ".gitattributes"})
 
 
 # Which revision, and what comes of it
@@ -104,11 +98,9 @@ def without_attributes(found: dict[str, str]) -> dict[str, str]:
     ("wanted", "named", "step"),
     [
         ("", "main", 1000),
-        ("@main", "main", 1000),
         ("@best", "best", 40),
         ("@step-000040", "step-000040", 40),
         ("@step-40", "step-000040", 40),
-        ("@40", "step-000040", 40),
         ("@0040", "step-000040", 40),
         ("@7", "7", 4),  # a tag of that name goes before a step of that number
         ("@step-7", "step-000007", 1000),
@@ -116,175 +108,127 @@ def without_attributes(found: dict[str, str]) -> dict[str, str]:
         ("@{commit}", "{commit}", 4),
     ],
 )
-def test_the_revision_that_is_meant(shared_hub, commits, tmp_path, wanted, named, step):
-    wanted, named = wanted.format(commit=commits[4]), named.format(commit=commits[4])
-    done = pull(shared_hub, tmp_path, f"{REPO}{wanted}", "--json")
-    assert done.returncode == 0 and errors(done.stderr) == []
-    document = json.loads(done.stdout)
-    assert (document["repo"], document["revision"], document["commit"]) == (REPO, named, commits[step])
-    assert without_attributes(tree(Path(document["path"]))) == digests(content(step))
+def test_the_revision_that_is_meant(at_module_hub, commits, wanted, named, step):
+    found = fetch(REPO + wanted.format(commit=commits[4]))
+    assert (found.repo, found.revision, found.commit) == (REPO, named.format(commit=commits[4]), commits[step])
+    assert tree(found.path) == digests(content(step))
 
 
-def test_json_says_what_came(shared_hub, commits, tmp_path):
-    done = pull(shared_hub, tmp_path, f"{REPO}@best", "--output_dir", "out", "--json")
+def test_json_says_what_came(at_module_hub, commits, tmp_path, pull):
+    done = pull(f"{REPO}@best", "--output_dir", "out", "--json")
     document = json.loads(done.stdout)
     assert list(document) == ["repo", "revision", "commit", "path", "files", "bytes", "mended", "others"]
     assert document["path"] == str(tmp_path / "out") and (document["mended"], document["others"]) == ([], [])
-    files = {file["path"]: file for file in document["files"]}
-    assert {name: file["sha256"] for name, file in files.items()} == tree(tmp_path / "out")
-    sizes = {name: (tmp_path / "out" / name).stat().st_size for name in files}
-    assert {name: file["size"] for name, file in files.items()} == sizes
-    assert document["bytes"] == sum(sizes.values())
-    plain = pull(shared_hub, tmp_path, f"{REPO}@best", "--output_dir", "out")
-    assert (plain.returncode, plain.stdout) == (0, f"{tmp_path / 'out'}\n") and errors(plain.stderr) == []
+    told = {file["path"]: file for file in document["files"] if file["path"] != ".gitattributes"}
+    assert {name: file["sha256"] for name, file in told.items()} == tree(tmp_path / "out")
+    assert {name: file["size"] for name, file in told.items()} == {n: len(data) for n, data in content(40).items()}
+    assert document["bytes"] == sum(file["size"] for file in document["files"])
+    plain = pull(f"{REPO}@best", "--output_dir", "out")
+    assert (plain.stdout, plain.stderr) == (f"{tmp_path / 'out'}\n", "")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "message"),
+    ("arguments", "message"),
     [
-        (f"{REPO}@step-41", "local/toy-ppo has no revision 'step-41', did you mean 'step-000040'?"),
-        (f"{REPO}@22", "local/toy-ppo has no revision '22', did you mean 'step-000007'?"),
-        (f"{REPO}@zzz", "local/toy-ppo has no revision 'zzz': it has 7, best, step-000004, step-000007, step-000040"),
-        (f"{REPO}@{'0' * 40}", f"local/toy-ppo has no revision '{'0' * 40}'"),
-        ("local/none@best", "There is no repository 'local/none'"),
-        ("a/b/c", "'a/b/c' is no repository: write NAMESPACE/NAME or NAMESPACE/NAME@TAG."),
+        ([f"{REPO}@step-41"], "local/toy-ppo has no revision 'step-41', did you mean 'step-000040'?"),
+        ([f"{REPO}@22"], "local/toy-ppo has no revision '22', did you mean 'step-000007'?"),
+        ([f"{REPO}@zzz"], "local/toy-ppo has no revision 'zzz': it has 7, best, step-000004, step-000007, step-000040"),
+        (["local/none@best"], "There is no repository 'local/none'"),
+        (["a/b/c"], "'a/b/c' is no repository: write NAMESPACE/NAME or NAMESPACE/NAME@TAG."),
+        (["local/none", "--list"], "There is no repository 'local/none'"),
+        (["a/b/c", "--list"], "'a/b/c' is no repository: write NAMESPACE/NAME."),
+        ([f"{REPO}@best", "--list"], f"--list shows all checkpoints: write {REPO} without a revision."),
     ],
 )
-def test_no_such_revision_is_one_sentence_and_leaves_nothing(shared_hub, commits, tmp_path, wanted, message):
-    done = pull(shared_hub, tmp_path, wanted, "--output_dir", "out")
-    assert (done.returncode, done.stdout) == (2, "")
-    (said,) = errors(done.stderr)
-    assert said.startswith(f"Error: {message}") and not (tmp_path / "out").exists()
+def test_what_cannot_be_had_is_one_sentence_and_leaves_nothing(at_module_hub, commits, pull, arguments, message):
+    options = [] if "--list" in arguments else ["--output_dir", "out"]
+    with pytest.raises(ZooError, match=f"^{re.escape(message)}"):
+        pull(*arguments, *options)
+    assert not Path("out").exists()
 
 
-def test_a_file_stands_where_the_folder_should(shared_hub, commits, tmp_path):
-    (tmp_path / "out").write_text("mine")
-    done = pull(shared_hub, tmp_path, REPO, "--output_dir", "out")
-    assert done.returncode == 2 and (tmp_path / "out").read_text() == "mine"
-    assert errors(done.stderr) == [
-        "Error: out is a file, so nothing can be fetched into it: give another --output_dir."
-    ]
-
-
-def test_a_users_own_file_is_not_overwritten(shared_hub, commits, tmp_path):
+def test_a_users_own_files(at_module_hub, commits, tmp_path, pull):
+    """None is overwritten; those beside the checkpoint's are named and stay."""
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ZooError, match=r"^file is a file, so nothing can be fetched into it: give another --output_"):
+        pull(REPO, "--output_dir", "file")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "config.json").write_text("my own")
-    done = pull(shared_hub, tmp_path, "local/toy-ppo@4", "--output_dir", "mine")
-    assert done.returncode == 2 and done.stdout == ""
-    assert "config.json would be overwritten, and" in done.stderr and "is of no earlier pull" in done.stderr
-    assert {path.name for path in (tmp_path / "mine").iterdir()} == {"config.json"}
-    assert (tmp_path / "mine" / "config.json").read_text() == "my own"
+    with pytest.raises(ZooError, match=r"config\.json would be overwritten, and .* is of no earlier pull"):
+        pull(f"{REPO}@4", "--output_dir", "mine")
+    assert tree(tmp_path / "mine") == digests({"config.json": b"my own"})
+    with pytest.raises(ZooError, match="--list fetches nothing: leave out --output_dir"):
+        pull(REPO, "--list", "--output_dir", "out")
 
-
-def test_the_users_files_are_named_and_stay(shared_hub, commits, tmp_path):
-    assert pull(shared_hub, tmp_path, f"{REPO}@4", "--output_dir", "out").returncode == 0
+    assert pull(f"{REPO}@4", "--output_dir", "out").exit_code == 0
     (tmp_path / "out" / "critic" / "mine.txt").write_text("mine")
-    done = pull(shared_hub, tmp_path, f"{REPO}@1000", "--output_dir", "out")
-    assert done.returncode == 0
-    again, others = errors(done.stderr)
-    assert again == (
+    assert pull(f"{REPO}@1000", "--output_dir", "out").stderr.splitlines() == [
         "Had other content than this revision's, and fetched again: config.json, critic/model.safetensors, "
-        "model.safetensors"
-    )
-    assert others == "Not of this revision, and left alone: critic/mine.txt"
-    found = tree(tmp_path / "out")
-    assert found.pop("critic/mine.txt") == hashlib.sha256(b"mine").hexdigest()
-    assert without_attributes(found) == digests(content(1000))
+        "model.safetensors",
+        "Not of this revision, and left alone: critic/mine.txt",
+    ]
+    assert tree(tmp_path / "out") == digests({**content(1000), "critic/mine.txt": b"mine"})
 
 
-# Interrupted, damaged, lied to: a proxy stands between client and Hub
+# Interrupted, damaged, lied to
 
 
 @dataclass
-class Proxy:
-    """Forwards to a Hub. stall: path -> bytes of the body after which an answer hangs, once `stalled` is clear.
+class Wire:
+    """What the Hub answers with files. sent: (path, Range, bytes of the body).
 
-    change: what becomes of an answer's body, by path. etag: path -> the ETag that HEAD tells.
-    sent: (path, Range, bytes of the body that were sent).
+    stall: path -> bytes of the body after which an answer hangs until `stall` is clear, and then breaks.
+    change: what becomes of an answer's body, by path.
     """
 
-    hub: RunningHub
     stall: dict[str, int] = field(default_factory=dict)
     change: Callable[[str, bytes], bytes] = lambda path, body: body
-    etag: dict[str, str] = field(default_factory=dict)
     sent: list[tuple[str, str | None, int]] = field(default_factory=list)
-    url: str = ""
 
     def downloads(self, name: str) -> list[tuple[str | None, int]]:
         return [(span, size) for path, span, size in self.sent if path.endswith(name)]
 
-
-class _Forward(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    proxy: Proxy
-
-    def do_GET(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        there = http.client.HTTPConnection(urlsplit(self.proxy.hub.url).netloc)
-        headers = {name: value for name, value in self.headers.items() if name != "Host"}
-        there.request(self.command, self.path, body, headers)
-        answer = there.getresponse()
-        said = answer.read()
-        path = self.path.partition("?")[0]
-        if self.command == "GET":
-            said = self.proxy.change(path, said)
-        self.send_response(answer.status)
-        etag = next((etag for name, etag in self.proxy.etag.items() if path.endswith(name)), None)
-        for name, value in answer.getheaders():
-            if name == "ETag" and etag is not None:
-                value = f'"{etag}"'
-            if name.lower() not in ("content-length", "transfer-encoding", "connection") or self.command == "HEAD":
-                self.send_header(name, value)
-        if self.command != "HEAD":
-            self.send_header("Content-Length", str(len(said)))
-        self.end_headers()
-        limit = next((size for name, size in self.proxy.stall.items() if path.endswith(name)), len(said))
-        self.wfile.write(said[:limit] if self.command != "HEAD" else b"")
-        self.wfile.flush()
-        if self.command == "GET" and "/resolve/" in path:
-            self.proxy.sent.append((path, self.headers.get("Range"), min(limit, len(said))))
-        while limit < len(said) and self.proxy.stall:
-            time.sleep(0.05)
-        there.close()
-
-    do_HEAD = do_POST = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
-
-    def handle_error(self, *_: object) -> None:
-        """A client that was killed is no event."""
+    def send(self, handler: Any, response: Any, really: Callable[..., None]) -> None:
+        path, part = handler.path.partition("?")[0], response.content
+        if handler.command != "GET" or "/resolve/" not in path:
+            really(handler, response)
+            return
+        body = part.path.read_bytes()[part.offset :][: part.count] if isinstance(part, FilePart) else part
+        body = self.change(path, body)
+        limit = next((size for name, size in self.stall.items() if path.endswith(name)), len(body))
+        self.sent.append((path, handler.headers.get("Range"), min(limit, len(body))))
+        if limit >= len(body):
+            really(handler, replace(response, content=body))
+            return
+        handler.close_connection = True
+        handler.command = "HEAD"  # the headers alone
+        really(handler, replace(response, content=body))
+        handler.wfile.write(body[:limit])
+        while self.stall:
+            time.sleep(0.02)
 
 
 @pytest.fixture
-def proxy(shared_hub: RunningHub) -> Iterator[Proxy]:
-    found = Proxy(shared_hub)
-    server = _Server(("127.0.0.1", 0), type("Forward", (_Forward,), {"proxy": found}))
-    found.url = f"http://127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+def wire(at_module_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Any:
+    found, really = Wire(), Handler._send
+    monkeypatch.setattr(Handler, "_send", lambda self, response: found.send(self, response, really))
     yield found
     found.stall.clear()
-    server.shutdown()
-    server.server_close()
 
 
 def partials(folder: Path) -> dict[str, int]:
     return {path.name: path.stat().st_size for path in folder.glob("**/.rlhf-zoo-partial/*")}
 
 
-@pytest.mark.parametrize("place", ["cache", "output_dir"])
-@pytest.mark.parametrize(("how", "code"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
-def test_an_interrupted_download_goes_on_where_it_stopped(proxy, commits, tmp_path, how, code, place):
+@pytest.mark.parametrize(("how", "code", "place"), [(signal.SIGKILL, -9, "cache"), (signal.SIGINT, 130, "output_dir")])
+def test_an_interrupted_download_goes_on_where_it_stopped(wire, module_hub, commits, tmp_path, how, code, place):
     """Counted in bytes that the Hub sends: none that arrived comes twice, but for the chunk that was being read."""
     options = ["--output_dir", "out"] if place == "output_dir" else []
-    proxy.stall["toy-ppo/resolve/" + commits[40] + "/model.safetensors"] = STALL
+    arguments = ["pull", f"{REPO}@40", *options, "--hub", module_hub.url]
+    env = {"RLHF_ZOO_HUB_TOKEN": module_hub.token}
+    wire.stall[f"{commits[40]}/model.safetensors"] = STALL
     process = subprocess.Popen(
-        [*COMMAND, "pull", f"{REPO}@40", *options, "--hub", proxy.url], cwd=tmp_path, text=True,
-        env=environment(tmp_path / "home", RLHF_ZOO_HUB_TOKEN=proxy.hub.token),
+        [*COMMAND, *arguments], cwd=tmp_path, text=True, env=environment(tmp_path / "home", **env),
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
     digest = digests(content(40))["model.safetensors"]
@@ -300,190 +244,140 @@ def test_an_interrupted_download_goes_on_where_it_stopped(proxy, commits, tmp_pa
         assert errors(stderr) == ["Interrupted; the same command goes on from what is saved."]
     have = partials(tmp_path)[digest]
     assert not (tmp_path / "out" / "model.safetensors").exists()
-    proxy.stall.clear()
-    proxy.sent.clear()
+    wire.stall.clear()
+    wire.sent.clear()
 
-    done = pull(proxy.hub, tmp_path, f"{REPO}@40", *options, url=proxy.url)
+    done = zoo(*arguments, home=tmp_path / "home", cwd=tmp_path, **env)
     assert done.returncode == 0, done.stderr
-    assert without_attributes(tree(Path(done.stdout.strip()))) == digests(content(40))
-    assert proxy.downloads(f"{commits[40]}/model.safetensors") == [(f"bytes={have}-", BIG - have)]
+    assert tree(Path(done.stdout.strip())) == digests(content(40))
+    assert wire.downloads(f"{commits[40]}/model.safetensors") == [(f"bytes={have}-", BIG - have)]
     assert have >= STALL - CHUNK and partials(tmp_path) == {}
-    proxy.sent.clear()
-    assert pull(proxy.hub, tmp_path, f"{REPO}@40", *options, url=proxy.url).stdout == done.stdout
-    assert proxy.sent == []
+    wire.sent.clear()
+    assert zoo(*arguments, home=tmp_path / "home", cwd=tmp_path, **env).stdout == done.stdout
+    assert wire.sent == []
 
 
-def test_a_connection_that_breaks_is_taken_up_again(proxy, commits, tmp_path):
-    def cut_once(path: str, body: bytes) -> bytes:
-        whole = path.endswith("/model.safetensors") and "critic" not in path
-        return body[:STALL] if whole and len(body) == BIG else body
-
-    proxy.change = cut_once
-    done = pull(proxy.hub, tmp_path, f"{REPO}@40", url=proxy.url)
-    assert done.returncode == 0 and errors(done.stderr) == []
-    assert proxy.downloads(f"{commits[40]}/model.safetensors") == [(None, STALL), (f"bytes={STALL}-", BIG - STALL)]
-    assert without_attributes(tree(Path(done.stdout.strip()))) == digests(content(40))
+def test_a_connection_that_breaks_is_taken_up_again(wire, commits):
+    wire.change = lambda path, body: body[:STALL] if len(body) == BIG else body
+    assert tree(fetch(f"{REPO}@40").path) == digests(content(40))
+    assert wire.downloads(f"{commits[40]}/model.safetensors") == [(None, STALL), (f"bytes={STALL}-", BIG - STALL)]
 
 
-@pytest.mark.parametrize("place", ["cache", "output_dir"])
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-@pytest.mark.parametrize("damage", ["flipped", "cut"])
-def test_what_was_damaged_is_found_named_and_mended(proxy, commits, tmp_path, place, name, damage):
-    options = ["--output_dir", "out"] if place == "output_dir" else []
-    folder = Path(pull(proxy.hub, tmp_path, f"{REPO}@4", *options, url=proxy.url).stdout.strip())
+def test_a_damaged_part_costs_a_new_download(wire, commits, tmp_path):
+    part = tmp_path / "out" / ".rlhf-zoo-partial" / digests(content(40))["model.safetensors"]
+    part.parent.mkdir(parents=True)
+    part.write_bytes(b"\0" * STALL)
+    assert tree(fetch(f"{REPO}@40", tmp_path / "out").path) == digests(content(40))
+    assert [span for span, _ in wire.downloads(f"{commits[40]}/model.safetensors")] == [f"bytes={STALL}-", None]
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "damage"),
+    [
+        ("cache", "model.safetensors", "flipped"),
+        ("cache", "config.json", "cut"),
+        ("output_dir", "model.safetensors", "cut"),
+        ("output_dir", "config.json", "flipped"),
+    ],
+)
+def test_what_was_damaged_is_found_named_and_mended(wire, commits, tmp_path, place, name, damage):
+    out = tmp_path / "out" if place == "output_dir" else None
+    folder = fetch(f"{REPO}@4", out).path
     file = (folder / name).resolve()
     data = file.read_bytes()
     file.write_bytes(data[:-1] + (bytes([data[-1] ^ 1]) if damage == "flipped" else b""))
-    proxy.sent.clear()
-    done = pull(proxy.hub, tmp_path, f"{REPO}@4", *options, "--json", url=proxy.url)
-    assert done.returncode == 0
-    assert errors(done.stderr) == [f"Had other content than this revision's, and fetched again: {name}"]
-    assert json.loads(done.stdout)["mended"] == [name]
-    assert without_attributes(tree(folder)) == digests(content(4))
-    assert [(path, span) for path, span, _ in proxy.sent] == [(f"/{REPO}/resolve/{commits[4]}/{name}", None)]
-    again = pull(proxy.hub, tmp_path, f"{REPO}@4", *options, url=proxy.url)
-    assert (again.returncode, errors(again.stderr)) == (0, [])
+    wire.sent.clear()
+    assert fetch(f"{REPO}@4", out).mended == [name]
+    assert tree(folder) == digests(content(4))
+    assert [(path, span) for path, span, _ in wire.sent] == [(f"/{REPO}/resolve/{commits[4]}/{name}", None)]
+    assert fetch(f"{REPO}@4", out).mended == []
 
 
-def test_a_damaged_part_costs_a_new_download(proxy, commits, tmp_path):
-    digest = digests(content(40))["model.safetensors"]
-    part = tmp_path / "out" / ".rlhf-zoo-partial" / digest
-    part.parent.mkdir(parents=True)
-    part.write_bytes(b"\0" * STALL)
-    done = pull(proxy.hub, tmp_path, f"{REPO}@40", "--output_dir", "out", url=proxy.url)
-    assert done.returncode == 0, done.stderr
-    assert [span for span, _ in proxy.downloads(f"{commits[40]}/model.safetensors")] == [f"bytes={STALL}-", None]
-    assert without_attributes(tree(tmp_path / "out")) == digests(content(40))
-
-
-@pytest.mark.parametrize("place", ["cache", "output_dir"])
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
-def test_a_hub_that_sends_something_else(proxy, commits, tmp_path, name, place):
+@pytest.mark.parametrize(("place", "name"), [("cache", "config.json"), ("output_dir", "model.safetensors")])
+def test_a_hub_that_sends_something_else(wire, commits, tmp_path, place, name):
     """Of the same length, so that only the checksum tells. Once is mended; twice is an error, and nothing is kept."""
-    options = ["--output_dir", "out"] if place == "output_dir" else []
-    lies = 1
+    lies = [1]
 
     def lie(path: str, body: bytes) -> bytes:
-        nonlocal lies
-        if not path.endswith(f"{commits[4]}/{name}") or not lies:
+        if not path.endswith(f"{commits[4]}/{name}") or not lies[0]:
             return body
-        lies -= 1
+        lies[0] -= 1
         return b"x" * len(body)
 
-    proxy.change = lie
-    (tmp_path / "once").mkdir()
-    done = pull(proxy.hub, tmp_path / "once", f"{REPO}@4", *options, url=proxy.url)
-    assert (done.returncode, errors(done.stderr)) == (0, []) and lies == 0
-    assert without_attributes(tree(Path(done.stdout.strip()))) == digests(content(4))
+    wire.change = lie
+    done = fetch(f"{REPO}@4", tmp_path / "once" if place == "output_dir" else None)
+    assert tree(done.path) == digests(content(4)) and (lies, done.mended) == ([0], [])
+    shutil.rmtree(tmp_path / "cache", ignore_errors=True)
 
-    lies = 99
-    done = pull(proxy.hub, tmp_path, f"{REPO}@4", *options, url=proxy.url)
-    assert (done.returncode, done.stdout) == (2, "")
-    (said,) = errors(done.stderr)
-    assert said.startswith(f"Error: {name} of {REPO} at commit {commits[4]} came twice with other content than")
-    assert lies == 97
+    lies[0] = 99
+    with pytest.raises(ZooError, match=f"^{name} of {REPO} at commit {commits[4]} came twice with other content than"):
+        fetch(f"{REPO}@4", tmp_path / "out" if place == "output_dir" else None)
+    assert lies == [97]
     wrong = b"x" * len(content(4)[name])
     kept = [path for path in tmp_path.rglob("*") if path.is_file() and wrong in path.read_bytes()]
-    assert kept == [] and etag(content(4)[name], name) not in partials(tmp_path)  # others may go on where they stopped
+    assert kept == [] and len(wrong) not in partials(tmp_path).values()  # others may go on where they stopped
 
 
-def etag(data: bytes, name: str) -> str:
-    """What the Hub calls a file's content: sha256 of a large one, else git's blob."""
-    if name.endswith(".safetensors"):
-        return hashlib.sha256(data).hexdigest()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
-
-
-def test_a_hub_that_tells_the_client_another_file_than_its_tree(proxy, commits, tmp_path):
-    """The snapshot in the cache is of the files that were checked, whatever ETags are told afterwards."""
-    path = f"{commits[4]}/config.json"
-    proxy.etag[path] = "f" * 40
-    done = pull(proxy.hub, tmp_path, f"{REPO}@4", url=proxy.url)
-    assert done.returncode == 0, done.stderr
-    assert without_attributes(tree(Path(done.stdout.strip()))) == digests(content(4))
-    assert len(proxy.downloads(path)) == 1
-
-
-def test_a_tree_that_leads_out_of_the_folder(proxy, commits, tmp_path):
-    for name in ("../evil.txt", "/tmp/evil.txt", "a/../../evil.txt", "..\\evil.txt", "a\u202etxt.exe"):
-        proxy.change = lambda path, body, name=name: (
-            body.replace(b'"config.json"', json.dumps(name).encode()) if "/tree/" in path else body
-        )
-        done = pull(proxy.hub, tmp_path, f"{REPO}@4", "--output_dir", "out", url=proxy.url)
-        assert done.returncode == 2 and errors(done.stderr)[0].startswith(f"Error: {REPO} has a file ")
-        assert len(errors(done.stderr)) == 1 and not (tmp_path / "out").exists()
-
-
-def test_without_an_answer_the_cache_serves_if_it_is_whole(hubs, tmp_path):
-    hub = hubs("server")
-    commit(hub, REPO, content(4))
-    hub.api().create_tag(REPO, tag="step-000004")
-    folder = Path(pull(hub, tmp_path, f"{REPO}@4").stdout.strip())
-    hub.stop(signal.SIGKILL)
+def test_without_an_answer_the_cache_serves_if_it_is_whole(thread_hub, pull):
+    commit(thread_hub, REPO, content(4))
+    thread_hub.api().create_tag(REPO, tag="step-000004")
+    folder = fetch(f"{REPO}@4").path
+    thread_hub.server.shutdown()
+    thread_hub.server.server_close()
+    for connection in list(thread_hub.server.senders):
+        connection.end()
     for wanted in ("@4", "@step-000004", f"@{folder.name}"):
-        done = pull(hub, tmp_path, f"{REPO}{wanted}")
-        assert (done.returncode, done.stdout) == (0, f"{folder}\n"), done.stderr
-        (said,) = errors(done.stderr)
-        assert re.fullmatch(r"The Hub does not answer \(.+\): this is the copy in the cache\.", said)
-    done = pull(hub, tmp_path, f"{REPO}@5")
-    assert done.returncode == 2 and f"{REPO}@5 is not in the cache, and {hub.url} does not give it (" in done.stderr
+        done = pull(f"{REPO}{wanted}")
+        assert done.stdout == f"{folder}\n"
+        assert re.fullmatch(r"The Hub does not answer \(.+\): this is the copy in the cache\.\n", done.stderr)
+    with pytest.raises(ZooError, match=rf"^{REPO}@5 is not in the cache, and {thread_hub.url} does not give it \("):
+        fetch(f"{REPO}@5")
     file = (folder / "config.json").resolve()
     file.write_bytes(b"x" * file.stat().st_size)
-    done = pull(hub, tmp_path, f"{REPO}@4")
-    assert done.returncode == 2 and done.stdout == ""
-    assert "config.json of local/toy-ppo@step-000004 is damaged in the cache" in errors(done.stderr)[0]
+    with pytest.raises(ZooError, match=r"^config\.json of local/toy-ppo@step-000004 is damaged in the cache"):
+        fetch(f"{REPO}@4")
 
 
-def test_two_at_once_fetch_a_file_once(proxy, commits, tmp_path):
-    proxy.stall[f"{commits[40]}/model.safetensors"] = STALL
-    env = environment(tmp_path / "home", RLHF_ZOO_HUB_TOKEN=proxy.hub.token)
-    command = [*COMMAND, "pull", f"{REPO}@40", "--hub", proxy.url]
-    both = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    try:
-        wait_until(lambda: bool(proxy.downloads(f"{commits[40]}/model.safetensors")))
-        time.sleep(1)  # the other one waits meanwhile
-        assert len(proxy.downloads(f"{commits[40]}/model.safetensors")) == 1
-        proxy.stall.clear()
-        folders = {process.communicate(timeout=60)[0].strip() for process in both}
-    finally:
-        for process in both:
-            process.kill()
-            process.wait()
-    assert len(folders) == 1 and without_attributes(tree(Path(folders.pop()))) == digests(content(40))
+def test_two_at_once_fetch_a_file_once(wire, commits):
+    name = f"{commits[40]}/model.safetensors"
+    wire.stall[name] = STALL
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(fetch, f"{REPO}@40") for _ in range(2)]
+        wait_until(lambda: bool(wire.downloads(name)))
+        time.sleep(0.5)  # the other one waits meanwhile
+        assert len(wire.downloads(name)) == 1
+        wire.stall.clear()
+        (folder,) = {one.result(60).path for one in both}
+    assert tree(folder) == digests(content(40))
     # The broken answer is taken up by the one that holds the file; nothing is fetched by both.
-    assert sum(size for _, size in proxy.downloads(f"{commits[40]}/model.safetensors")) == BIG
+    assert sum(size for _, size in wire.downloads(name)) == BIG
 
 
-def test_files_of_equal_content(hub, tmp_path):
+def test_files_of_equal_content(thread_hub, tmp_path):
     """They share a blob in the cache, and the name of the part while they are fetched."""
     twins = {f"{folder}{name}": data for folder in ("", "a/", "b/") for name, data in content(4).items()}
-    commit(hub, REPO, twins)
-    for options in ([], ["--output_dir", "out"]):
-        for _ in range(2):
-            done = pull(hub, tmp_path, REPO, *options)
-            assert (done.returncode, errors(done.stderr)) == (0, [])
-            assert without_attributes(tree(Path(done.stdout.strip()))) == digests(twins)
+    commit(thread_hub, REPO, twins)
+    for out in (None, None, tmp_path / "out", tmp_path / "out"):
+        assert tree(fetch(REPO, out).path) == digests(twins)
     assert partials(tmp_path) == {}
 
 
-def test_progress_is_shown_on_a_terminal_only(shared_hub, commits, tmp_path):
+def test_progress_is_shown_on_a_terminal(module_hub, commits, tmp_path):
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 120, 0, 0))
-    env = environment(tmp_path / "home", RLHF_ZOO_HUB_TOKEN=shared_hub.token)
-    command = [*COMMAND, "pull", f"{REPO}@40", "--hub", shared_hub.url]
-    process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=terminal, text=True)
+    env = environment(tmp_path / "home", RLHF_ZOO_HUB_TOKEN=module_hub.token)
+    arguments = [*COMMAND, "pull", f"{REPO}@40", "--hub", module_hub.url]
+    process = subprocess.Popen(arguments, env=env, stdout=subprocess.PIPE, stderr=terminal, text=True)
     os.close(terminal)
     shown = b""
-    try:
+    with contextlib.suppress(OSError):  # the terminal's other end is closed
         while piece := os.read(master, 65536):
             shown += piece
-    except OSError:  # the terminal's other end is closed
-        pass
     stdout, _ = process.communicate(timeout=60)
     os.close(master)
     assert process.returncode == 0 and len(stdout.splitlines()) == 1
     last = [line for line in shown.decode().replace("\r", "\n").splitlines() if line.strip()][-1]
-    assert last.startswith(f"{REPO}@step-000040: 100%|") and "12.6M/12.6M" in last and "5/5 files" in last
+    assert last.startswith(f"{REPO}@step-000040: 100%|") and "4.20M/4.20M" in last and "5/5 files" in last
 
 
 # The list of checkpoints
@@ -499,160 +393,81 @@ CARD = {
 }  # fmt: skip
 
 
-def card_repo(hub: RunningHub, repo: str, card: Mapping[str, Any] | None, steps: tuple[int, ...] = (4, 40)) -> None:
+def card_repo(hub: ThreadHub, repo: str, card: Mapping[str, Any] | None, steps: tuple[int, ...] = (4, 40)) -> None:
     for step in steps:
-        commit(hub, repo, content(4) | {"config.json": str(step).encode()})
+        commit(hub, repo, {"config.json": str(step).encode()})
         hub.api().create_tag(repo, tag=f"step-{step:06d}")
     if card is not None:
         commit(hub, repo, {"rlhf_card.json": json.dumps(card).encode()})
         hub.api().create_tag(repo, tag="best")
 
 
-def test_the_checkpoints_of_a_repository(hub, tmp_path):
-    card_repo(hub, REPO, CARD)
-    hub.api().create_tag(REPO, tag="v1")
-    done = pull(hub, tmp_path, REPO, "--list", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+def test_the_checkpoints_of_a_repository(thread_hub, pull):
+    card_repo(thread_hub, REPO, CARD)
+    api = thread_hub.api()
+    api.create_tag(REPO, tag="v1")
+    found = json.loads(pull(REPO, "--list", "--json").stdout)
     assert (found["repo"], found["stage"], found["recipe"], found["note"]) == (REPO, "ppo", "toy", None)
-    tags = {ref.name: ref.target_commit for ref in hub.api().list_repo_refs(REPO).tags}
+    tags = {ref.name: ref.target_commit for ref in api.list_repo_refs(REPO).tags}
     assert [(row["revision"], row["step"], row["also"], row["metrics"]) for row in found["checkpoints"]] == [
         ("step-000004", 4, [], {"reward": 0.5, "kl": 1.25}),
         ("step-000040", 40, ["best", "main"], {"reward": 2.0}),
         ("v1", None, [], {}),
     ]
-    dates = {commit.commit_id: commit.created_at for commit in hub.api().list_repo_commits(REPO)}
+    dates = {commit.commit_id: commit.created_at for commit in api.list_repo_commits(REPO)}
     for row in found["checkpoints"]:
         assert row["commit"] == tags[row["revision"]]
         assert row["date"] == dates[row["commit"]].isoformat(timespec="seconds")
-    shown = pull(hub, tmp_path, REPO, "--list").stdout
-    lines = [line.split() for line in shown.splitlines() if line.strip()]
-    assert lines[0] == ["local/toy-ppo,", "ppo,", "recipe", "toy"]
-    assert lines[1] == ["revision", "step", "reward", "kl", "commit", "date", "also"]
+    lines = [line.split() for line in pull(REPO, "--list").stdout.splitlines() if line.strip()]
+    assert lines[:2] == [
+        ["local/toy-ppo,", "ppo,", "recipe", "toy"], ["revision", "step", "reward", "kl", "commit", "date", "also"],
+    ]  # fmt: skip
     day = found["checkpoints"][0]["date"][:10]
     assert ["step-000004", "4", "0.500", "1.250", tags["step-000004"][:10], day] in lines
     assert ["step-000040", "40", "2.000", tags["step-000040"][:10], day, "best", "main"] in lines
 
 
-def test_the_step_that_was_chosen_is_best(hub, tmp_path):
-    card_repo(hub, REPO, {**CARD, "chosen": {"step": 4, "rule": "a rule"}})
-    rows = json.loads(pull(hub, tmp_path, REPO, "--list", "--json").stdout)["checkpoints"]
+def test_the_step_that_was_chosen_is_best(thread_hub, pull):
+    card_repo(thread_hub, REPO, {**CARD, "chosen": {"step": 4, "rule": "a rule"}})
+    rows = json.loads(pull(REPO, "--list", "--json").stdout)["checkpoints"]
     assert [(row["step"], row["also"]) for row in rows] == [(4, ["best"]), (40, ["main"])]
 
 
-def test_other_stages_and_no_card(hub, tmp_path):
+def test_other_stages_and_no_card(thread_hub, pull):
     sft = {"stage": "sft", "recipe": "toy", "step": 4, "checkpoints": [{"tag": "step-000004", "eval_loss": 0.25}]}
-    card_repo(hub, "local/toy-sft", sft, (4,))
-    rows = json.loads(pull(hub, tmp_path, "local/toy-sft", "--list", "--json").stdout)["checkpoints"]
-    assert [row["metrics"] for row in rows] == [{"eval_loss": 0.25}]
-    assert "eval_loss" in pull(hub, tmp_path, "local/toy-sft", "--list").stdout
-    card_repo(hub, "local/bare", None)
-    found = json.loads(pull(hub, tmp_path, "local/bare", "--list", "--json").stdout)
+    card_repo(thread_hub, "local/toy-sft", sft, (4,))
+    (row,) = json.loads(pull("local/toy-sft", "--list", "--json").stdout)["checkpoints"]
+    assert row["metrics"] == {"eval_loss": 0.25}
+    assert "eval_loss" in pull("local/toy-sft", "--list").stdout
+    card_repo(thread_hub, "local/bare", None)
+    found = json.loads(pull("local/bare", "--list", "--json").stdout)
     assert found["note"] == "it has no rlhf_card.json" and found["stage"] is None
     assert [(row["revision"], row["metrics"]) for row in found["checkpoints"]] == [
         ("step-000004", {}), ("step-000040", {}), ("main", {}),
     ]  # fmt: skip
-    assert pull(hub, tmp_path, "local/bare", "--list").returncode == 0
+    assert pull("local/bare", "--list").exit_code == 0
 
 
-def test_a_card_cannot_speak_to_the_terminal(hub, tmp_path):
+def test_a_card_cannot_speak_to_the_terminal(thread_hub, pull):
     evil = "\x1b]0;owned\x07[bold]x"
     row = {"tag": "step-000004", evil: 1.0, "reward": evil, "kl": 10**400}
-    card_repo(hub, REPO, {"stage": evil, "recipe": evil, "step": evil, "checkpoints": [row, evil, None]}, (4,))
-    done = pull(hub, tmp_path, REPO, "--list")
-    assert done.returncode == 0 and "\x1b" not in done.stdout + done.stderr and "[bold]x" in done.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["local/none", "--list"], "There is no repository 'local/none'"),
-        (["a/b/c", "--list"], "'a/b/c' is no repository: write NAMESPACE/NAME."),
-        ([f"{REPO}@best", "--list"], f"--list shows all checkpoints: write {REPO} without a revision."),
-        ([REPO, "--list", "--output_dir", "out"], "--list fetches nothing: leave out --output_dir."),
-    ],
-)
-def test_mistakes_with_list(shared_hub, tmp_path, arguments, message):
-    done = pull(shared_hub, tmp_path, *arguments)
-    assert (done.returncode, done.stdout) == (2, "") and errors(done.stderr)[0].startswith(f"Error: {message}")
+    card_repo(thread_hub, REPO, {"stage": evil, "recipe": evil, "step": evil, "checkpoints": [row, evil, None]}, (4,))
+    done = pull(REPO, "--list")
+    assert done.exit_code == 0 and "\x1b" not in done.output and "[bold]x" in done.stdout
 
 
 # What was pushed comes back
 
 
-PUSH = """
-import os
-from pathlib import Path
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.recipes import Recipe
-from rlhf_zoo.stages.context import RunContext
-from rlhf_zoo.stages.release import Sender
-hub = Hub("other", os.environ["HF_ENDPOINT"], "test")
-recipe = Recipe("toy", Path("."), {"description": "A toy."}, {})
-context = RunContext(recipe=recipe, hub=hub, directory=Path("run"), namespace="local", publish=True)
-Sender(context, stages=("ppo",)).send_all()
-"""
-LOAD = """
-import sys, torch
-from pathlib import Path
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
-from rlhf_zoo.value_head import AutoModelForCausalLMWithValueHead, read_value_head
-
-kind, step, repo = sys.argv[1], int(sys.argv[2]), "local/toy-ppo"
-here, tag = Path(f"run/ppo/checkpoint-{step}"), f"step-{step:06d}"
-ids = torch.tensor([[3, 4, 5, 6]])
-with torch.no_grad():
-    ours = AutoModelForCausalLM.from_pretrained(here).eval()
-    # transformers looks for `revision` in the base of an adapter too, which has no such tag
-    where = {"adapter_kwargs": {"revision": tag}} if kind == "adapter" else {"revision": tag}
-    theirs = AutoModelForCausalLM.from_pretrained(repo, **where).eval()
-    assert torch.equal(ours(ids).logits, theirs(ids).logits)
-    if kind == "adapter":
-        base = AutoModelForCausalLM.from_pretrained("local/base").eval()
-        assert not torch.equal(base(ids).logits, theirs(ids).logits)
-        theirs = AutoModelForCausalLM.from_pretrained(f"pulled-{step}").eval()
-        assert torch.equal(ours(ids).logits, theirs(ids).logits)
-        theirs = AutoModelForCausalLMWithValueHead.from_pretrained(repo, revision=tag).eval()
-        assert torch.equal(ours(ids).logits, theirs(ids)[0])
-    assert AutoTokenizer.from_pretrained(repo, revision=tag)("abc").input_ids == [3, 4, 5]
-    if kind == "shared":
-        head = load_file(here / "critic" / "value_head.safetensors")
-        found = read_value_head(repo, revision=tag)
-        assert {f"v_head.{key}": value.tolist() for key, value in found.items()} == {
-            key: value.tolist() for key, value in head.items()}
-        model = AutoModelForCausalLMWithValueHead.from_pretrained(repo, revision=tag).eval()
-        logits, _, values = model(ids)
-        hidden = ours(ids, output_hidden_states=True).hidden_states[-1]
-        wanted = hidden @ head["v_head.summary.weight"].T + head["v_head.summary.bias"]
-        assert torch.equal(logits, ours(ids).logits)
-        assert torch.allclose(values, wanted.squeeze(-1), atol=1e-6) and values.abs().max() > 0  # two float32 products
-    else:
-        ours = AutoModelForTokenClassification.from_pretrained(here / "critic").eval()
-        # where an adapter lies at the root, transformers loads its base instead of a subfolder
-        where = (f"pulled-{step}/critic", {}) if kind == "adapter" else (repo, {"subfolder": "critic", "revision": tag})
-        theirs = AutoModelForTokenClassification.from_pretrained(where[0], **where[1]).eval()
-        assert torch.equal(ours(ids).logits, theirs(ids).logits) and ours(ids).logits.abs().max() > 0
-print("same")
-"""
-
-
-def trained(folder: Path, kind: str) -> None:
-    """Makes run/ppo with the checkpoints of steps 2 and 3 of a toy PPO run; an adapter's base is on the Hub."""
-    from peft import LoraConfig
+def trained(folder: Path, kind: str) -> Path:
+    """A stage with the checkpoints of steps 2 and 3 of a toy PPO run."""
     from trainer_fixture import good, make_policy, make_reward_model, make_tokenizer, make_trainer
 
-    policy, reward = make_policy(), make_reward_model()
-    given = {"reward_model": reward, "reward_funcs": None} if kind == "critic" else {"reward_funcs": good}
+    given = {"reward_model": make_reward_model(), "reward_funcs": None} if kind == "critic" else {"reward_funcs": good}
     if kind == "shared":
         given |= {"critic": "shared", "critic_learning_rate": 1e-2}
-    if kind == "adapter":
-        policy.push_to_hub("local/base")
-        policy.name_or_path = "local/base"
-        given |= {"peft_config": LoraConfig(r=4), "critic_lora": False}
-    trainer = make_trainer(
-        folder / "toy", model=policy, max_steps=3, save_steps=1, save_strategy="steps", save_total_limit=2, **given
-    )
+    given |= {"max_steps": 3, "save_steps": 1, "save_strategy": "steps", "save_total_limit": 2}
+    trainer = make_trainer(folder / "toy", model=make_policy(), **given)
     trainer.train()
     record = StageRecord(folder / "run" / "ppo")
     record.write(stage="ppo", recipe="toy", status="running", seed=1, hub="local", repo=None, parents={})
@@ -663,38 +478,65 @@ def trained(folder: Path, kind: str) -> None:
         shutil.copytree(folder / "toy" / f"checkpoint-{step}", path)
         make_tokenizer().save_pretrained(path)
         record.mark_complete(path)
+    return record.path
 
 
-@pytest.mark.parametrize("kind", ["critic", "shared", "adapter"])
-def test_push_then_pull_rebuilds_the_same_folder(hub, tmp_path, kind):
-    """Every file that is sent comes back bit for bit, and plain transformers loads it by its tag."""
-    here = Path(__file__).parent
-    path = os.pathsep.join([str(here), str(here.parent), hub.env["PYTHONPATH"]])
-    code = f"from pathlib import Path; from test_pull import trained; trained(Path('.'), {kind!r})"
-    hub.python(code, cwd=tmp_path, PYTHONPATH=path)
-    stage = tmp_path / "run" / "ppo"
-    hub.python(PUSH, cwd=tmp_path)
-    weights_of = {}
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("critic", {"model.safetensors", "critic/model.safetensors"}),
+        ("shared", {"model.safetensors", "critic/value_head.safetensors"}),
+    ],
+)
+def test_push_then_pull_rebuilds_the_same_folder(thread_hub, tmp_path, kind, expected):
+    """Every file that is sent comes back bit for bit, and plain transformers loads it by its tag.
+
+    Adapters: tests/unit/test_release_rule.py.
+    """
+    stage = trained(tmp_path, kind)
+    recipe = Recipe("toy", tmp_path, {"description": "A toy."}, {})
+    hub = Hub("other", thread_hub.url, "a test")
+    context = RunContext(recipe=recipe, hub=hub, directory=tmp_path / "run", namespace="local", publish=True)
+    Sender(context, stages=("ppo",)).send_all()
+    weights = {}
     for step in (2, 3):
-        checkpoint = stage / f"checkpoint-{step}"
-        sent = {name: digest for name, digest in tree(checkpoint).items() if is_sent(name)}
-        done = pull(hub, tmp_path, f"local/toy-ppo@{step}", "--output_dir", f"pulled-{step}")
-        assert done.returncode == 0, done.stderr
-        came = tree(tmp_path / f"pulled-{step}")
+        here = stage / f"checkpoint-{step}"
+        sent = {name: digest for name, digest in tree(here).items() if is_sent(name)}
+        pulled = fetch(f"{REPO}@{step}", tmp_path / f"pulled-{step}").path
+        came = tree(pulled)
         assert {name: came.get(name) for name in sent} == sent
         assert {"README.md", "rlhf_card.json", "metrics.jsonl", "recipe.json"} <= came.keys()
         assert not any(name.endswith((".pt", ".pth", ".bin")) for name in came)
-        weights_of[step] = {name: digest for name, digest in sent.items() if name.endswith(".safetensors")}
-        assert hub.run(sys.executable, "-c", LOAD, kind, str(step), cwd=tmp_path).endswith("same\n")
-    expected = {
-        "critic": {"model.safetensors", "critic/model.safetensors"},
-        "shared": {"model.safetensors", "critic/value_head.safetensors"},
-        "adapter": {"adapter_model.safetensors", "critic/model.safetensors"},
-    }[kind]
-    assert set(weights_of[2]) == expected
-    assert all(weights_of[2][name] != weights_of[3][name] for name in expected), "two steps, two models"
+        weights[step] = {name: digest for name, digest in sent.items() if name.endswith(".safetensors")}
+        same_models(kind, here, f"step-{step:06d}")
+    assert set(weights[2]) == expected
+    assert all(weights[2][name] != weights[3][name] for name in expected), "two steps, two models"
 
 
 def is_sent(name: str) -> bool:
     path = Path(name)
     return str(path.parent) in (".", "critic") and any(path.match(pattern) for pattern in SENT)
+
+
+def same_models(kind: str, here: Path, tag: str) -> None:
+    """Transformers loads of the Hub what lies on the disk, and the same."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoModelForTokenClassification, AutoTokenizer
+
+    from rlhf_zoo.value_head import AutoModelForCausalLMWithValueHead
+
+    def outputs(model: Any, place: Any, **where: Any) -> Any:
+        with torch.no_grad():
+            return model.from_pretrained(place, **where).eval()(torch.tensor([[3, 4, 5, 6]]))
+
+    ours = outputs(AutoModelForCausalLM, here).logits
+    assert torch.equal(ours, outputs(AutoModelForCausalLM, REPO, revision=tag).logits)
+    assert AutoTokenizer.from_pretrained(REPO, revision=tag)("abc").input_ids == [3, 4, 5]
+    if kind == "shared":
+        logits, _, values = outputs(AutoModelForCausalLMWithValueHead, REPO, revision=tag)
+        assert torch.equal(ours, logits) and values.abs().max() > 0
+        assert torch.equal(values, outputs(AutoModelForCausalLMWithValueHead, here)[2])
+    else:
+        critic = outputs(AutoModelForTokenClassification, here / "critic").logits
+        found = outputs(AutoModelForTokenClassification, REPO, subfolder="critic", revision=tag).logits
+        assert torch.equal(critic, found) and critic.abs().max() > 0

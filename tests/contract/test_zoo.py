@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_fixture import RunningHub
+from click.testing import CliRunner, Result
+from thread_hub import ThreadHub
 from zoo_process import errors, zoo
 
+from rlhf_zoo.commands import zoo as command
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.collections import collect, title_of
+from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.hub.server import create_token
+from rlhf_zoo.hub.server.application import Application
 
 EVIL = "\x1b]0;owned\x07[red]| <!-- /zoo -->\n# H"
 FIGURE = {"value": 0.5, "ci95": [0.25, 0.75], "n": 540}
@@ -30,138 +37,103 @@ def card(stage: str, recipe: str = "toy", **more: Any) -> dict[str, Any]:
     return {**found, **more}
 
 
-def publish(hub: RunningHub, repo: str, content: bytes | dict | None, *, tag: str = "rlhf-zoo", stage: str = "") -> str:
-    """A repository with a README whose front matter has the tag, and a card. Returns the commit."""
-    from huggingface_hub import CommitOperationAdd
-
+def publish(hub: ThreadHub, name: str, content: str | dict | None, *, tag: str = "rlhf-zoo", stage: str = "") -> str:
+    """local/NAME with a README whose front matter has the tag, and a card. Returns the commit."""
     tags = [tag, *([f"stage:{stage}"] if stage else [])]
-    files = {"README.md": f"---\ntags: {json.dumps(tags)}\n---\n".encode()}
+    files = {"README.md": f"---\ntags: {json.dumps(tags)}\n---\n"}
     if content is not None:
-        files["rlhf_card.json"] = content if isinstance(content, bytes) else json.dumps(content).encode()
-    hub.api().create_repo(repo, exist_ok=True)
-    operations = [CommitOperationAdd(name, data) for name, data in files.items()]
-    return hub.api().create_commit(repo, operations, commit_message="toy").oid
+        files["rlhf_card.json"] = content if isinstance(content, str) else json.dumps(content)
+    with contextlib.suppress(Exception):
+        hub.api().delete_repo(f"local/{name}")
+    return hub.make(name, files)
 
 
 @pytest.fixture(scope="module")
-def heads(shared_hub: RunningHub) -> dict[str, str]:
+def heads(module_hub: ThreadHub) -> dict[str, str]:
     """Repository -> commit: a whole recipe, a second one still in training, and what is none of ours."""
-    found = {f"local/toy-{stage}": publish(shared_hub, f"local/toy-{stage}", card(stage)) for stage in ("ppo", "sft")}
-    found["local/toy-reward"] = publish(shared_hub, "local/toy-reward", card("reward"))
+    found = {f"local/toy-{stage}": publish(module_hub, f"toy-{stage}", card(stage)) for stage in ("ppo", "sft")}
+    found["local/toy-reward"] = publish(module_hub, "toy-reward", card("reward"))
     training = card("ppo", "other", evaluation=None, reward=3.5, kl=4.0, finished=None, seed=2, simulated=False)
-    found["local/other-ppo"] = publish(shared_hub, "local/other-ppo", training, stage="ppo")
-    publish(shared_hub, "local/somebody-else", card("ppo"), tag="llama")
-    publish(shared_hub, "team/toy-ppo", card("ppo"))
+    found["local/other-ppo"] = publish(module_hub, "other-ppo", training, stage="ppo")
+    publish(module_hub, "somebody-else", card("ppo"), tag="llama")
     return found
 
 
-def run(hub: RunningHub, folder: Path, *arguments: str | Path) -> Any:
-    return zoo("zoo", *arguments, "--hub", hub.url, home=folder / "home", cwd=folder, RLHF_ZOO_HUB_TOKEN=hub.token)
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
+    """run(hub, *arguments): the command in this process, whose clients talk to the Hub already."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(hub: ThreadHub, *arguments: str) -> Result:
+        settled = contextlib.nullcontext(Hub("other", hub.url, "a test"))
+        monkeypatch.setattr(command, "settle_hub", lambda *_, **__: settled)
+        return CliRunner().invoke(command.zoo, arguments, catch_exceptions=False)
+
+    return run
 
 
-def names(hub: RunningHub, folder: Path, *arguments: str) -> list[str]:
-    done = run(hub, folder, "--json", *arguments)
-    assert (done.returncode, errors(done.stderr)) == (0, []), done.stderr
-    return [row["repo"].removeprefix("local/") for row in json.loads(done.stdout)]
-
-
-def test_what_is_listed(shared_hub, heads, tmp_path):
-    done = run(shared_hub, tmp_path, "--json")
-    rows = {row["repo"]: row for row in json.loads(done.stdout)}
+def test_what_is_listed(at_module_hub, heads, run):
+    rows = {row["repo"]: row for row in json.loads(run(at_module_hub, "--json").stdout)}
     assert {repo: row["commit"] for repo, row in rows.items()} == heads
     ppo = rows["local/toy-ppo"]
     assert set(ppo) == {"repo", "commit", "stage", "recipe", "base", "step", "seed", "simulated", "reward", "kl",
                         "win_rate", "accuracy", "date", "note"}  # fmt: skip
-    assert (ppo["stage"], ppo["recipe"], ppo["base"], ppo["date"]) == (
-        "ppo", "toy", "local/toy-sft", "2026-11-21T10:00:00+00:00",
-    )  # fmt: skip
     assert ppo["reward"] == {"value": 2.5, "ci95": [0.25, 0.75], "n": 540, "held_out": True}
-    assert ppo["win_rate"]["value"] == 0.875 and rows["local/toy-reward"]["accuracy"]["value"] == 0.75
     assert rows["local/other-ppo"]["kl"] == {"value": 4.0, "ci95": None, "n": None, "held_out": False}
+    found = run(at_module_hub, "--json", "--recipe", "toy", "--base", "toy-sft", "--sort", "name", "--reverse")
+    assert [row["repo"] for row in json.loads(found.stdout)] == ["local/toy-reward", "local/toy-ppo"]
 
 
-def test_filter_and_sort(shared_hub, heads, tmp_path):
-    assert names(shared_hub, tmp_path) == ["other-ppo", "toy-sft", "toy-reward", "toy-ppo"]
-    assert names(shared_hub, tmp_path, "--stage", "ppo") == ["other-ppo", "toy-ppo"]
-    assert names(shared_hub, tmp_path, "--recipe", "toy", "--base", "toy-sft") == ["toy-reward", "toy-ppo"]
-    assert names(shared_hub, tmp_path, "--sort", "reward") == ["other-ppo", "toy-ppo", "toy-sft", "toy-reward"]
-    assert names(shared_hub, tmp_path, "--sort", "reward", "--reverse") == [
-        "toy-sft", "toy-ppo", "other-ppo", "toy-reward",
-    ]  # fmt: skip
-    assert names(shared_hub, tmp_path, "--sort", "kl", "--stage", "ppo") == ["other-ppo", "toy-ppo"]
-    done = run(shared_hub, tmp_path, "--namespace", "team", "--json")
-    assert [row["repo"] for row in json.loads(done.stdout)] == ["team/toy-ppo"]
-
-
-def test_the_table(shared_hub, heads, tmp_path):
-    done = run(shared_hub, tmp_path)
+def test_the_table(at_module_hub, heads, run):
+    done = run(at_module_hub)
     lines = [line.split() for line in done.stdout.splitlines()]
     assert ["model", "stage", "recipe", "base", "reward", "KL", "win", "rate", "date"] in lines
     assert ["toy-ppo", "ppo", "toy", "toy-sft", "2.500", "7.000", "0.875", "2026-11-21"] in lines
     assert ["toy-reward", "reward", "toy", "toy-sft", "acc.", "0.750", "2026-11-21"] in lines
     (started,) = [line for line in lines if line[:1] == ["other-ppo"]]
     assert started[3:6] == ["other-sft", "3.500*", "4.000*"]
-    assert errors(done.stderr) == ["* the last that training logged; the others are held out"]
-    done = run(shared_hub, tmp_path, "--stage", "ppo", "--recipe", "none")
-    assert (done.returncode, done.stdout) == (0, "") and errors(done.stderr) == ["No model of local matches this."]
-    done = run(shared_hub, tmp_path, "--namespace", "nobody")
-    assert (done.returncode, done.stdout) == (0, "")
-    assert errors(done.stderr) == ["No model of nobody has the tag rlhf-zoo."]
+    assert done.stderr == "* the last that training logged; the others are held out\n"
+    done = run(at_module_hub, "--stage", "ppo", "--recipe", "none")
+    assert (done.stdout, done.stderr) == ("", "No model of local matches this.\n")
+    assert run(at_module_hub, "--namespace", "nobody").stderr == "No model of nobody has the tag rlhf-zoo.\n"
 
 
-def test_cards_are_fetched_once_for_each_commit(hub, tmp_path):
-    publish(hub, "local/toy-ppo", card("ppo"))
-    assert names(hub, tmp_path) == names(hub, tmp_path) == ["toy-ppo"]
-    log = hub.log.read_text()
-    assert log.count("GET /local/toy-ppo/resolve/") == 1 and log.count("/paths-info/") == 1
-    publish(hub, "local/toy-ppo", card("ppo", seed=5))
-    done = run(hub, tmp_path, "--json")
-    assert json.loads(done.stdout)[0]["seed"] == 5
-
-
-def test_broken_missing_and_hostile_cards_are_notes(hub, tmp_path):
-    publish(hub, "local/a-missing", None, stage="sft")
-    publish(hub, "local/b-broken", b"{'stage': ")
-    publish(hub, "local/c-list", b"[1]")
-    publish(hub, "local/d-huge", b'{"stage": "' + b"x" * 2**20 + b'"}')
+def test_broken_missing_and_hostile_cards_are_notes(thread_hub, run, monkeypatch):
+    publish(thread_hub, "a-missing", None, stage="sft")
+    publish(thread_hub, "b-broken", "{'stage': ")
+    publish(thread_hub, "d-huge", '{"stage": "' + "x" * 2**20 + '"}')
     evil = dict.fromkeys(card("ppo"), EVIL) | {"stage": EVIL, "evaluation": {"win_rate": {"value": 10**400}}}
-    publish(hub, "local/e-evil", evil)
-    publish(hub, "local/f-whole", card("ppo"))
-    done = run(hub, tmp_path, "--json", "--sort", "name")
-    rows = json.loads(done.stdout)
+    publish(thread_hub, "e-evil", evil)
+    publish(thread_hub, "f-whole", card("ppo"))
+    rows = json.loads(run(thread_hub, "--json", "--sort", "name").stdout)
     notes = {row["repo"]: row["note"] for row in rows}
     assert notes == {
         "local/a-missing": "it has no rlhf_card.json",
         "local/b-broken": "its rlhf_card.json is not JSON",
-        "local/c-list": "its rlhf_card.json holds no object",
         "local/d-huge": "its rlhf_card.json is no file of at most 1048576 bytes",
         "local/e-evil": None,
         "local/f-whole": None,
     }
     assert rows[0]["stage"] == "sft", "the Hub's tag says what the card does not"
-    done = run(hub, tmp_path, "--readme", "R.md")
-    shown = run(hub, tmp_path)
-    assert (done.returncode, shown.returncode) == (0, 0)
-    for said in (done.stderr, shown.stdout, shown.stderr):
-        assert "\x1b" not in said and "\x07" not in said
-    wide = zoo("zoo", "--hub", hub.url, "--namespace", "local", home=tmp_path / "home", COLUMNS="400").stdout
-    assert "�]0;owned�[red]| <!-- /zoo -->�# H" in wide
-    assert [line for line in errors(shown.stderr) if line.startswith("local/")] == [
-        f"{repo}: {note}" for repo, note in notes.items() if note
-    ]
-    text = (tmp_path / "R.md").read_text()
+    run(thread_hub, "--readme", "R.md")
+    monkeypatch.setenv("COLUMNS", "400")
+    shown = run(thread_hub)
+    assert "\x1b" not in shown.output and "\x07" not in shown.output
+    assert "�]0;owned�[red]| <!-- /zoo -->�# H" in shown.stdout
+    assert shown.stderr.splitlines() == [f"{repo}: {note}" for repo, note in notes.items() if note]
+    text = Path("R.md").read_text()
     assert text.count("<!-- /zoo -->") == 1 and "\n# H" not in text and "\x1b" not in text
-    assert {line.count(" | ") for line in text.splitlines() if line.startswith("| ")} == {11}
 
 
-def test_the_readme(shared_hub, heads, tmp_path):
+def test_the_readme(at_module_hub, heads, run, tmp_path):
     (tmp_path / "recipes").mkdir()
-    done = run(shared_hub, tmp_path, "--readme", "--stage", "ppo", "--sort", "win_rate")
-    assert (done.returncode, done.stdout) == (0, "") and errors(done.stderr) == ["2 rows in recipes/README.md"]
+    done = run(at_module_hub, "--readme", "--stage", "ppo", "--sort", "win_rate")
+    assert (done.stdout, done.stderr) == ("", "2 rows in recipes/README.md\n")
     path = tmp_path / "recipes" / "README.md"
     text = path.read_text()
-    command = f"rlhf-zoo zoo --hub {shared_hub.url} --namespace local --stage ppo --sort win_rate --readme"
-    assert f"Made by `{command}` from what `local` had published.\n" in text
+    made = f"rlhf-zoo zoo --hub {at_module_hub.url} --namespace local --stage ppo --sort win_rate --readme"
+    assert f"Made by `{made}` from what `local` had published.\n" in text
     rows = [line for line in text.splitlines() if line.startswith("| local/")]
     assert rows[0] == (
         f"| local/toy-ppo @ {heads['local/toy-ppo']} | toy | ppo | local/toy-sft | 2.500 [0.250, 0.750], n=540 | "
@@ -171,132 +143,111 @@ def test_the_readme(shared_hub, heads, tmp_path):
     # The command that it shows makes it again, byte for byte, and around it everything stays.
     path.write_text(text.replace("# Recipes", "# My recipes") + "\nMore.\n")
     kept = path.read_text()
-    again = zoo(*command.split()[1:], home=tmp_path / "home", cwd=tmp_path, RLHF_ZOO_HUB_TOKEN=shared_hub.token)
-    assert again.returncode == 0 and path.read_text() == kept
-    assert run(shared_hub, tmp_path, "--readme").returncode == 0
+    run(at_module_hub, *made.split()[2:])
+    assert path.read_text() == kept
+    run(at_module_hub, "--readme")
     assert path.read_text() != kept and path.read_text().endswith("\nMore.\n")
 
 
-def test_the_embedded_hub_is_listed_without_a_namespace(hubs, tmp_path):
-    hub = hubs("server", root=tmp_path / "home" / "zoo" / "hub")
-    publish(hub, "local/toy-ppo", card("ppo"))
-    hub.stop()
-    done = zoo("zoo", "--hub", "local", "--json", home=tmp_path / "home", cwd=tmp_path)
+def test_the_embedded_hub_is_listed_without_a_namespace(tmp_path):
+    hub = ThreadHub(tmp_path / "hub")
+    publish(hub, "toy-ppo", card("ppo"))
+    hub.server.shutdown()
+    hub.server.server_close()
+    (tmp_path / "home" / "zoo").mkdir(parents=True)
+    hub.root.rename(tmp_path / "home" / "zoo" / "hub")
+    done = zoo("zoo", "--hub", "local", "--json", "--readme", "R.md", home=tmp_path / "home", cwd=tmp_path)
     assert [row["repo"] for row in json.loads(done.stdout)] == ["local/toy-ppo"]
-    done = zoo("zoo", "--hub", "local", "--readme", "R.md", home=tmp_path / "home", cwd=tmp_path)
+    assert errors(done.stderr) == ["1 rows in R.md"]
     assert "Made by `rlhf-zoo zoo --hub local --readme R.md` from" in (tmp_path / "R.md").read_text()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("--stage dpo", "Invalid value for '--stage': 'dpo' is not one of 'sft', 'reward', 'ppo'"),
-        ("--sort luck", "Invalid value for '--sort': 'luck' is not one of"),
+def test_mistakes(at_module_hub, heads, run, monkeypatch, tmp_path):
+    for arguments, message in (
         ("--namespace a/b", "--namespace is 'a/b', and no Hub has such"),
-        ("--readme none/R.md", "There is no folder none for R.md: name the file, as --readme FILE."),
         ("--readme", "There is no folder recipes for README.md: name the file, as --readme FILE."),
-    ],
-)
-def test_mistakes(shared_hub, heads, tmp_path, arguments, message):
-    done = run(shared_hub, tmp_path, *arguments.split())
-    assert (done.returncode, done.stdout) == (2, "")
-    (said,) = errors(done.stderr)
-    assert said.startswith(f"Error: {message}") and [path.name for path in tmp_path.iterdir()] in ([], ["home"])
-
-
-def test_without_a_token_the_namespace_is_asked_for(shared_hub, heads, tmp_path):
-    done = zoo("zoo", "--hub", shared_hub.url, home=tmp_path / "home", cwd=tmp_path)
-    (said,) = errors(done.stderr)
-    assert done.returncode == 2 and said.endswith("give --namespace, or a token.")
-    done = zoo("zoo", "--hub", shared_hub.url, "--namespace", "local", home=tmp_path / "home", cwd=tmp_path)
-    assert done.returncode == 0 and "toy-ppo" in done.stdout, "a public zoo needs none"
+    ):
+        with pytest.raises(ZooError, match=message):
+            run(at_module_hub, *arguments.split())
+    assert list(tmp_path.rglob("*.md")) == []
+    monkeypatch.setenv("HF_TOKEN", "")
+    with pytest.raises(ZooError, match=r"give --namespace, or a token\.$"):
+        run(at_module_hub)
+    assert "toy-ppo" in run(at_module_hub, "--namespace", "local").stdout, "a public zoo needs none"
 
 
 # Collections
 
 
-def items(hub: RunningHub, title: str) -> list[tuple[str, str]]:
+def items(hub: ThreadHub, title: str) -> list[tuple[str, str]]:
     (found,) = [one for one in hub.api().list_collections(owner="local") if one.title == title]
     kept = sorted(hub.api().get_collection(found.slug).items, key=lambda item: item.position)
     return [(item.item_id, item.item_type) for item in kept]
 
 
 @pytest.fixture
-def recipe(hub: RunningHub) -> RunningHub:
+def recipe(thread_hub: ThreadHub) -> ThreadHub:
     for stage in ("ppo", "reward", "sft"):
-        publish(hub, f"local/toy-{stage}", card(stage))
-    api = hub.api()
-    api.create_repo("local/toy-compare", repo_type="space", space_sdk="gradio")
-    api.upload_file(
-        path_or_fileobj=b"---\nsdk: gradio\nmodels: [local/toy-ppo]\n---\n", path_in_repo="README.md",
-        repo_id="local/toy-compare", repo_type="space",
-    )  # fmt: skip
-    return hub
+        publish(thread_hub, f"toy-{stage}", card(stage))
+    thread_hub.make("toy-compare", {"README.md": "---\nsdk: gradio\nmodels: [local/toy-ppo]\n---\n"}, kind="space")
+    return thread_hub
 
 
+REPOS = {f"local/toy-{stage}": stage for stage in ("sft", "ppo", "reward")}
 WHOLE = [
     ("local/toy-sft", "model"), ("local/toy-reward", "model"), ("local/toy-ppo", "model"),
     ("local/toy-compare", "space"),
 ]  # fmt: skip
 
 
-def test_a_collection_for_each_recipe(recipe, tmp_path):
-    publish(recipe, "local/other-sft", card("sft", "other"))
-    done = run(recipe, tmp_path, "--collections")
-    assert (done.returncode, done.stdout) == (0, "")
+def test_a_collection_for_each_recipe_and_cards_fetched_once(recipe, run, monkeypatch):
+    seen: list[str] = []
+    really = Application.answer
+    monkeypatch.setattr(
+        Application, "answer", lambda self, r: (seen.append(f"{r.method} {r.path}"), really(self, r))[1]
+    )
+    publish(recipe, "other-sft", card("sft", "other"))
+    done = run(recipe, "--collections")
     slugs = [one.slug for one in recipe.api().list_collections(owner="local")]
-    assert sorted(line.rpartition(" ")[2] for line in errors(done.stderr)) == sorted(slugs) and len(slugs) == 2
+    assert sorted(line.rpartition(" ")[2] for line in done.stderr.splitlines()) == sorted(slugs) and len(slugs) == 2
     assert items(recipe, "toy: SFT, RM, PPO") == WHOLE
     assert items(recipe, "other: SFT, RM, PPO") == [("local/other-sft", "model")]
-    before = recipe.log.read_text()
-    assert run(recipe, tmp_path, "--collections").stderr == done.stderr
-    later = recipe.log.read_text().removeprefix(before)
-    assert "POST /api/collections" not in later and "PATCH /api/collections" not in later
-
-
-COLLECT = """
-import sys
-from rlhf_zoo.hub.collections import collect
-from rlhf_zoo.errors import ZooError
-repos = {f"local/toy-{stage}": stage for stage in sys.argv[1].split(",")}
-try:
-    print(collect("toy", "local", repos, sys.argv[2] if len(sys.argv) > 2 else None))
-except ZooError as error:
-    print("refused:", error)
-"""
-
-
-def collect(hub: RunningHub, *arguments: str, **env: str) -> str:
-    return hub.run(sys.executable, "-c", COLLECT, *arguments, **env).strip()
+    assert len([one for one in seen if one.startswith("GET /local/toy-ppo/resolve/")]) == 1
+    seen.clear()
+    assert run(recipe, "--collections").stderr == done.stderr
+    assert not [one for one in seen if one.startswith(("POST /api/coll", "PATCH /api/coll")) or "/resolve/" in one]
+    publish(recipe, "toy-ppo", card("ppo", seed=5))
+    (row,) = json.loads(run(recipe, "--json", "--stage", "ppo").stdout)
+    assert row["seed"] == 5
 
 
 def test_what_is_missing_is_added_in_order_and_the_rest_stays(recipe):
-    slug = collect(recipe, "ppo")
+    slug = collect("toy", "local", {"local/toy-ppo": "ppo"}, None)
     recipe.api().create_repo("local/mine", repo_type="dataset")
     recipe.api().add_collection_item(slug, "local/mine", "dataset", note="my own")
-    assert collect(recipe, "sft,ppo,reward", "local/toy-compare") == slug
+    assert collect("toy", "local", REPOS, "local/toy-compare") == slug
     assert items(recipe, "toy: SFT, RM, PPO") == [*WHOLE, ("local/mine", "dataset")]
     notes = [item.note for item in recipe.api().get_collection(slug).items]
     assert notes == ["SFT", "reward model", "PPO", "comparison of SFT with PPO", "my own"]
     # Others between them are no disorder: a user may have arranged them so.
     mine = recipe.api().get_collection(slug).items[-1]
     recipe.api().update_collection_item(slug, mine.item_object_id, position=1)
-    collect(recipe, "sft,ppo,reward", "local/toy-compare")
+    collect("toy", "local", REPOS, "local/toy-compare")
     assert items(recipe, "toy: SFT, RM, PPO") == [WHOLE[0], ("local/mine", "dataset"), *WHOLE[1:]]
 
 
-def test_refusals_are_one_sentence(recipe):
-    said = collect(recipe, "ppo", HF_TOKEN=create_token(recipe.root, "read"))
-    assert said.startswith("refused: The Collection 'toy: SFT, RM, PPO' of local cannot be made on ")
-    assert said.endswith("check that the token may write Collections, or leave it out.") and "\n" not in said
-    assert list(recipe.api().list_collections(owner="local")) == []
-    said = collect(recipe, "none")
-    assert said.startswith("refused: The Collection") and "local/toy-none" in said
+def test_refusals_are_one_sentence(recipe, monkeypatch):
+    with pytest.raises(ZooError, match=r"^The Collection .*local/toy-none"):
+        collect("toy", "local", {"local/toy-none": "none"}, None)
+    monkeypatch.setenv("HF_TOKEN", create_token(recipe.root, "read"))
+    with pytest.raises(
+        ZooError, match=r"^The Collection 'other: SFT, RM, PPO' of local cannot be made on .* it out\.$"
+    ):
+        collect("other", "local", REPOS, None)
+    assert len(list(recipe.api().list_collections(owner="local"))) <= 1
 
 
 def test_a_long_name_keeps_within_the_hubs_limit():
-    from rlhf_zoo.hub.collections import title_of
-
     assert title_of("toy") == "toy: SFT, RM, PPO"
     assert all(len(title_of("x" * size)) <= 60 for size in range(1, 81))
     assert len({title_of("x" * size) for size in range(40, 60)}) == 20

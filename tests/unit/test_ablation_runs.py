@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 from toy_run import make_context, make_recipe
 
+from rlhf_zoo.comparison import TimelineRun
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.ablation import Run
+from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.record import StageRecord, write_json
 from rlhf_zoo.stages.ablate import SAMPLES, Variant, ablation_of, outcome, spread, variants, write_overview
 
@@ -110,3 +113,15 @@ def test_means_and_ranges_over_seeds(tmp_path: Path) -> None:
     assert [run["seed"] for run in document["runs"]] == [None, 2, None]
     over = document["over_seeds"][0]
     assert over["figures"]["reward"] == {"mean": 3.5, "range": [2.0, 5.0]} and over["verdicts"] == ["hacked", "healthy"]
+
+
+def test_the_beta_of_a_run_on_the_hub_is_the_one_by_which_the_timeline_sorts_it() -> None:
+    listing = {"repo": "me/toy-ppo", "checkpoints": []}
+    for settings, beta in (
+        ({"kl_coef": 0.2}, 0.2), ({"kl_coef": 0}, 0.0), ({}, PPOConfig.kl_coef), ({"kl_coef": None}, None),
+        ({"kl_coef": True}, None), ({"kl_coef": "0.2"}, None), ({"kl_coef": float("nan")}, None),
+        ({"kl_coef": float("-inf")}, None), ({"kl_coef": 10**400}, None), ("none", None), (None, None),
+    ):  # fmt: skip
+        card = {"settings": settings}
+        assert Run(listing, card).beta == TimelineRun.from_listing(listing, card).beta == beta
+    assert Run(listing, {}).beta is None and Run(listing, {}).steps == ()

@@ -12,27 +12,30 @@ from pathlib import Path
 import pytest
 import yaml
 from card_run import COMMITS, estimate, make_runs, over_training, reward_report
+from huggingface_hub import ModelCard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub import markdown, plots
+from rlhf_zoo.hub import card, markdown, plots
 from rlhf_zoo.hub.card import CARD_FILE, make_card
 from rlhf_zoo.hub.facts import Facts
 from rlhf_zoo.record import StageRecord, read_json, write_bytes, write_json
 
 
 @pytest.fixture
-def drawn() -> None:
-    """For a test that needs the pictures themselves; test_plots.py looks at each kind."""
+def plotted() -> None:
+    """For a test that asks which plots there are; test_plots.py looks at the pictures."""
 
 
 @pytest.fixture(autouse=True)
 def placeholders(request, monkeypatch):
-    """Layout and rendering of the plots, three quarters of the time, are left out where no test looks at them."""
-    if "drawn" not in request.fixturenames:
+    """Plots are most of a card's time: none, where no test asks for them, and else empty ones."""
+    if "plotted" in request.fixturenames:
         monkeypatch.setattr(plots, "_save", lambda figure, path: write_bytes(path, b"\x89PNG"))
+    else:
+        monkeypatch.setattr(card, "_plots", lambda facts, folder: {})
 
 
 @pytest.fixture
@@ -45,8 +48,11 @@ def head_and_body(readme: Path) -> tuple[dict, str]:
     return yaml.safe_load(head), body
 
 
+PAGE = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
+
+
 def html(body: str) -> str:
-    return MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"]).render(body)
+    return PAGE.render(body)
 
 
 def cells(body: str, start: str) -> list[str]:
@@ -54,143 +60,43 @@ def cells(body: str, start: str) -> list[str]:
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-GOLDEN = f"""\
----
-license: apache-2.0
-pipeline_tag: text-generation
-library_name: transformers
-base_model: local/tiny-world-sft
-base_model_relation: finetune
-datasets:
-- local/tiny-world
-tags:
-- rlhf-zoo
-- stage:ppo
-- reward-model:local/tiny-world-reward
-- simulated
-model-index:
-- name: tiny-world-ppo
-  results:
-  - task:
-      type: text-generation
-    dataset:
-      name: local/tiny-world
-      type: local/tiny-world
-      config: prompts
-      split: test
-      revision: {COMMITS["data"]}
-    metrics:
-    - type: reward
-      value: 1.5
-      name: reward (the proxy that PPO maximises)
-    - type: kl
-      value: 1.52
-      name: KL to SFT, nats per completion
-    - type: length
-      value: 1.53
-      name: length, tokens
-    - type: judge
-      value: 1.51
-      name: judge
-    - type: eos_rate
-      value: 1.54
-      name: ended by EOS, share
-    - type: distinct_2
-      value: 1.55
-      name: distinct-2
-    - type: repetition
-      value: 1.56
-      name: repetition
-    - type: win_rate
-      value: 0.9
-      name: win rate over SFT
----
-"""
-GOLDEN_SFT = f"""\
----
-license: apache-2.0
-pipeline_tag: text-generation
-library_name: transformers
-datasets:
-- local/tiny-world
-tags:
-- rlhf-zoo
-- stage:sft
-- simulated
-model-index:
-- name: tiny-world-sft
-  results:
-  - task:
-      type: text-generation
-    dataset:
-      name: local/tiny-world
-      type: local/tiny-world
-      config: lines
-      split: validation
-      revision: {COMMITS["data"]}
-    metrics:
-    - type: loss
-      value: 2.0
-      name: loss, nats per token
-    - type: perplexity
-      value: {math.exp(2.0)}
-      name: perplexity, per token
----
-"""
-GOLDEN_REWARD = f"""\
----
-license: apache-2.0
-pipeline_tag: text-classification
-library_name: transformers
-base_model: local/tiny-world-sft
-base_model_relation: finetune
-datasets:
-- local/tiny-world
-tags:
-- rlhf-zoo
-- stage:reward
-- simulated
-model-index:
-- name: tiny-world-reward
-  results:
-  - task:
-      type: text-classification
-    dataset:
-      name: local/tiny-world
-      type: local/tiny-world
-      config: preferences
-      split: test
-      revision: {COMMITS["data"]}
-    metrics:
-    - type: accuracy
-      value: 0.93
-      name: accuracy on held-out pairs
----
-"""
+def front(kind: str, stage: str, config: str, split: str, metrics: list[dict]) -> dict:
+    dataset = {"name": "local/tiny-world", "type": "local/tiny-world", "config": config, "split": split}
+    result = {"task": {"type": kind}, "dataset": {**dataset, "revision": COMMITS["data"]}, "metrics": metrics}
+    return {
+        "license": "apache-2.0", "pipeline_tag": kind, "library_name": "transformers", "datasets": ["local/tiny-world"],
+        "tags": ["rlhf-zoo", f"stage:{stage}", "simulated"],
+        "model-index": [{"name": f"tiny-world-{stage}", "results": [result]}],
+    }  # fmt: skip
 
 
 def test_golden_front_matter(runs):
-    assert make_card(runs / "ppo").read_text(encoding="utf-8").startswith(GOLDEN)
-    assert make_card(runs / "reward").read_text(encoding="utf-8").startswith(GOLDEN_REWARD)
+    base = {"base_model": "local/tiny-world-sft", "base_model_relation": "finetune"}
+    readme = make_card(runs / "ppo")
+    head, _ = head_and_body(readme)
+    measured = {
+        "reward": (1.5, "reward (the proxy that PPO maximises)"), "kl": (1.52, "KL to SFT, nats per completion"),
+        "length": (1.53, "length, tokens"), "judge": (1.51, "judge"), "eos_rate": (1.54, "ended by EOS, share"),
+        "distinct_2": (1.55, "distinct-2"), "repetition": (1.56, "repetition"), "win_rate": (0.9, "win rate over SFT"),
+    }  # fmt: skip
+    metrics = [{"type": kind, "value": value, "name": name} for kind, (value, name) in measured.items()]
+    wanted = {**front("text-generation", "ppo", "prompts", "test", metrics), **base}
+    wanted["tags"].insert(2, "reward-model:local/tiny-world-reward")
+    assert head == wanted
+    loaded = ModelCard.load(readme)  # the Hub's own class reads it, and writes it back
+    assert len(loaded.data.eval_results) == 8 and yaml.safe_load(loaded.data.to_yaml()) == head
+
+    head, _ = head_and_body(make_card(runs / "reward"))
+    accuracy = [{"type": "accuracy", "value": 0.93, "name": "accuracy on held-out pairs"}]
+    assert head == {**front("text-classification", "reward", "preferences", "test", accuracy), **base}
     # SFT policies are published, and have a card, before anything is evaluated.
     (runs / "eval" / "evaluation.json").unlink()
-    assert make_card(runs / "sft").read_text(encoding="utf-8").startswith(GOLDEN_SFT)
-
-
-@pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
-def test_the_hubs_own_classes_read_the_metadata_and_write_it_back(runs, stage):
-    from huggingface_hub import ModelCard
-
-    readme = make_card(runs / stage)
-    head, _ = head_and_body(readme)
-    card = ModelCard.load(readme)
-    results = head["model-index"][0]["results"]
-    assert len(card.data.eval_results) == sum(len(result["metrics"]) for result in results)
-    assert all(isinstance(result.metric_value, float) for result in card.data.eval_results)
-    assert yaml.safe_load(card.data.to_yaml()) == head
-    assert head["pipeline_tag"] == ("text-classification" if stage == "reward" else "text-generation")
-    assert f"stage:{stage}" in head["tags"]
-    assert head.get("base_model") == (None if stage == "sft" else "local/tiny-world-sft")
+    head, _ = head_and_body(make_card(runs / "sft"))
+    metrics = [
+        {"type": "loss", "value": 2.0, "name": "loss, nats per token"},
+        {"type": "perplexity", "value": math.exp(2.0), "name": "perplexity, per token"},
+    ]
+    assert head == front("text-generation", "sft", "lines", "validation", metrics)
 
 
 def test_needs_nothing_heavy(runs):
@@ -220,6 +126,7 @@ def test_judges_of_every_kind_on_the_card(runs):
     evaluation["agreement"] = {"sft": half, "ppo": None, "same_side": half}
     path.write_text(json.dumps(evaluation))
     _, body = head_and_body(make_card(runs / "ppo"))
+    assert "It is not the reward that PPO was trained on." in body
     assert cells(body, "win rate by llm:m")[2] == "0.500 [0.400, 0.600]" and "second judge llm:m |" not in body
     assert "Asked in both orders, which agreed in 0.500 [0.400, 0.600] of the pairs. Cost: 0.25." in body
     assert cells(body, "second judge reward:&#60;b&#62;")[1] == "0.500 [0.400, 0.600]"
@@ -228,9 +135,12 @@ def test_judges_of_every_kind_on_the_card(runs):
     assert cells(body, "win rate by votes:u/v")[2] == "not measured" and "Votes. u/v holds no votes." in body
     assert cells(body, "reward and judge prefer the same")[2] == "0.500 [0.400, 0.600]"
     assert cells(body, "rank correlation of reward and judge")[1:3] == ["0.500 [0.400, 0.600]", "not measured"]
+    evaluation["judge"]["is_training_reward"] = True
+    write_json(path, evaluation)
+    assert "This is the reward that PPO was trained on" in make_card(runs / "ppo").read_text()
 
 
-def test_ppo_card(runs):
+def test_ppo_card(runs, plotted):
     _, body = head_and_body(make_card(runs / "ppo"))
     headline = [cells(body, f"**{name}**")[1:] for name in ("reward", "KL to SFT", "win rate over SFT", "length")]
     assert headline == [
@@ -255,6 +165,7 @@ def test_ppo_card(runs):
 
 
 def test_checkpoint_table_has_a_command_per_row(runs):
+    shutil.rmtree(runs / "ppo" / "checkpoint-20")  # pruned after it was sent
     _, body = head_and_body(make_card(runs / "ppo"))
     pull = "`rlhf-zoo pull local/tiny-world-ppo@step-0000{} --hub local`"
     assert cells(body, "20 |") == ["20", "1280", "1.000", "2.000", f"`{'d' * 10}`", pull.format(20)]
@@ -284,22 +195,19 @@ def test_completions_are_shown_as_text(runs):
     assert "↵# head↵↵- item $x$ \\| www.a.b" in row
 
 
-@given(text=st.text(max_size=60))
-@settings(deadline=None, max_examples=300)
+MARKS = ["_em_ __strong__", "*em* **strong**", "~~gone~~", "a | b", "[x]: /y", "`code`", "<i>"]
+
+
+@given(text=st.text(max_size=60) | st.lists(st.sampled_from(MARKS), max_size=4).map(" ".join))
+@settings(deadline=None, max_examples=150)
 def test_escaped_text_is_one_table_cell_of_that_text(text):
     page = html(f"| a | b |\n|---|---|\n| x {markdown.escape(text)} y | z |\n")
     shown = re.sub(r"\r\n|[\r\n\u2028\u2029]", "↵", text).replace("\t", " ")
     shown = "".join(character if character.isprintable() else "�" for character in shown)
     row = re.search(r"<tbody>\n<tr>\n<td>(.*)</td>\n<td>z</td>\n</tr>", page)
     assert row is not None
+    assert not re.search("<(?!/?t[dr])", row[1])
     assert " ".join(entities.unescape(row[1]).split()) == " ".join(f"x {shown} y".split())
-
-
-@pytest.mark.parametrize(
-    "text", ["_em_ __strong__", "*em* **strong**", "~~gone~~", "a | b", "[x]: /y", "`code`", "<i>"]
-)
-def test_marks_of_markdown_are_characters(text):
-    assert html(f"{markdown.escape(text)}\n") == f"<p>{entities.escape(text)}</p>\n"
 
 
 @given(text=st.text(max_size=80))
@@ -355,7 +263,7 @@ def test_a_step_that_was_logged_and_not_saved_names_no_checkpoint(runs):
     assert "at step 30: reward 1.500, KL 3.000 nats" in body and "step-000020" in body
 
 
-def test_missing_figures_are_not_measured(tmp_path):
+def test_missing_figures_are_not_measured(tmp_path, plotted):
     for stage in ("sft", "reward", "ppo"):
         StageRecord(tmp_path / stage).write(stage=stage, status="running")
         head, body = head_and_body(make_card(tmp_path / stage))
@@ -379,16 +287,13 @@ def test_figures_that_are_not_finite_are_not_measured(runs):
 
 
 def test_reward_card(runs):
-    head, body = head_and_body(make_card(runs / "reward"))
+    _, body = head_and_body(make_card(runs / "reward"))
     assert cells(body, "**accuracy**")[1:] == ["0.930 [0.910, 0.945]", "1000", "3"]
     assert cells(body, "mean of its score")[1] == "0.750" and cells(body, "standard deviation")[1] == "2.500"
-    assert head["model-index"][0]["results"][0]["metrics"] == [
-        {"type": "accuracy", "value": 0.93, "name": "accuracy on held-out pairs"}
-    ]
     assert "PPO update" not in body and "AutoModelForSequenceClassification" in body
 
 
-def test_reward_card_before_any_evaluation(runs):
+def test_reward_card_before_any_evaluation(runs, plotted):
     (runs / "eval" / "evaluation.json").unlink()
     _, body = head_and_body(make_card(runs / "reward"))
     assert cells(body, "**accuracy**")[1] == "not measured"
@@ -398,9 +303,12 @@ def test_reward_card_before_any_evaluation(runs):
     _, body = head_and_body(make_card(runs / "reward"))
     assert cells(body, "**accuracy**")[1:] == ["0.875 [0.850, 0.900]", "800", "3"]
     assert cells(body, "mean of its score")[1] == "1.500"
-    _, body = head_and_body(make_card(runs / "reward", step=20))
-    assert cells(body, "**accuracy**")[1] == "not yet evaluated"
+    readme = make_card(runs / "reward", step=20)
+    head, body = head_and_body(readme)
+    assert cells(body, "**accuracy**")[1] == "not yet evaluated" and "model-index" not in head
     assert cells(body, "mean of its score")[1] == "0.750"
+    assert json.loads((readme.parent / CARD_FILE).read_text())["reward_model"] is None
+    assert {path.stem for path in (readme.parent / "plots").glob("*.png")} == {"loss", "accuracy"}
 
 
 def test_sft_from_a_base_model_names_it(runs):
@@ -419,25 +327,6 @@ def test_sft_card(runs):
     assert cells(body, "training loss")[1] == "0.150"
     assert "kl" not in [metric["type"] for metric in head["model-index"][0]["results"][0]["metrics"]]
     assert "a plain line" in body and "far away" not in body
-
-
-def test_a_judge_that_is_the_training_reward_is_called_that(runs):
-    path = runs / "eval" / "evaluation.json"
-    evaluation = json.loads(path.read_text())
-    evaluation["judge"]["is_training_reward"] = True
-    write_json(path, evaluation)
-    _, body = head_and_body(make_card(runs / "ppo"))
-    assert "This is the reward that PPO was trained on" in body
-
-
-def test_an_evaluation_of_another_model_is_called_that(runs):
-    evaluation = StageRecord(runs / "eval")
-    evaluation.write(stage="eval", parents={"ppo": {"repo": "local/tiny-world-ppo", "commit": COMMITS["40"]}})
-    assert "not of these weights" not in make_card(runs / "ppo").read_text()
-    evaluation.write(parents={"ppo": {"repo": "local/tiny-world-ppo", "commit": "0" * 40}})
-    text = make_card(runs / "ppo").read_text()
-    assert f"is of commit {'0' * 40}, not of these weights: its figures are left out" in text
-    assert "model-index" not in text and "1.500 [1.450, 1.550]" not in text
 
 
 def test_license_and_real_hub(runs):
@@ -510,10 +399,7 @@ def test_an_unpublished_run_prints_no_command_that_needs_a_hub(runs):
         assert cells(body, "data set")[1:] == ["not published", "not published"]
         assert cells(body, "this model")[1:] == ["not published", "not published"]
         assert re.findall(r"```sh\n(.*?)```", body, re.DOTALL) == ["rlhf-zoo run tiny-world --seed 3\n"]
-
-
-def test_a_path_of_this_machine_is_no_repository(runs):
-    record = StageRecord(runs / "ppo")
+    # Nor is a path of this machine a repository.
     parents = {"sft": {"repo": None, "commit": None, "path": "/home/someone/model"}}
     record.write(parents=parents, dataset={"repo": "/home/someone/data", "commit": None})
     head, body = head_and_body(make_card(runs / "ppo"))
@@ -563,23 +449,22 @@ def test_the_rule_that_chose_is_named(runs):
     assert "rule is" not in body and json.loads((runs / "out" / CARD_FILE).read_text())["chosen"] is None
 
 
-def test_an_evaluation_of_another_step_is_left_out(runs):
+@pytest.mark.parametrize(
+    ("parent", "of"),
+    [
+        ({"path": "checkpoint-20"}, None),
+        ({"commit": COMMITS["40"]}, None),
+        ({"path": "checkpoint-40"}, "step 40"),
+        ({"fingerprint": "9" * 64}, "other settings (fingerprint 9999999999)"),
+        ({"repo": "local/tiny-world-ppo", "commit": "0" * 40}, f"commit {'0' * 40}"),
+    ],
+)
+def test_an_evaluation_of_other_weights_is_left_out(runs, parent, of):
     StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "best", "metric": "eval_x", "value": 1.0})
-    evaluation = StageRecord(runs / "eval")
-    evaluation.write(stage="eval", parents={"ppo": {"path": "checkpoint-20"}})
-    assert "1.500 [1.450, 1.550]" in make_card(runs / "ppo").read_text()
-    evaluation.write(parents={"ppo": {"path": "checkpoint-40"}})
+    StageRecord(runs / "eval").write(stage="eval", parents={"ppo": parent})
     text = make_card(runs / "ppo").read_text()
-    assert "is of step 40, not of these weights" in text and "1.500 [1.450, 1.550]" not in text
-    evaluation.write(parents={"ppo": {"fingerprint": "9" * 64}})
-    assert "is of other settings (fingerprint 9999999999)" in make_card(runs / "ppo").read_text()
-
-
-def test_checkpoints_that_were_pruned_after_sending_are_listed(runs):
-    stage = StageRecord(runs / "ppo")
-    shutil.rmtree(stage.checkpoint_path(20))
-    _, body = head_and_body(make_card(runs / "ppo"))
-    assert cells(body, "20 |")[-1] == "`rlhf-zoo pull local/tiny-world-ppo@step-000020 --hub local`"
+    assert ("1.500 [1.450, 1.550]" in text) is ("model-index" in text) is (of is None)
+    assert (f"is of {of}, not of these weights: its figures are left out" in text) is (of is not None)
 
 
 def test_an_interrupted_run(runs):
@@ -649,7 +534,7 @@ def test_the_defaults_that_a_card_takes_are_ppos():
     assert {name: fields[name].default for name in DEFAULTS} == DEFAULTS
 
 
-def test_an_adaptive_penalty_names_its_schedule(runs):
+def test_an_adaptive_penalty_names_its_schedule(runs, plotted):
     stage = StageRecord(runs / "ppo")
     lines = stage.metrics_file.read_text().splitlines()
     rows = [{**json.loads(line), "kl_coef": 0.1 + json.loads(line)["step"] / 1000} for line in lines]
@@ -679,7 +564,7 @@ def test_signs_are_stated_without_a_verdict(runs):
     assert "No verdict was computed" in signs
 
 
-def test_the_verdict_with_its_reasons_and_probes(runs):
+def test_the_verdict_with_its_reasons_and_probes(runs, plotted):
     path = runs / "eval" / "evaluation.json"
     found = over_training()
     write_json(path, {**read_json(path), "verdict": "hacked", "recommended": 20, "over_training": found})
@@ -710,7 +595,7 @@ def test_the_verdict_with_its_reasons_and_probes(runs):
 # The reward model's report
 
 
-def test_reward_card_with_its_report(runs):
+def test_reward_card_with_its_report(runs, plotted):
     report = reward_report()
     StageRecord(runs / "reward").write(reward_model=report)
     readme = make_card(runs / "reward")
@@ -734,17 +619,6 @@ def test_reward_card_with_its_report(runs):
     unmeasured = body.split("- Not measured:")[1].splitlines()[0]
     assert "calibration" not in unmeasured and "length" not in unmeasured
     assert json.loads((readme.parent / CARD_FILE).read_text())["reward_model"] == report
-
-
-def test_an_earlier_step_of_a_reward_model_shows_nothing_of_the_end(runs):
-    StageRecord(runs / "reward").write(reward_model=reward_report())
-    make_card(runs / "reward")
-    readme = make_card(runs / "reward", step=20)
-    head, body = head_and_body(readme)
-    assert "model-index" not in head and "1.500" not in body
-    assert {path.stem for path in (readme.parent / "plots").glob("*.png")} == {"loss", "accuracy"}
-    assert json.loads((readme.parent / CARD_FILE).read_text())["reward_model"] is None
-    assert "- Not measured, or not yet evaluated at this step: accuracy on held-out pairs; calibration;" in body
 
 
 # Registered benchmarks
@@ -788,7 +662,6 @@ def test_a_reward_models_benchmark(runs):
 @pytest.mark.parametrize(
     "said",
     [
-        {"tasks": []},
         {"tasks": [{"id": "tiny", "split": "validation"}]},
         {"tasks": [{"id": "tiny", "config": "lines"}]},
         {"tasks": [{"id": "one"}, {"id": "two"}]},
@@ -801,11 +674,7 @@ def test_no_result_is_claimed_that_no_task_asks_for(runs, said):
     assert ".eval_results" not in (runs / "ppo" / "README.md").read_text()
 
 
-def test_without_a_benchmark_there_are_no_results(runs):
-    assert not (make_card(runs / "ppo").parent / ".eval_results").exists()
-
-
-def test_equal_runs_give_equal_cards(runs, drawn):
+def test_equal_runs_give_equal_cards(runs, plotted):
     first, second = (make_card(runs / "ppo", out=runs / name).parent for name in ("a", "b"))
     names = sorted(path.relative_to(first) for path in first.rglob("*.*"))
     pictures = [f"plots/{name}.png" for name in ("reward_kl", "reward_sqrt_kl", "training")]
@@ -830,9 +699,6 @@ def test_card_json(runs):
 def test_only_stages_have_cards(runs, stage):
     with pytest.raises(ZooError, match="name the directory of a stage"):
         make_card(runs / stage)
-
-
-def test_unknown_step(runs):
     with pytest.raises(ZooError, match="has no step 41: it has 10, 20, 30, 40"):
         make_card(runs / "ppo", step=41)
 
@@ -847,11 +713,7 @@ def test_unknown_step(runs):
 )  # fmt: skip
 def test_numbers(value, text):
     assert markdown.number(value) == text
-
-
-def test_estimates_without_interval_say_so():
     assert markdown.estimate({"value": 0.5}) == "0.500 (interval not measured)"
-    assert markdown.estimate({"value": 0.5, "ci95": [0.25, 0.75]}) == "0.500 [0.250, 0.750]"
     assert markdown.estimate(None) == markdown.estimate({}) == "not measured"
 
 

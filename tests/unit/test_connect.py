@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 from warm import PYTHON
@@ -16,6 +15,7 @@ from zoo_process import environment, hubs_over, wait_until, zoo
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import REAL, choose, home
+from rlhf_zoo.hub.server.application import Application
 
 OTHER = "https://hub.example.com"
 SECRET = "hf_secret"
@@ -25,19 +25,15 @@ SECRET = "hf_secret"
     ("flag", "push", "env", "kind", "endpoint", "why"),
     [
         (None, False, {}, "local", None, "no --hub"),
-        (None, True, {}, "local", None, "no --hub"),
         (None, False, {"HF_TOKEN": SECRET}, "local", None, "not both a token and --push_to_hub"),
         (None, True, {"HF_TOKEN": SECRET}, "huggingface", REAL, "a token and --push_to_hub"),
         (None, True, {"HF_TOKEN": ""}, "local", None, "no --hub"),
         (None, False, {"HF_ENDPOINT": OTHER}, "other", OTHER, "HF_ENDPOINT"),
-        (None, True, {"HF_ENDPOINT": OTHER, "HF_TOKEN": SECRET}, "other", OTHER, "HF_ENDPOINT"),
         (None, True, {"HF_ENDPOINT": "", "HF_TOKEN": SECRET}, "huggingface", REAL, "a token and --push_to_hub"),
         (None, False, {"HF_ENDPOINT": REAL + "/"}, "huggingface", REAL, "HF_ENDPOINT"),
         ("local", True, {"HF_ENDPOINT": OTHER, "HF_TOKEN": SECRET}, "local", None, "--hub local"),
-        (OTHER, False, {}, "other", OTHER, "--hub"),
         (OTHER + "/", True, {"HF_ENDPOINT": REAL, "HF_TOKEN": SECRET}, "other", OTHER, "--hub"),
         (REAL, False, {"HF_ENDPOINT": OTHER}, "huggingface", REAL, "--hub"),
-        ("http://localhost:80", False, {}, "other", "http://localhost:80", "--hub"),
         ("http://127.0.0.1:8080", False, {}, "other", "http://127.0.0.1:8080", "--hub"),
         ("http://[::1]:8080", False, {}, "other", "http://[::1]:8080", "--hub"),
     ],
@@ -68,17 +64,13 @@ def test_a_token_of_a_login_counts(tmp_path, variables):
     ("address", "message"),
     [
         ("http://example.com", "would send a token unencrypted: use https"),
-        ("http://10.0.0.1:8080", "would send a token unencrypted: use https"),
         ("http://localhost.example.com", "would send a token unencrypted"),
         ("http://127.0.0.1@example.com", "would send a token unencrypted"),
         ("embedded", "give 'local' or an address such as https://huggingface.co"),
-        ("huggingface.co", "give 'local' or an address"),
         ("ftp://huggingface.co", "give 'local' or an address"),
         ("https://", "give 'local' or an address"),
-        ("", "give 'local' or an address"),
         ("http://[::1", "give 'local' or an address"),
         ("http://127.0.0.1:port", "give 'local' or an address"),
-        ("http://127.0.0.1:99999", "give 'local' or an address"),
     ],
 )
 def test_addresses_that_are_none_or_unsafe(address, message):
@@ -154,60 +146,38 @@ def test_the_embedded_hub_sees_nothing_of_the_real_one(tmp_path, python):
 
 
 def test_another_hub_gets_its_own_token_and_caches(tmp_path):
-    for flag, hub_token in ((OTHER, None), (OTHER, "other_token")):
-        seen = look(tmp_path, flag, **({"RLHF_ZOO_HUB_TOKEN": hub_token} if hub_token else {}))
-        assert is_sealed(tmp_path, seen)
-        assert (seen["token"], seen["token_from"]) == (hub_token, "RLHF_ZOO_HUB_TOKEN")
-        assert all(place.startswith(str(tmp_path / "zoo" / "hubs" / "hub.example.com")) for place in seen["places"])
+    seen = look(tmp_path, OTHER, RLHF_ZOO_HUB_TOKEN="other_token")
+    assert is_sealed(tmp_path, seen)
+    assert (seen["token"], seen["token_from"]) == ("other_token", "RLHF_ZOO_HUB_TOKEN")
+    assert all(place.startswith(str(tmp_path / "zoo" / "hubs" / "hub.example.com")) for place in seen["places"])
     # The token that stands beside HF_ENDPOINT is that Hub's, and not the real one's.
     seen = look(tmp_path, REAL, HF_ENDPOINT=OTHER)
     assert is_sealed(tmp_path, seen) and seen["client"] == REAL and seen["token"] is None
 
 
-@pytest.mark.parametrize(
-    ("flag", "push", "endpoint"), [(None, True, None), (REAL, False, None), (None, False, OTHER), (OTHER, True, OTHER)]
-)
+@pytest.mark.parametrize(("flag", "push", "endpoint"), [(None, True, None), (None, False, OTHER)])
 def test_a_token_goes_to_the_hub_it_belongs_to(tmp_path, flag, push, endpoint):
     seen = look(tmp_path, flag, push, **({"HF_ENDPOINT": endpoint} if endpoint else {}))
     assert (seen["client"], seen["token"], seen["token_from"]) == (endpoint or REAL, SECRET, "HF_TOKEN")
     assert seen["places"][0] == str(tmp_path / "real" / "hf_home")
 
 
-class Listener(BaseHTTPRequestHandler):
-    """A Hub that refuses everything and notes what it is sent."""
-
+def test_no_request_to_another_hub_holds_the_token(tmp_path, thread_hub, monkeypatch):
     seen: list[str] = []
+    really = Application.role
 
-    def do_GET(self) -> None:
-        type(self).seen.append(f"{self.path}\n{self.headers}")
-        self.send_response(404)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+    def role(self: Application, path: str, headers: Any) -> Any:
+        seen.append(f"{path}\n{headers}")
+        return really(self, path, headers)
 
-    do_HEAD = do_POST = do_GET
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
-@pytest.fixture
-def listener():
-    Listener.seen = []
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Listener)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-
-
-def test_no_request_to_another_hub_holds_the_token(tmp_path, listener):
-    done = zoo("pull", "a/b", "--hub", listener, home=tmp_path, HF_TOKEN=SECRET)
-    assert done.returncode == 2 and f"a/b cannot be fetched from {listener} (" in done.stderr
-    assert Listener.seen
-    assert SECRET not in "".join(Listener.seen) + done.stdout + done.stderr
-    Listener.seen.clear()
-    zoo("pull", "a/b", "--hub", listener, home=tmp_path, HF_TOKEN=SECRET, RLHF_ZOO_HUB_TOKEN="mine")
-    assert "Bearer mine" in "".join(Listener.seen) and SECRET not in "".join(Listener.seen)
+    monkeypatch.setattr(Application, "role", role)
+    command = ("pull", "a/b", "--hub", thread_hub.url)
+    done = zoo(*command, home=tmp_path / "home", HF_TOKEN=SECRET)
+    assert done.returncode == 2 and "There is no repository 'a/b'" in done.stderr
+    assert seen and SECRET not in "".join(seen) + done.stdout + done.stderr
+    seen.clear()
+    zoo(*command, home=tmp_path / "home", HF_TOKEN=SECRET, RLHF_ZOO_HUB_TOKEN="mine")
+    assert "Bearer mine" in "".join(seen) and SECRET not in "".join(seen)
 
 
 def test_the_embedded_hub_ends_with_its_command_even_when_that_is_killed(tmp_path):

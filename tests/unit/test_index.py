@@ -61,9 +61,7 @@ def test_without_an_evaluation_the_figures_are_trainings_and_say_so():
     found = of(evaluation=None, finished=None)
     assert found.reward == Figure(2.75, held_out=False) and found.kl == Figure(7.5, held_out=False)
     assert found.win_rate is None and found.date == "2026-11-20T10:00:00+00:00"
-
-
-def test_what_the_card_does_not_say_the_hub_may():
+    # What the card does not say the Hub may.
     changed = datetime(2026, 11, 22, tzinfo=UTC)
     found = entry("zoo/x", COMMIT, {}, changed=changed, tags=["rlhf-zoo", "stage:reward"], note="no card")
     assert (found.stage, found.date, found.note) == ("reward", "2026-11-22T00:00:00+00:00", "no card")
@@ -104,7 +102,7 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=60)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys([*CARD, "checkpoints", "chosen"], JSON)), JSON)
 def test_no_card_breaks_a_listing_or_speaks_to_the_terminal(card, rows):
     found = entry("zoo/x", COMMIT, card)
@@ -170,9 +168,6 @@ def test_a_row_names_the_commit_and_gives_interval_and_n():
     )
     assert "|  |  |  | 0.750 [0.700, 0.800], n=500 | 3 | 40 |" in lines[6]
     assert "| 2.750 (training) | 7.500 (training) |  |  |" in lines[7]
-
-
-def test_texts_of_cards_are_no_markdown():
     evil = of(recipe="<!-- /zoo --> | [x](http://evil.example) `rm`", base_model="a|b\n# H")
     table = benchmark([evil], command="rlhf-zoo zoo", namespace="zoo")
     assert table.count("<!-- /zoo -->") == 1 and "](" not in table and "http://" not in table
@@ -193,18 +188,9 @@ def test_the_table_replaces_itself_and_leaves_the_rest():
     assert fresh.startswith("# Recipes\n") and fresh.endswith(TABLE) and with_table(fresh, TABLE) == fresh
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "<!-- zoo -->\n",
-        "<!-- /zoo -->\n",
-        "<!-- /zoo -->\n<!-- zoo -->\n",
-        "<!-- zoo --><!-- zoo --><!-- /zoo -->",
-        "<!-- zoo --><!-- /zoo --><!-- /zoo -->",
-        "<!-- zoo --><!-- /zoo --><!-- zoo --><!-- /zoo -->",
-    ],
-)
-def test_markers_that_are_no_pair_are_refused(text, tmp_path):
+@pytest.mark.parametrize("order", ["a", "z", "za", "aaz", "azz", "azaz"])
+def test_markers_that_are_no_pair_are_refused(order, tmp_path):
+    text = "\n".join({"a": "<!-- zoo -->", "z": "<!-- /zoo -->"}[one] for one in order)
     (tmp_path / "R.md").write_text(text)
     with pytest.raises(ZooError, match=r"R\.md: The markers .* are not one pair in order: leave one of each"):
         write_benchmark(tmp_path / "R.md", TABLE)

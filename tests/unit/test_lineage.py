@@ -64,13 +64,12 @@ def test_flags_override_and_may_be_folders(ask, tmp_path) -> None:
     assert found.sft.path == tmp_path / "mine" and found.reward.name == "local/other"
 
 
-def test_no_card_needs_only_the_sft_model(ask) -> None:
-    found = ask(None, sft="local/other")
-    assert found.reward is None and found.card == {} and found.prompts == [] and found.kl is None
-
-
-def test_trained_without_a_reward_model(ask) -> None:
+def test_what_is_not_said_is_none(ask) -> None:
     assert ask(CARD | {"parents": {"sft": CARD["parents"]["sft"]}}).reward is None
+    found = ask(None, sft="local/other", ppo="local/other")
+    assert found.reward is None and found.card == {} and found.prompts == [] and found.kl is None
+    found = ask({"parents": [], "prompts": {"a": 1}, "settings": 3, "evaluation": {"ppo": 1}}, sft="local/other")
+    assert found.prompts == [] and found.kl is None and found.setting("temperature", 1.0) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -92,8 +91,3 @@ def test_trained_without_a_reward_model(ask) -> None:
 def test_what_names_no_models(ask, card: Any, message: str) -> None:
     with pytest.raises(ZooError, match=message):
         ask(card)
-
-
-def test_a_card_of_nonsense_is_only_no_help(ask) -> None:
-    found = ask({"parents": [], "prompts": {"a": 1}, "settings": 3, "evaluation": {"ppo": 1}}, sft="local/other")
-    assert found.prompts == [] and found.kl is None and found.setting("temperature", 1.0) == 1.0

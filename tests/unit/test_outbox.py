@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -60,7 +61,7 @@ def outbox(disk: Disk, patience: float = 5.0) -> Outbox:
 
 
 def test_nothing_is_sent_before_it_is_told_and_everything_in_order():
-    disk = Disk("one", "two", "three")
+    disk, threads = Disk("one", "two", "three"), threading.active_count()
     with outbox(disk) as box:
         time.sleep(0.1)
         assert disk.sent == []
@@ -69,7 +70,7 @@ def test_nothing_is_sent_before_it_is_told_and_everything_in_order():
         assert disk.sent == ["one", "two", "three"]
         disk.left += ["four"]
         box.notify()
-    assert disk.sent == ["one", "two", "three", "four"]
+    assert disk.sent == ["one", "two", "three", "four"] and threading.active_count() == threads
 
 
 def test_training_goes_on_while_something_is_sent():
@@ -149,30 +150,17 @@ def test_an_interruption_does_not_wait_for_a_hub_that_is_away(monkeypatch):
     assert time.monotonic() - began < 5 and disk.left == ["one"]
 
 
-def test_the_thread_ends():
-    before = threading.active_count()
-    with outbox(Disk("one")) as box:
-        box.notify()
-    assert threading.active_count() == before
-
-
-@pytest.mark.parametrize(("said", "seconds"), [("7", 7.0), ("99999", 600.0), ("soon", 0.0), (None, 0.0)])
-def test_retry_after(said, seconds):
-    class Answer:
-        headers = {} if said is None else {"Retry-After": said}
-
+def busy(**headers: str) -> OSError:
     error = OSError("429")
-    error.response = Answer()  # type: ignore[attr-defined]
-    assert retry_after(error) == seconds
-    assert retry_after(OSError("no answer")) == 0.0
+    error.response = SimpleNamespace(headers=headers)  # type: ignore[attr-defined]
+    return error
 
 
 def test_it_waits_as_long_as_the_hub_asks():
-    class Answer:
-        headers = {"Retry-After": "1"}
-
-    error = OSError("429")
-    error.response = Answer()  # type: ignore[attr-defined]
+    for said, seconds in (("7", 7.0), ("99999", 600.0), ("soon", 0.0)):
+        assert retry_after(busy(**{"Retry-After": said})) == seconds
+    assert retry_after(busy()) == retry_after(OSError("no answer")) == 0.0
+    error = busy(**{"Retry-After": "1"})
     disk = Disk("one", before=failing(1, error))
     began = time.monotonic()
     with outbox(disk) as box:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy_models import save_toys
+from toy_models import Toys, save_toys
 from transformers import AutoTokenizer
 
 from rlhf_zoo.commands.evaluate import _is_policy, _recipe_keys, _shared
@@ -26,7 +26,7 @@ from rlhf_zoo.record import StageRecord
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.stages.judges import Panel, RewardJudge, RuleJudge, cheapest_first, check_names, open_panel, scores
 from rlhf_zoo.stages.measure import function_judges, reward_models
-from rlhf_zoo.stages.policies import Terms, _check_room, find_contest
+from rlhf_zoo.stages.policies import Contest, Terms, _check_room, find_contest
 from rlhf_zoo.stages.settings import LLMConfig, llm_config
 from rlhf_zoo.stages.values import json_object
 
@@ -74,19 +74,16 @@ def test_flags_of_a_policy() -> None:
     assert json_object('{"budget": 1}', option="--llm", example="'{}'") == {"budget": 1}
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"prompts": 0}, "--prompts is 0: give at least 1."),
-        ({"seed": -1}, "--seed is -1: give at least 0."),
-        ({"temperature": 0.0}, "--temperature is 0.0: give a number above 0."),
-        ({"max_new_tokens": 0}, "--max_new_tokens is 0: give at least 1."),
-    ],
-)
-def test_terms_that_cannot_work(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(ZooError) as refused:
-        Terms(**fields)
-    assert str(refused.value) == message
+def test_terms_that_cannot_work() -> None:
+    fields: dict[str, Any]
+    for fields, message in (
+        ({"prompts": 0}, r"--prompts is 0: give at least 1\."),
+        ({"seed": -1}, r"--seed is -1: give at least 0\."),
+        ({"temperature": 0.0}, r"--temperature is 0\.0: give a number above 0\."),
+        ({"max_new_tokens": 0}, r"--max_new_tokens is 0: give at least 1\."),
+    ):
+        with pytest.raises(ZooError, match=message):
+            Terms(**fields)
 
 
 @pytest.mark.parametrize(
@@ -165,8 +162,13 @@ def test_a_panel(module: None, tmp_path: Path) -> None:
     assert isinstance(rule, RuleJudge)
 
 
-def test_a_policy_and_what_is_none(tmp_path: Path) -> None:
-    toys = save_toys(tmp_path)
+@pytest.fixture(scope="module")
+def toys(tmp_path_factory: pytest.TempPathFactory) -> Toys:
+    """To be read alone."""
+    return save_toys(tmp_path_factory.mktemp("toys"))
+
+
+def test_a_policy_and_what_is_none(toys: Toys, tmp_path: Path) -> None:
     with pytest.raises(ZooError, match=r"is a LlamaForSequenceClassification, which writes nothing: give a policy"):
         load_causal(toys.reward)
     assert load_causal(toys.sft).config.architectures == ["LlamaForCausalLM"]
@@ -183,8 +185,7 @@ def test_a_policy_and_what_is_none(tmp_path: Path) -> None:
         _check_room(load_causal(toys.ppo), tools, ["the", "the camera"])
 
 
-def test_the_training_reward_is_known_by_its_weights(tmp_path: Path) -> None:
-    toys = save_toys(tmp_path)
+def test_the_training_reward_is_known_by_its_weights(toys: Toys) -> None:
     tokenizer = AutoTokenizer.from_pretrained(toys.reward)
 
     def model() -> RewardModel:
@@ -202,8 +203,7 @@ def test_the_training_reward_is_known_by_its_weights(tmp_path: Path) -> None:
     np.testing.assert_allclose(given, alone, rtol=1e-6)
 
 
-def test_folders_of_models(tmp_path: Path) -> None:
-    toys = save_toys(tmp_path)
+def test_folders_of_models(toys: Toys) -> None:
     with pytest.raises(ZooError, match=r"does not say which SFT model it started from: name it with --against\."):
         find_contest(str(toys.ppo), against=None, reward=None, terms=Terms())
     terms = Terms(dataset_name="data", dataset_revision="main")
@@ -215,17 +215,29 @@ def test_folders_of_models(tmp_path: Path) -> None:
     assert without.reward is None and without.settings == {"temperature": 1.0, "response_length": 53}
 
 
-def test_what_a_run_of_this_machine_says(tmp_path: Path) -> None:
-    """Its SFT policy, reward model, data and judge stand in its records; a card only describes."""
-    toys = save_toys(tmp_path / "toys")
-    checkpoint = tmp_path / "run/ppo/checkpoint-4"
+def finished(toys: Toys, folder: Path, settings: dict[str, Any]) -> Path:
+    """The last checkpoint of the run in `folder`, whose parents are the toys."""
+    checkpoint = folder / "ppo/checkpoint-4"
     shutil.copytree(toys.ppo, checkpoint)
     (checkpoint / PPO_STATE).touch()
-    (tmp_path / "run/data/prompts").mkdir(parents=True)
     record = StageRecord(checkpoint.parent)
     record.mark_complete(checkpoint)
     parents = {"sft": {"path": str(toys.sft)}, "reward": {"path": str(toys.reward)}}
-    record.write(stage="ppo", status="finished", parents=parents, resolved={"response_length": 9, "temperature": 0.5})
+    record.write(stage="ppo", status="finished", parents=parents, resolved=settings)
+    return checkpoint
+
+
+def described(toys: Toys, folder: Path, card: dict[str, Any]) -> Contest:
+    """A folder with the toy policy and a card, against the toy SFT policy."""
+    shutil.copytree(toys.ppo, folder, dirs_exist_ok=True)
+    (folder / "rlhf_card.json").write_text(json.dumps(card))
+    return find_contest(str(folder), against=str(toys.sft), reward="none", terms=Terms(dataset_name="data"))
+
+
+def test_what_a_run_of_this_machine_says(toys: Toys, tmp_path: Path) -> None:
+    """Its SFT policy, reward model, data and judge stand in its records; a card only describes."""
+    (tmp_path / "run/data/prompts").mkdir(parents=True)
+    checkpoint = finished(toys, tmp_path / "run", {"response_length": 9, "temperature": 0.5})
     StageRecord(tmp_path / "run/eval").write(resolved={"evaluation": {"judge": "own_judges:longest"}})
     for name in (tmp_path / "run", tmp_path / "run/ppo", checkpoint):
         found = find_contest(str(name), against=None, reward=None, terms=Terms())
@@ -233,12 +245,10 @@ def test_what_a_run_of_this_machine_says(tmp_path: Path) -> None:
         assert found.reward is not None and found.reward.path == toys.reward
         assert found.data is not None and found.data.location == str(tmp_path / "run/data")
         assert found.settings == {"response_length": 9.0, "temperature": 0.5}
-    (toys.ppo / "rlhf_card.json").write_text(json.dumps({"evaluation": {"judge": {"target": "os:system"}}}))
-    card = find_contest(str(toys.ppo), against=str(toys.sft), reward="none", terms=Terms())
+    card = described(toys, tmp_path / "told", {"evaluation": {"judge": {"target": "os:system"}}})
     assert card.judge is None and card.described == "os:system"  # told, never imported
     for odd in ([], {"judge": "x"}, {"judge": {"target": 3}}, "x"):
-        (toys.ppo / "rlhf_card.json").write_text(json.dumps({"evaluation": odd}))
-        assert find_contest(str(toys.ppo), against=str(toys.sft), reward="none", terms=Terms()).described is None
+        assert described(toys, tmp_path / "told", {"evaluation": odd}).described is None
 
 
 PAID = {
@@ -261,23 +271,16 @@ PAID = {
         ({}, set()),
     ],
 )
-def test_functions_that_a_policy_was_paid_by(tmp_path: Path, settings: dict[str, Any], paid: set[str]) -> None:
+def test_functions_that_a_policy_was_paid_by(
+    toys: Toys, tmp_path: Path, settings: dict[str, Any], paid: set[str]
+) -> None:
     """By the card of a folder, and by the record of a run."""
-    toys = save_toys(tmp_path / "toys")
-    terms = Terms(dataset_name="data", dataset_revision="main")
-    (toys.ppo / "rlhf_card.json").write_text(json.dumps({"settings": settings}))
-    card = find_contest(str(toys.ppo), against=str(toys.sft), reward="none", terms=terms)
+    card = described(toys, tmp_path / "told", {"settings": settings})
     assert card.functions == paid
-    checkpoint = tmp_path / "run/ppo/checkpoint-4"
-    shutil.copytree(toys.ppo, checkpoint)
-    (checkpoint / PPO_STATE).touch()
-    record = StageRecord(checkpoint.parent)
-    record.mark_complete(checkpoint)
-    parents = {"sft": {"path": str(toys.sft)}, "reward": {"path": str(toys.reward)}}
-    record.write(stage="ppo", status="finished", parents=parents, resolved=settings)
+    finished(toys, tmp_path / "run", settings)
+    terms = Terms(dataset_name="data")
     assert find_contest(str(tmp_path / "run"), against=None, reward=None, terms=terms).functions == paid
-    rules = Panel([RuleJudge("length(target=4)"), RuleJudge("length(target=5)")])
-    tools: Any = SimpleNamespace(panel=rules)
+    tools: Any = SimpleNamespace(panel=Panel([RuleJudge("length(target=4)"), RuleJudge("length(target=5)")]))
     assert function_judges(tools, card.functions) == {"rule:length(target=4)"} & {f"rule:{name}" for name in paid}
 
 
@@ -293,8 +296,7 @@ def test_what_is_paid_for_is_asked_last() -> None:
     assert cheapest_first([paid, rule]) == [rule, paid]
 
 
-def test_a_stage_of_a_run_is_its_reward_model(tmp_path: Path) -> None:
-    toys = save_toys(tmp_path / "toys")
+def test_a_stage_of_a_run_is_its_reward_model(toys: Toys, tmp_path: Path) -> None:
     record = StageRecord(tmp_path / "reward")
     shutil.copytree(toys.reward, record.checkpoint_path(3))
     record.mark_complete(record.checkpoint_path(3))

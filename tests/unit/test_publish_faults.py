@@ -2,101 +2,71 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
-import threading
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fault_proxy import Fault, FaultProxy
-from hub_fixture import RunningHub
-from test_publish import PREAMBLE, REPO, commits, finish, save, send, tags
+from hub_fixture import base_environment
+from test_publish import REPO, commits, finish, save, send, sender, tags
+from thread_hub import ThreadHub
 from warm import PYTHON
 from zoo_process import wait_until
 
 from rlhf_zoo.hub.publish import checkpoint_files, tag_name
+from rlhf_zoo.hub.server.cli import client_environment
+from rlhf_zoo.stages.outbox import Outbox
 
-WATCHED = """
-import sys
-with Outbox(sender(), hub="the Hub", mend="rlhf-zoo push --resume run", patience=60) as outbox:
-    for line in sys.stdin:
-        outbox.notify()
+SEND = """
+from pathlib import Path
+from types import SimpleNamespace
+from test_publish import send
+send(SimpleNamespace(url={url!r}), Path("."))
 """
 
 
 @pytest.fixture
-def proxy(hub: RunningHub) -> Iterator[FaultProxy]:
-    with FaultProxy(hub.url) as proxy:
+def proxy(thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """The clients of this process talk to it."""
+    from huggingface_hub import constants
+
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE
+    with FaultProxy(thread_hub.url) as proxy:
+        monkeypatch.setattr(constants, "ENDPOINT", proxy.url)
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template.replace(thread_hub.url, proxy.url))
+        monkeypatch.setattr("rlhf_zoo.hub.card._plots", lambda facts, folder: {})
         yield proxy
 
 
-def start(hub: RunningHub, proxy: FaultProxy, folder: Path, code: str) -> subprocess.Popen[str]:
-    pipes: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    env = hub.env | {"HF_ENDPOINT": proxy.url}
-    return subprocess.Popen([*PYTHON, "-c", PREAMBLE + code], env=env, cwd=folder, text=True, bufsize=1, **pipes)
-
-
-def check_nothing_lost(hub: RunningHub, folder: Path, steps: list[int]) -> None:
-    """Each checkpoint is one commit and one tag, which hold its bytes."""
-    assert commits(hub)[2:] == [f"toy ppo: step {step}" for step in steps]
-    assert list(tags(hub)) == [tag_name(step) for step in steps]
+def test_a_kill_while_the_hub_answers(thread_hub, proxy, tmp_path):
+    """The commit of the second of three checkpoints is made, and its answer never heard: it is found again."""
+    steps = [5, 10, 15]
     for step in steps:
-        there = Path(hub.api().snapshot_download(REPO, revision=tag_name(step), cache_dir=folder / "cache"))
-        files = checkpoint_files(folder / "run" / "ppo" / f"checkpoint-{step}")
-        assert len(files) > 5
-        for name, path in files.items():
-            assert (there / name).read_bytes() == path.read_bytes()
-    assert "error" not in hub.git(REPO, "fsck", "--strict")
-
-
-@pytest.mark.parametrize("held", ["create_tag", "commit"])
-@pytest.mark.parametrize("forwarded", [False, True])
-def test_a_kill_while_the_hub_answers(hub, proxy, tmp_path, held, forwarded):
-    for step in (5, 10, 15):
         save(tmp_path, step)
-    # The first commit claims the repository.
-    proxy.inject(Fault("hold", held, nth=3 if held == "commit" else 2, forwarded=forwarded))
-    process = start(hub, proxy, tmp_path, "sender().send_all()")
+    proxy.inject(Fault("hold", "commit", nth=3, forwarded=True))  # the first commit claims the repository
+    env = base_environment() | client_environment(proxy.url, thread_hub.token, tmp_path / "home")
+    here = Path(__file__).parent
+    env["PYTHONPATH"] = os.pathsep.join([str(here), str(here.parent), env["PYTHONPATH"]])
+    process = subprocess.Popen([*PYTHON, "-c", SEND.format(url=proxy.url)], env=env, cwd=tmp_path)
     try:
-        proxy.wait_held(seconds=60)
+        proxy.wait_held(seconds=240)
     finally:
         process.kill()
-        process.communicate(timeout=60)
+        process.wait(60)
     proxy.release()
-    wait_until(lambda: proxy.counts.faults in (Counter({"hold": 1}), Counter({"hold forwarded": 1})))
-    send(hub, tmp_path)
-    check_nothing_lost(hub, tmp_path, [5, 10, 15])
+    wait_until(lambda: proxy.counts.faults == {"hold forwarded": 1})
+    send(thread_hub, tmp_path)
+    assert commits(thread_hub) == [f"toy ppo: step {step}" for step in steps]
+    assert list(tags(thread_hub)) == [tag_name(step) for step in steps]
+    for step in steps:
+        there = Path(thread_hub.api().snapshot_download(REPO, revision=tag_name(step)))
+        files = checkpoint_files(tmp_path / "run" / "ppo" / f"checkpoint-{step}")
+        assert len(files) > 5 and all((there / name).read_bytes() == path.read_bytes() for name, path in files.items())
 
 
-def test_a_hub_that_is_down_for_a_while(hub, proxy, tmp_path):
-    first = save(tmp_path, 5)
-    process = start(hub, proxy, tmp_path, WATCHED)
-    lines: list[str] = []
-    reading = threading.Thread(target=lambda: lines.extend(process.stderr), daemon=True)
-    reading.start()
-    try:
-        process.stdin.write("saved\n")
-        wait_until((first / "published.json").is_file, process)
-        proxy.down()
-        for step in (10, 15):
-            save(tmp_path, step)
-            process.stdin.write("saved\n")
-        wait_until(lambda: any("was not sent to" in line for line in lines), process)
-        proxy.up()
-        process.stdin.close()
-        assert process.wait(60) == 0, lines
-    finally:
-        process.kill()
-    reading.join(30)
-    said = "".join(lines)
-    assert said.count("was not sent to") == said.count("answers again: ") == 1 and "Traceback" not in said
-    assert proxy.counts.faults["down"] == 1
-    check_nothing_lost(hub, tmp_path, [5, 10, 15])
-
-
-def test_a_finished_run_is_whole_after_every_fault(hub, proxy, tmp_path):
+def test_a_finished_run_is_whole_after_every_fault(thread_hub, proxy, tmp_path):
     """A hundred requests, of which every ninth fails in one of the ways there are."""
     kinds = [
         Fault("refuse"), Fault("refuse", forwarded=True), Fault("drop"), Fault("drop", forwarded=True),
@@ -107,10 +77,9 @@ def test_a_finished_run_is_whole_after_every_fault(hub, proxy, tmp_path):
         save(tmp_path, step)
     finish(tmp_path, 20)
     proxy.inject(*(type(kind)(**{**vars(kind), "nth": 9 * place}) for place, kind in enumerate(kinds, start=1)))
-    process = start(hub, proxy, tmp_path, WATCHED)
-    _, said = process.communicate("saved\n", timeout=120)
-    assert process.returncode == 0, said
+    with Outbox(sender(proxy, tmp_path), hub="the Hub", mend="rlhf-zoo push --resume run", patience=60):
+        pass
     assert sum(proxy.counts.faults.values()) == len(kinds), proxy.counts.faults
     # The commit after the last checkpoint is the chosen one with the final card.
-    assert commits(hub)[2:-1] == [f"toy ppo: step {step}" for step in steps]
-    assert set(tags(hub)) == {*map(tag_name, steps), "best"}
+    assert commits(thread_hub)[:-1] == [f"toy ppo: step {step}" for step in steps]
+    assert set(tags(thread_hub)) == {*map(tag_name, steps), "best"}

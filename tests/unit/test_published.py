@@ -96,13 +96,11 @@ def test_where_it_reports_to_is_not_obeyed():
     ("keys", "message"),
     [
         ({"deepspeed": "/tmp/x.json"}, "says deepspeed, which may read files or load code"),
-        ({"chat_template_path": "x"}, "says chat_template_path"),
         ({"model_init_kwargs": {"trust_remote_code": True}}, "says model_init_kwargs"),
         ({"accelerator_config": "/etc/passwd"}, "says accelerator_config"),
         ({"attn_implementation": "x/kernel"}, "takes attention from the repository x/kernel"),
         ({"model_name_or_path": "/home/me/model"}, "'/home/me/model', a path of the machine that published it"),
         ({"model_name_or_path": "../model"}, "a path of the machine that published it"),
-        ({"value_model_name_or_path": "~/critic"}, "a path of the machine that published it"),
         ({"output_dir": "/tmp/x"}, "output_dir, which is settled by the run"),
         ({"hub_token": "x"}, "hub_token, which is settled by the run"),
         ({"env": {"HF_ENDPOINT": "https://x"}}, "env, which is refused, as it could redirect the Hub"),
@@ -142,9 +140,16 @@ HARMFUL = [
 ]
 
 
-@pytest.mark.parametrize("name", HARMFUL)
 @pytest.mark.parametrize(
-    ("stage", "key"), [("sft", "corpus"), ("reward", "preference"), ("ppo", "reward_funcs"), ("ppo", "corpus")]
+    ("name", "stage", "key"),
+    [
+        *((name, "sft", "corpus") for name in HARMFUL),
+        *(
+            (name, stage, key)
+            for name in HARMFUL[:4]
+            for stage, key in (("reward", "preference"), ("ppo", "reward_funcs"))
+        ),
+    ],
 )
 def test_names_that_nobody_vouches_for(name, stage, key, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -172,10 +177,8 @@ def test_an_import_that_nothing_asks_for():
 @pytest.mark.parametrize(
     ("card", "resolved", "message"),
     [
-        ("[]", "{}", "names no stage and no parents"),
         ('{"stage": "eval", "parents": {}}', "{}", "names no stage and no parents"),
         ('{"stage": "sft", "parents": {}, "step": 1}', "[]", "holds no settings of a stage"),
-        ('{"stage": "sft", "parents": {}, "step": 1}', "{}", "holds no settings of a stage"),
         ('{"stage": "sft", "parents": {}, "step": "1"}', '{"recipe": {}}', "does not say its step"),
         ('{"stage": "sft", "parents": {}, "step": 0}', '{"recipe": {}}', "does not say its step"),
         ('{"stage": "sft", "parents": {}, "step": 1, "recipe": "../x"}', '{"recipe": {}}', "names no recipe"),

@@ -88,22 +88,12 @@ def test_files_of_several_threads_follow_the_umask_and_leave_it(tmp_path, monkey
             list(pool.map(lambda k: write_text(tmp_path / f"{k}.txt", "x"), range(40)))
         monkeypatch.undo()
         assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o640}
+        (tmp_path / "0.txt").chmod(0o600)
+        write_text(tmp_path / "0.txt", "y")
+        assert (tmp_path / "0.txt").stat().st_mode & 0o777 == 0o600, "a file that is replaced keeps its own"
         assert real(0o027) == 0o027
     finally:
         real(old)
-
-
-def test_replacing_keeps_permissions_and_new_files_follow_umask(tmp_path):
-    path = tmp_path / "card.md"
-    old = os.umask(0o022)
-    try:
-        write_text(path, "a")
-        assert path.stat().st_mode & 0o777 == 0o644
-        path.chmod(0o600)
-        write_text(path, "b")
-        assert path.stat().st_mode & 0o777 == 0o600
-    finally:
-        os.umask(old)
 
 
 def _write_for_ever(path: str) -> None:
@@ -269,11 +259,8 @@ def test_the_marker_is_written_last(tmp_path, monkeypatch):
     stage.mark_complete(path)
     assert (path / "COMPLETE").is_file()
     assert synced[:4] == [False] * 4 and synced[-1] is True
-
-
-def test_only_checkpoints_are_marked(tmp_path):
     with pytest.raises(ValueError, match="checkpoint-N"):
-        StageRecord(tmp_path).mark_complete(tmp_path)
+        stage.mark_complete(tmp_path)
     assert checkpoint_step("runs/x/checkpoint-40") == 40
 
 
@@ -311,14 +298,11 @@ def test_fingerprint_golden_and_equalities():
     assert fingerprint({"a": 1}) != fingerprint({"a": True}) != fingerprint({"a": "1"})
     assert fingerprint({"a": math.inf}) != fingerprint({"a": None})
     assert fingerprint({"a": Path("x"), "s": {"q", "p"}}) == fingerprint({"a": "x", "s": ["p", "q"]})
-    with pytest.raises(TypeError, match="object cannot be written as JSON"):
-        fingerprint({"a": object()})
-
-
-def test_first_difference_names_nested_keys():
     assert first_difference({"a": {"b": 1, "c": 2}}, {"a": {"b": 1, "c": 3}}) == "a.c"
     assert first_difference({"a": 1, "b": 2}, {"a": 1}) == "b"
     assert first_difference({"a": None}, {}) == "a"
+    with pytest.raises(TypeError, match="object cannot be written as JSON"):
+        fingerprint({"a": object()})
 
 
 def test_check_fingerprint(tmp_path):

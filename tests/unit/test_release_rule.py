@@ -9,15 +9,17 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
-from safetensors.torch import load_file
+from peft import AutoPeftModelForCausalLM
 from toy_run import make_context, make_recipe, save_start
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.hub.publish import checkpoint_files
 from rlhf_zoo.models import load_causal
 from rlhf_zoo.record import checkpoint_step
 from rlhf_zoo.stages import evaluate, ppo
+from rlhf_zoo.stages.release import Sender
 
 WATCHED = {
     "reward_funcs": "toy_run:answered", "reward_weights": "1,0", "release": "best",
@@ -62,80 +64,20 @@ def test_a_rewarded_metric_is_refused_before_the_directory_is_claimed(folder):
     assert not (folder / "run" / "ppo" / "run.json").exists()
 
 
-def test_without_publishing_the_limit_leaves_the_last(folder):
-    assert ppo.run(make_context(folder, save_total_limit="2"))
-    assert steps(folder) == [5, 6]
-    assert make_context(folder).record("ppo").read()["chosen"]["rule"] == "last"
-
-
-def test_training_stops_after_the_step_asked_for(folder):
-    context = replace(make_context(folder), stop_after=2)
-    assert ppo.run(context)
-    assert context.record("ppo").read()["status"] == "stopped" and steps(folder) == [1, 2]
-    whole = make_context(folder)
-    assert ppo.run(whole) and whole.record("ppo").read()["status"] == "finished"
-    assert steps(folder) == [1, 2, 3, 4, 5, 6]
+def test_training_stops_after_the_step_asked_for_and_the_limit_leaves_the_last(folder):
+    stopped = replace(make_context(folder, save_total_limit="2"), stop_after=2)
+    assert ppo.run(stopped)
+    assert stopped.record("ppo").read()["status"] == "stopped" and steps(folder) == [1, 2]
+    whole = make_context(folder, save_total_limit="2")
+    assert ppo.run(whole) and steps(folder) == [5, 6]
+    found = whole.record("ppo").read()
+    assert (found["status"], found["chosen"]["rule"]) == ("finished", "last")
 
 
 LORA = {"use_peft": "true", "lora_r": "4", "lora_target_modules": "all-linear", "lora_task_type": "CAUSAL_LM"}
-SEND = """
-import os
-from pathlib import Path
-from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.recipes import Recipe
-from rlhf_zoo.stages.context import RunContext
-from rlhf_zoo.stages.release import Sender
-
-hub = Hub("other", os.environ["HF_ENDPOINT"], "test")
-recipe = Recipe("toy", Path("."), {"description": "A toy."}, {})
-context = RunContext(recipe=recipe, directory=Path("run"), hub=hub, namespace="local", publish=True)
-Sender(context, stages=("sft", "reward", "ppo")).send_all()
-"""
-LOAD = """
-import sys, torch
-from peft import AutoPeftModelForCausalLM
-from transformers import AutoModelForCausalLM, AutoTokenizer
-from rlhf_zoo.models import load_causal
-
-ids = torch.tensor([[3, 4, 5]])
-here = load_causal("run/ppo/checkpoint-6")(ids).logits
-adapter = AutoPeftModelForCausalLM.from_pretrained("local/toy-ppo", revision="best", dtype=torch.float32)
-merged = AutoModelForCausalLM.from_pretrained("local/toy-ppo", revision="merged", dtype=torch.float32)
-AutoTokenizer.from_pretrained("local/toy-ppo", revision="merged")
-print(float((adapter(ids).logits - here).abs().max()), float((merged(ids).logits - here).abs().max()))
-earlier = AutoPeftModelForCausalLM.from_pretrained("local/toy-ppo", revision="step-000003", dtype=torch.float32)
-print(float((earlier(ids).logits - here).abs().max()))
-"""
 
 
-def test_a_published_adapter_names_its_base_by_repository_and_commit(folder, hub):
-    assert ppo.run(make_context(folder, push_merged="true", **LORA))
-    hub.python(SEND, cwd=folder)
-    first, second = hub.python(LOAD, cwd=folder).splitlines()
-    # Adapter and merged weights round apart; by how much hangs on the processor.
-    assert all(float(difference) < 1e-5 for difference in first.split()) and float(second) > 1e-6
-    sft = {ref.name: ref.target_commit for ref in hub.api().list_repo_refs("local/toy-sft").tags}
-    config = Path(hub.api().hf_hub_download("local/toy-ppo", "adapter_config.json", cache_dir=folder / "pulled"))
-    told = json.loads(config.read_text())
-    assert (told["base_model_name_or_path"], told["revision"]) == ("local/toy-sft", sft["step-000004"])
-    files = hub.api().list_repo_files("local/toy-ppo", revision="merged")
-    assert "model.safetensors" in files and not [name for name in files if "adapter" in name]
-    for name in ("README.md", "adapter_config.json", "critic/adapter_config.json"):
-        text = Path(hub.api().hf_hub_download("local/toy-ppo", name, cache_dir=folder / "pulled")).read_text()
-        assert str(folder) not in text, "a path of this machine"
-    # What comes back is what was sent, whatever else lies in the checkpoint on the disk.
-    pulled = Path(hub.api().snapshot_download("local/toy-ppo", revision="best", cache_dir=folder / "pulled"))
-    assert evaluate.same_weights(pulled, folder / "run/ppo/checkpoint-6")
-    assert not evaluate.same_weights(pulled, folder / "run/ppo/checkpoint-3")
-    assert (
-        "base_model_relation: finetune"
-        in Path(
-            hub.api().hf_hub_download("local/toy-ppo", "README.md", revision="merged", cache_dir=folder / "pulled")
-        ).read_text()
-    )
-
-
-def test_lora_saves_the_adapter_and_the_merged_model_when_asked(folder):
+def test_an_adapter_is_published_on_its_base_and_merged(folder, thread_hub):
     context = make_context(folder, push_merged="true", **LORA)
     assert ppo.run(context)
     checkpoint = context.checkpoint("ppo").path
@@ -143,9 +85,31 @@ def test_lora_saves_the_adapter_and_the_merged_model_when_asked(folder):
     assert {"adapter_model.safetensors", "adapter_config.json"} <= {*sent} and "model.safetensors" not in sent
     assert {"model.safetensors", "config.json", "tokenizer_config.json"} <= {*checkpoint_files(checkpoint / "merged")}
     assert not (context.record("ppo").checkpoint_path(5) / "merged").exists()
-    merged = AutoModelForCausalLM.from_pretrained(checkpoint / "merged", dtype=torch.float32)
-    start = load_file(context.checkpoint("sft").path / "model.safetensors")
-    moved = [name for name, value in merged.state_dict().items() if name in start and not value.equal(start[name])]
-    assert moved, "the adapter is in it"
+
+    hub = Hub("other", thread_hub.url, "a test")
+    Sender(replace(context, hub=hub, publish=True), stages=("sft", "reward", "ppo")).send_all()
     ids = torch.tensor([[3, 4, 5]])
-    torch.testing.assert_close(load_causal(checkpoint)(ids).logits, merged(ids).logits, rtol=0, atol=1e-5)
+
+    def apart(kind, revision):
+        """From the checkpoint on the disk; adapter and merged weights round apart, by the processor."""
+        theirs = kind.from_pretrained("local/toy-ppo", revision=revision, dtype=torch.float32)
+        return float((theirs(ids).logits - load_causal(checkpoint)(ids).logits).abs().max())
+
+    assert apart(AutoPeftModelForCausalLM, "best") < 1e-5 and apart(AutoModelForCausalLM, "merged") < 1e-5
+    assert apart(AutoPeftModelForCausalLM, "step-000003") > 1e-6
+    AutoTokenizer.from_pretrained("local/toy-ppo", revision="merged")
+
+    api = thread_hub.api()
+    pulled = Path(api.snapshot_download("local/toy-ppo", revision="best"))
+    told = json.loads((pulled / "adapter_config.json").read_text())
+    sft = {ref.name: ref.target_commit for ref in api.list_repo_refs("local/toy-sft").tags}
+    assert (told["base_model_name_or_path"], told["revision"]) == ("local/toy-sft", sft["step-000004"])
+    for name in ("README.md", "adapter_config.json", "critic/adapter_config.json"):
+        assert str(folder) not in (pulled / name).read_text(), "a path of this machine"
+    # What comes back is what was sent, whatever else lies in the checkpoint on the disk.
+    assert evaluate.same_weights(pulled, checkpoint)
+    assert not evaluate.same_weights(pulled, folder / "run/ppo/checkpoint-3")
+    files = api.list_repo_files("local/toy-ppo", revision="merged")
+    assert "model.safetensors" in files and not [name for name in files if "adapter" in name]
+    card = Path(api.hf_hub_download("local/toy-ppo", "README.md", revision="merged"))
+    assert "base_model_relation: finetune" in card.read_text()
