@@ -17,9 +17,8 @@ from hub_fixture import base_environment
 from zoo_process import COMMAND, environment
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.plugins import load_object
+from rlhf_zoo.plugins import REWARDS, load_object
 from rlhf_zoo.rewards import Rewards
-from rlhf_zoo.plugins import REWARDS
 
 PLUGIN = Path(__file__).parents[2] / "examples" / "reward_plugin"
 README = (PLUGIN / "README.md").read_text()
