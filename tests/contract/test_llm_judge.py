@@ -657,7 +657,11 @@ def test_the_endpoint_s_forms_and_parameters(stub):
         LLMJudge(endpoint, "stub", progress=False, parameters=given).compare(["p"], ["aa"], ["b"])
     assert {request.path for request in stub.seen} == {"/v1/chat/completions"}
     body = stub.seen[0].body
-    assert (body["max_completion_tokens"], body["seed"], body["temperature"], "max_tokens" in body) == (900, 3, 0, False)
+    assert (body["max_completion_tokens"], body["seed"], body["temperature"]) == (
+        900,
+        3,
+        0,
+    ) and "max_tokens" not in body
     judge = LLMJudge("https://api.example.org/v1", "m")
     assert judge.description == (
         "The language model m at api.example.org, asked for the more helpful, relevant and correct continuation of the "
