@@ -351,7 +351,7 @@ def test_the_command_says_where_it_differs_and_what_it_refuses(served, tmp_path)
     assert done.stdout.rstrip().endswith("Not bit-equal: local/weights")
     assert "1 of 11 tensors differ" in done.stdout and "model.norm.weight" in done.stdout
     found = json.loads(command("local/weights", "--json").stdout)
-    assert not found["bit_equal"] and found["directory"] == "runs/reproduce/local--weights"
+    assert not found["bit_equal"] and found["directory"].startswith("runs/reproduce/local--weights@")
     assert (tmp_path / found["directory"] / "sft" / "checkpoint-20" / "COMPLETE").is_file()
     done = command("local/own-reward")
     (said,) = errors(done.stderr)
