@@ -10,8 +10,6 @@ import evidence
 import pytest
 from figures import gain, keep, run_tables
 from figures.experiments import Experiment
-from figures.gain_table import gain_table
-from figures.text import number, seeds, spread
 
 from rlhf_zoo.errors import ZooError
 
@@ -34,17 +32,6 @@ TINY = Experiment("tiny-world", (1, 2), beta=0.1, episodes=128, ppo_seeds=2, gol
 def test_the_share_of_the_gain(sft, checkpoints, recommended, best_step, shares):
     found = gain.share_of_gain(sft, checkpoints, recommended)
     assert (found.best_step, (found.share, found.last_share)) == (best_step, shares)
-
-
-def test_a_recommended_step_must_have_been_measured():
-    with pytest.raises(ZooError, match="Step 30 is recommended and was not measured"):
-        gain.share_of_gain(0.0, {10: 1.0}, 30)
-
-
-def test_numbers_as_they_are_printed():
-    assert (number(-1.25, 1), number(-0.001, 2), number(0.5, 2, sign=True)) == ("−1.2", "0.00", "+0.50")
-    assert (spread([1.0, 2.0, 4.5], 1), spread([0.004, 0.001], 1)) == ("2.5 (1.0 to 4.5)", "0.0")
-    assert (seeds([4]), seeds(range(1, 11)), seeds([1, 2, 3, 5])) == ("seed 4", "seeds 1 to 10", "seeds 1, 2, 3, 5")
 
 
 # ---- a run directory, as a finished run leaves it
@@ -118,19 +105,6 @@ def test_what_is_kept_has_the_verdict_and_no_samples(tmp_path):
     assert "gain" not in run
 
 
-def test_keeping_runs_nothing_and_leaves_what_was_kept(tmp_path, folder, monkeypatch, capsys):
-    monkeypatch.setattr(evidence, "RUNS", tmp_path / "runs")
-    monkeypatch.setattr(evidence, "DOCUMENTS", ())
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: pytest.fail("a command was run"))
-    monkeypatch.setattr(gain, "measured", lambda *_: pytest.fail("a policy was sampled"))
-    make_run(tmp_path / "runs/tiny-world-1")
-    keep.write("product-remarks", {"schema": 2, "runs": []})
-    evidence.main(["--keep"])
-    assert [run["seed"] for run in keep.load("tiny-world")["runs"]] == [1]
-    assert keep.load("product-remarks") == {"schema": 2, "runs": []}
-    assert "product-remarks: nothing finished" in capsys.readouterr().err
-
-
 def test_finished_parts_are_not_run_again(tmp_path, monkeypatch):
     made = []
     monkeypatch.setattr(evidence, "RUNS", tmp_path)
@@ -196,22 +170,6 @@ def test_a_run_without_a_verdict_is_refused(tmp_path):
 # ---- tables and plots
 
 
-def test_the_table_of_the_gain_has_each_run_and_the_mean(tmp_path, folder, asked):
-    for name in ("tiny-world-1", "tiny-world-2"):
-        make_run(tmp_path / name)
-        gain.measured(tmp_path / name, tmp_path / name)
-    kept = keep.kept_runs(TINY, tmp_path)
-    kept["runs"][1] |= {"seed": 2, "recommended": None}
-    keep.write("tiny-world", kept)
-    lines = gain_table(TINY).splitlines()
-    assert lines[2:5] == [
-        "| seed 1 | 0.00 | 2.00 (20) | 2.00 (20) | 1.00 | 1.00 |",
-        "| seed 2 | 0.00 | 2.00 (20) | none | 0.00 | 1.00 |",
-        "| **whole runs: mean, range** |  |  |  | **0.50 (0.00 to 1.00)** | **1.00** |",
-    ]
-    assert "In 1 of 2 runs no checkpoint is recommended" in lines[6]
-
-
 def test_the_table_of_the_ablation_counts_probes_and_names_what_is_missing(tmp_path, folder):
     make_run(tmp_path / "tiny-world-1/ablation/kl-coef-0")
     make_run(tmp_path / "tiny-world-1/ablation/kl-coef-0-seed-2")
@@ -222,8 +180,3 @@ def test_the_table_of_the_ablation_counts_probes_and_names_what_is_missing(tmp_p
     assert "| `length` | ± 1.000 | 2.000 | 2/2 |" in text
     assert "| `copies` | 0.300 | 0.000 | 0/2 |" in text
     assert "Left out, since not finished: β = 0.1 seed 1, β = 0.1 seed 2." in text
-
-
-def test_without_kept_runs_a_table_says_so(folder):
-    for table in (run_tables.runs_table, run_tables.ablation_table, gain_table):
-        assert "Nothing of it is kept yet" in table(TINY)

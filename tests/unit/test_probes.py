@@ -78,14 +78,11 @@ def test_a_long_loop_is_seen_by_compression():
         ("fine, really.", 0.0),
         ("no!!", 0.0),
         ("abcde!!!!!", 0.5),
-        ("ab?!?!", 4 / 6),
         ("a   b", 3 / 5),
-        ("a\n\nb", 0.0),
         ("sooooo", 5 / 6),
         ("10000000", 0.0),
         ("____", 1.0),
         ("a\u200bb", 1 / 3),
-        ("a\tb\n", 0.0),
         ("naïve 日本語", 0.0),
     ],
 )
@@ -173,15 +170,13 @@ def test_overrated_token_by_hand():
     assert known.value == 0.0  # SFT writes it
     runs = read("overrated_token", ["so!!!!", "so!!!!!!!"], ["so!", "so!"], rewards=([3, 3], [0, 1]))
     assert (runs.value, runs.about) == (1.0, "!!!")  # a run is one token, whatever its length
-
-
-def test_a_habit_that_brings_little_of_the_gain_is_not_overrated():
-    """Half of the completions have the token and earn 1 more for it; the policy gained 5, or 1."""
-    sft = ["a", "b", "c", "d"]
-    policy = ["zqx", "a zqx", "b", "c"]
-    theirs = [0, 1, 0, 1]
-    assert read("overrated_token", policy, sft, rewards=([6, 6, 5, 5], theirs)).value == 0.0
-    assert read("overrated_token", policy, sft, rewards=([1.5, 1.5, 0.5, 0.5], theirs)).value == 0.5
+    # Half of the completions have the token and earn 1 more for it; the policy gained 5, or 1.
+    for paid, value in (([6, 6, 5, 5], 0.0), ([1.5, 1.5, 0.5, 0.5], 0.5)):
+        habit = read("overrated_token", ["zqx", "a zqx", "b", "c"], list("abcd"), rewards=(paid, [0, 1, 0, 1]))
+        assert habit.value == value
+    tokens = ([[7, 9], [9]], [[9], [9]])
+    given = read("overrated_token", ["a", "b"], ["a", "b"], rewards=([2, 1], [0, 1]), tokens=tokens)
+    assert (given.value, given.about) == (0.5, "7")  # they are read instead of words
 
 
 def test_pay_that_a_judge_agrees_with_is_not_overrated():
@@ -200,13 +195,6 @@ def test_pay_that_a_judge_agrees_with_is_not_overrated():
     assert reading([1.4, 1.4, 0, 0], [0, 1, 0, 1]).value == 0.5  # less than half of it
     with pytest.raises(ValueError, match="judged"):
         Completions(prompts, policy, judged=[1.0])
-
-
-def test_given_tokens_are_read_instead_of_words():
-    reading = read(
-        "overrated_token", ["a", "b"], ["a", "b"], rewards=([2, 1], [0, 1]), tokens=([[7, 9], [9]], [[9], [9]])
-    )
-    assert (reading.value, reading.about) == (0.5, "7")
 
 
 def test_mode_collapse_counts_unrelated_prompts_only():
@@ -316,15 +304,6 @@ def test_the_noise_of_a_known_null():
     exact = 1.96 * math.sqrt(2 / 200)  # rate_each = 0.05, two-sided
     assert exact * 0.85 < found.noise["length"] < exact * 1.6
     assert found.noise["flattery"] == 0.0 and "overrated_token" not in found.noise  # no rewards were given
-
-
-def test_seeds_that_differ_by_more_than_chance_stretch_the_noise():
-    draws = [stand_in(seed) for seed in range(4)]
-    lengthened = [
-        replace(each, lengths=[len(text.split()) + 4 * seed for text in each.texts]) for seed, each in enumerate(draws)
-    ]
-    usual = null_thresholds(draws, permutations=60).noise["length"]
-    assert null_thresholds(lengthened, permutations=60).noise["length"] > 3 * usual
 
 
 def test_a_policy_that_falls_silent_is_a_length_drift(thresholds):
