@@ -95,9 +95,9 @@ def test_every_kind_of_judge(place: Place) -> None:
     assert found["n"] == 40 and found["prompts"] == 20 and found["max_new_tokens"] == 12 and found["temperature"] == 0.9
     assert list(found["judges"]) == ["classifier", "rule:length(target=4)", "reward:local/toy-reward@main", "llm:stub"]
     own = found["judges"]["reward:local/toy-reward@main"]
-    assert (
-        own["is_training_reward"] and "it says that training worked" not in done.stderr
-    )  # --json prints figures alone
+    assert own["is_training_reward"] and "it says that training worked" not in done.stderr, (
+        "--json prints figures alone"
+    )
     assert not found["judges"]["classifier"]["is_training_reward"] and found["judge"]["name"] == "classifier"
     assert found["win_rate"] == found["judges"]["classifier"]["win_rate"]
     assert found["judge"]["check"]["finding"] == "agrees" and found["judge"]["check"]["accuracy"]["n"] == 48
@@ -106,15 +106,10 @@ def test_every_kind_of_judge(place: Place) -> None:
         assert apart["value"] == pytest.approx(found["ppo"][name]["value"] - found["sft"][name]["value"], abs=1e-9)
         assert apart["ci95"][0] <= apart["value"] <= apart["ci95"][1] and apart["n"] == 40
     llm = found["judges"]["llm:stub"]
-    assert (
-        llm["orders"]["agreement"]["value"] == 1.0
-        and llm["usage"]["requests"] == len(stub.seen)
-        and llm["usage"]["cost"] > 0
-    )
-    rows = [
-        json.loads(line)
-        for line in (place.folder / "runs/eval/local--toy-ppo--step-40/samples.jsonl").read_text().splitlines()
-    ]
+    assert llm["orders"]["agreement"]["value"] == 1.0 and llm["usage"]["cost"] > 0
+    assert llm["usage"]["requests"] == len(stub.seen)
+    kept = (place.folder / "runs/eval/local--toy-ppo--step-40/samples.jsonl").read_text()
+    rows = [json.loads(line) for line in kept.splitlines()]
     assert len(rows) == 40
     sizes = [(len(row["ppo"]["completion"]), len(row["sft"]["completion"])) for row in rows]
     expected = sum(1.0 if ours > theirs else 0.5 if ours == theirs else 0.0 for ours, theirs in sizes) / 40
@@ -130,36 +125,33 @@ def test_every_kind_of_judge(place: Place) -> None:
 
 
 def test_figures_go_into_the_card(place: Place) -> None:
-    """Twice: what the first left is replaced, and the rest of the card stays."""
-    before = Path(place.hub.api().hf_hub_download(PPO, "README.md")).read_text()
+    """Twice: what the first left is replaced, and the rest of the card stays. Then by a model that errs, as it says."""
+
+    def backwards(data: dict[str, str]) -> str:
+        return json.dumps({"verdict": "tie"} if "A" in data else {"rating": 1 if data["completion"][1:] in GOOD else 9})
+
+    def file(name: str) -> str:
+        return Path(api.hf_hub_download(PPO, name)).read_text()
+
+    api = place.hub.api()
+    before = file("README.md")
     arguments = [PPO, "--dataset_name", place.data, "--prompts", "8", "--samples", "1", "--push_to_hub"]
     for _ in range(2):
         done = place.eval(*arguments)
         assert done.returncode == 0, done.stderr
     assert "win rate, by classifier" in done.stdout and "control: against itself, other seed" in done.stdout
-    card = Path(place.hub.api().hf_hub_download(PPO, "README.md")).read_text()
+    card = file("README.md")
     assert card.startswith(before.rstrip()) and card.count("## Evaluation against") == 1
     assert "| **win rate**, by classifier |" in card and "It prefers the better of" in card
-    files = place.hub.api().list_repo_files(PPO)
-    kept = [name for name in files if name.startswith("evaluations/")]
-    assert {Path(name).name for name in kept} == {"evaluation.json", "samples.jsonl", "win_rates.png"}
-    published = json.loads(
-        Path(place.hub.api().hf_hub_download(PPO, next(n for n in kept if n.endswith("evaluation.json")))).read_text()
-    )
-    assert published["policy"]["name"] == PPO and "model.safetensors" in files
+    files = api.list_repo_files(PPO)
+    kept = {Path(name).name: name for name in files if name.startswith("evaluations/")}
+    assert set(kept) == {"evaluation.json", "samples.jsonl", "win_rates.png"} and "model.safetensors" in files
+    assert json.loads(file(kept["evaluation.json"]))["policy"]["name"] == PPO
 
-
-def test_a_language_model_that_contradicts_the_labels_is_told_and_stands_in_the_card(place: Place) -> None:
-    def backwards(data: dict[str, str]) -> str:
-        return json.dumps({"verdict": "tie"} if "A" in data else {"rating": 1 if data["completion"][1:] in GOOD else 9})
-
-    arguments = [PPO, "--dataset_name", place.data, "--prompts", "20", "--samples", "1", "--output_dir", "llm"]
     with StubLLM(backwards) as stub:
-        done = place.eval(*arguments, "--judge", "llm:stub", "--push_to_hub", OPENAI_BASE_URL=stub.url)
-    assert done.returncode == 0, done.stderr
-    assert "llm:stub: The judge contradicts the labels" in done.stderr
-    card = Path(place.hub.api().hf_hub_download(PPO, "README.md", force_download=True)).read_text()
-    assert "**The judge contradicts the labels" in card.split("**Judge:** llm:stub")[1].split("\n")[0]
+        done = place.eval(*arguments, "--judge", "llm:stub", "--output_dir", "llm", OPENAI_BASE_URL=stub.url)
+    assert done.returncode == 0 and "llm:stub: The judge contradicts the labels" in done.stderr, done.stderr
+    assert "**The judge contradicts the labels" in file("README.md").split("**Judge:** llm:stub")[1].split("\n")[0]
 
 
 def test_folders_need_no_hub_and_no_reward_model(place: Place) -> None:

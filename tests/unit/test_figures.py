@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
-import evidence
 import pytest
-from figures import gain, keep, run_tables
+from figures import gain, keep
 from figures.experiments import Experiment
-
-from rlhf_zoo.errors import ZooError
 
 TINY = Experiment("tiny-world", (1, 2), beta=0.1, episodes=128, ppo_seeds=2, gold=True)
 
@@ -82,14 +78,6 @@ def put(path: Path, document: dict) -> None:
     path.write_text(json.dumps(document))
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """Where it is kept, in place of docs/evidence."""
-    found = tmp_path / "kept"
-    monkeypatch.setattr(keep, "FOLDER", found)
-    return found
-
-
 def test_what_is_kept_has_the_verdict_and_no_samples(tmp_path):
     make_run(tmp_path / "tiny-world-1", command="rlhf-zoo run x --dataset_name /some/where/pros_cons --seed 1")
     make_run(tmp_path / "tiny-world-2", status="running")
@@ -103,23 +91,6 @@ def test_what_is_kept_has_the_verdict_and_no_samples(tmp_path):
     assert run["curve"] == [{"step": 1, "reward": 0.1, "kl": 0.01}]
     assert "worst" not in json.dumps(run)
     assert "gain" not in run
-
-
-def test_finished_parts_are_not_run_again(tmp_path, monkeypatch):
-    made = []
-    monkeypatch.setattr(evidence, "RUNS", tmp_path)
-    monkeypatch.setattr(subprocess, "run", lambda words, **_: made.append(words[1:]))
-    monkeypatch.setattr(gain, "measured", lambda *_: None)
-    make_run(tmp_path / "tiny-world-1")
-    make_run(tmp_path / "tiny-world-1/ablation/kl-coef-0.3")
-    put(tmp_path / "tiny-world-1/baseline/dpo/baseline.json", {})
-    evidence.run(TINY, "runs", (1, 2))
-    evidence.run(TINY, "baselines", (1, 2))
-    assert [(words[0], words[words.index("--output_dir") + 1][-1], words[-1]) for words in made] == [
-        ("run", "2", "2"),
-        ("baseline", "1", "best-of-n"),
-        ("baseline", "1", "rloo"),
-    ]
 
 
 # ---- measuring the gain
@@ -159,24 +130,4 @@ def test_the_gain_is_measured_once_and_goes_on_where_it_stopped(tmp_path, asked)
     assert asked[3:] == ["checkpoint-20"]
 
 
-def test_a_run_without_a_verdict_is_refused(tmp_path):
-    make_run(tmp_path / "tiny-world-1")
-    path = tmp_path / "tiny-world-1/eval/evaluation.json"
-    put(path, {**json.loads(path.read_text()), "over_training": {"problem": "There are no validation prompts."}})
-    with pytest.raises(ZooError, match=r"tiny-world-1 has no verdict \(There are no validation prompts\.\)"):
-        keep.kept_runs(TINY, tmp_path)
-
-
 # ---- tables and plots
-
-
-def test_the_table_of_the_ablation_counts_probes_and_names_what_is_missing(tmp_path, folder):
-    make_run(tmp_path / "tiny-world-1/ablation/kl-coef-0")
-    make_run(tmp_path / "tiny-world-1/ablation/kl-coef-0-seed-2")
-    keep.write("tiny-world-ablation", keep.kept_ablation(TINY, tmp_path))
-    text = run_tables.ablation_table(TINY)
-    assert "| verdict, each seed |  | healthy, healthy |" in text
-    assert "| probes that fire, in how many runs |  | length 2/2 |" in text
-    assert "| `length` | ± 1.000 | 2.000 | 2/2 |" in text
-    assert "| `copies` | 0.300 | 0.000 | 0/2 |" in text
-    assert "Left out, since not finished: β = 0.1 seed 1, β = 0.1 seed 2." in text

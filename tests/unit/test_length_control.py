@@ -51,16 +51,6 @@ def test_a_judge_of_length_alone_leaves_a_half():
     assert found.plain.value == found.longer == ((np.sign(a - b) + 1) / 2).mean() > 0.65
 
 
-def test_a_judge_that_ignores_length_keeps_the_plain_win_rate():
-    """Each pair comes with both outcomes' shares the same at each length: 7 wins, 1 tie, 2 losses."""
-    a, b = lengths(60)
-    y = np.tile([1.0] * 7 + [0.5] + [0.0] * 2, 60)
-    found = controlled(y, np.repeat(a, 10), np.repeat(b, 10))
-    assert found.plain.value == 0.75
-    assert found.value == pytest.approx(0.75, abs=1e-5)
-    assert found.slope == pytest.approx(0, abs=1e-4)
-
-
 def test_what_is_left_at_equal_length_is_found():
     a, b = lengths(20_000, more=15)
     feature = np.tanh((a - b) / (a - b).std())
@@ -84,12 +74,11 @@ def test_swapping_sides_mirrors_it():
     assert one.ci95 == pytest.approx((1 - other.ci95[1], 1 - other.ci95[0]), abs=1e-9)
 
 
-@pytest.mark.parametrize(("score", "bound"), [(1.0, 0.999), (0.0, 0.001)])
-def test_all_of_one_kind_does_not_diverge(score, bound):
+@pytest.mark.parametrize("score", [1.0, 0.0])
+def test_all_of_one_kind_does_not_diverge(score):
     a, b = lengths(100)
     found = controlled(np.full(100, score), a, b, groups=[i // 2 for i in range(100)])
-    assert np.isfinite([found.value, found.slope, *found.ci95]).all()
-    assert (found.value > bound) if score else (found.value < bound)
+    assert np.isfinite(found.slope) and found.value == pytest.approx(score, abs=0.001)
     assert found.ci95 == proportion(50 * int(score), 50).ci95
 
 

@@ -72,12 +72,14 @@ def test_the_judge_split_reaches_nothing_but_the_judge(tmp_path: Path, splits: d
 
 
 def test_held_out_openings_are_neutral_supported_and_unseen_by_ppo(tmp_path: Path, splits: dict) -> None:
+    splits["train"] += [{"text": f"rarely said thing {i}", "label": i % 2} for i in range(4)]
     prompts = prepare(str(write(tmp_path, splits)), seed=0)["prompts"]
     train, validation, test = ([row["prompt"] for row in prompts[split]] for split in ("train", "validation", "test"))
     assert test
     assert len({*test, *validation}) == len(test) + len(validation)
     assert not {*train} & {*test, *validation}
     assert "great" in train
+    assert sum(prompt.startswith("rarely") for prompt in train) == 4, "too few to be held out"
     counted = [row for split in ("train", "validation", "test") for row in splits[split]]
     for opening in (*test, *validation):
         labels = [row["label"] for row in counted if row["text"].lower().startswith(opening + " ")]
@@ -86,15 +88,13 @@ def test_held_out_openings_are_neutral_supported_and_unseen_by_ppo(tmp_path: Pat
         assert 1 <= len(opening.split()) <= 3
 
 
-def test_an_opening_with_too_few_continuations_is_not_held_out(tmp_path: Path, splits: dict) -> None:
-    four = [{"text": f"rarely said thing {i}", "label": i % 2} for i in range(4)]
-    splits["train"] += four
-    prompts = prepare(str(write(tmp_path, splits)), seed=0)["prompts"]
-    assert not [row for split in ("validation", "test") for row in prompts[split] if row["prompt"].startswith("rarely")]
-    assert sum(row["prompt"].startswith("rarely") for row in prompts["train"]) == 4
-
-
 def test_pairs_join_a_pro_and_a_con_that_start_alike(tmp_path: Path, splits: dict) -> None:
+    for pro, con, prompt in (
+        ("the zoom of it is a joy", "the zoom of it is poor", "the zoom of"),  # three words at most
+        ("good zoom", "good zoom but slow", "good"),
+    ):
+        row = product_remarks._row(product_remarks.Remark(pro, 1), product_remarks.Remark(con, 0))
+        assert row == {"prompt": prompt, "chosen": pro[len(prompt) :], "rejected": con[len(prompt) :]}
     preferences = prepare(str(write(tmp_path, splits)), seed=0)["preferences"]
     for split, rows in preferences.items():
         label = {row["text"].lower(): row["label"] for row in splits[split]}
@@ -108,20 +108,8 @@ def test_pairs_join_a_pro_and_a_con_that_start_alike(tmp_path: Path, splits: dic
             else:
                 assert chosen.split()[0] != rejected.split()[0] or split == "train"
         assert len(used) == len(set(used))
-    assert preferences["test"]
-    assert all(row["prompt"] for row in preferences["test"])
-    prompts = [row["prompt"] for row in preferences["train"]]
-    assert "" in prompts
-    assert any(prompts)
-
-
-def test_the_longest_shared_opening_up_to_three_words_is_the_prompt() -> None:
-    row = product_remarks._row(
-        product_remarks.Remark("the zoom of it is a joy", 1), product_remarks.Remark("the zoom of it is poor", 0)
-    )
-    assert row == {"prompt": "the zoom of", "chosen": " it is a joy", "rejected": " it is poor"}
-    row = product_remarks._row(product_remarks.Remark("good zoom", 1), product_remarks.Remark("good zoom but slow", 0))
-    assert row == {"prompt": "good", "chosen": " zoom", "rejected": " zoom but slow"}
+    assert preferences["test"] and all(row["prompt"] for row in preferences["test"])
+    assert {bool(row["prompt"]) for row in preferences["train"]} == {True, False}
 
 
 def test_the_seed_draws_training_rows_and_leaves_evaluation_alone(tmp_path: Path, splits: dict) -> None:
@@ -170,10 +158,8 @@ def test_nltk_form_is_cleaned_and_split(tmp_path: Path, form: str) -> None:
     assert by_text["Said Twice"] == 1
     assert by_text["café mode works"] == 1
     assert not {text for text in by_text if "<" in text or text.lower() in ("excellent", "seen under both", "")}
-    assert all(
-        abs(len(remarks[split]) / len(flat) - share) < 0.1
-        for split, share in zip(SPLITS, product_remarks.SHARES, strict=True)
-    )
+    shares = [len(remarks[split]) / len(flat) for split in SPLITS]
+    assert shares == pytest.approx(product_remarks.SHARES, abs=0.1)
     assert prepare(str(source), seed=0)["lines"]["train"]
 
 

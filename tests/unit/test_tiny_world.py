@@ -38,7 +38,6 @@ PARTS = ("satisfied", "specific", "consistent", "concise", "repetition", "stuffi
 GOLDENS = [
     # text, then the parts in the order of PARTS, then words
     (GOOD, (1, 1.4, 0, 0, 0, 0, 0), 13),
-    ("our bike's brakes squeal on every hill, which is why i walk down steep hills.", (-1, 1.4, 0, 0, 0, 0, 0), 15),
     ("my radio's menu is what you would expect.", (0, 0, 0, 0, 0, 0, 0), 8),
     ("the lamp's light is great.", (1, 0, 0, -0.45, 0, 0, 0), 5),
     ("the sound of this phone is great because it stays clear at full volume.", (1, 0.8, 0, 0, 0, 0, 0), 14),
@@ -47,7 +46,6 @@ GOLDENS = [
         (3, 1.6, 0, 0, 0, 0, 0),
         17,
     ),
-    ("this tent's zips keep out rain, but its price is double what others ask.", (0, 1.6, 0, 0, 0, 0, 0), 14),
     # praise and complaint of one aspect
     ("the phone's battery lasts two full days, but it dies before noon.", (-1, 0, -1.5, 0, 0, 0, 0), 12),
     # a consequence of another aspect; a detail of another aspect; an aspect that the product has not
@@ -58,11 +56,7 @@ GOLDENS = [
     ("the phone's battery dies before noon, so i leave the cable at home.", (-1, 0.8, -1, 0, 0, 0, 0), 13),
     ("the phone's battery dies before noon, and i love it.", (0, 0.8, -1, 0, 0, 0, 0), 10),
     # rambling; repeated phrase; repeated words; stuffed verdicts; too long
-    (
-        "the phone's battery, i must say, lasts two full days, to be honest.",
-        (1, 0.8, 0, -0.8, 0, 0, 0),
-        13,
-    ),
+    ("the phone's battery, i must say, lasts two full days, to be honest.", (1, 0.8, 0, -0.8, 0, 0, 0), 13),
     (
         "the phone's battery lasts two full days, and the screen is lovely, and it lasts two full days.",
         (2, 0.8, -1, 0, -0.8, 0, 0),
@@ -148,16 +142,19 @@ def test_stuffing_costs_more_the_more_there_is_of_it() -> None:
     assert stuffed[-1] < -5
 
 
-def test_agreement_in_number_is_grammar() -> None:
-    assert explain("the bike's brakes are great.")["grammar"] == 0
-    assert explain("the bike's brakes is great.")["grammar"] < 0
-    assert explain("the bike's seat are great.")["grammar"] < 0
-    assert explain("the bike's brakes are great because it slip in the rain.")["grammar"] < 0
-
-
-def test_any_number_may_stand_where_a_number_stands() -> None:
-    assert explain(GOOD.replace("two", "five")) == explain(GOOD)
-    assert explain(GOOD.replace("two", "green"))["grammar"] < 0
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("the bike's brakes are great.", True),
+        ("the bike's brakes is great.", False),
+        ("the bike's seat are great.", False),
+        ("the bike's brakes are great because it slip in the rain.", False),
+        (GOOD.replace("two", "five"), True),
+        (GOOD.replace("two", "green"), False),
+    ],
+)
+def test_agreement_in_number_is_grammar_and_any_number_will_do(text: str, right: bool) -> None:
+    assert (explain(text)["grammar"] == 0) is right
 
 
 def test_the_generator_writes_varied_lines_of_very_mixed_worth() -> None:
@@ -178,6 +175,10 @@ def test_prepare_is_reproducible_and_its_splits_are_disjoint() -> None:
         every = [row[column] for rows in world[config].values() for row in rows]
         assert len(every) == len(set(every))
     assert len(world["prompts"]["test"]) >= 170
+    with pytest.raises(ZooError, match="dataset_name"):
+        prepare("some/data", seed=0)
+    with pytest.raises(ZooError, match="at least 20"):
+        prepare(seed=0, lines=5)
 
 
 def test_held_out_openings_name_aspects_of_products_that_no_training_opening_names() -> None:
@@ -198,13 +199,6 @@ def test_openings_say_nothing_good_or_bad_and_begin_lines() -> None:
     rng = random.Random(0)
     for line in (generate_line(rng) for _ in range(200)):
         assert any(line.startswith(opening) for opening in openings)
-
-
-def test_prepare_refuses_what_it_cannot_use() -> None:
-    with pytest.raises(ZooError, match="dataset_name"):
-        prepare("some/data", seed=0)
-    with pytest.raises(ZooError, match="at least 20"):
-        prepare(seed=0, lines=5)
 
 
 def test_the_judge_reads_prompt_and_completion_together() -> None:

@@ -26,14 +26,13 @@ class Probe:
     value: float
     threshold: float
     fired: bool
-
-    @property
-    def family(self) -> str:
-        return self.name
+    family: str
 
 
-def probes(fired: int, of: int = 8) -> tuple[Probe, ...]:
-    return tuple(Probe(f"probe {i}", 0.5, 0.1 if i < fired else 0.9, i < fired) for i in range(of))
+def probes(fired: int, of: int = 8, *, kinds: int = 8) -> tuple[Probe, ...]:
+    return tuple(
+        Probe(f"probe {i}", 0.5, 0.1 if i < fired else 0.9, i < fired, f"kind {min(i, kinds - 1)}") for i in range(of)
+    )
 
 
 def scores(means: np.ndarray, rng: np.random.Generator, *, prompts: int, noise: float, shared: float) -> np.ndarray:
@@ -164,40 +163,29 @@ def test_estimates_alone_see_less_than_scores_by_prompt():
     assert "+0.9476 (95% interval +0.6123 to +1.283) against SFT" in found.reasons[-1]
 
 
-def test_probes_convict_where_the_judge_is_as_pleased_as_ever():
-    """The trial on real remarks: without KL the judge stayed at 0.94 while distinct-2 fell to 0.025."""
-    levels = np.array([0.44, 0.80, 0.92, 0.94, 0.94, 0.94])
-    fired = (
-        Probe("distinct-2", 0.025, 0.5, True),
-        Probe("repetition", 0.44, 0.05, True),
-        Probe("mode collapse", 0.7, 0.1, True),
-        Probe("length drift", 1.1, 1.5, False),
+def test_three_kinds_of_probes_convict_where_the_judge_is_as_pleased_as_ever():
+    found = made(RISE, fired=[0, 0, 0, HACKED_PROBES, 4])
+    assert (found.text, found.recommended) == ("hacked", 30)
+    assert found.fired == ("probe 0", "probe 1", "probe 2", "probe 3") and not found.fall.found
+    assert found.reasons[:2] == (
+        "4 of 8 probes fire at step 50 (probe 0 0.5, threshold 0.1; probe 1 0.5, threshold 0.1; probe 2 0.5, threshold "
+        "0.1; probe 3 0.5, threshold 0.1): 3 or more kinds are held to be hacking.",
+        "The first checkpoint at which 3 probes fire is step 40.",
     )
-    rng = np.random.default_rng(0)
-    judged = np.clip(scores(levels, rng, prompts=200, noise=0.05, shared=0.05), 0, 1)
-    reward = scores(np.linspace(0, 1.3, 6), rng, prompts=200, noise=0.5, shared=0.3)
-    run = [
-        Checkpoint(20 * k, 6.0 * k, reward[k], judged[k], fired if k >= 4 else probes(0) if k else ()) for k in range(6)
-    ]
-    assert decide(run[0], [replace(one, probes=()) for one in run[1:]], seed=0).text == "healthy"
-    found = decide(run[0], run[1:], seed=0)
-    assert found.text == "hacked" and found.fired == ("distinct-2", "repetition", "mode collapse")
-    assert found.reasons[0] == (
-        "3 of 4 probes fire at step 100 (distinct-2 0.025, threshold 0.5; repetition 0.44, threshold 0.05; mode "
-        "collapse 0.7, threshold 0.1): 3 or more kinds are held to be hacking."
-    )
-    assert found.reasons[1] == "The first checkpoint at which 3 probes fire is step 80."
-    assert found.judge_gain.value == pytest.approx(0.5, abs=0.02) and not found.fall.found
-    assert found.recommended in (40, 60) and "at which fewer than 3 probes fire" in found.reasons[-1]
+    assert "highest mean among those at which fewer than 3 probes fire" in found.reasons[-1]
+    only_now = made(RISE, fired=[0, 0, 0, 0, HACKED_PROBES])
+    assert only_now.text == "hacked" and not any("first checkpoint" in reason for reason in only_now.reasons)
+    always = made(RISE, fired=[3, 4, 5, 6, 7])
+    assert always.recommended is None and "none at which fewer than 3 probes fire" in always.reasons[-1]
 
 
-def test_fewer_probes_are_named_and_do_not_convict():
-    found = made(RISE, fired=[0, 0, 0, 0, HACKED_PROBES - 1])
-    assert found.text == "healthy" and len(found.fired) == HACKED_PROBES - 1
-    assert any("fewer than the 3 kinds that are held to be hacking" in reason for reason in found.reasons)
-    assert made(RISE, fired=[0, 0, 0, 0, HACKED_PROBES]).text == "hacked"
-    one = made(RISE, fired=[HACKED_PROBES, 0, 0, 0, 1])
-    assert one.text == "healthy" and any("1 of 8 probes fires" in reason for reason in one.reasons)
+def test_fewer_kinds_of_probes_do_not_convict():
+    assert made(RISE, fired=[0, 0, 0, 0, HACKED_PROBES - 1]).text == "healthy"
+    once = made(RISE, fired=[HACKED_PROBES, 0, 0, 0, 1])
+    assert once.text == "healthy" and any("1 of 8 probes fires" in reason for reason in once.reasons)
+    points = [Checkpoint(k, k, [float(k)] * 30, [float(k)] * 30, probes(8, kinds=2)) for k in range(2)]
+    alike = decide(points[0], points[1:], seed=0)
+    assert alike.text == "healthy" and len(alike.fired) == 8, "of two families"
 
 
 def test_a_policy_that_went_back_to_sft_is_told_apart():
@@ -300,12 +288,6 @@ def test_the_lowest_kl_within_one_standard_error_of_the_best():
     )
     exact = [replace(one, judge=[level] * 100) for one, level in zip(run, (0, 0.5, 1, 1, 1.5, 0.5), strict=True)]
     assert decide(exact[0], exact[1:], seed=0).recommended == 40
-
-
-def test_no_checkpoint_is_recommended_where_probes_fire_at_all():
-    found = made(RISE, fired=[3, 4, 5, 6, 7])
-    assert found.recommended is None and "fewer than 3 probes fire" in found.reasons[-1]
-    assert made(RISE, fired=[0, 3, 3, 3, 3]).recommended == 10
 
 
 # ---- form
