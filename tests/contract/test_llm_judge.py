@@ -471,7 +471,7 @@ def test_a_budget_is_never_exceeded(stub, concurrency):
     make(stub).compare(["000"], ["aa"], ["b"])
     bound = sum(len(message["content"].encode()) for message in stub.seen[0].body["messages"]) + 64
     stub.usage = (bound, 64)
-    stub.script += [Fault("slow", seconds=0.02)] * 40
+    stub.script += [Fault("call", call=lambda: time.sleep(0.02))] * 40
     judge = make(stub, price=(1.0, 1.0), budget=10.5 * (bound + 64) / 1e6, concurrency=concurrency)
     with pytest.raises(BudgetSpent):
         judge.compare([f"{index:03}" for index in range(20)], ["aa"] * 20, ["b"] * 20)

@@ -304,6 +304,9 @@ def test_the_noise_of_a_known_null():
     exact = 1.96 * math.sqrt(2 / 200)  # rate_each = 0.05, two-sided
     assert exact * 0.85 < found.noise["length"] < exact * 1.6
     assert found.noise["flattery"] == 0.0 and "overrated_token" not in found.noise  # no rewards were given
+    # Seeds that differ by more than chance stretch it.
+    apart = [replace(each, lengths=[size + 5 * seed for size in each.lengths]) for seed, each in enumerate(draws)]
+    assert null_thresholds(apart, rate=0.5, permutations=60).noise["length"] > 3 * found.noise["length"]
 
 
 def test_a_policy_that_falls_silent_is_a_length_drift(thresholds):
