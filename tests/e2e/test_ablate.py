@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from finished_run import Run
+from finished_run import FLAGS, Run
 from hub_fixture import start_hub
 from json_keys import unexplained
 
@@ -15,8 +15,10 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.recipes import copy_recipe
 
 SMALL = [
-    "--ppo.total_episodes", "64", "--ppo.save_steps", "1", "--ppo.eval_strategy", "no", "--ppo.response_length", "12",
-    "--evaluation.prompts", "10", "--evaluation.samples", "1",
+    *FLAGS[: FLAGS.index("--ppo.total_episodes")],  # of what is there already
+    "--ppo.total_episodes", "64", "--ppo.per_device_train_batch_size", "16", "--ppo.gradient_accumulation_steps", "2",
+    "--ppo.num_mini_batches", "1", "--ppo.save_steps", "1", "--ppo.eval_strategy", "no", "--ppo.response_length", "12",
+    "--evaluation.prompts", "10", "--evaluation.samples", "1", "--evaluation.checkpoint_prompts", "20",
 ]  # fmt: skip
 FOUND = """
 import json, sys
@@ -35,7 +37,7 @@ def test_an_ablation_is_trained_published_and_found(base: Run, tmp_path: Path) -
     run = base.before_ppo(tmp_path / "run")
 
     def ablate(*words: str) -> str:
-        done = run.zoo(*run.command("ablate", *SMALL, *words))
+        done = run.zoo("ablate", "recipes/tiny-world", "--output_dir", "run", *SMALL, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
