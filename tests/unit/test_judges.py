@@ -180,6 +180,7 @@ def test_function(module):
         (lambda prompts, texts: "1", "answered with str: it must give a list of numbers."),
         (lambda prompts, texts: ["1"], "gave '1' for completion 0: it must be a number."),
         (lambda prompts, texts: [float("nan")], "nan for completion 0"),
+        (lambda prompts, texts: [None], "None for completion 0"),
         (lambda prompts, texts: [], "0 scores for 1"),
         (3, "is a int and cannot be called"),
     ],
