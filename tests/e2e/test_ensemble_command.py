@@ -60,20 +60,10 @@ def test_an_ensemble_is_trained_on_the_same_pairs_and_scores_what_is_there(base:
     assert done.returncode == 2 and "is of another SFT policy than" in errors(done.stderr)[-1]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["tiny-world", "--reward.learning_rat", "1"], "did you mean"),
-        (["no-reward"], "has no stage reward"),
-    ],
-)
-def test_what_is_no_ensemble_trains_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
-) -> None:
+def test_a_recipe_without_a_reward_model_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy_recipe("tiny-world", tmp_path / "no-reward")
     (tmp_path / "no-reward" / "reward.yaml").unlink()
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
-    with pytest.raises(ZooError, match=message):
-        cli.cli.main(["ensemble", *words], standalone_mode=False)
+    with pytest.raises(ZooError, match="has no stage reward"):
+        cli.cli.main(["ensemble", "no-reward"], standalone_mode=False)
     assert not (tmp_path / "runs").exists()
