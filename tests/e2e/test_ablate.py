@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from finished_run import FLAGS, Run
-from hub_fixture import start_hub
 from json_keys import unexplained
 
 from rlhf_zoo import cli
@@ -18,7 +17,7 @@ SMALL = [
     *FLAGS[: FLAGS.index("--ppo.total_episodes")],  # of what is there already
     "--ppo.total_episodes", "64", "--ppo.per_device_train_batch_size", "16", "--ppo.gradient_accumulation_steps", "2",
     "--ppo.num_mini_batches", "1", "--ppo.save_steps", "1", "--ppo.eval_strategy", "no",
-    "--evaluation.prompts", "10", "--evaluation.samples", "1", "--evaluation.checkpoint_prompts", "20",
+    "--evaluation.prompts", "10", "--evaluation.samples", "1", "--evaluation.checkpoint_prompts", "0",
 ]  # fmt: skip
 FOUND = """
 import json, sys
@@ -55,7 +54,7 @@ def test_an_ablation_is_trained_published_and_found(base: Run, tmp_path: Path) -
     documents = [run.json("ablation", one, "ppo", "run.json") for one in ("kl-coef-0", "kl-coef-0.5")]
     assert [one["resolved"]["kl_coef"] for one in documents] == [0.0, 0.5]
     assert documents[0]["parents"]["sft"] == documents[1]["parents"]["sft"]
-    hub = start_hub(tmp_path / "server", root=run.root)
+    hub = run.hub(tmp_path / "server")
     try:
         *found, problem = json.loads(hub.python(FOUND))
     finally:
@@ -73,7 +72,7 @@ def test_an_ablation_is_trained_published_and_found(base: Run, tmp_path: Path) -
     assert finished("ablation/kl-coef-0.5") != documents[1]["finished"]
     assert finished("", "sft") == base.json("sft", "run.json")["finished"], "--restart is of the ablation's own runs"
 
-    pushed = run.zoo("push", "run/ablation/kl-coef-0")
+    pushed = run.zoo("push", "run/ablation/kl-coef-0", "--hub", "local")
     assert pushed.returncode == 0 and pushed.stdout.startswith("local/tiny-world-kl-coef-0-ppo: "), pushed.stderr
 
 
