@@ -13,10 +13,10 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
 from typing import Any, Literal
 
 __all__ = ["OK", "Fault", "Request", "StubLLM", "always", "longer", "rating_by_length"]
@@ -43,14 +43,13 @@ def rating_by_length(data: Mapping[str, str]) -> str:
 @dataclass(frozen=True)
 class Fault:
     """status: the answer is `status` with `headers` and `body`. drop: none. cut: half of one. hold: none until the stub
-    closes. slow: an answer after `seconds`. malformed: no JSON. shape: JSON that is no completion. content: `body` is
-    what the model says. unmetered: an answer without usage. call: an answer, after `call()`."""
+    closes. malformed: no JSON. shape: JSON that is no completion. content: `body` is what the model says. unmetered:
+    an answer without usage. call: an answer, after `call()`."""
 
-    kind: Literal["ok", "status", "drop", "cut", "hold", "slow", "malformed", "shape", "content", "unmetered", "call"]
+    kind: Literal["ok", "status", "drop", "cut", "hold", "malformed", "shape", "content", "unmetered", "call"]
     status: int = 500
     headers: Mapping[str, str] = field(default_factory=dict)
     body: str = '{"error": {"message": "Injected"}}'
-    seconds: float = 0.0
     call: Callable[[], None] | None = None
 
 
@@ -99,16 +98,12 @@ class StubLLM:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._closing.set()
         self._server.shutdown()
         self._server.server_close()
 
     def _answer(self, handler: BaseHTTPRequestHandler) -> None:
-        import time
-
         body = json.loads(handler.rfile.read(int(handler.headers.get("Content-Length") or 0)) or "{}")
         data = json.loads(body["messages"][-1]["content"].split("\n")[0]) if "messages" in body else {}
         with self._lock:
@@ -135,8 +130,6 @@ class StubLLM:
         if fault.kind == "hold":
             self._closing.wait()
             return None
-        if fault.kind == "slow":
-            self._closing.wait(fault.seconds)
         if fault.call is not None:
             fault.call()
         if fault.kind == "status":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import json
 import math
-import os
 import re
 import subprocess
 from pathlib import Path
@@ -13,17 +12,14 @@ from pathlib import Path
 import evaluate
 import numpy as np
 import pytest
-import torch
 import yaml
-from hub_fixture import RunningHub, base_environment
+from hub_fixture import base_environment
 from warm import PYTHON
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation import metrics
-from rlhf_zoo.evaluation.calibration import preference_report
 from rlhf_zoo.evaluation.stats import bootstrap_mean, proportion, win_rate
 from rlhf_zoo.evaluation.text import distinct_n_estimate
-from rlhf_zoo.functional import kl_penalty
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "metrics"
@@ -53,22 +49,17 @@ def test_every_folder_is_a_metric():
         assert (loaded.name, loaded.module_type) == (name, "metric")
 
 
-def test_unknown_names():
-    with pytest.raises(ZooError, match=r"^There is no metric 'win-rate', did you mean 'win_rate'\?$"):
+def test_unknown_names(monkeypatch, tmp_path):
+    with pytest.raises(ZooError, match="no metric 'win-rate', did you mean 'win_rate'"):
         metrics.load_metric("win-rate")
-    with pytest.raises(ValueError, match=r"^win_rate has no configuration 'by_row': take 'default' or 'by_prompt'\.$"):
+    with pytest.raises(ValueError, match="win_rate has no configuration 'by_row'"):
         metrics.load_metric("win_rate", "by_row")
-
-
-def test_the_wheel_s_folder_comes_first(monkeypatch, tmp_path):
-    package = tmp_path / "rlhf_zoo"
-    monkeypatch.setattr(metrics, "__file__", str(package / "evaluation" / "metrics.py"))
-    with pytest.raises(ZooError, match="lacks the metric module win_rate: install rlhf-zoo again"):
+    monkeypatch.setattr(metrics, "__file__", str(tmp_path / "rlhf_zoo" / "evaluation" / "metrics.py"))
+    with pytest.raises(ZooError, match="lacks the metric module win_rate"):
         metrics.metric_folder("win_rate")
-    (tmp_path / "metrics" / "win_rate").mkdir(parents=True)
-    assert metrics.metric_folder("win_rate") == tmp_path / "metrics" / "win_rate"
-    (package / "_metrics" / "win_rate").mkdir(parents=True)
-    assert metrics.metric_folder("win_rate") == package / "_metrics" / "win_rate"
+    for place in ("metrics", "rlhf_zoo/_metrics"):  # a checkout's, and a wheel's, which comes first
+        (tmp_path / place / "win_rate").mkdir(parents=True)
+        assert metrics.metric_folder("win_rate") == tmp_path / place / "win_rate"
 
 
 def test_loading_and_computing_open_no_socket(tmp_path):
@@ -102,23 +93,6 @@ print(json.dumps(found))
     }
 
 
-def test_a_published_space_is_loaded_by_its_name(hub: RunningHub, tmp_path):
-    """From the embedded Hub, by the client that the user has; the package is not copied with the script."""
-    api = hub.api()
-    for name in metrics.METRICS:
-        api.create_repo(f"local/{name}", repo_type="space", space_sdk="static")
-        api.upload_folder(repo_id=f"local/{name}", repo_type="space", folder_path=FOLDER / name)
-    code = """
-import json, evaluate
-print(json.dumps(evaluate.load("local/win_rate").compute(predictions=[1.0, 0.5], references=[0.0, 0.5])))
-print(json.dumps(evaluate.load("local/distinct_n").compute(predictions=["a a", "a a"], n=1)))
-"""
-    # Off: `evaluate` counts downloads by a request to another host.
-    out = hub.python(code, HF_UPDATE_DOWNLOAD_COUNTS="0", HF_HOME=str(tmp_path)).splitlines()
-    assert json.loads(out[-2]) == win_rate([1.0, 0.5], [0.0, 0.5], [0, 1], seed=0).to_json()
-    assert json.loads(out[-1])["value"] == 0.25
-
-
 def test_a_user_without_the_package_is_told_where_it_is_from():
     from evaluate.loading import get_imports
 
@@ -145,57 +119,48 @@ def test_readme(name):
 # What they say
 
 
-def test_win_rate_is_that_of_stats():
+def test_win_rate_and_distinct_n_are_those_of_the_evaluation():
     rng = np.random.default_rng(0)
     ours, theirs = rng.integers(0, 4, (2, 60)).astype(float)
+    rows = {"predictions": ours, "references": theirs}
     prompts = [str(row // 3) for row in range(60)]
+    metric = metrics.load_metric("win_rate")
     wanted = win_rate(ours, theirs, prompts, seed=3, tolerance=1.0).to_json()
-    load = metrics.load_metric
-    assert (
-        load("win_rate").compute(predictions=ours, references=theirs, prompts=prompts, tolerance=1.0, seed=3) == wanted
-    )
-    assert wanted["n"] == 60 and 0 < wanted["ties"] < 1
-    alone = load("win_rate").compute(predictions=ours, references=theirs)
-    assert alone == win_rate(ours, theirs, list(range(60)), seed=0).to_json()
-    assert alone["ci95"] != wanted["ci95"]
+    assert metric.compute(**rows, prompts=prompts, tolerance=1.0, seed=3) == wanted
+    assert metric.compute(**rows) == win_rate(ours, theirs, list(range(60)), seed=0).to_json()
+    texts, prompts = ["the lens is sharp", "the lens is bright", "a case", "a case"], ["a", "a", "b", "b"]
+    metric = metrics.load_metric("distinct_n")
+    assert metric.compute(predictions=texts) == distinct_n_estimate(texts, [0, 1, 2, 3], 2).to_json()
+    assert metric.compute(predictions=texts, prompts=prompts, n=1) == distinct_n_estimate(texts, prompts, 1).to_json()
+
+
+def test_preference_accuracy_is_a_proportion_or_by_prompt():
+    chosen, rejected = [1.0, 2.0, 0.5, 3.0], [0.0, 2.0, 1.5, 1.0]  # right, tie, wrong, right
+    metric = metrics.load_metric("preference_accuracy")
+    assert metric.compute(predictions=chosen, references=rejected) == proportion(2, 4).to_json()
+    by_prompt = metric.compute(predictions=chosen, references=rejected, prompts=["a", "a", "b", "b"])
+    assert by_prompt == {"value": 0.5, "ci95": [0.5, 0.5], "n": 4}  # half of each prompt
+    sure = metric.compute(predictions=[1.0] * 6, references=[0.0] * 6, prompts=list("aabbcc"))
+    assert sure == {"value": 1.0, "ci95": list(proportion(3, 3).ci95), "n": 6}
 
 
 def test_batches_add_up():
-    """Rows one by one, in batches with their prompts, and at once are the same rows."""
-    rng = np.random.default_rng(1)
-    ours, theirs = rng.normal(size=(2, 10)).tolist()
-    prompts = [f"p{row // 2}" for row in range(10)]
-    whole = metrics.load_metric("win_rate").compute(predictions=ours, references=theirs, prompts=prompts)
-    by_prompt = metrics.load_metric("win_rate", "by_prompt")
-    for part in (slice(0, 3), slice(3, 4), slice(4, 10)):
-        by_prompt.add_batch(predictions=ours[part], references=theirs[part], prompts=prompts[part])
-    assert by_prompt.compute() == whole
-    for row in range(10):
-        by_prompt.add(
-            prediction=ours[row],
-            reference=theirs[row],
-            predictions=ours[row],
-            references=theirs[row],
-            prompts=prompts[row],
-        )
-    assert by_prompt.compute() == whole
-    late = metrics.load_metric("win_rate")
-    late.add_batch(predictions=ours[:5], references=theirs[:5])
-    late.add_batch(predictions=ours[5:], references=theirs[5:])
-    assert late.compute(prompts=prompts) == whole
+    """With their prompts in each batch, or with all prompts at the end."""
+    rows = {"predictions": [0.1, 0.5, 0.2, 0.9], "references": [0.3, 0.5, 0.1, 0.0]}
+    whole = metrics.load_metric("win_rate").compute(**rows, prompts=list("aabb"))
+    by_prompt, late = metrics.load_metric("win_rate", "by_prompt"), metrics.load_metric("win_rate")
+    for part in (slice(0, 1), slice(1, 4)):
+        batch = {name: column[part] for name, column in rows.items()}
+        by_prompt.add_batch(**batch, prompts=list("aabb")[part])
+        late.add_batch(**batch)
+    assert by_prompt.compute() == late.compute(prompts=list("aabb")) == whole
 
 
 def test_kl_is_that_of_the_formulas():
     ours, theirs = [[-1.0, -0.5, -2.0], [-0.25]], [[-2.0, -0.25, -2.0], [-1.25]]
     metric = metrics.load_metric("kl_divergence")
-    for estimator in metrics.KL_ESTIMATORS:
-        by_hand = [
-            kl_penalty(torch.tensor(a).double(), torch.tensor(b).double(), estimator=estimator).sum().item()
-            for a, b in zip(ours, theirs, strict=True)
-        ]
-        found = metric.compute(predictions=ours, references=theirs, estimator=estimator, seed=5)
-        assert found == bootstrap_mean(by_hand, [0, 1], seed=5).to_json()
-        assert metrics.completion_kl(ours, theirs, estimator=estimator) == by_hand
+    found = metric.compute(predictions=ours, references=theirs, estimator="k2", seed=5)
+    assert found == bootstrap_mean([0.5 + 0.03125, 0.5], [0, 1], seed=5).to_json()
     assert metrics.completion_kl(ours, theirs) == [0.75, 1.0]
     assert metrics.completion_kl(ours, theirs, estimator="k2") == [0.5 + 0.03125, 0.5]
     assert metrics.completion_kl(ours, theirs, level="sequence") == [0.75, 1.0]
@@ -205,94 +170,39 @@ def test_kl_is_that_of_the_formulas():
     )
 
 
-def test_kl_of_one_prompt_s_completions_is_wider():
-    """Two prompts with five equal completions each: the interval is that of two, not of ten."""
-    ours = [[-1.0]] * 5 + [[-3.0]] * 5
-    metric = metrics.load_metric("kl_divergence")
-    by_prompt = metric.compute(predictions=ours, references=[[-4.0]] * 10, prompts=["a"] * 5 + ["b"] * 5)
-    assert by_prompt == {"value": 2.0, "ci95": [1.0, 3.0], "n": 10}
-    low, high = metric.compute(predictions=ours, references=[[-4.0]] * 10)["ci95"]
-    assert low > 1.0 and high < 3.0
-
-
-def test_preference_accuracy_is_that_of_the_card():
-    chosen, rejected = [1.0, 2.0, 0.5, 3.0], [0.0, 2.0, 1.5, 1.0]  # right, tie, wrong, right
-    prompts = ["a", "a", "b", "b"]
-    card = preference_report(
-        chosen, rejected, chosen_lengths=[1] * 4, rejected_lengths=[2] * 4, prompts=prompts, seed=0
-    )
-    metric = metrics.load_metric("preference_accuracy")
-    found = metric.compute(predictions=chosen, references=rejected)
-    assert found == proportion(2, 4).to_json()
-    assert (found["value"], found["ci95"], found["n"]) == (card["accuracy"], card["ci95"], card["n"])
-    by_prompt = metric.compute(predictions=chosen, references=rejected, prompts=prompts)
-    assert by_prompt == {"value": 0.5, "ci95": [0.5, 0.5], "n": 4}  # half of each prompt
-    sure = metric.compute(predictions=[1.0] * 6, references=[0.0] * 6, prompts=list("aabbcc"))
-    assert sure == {"value": 1.0, "ci95": list(proportion(3, 3).ci95), "n": 6}
-
-
-def test_distinct_n_is_that_of_text():
-    texts = ["the lens is sharp", "the lens is bright", "a case", "a case"]
-    prompts = ["a", "a", "b", "b"]
-    metric = metrics.load_metric("distinct_n")
-    assert metric.compute(predictions=texts) == distinct_n_estimate(texts, [0, 1, 2, 3], 2).to_json()
-    assert metric.compute(predictions=texts, prompts=prompts, n=1) == distinct_n_estimate(texts, prompts, 1).to_json()
-    assert metric.compute(predictions=texts, n=1)["value"] == 7 / 12
-
-
 # What they refuse
 
 
 @pytest.mark.parametrize(
     ("name", "rows", "said"),
     [
-        (
-            "win_rate",
-            {"predictions": [1.0, 2.0], "references": [1.0]},
-            r"Mismatch .*predictions \(2\).*references \(1\)",
-        ),
+        ("win_rate", {"predictions": [1.0, 2.0], "references": [1.0]}, r"Mismatch .*predictions \(2\)"),
         ("win_rate", {"predictions": [1.0, math.nan], "references": [1.0, 0.0]}, "Row 1 of the predictions is nan"),
         ("win_rate", {"predictions": [1.0], "references": [math.inf]}, "Row 0 of the references is inf"),
         ("win_rate", {"predictions": [1.0], "references": [0.0], "prompts": ["a", "b"]}, "1 rows and 2 prompts"),
         ("preference_accuracy", {"predictions": [math.nan], "references": [0.0]}, "Row 0 of the predictions is nan"),
-        (
-            "kl_divergence",
-            {"predictions": [[-1.0, -1.0]], "references": [[-1.0]]},
-            r"Completion 0 has .*\(2,\).*\(1,\)",
-        ),
+        ("kl_divergence", {"predictions": [[-1.0, -1.0]], "references": [[-1.0]]}, r"Completion 0 has .*\(2,\)"),
         ("kl_divergence", {"predictions": [[-1.0], [math.nan]], "references": [[-1.0], [-1.0]]}, "Completion 1 has a"),
-        (
-            "kl_divergence",
-            {"predictions": [[-1.0]], "references": [[-1.0]], "estimator": "k4"},
-            "no KL estimator 'k4': choose one of k1, k2, k3",
-        ),
+        ("kl_divergence", {"predictions": [[-1.0]], "references": [[-1.0]], "estimator": "k4"}, "no KL estimator 'k4'"),
         ("kl_divergence", {"predictions": [[-1.0]], "references": [[-1.0]], "level": "word"}, "no level 'word'"),
         ("distinct_n", {"predictions": ["a b"], "n": 0}, "at least one word, not 0"),
         ("distinct_n", {"predictions": [3]}, "don't match the expected format"),
     ],
 )
 def test_refusals(name, rows, said):
+    metric = metrics.load_metric(name)
     with pytest.raises(ValueError, match=said):
-        metrics.load_metric(name).compute(**rows)
+        metric.compute(**rows)
+    if name == "win_rate":
+        assert metric.compute(predictions=[1.0], references=[0.0])["n"] == 1, "it can be used again"
 
 
-def test_a_metric_can_be_used_again_after_a_refusal():
-    metric = metrics.load_metric("win_rate")
-    for bad in ({"predictions": [math.nan], "references": [0.0]}, {"predictions": [1.0, 2.0], "references": [0.0]}):
-        with pytest.raises(ValueError):
-            metric.compute(**bad)
-        assert metric.compute(predictions=[1.0], references=[0.0])["n"] == 1
-
-
-def test_nothing_to_count():
-    for call in (
-        lambda: metrics.win_rate_of_scores([], []),
-        lambda: metrics.preference_accuracy([], []),
-        lambda: metrics.distinct_n([]),
-        lambda: metrics.kl_divergence([], []),
-    ):
-        with pytest.raises(ValueError, match="at least one"):
-            call()
+@pytest.mark.parametrize(
+    ("function", "columns"),
+    [("win_rate_of_scores", 2), ("preference_accuracy", 2), ("distinct_n", 1), ("kl_divergence", 2)],
+)
+def test_nothing_to_count(function, columns):
+    with pytest.raises(ValueError, match="at least one"):
+        getattr(metrics, function)(*[[]] * columns)
     with pytest.raises(ValueError, match="1 predictions and 0 references"):
         metrics.kl_divergence([[0.0]], [])
-    assert os.environ.get("HF_EVALUATE_OFFLINE") in (None, "0"), "the tests above would prove nothing"

@@ -22,14 +22,14 @@ GOOD, BAD = ("sharp", "good", "clear", "bright", "fair", "long"), ("weak", "slow
 VOTES = "local/toy-votes"
 
 
-def write_data(folder: Path, *, swapped: bool = False) -> Path:
-    """A data set with prompts, the classifier's labelled texts, and labelled pairs. swapped: the texts' labels are."""
+def write_data(folder: Path) -> Path:
+    """A data set with prompts, the classifier's labelled texts, and labelled pairs."""
     texts = [
         (f"the camera is {word} and the battery is {word} {n}", word in GOOD) for n in range(12) for word in GOOD + BAD
     ]
     rows = {
         "prompts": {"test": [{"prompt": f"the {what} is"} for what in ("battery", "camera", "screen", "sound")] * 6},
-        "judge": {"train": [{"text": text, "label": int(good != swapped)} for text, good in texts]},
+        "judge": {"train": [{"text": text, "label": int(good)} for text, good in texts]},
         "preferences": {
             "test": [
                 {"prompt": f"the camera {n} is", "chosen": f" {good}", "rejected": f" {bad}"}
@@ -52,7 +52,6 @@ class Place:
     def __init__(self, folder: Path, hub: RunningHub, toys: Toys) -> None:
         self.folder, self.hub, self.toys = folder, hub, toys
         self.data = write_data(folder / "data")
-        self.swapped = write_data(folder / "swapped", swapped=True)
 
     def eval(self, *arguments: str | Path, **env: str) -> Any:
         token = {"RLHF_ZOO_HUB_TOKEN": self.hub.token}
@@ -75,14 +74,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 def test_every_kind_of_judge(place: Place) -> None:
     """SFT and reward model by the card, at its commits; an LLM by its endpoint; people by their votes."""
-    commits = {
-        repo: place.hub.api().model_info(repo, revision=at).sha
-        for repo, at in ((PPO, "step-40"), ("local/toy-sft", None))
-    }
-    sft = json.loads(Path(place.hub.api().hf_hub_download(PPO, "rlhf_card.json")).read_text())["parents"]["sft"][
-        "commit"
-    ]
-    assert sft != commits["local/toy-sft"]
+    api = place.hub.api()
+    sft = json.loads(Path(api.hf_hub_download(PPO, "rlhf_card.json")).read_text())["parents"]["sft"]["commit"]
+    assert sft != api.model_info("local/toy-sft").sha
     votes = [
         (f"the battery {n} is", " good", " weak", "left" if n < 6 else "tie" if n < 8 else "both_bad") for n in range(9)
     ]
@@ -94,18 +88,16 @@ def test_every_kind_of_judge(place: Place) -> None:
         asked = {"OPENAI_BASE_URL": stub.url, "OPENAI_API_KEY": "secret"}
         done = place.eval(*arguments, "--llm", '{"price": [1, 2], "budget": 5}', "--json", **asked)
         assert done.returncode == 0, done.stderr
-        first = len(stub.seen)
-        again = place.eval(*arguments, "--llm", '{"price": [1, 2], "budget": 5}', "--json", **asked)
-        assert len(stub.seen) == first > 0, "answers are kept on the disk"
     found = json.loads(done.stdout)
     assert unexplained(found) == []
-    assert found["policy"]["commit"] == commits[PPO] and found["against"]["commit"] == sft
+    assert found["policy"]["commit"] == api.model_info(PPO, revision="step-40").sha
+    assert found["against"]["commit"] == sft
     assert found["n"] == 40 and found["prompts"] == 20 and found["max_new_tokens"] == 12 and found["temperature"] == 0.9
     assert list(found["judges"]) == ["classifier", "rule:length(target=4)", "reward:local/toy-reward@main", "llm:stub"]
     own = found["judges"]["reward:local/toy-reward@main"]
-    assert (
-        own["is_training_reward"] and "it says that training worked" not in done.stderr
-    )  # --json prints figures alone
+    assert own["is_training_reward"] and "it says that training worked" not in done.stderr, (
+        "--json prints figures alone"
+    )
     assert not found["judges"]["classifier"]["is_training_reward"] and found["judge"]["name"] == "classifier"
     assert found["win_rate"] == found["judges"]["classifier"]["win_rate"]
     assert found["judge"]["check"]["finding"] == "agrees" and found["judge"]["check"]["accuracy"]["n"] == 48
@@ -114,11 +106,10 @@ def test_every_kind_of_judge(place: Place) -> None:
         assert apart["value"] == pytest.approx(found["ppo"][name]["value"] - found["sft"][name]["value"], abs=1e-9)
         assert apart["ci95"][0] <= apart["value"] <= apart["ci95"][1] and apart["n"] == 40
     llm = found["judges"]["llm:stub"]
-    assert llm["orders"]["agreement"]["value"] == 1.0 and llm["usage"]["requests"] == first and llm["usage"]["cost"] > 0
-    rows = [
-        json.loads(line)
-        for line in (place.folder / "runs/eval/local--toy-ppo--step-40/samples.jsonl").read_text().splitlines()
-    ]
+    assert llm["orders"]["agreement"]["value"] == 1.0 and llm["usage"]["cost"] > 0
+    assert llm["usage"]["requests"] == len(stub.seen)
+    kept = (place.folder / "runs/eval/local--toy-ppo--step-40/samples.jsonl").read_text()
+    rows = [json.loads(line) for line in kept.splitlines()]
     assert len(rows) == 40
     sizes = [(len(row["ppo"]["completion"]), len(row["sft"]["completion"])) for row in rows]
     expected = sum(1.0 if ours > theirs else 0.5 if ours == theirs else 0.0 for ours, theirs in sizes) / 40
@@ -131,52 +122,36 @@ def test_every_kind_of_judge(place: Place) -> None:
     # The votes that `cast` writes are on other commits.
     assert found["votes"][VOTES]["win_rate"] is None
     assert found["votes"][VOTES]["problem"] == f"None of the 9 votes of {VOTES} is on these two policies."
-    second = json.loads(again.stdout)
-    figures = ("ppo", "sft", "win_rate", "control", "win_rate_at_equal_length", "agreement")
-    assert {key: second[key] for key in figures} == {key: found[key] for key in figures}
 
 
 def test_figures_go_into_the_card(place: Place) -> None:
-    """Twice: what the first left is replaced, and the rest of the card stays."""
-    before = Path(place.hub.api().hf_hub_download(PPO, "README.md")).read_text()
-    arguments = [PPO, "--dataset_name", place.data, "--prompts", "20", "--samples", "1", "--push_to_hub"]
+    """Twice: what the first left is replaced, and the rest of the card stays. Then by a model that errs, as it says."""
+
+    def backwards(data: dict[str, str]) -> str:
+        return json.dumps({"verdict": "tie"} if "A" in data else {"rating": 1 if data["completion"][1:] in GOOD else 9})
+
+    def file(name: str) -> str:
+        return Path(api.hf_hub_download(PPO, name)).read_text()
+
+    api = place.hub.api()
+    before = file("README.md")
+    arguments = [PPO, "--dataset_name", place.data, "--prompts", "8", "--samples", "1", "--push_to_hub"]
     for _ in range(2):
         done = place.eval(*arguments)
         assert done.returncode == 0, done.stderr
     assert "win rate, by classifier" in done.stdout and "control: against itself, other seed" in done.stdout
-    card = Path(place.hub.api().hf_hub_download(PPO, "README.md")).read_text()
+    card = file("README.md")
     assert card.startswith(before.rstrip()) and card.count("## Evaluation against") == 1
     assert "| **win rate**, by classifier |" in card and "It prefers the better of" in card
-    files = place.hub.api().list_repo_files(PPO)
-    kept = [name for name in files if name.startswith("evaluations/")]
-    assert {Path(name).name for name in kept} == {"evaluation.json", "samples.jsonl", "win_rates.png"}
-    published = json.loads(
-        Path(place.hub.api().hf_hub_download(PPO, next(n for n in kept if n.endswith("evaluation.json")))).read_text()
-    )
-    assert published["policy"]["name"] == PPO and "model.safetensors" in files
+    files = api.list_repo_files(PPO)
+    kept = {Path(name).name: name for name in files if name.startswith("evaluations/")}
+    assert set(kept) == {"evaluation.json", "samples.jsonl", "win_rates.png"} and "model.safetensors" in files
+    assert json.loads(file(kept["evaluation.json"]))["policy"]["name"] == PPO
 
-
-def test_a_judge_that_learned_swapped_labels_is_detected(place: Place) -> None:
-    """Its own held-out accuracy cannot tell; labelled pairs can."""
-    done = place.eval(PPO, "--dataset_name", place.swapped, "--prompts", "20", "--samples", "1", "--output_dir", "swap")
-    assert done.returncode == 0, done.stderr
-    assert "classifier: The judge contradicts the labels: it scores the chosen side higher in 0." in done.stderr
-    found = json.loads((place.folder / "swap/evaluation.json").read_text())["judge"]
-    assert found["accuracy"]["value"] > 0.9 and found["check"]["finding"] == "contradicts"
-    assert found["check"]["calibration"]["ece"] > found["check"]["calibration"]["ece_by_chance"]["high"]
-
-
-def test_a_language_model_that_contradicts_the_labels_is_told_and_stands_in_the_card(place: Place) -> None:
-    def backwards(data: dict[str, str]) -> str:
-        return json.dumps({"verdict": "tie"} if "A" in data else {"rating": 1 if data["completion"][1:] in GOOD else 9})
-
-    arguments = [PPO, "--dataset_name", place.data, "--prompts", "20", "--samples", "1", "--output_dir", "llm"]
     with StubLLM(backwards) as stub:
-        done = place.eval(*arguments, "--judge", "llm:stub", "--push_to_hub", OPENAI_BASE_URL=stub.url)
-    assert done.returncode == 0, done.stderr
-    assert "llm:stub: The judge contradicts the labels" in done.stderr
-    card = Path(place.hub.api().hf_hub_download(PPO, "README.md", force_download=True)).read_text()
-    assert "**The judge contradicts the labels" in card.split("**Judge:** llm:stub")[1].split("\n")[0]
+        done = place.eval(*arguments, "--judge", "llm:stub", "--output_dir", "llm", OPENAI_BASE_URL=stub.url)
+    assert done.returncode == 0 and "llm:stub: The judge contradicts the labels" in done.stderr, done.stderr
+    assert "**The judge contradicts the labels" in file("README.md").split("**Judge:** llm:stub")[1].split("\n")[0]
 
 
 def test_folders_need_no_hub_and_no_reward_model(place: Place) -> None:
@@ -196,12 +171,10 @@ def test_folders_need_no_hub_and_no_reward_model(place: Place) -> None:
     [
         ([PPO], "Nothing says which prompts local/toy-ppo is for: name a data set with --dataset_name."),
         (["toys/ppo", "--against", "toys/sft", "--dataset_name", "data", "--push_to_hub"], "toys/ppo is a folder, and"),
-        ([PPO, "--dataset_name", "data", "--judge", "reward:local/none"], "The judge reward:local/none is not on"),
         (
             [PPO, "--dataset_name", "data", "--judge", "classifier", "--judge", "votes:local/none"],
             "The votes local/none are not on",
         ),
-        (["tiny-world", "--judge", "llm:x", "--llm", '{"budget": 1}'], "A budget needs prices"),
     ],
 )
 def test_mistakes(place: Place, arguments: list[str], message: str) -> None:

@@ -22,29 +22,33 @@ def rloo(folder: Path, *, episodes: int = 2352, learning_rate: float | None = No
     return rloo_arguments(settings, episodes=episodes, learning_rate=learning_rate)
 
 
-def test_rloo_makes_the_rollouts_passes_and_steps_of_ppo(tmp_path: Path) -> None:
-    """A rollout of 64 in batches of 32, two passes of two optimizer steps: 37 rollouts hold 2352 completions."""
-    found = rloo(
-        tmp_path, per_device_train_batch_size=32, gradient_accumulation_steps=2, num_mini_batches=2, num_ppo_epochs=2
-    )
-    wanted = {
-        "per_device_train_batch_size": 32, "steps_per_generation": 2, "gradient_accumulation_steps": 1,
-        "num_generations": 4, "num_iterations": 2, "max_steps": 37 * 2 * 2, "max_completion_length": 10,
-        "temperature": 2.0, "learning_rate": 3e-3, "use_cpu": True,
-    }  # fmt: skip
-    assert wanted.items() <= found.items()
-
-
-def test_rloo_keeps_the_groups_that_ppo_has(tmp_path: Path) -> None:
-    found = rloo(tmp_path, per_device_train_batch_size=8, num_generations=8, num_mini_batches=1, episodes=64)
-    assert (found["num_generations"], found["steps_per_generation"], found["gradient_accumulation_steps"]) == (8, 8, 8)
-    assert found["max_steps"] == 2, "one rollout of 64, two epochs"
-
-
-def test_minibatches_below_a_batch_are_batches_of_their_own(tmp_path: Path) -> None:
-    found = rloo(tmp_path, per_device_train_batch_size=32, num_mini_batches=4, num_ppo_epochs=1, episodes=320)
-    assert (found["per_device_train_batch_size"], found["steps_per_generation"]) == (8, 4)
-    assert found["gradient_accumulation_steps"] == 1 and found["max_steps"] == 40
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    [
+        # A rollout of 64 in batches of 32, two passes of two optimizer steps: 37 rollouts hold 2352 completions.
+        (
+            {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 2, "num_mini_batches": 2},
+            {
+                "per_device_train_batch_size": 32, "steps_per_generation": 2, "gradient_accumulation_steps": 1,
+                "num_generations": 4, "num_iterations": 2, "max_steps": 37 * 2 * 2, "max_completion_length": 10,
+                "temperature": 2.0, "learning_rate": 3e-3, "use_cpu": True,
+            },
+        ),
+        # The groups that PPO has: one rollout of 64, two epochs.
+        (
+            {"per_device_train_batch_size": 8, "num_generations": 8, "num_mini_batches": 1, "episodes": 64},
+            {"num_generations": 8, "steps_per_generation": 8, "gradient_accumulation_steps": 8, "max_steps": 2},
+        ),
+        # Minibatches below a batch are batches of their own.
+        (
+            {"per_device_train_batch_size": 32, "num_mini_batches": 4, "num_ppo_epochs": 1, "episodes": 320},
+            {"per_device_train_batch_size": 8, "steps_per_generation": 4, "gradient_accumulation_steps": 1,
+             "max_steps": 40},
+        ),
+    ],
+)  # fmt: skip
+def test_rloo_makes_the_rollouts_passes_and_steps_of_ppo(tmp_path: Path, keys: dict, wanted: dict) -> None:
+    assert wanted.items() <= rloo(tmp_path, **keys).items()
 
 
 def test_warm_up_is_counted_in_updates_or_is_a_share(tmp_path: Path) -> None:
@@ -86,14 +90,8 @@ def test_the_reward_is_ppos_score_and_its_tokens_are_counted(
     tokenizer, meter = make_tokenizer(), Meter()
     reward = ppo_reward(Rewards([good]), tokenizer, meter, missing_eos=missing, score_clip=clip)
     ids = [[*tokenizer("gg")["input_ids"], EOS], tokenizer("ag")["input_ids"]]
-    found = reward(
-        prompts=["abc", "d"],
-        completions=["gg", "ag"],
-        completion_ids=ids,
-        row=[1, 2],
-        log_metric=print,
-        log_extra=print,
-    )
+    ignored = {"row": [1, 2], "log_metric": print, "log_extra": print}
+    found = reward(prompts=["abc", "d"], completions=["gg", "ag"], completion_ids=ids, **ignored)
     assert found == wanted
     assert (meter.prompt_tokens, meter.completion_tokens) == (4, 5)
     reward(prompts=["d"], completions=["ag"], completion_ids=ids[1:])

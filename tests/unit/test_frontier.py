@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
-import math
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rlhf_zoo.evaluation.compute import Compute, Passes
 from rlhf_zoo.evaluation.frontier import (
@@ -23,7 +19,6 @@ from rlhf_zoo.evaluation.frontier import (
     rate,
     wins,
 )
-from rlhf_zoo.evaluation.overoptimisation import best_of_n
 from rlhf_zoo.evaluation.stats import bootstrap_mean, proportion, win_rate
 
 
@@ -56,23 +51,6 @@ def test_nothing_is_extrapolated() -> None:
     assert at_kl([point("a", -1e-9, [0.0]), point("b", 1.0, [1.0])], 0.0) is not None, "an estimate below 0 is 0"
 
 
-@settings(deadline=None)
-@given(
-    st.lists(st.tuples(st.floats(0, 50), st.floats(-5, 5)), min_size=2, max_size=6, unique_by=lambda one: one[0]),
-    st.floats(0, 50),
-)
-def test_interpolation_agrees_with_numpy(found: list[tuple[float, float]], target: float) -> None:
-    line = [point(str(kl), kl, [judge]) for kl, judge in found]
-    ordered = sorted(found)
-    value = at_kl(line, target)
-    if not math.sqrt(ordered[0][0]) <= math.sqrt(target) <= math.sqrt(ordered[-1][0]):
-        assert value is None
-        return
-    roots = [math.sqrt(kl) for kl, _ in ordered]
-    expected = np.interp(math.sqrt(target), roots, [judge for _, judge in ordered])
-    assert value is not None and value.judge[0] == pytest.approx(expected, abs=1e-6)
-
-
 def test_seeds_are_averaged_and_kept() -> None:
     first = point("seed 1", 1.0, [0.0, 2.0], training=100, wins={"sft": np.array([0.0, 1.0])})
     second = point("seed 2", 3.0, [2.0, 2.0], training=300, wins={"sft": np.array([1.0, 1.0])})
@@ -94,24 +72,8 @@ def test_the_best_that_can_be_paid_for() -> None:
     assert best_within([dear], 100, served=1) is None
 
 
-def test_the_win_rate_of_a_choice_is_that_of_all_draws() -> None:
-    """Best of 2 of a pool of 4, against 2 samples of another: every pair of the pool, every opponent, ties of both."""
-    proxy = np.array([[1.0, 3.0, 2.0, 3.0]])
-    judge = np.array([[5.0, 1.0, 2.0, 4.0]])
-    theirs = np.array([[2.0, 3.0]])
-    outcomes = []
-    for pair in itertools.combinations(range(4), 2):
-        top = max(proxy[0, i] for i in pair)
-        best = [i for i in pair if proxy[0, i] == top]
-        scores = [float(judge[0, i] > other) + 0.5 * float(judge[0, i] == other) for i in best for other in theirs[0]]
-        outcomes.append(sum(scores) / len(scores))
-    found = best_of_n(proxy, [2], judge=wins(judge, theirs))
-    assert found[0, 0] == pytest.approx(sum(outcomes) / len(outcomes))
-
-
 def test_a_difference_below_the_tolerance_is_a_tie() -> None:
-    assert wins([[1.0]], [[1.0 + 1e-12]])[0, 0] == 0.5
-    assert wins([[1.0]], [[1.1]])[0, 0] == 0.0 and wins([[1.2]], [[1.1]])[0, 0] == 1.0
+    np.testing.assert_array_equal(wins([[1.0, 1.2]], [[1.0 + 1e-12, 1.1]]), [[(0.5 + 0) / 2, 1.0]])
 
 
 def test_means_of_prompts_give_the_intervals_of_their_completions() -> None:
@@ -124,10 +86,7 @@ def test_means_of_prompts_give_the_intervals_of_their_completions() -> None:
     won = by_prompt(wins(ours[:, None], theirs[:, None])[:, 0], 3)
     direct = win_rate(ours, theirs, groups, seed=5)
     assert rate(won, n=30, seed=5).ci95 == pytest.approx(direct.ci95)
-
-
-def test_winning_everywhere_is_not_certainty() -> None:
-    assert rate(np.ones(20), n=60, seed=1).ci95 == proportion(20, 20).ci95
+    assert rate(np.ones(20), n=60, seed=1).ci95 == proportion(20, 20).ci95, "winning everywhere is not certainty"
 
 
 def test_differences_are_paired_by_prompt() -> None:

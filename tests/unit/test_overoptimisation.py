@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,17 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_zoo.evaluation.overoptimisation import (
-    Fit,
     best_of_n,
     best_of_n_kl,
     best_of_n_weights,
     fit,
     gain,
-    root_kl,
 )
 
 FORMS = ("rl", "best-of-n")
-EVIDENCE = Path(__file__).parents[2] / "docs" / "evidence"
 
 
 def peak_of(form: str, alpha: float, beta: float) -> tuple[float, float]:
@@ -49,19 +45,12 @@ def curve(form: str, alpha: float, beta: float, *, furthest: float = 6.0, size: 
 # ---- forms
 
 
-def test_distance_is_the_root_of_kl_and_a_negative_estimate_is_0():
-    np.testing.assert_array_equal(root_kl([-1e-7, 0.0, 4.0]), [0.0, 0.0, 2.0])
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_form_is_exactly_0_at_0_without_a_warning(form, recwarn):
-    np.testing.assert_array_equal(gain(form, [0.0, 0.0], 3.0, 2.0), [0.0, 0.0])
-    assert not recwarn.list
-
-
-def test_literal_values():
+def test_literal_values(recwarn):
     np.testing.assert_allclose(gain("rl", [1.0, math.e, 2.0], 3.0, 2.0), [3.0, math.e, 6 - 4 * math.log(2)], rtol=1e-14)
     np.testing.assert_allclose(gain("best-of-n", [1.0, 2.0], 3.0, 2.0), [1.0, -2.0], rtol=1e-14)
+    for form in FORMS:
+        np.testing.assert_array_equal(gain(form, [0.0, 0.0], 3.0, 2.0), [0.0, 0.0])
+    assert not recwarn.list
 
 
 # ---- recovering what was put in
@@ -84,49 +73,27 @@ def test_noise_free_coefficients_and_peak_are_recovered_exactly(form, shape):
     np.testing.assert_allclose(found([0.0, *d]), [0.0, *truth], atol=1e-11)
 
 
-def covered(form: str, mode: str, *, draws: int = 200, scatter: float = 0.0) -> dict[str, float]:
+@pytest.mark.parametrize("form", FORMS)
+def test_intervals_cover_the_truth_about_as_often_as_they_say(form):
+    """Those of the coefficients are also held against scipy's: tests/numerics/test_overoptimisation_reference.py."""
     alpha, beta = (2.0, 1.0) if form == "rl" else (2.0, 0.3)
     d, truth = curve(form, alpha, beta)
-    place, height = peak_of(form, alpha, beta)
-    errors = np.linspace(0.2, 0.5, len(d)) if mode == "errors" else None
-    hits = {"alpha": 0, "beta": 0, "place": 0, "height": 0, "misfit": 0}
-    told = 0
-    for seed in range(draws):
-        rng = np.random.default_rng(seed)
-        if mode == "prompts":
-            gains = by_prompt(truth, seed, scatter=scatter)
-        else:
-            gains = truth + (0.3 if errors is None else errors) * rng.normal(size=len(d))
-        found = fit(form, d**2, gains, errors=errors, seed=seed, resamples=400)
-        pairs = {"alpha": (found.alpha, alpha), "beta": (found.beta, beta)}
-        if found.peak:
-            told += 1
-            pairs |= {"place": (found.peak.d, place), "height": (found.peak.gain, height)}
-        for name, (estimate, value) in pairs.items():
-            hits[name] += estimate.ci95[0] <= value <= estimate.ci95[1]
-        hits["misfit"] += found.fits is False
-    return {name: count / (told if name in ("place", "height") else draws) for name, count in hits.items()} | {
-        "told": told / draws
-    }
+    wanted = (alpha, beta, *peak_of(form, alpha, beta))
+    hits = np.zeros(4)
+    for seed in range(100):
+        found = fit(form, d**2, by_prompt(truth, seed), seed=seed, resamples=300)
+        intervals = [one.ci95 for one in (found.alpha, found.beta, found.peak.d, found.peak.gain)]
+        hits += [low <= value <= high for (low, high), value in zip(intervals, wanted, strict=True)]
+    assert (hits >= 87).all() and (hits <= 100).all()
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("mode", ["prompts", "errors", "means"])
-def test_intervals_cover_the_truth_about_as_often_as_they_say(form, mode):
-    share = covered(form, mode)
-    print(form, mode, share)
-    assert all(0.90 <= share[name] <= 0.99 for name in ("alpha", "beta", "place", "height")), share
-    assert share["told"] >= 0.95 and share["misfit"] <= 0.02
-
-
-def test_scatter_of_checkpoints_widens_the_intervals_and_is_no_misfit():
+def test_scatter_of_checkpoints_is_told_and_is_no_misfit():
     """Each checkpoint off the curve by more than the noise of measurement: resampled prompts alone see none of it."""
-    share = covered("rl", "prompts", scatter=0.6)
-    print("scatter", share)
-    assert share["alpha"] >= 0.88 and share["beta"] >= 0.88 and share["misfit"] <= 0.02
     d, truth = curve("rl", 2.0, 1.0)
-    found = fit("rl", d**2, by_prompt(truth, 0, scatter=3.0), seed=0)
+    calm, found = (fit("rl", d**2, by_prompt(truth, 0, scatter=each), seed=0) for each in (0.0, 3.0))
     assert found.scatter > 5 and found.scatter_p < 0.01 and found.fits is True
+    wide, narrow = (one.alpha.ci95[1] - one.alpha.ci95[0] for one in (found, calm))
+    assert wide / narrow == pytest.approx(found.scatter**0.5, rel=0.1), "Birge's factor"
 
 
 def test_kl_by_prompt_is_resampled_with_the_scores():
@@ -142,15 +109,6 @@ def test_kl_by_prompt_is_resampled_with_the_scores():
     assert found.observed == pytest.approx(known.observed, rel=1e-12)
     wide, narrow = (one.peak.d.ci95[1] - one.peak.d.ci95[0] for one in (found, known))
     assert wide > 2 * narrow
-
-
-def test_errors_weigh_the_points():
-    """A point without weight may say anything; equal weights would follow it."""
-    d, truth = curve("rl", 2.0, 1.0)
-    bent = truth + np.where(np.arange(len(d)) == 3, 5.0, 0.0)
-    errors = np.where(np.arange(len(d)) == 3, 1e4, 0.01)
-    assert fit("rl", d**2, bent, errors=errors, seed=0).beta.value == pytest.approx(1.0, abs=1e-6)
-    assert abs(fit("rl", d**2, bent, seed=0).beta.value - 1.0) > 0.05
 
 
 def test_no_point_outweighs_100_others():
@@ -180,22 +138,13 @@ def test_a_peak_beyond_the_observed_range_is_not_told(form):
     assert found.peak is None and "would peak at d =" in found.no_peak
 
 
-def test_a_rising_curve_has_no_peak():
-    d = np.linspace(0.5, 4, 10)
-    straight = fit("rl", d**2, 1.5 * d, errors=np.full(10, 0.05), seed=0)
-    assert straight.beta.value == pytest.approx(0.0, abs=1e-12) and straight.peak is None
+def test_a_rising_curve_has_no_peak_and_few_points_say_nothing_of_the_fit():
+    d = np.linspace(0.5, 4, 4)
+    straight = fit("rl", d**2, 1.5 * d + 0.01 * (-1) ** np.arange(4), errors=np.full(4, 0.05), seed=0)
+    assert straight.beta.value == pytest.approx(0.0, abs=0.05) and straight.peak is None
     assert "may not bend down" in straight.no_peak
-    assert fit("best-of-n", d**2, d + 0.3 * d * d, errors=np.full(10, 0.05), seed=0).peak is None
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_a_peak_is_seldom_told_of_curves_without_one(form):
-    d = np.linspace(0.5, 5, 9)
-    told = sum(
-        fit(form, d**2, by_prompt(0.6 * d, seed), seed=seed, resamples=300).peak is not None for seed in range(200)
-    )
-    print(form, "peaks told of straight lines:", told / 200)
-    assert told / 200 <= 0.03
+    assert straight.fits is None and straight.pattern_p is None and straight.scatter is not None
+    assert fit("best-of-n", d**2, d + 0.3 * d * d, errors=np.full(4, 0.05), seed=0).peak is None
 
 
 # ---- misfit
@@ -219,13 +168,6 @@ def test_a_form_that_does_not_fit_is_said_not_to(form):
         assert found.peak is None and "does not fit" in found.no_peak
 
 
-def test_the_wrong_form_is_told_from_the_right_one_where_the_noise_allows():
-    d, truth = curve("rl", 2.0, 1.0, furthest=10.0, size=20)
-    measured = by_prompt(truth, 0, prompts=500)
-    assert fit("rl", d**2, measured, seed=0).fits is True
-    assert fit("best-of-n", d**2, measured, seed=0).fits is False
-
-
 def test_noise_that_checkpoints_share_is_no_misfit():
     """The SFT score is subtracted from all: its noise shifts them together, and the residuals are smooth along d."""
     d, truth = curve("rl", 2.0, 1.0, size=30)
@@ -237,12 +179,6 @@ def test_noise_that_checkpoints_share_is_no_misfit():
         smooth += found.pattern_p < 0.01
         assert found.fits is True and found.scatter_p >= 0.01
     assert smooth >= 10
-
-
-def test_with_few_points_nothing_is_said_of_the_fit():
-    d, truth = curve("rl", 2.0, 1.0, size=4)
-    found = fit("rl", d**2, truth + 0.1 * (-1) ** np.arange(4), errors=np.full(4, 0.1), seed=0)
-    assert found.fits is None and found.pattern_p is None and found.scatter is not None
 
 
 # ---- what is left out, and what is refused
@@ -280,16 +216,12 @@ def test_a_fit_is_seeded_and_plain_json():
         ([1, 2, 3], [1, 1, 2], {"errors": [1, 2]}, "3 numbers"),
         ([1, 2, 3], [1, 1, 2], {"errors": [1, 2, -1]}, "3 numbers"),
         ([1, 2, 3], [[1, 1], [2, 2], [3, 3]], {"errors": [1, 2, 1]}, "one or the other"),
+        ([1, 2, 3], [1, 2, 3], {"form": "ppo"}, "rl, best-of-n, not 'ppo'"),
     ],
 )
 def test_bad_input_is_refused(kl, gains, options, message):
     with pytest.raises(ValueError, match=message):
-        fit("rl", kl, gains, seed=0, **options)
-
-
-def test_an_unknown_form_is_refused():
-    with pytest.raises(ValueError, match="rl, best-of-n, not 'ppo'"):
-        fit("ppo", [1, 2, 3], [1, 2, 3], seed=0)
+        fit(options.pop("form", "rl"), kl, gains, seed=0, **options)
 
 
 # ---- best of n
@@ -301,27 +233,11 @@ def test_kl_of_best_of_n():
         best_of_n_kl([4, 0])
 
 
-@pytest.mark.parametrize("n", [2, 5, 16])
-def test_kl_of_best_of_n_is_exact_without_ties_and_a_bound_with_them(n):
-    """Of m equally likely completions, best-of-n takes that of rank i with chance (i^n − (i−1)^n) / m^n."""
-    for m, least in ((10_000, 0.999), (4, 0.0)):
-        ranks = np.arange(1, m + 1) / m
-        chosen = ranks**n - (ranks - 1 / m) ** n
-        exact = float((chosen * np.log(np.maximum(chosen, 1e-300) * m)).sum())
-        assert least * best_of_n_kl(n) <= exact <= best_of_n_kl(n)
-
-
 @pytest.mark.parametrize(("pool", "n"), [(1, 1), (5, 1), (5, 5), (7, 3), (64, 16)])
 def test_weights_are_those_of_the_order_statistic(pool, n):
     exact = [math.comb(i - 1, n - 1) / math.comb(pool, n) for i in range(1, pool + 1)]
     np.testing.assert_allclose(best_of_n_weights(pool, n), exact, rtol=1e-13)
     assert best_of_n_weights(pool, n).sum() == pytest.approx(1.0, rel=1e-13)
-
-
-def test_weights_of_a_large_pool_stay_exact():
-    weights = best_of_n_weights(4000, 2000)
-    assert np.isfinite(weights).all() and weights.sum() == pytest.approx(1.0, rel=1e-10)
-    assert weights[-1] == 0.5 and (weights[:1999] == 0).all()
 
 
 def over_all_subsets(proxy: list[int], judge: list[int], n: int) -> float:
@@ -345,39 +261,8 @@ def test_best_of_n_is_the_mean_over_all_subsets_ties_and_all(rows):
     np.testing.assert_allclose(
         best_of_n([proxy], sizes)[:, 0], [over_all_subsets(proxy, proxy, n) for n in sizes], atol=1e-12
     )
-
-
-def test_prompts_are_kept_apart():
-    rng = np.random.default_rng(0)
-    proxy, judge = rng.integers(0, 4, size=(5, 8)), rng.normal(size=(5, 8))
-    together = best_of_n(proxy, [1, 3, 8], judge=judge)
-    assert together.shape == (3, 5)
-    np.testing.assert_allclose(
-        together,
-        np.concatenate([best_of_n(proxy[i : i + 1], [1, 3, 8], judge=judge[i : i + 1]) for i in range(5)], axis=1),
-    )
-    np.testing.assert_allclose(together[0], judge.mean(1))
-
-
-def test_the_estimate_is_unbiased_for_the_population():
-    """Of normal scores: E max of 4 is 1.02938; a judge with correlation ½ sees half of it."""
-    rng = np.random.default_rng(0)
-    proxy = rng.normal(size=(20_000, 6))
-    judge = 0.5 * proxy + rng.normal(size=proxy.shape)
-    assert best_of_n(proxy, [4]).mean() == pytest.approx(1.02938, abs=0.015)
-    assert best_of_n(proxy, [4], judge=judge).mean() == pytest.approx(1.02938 / 2, abs=0.02)
-
-
-def test_best_of_n_feeds_the_fit():
-    """Judge = proxy − its square: choosing hard by the proxy overshoots, and the form finds the top."""
-    rng = np.random.default_rng(1)
-    sizes = [1, 2, 4, 8, 16, 32, 64]
-    proxy = rng.normal(size=(600, 64))
-    scores = best_of_n(proxy, sizes, judge=proxy - 0.5 * np.maximum(proxy, 0) ** 2)
-    found = fit("best-of-n", best_of_n_kl(sizes), scores - scores[0], seed=0)
-    assert found.points == 6 and found.peak is not None
-    best = root_kl(best_of_n_kl(sizes))[scores.mean(1).argmax()]
-    assert abs(found.peak.d.value - best) < 0.4
+    both = best_of_n([proxy, proxy], sizes, judge=[[9] * len(rows), [0] * len(rows)])
+    np.testing.assert_allclose(both, [[9, 0]] * len(rows), atol=1e-12)  # prompts are kept apart
 
 
 @pytest.mark.parametrize(
@@ -393,36 +278,3 @@ def test_best_of_n_feeds_the_fit():
 def test_bad_pools_are_refused(proxy, sizes, judge, message):
     with pytest.raises(ValueError, match=message):
         best_of_n(proxy, sizes, judge=judge)
-
-
-# ---- the runs in docs/evidence
-
-
-def evidence(name: str) -> list[dict]:
-    return json.loads((EVIDENCE / f"{name}.json").read_text(encoding="utf-8"))["runs"]
-
-
-def gold_fit(run: dict, *, below: float = math.inf) -> Fit:
-    """The gold utility of the training rollouts: means of 64, without their errors, from step 1 (the SFT model) on."""
-    rows = [row for row in run["curve"] if row["kl"] < below]
-    return fit("rl", [row["kl"] for row in rows], [row["gold"] - run["sft"]["judge"] for row in rows], seed=0)
-
-
-def test_gold_of_the_runs_without_kl_peaks_and_then_collapses():
-    peaks = []
-    for run in [run for run in evidence("tiny-world-ablation") if run["beta"] == 0]:
-        whole = gold_fit(run)
-        assert whole.fits is False and whole.peak is None
-        before = gold_fit(run, below=20)  # the collapse comes later
-        assert before.fits is True
-        peaks += [before.peak] if before.peak is not None else []
-    assert len(peaks) >= 2
-    for peak in peaks:
-        assert 2 < peak.kl < 14 and 1.2 < peak.gain.value < 2.3
-
-
-def test_gold_of_the_recipes_runs_has_no_peak():
-    for run in evidence("tiny-world"):
-        found = gold_fit(run)
-        assert found.fits is True and found.peak is None
-        assert "may not bend down" in found.no_peak or "No peak in the observed range" in found.no_peak

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
-
 import pytest
 
 from rlhf_zoo.errors import ZooError
@@ -41,19 +38,13 @@ def by_length(prompts, shown_first, shown_second):
 )
 def test_merged(shown_first, shown_second, score, orders):
     assert merge_orders(shown_first, shown_second) == (score, {"orders": orders})
+    assert merge_orders(shown_second, shown_first).score == 1 - score, "swapping sides swaps the score"
 
 
-def test_merged_details_and_refusal():
+def test_a_mark_is_a_detail_and_an_order_is_no_other_number():
     assert merge_orders(1, 0, unparsed=True).details == {"orders": [1, 1], "unparsed": True}
     with pytest.raises(ValueError, match="not 2"):
         merge_orders(2, 0)
-
-
-def test_swapping_sides_swaps_the_score():
-    values = (None, 0, 0.5, 1)
-    for one in values:
-        for other in values:
-            assert merge_orders(one, other).score == 1 - merge_orders(other, one).score
 
 
 def test_a_judge_of_the_texts():
@@ -109,18 +100,6 @@ def test_verdicts_without_orders_and_unread_ones_count_for_the_win_rate_only():
     assert report.to_json()["agreement"] is None
 
 
-def test_a_judge_by_name(monkeypatch):
-    module = types.ModuleType("toy_pairs")
-    module.by_length = by_length
-    module.number = 3
-    monkeypatch.setitem(sys.modules, "toy_pairs", module)
-    judge = FunctionPairJudge("toy_pairs:by_length")
-    assert judge.name == "by_length"
-    assert judge.compare(["p"], ["aa"], ["b"]) == [(1, {"orders": [1, 1]})]
-    with pytest.raises(ZooError, match=r"^The judge 'toy_pairs:number' is a int and cannot be called"):
-        FunctionPairJudge("toy_pairs:number")
-
-
 @pytest.mark.parametrize(
     ("answer", "said"),
     [([1.0], "gave 1 preferences for 2 pairs"), ([1.0, 0.7], "gave 0.7 for pair 1"), ([1.0, None], "gave None for")],
@@ -130,8 +109,11 @@ def test_answers_that_are_none(answer, said):
         FunctionPairJudge(lambda prompts, a, b: answer).compare(["p", "q"], ["a", "b"], ["c", "d"])
 
 
-def test_lengths_that_do_not_fit():
-    judge = FunctionPairJudge(by_length)
+def test_what_cannot_be_compared():
+    judge = FunctionPairJudge(f"{__name__}:by_length")
+    assert judge.name == "by_length" and judge.compare(["p"], ["aa"], ["b"]) == [(1, {"orders": [1, 1]})]
+    with pytest.raises(ZooError, match="'toy_run:PPO' is a dict and cannot be called"):
+        FunctionPairJudge("toy_run:PPO")
     with pytest.raises(ValueError, match="2 prompts, 1 and 2 completions do not fit"):
         compare_pairs(judge, ["p", "q"], ["a"], ["b", "c"], seed=0)
     with pytest.raises(ValueError, match="no pairs"):

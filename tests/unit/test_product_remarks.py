@@ -49,14 +49,8 @@ def splits() -> dict[str, list[dict]]:
     return {split: corpus(n, seed) for seed, (split, n) in enumerate(zip(SPLITS, (300, 80, 60, 80), strict=True))}
 
 
-def texts(rows: list[dict]) -> set[str]:
-    return {row["text"] for row in rows}
-
-
-@pytest.mark.parametrize("compress", [False, True])
-def test_a_folder_becomes_four_configurations(tmp_path: Path, splits: dict, compress: bool) -> None:
-    data = prepare(str(write(tmp_path, splits, compress=compress)), seed=0, train_pairs=50)
-
+def test_a_folder_becomes_four_configurations(tmp_path: Path, splits: dict) -> None:
+    data = prepare(str(write(tmp_path, splits)), seed=0, train_pairs=50)
     assert {config: set(parts) for config, parts in data.items()} == {
         "lines": {"train", "validation", "test"},
         "prompts": {"train", "validation", "test"},
@@ -78,12 +72,14 @@ def test_the_judge_split_reaches_nothing_but_the_judge(tmp_path: Path, splits: d
 
 
 def test_held_out_openings_are_neutral_supported_and_unseen_by_ppo(tmp_path: Path, splits: dict) -> None:
+    splits["train"] += [{"text": f"rarely said thing {i}", "label": i % 2} for i in range(4)]
     prompts = prepare(str(write(tmp_path, splits)), seed=0)["prompts"]
     train, validation, test = ([row["prompt"] for row in prompts[split]] for split in ("train", "validation", "test"))
     assert test
     assert len({*test, *validation}) == len(test) + len(validation)
     assert not {*train} & {*test, *validation}
     assert "great" in train
+    assert sum(prompt.startswith("rarely") for prompt in train) == 4, "too few to be held out"
     counted = [row for split in ("train", "validation", "test") for row in splits[split]]
     for opening in (*test, *validation):
         labels = [row["label"] for row in counted if row["text"].lower().startswith(opening + " ")]
@@ -92,15 +88,13 @@ def test_held_out_openings_are_neutral_supported_and_unseen_by_ppo(tmp_path: Pat
         assert 1 <= len(opening.split()) <= 3
 
 
-def test_an_opening_with_too_few_continuations_is_not_held_out(tmp_path: Path, splits: dict) -> None:
-    four = [{"text": f"rarely said thing {i}", "label": i % 2} for i in range(4)]
-    splits["train"] += four
-    prompts = prepare(str(write(tmp_path, splits)), seed=0)["prompts"]
-    assert not [row for split in ("validation", "test") for row in prompts[split] if row["prompt"].startswith("rarely")]
-    assert sum(row["prompt"].startswith("rarely") for row in prompts["train"]) == 4
-
-
 def test_pairs_join_a_pro_and_a_con_that_start_alike(tmp_path: Path, splits: dict) -> None:
+    for pro, con, prompt in (
+        ("the zoom of it is a joy", "the zoom of it is poor", "the zoom of"),  # three words at most
+        ("good zoom", "good zoom but slow", "good"),
+    ):
+        row = product_remarks._row(product_remarks.Remark(pro, 1), product_remarks.Remark(con, 0))
+        assert row == {"prompt": prompt, "chosen": pro[len(prompt) :], "rejected": con[len(prompt) :]}
     preferences = prepare(str(write(tmp_path, splits)), seed=0)["preferences"]
     for split, rows in preferences.items():
         label = {row["text"].lower(): row["label"] for row in splits[split]}
@@ -110,27 +104,12 @@ def test_pairs_join_a_pro_and_a_con_that_start_alike(tmp_path: Path, splits: dic
             assert (label[chosen], label[rejected]) == (1, 0)
             used += [chosen, rejected]
             if row["prompt"]:
-                assert row["chosen"].startswith(" ")
-                assert row["rejected"].startswith(" ")
-                assert row["chosen"].strip()
-                assert row["rejected"].strip()
+                assert all(row[side].startswith(" ") and row[side].strip() for side in ("chosen", "rejected"))
             else:
                 assert chosen.split()[0] != rejected.split()[0] or split == "train"
         assert len(used) == len(set(used))
-    assert preferences["test"]
-    assert all(row["prompt"] for row in preferences["test"])
-    prompts = [row["prompt"] for row in preferences["train"]]
-    assert "" in prompts
-    assert any(prompts)
-
-
-def test_the_longest_shared_opening_up_to_three_words_is_the_prompt() -> None:
-    row = product_remarks._row(
-        product_remarks.Remark("the zoom of it is a joy", 1), product_remarks.Remark("the zoom of it is poor", 0)
-    )
-    assert row == {"prompt": "the zoom of", "chosen": " it is a joy", "rejected": " it is poor"}
-    row = product_remarks._row(product_remarks.Remark("good zoom", 1), product_remarks.Remark("good zoom but slow", 0))
-    assert row == {"prompt": "good", "chosen": " zoom", "rejected": " zoom but slow"}
+    assert preferences["test"] and all(row["prompt"] for row in preferences["test"])
+    assert {bool(row["prompt"]) for row in preferences["train"]} == {True, False}
 
 
 def test_the_seed_draws_training_rows_and_leaves_evaluation_alone(tmp_path: Path, splits: dict) -> None:
@@ -179,21 +158,9 @@ def test_nltk_form_is_cleaned_and_split(tmp_path: Path, form: str) -> None:
     assert by_text["Said Twice"] == 1
     assert by_text["café mode works"] == 1
     assert not {text for text in by_text if "<" in text or text.lower() in ("excellent", "seen under both", "")}
-    assert all(
-        abs(len(remarks[split]) / len(flat) - share) < 0.1
-        for split, share in zip(SPLITS, product_remarks.SHARES, strict=True)
-    )
+    shares = [len(remarks[split]) / len(flat) for split in SPLITS]
+    assert shares == pytest.approx(product_remarks.SHARES, abs=0.1)
     assert prepare(str(source), seed=0)["lines"]["train"]
-
-
-def test_a_remark_stays_in_its_split_when_others_come_and_go() -> None:
-    few, many = nltk_files(200), nltk_files(400)
-    small, large = (
-        product_remarks._split_raw(product_remarks._clean(*(files[name].decode("iso-8859-2") for name in files)))
-        for files in (few, many)
-    )
-    for split in SPLITS:
-        assert {remark.text for remark in small[split]} <= {remark.text for remark in large[split]}
 
 
 def test_the_hub_form_finds_the_judge_split_by_its_file(tmp_path: Path, splits: dict, shared_hub) -> None:
@@ -208,65 +175,48 @@ def test_the_hub_form_finds_the_judge_split_by_its_file(tmp_path: Path, splits: 
     out = tmp_path / "out.json"
     shared_hub.python(f"import sys; sys.argv = ['', {str(out)!r}]; {code}")
     assert json.loads(out.read_text()) == prepare(str(folder), seed=0, train_pairs=20)
-
-
-def test_a_hub_id_that_is_not_there_is_an_error_in_one_sentence(shared_hub) -> None:
     said = shared_hub.python(
         "from rlhf_zoo.corpora.product_remarks import prepare; from rlhf_zoo.errors import ZooError\n"
         "try: prepare('local/nothing', seed=0)\nexcept ZooError as error: print(error)"
     )
-    assert "data set local/nothing cannot be loaded" in said
-    assert len(said.strip().splitlines()) == 1
-
-
-def damaged(folder: Path, splits: dict, how: str) -> str:
-    """A source with one fault; returns what to pass to `prepare`."""
-    if how == "no split":
-        del splits["judge"]
-    elif how == "no column":
-        splits["test"][3] = {"text": "a remark without its label"}
-    elif how == "bad label":
-        splits["test"][0]["label"] = 4
-    elif how == "empty split":
-        splits["validation"] = []
-    write(folder, splits, compress=how == "cut gzip")
-    if how == "cut gzip":
-        (folder / "train.jsonl.gz").write_bytes((folder / "train.jsonl.gz").read_bytes()[:200])
-    elif how == "not json":
-        (folder / "train.jsonl").write_text("text,label\n")
-    elif how == "bad zip":
-        (folder / "pros_cons.zip").write_bytes(b"no zip")
-        return str(folder / "pros_cons.zip")
-    elif how == "one nltk file":
-        (folder / "IntegratedPros.txt").write_text("<Pros>works very well</Pros>")
-    elif how == "missing folder":
-        return str(folder / "nothing")
-    return str(folder)
+    assert "data set local/nothing cannot be loaded" in said and len(said.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
-    ("how", "words"),
+    ("altered", "files", "said"),
     [
-        ("no split", "has no judge.jsonl"),
-        ("no column", "no column 'label' in row 4"),
-        ("bad label", "row 1: text must be a string and label 0"),
-        ("empty split", "split validation, is empty"),
-        ("cut gzip", "train.jsonl.gz cannot be read"),
-        ("not json", "train.jsonl cannot be read"),
-        ("bad zip", "cannot be read as a zip"),
-        ("one nltk file", "lacks IntegratedCons.txt"),
-        ("missing folder", 'nltk.download("pros_cons")'),
+        ({"judge": None}, {}, "has no judge.jsonl"),
+        ({"test": [{"text": "a remark without its label"}]}, {}, "no column 'label' in row 1"),
+        ({"test": [{"text": "a remark", "label": 4}]}, {}, "row 1: text must be a string and label 0"),
+        ({"validation": []}, {}, "split validation, is empty"),
+        ({}, {"train.jsonl": "text,label\n"}, "train.jsonl cannot be read"),
+        ({}, {"train.jsonl.gz": "no gzip"}, "train.jsonl.gz cannot be read"),
+        ({}, {"IntegratedPros.txt": "<Pros>works very well</Pros>"}, "lacks IntegratedCons.txt"),
     ],
 )
-def test_a_bad_source_is_named_with_its_mend(tmp_path: Path, splits: dict, how: str, words: str) -> None:
-    with pytest.raises(ZooError) as caught:
-        prepare(damaged(tmp_path, splits, how), seed=0)
-    assert words in str(caught.value)
+def test_a_bad_folder_is_named_with_its_mend(
+    tmp_path: Path, splits: dict, altered: dict, files: dict[str, str], said: str
+) -> None:
+    write(tmp_path, {split: rows for split, rows in (splits | altered).items() if rows is not None})
+    for name, content in files.items():
+        (tmp_path / "train.jsonl").unlink(missing_ok=True)
+        (tmp_path / name).write_text(content)
+    with pytest.raises(ZooError, match=said):
+        prepare(str(tmp_path), seed=0)
 
 
-def test_without_a_source_the_error_says_how_to_get_one() -> None:
+def test_what_is_not_there_is_told_with_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(ZooError, match=r"nltk\.download.*--dataset_name"):
         prepare(None, seed=0)
+    with pytest.raises(ZooError, match=r'nltk.download\("pros_cons"\)'):
+        prepare(str(tmp_path / "nothing"), seed=0)
+    (tmp_path / "pros_cons.zip").write_bytes(b"no zip")
+    with pytest.raises(ZooError, match="cannot be read as a zip"):
+        prepare(str(tmp_path / "pros_cons.zip"), seed=0)
+    with pytest.raises(ZooError, match="opinion_lexicon"):
+        lexicon(str(tmp_path / "nothing"))
+    with pytest.raises(ZooError, match=r"train\.jsonl"):
+        lexicon(str(tmp_path))
 
 
 def test_the_lexicon_reads_both_forms(tmp_path: Path) -> None:
@@ -279,30 +229,12 @@ def test_the_lexicon_reads_both_forms(tmp_path: Path) -> None:
     assert lexicon(str(folder)) == lexicon(str(tmp_path)) == {"good": 1, "bad": -1}
 
 
-def test_a_lexicon_that_is_not_there_says_how_to_get_one(tmp_path: Path) -> None:
-    with pytest.raises(ZooError, match="opinion_lexicon"):
-        lexicon(str(tmp_path / "nothing"))
-    with pytest.raises(ZooError, match=r"train\.jsonl"):
-        lexicon(str(tmp_path))
-
-
 def test_the_real_corpus(real_data: Path) -> None:
     data = prepare(str(real_data / "pros_cons"), seed=0)
-    assert {split: len(rows) for split, rows in data["lines"].items()} == {
-        "train": 20150,
-        "validation": 1585,
-        "test": 3217,
-    }
-    assert len(data["judge"]["train"]) == 15252
-    assert len(data["preferences"]["train"]) == 5000
-    assert len(data["preferences"]["test"]) >= 250
-    assert len(data["prompts"]["test"]) >= 170
-    judged = texts(data["judge"]["train"])
-    assert not judged & {text for rows in data["lines"].values() for text in texts(rows)}
-    assert not {row["prompt"] for row in data["prompts"]["train"]} & {row["prompt"] for row in data["prompts"]["test"]}
-
-
-def test_the_real_lexicon(real_data: Path) -> None:
+    assert [len(data["lines"][split]) for split in ("train", "validation", "test")] == [20150, 1585, 3217]
+    assert len(data["judge"]["train"]) == 15252 and len(data["preferences"]["train"]) == 5000
+    assert len(data["preferences"]["test"]) >= 250 and len(data["prompts"]["test"]) >= 170
+    judged = {row["text"] for row in data["judge"]["train"]}
+    assert not judged & {row["text"] for rows in data["lines"].values() for row in rows}
     signs = lexicon(str(real_data / "opinion_lexicon"))
-    assert (signs["great"], signs["awful"]) == (1, -1)
-    assert len(signs) == 6783
+    assert (signs["great"], signs["awful"], len(signs)) == (1, -1, 6783)

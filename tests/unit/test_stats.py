@@ -48,28 +48,6 @@ def test_bootstrap_mean_agrees_with_scipy():
     assert estimate.ci95 == pytest.approx(tuple(reference.confidence_interval), abs=0.08 * error)
 
 
-@pytest.mark.parametrize(("successes", "n"), [(30, 100), (5, 40), (322, 644)])
-def test_bootstrap_of_bernoulli_trials_has_the_quantiles_of_the_binomial(successes, n):
-    """The mean of a resample of n trials with k successes is Binomial(n, k/n)/n."""
-    values = np.r_[np.ones(successes), np.zeros(n - successes)]
-    estimate = bootstrap_mean(values, range(n), seed=3, resamples=40_000)
-    exact = scipy_stats.binom(n, successes / n)
-    assert estimate.value == successes / n
-    assert np.array(estimate.ci95) * n == pytest.approx([exact.ppf(0.025), exact.ppf(0.975)], abs=1.0)
-
-
-def test_bootstrap_covers_the_mean_of_clustered_values_and_resampling_single_values_does_not():
-    covered, naive, trials = 0, 0, 400
-    for seed in range(trials):
-        values, groups = clustered(seed, prompts=80, spread=2.0)
-        low, high = bootstrap_mean(values, groups, seed=seed, resamples=500).ci95
-        covered += low <= 0 <= high
-        low, high = bootstrap_mean(values, range(len(values)), seed=seed, resamples=500).ci95
-        naive += low <= 0 <= high
-    assert 0.90 <= covered / trials <= 0.98
-    assert naive / trials < 0.85
-
-
 def test_bootstrap_is_seeded_and_blind_to_the_names_and_order_of_groups():
     values, groups = clustered(1)
     estimate = bootstrap_mean(values, groups, seed=5)
@@ -128,14 +106,6 @@ def test_unanimous_wins_are_not_certain():
     result = win_rate(np.ones(9), np.zeros(9), [0, 0, 0, 1, 1, 1, 2, 2, 2], seed=0)
     assert result.value == 1.0 and result.n == 9
     assert result.ci95 == proportion(3, 3).ci95 and result.ci95[0] == pytest.approx(0.4385, abs=1e-4)
-
-
-def test_paired_resampling_is_narrower_than_the_parts():
-    values, groups = clustered(4, spread=5.0)
-    better = values + np.random.default_rng(0).normal(0.2, 0.1, size=len(values))
-    low, high = bootstrap_mean(better - values, groups, seed=0).ci95
-    wide_low, wide_high = bootstrap_mean(values, groups, seed=0).ci95
-    assert 0.15 < low < high < 0.25 and high - low < (wide_high - wide_low) / 10
 
 
 @given(n=st.integers(1, 2000), data=st.data())

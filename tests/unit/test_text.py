@@ -24,15 +24,11 @@ def test_words():
         "don't", "stop", "!", "!", "it’s", "5", "-", "star", ",", "über", ".",
     ]  # fmt: skip
     assert words(" \n ") == []
-
-
-def test_ngrams():
-    assert ngrams("a b c", 1) == [("a",), ("b",), ("c",)]
-    assert ngrams("a b c", 2) == [("a", "b"), ("b", "c")]
-    assert ngrams("a b c", 3) == [("a", "b", "c")]
-    assert ngrams("a b c", 4) == []
+    assert ngrams("a b c", 2) == [("a", "b"), ("b", "c")] and ngrams("a b c", 4) == []
     with pytest.raises(ValueError, match="at least one word"):
         ngrams("a", 0)
+    with pytest.raises(ValueError, match="2 texts and 1 groups"):
+        distinct_n_estimate(["a", "b"], [0])
 
 
 def test_distinct_n_golden():
@@ -48,17 +44,6 @@ def test_repetition_golden():
     assert repetition("easy to use and easy to carry", 1) == pytest.approx(2 / 7)
     assert repetition("!!!!!!") == 4 / 5
     assert repetition("great") == repetition("") == 0.0
-
-
-@given(texts=TEXTS, n=st.integers(1, 3))
-@settings(deadline=None)
-def test_distinct_n_properties(texts, n):
-    value = distinct_n(texts, n)
-    assert 0 <= value <= 1
-    assert distinct_n(texts[::-1], n) == value
-    assert distinct_n(texts + texts, n) == value / 2  # it depends on the number of texts
-    if len(texts) == 1 and ngrams(texts[0], n):
-        assert value == pytest.approx(1 - repetition(texts[0], n))
 
 
 @given(texts=TEXTS.filter(bool), n=st.integers(1, 3), data=st.data())
@@ -80,33 +65,6 @@ def test_the_estimate_agrees_with_leaving_prompts_out_by_hand(texts, n, data):
     else:
         expected = (0.0, 1.0)
     assert estimate.ci95 == pytest.approx(expected, abs=1e-5)
-
-
-def test_the_interval_covers_the_expected_value():
-    rng = np.random.default_rng(0)
-    share = 1 / np.arange(1, 301)
-    share /= share.sum()
-
-    def estimate():
-        texts, groups = [], []
-        for prompt in range(60):
-            topic = rng.choice(300, size=2)
-            for _ in range(3):
-                texts.append(" ".join(f"w{word}" for word in [*topic, *rng.choice(300, size=8, p=share)]))
-                groups.append(prompt)
-        return distinct_n_estimate(texts, groups)
-
-    estimates = [estimate() for _ in range(150)]
-    expected = np.mean([one.value for one in estimates])
-    covered = np.mean([one.ci95[0] <= expected <= one.ci95[1] for one in estimates])
-    assert 0.88 <= covered <= 1.0
-    halves = [(one.ci95[1] - one.ci95[0]) / 2 for one in estimates]
-    assert max(halves) < 4 * 1.96 * np.std([one.value for one in estimates])  # and not by being wide
-
-
-def test_texts_and_groups_must_fit():
-    with pytest.raises(ValueError, match="2 texts and 1 groups"):
-        distinct_n_estimate(["a", "b"], [0])
 
 
 def test_a_difference_of_distinct_n_is_paired():
