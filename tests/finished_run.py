@@ -17,21 +17,27 @@ from zoo_process import COMMAND, environment, zoo
 from rlhf_zoo.recipes import copy_recipe
 from rlhf_zoo.record import StageRecord
 
-__all__ = ["FLAGS", "STAGES", "STEPS", "Run", "base", "in_its_place"]
+__all__ = ["ARCHITECTURE", "FLAGS", "STAGES", "STEPS", "Run", "base", "in_its_place"]
 
+ARCHITECTURE = {
+    "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128, "tie_word_embeddings": True,
+    "initializer_range": 0.05,
+}  # fmt: skip
+#: Of a run that costs seconds, half of them for the plots of its cards.
 FLAGS = [
-    "--corpus_args", '{"lines": 2000}',
-    "--sft.max_steps", "60", "--sft.save_strategy", "steps", "--sft.save_steps", "30",
-    "--sft.logging_steps", "10", "--sft.eval_strategy", "steps", "--sft.eval_steps", "30",
-    "--reward.simulated_pairs", "200", "--reward.simulated_test_pairs", "60", "--reward.score_samples", "64",
-    "--reward.max_steps", "6", "--reward.save_strategy", "steps", "--reward.save_steps", "3",
-    "--reward.logging_steps", "1",
-    "--ppo.total_episodes", "256", "--ppo.per_device_train_batch_size", "16", "--ppo.gradient_accumulation_steps", "2",
+    "--corpus_args", '{"lines": 600}', "--architecture", json.dumps(ARCHITECTURE),
+    "--sft.max_steps", "30", "--sft.learning_rate", "2e-2", "--sft.save_strategy", "steps", "--sft.save_steps", "15",
+    "--sft.logging_steps", "5", "--sft.eval_strategy", "steps", "--sft.eval_steps", "15",
+    "--reward.simulated_pairs", "64", "--reward.simulated_test_pairs", "24", "--reward.score_samples", "32",
+    "--reward.per_device_train_batch_size", "16", "--reward.max_steps", "4", "--reward.save_strategy", "steps",
+    "--reward.save_steps", "2", "--reward.logging_steps", "1",
+    "--ppo.total_episodes", "96", "--ppo.per_device_train_batch_size", "8", "--ppo.gradient_accumulation_steps", "2",
     "--ppo.num_mini_batches", "2", "--ppo.save_steps", "2", "--ppo.eval_steps", "4",
-    "--evaluation.prompts", "20", "--evaluation.samples", "2", "--evaluation.checkpoint_prompts", "20",
+    "--evaluation.prompts", "8", "--evaluation.samples", "2", "--evaluation.checkpoint_prompts", "8",
 ]  # fmt: skip
 STAGES = ("sft", "reward", "ppo")
-STEPS = {"sft": [30, 60], "reward": [3, 6], "ppo": [2, 4, 6, 8]}
+STEPS = {"sft": [15, 30], "reward": [2, 4], "ppo": [2, 4, 6]}
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,6 @@ import contextlib
 import errno
 import json
 import os
-import re
-import resource
 import signal
 import socket
 import subprocess
@@ -19,6 +17,7 @@ from pathlib import Path
 import click
 import pytest
 from hub_fixture import base_environment
+from warm import PYTHON
 from zoo_process import COMMAND, environment, errors, wait_until, zoo
 
 from rlhf_zoo import cli
@@ -51,13 +50,12 @@ def walk(command: click.Command, path: tuple[str, ...] = ()) -> dict[str, click.
     return found
 
 
-@pytest.mark.parametrize("arguments", [[], ["--help"], ["run", "--help"], ["ppo", "--help"], ["hub", "--help"]])
-def test_help_imports_nothing_heavy(arguments):
+def test_help_imports_nothing_heavy():
     code = f"""
 import sys
 from rlhf_zoo.cli import cli
-if {arguments!r}:
-    cli.main({arguments!r}, standalone_mode=False)
+for arguments in ["--help"], ["run", "--help"], ["ppo", "--help"], ["hub", "--help"]:
+    cli.main(arguments, standalone_mode=False)
 print([name for name in {HEAVY!r} if name in sys.modules])
 """
     done = subprocess.run(
@@ -124,8 +122,6 @@ def test_every_command_that_prints_a_table_takes_json():
     }  # fmt: skip
     takes = {name for name, command in walk(cli.cli).items() if any("--json" in param.opts for param in command.params)}
     assert takes == tables
-    source = "".join(path.read_text() for path in Path(common.__file__).parent.glob("*.py"))
-    assert len(re.findall(r"(?<!def )\btable\(", source)) == 11, "a new table needs --json: name its command above"
 
 
 def test_recipes_are_shown_copied_and_validated(tmp_path):
@@ -161,41 +157,24 @@ def refused(tmp_path: Path, *arguments: str, **env: str) -> str:
         ("frobnicate", "There is no command 'frobnicate'; `rlhf-zoo --help` lists the commands."),
         ("recipes lst", "No such command 'lst', did you mean 'list'?"),
         ("run tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
-        ("sft nothing-like-it", "There is no recipe 'nothing-like-it': `rlhf-zoo recipes list` shows"),
-        ("recipes show tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
         ("run", "Missing argument 'RECIPE': see `rlhf-zoo run --help`."),
-        ("run tiny-world stray", "'stray' belongs to no flag: write --key value."),
         ("run tiny-world --seed 1 --seed 2", "--seed is given twice: keep one."),
         ("run --seed 2 tiny-world", "--seed stands before the recipe: write `rlhf-zoo run RECIPE --seed ...`."),
         ("run tiny-world --hub embedded", "--hub is 'embedded': give 'local' or an address"),
-        ("run tiny-world --hub http://example.com", "which would send a token unencrypted: use https."),
         ("run tiny-world --namespace a/b", "--namespace is 'a/b', and no Hub has such"),
         ("run tiny-world --output_dir", "Option '--output_dir' requires an argument"),
         ("compare x --port seven", "Invalid value for '--port': 'seven' is not a valid integer"),
         ("recipes keys dpo", "'dpo' is not one of 'recipe', 'sft', 'reward', 'ppo'"),
         ("card nowhere", "nowhere is no run directory: it holds no run.json"),
         ("push nowhere --hub local", "nowhere is no run directory: it holds no run.json"),
-        (
-            "recipes validate tiny-world --ppo.kl_coff 1",
-            "--kl_coff is no key of the stage ppo, did you mean 'kl_coef'?",
-        ),
     ],
 )
 def test_mistakes_found_at_once(tmp_path, arguments, message):
     assert message in refused(tmp_path, *arguments.split())
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("run tiny-world --kl_coef 0.2", "--kl_coef is no key of recipe.yaml: write --ppo.kl_coef."),
-        ("run tiny-world --ppo.num_ppo_epochs 3.7", "--num_ppo_epochs is '3.7', and it takes a whole number."),
-        ("pull local/none@best", "There is no repository 'local/none'"),
-        ("pull a/b/c", "'a/b/c' is no repository: write NAMESPACE/NAME or NAMESPACE/NAME@TAG."),
-    ],
-)
-def test_mistakes_found_after_the_hub_is_up(tmp_path, arguments, message):
-    assert message in refused(tmp_path, *arguments.split())
+def test_a_mistake_found_after_the_hub_is_up(tmp_path):
+    assert "There is no repository 'local/none'" in refused(tmp_path, "pull", "local/none@best")
 
 
 @pytest.fixture
@@ -223,13 +202,7 @@ def sentence(monkeypatch, tmp_path):
     ("arguments", "message"),
     [
         ("run tiny-world --evaluation.promts 2", "did you mean 'evaluation.prompts'?"),
-        (
-            "run tiny-world --ppo.num_ppo_ep 3",
-            "--num_ppo_ep is no key of the stage ppo, did you mean 'num_ppo_epochs'?",
-        ),
         ("ppo tiny-world --sft.max_step 3", "--max_step is no key of the stage sft, did you mean 'max_steps'?"),
-        ("ppo tiny-world --hub_token x", "--hub_token is settled by the run: leave it out"),
-        ("sft tiny-world --seed one", "--seed is 'one', and it takes a whole number."),
         ('sft tiny-world --corpus_args {"linez":5}', "corpus_args does not suit rlhf_zoo.corpora.tiny_world:prepare"),
     ],
 )
@@ -365,10 +338,6 @@ def test_exit_codes(finish):
     assert finish(ZooError("A thing is wrong: mend it.")) == (2, "Error: A thing is wrong: mend it.\n")
     interrupted = "\nInterrupted; the same command goes on from what is saved.\n"
     assert finish(KeyboardInterrupt()) == finish(Stopped()) == (130, interrupted)
-    with pytest.raises(RuntimeError, match="a defect"):
-        finish(RuntimeError("a defect"))
-    with pytest.raises(PermissionError):
-        finish(PermissionError(errno.EACCES, "denied"))
 
 
 def test_a_full_disk_is_the_users_to_mend_whatever_reports_it(finish):
@@ -383,15 +352,15 @@ def test_a_full_disk_is_the_users_to_mend_whatever_reports_it(finish):
 
 def test_a_disk_that_fills_up(tmp_path):
     """A file-size limit stands for a full disk: every file above 64 KiB fails, as EFBIG."""
-
-    def limit() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
-
-    command = [sys.executable, "-m", "rlhf_zoo.cli", "sft", "tiny-world", "--output_dir", str(tmp_path / "run")]
-    done = subprocess.run(
-        command, env=environment(tmp_path), capture_output=True, text=True, check=False, preexec_fn=limit
-    )
+    code = """
+import resource, signal
+from rlhf_zoo.cli import main
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+main()
+"""
+    command = [*PYTHON, "-c", code, "sft", "tiny-world", "--output_dir", str(tmp_path / "run")]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
     assert len(errors(done.stderr)) == 1 and "make room" in done.stderr
     assert json.loads((tmp_path / "run" / "data" / "run.json").read_text())["status"] == "running"

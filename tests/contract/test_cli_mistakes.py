@@ -29,11 +29,11 @@ LONG = "a" * 5000
 DEEP = '{"a":' * 50_000
 #: What stands where a recipe, a run, a repository or a path is expected.
 SUBJECTS = (
-    "", "file", "latin", "loop", "loop/x", "empty", "file/x", LONG, "nowhere", "/", "~nobody-here/x", "é", "a/b@", "\n",
+    "", "file", "latin", "loop", "empty", "file/x", LONG, "nowhere", "~nobody-here/x", "a/b@", "\n",
     "list", "strange", "folder", "deep", "bytes", "recipe-of-folders", "recipe-of-bytes",
 )  # fmt: skip
 #: What stands where a number, a name or JSON is expected.
-VALUES = ("", "-1", "nan", "1e400", "9" * 5000, "\n", "é", "[", DEEP, '{"a": "\\ud800"}', "loop/x", LONG)
+VALUES = ("", "-1", "nan", "9" * 5000, "\n", "[", DEEP, '{"a": "\\ud800"}', "loop/x")
 #: A mistake that ends a command which would train if nothing were wrong with its other words.
 STOP = {
     name: f"--{'' if name in ('sft', 'reward', 'ppo', 'doctor', 'eval') else 'ppo.'}seed=x".split()
@@ -148,7 +148,6 @@ def test_an_empty_path_is_not_the_folder_one_is_in(run: Callable[..., tuple[int,
             "/a/b cannot be used (Permission denied): check the",
         ),
         (IsADirectoryError(errno.EISDIR, "Is a directory", "/a/b"), "/a/b cannot be used (Is a directory)"),
-        (OSError(errno.EROFS, "Read-only file system", "/a/b"), "/a/b cannot be used (Read-only file system)"),
         (OSError(errno.ELOOP, "Too many levels of symbolic links", "/a"), "/a cannot be used (Too many levels"),
         (OSError(errno.ENAMETOOLONG, "File name too long", LONG), f"{LONG[:200]} cannot be used (File name too long)"),
         (RuntimeError("Could not determine home directory."), "There is no home directory to expand ~ to: set HOME"),
@@ -166,7 +165,11 @@ def test_what_the_system_refuses_names_the_path(
 
 
 def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    for error in (RuntimeError("a defect"), OSError("a defect"), BrokenPipeError(errno.EPIPE, "a socket's")):
+    for error in (
+        RuntimeError("a defect"),
+        PermissionError(errno.EACCES, "denied"),
+        BrokenPipeError(errno.EPIPE, "a socket's"),
+    ):
         monkeypatch.setattr(cli.cli, "main", lambda error=error, **_: (_ for _ in ()).throw(error))
         monkeypatch.setattr(sys, "argv", ["rlhf-zoo"])
         with pytest.raises(type(error)):

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,12 +16,12 @@ from hub_fixture import RunningHub, start_hub
 from zoo_process import COMMAND, errors, hubs_over, wait_until
 
 from rlhf_zoo.hub.publish import tag_name
-from rlhf_zoo.recipes import copy_recipe
 
 FIGURES = {
     "reward", "judge", "kl", "exact_kl", "length", "eos_rate", "distinct_1", "distinct_2", "repetition",
     "sft_perplexity",
 }  # fmt: skip
+LAST = STEPS["ppo"][-1]
 
 
 @pytest.fixture(scope="module")
@@ -56,6 +55,18 @@ def evaluation(run: Run) -> dict:
     return {name: value for name, value in run.json("eval", "evaluation.json").items() if name != "seconds"}
 
 
+def equals(run: Run, base: Run, stage: str) -> None:
+    """Every checkpoint that an undisturbed run has, bit for bit; metrics but for times."""
+    for step in STEPS[stage]:
+        ours, theirs = (weights(one.record(stage).checkpoint_path(step)) for one in (run, base))
+        assert ours == theirs and ours, f"{stage} at step {step}"
+    assert metrics(run, stage) == metrics(base, stage)
+
+
+def tags_of(hub: RunningHub, stage: str) -> dict[str, str]:
+    return {ref.name: ref.target_commit for ref in hub.api().list_repo_refs(f"local/tiny-world-{stage}").tags}
+
+
 # What a run leaves
 
 
@@ -63,41 +74,39 @@ def test_the_run_directory(base):
     assert {path.name for path in base.path.iterdir()} == {"data", *STAGES, "eval", "summary.json", "run_id"}
     for stage in (*STAGES, "eval"):
         document = base.json(stage, "run.json")
-        assert {"schema", "stage", "recipe", "status", "seed", "fingerprint", "resolved", "versions", "parents", "hub",
-                "repo", "seconds", "created", "finished", "command"} <= document.keys()  # fmt: skip
+        assert {"fingerprint", "resolved", "created", "finished", "command"} <= document.keys()
         assert (document["schema"], document["stage"], document["recipe"]) == (1, stage, "tiny-world")
         assert (document["status"], document["seed"], document["hub"]) == ("finished", 1, "local")
         assert document["seconds"] > 0 and document["versions"]["torch"]
     for stage in STAGES:
-        record, document = base.record(stage), base.json(stage, "run.json")
+        record, tags = base.record(stage), base.json(stage, "run.json")["repo"]["tags"]
         assert [path.name for path in record.checkpoints()] == [f"checkpoint-{step}" for step in STEPS[stage]]
         assert not list(record.path.rglob("*.tmp"))
-        tags = document["repo"]["tags"]
         assert list(tags) == [*(tag_name(step) for step in STEPS[stage]), "best"]
         for path, step in zip(record.checkpoints(), STEPS[stage], strict=True):
             note = json.loads((path / "published.json").read_text())
-            assert (note["repo"], note["tag"]) == (f"local/tiny-world-{stage}", tag_name(step))
-            assert note["commit"] == tags[tag_name(step)]
+            wanted = (f"local/tiny-world-{stage}", tag_name(step), tags[tag_name(step)])
+            assert (note["repo"], note["tag"], note["commit"]) == wanted
             assert (path / "critic").is_dir() is (stage == "ppo")
         steps = [row["step"] for row in record.metrics()]
         assert steps == sorted(steps) and steps[-1] == STEPS[stage][-1]
-    assert {"sft", "reward"} == base.json("ppo", "run.json")["parents"].keys()
-    sft = base.json("sft", "run.json")["repo"]["tags"]
-    assert base.json("ppo", "run.json")["parents"]["sft"]["commit"] in sft.values()
+    parents = base.json("ppo", "run.json")["parents"]
+    assert {"sft", "reward"} == parents.keys()
+    assert parents["sft"]["commit"] in base.json("sft", "run.json")["repo"]["tags"].values()
     ppo = [row for row in base.record("ppo").metrics() if "objective/kl" in row]
-    assert [row["step"] for row in ppo] == list(range(1, 9)) and ppo[-1]["episodes"] == 256
+    assert [row["step"] for row in ppo] == list(range(1, LAST + 1)) and ppo[-1]["episodes"] == 96
     assert ppo[0]["objective/kl"] == pytest.approx(0, abs=1e-3)
 
 
 def test_evaluation_and_samples(base):
     document = base.json("eval", "evaluation.json")
-    assert (document["schema"], document["split"], document["n"]) == (1, "test", 40)
+    assert (document["schema"], document["split"], document["n"]) == (1, "test", 16)
     assert document["judge"]["is_training_reward"] is False and document["simulated"] is True
     for side in ("sft", "ppo"):
         assert document[side].keys() == FIGURES
         assert all({"value", "ci95", "n"} <= figure.keys() for figure in document[side].values())
     rows = [json.loads(line) for line in (base.path / "eval" / "samples.jsonl").read_text().splitlines()]
-    assert len(rows) == 40 and {row["sample"] for row in rows} == {0, 1}
+    assert len(rows) == 16 and {row["sample"] for row in rows} == {0, 1}
     assert all({"prompt", "sample", "sft", "ppo", "control"} == row.keys() for row in rows)
     held_out = {json.loads(line)["prompt"] for line in (base.path / "data" / "prompts" / "test.jsonl").open()}
     rolled_out = {json.loads(line)["prompt"] for line in (base.path / "data" / "prompts" / "train.jsonl").open()}
@@ -113,8 +122,6 @@ def test_the_verdict_over_the_checkpoints(base):
     assert over["verdict"] == document["verdict"] and over["recommended"] == document["recommended"]
     assert over["recommended"] in (None, *STEPS["ppo"]) and over["reasons"]
     assert len(over["probes"]["probes"]) == 10 and over["probes"]["skipped"] == {}
-    for row in [over["sft"], *over["checkpoints"]]:
-        assert row.keys() - {"step", "fired"} == {"reward", "judge", "kl", "length", "distinct_2"}
     assert over["sft"]["kl"]["value"] == 0.0 and all(row["kl"]["value"] > 0 for row in over["checkpoints"])
     scores = base.json("eval", "over_training.json")
     assert scores["steps"] == [0, *STEPS["ppo"]]
@@ -122,15 +129,10 @@ def test_the_verdict_over_the_checkpoints(base):
         for row, prompts in zip([over["sft"], *over["checkpoints"]], scores[name], strict=True):
             assert len(prompts) == over["prompts"]
             assert sum(prompts) / len(prompts) == pytest.approx(row[name]["value"], abs=1e-5)
-    judged = {step: sum(row) for step, row in zip(scores["steps"], scores["judge"], strict=True)}
-    if document["recommended"] is not None:
-        assert judged[document["recommended"]] > judged[0]
     card = base.json("ppo", "rlhf_card.json")["evaluation"]
     assert (card["verdict"], card["recommended"]) == (document["verdict"], document["recommended"])
     assert f"## Verdict: {document['verdict']}" in (base.path / "ppo" / "README.md").read_text()
     assert (base.path / "ppo" / "plots" / "over_training.png").is_file()
-    apart = abs(document["ppo"]["kl"]["value"] - document["ppo"]["exact_kl"]["value"])
-    assert apart < 4 * document["ppo"]["exact_kl"]["value"] and document["sft"]["exact_kl"]["value"] == 0
 
 
 def test_summary_is_the_contracts_and_what_json_prints(base):
@@ -145,18 +147,15 @@ def test_summary_is_the_contracts_and_what_json_prints(base):
     stages = sum(summary["seconds"][stage] for stage in (*STAGES, "eval"))
     assert stages <= summary["seconds"]["total"] and all(value > 0 for value in summary["seconds"].values())
     assert 100 < summary["peak_rss_mib"] < 3000
-    assert summary["repos"].keys() == set(STAGES)
-    for stage, repo in summary["repos"].items():
-        assert repo.keys() == {"id", "commit", "tags"} and repo["id"] == f"local/tiny-world-{stage}"
-        assert repo["commit"] == repo["tags"]["best"]
-        assert list(repo["tags"]) == [*(tag_name(step) for step in STEPS[stage]), "best"]
+    for stage in STAGES:
+        repo, tags = summary["repos"][stage], base.json(stage, "run.json")["repo"]["tags"]
+        assert repo == {"id": f"local/tiny-world-{stage}", "commit": tags["best"], "tags": tags}
     assert summary["reward_model"].keys() == {"accuracy", "n", "ci95"}
     figures = base.json("eval", "evaluation.json")
     for side in ("sft", "ppo"):
         assert summary[side] == {name: figures[side][name]["value"] for name in FIGURES}
     for name in ("win_rate", "control"):
         assert summary[name] == {key: figures[name][key] for key in ("value", "ci95", "n")}
-    assert summary["sft"]["kl"] == pytest.approx(0, abs=1e-3)
 
 
 def test_what_a_run_says(base):
@@ -179,34 +178,16 @@ def test_a_commit_and_a_tag_per_checkpoint_and_best(base, served):
         card = f"tiny-world {stage}: card of {tag_name(STEPS[stage][-1])}"
         claimed = f"tiny-world {stage}: claimed for run {base.json(stage, 'run.json')['run'][:8]}"
         assert subjects[1] == claimed and set(subjects[2:]) == {*saved, card} and subjects[-1] == card
-        tags = {ref.name: ref.target_commit for ref in served.api().list_repo_refs(repo).tags}
+        tags = tags_of(served, stage)
         assert tags == base.json("summary.json")["repos"][stage]["tags"]
         assert tags["best"] == served.api().model_info(repo).sha
-        for step in STEPS[stage]:
-            subject = served.git(repo, "log", "-1", "--format=%s", tags[tag_name(step)]).strip()
-            assert subject == f"tiny-world {stage}: step {step}"
-
-
-def test_stored_repositories_are_whole(served):
-    stored = sorted((served.root / "repos").glob("*/*/*.git"))
-    assert [path.name for path in stored] == [
-        "tiny-world.git", "tiny-world-ppo.git", "tiny-world-reward.git", "tiny-world-sft.git",
-    ]  # fmt: skip
-    for path in stored:
-        command = ["git", "-c", "safe.directory=*", "-C", str(path), "fsck", "--strict", "--full"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        assert not [line for line in done.stderr.splitlines() if not line.startswith(("Checking", "notice"))]
-
-
-def test_pulled_weights_equal_pushed_ones_at_every_tag(base, served, tmp_path):
-    for stage in STAGES:
-        for step in STEPS[stage]:
-            folder = served.api().snapshot_download(
-                f"local/tiny-world-{stage}", revision=tag_name(step), cache_dir=tmp_path / "cache"
-            )
-            pushed = weights(base.record(stage).checkpoint_path(step))
-            assert weights(Path(folder)) == pushed and len(pushed) == (2 if stage == "ppo" else 1)
-            there = tree(Path(folder))
+        for step, wanted in zip(STEPS[stage], saved, strict=True):
+            assert served.git(repo, "log", "-1", "--format=%s", tags[tag_name(step)]).strip() == wanted
+            entries = served.api().list_repo_tree(repo, revision=tag_name(step), recursive=True)
+            there = {entry.path: entry.lfs and entry.lfs.sha256 for entry in entries if hasattr(entry, "blob_id")}
+            ours = weights(base.record(stage).checkpoint_path(step))
+            assert {name: there[name] for name in there if name.endswith(".safetensors")} == ours
+            assert len(ours) == (2 if stage == "ppo" else 1)
             assert not [name for name in there if name.endswith((".pt", ".pth", ".bin")) or "optimizer" in name]
             assert {"README.md", "rlhf_card.json", "metrics.jsonl", "recipe.json"} <= there.keys()
 
@@ -221,7 +202,6 @@ assert set(lines) == {"train", "validation", "test"} and lines["train"].column_n
 assert set(get_dataset_config_names("local/tiny-world")) == {"lines", "prompts", "preferences"}
 pairs = load_dataset("local/tiny-world", "preferences", split="train")
 assert {"prompt", "chosen", "rejected", "simulated"} == set(pairs.column_names) and all(pairs["simulated"])
-assert set(load_dataset("local/tiny-world", "prompts")) == {"train", "validation", "test"}
 first, last = (AutoModelForCausalLM.from_pretrained("local/tiny-world-ppo", revision=tag)
                for tag in ("step-000002", "best"))
 assert not torch.equal(first.model.embed_tokens.weight, last.model.embed_tokens.weight)
@@ -233,14 +213,14 @@ assert tokenizer.decode(last.generate(**ids, max_new_tokens=3, do_sample=False)[
 reward = AutoModelForSequenceClassification.from_pretrained("local/tiny-world-reward", revision="best")
 assert reward.config.rlhf_zoo["score_std"] > 0 and reward.num_labels == 1
 """
-    last = base.record("ppo").checkpoint_path(8)
+    last = base.record("ppo").checkpoint_path(LAST)
     served.run(*COMMAND[:1], "-c", code, str(last), HF_HOME=str(tmp_path))
 
 
 # Again, and in parts
 
 
-def test_running_it_again_changes_nothing(base):
+def test_running_it_again_changes_nothing_and_other_settings_are_refused(base):
     before = tree(base.path), tree(base.root)
     done = base.zoo(*base.command())
     assert (done.returncode, errors(done.stderr)) == (0, [])
@@ -253,18 +233,11 @@ def test_running_it_again_changes_nothing(base):
         "  rlhf-zoo card run/ppo",
     ]
     assert "Win rate of PPO over SFT in a simulated world: " in done.stdout
-    assert (tree(base.path), tree(base.root)) == before
-
-
-def test_other_settings_in_the_same_place_are_refused_by_name(base):
-    before = tree(base.path), tree(base.root)
     done = base.zoo(*base.command("run", "--ppo.kl_coef", "0.2"))
     assert done.returncode == 2
     (said,) = errors(done.stderr)
     assert said.startswith("Error: run/ppo holds a run with kl_coef = ") and "and this one has 0.2" in said
     assert "--restart" in said
-    done = base.zoo(*base.command("sft", "--seed", "2"))
-    assert done.returncode == 2 and "run/data holds a run with seed = 1, and this one has 2" in done.stderr
     # How it is evaluated later does not touch what was trained.
     done = base.zoo(*base.command("ppo", "--evaluation.lexicon", "none"))
     assert done.returncode == 0 and "ppo was finished before in run" in done.stdout
@@ -278,84 +251,68 @@ def test_restart_does_everything_again_once(base, tmp_path):
     assert done.returncode == 0, done.stderr
     assert "was finished before" not in done.stdout
     for stage in STAGES:
-        assert weights(run.path / stage) == weights(base.path / stage)
-        assert metrics(run, stage) == metrics(base, stage)
+        equals(run, base, stage)
         assert run.json(stage, "run.json")["created"] > base.json(stage, "run.json")["created"]
     assert evaluation(run) == evaluation(base)
-    data = {name: digest for name, digest in tree(base.path / "data").items() if name != "run.json"}
-    assert {name: digest for name, digest in tree(run.path / "data").items() if name != "run.json"} == data
     hub = run.hub(tmp_path / "hub")
     try:
         for stage in STAGES:
-            tags = {ref.name: ref.target_commit for ref in hub.api().list_repo_refs(f"local/tiny-world-{stage}").tags}
-            assert tags == run.json(stage, "run.json")["repo"]["tags"]
+            assert tags_of(hub, stage) == run.json(stage, "run.json")["repo"]["tags"]
         # Equal data are no new commit.
         assert hub.git("local/tiny-world", "log", "--oneline", kind="dataset").count("\n") == 3
     finally:
         hub.stop()
 
 
-def test_the_verdict_chooses_what_is_published(base, tmp_path):
-    """`main` and `best` wait for the evaluation, and are the recommended checkpoint, which is what is evaluated."""
-    run = base.copy(tmp_path / "copy", "ppo", "eval")
+def test_one_stage_again_and_the_verdict_chooses_what_is_published(base, tmp_path):
+    """--restart of a stage forgets that stage alone. `main` and `best` wait for the evaluation: what it recommends."""
+    run = base.copy(tmp_path / "copy", "eval")
     done = run.zoo(*run.command("ppo", "--release", "recommended", "--restart"))
     assert done.returncode == 0, done.stderr
+    assert tree(run.path / "data") == tree(base.path / "data")
+    for stage in ("sft", "reward"):
+        equals(run, base, stage)
+        assert run.json(stage, "run.json")["created"] == base.json(stage, "run.json")["created"]
     assert "`main` waits for the verdict of `rlhf-zoo eval`" in done.stdout
     assert run.json("ppo", "run.json")["chosen"]["open"] is True
     hub = run.hub(tmp_path / "before")
     try:
-        assert "best" not in {ref.name for ref in hub.api().list_repo_refs("local/tiny-world-ppo").tags}
+        before, after = base.json("ppo", "run.json")["repo"]["tags"], tags_of(hub, "ppo")
     finally:
         hub.stop()
+    assert after.keys() == before.keys() - {"best"} and not set(before.values()) & set(after.values())
     done = run.zoo(*run.command("run", "--ppo.release", "recommended"))
     assert done.returncode == 0, done.stderr
     document, chosen = run.json("eval", "evaluation.json"), run.json("ppo", "run.json")["chosen"]
-    wanted = document["recommended"] or STEPS["ppo"][-1]
+    wanted = document["recommended"] or LAST
     assert chosen == {"step": wanted, "rule": "recommended", "metric": None, "value": None}
     assert run.json("eval", "run.json")["parents"]["ppo"]["path"] == f"checkpoint-{wanted}"
     hub = run.hub(tmp_path / "after")
     try:
         main = hub.api().model_info("local/tiny-world-ppo", files_metadata=True)
-        there = {one.rfilename: one.lfs.sha256 for one in main.siblings if one.rfilename == "model.safetensors"}
     finally:
         hub.stop()
-    assert there == {
-        name: digest for name, digest in weights(run.path / "ppo" / f"checkpoint-{wanted}").items()
-        if name == "model.safetensors"
-    }  # fmt: skip
+    there = {one.rfilename: one.lfs.sha256 for one in main.siblings if one.lfs}
+    assert weights(run.path / "ppo" / f"checkpoint-{wanted}").items() <= there.items()
     assert "The recipe's rule is `recommended`: step **" in (run.path / "ppo" / "README.md").read_text()
 
 
-def test_one_stage_again(base, tmp_path):
-    """--restart of a stage forgets that stage; what it starts from, and the simulated preferences, stay."""
-    run = base.copy(tmp_path / "copy")
-    kept = {stage: tree(run.path / stage) for stage in ("data", "sft", "reward")}
-    done = run.zoo(*run.command("ppo", "--restart", "--ppo.max_grad_norm", "0.3"))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("ppo done: ") and done.stdout.endswith("In run/ppo\n")
-    assert {stage: tree(run.path / stage) for stage in kept} == kept
-    before, after = (one.json("ppo", "run.json")["repo"]["tags"] for one in (base, run))
-    assert before.keys() == after.keys() and not set(before.values()) & set(after.values())
-    assert weights(run.path / "ppo") != weights(base.path / "ppo")
-
-
-def test_ppo_alone_starts_from_the_hub(base, tmp_path):
+def test_ppo_and_evaluation_alone_start_from_the_hub(base, tmp_path):
     run = base.copy(tmp_path / "copy", "data", *STAGES, "eval")
     done = run.zoo(*run.command("ppo"))
     assert done.returncode == 2 and "has the tag step-" in done.stderr and "give --restart" in done.stderr
     done = run.zoo(*run.command("ppo", "--restart"))
     assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("ppo done: ") and done.stdout.endswith("In run/ppo\n")
     assert {path.name for path in run.path.iterdir() if path.is_dir()} == {"data", "ppo"}
     parents = run.json("ppo", "run.json")["parents"]
     for stage in ("sft", "reward"):
         published = base.json("summary.json")["repos"][stage]
         assert parents[stage]["repo"] == published["id"] and parents[stage]["commit"] == published["tags"]["best"]
-    assert weights(run.path / "ppo") == weights(base.path / "ppo")
-    assert metrics(run, "ppo") == metrics(base, "ppo")
+    equals(run, base, "ppo")
     assert run.zoo(*run.command("eval")).returncode == 0
-    assert {name: evaluation(run)[name] for name in ("sft", "ppo", "win_rate")} == {
-        name: evaluation(base)[name] for name in ("sft", "ppo", "win_rate")
-    }
+    for name in ("sft", "ppo", "win_rate"):
+        assert evaluation(run)[name] == evaluation(base)[name]
     hub = run.hub(tmp_path / "hub")
     try:
         # It prepared no preferences, and took none away from the data set.
@@ -365,55 +322,35 @@ def test_ppo_alone_starts_from_the_hub(base, tmp_path):
         hub.stop()
 
 
-def test_card_push_pull_and_eval(base, tmp_path):
+def test_card_push_and_pull(base, tmp_path):
     run = base.copy(tmp_path / "copy")
     before = tree(run.root)
+    done = run.zoo("card", "run/ppo", "--step", "4")
+    assert done.returncode == 0 and "not measured" in (run.path / "ppo" / "README.md").read_text()
+    done = run.zoo("card", "run/ppo", "--step", "55")
+    assert done.returncode == 2 and "has no step 55" in done.stderr
     done = run.zoo("card", "run")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == [f"run/{stage}/README.md" for stage in STAGES]
+    assert (done.returncode, done.stdout.split()) == (0, [f"run/{stage}/README.md" for stage in STAGES]), done.stderr
     for stage in STAGES:
         text = (run.path / stage / "README.md").read_text()
         assert f"local/tiny-world-{stage}" in text and "step-0000" in text and "simulated" in text
-    done = run.zoo("card", "run/ppo", "--step", "4")
-    assert done.returncode == 0 and "not measured" in (run.path / "ppo" / "README.md").read_text()
-    done = run.zoo("card", "run/ppo", "--step", "5")
-    assert done.returncode == 0
-    done = run.zoo("card", "run/ppo", "--step", "55")
-    assert done.returncode == 2 and "has no step 55" in done.stderr
 
     shutil.rmtree(run.folder / "recipes")  # a run can be sent wherever its recipe went
     done = run.zoo("push", "run", "--hub", "local")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[2] == (
-        "local/tiny-world-ppo: step-000002, step-000004, step-000006, step-000008, best"
-    )
+    assert done.stdout.splitlines()[2] == "local/tiny-world-ppo: step-000002, step-000004, step-000006, best"
     assert tree(run.root) == before
-
     done = run.zoo("pull", "local/tiny-world-ppo@step-000004", "--output_dir", "pulled", "--hub", "local")
     assert (done.returncode, done.stdout) == (0, f"{run.folder / 'pulled'}\n"), done.stderr
     assert weights(run.folder / "pulled") == weights(run.path / "ppo" / "checkpoint-4")
-    done = run.zoo("pull", "local/tiny-world-ppo@step-4", "--hub", "local")
-    assert done.returncode == 0 and weights(Path(done.stdout.strip())) == weights(run.path / "ppo" / "checkpoint-4")
-    done = run.zoo("pull", "local/tiny-world-ppo@nonsense", "--output_dir", "none", "--hub", "local")
-    assert done.returncode == 2 and "it has " in done.stderr and not (run.folder / "none").exists()
-
-    copy_recipe("tiny-world", run.folder / "recipes" / "tiny-world")
-    shutil.rmtree(run.path / "eval")
-    for name in os.listdir(base.folder / "recipes" / "tiny-world"):
-        shutil.copy(base.folder / "recipes" / "tiny-world" / name, run.folder / "recipes" / "tiny-world" / name)
-    done = run.zoo(*run.command("eval"))
-    assert done.returncode == 0, done.stderr
-    assert evaluation(run) == evaluation(base)
-    done = run.zoo(*run.command("eval", "--evaluation.samples", "3")[:-2], "--evaluation.judge_name", "x")
-    assert done.returncode == 2 and "run/eval holds a run with evaluation." in done.stderr
 
 
 # Stopped
 
 
-def stop(run: Run, verb: str, when, how: signal.Signals) -> tuple[int, str]:
+def stop(run: Run, command: list[str], when: Callable[[], bool], how: signal.Signals, **env: str) -> tuple[int, str]:
     """Starts a command, stops it once `when()` holds, and returns its exit code and what it said."""
-    process = run.start(*run.command(verb))
+    process = run.start(*command, **env)
     try:
         wait_until(when, process)
         process.send_signal(how)
@@ -430,67 +367,70 @@ def logged(run: Run, stage: str) -> int:
     return max((row["step"] for row in run.record(stage).metrics()), default=0)
 
 
-def equals(run: Run, base: Run, stage: str) -> None:
-    """The last checkpoint, and every checkpoint that both have, bit for bit; metrics but for times."""
-    for step in STEPS[stage]:
-        ours, theirs = (weights(one.record(stage).checkpoint_path(step)) for one in (run, base))
-        assert ours == theirs and ours, f"{stage} at step {step}"
-    assert metrics(run, stage) == metrics(base, stage)
-
-
-def test_ctrl_c_saves_the_step_under_way_and_the_same_command_goes_on(base, tmp_path):
+def test_ctrl_c_saves_the_step_under_way_and_neither_it_nor_a_kill_changes_the_result(base, tmp_path):
     run = base.before_ppo(tmp_path / "copy")
-    code, said = stop(run, "ppo", lambda: logged(run, "ppo") >= 3, signal.SIGINT)
+    code, said = stop(run, run.command("ppo"), lambda: logged(run, "ppo") >= 1, signal.SIGINT)
     assert code == 130, said
     assert "Saving the ppo stage after the step under way; Ctrl-C again aborts at once." in said
     assert said.rstrip().endswith("Interrupted; the same command goes on from what is saved.")
     assert "Traceback" not in said
-    record, document = run.record("ppo"), run.json("ppo", "run.json")
-    step = logged(run, "ppo")
-    assert document["status"] == "interrupted" and 3 <= step < 8
+    record, document, step = run.record("ppo"), run.json("ppo", "run.json"), logged(run, "ppo")
+    assert document["status"] == "interrupted" and 1 <= step < LAST
     last = record.last_checkpoint()
     assert last is not None and last.name == f"checkpoint-{step}"
     assert tag_name(step) in document["repo"]["tags"] and (last / "published.json").is_file()
     assert not record.remove_incomplete()
+    code, _ = stop(run, run.command("ppo"), lambda: logged(run, "ppo") > step, signal.SIGKILL)
+    assert code == -signal.SIGKILL and run.json("ppo", "run.json")["status"] == "running"
     done = run.zoo(*run.command("ppo"))
     assert done.returncode == 0, done.stderr
     assert run.json("ppo", "run.json")["status"] == "finished"
     equals(run, base, "ppo")
-    assert weights(last) != weights(base.record("ppo").checkpoint_path(8))
-
-
-def test_a_kill_during_ppo_costs_only_what_was_not_saved(base, tmp_path):
-    run = base.before_ppo(tmp_path / "copy")
-    code, _ = stop(run, "ppo", lambda: logged(run, "ppo") >= 3, signal.SIGKILL)
-    assert code == -signal.SIGKILL
-    assert run.json("ppo", "run.json")["status"] == "running"
-    done = run.zoo(*run.command("ppo"))
-    assert done.returncode == 0, done.stderr
-    equals(run, base, "ppo")
 
 
 @pytest.mark.full
-def test_kills_in_every_stage_change_nothing(base, tmp_path):
+def test_kills_in_every_stage_leave_the_same_on_a_hub_behind_hf_endpoint(base, tmp_path):
     run = Run(tmp_path / "copy")
     shutil.copytree(base.folder / "recipes", run.folder / "recipes")
-    for stage, step in (("sft", 35), ("reward", 4), ("ppo", 5)):
-        code, _ = stop(run, "run", lambda stage=stage, step=step: logged(run, stage) >= step, signal.SIGKILL)
-        assert code == -signal.SIGKILL
-    done = run.zoo(*run.command())
-    assert done.returncode == 0, done.stderr
-    for stage in STAGES:
-        equals(run, base, stage)
-        assert run.json(stage, "run.json")["repo"]["tags"].keys() == base.json(stage, "run.json")["repo"]["tags"].keys()
-    assert evaluation(run) == evaluation(base)
-    hub = run.hub(tmp_path / "hub")
+    hub, kept = start_hub(tmp_path / "server"), base.hub(tmp_path / "kept")
+    env = {name: hub.env[name] for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HOME")}
+    command = run.command("run", "--push_to_hub", "--namespace", "local")
     try:
+        for stage, step in (("sft", 20), ("reward", 3), ("ppo", 3)):
+            code, _ = stop(run, command, lambda: logged(run, stage) >= step, signal.SIGKILL, **env)  # noqa: B023
+            assert code == -signal.SIGKILL
+        done = run.zoo(*command, **env)
+        assert done.returncode == 0, done.stderr
+        assert f"Hub: {hub.url} (HF_ENDPOINT)" in done.stderr and run.json("summary.json")["hub"] == hub.url
+        assert not run.root.exists(), "no embedded Hub was needed"
+        assert evaluation(run) == evaluation(base)
         for stage in STAGES:
+            equals(run, base, stage)
             repo = f"local/tiny-world-{stage}"
             subjects = hub.git(repo, "log", "--format=%s", "main").splitlines()
             assert len([subject for subject in subjects if ": step " in subject]) == len(STEPS[stage])
             hub.git(repo, "fsck", "--strict")
+            assert tags_of(hub, stage).keys() == tags_of(kept, stage).keys()
+            for tag in tags_of(hub, stage):
+                ours, theirs = (published(one, repo, tag, "model") for one in (hub, kept))
+                assert ours == theirs and any(name.endswith(".safetensors") for name in ours)
+        ours, theirs = (published(one, "local/tiny-world", "main", "dataset") for one in (hub, kept))
+        assert ours == theirs and "preferences/train.jsonl" in ours
     finally:
         hub.stop()
+        kept.stop()
+
+
+def published(hub: RunningHub, repo: str, revision: str, kind: str) -> dict[str, str]:
+    """Path -> content id, of what does not name the Hub or a time."""
+    said = ("README.md", "rlhf_card.json", "metrics.jsonl", "claim.json")
+    entries = hub.api().list_repo_tree(repo, revision=revision, repo_type=kind, recursive=True)
+    return {
+        entry.path: entry.blob_id
+        for entry in entries
+        if hasattr(entry, "blob_id")
+        and (kind == "dataset" or (not entry.path.endswith(said) and not entry.path.startswith("runs/")))
+    }
 
 
 @pytest.mark.full
@@ -499,9 +439,8 @@ def test_a_disk_that_fills_up_leaves_no_torn_checkpoint(base, tmp_path):
     run = base.before_ppo(tmp_path / "copy")
     shutil.move(run.path, tmp_path / "kept")
     run.path.mkdir()
-    size = sum(path.stat().st_size for path in (tmp_path / "kept").rglob("*") if path.is_file()) // 2**20
-    checkpoint = sum(path.stat().st_size for path in (base.path / "ppo" / "checkpoint-2").rglob("*")) // 2**20
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size + checkpoint * 3 // 2 + 2}m", "tmpfs", str(run.path)]
+    size, checkpoint = (pages(path) for path in (tmp_path / "kept", base.path / "ppo" / "checkpoint-2"))
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size + checkpoint * 3 // 2 + 100}k", "tmpfs", str(run.path)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("this user may not mount a tmpfs")
     try:
@@ -523,42 +462,6 @@ def test_a_disk_that_fills_up_leaves_no_torn_checkpoint(base, tmp_path):
         subprocess.run(["umount", str(run.path)], check=True)
 
 
-# Another Hub
-
-
-@pytest.mark.full
-def test_a_hub_behind_hf_endpoint_gets_the_same(base, tmp_path):
-    run = Run(tmp_path / "copy")
-    shutil.copytree(base.folder / "recipes", run.folder / "recipes")
-    hub, kept = start_hub(tmp_path / "server"), base.hub(tmp_path / "kept")
-    try:
-        env = {name: hub.env[name] for name in ("HF_ENDPOINT", "HF_TOKEN", "HF_HOME")}
-        done = run.zoo(*run.command("run", "--push_to_hub", "--namespace", "local"), **env)
-        assert done.returncode == 0, done.stderr
-        assert f"Hub: {hub.url} (HF_ENDPOINT)" in done.stderr and run.json("summary.json")["hub"] == hub.url
-        assert not run.root.exists(), "no embedded Hub was needed"
-        for stage in STAGES:
-            repo = f"local/tiny-world-{stage}"
-            ours, theirs = ({ref.name for ref in one.api().list_repo_refs(repo).tags} for one in (hub, kept))
-            assert ours == theirs
-            for tag in ours:
-                ours, theirs = (published(one, repo, tag, "model") for one in (hub, kept))
-                assert ours == theirs and any(name.endswith(".safetensors") for name in ours)
-        ours, theirs = (published(one, "local/tiny-world", "main", "dataset") for one in (hub, kept))
-        assert ours == theirs and "preferences/train.jsonl" in ours
-        assert metrics(run, "ppo") == metrics(base, "ppo")
-    finally:
-        hub.stop()
-        kept.stop()
-
-
-def published(hub: RunningHub, repo: str, revision: str, kind: str) -> dict[str, str]:
-    """Path -> content id, of what does not name the Hub or a time."""
-    said = ("README.md", "rlhf_card.json", "metrics.jsonl", "claim.json")
-    entries = hub.api().list_repo_tree(repo, revision=revision, repo_type=kind, recursive=True)
-    return {
-        entry.path: entry.blob_id
-        for entry in entries
-        if hasattr(entry, "blob_id")
-        and (kind == "dataset" or (not entry.path.endswith(said) and not entry.path.startswith("runs/")))
-    }
+def pages(folder: Path) -> int:
+    """KiB that the files of a folder take on a tmpfs."""
+    return sum(-(-path.stat().st_size // 4096) * 4 for path in folder.rglob("*") if path.is_file())

@@ -1,11 +1,18 @@
 """YAML of strangers is bounded before it is composed, and every mistake in it is one exception."""
 
+from __future__ import annotations
+
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.vote_data import HubVotes
 from rlhf_zoo.plain_yaml import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES, BadYAML, load_yaml
+from rlhf_zoo.stages.data import _benchmark
 
 pytestmark = pytest.mark.attack
 
@@ -37,7 +44,6 @@ def test_plain_documents(text, value):
     [
         ("[" * 40_000, "nested"),
         ("- " * 40_000, "nested"),
-        ("{a: " * 40_000, "nested"),
         (BOMB, "written out"),
         ("&a [*a]", "holds itself"),
         ("a: &a {b: {c: *a}}", "holds itself"),
@@ -55,7 +61,6 @@ def test_plain_documents(text, value):
         ("- !!int '1" + ":1" * 200_000 + "'", "a number has more"),
         ("- !<tag:yaml.org,2002:float> '1" + ":1" * 200_000 + "'", "a number has more"),
         ("%TAG !y! tag:yaml.org,2002:\n---\n- ! 1_1" + ":1" * 200_000, "a number has more"),
-        ("0x" + "f" * MAX_CHARACTERS, "characters"),
         ("? 0b" + "_1" * 1000, "a number has more"),
         # Equal modulo 2**61 - 1: a dictionary looks at each before it finds a place for the next.
         ("\n".join(f"0x{number * (2**61 - 1):x}: 1" for number in range(1, 40_000)), "whole numbers have more"),
@@ -86,3 +91,55 @@ def test_a_bomb_costs_neither_time_nor_memory():
         "assert time.process_time() - began < 5, time.process_time() - began\n"
     )
     subprocess.run([sys.executable, "-c", script], input=BOMB, text=True, check=True, timeout=60)
+
+
+# What a client reads of YAML that others commit beside data
+
+
+class OneReadme:
+    """A Hub with a data set that holds this README."""
+
+    def __init__(self, path: Path, text: str) -> None:
+        self.path = path
+        path.write_text(text, encoding="utf-8")
+
+    def get_paths_info(self, *_: Any, **__: Any) -> list[str]:
+        return ["README.md"]
+
+    def hf_hub_download(self, *_: Any, **__: Any) -> str:
+        return str(self.path)
+
+
+@pytest.mark.parametrize("text", ["a: " + "[" * 20_000, "tasks: !!timestamp foo", "- x", "\ud800"])
+def test_an_eval_yaml_that_harms_registers_nothing(text: str) -> None:
+    assert _benchmark(text) is None
+
+
+def test_an_eval_yaml_is_read() -> None:
+    assert _benchmark("name: x\ntasks: [{id: 1, split: test}, {}]") == {
+        "name": "x",
+        "tasks": [{"id": "1", "split": "test"}],
+    }
+
+
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ("a: " + "[" * 20_000, "begins with bad YAML (line 1: it is nested more than 63 deep)"),
+        ("- a", "does not begin with a mapping in YAML"),
+        ("configs: 5", "has configs that are no list of mappings"),
+        ("configs: [5]", "has configs that are no list of mappings"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_readme_beside_votes_that_harms_is_a_sentence(tmp_path: Path, head: str, message: str) -> None:
+    hub = OneReadme(tmp_path / "README.md", f"---\n{head}\n---\n# Votes\n")
+    with pytest.raises(ZooError) as caught:
+        HubVotes("user/votes")._card(hub, "0" * 40)
+    assert str(caught.value).startswith(f"The README of user/votes {message}")
+
+
+def test_a_readme_of_others_keeps_what_it_says(tmp_path: Path) -> None:
+    hub = OneReadme(tmp_path / "README.md", "---\nlicense: mit\nconfigs: [{config_name: mine}]\n---\n# Ours\n")
+    card = HubVotes("user/votes")._card(hub, "0" * 40)
+    assert card is not None and "license: mit" in card and "config_name: mine" in card and "# Ours" in card

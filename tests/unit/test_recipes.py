@@ -42,7 +42,6 @@ def test_a_folder_is_a_recipe_and_its_name_is_the_folders(tmp_path, monkeypatch)
         ("tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
         ("zzz", "There is no recipe 'zzz': `rlhf-zoo recipes list` shows product-remarks, tiny-world, or give a"),
         ("", "There is no recipe ''"),
-        ("/nowhere/tiny-world", "There is no recipe '/nowhere/tiny-world'"),
     ],
 )
 def test_unknown_recipes(name, message, tmp_path, monkeypatch):
@@ -60,35 +59,15 @@ def test_unknown_recipes(name, message, tmp_path, monkeypatch):
         ("- kl_coef\n", r"ppo\.yaml holds a list: a recipe is a mapping"),
         ("just words\n", r"ppo\.yaml holds a str"),
         ("kl_coef: [1\n", r"ppo\.yaml, line 2 is not valid YAML"),
-        ("a: 1\n---\nb: 2\n", r"is not valid YAML"),
         ("{{ name }}: 1\n", r"ppo\.yaml, line 1 is not valid YAML \(.*found unhashable key\)"),
         ("a: !!python/object/apply:os.system [true]\n", r"is not valid YAML \(could not determine a constructor"),
-        ("a: \x07\n", r"is not valid YAML"),
+        ("seed: !!timestamp foo\n", r"ppo\.yaml is not valid YAML \(a value does not fit its tag\)"),
+        (f"a: {'[' * 20_000}", r"ppo\.yaml, line 1 is not valid YAML \(it is nested more than 63 deep\)"),
     ],
 )
 def test_what_is_no_recipe(tmp_path, text, message):
     with pytest.raises(ZooError, match=message):
         load_recipe(write(tmp_path / "mine", ppo=text))
-
-
-@pytest.mark.attack
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("seed: !!timestamp foo\n", r"ppo\.yaml is not valid YAML \(a value does not fit its tag\)"),
-        ("a: &a [*a]\n", r"ppo\.yaml, line 1 is not valid YAML \(the alias \*a holds itself\)"),
-        ("a: &a {b: *a}\n", r"ppo\.yaml, line 1 is not valid YAML \(the alias \*a holds itself\)"),
-        (f"a: {'[' * 20_000}", r"ppo\.yaml, line 1 is not valid YAML \(it is nested more than 63 deep\)"),
-        ("- " * 5000 + "a\n", r"nested more than 63 deep"),
-        ("".join(f"a{i}: &a{i} [{f'*a{i - 1},' * 9}]\n" for i in range(1, 9)).replace("*a0,", "x,"), r"100,000 values"),
-        (f"a: {'9' * 5000}\n", r"line 1 is not valid YAML \(a number has more than 400 characters\)"),
-    ],
-    ids=lambda text: text[:20],
-)
-def test_yaml_that_harms_is_a_sentence(tmp_path, text, message):
-    with pytest.raises(ZooError, match=message) as caught:
-        load_recipe(write(tmp_path / "mine", ppo=text))
-    assert len(str(caught.value)) < 400
 
 
 def test_a_date_is_text(tmp_path):
@@ -108,40 +87,20 @@ def test_unreadable_files(tmp_path):
         load_recipe(folder)
 
 
-@pytest.mark.parametrize(
-    ("name", "fits"),
-    [
-        ("tiny-world", True),
-        ("a", True),
-        ("a.b_c-9", True),
-        ("a" * 80, True),
-        ("a" * 81, False),
-        ("my recipe", False),
-        ("-a", False),
-        ("a-", False),
-        ("a--b", False),
-        ("a..b", False),
-        ("a/b", False),
-        ("å", False),
-        ("", False),
-    ],
-)
-def test_a_recipe_is_called_what_its_repositories_can_be(tmp_path, name, fits):
-    assert is_repository_name(name) is fits
-    if not fits and name and "/" not in name:
-        with pytest.raises(ZooError, match="The recipe's folder is called"):
-            load_recipe(write(tmp_path / name))
-
-
-def test_the_hub_agrees_on_names():
+def test_a_recipe_is_called_what_its_repositories_can_be(tmp_path):
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils._validators import validate_repo_id
 
-    for name in ("tiny-world", "a.b_c-9", "a" * 80):
+    for name in ("tiny-world", "a", "a.b_c-9", "a" * 80):
+        assert is_repository_name(name)
         validate_repo_id(f"local/{name}-reward")
     for name in ("my recipe", "-a", "a--b", "a..b", "å", "a" * 90):
+        assert not is_repository_name(name)
         with pytest.raises(HFValidationError):
             validate_repo_id(f"local/{name}-reward")
+        with pytest.raises(ZooError, match="The recipe's folder is called"):
+            load_recipe(write(tmp_path / name))
+    assert not any(map(is_repository_name, ("a" * 81, "a-", "a/b", "")))
 
 
 def test_copies_are_whole_and_overwrite_nothing(tmp_path, monkeypatch):
@@ -153,9 +112,6 @@ def test_copies_are_whole_and_overwrite_nothing(tmp_path, monkeypatch):
     assert load_recipe(str(target)).stages == load_recipe("tiny-world").stages
     with pytest.raises(ZooError, match="is there already"):
         copy_recipe("tiny-world", target)
-    with pytest.raises(ZooError, match="There is no recipe 'nothing'"):
-        copy_recipe("nothing", tmp_path / "x")
-    assert not (tmp_path / "x").exists()
     (tmp_path / "file").touch()
     with pytest.raises(ZooError, match="cannot be written"):
         copy_recipe("tiny-world", tmp_path / "file" / "mine")

@@ -27,8 +27,6 @@ from rlhf_zoo.stages.settings import (
 )
 from rlhf_zoo.stages.values import coerce
 
-SHIPPED = {"product-remarks": STAGES, "tiny-world": STAGES}
-
 
 class Color(enum.Enum):
     RED = "red"
@@ -46,11 +44,7 @@ def build(recipe: Recipe, stage: str = "ppo", flags: dict | None = None, shared_
 # Shipped recipes
 
 
-def test_every_shipped_recipe_is_known():
-    assert {name: tuple(load_recipe(name).stages) for name in list_recipes()} == SHIPPED
-
-
-@pytest.mark.parametrize(("name", "stage"), [(name, stage) for name, stages in SHIPPED.items() for stage in stages])
+@pytest.mark.parametrize(("name", "stage"), [(name, stage) for name in list_recipes() for stage in STAGES])
 def test_every_shipped_stage_builds(name, stage):
     recipe = load_recipe(name)
     built = build(recipe, stage)
@@ -108,43 +102,31 @@ TABLE: list[tuple[Any, Any, Any]] = [
     (int, "3.7", "!a whole number"),
     (int, True, "!a whole number"),
     (int, "many", "!a whole number"),
-    (int, None, "!a whole number"),
     (int, math.inf, "!a whole number"),
     (int, math.nan, "!a whole number"),
     (int, [3], "!a whole number"),
     (float, 2, 2),
     (float, "2e-5", 2e-5),
-    (float, "-.5", -0.5),
     (float, math.inf, math.inf),
     (float, math.nan, "!a number"),
-    (float, "nan", "!a number"),
     (float, False, "!a number"),
     (float, "fast", "!a number"),
-    (float, {}, "!a number"),
     (bool, True, True),
     (bool, "false", False),
     (bool, "True", True),
     (bool, 1, "!true or false"),
     (bool, "yes", "!true or false"),
-    (bool, None, "!true or false"),
     (str, "a", "a"),
     (str, 3, "3"),
-    (str, "null", "null"),
     (str, True, "!text"),
     (str, None, "!text"),
-    (str, ["a"], "!text"),
     (str | None, "null", None),
     (str | None, None, None),
     (int | None, "none", None),
-    (int | None, "4", 4),
     (int | None, "x", "!a whole number"),
-    (int | str, "4", 4),
     (str | int, "4", 4),
     (int | str, "four", "four"),
-    (float | None, True, "!a number"),
     (list[str], "a,b", ["a", "b"]),
-    (list[str], "", [""]),
-    (list[str], 'length(target=20,unit="words")', ['length(target=20,unit="words")']),
     (list[str], "f(a=[1,2],b={'x': (3,4)}),g,h(i=1,j=2)", ["f(a=[1,2],b={'x': (3,4)})", "g", "h(i=1,j=2)"]),
     (list[str], "f(a=')',b=2),g", ["f(a=')',b=2)", "g"]),
     (list[str], r"f(a='it\'s, (',b=2),g", [r"f(a='it\'s, (',b=2)", "g"]),
@@ -153,7 +135,6 @@ TABLE: list[tuple[Any, Any, Any]] = [
     (list[str], "f('open,g", ["f('open,g"]),
     (list[str], "'open,g", ["'open", "g"]),
     (list[str], "a),b", ["a)", "b"]),
-    (list[str], ["a", "b"], ["a", "b"]),
     (list[str], '["a", "b"]', ["a", "b"]),
     (list[float] | None, "1,2.5", [1, 2.5]),
     (list[float], ["1", "x"], "!a number"),
@@ -163,14 +144,13 @@ TABLE: list[tuple[Any, Any, Any]] = [
     (dict[str, Any], {"a": 1}, {"a": 1}),
     (dict[str, Any], '{"a": {"b": 2}}', {"a": {"b": 2}}),
     (dict, "a", "!a mapping"),
-    (dict, [1], "!a mapping"),
     (dict, "{a: 1}", "!JSON (Expecting property name enclosed in double quotes)"),
     (dict | str | None, "{}", {}),
     (dict | str | None, "file.json", "file.json"),
-    (Literal["wrapped", "bfd"], "wrapped", "wrapped"),
     (Literal["wrapped", "bfd"], "wraped", "!one of wrapped, bfd"),
-    (Color, "red", "red"),
+    (Literal["wrapped", "bfd"], "bfd", "bfd"),
     (Color, False, "no"),
+    (Color, "red", "red"),
     (Color, "blue", "!one of red, no"),
     (Color | str, False, "no"),
     (Any, object, object),
@@ -200,11 +180,7 @@ def test_numbers_survive_a_flag(number):
     ("stage", "keys", "message"),
     [
         ("ppo", {"num_ppo_epochs": 3.7}, "num_ppo_epochs in {}/ppo.yaml is 3.7, and it takes a whole number."),
-        ("ppo", {"num_ppo_epochs": True}, "num_ppo_epochs in {}/ppo.yaml is True, and it takes a whole number."),
         ("ppo", {"kl_coef": "much"}, "kl_coef in {}/ppo.yaml is 'much', and it takes a number."),
-        ("ppo", {"whiten_rewards": 1}, "whiten_rewards in {}/ppo.yaml is 1, and it takes true or false."),
-        ("sft", {"packing": "maybe"}, "packing in {}/sft.yaml is 'maybe', and it takes true or false."),
-        ("reward", {"max_length": "long"}, "max_length in {}/reward.yaml is 'long', and it takes a whole number."),
         ("ppo", {"kl_coeff": 1}, "{}/ppo.yaml says kl_coeff, which is no key of the stage ppo, did you mean 'kl_coef'"),
         (
             "sft",
@@ -221,7 +197,6 @@ def test_numbers_survive_a_flag(number):
         ("ppo", {"seed": -1}, "seed in {}/ppo.yaml is -1: give at least 0."),
         ("reward", {"score_samples": 1}, "score_samples in {}/reward.yaml is 1: give at least 2."),
         ("sft", {"optim": "adamx"}, "The settings of the stage sft of toy do not work: adamx is not a valid"),
-        ("sft", {"learning_rate": None}, "learning_rate in {}/sft.yaml is None, and it takes a number."),
     ],
 )
 def test_mistakes_in_a_stage_are_named(tmp_path, stage, keys, message):
@@ -231,13 +206,11 @@ def test_mistakes_in_a_stage_are_named(tmp_path, stage, keys, message):
 
 
 @pytest.mark.parametrize("key", RUN_KEYS)
-@pytest.mark.parametrize("stage", STAGES)
-def test_keys_of_the_run_are_refused_in_recipes_and_flags(tmp_path, stage, key):
-    assert key not in stage_keys(stage)
-    with pytest.raises(ZooError, match=rf"{stage}\.yaml says {key}, which is settled by the run: leave it out"):
-        build(make(tmp_path, stage, {key: "x"}), stage)
+def test_keys_of_the_run_are_refused_in_recipes_and_flags(tmp_path, key):
+    with pytest.raises(ZooError, match=rf"sft\.yaml says {key}, which is settled by the run: leave it out"):
+        build(make(tmp_path, "sft", {key: "x"}), "sft")
     with pytest.raises(ZooError, match=f"--{key} is settled by the run: leave it out"):
-        build(make(tmp_path, stage), stage, {key: "x"})
+        build(make(tmp_path, "sft"), "sft", {key: "x"})
 
 
 def test_env_is_refused_as_a_flag_too(tmp_path):
@@ -251,8 +224,6 @@ def test_env_is_refused_as_a_flag_too(tmp_path):
     [
         ({"kl_coe": "1"}, "--kl_coe is no key of the stage ppo, did you mean 'kl_coef'?"),
         ({"num_ppo": "1"}, "--num_ppo is no key of the stage ppo"),
-        ({"kl_coef": "x"}, "--kl_coef is 'x', and it takes a number."),
-        ({"kl_coef": True}, "--kl_coef is True, and it takes a number."),
         ({"kl_coef": ["1", "2"]}, "--kl_coef is ['1', '2'], and it takes a number."),
     ],
 )
@@ -269,7 +240,6 @@ def test_mistakes_in_flags_are_named_and_abbreviations_refused(tmp_path, flags, 
     ("shared", "flags", "message"),
     [
         ({"descripton": "x"}, {}, "says descripton, which is no key of recipe.yaml, did you mean 'description'?"),
-        ({"seed": 1.5}, {}, "seed in .* is 1.5, and it takes a whole number."),
         ({"seed": -3}, {}, "seed in .* is -3: give at least 0."),
         ({"evaluation": [1]}, {}, "evaluation in .* is no mapping"),
         ({"evaluation": {"prompt": 3}}, {}, r"no key of recipe.yaml, did you mean 'evaluation\.prompts'\?"),
@@ -277,7 +247,6 @@ def test_mistakes_in_flags_are_named_and_abbreviations_refused(tmp_path, flags, 
         ({"evaluation": {"samples": 0}}, {}, r"evaluation\.samples in .* is 0: give at least 1."),
         ({}, {"evaluation.samples": "2.5"}, r"--evaluation\.samples is '2.5', and it takes a whole number"),
         ({}, {"kl_coef": "0.2"}, r"--kl_coef is no key of recipe.yaml: write --ppo\.kl_coef\.$"),
-        ({}, {"packing": "0.2"}, r"--packing is no key of recipe.yaml: write --sft\.packing\.$"),
         ({}, {"learning_rate": "1"}, r"write --sft\.learning_rate or --reward\.learning_rate or --ppo\.learning_rate"),
         ({}, {"samples": "2"}, r"--samples is no key of recipe.yaml: write --evaluation\.samples\.$"),
         ({}, {"kl_cof": "2"}, r"--kl_cof is no key of recipe.yaml, did you mean 'kl_coef'\?"),
@@ -335,18 +304,14 @@ NONE = {"": {}, "sft": {}, "reward": {}, "ppo": {}}
     ("words", "expected"),
     [
         ([], {}),
-        (["--seed", "2"], {"": {"seed": "2"}}),
         (["--seed=2"], {"": {"seed": "2"}}),
         (["--key=a=b"], {"": {"key": "a=b"}}),
         (["--key="], {"": {"key": ""}}),
-        (["--packing"], {"": {"packing": True}}),
         (["--packing", "--seed", "2"], {"": {"packing": True, "seed": "2"}}),
         (["--ppo.kl_coef", "0.2", "--sft.kl_coef=1"], {"ppo": {"kl_coef": "0.2"}, "sft": {"kl_coef": "1"}}),
         (["--ppo.kl-coef", "-0.2"], {"ppo": {"kl_coef": "-0.2"}}),
         (["--reward_funcs", "a", "b"], {"": {"reward_funcs": ["a", "b"]}}),
-        (["--evaluation.samples", "2"], {"": {"evaluation.samples": "2"}}),
         (["--ppo.lr_scheduler_kwargs.x", "2"], {"ppo": {"lr_scheduler_kwargs.x": "2"}}),
-        (["--corpus_args", '{"a": 1}'], {"": {"corpus_args": '{"a": 1}'}}),
     ],
 )
 def test_flags_parse(words, expected):
@@ -357,11 +322,9 @@ def test_flags_parse(words, expected):
     ("words", "message"),
     [
         (["seed", "2"], "'seed' belongs to no flag: write --key value."),
-        (["-s", "2"], "'-s' belongs to no flag"),
         (["--"], "'--' belongs to no flag"),
         (["--seed=1", "2"], "'2' belongs to no flag"),
         (["--seed", "1", "--seed", "2"], "--seed is given twice: keep one."),
-        (["--kl-coef", "1", "--kl_coef=2"], "--kl_coef is given twice: keep one."),
         (["--ppo.kl_coef", "1", "--ppo.kl-coef", "2"], "--ppo.kl-coef is given twice: keep one."),
     ],
 )
@@ -372,10 +335,10 @@ def test_flags_that_do_not_parse(words, message):
 
 
 names = st.from_regex(r"[a-z][a-z_]{0,12}", fullmatch=True)
-words = st.text(min_size=1).filter(lambda text: not text.startswith("--"))
+words = st.text(min_size=1, max_size=8).filter(lambda text: not text.startswith("--"))
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=25)
 @given(st.dictionaries(st.sampled_from(["", *STAGES]), st.dictionaries(names, words, max_size=3)), st.booleans())
 def test_flags_round_trip(groups, joined):
     written: list[str] = []
