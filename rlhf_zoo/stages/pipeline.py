@@ -70,16 +70,14 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
             console.print(f"{stage} was finished before; --restart does it again.")
         else:
             console.print(said(context, stage))
-    for stage in context.recipe.stages:
-        make_card(context.record(stage).path)
     try:
         if publisher is not None:
             publisher.drain()
             console.print(f"Every checkpoint and its card is on {context.hub.described}.", highlight=False)
     finally:
         path = write_summary(context, trained=trained)
-    for stage in context.recipe.stages:
-        make_card(context.record(stage).path)  # now that each commit has its name
+        for stage in context.recipe.stages:
+            make_card(context.record(stage).path)  # now that each commit that was sent has its name
     return path
 
 
