@@ -30,8 +30,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from rlhf_zoo.hub.server import create_token
-from rlhf_zoo.hub.server.cli import client_environment
+from rlhf_zoo.hub_server import create_token
+from rlhf_zoo.hub_server.cli import client_environment
 
 COMMIT = "0" * 40
 BLOCK = 2**20
@@ -153,7 +153,7 @@ def plain_server(source: Path, target: Path, etag: str) -> Iterator[str]:
 def embedded_hub(folder: Path) -> Iterator[tuple[str, str]]:
     """Start a Hub; yields its address and a write token."""
     root, ready = folder / "hub", folder / "ready.json"
-    command = [sys.executable, "-m", "rlhf_zoo.hub.server", "--root", str(root), "--ready-file", str(ready)]
+    command = [sys.executable, "-m", "rlhf_zoo.hub_server", "--root", str(root), "--ready-file", str(ready)]
     process = subprocess.Popen([*command, "--parent", str(os.getpid())])
     try:
         while not ready.exists():

@@ -37,8 +37,8 @@ TESTS = {
     "record.py": ["unit/test_record.py", "unit/test_wholeness.py", "unit/test_choice.py", "unit/test_card.py",
                   "unit/test_publish.py", "contract/test_pull.py"],
     "hub/publish.py": [*SENDER[1:5], "contract/test_pull.py", "unit/test_wholeness.py", *SENDER[5:]],
-    "stages/release.py": SENDER,
-    "stages/outbox.py": SENDER,
+    "release/sender.py": SENDER,
+    "release/outbox.py": SENDER,
 }  # fmt: skip
 SECONDS = 600
 FOLDER = ROOT  # a worker has a copy of its own

@@ -99,7 +99,7 @@ STORE = "local/toy-votes"
 
 def stored_votes(hub: Any) -> int:
     """Votes in the data set that the page started here keeps."""
-    return int(hub.python(f"from rlhf_zoo.hub.vote_data import HubVotes\nprint(len(HubVotes({STORE!r}).read()))"))
+    return int(hub.python(f"from rlhf_zoo.votes.data import HubVotes\nprint(len(HubVotes({STORE!r}).read()))"))
 
 
 # What is measured ---------------------------------------------------------------------------------------------------

@@ -32,7 +32,14 @@ from typing import Any
 from rlhf_zoo.corpora.tiny_world import generate_line, utility
 from rlhf_zoo.corpora.tiny_world.grammar import subjects
 from rlhf_zoo.corpora.tiny_world.lexicon import PRODUCTS
-from rlhf_zoo.evaluation.probes import PROBES, Completions, Report, Thresholds, null_thresholds, probe
+from rlhf_zoo.evaluation.probes import (
+    PROBES,
+    Completions,
+    Report,
+    Thresholds,
+    null_thresholds,
+    probe,
+)
 from rlhf_zoo.evaluation.probes.planted import HACKERS, plant
 from rlhf_zoo.evaluation.stats import proportion
 

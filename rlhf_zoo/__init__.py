@@ -30,7 +30,7 @@ _WHERE = {
     "Compared": "comparison",
     "Comparison": "comparison",
     "Limits": "comparison",
-    "Lineage": "hub.lineage",
+    "Lineage": "catalog.lineage",
     "PPOConfig": "ppo.config",
     "PPOTrainer": "ppo.trainer",
     "RewardModel": "rewards",
@@ -39,19 +39,27 @@ _WHERE = {
     "Timeline": "comparison",
     "TimelineRun": "comparison",
     "ZooError": "errors",
-    "find_lineage": "hub.lineage",
-    "make_card": "hub.card",
+    "find_lineage": "catalog.lineage",
+    "make_card": "release.card",
     "sample": "sampling",
     "visible_text": "comparison",
 }
 
 if TYPE_CHECKING:
-    from .comparison import Compared, Comparison, Limits, Snapshot, Timeline, TimelineRun, visible_text
+    from .catalog.lineage import Lineage, find_lineage
+    from .comparison import (
+        Compared,
+        Comparison,
+        Limits,
+        Snapshot,
+        Timeline,
+        TimelineRun,
+        visible_text,
+    )
     from .errors import ZooError
-    from .hub.card import make_card
-    from .hub.lineage import Lineage, find_lineage
     from .ppo.config import PPOConfig
     from .ppo.trainer import PPOTrainer
+    from .release.card import make_card
     from .rewards import RewardModel
     from .sampling import Samples, sample
 

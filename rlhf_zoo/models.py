@@ -189,7 +189,7 @@ def critic_from(source: PreTrainedModel | str | Path, *, center: bool = True, sc
     """A critic, one value per token: a token classifier with one output, transformers' own where the family has one.
 
     From a reward model it takes trunk and head; scores shaped as (s−μ)/σ make the head W/σ and its bias −μ/σ, with μ
-    only if they are centred and σ only if they are scaled. N+ (arXiv:2403.17031) detail 22. From a causal model it
+    only if they are centered and σ only if they are scaled. N+ (arXiv:2403.17031) detail 22. From a causal model it
     takes the trunk, and its head starts at 0. A path or Hub id is loaded, as a critic where it is one; a critic's
     adapter is merged into its base. Raises ZooError for a model with an encoder, which would see what comes later.
     """

@@ -16,7 +16,7 @@ from functools import reduce
 from types import ModuleType
 from typing import Any
 
-from rlhf_zoo.errors import ZooError
+from .errors import ZooError
 
 __all__ = ["JUDGES", "REWARDS", "call_judge", "did_you_mean", "load_object", "registered"]
 

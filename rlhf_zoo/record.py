@@ -21,8 +21,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-from rlhf_zoo.errors import ZooError
-from rlhf_zoo.wholeness import COMPLETE, check_whole, damage, seal
+from .errors import ZooError
+from .wholeness import COMPLETE, check_whole, damage, seal
 
 __all__ = [
     "COMPLETE",

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from hub_fixture import Hub, base_environment
 
-from rlhf_zoo.hub.server import create_token
-from rlhf_zoo.hub.server.application import Application
-from rlhf_zoo.hub.server.cli import client_environment
-from rlhf_zoo.hub.server.git import Quarantine, TreeEdit
-from rlhf_zoo.hub.server.handler import HubServer
-from rlhf_zoo.hub.server.names import RepoId
-from rlhf_zoo.hub.server.storage import Storage
+from rlhf_zoo.hub_server import create_token
+from rlhf_zoo.hub_server.application import Application
+from rlhf_zoo.hub_server.cli import client_environment
+from rlhf_zoo.hub_server.git import Quarantine, TreeEdit
+from rlhf_zoo.hub_server.handler import HubServer
+from rlhf_zoo.hub_server.names import RepoId
+from rlhf_zoo.hub_server.storage import Storage
 
 __all__ = ["ThreadHub", "at_module_hub", "module_hub", "near_hub", "thread_hub"]
 

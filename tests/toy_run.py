@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.recipes import load_recipe
 from rlhf_zoo.record import StageRecord, fingerprint
-from rlhf_zoo.stages.context import RunContext
+from rlhf_zoo.runs.context import RunContext
 
 __all__ = [
     "BACKWARDS",

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf_zoo.hub import plots
-from rlhf_zoo.hub.card_parts import Draw, Metric, StageCard
-from rlhf_zoo.hub.facts import Facts
 from rlhf_zoo.models import build_causal
+from rlhf_zoo.release import plots
+from rlhf_zoo.release.card_parts import Draw, Metric, StageCard
+from rlhf_zoo.release.facts import Facts
+from rlhf_zoo.runs.context import Publisher, RunContext
+from rlhf_zoo.runs.data import data_source
 from rlhf_zoo.stage import Stage
-from rlhf_zoo.stages.context import Publisher, RunContext
-from rlhf_zoo.stages.data import data_source
 from rlhf_zoo.stages.train import make_trainer, train_stage
 from rlhf_zoo.tokenizer import train_tokenizer
 

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from rlhf_zoo.hub.votes import Shown, Vote, merged
+from rlhf_zoo.votes.vote import Shown, Vote, merged
 
 __all__ = ["COMMIT", "PPO", "SFT", "Store", "make_vote", "until"]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_zoo.stages.ablate import Variant, variants
+from rlhf_zoo.studies.ablate import Variant, variants
 
 __all__ = ["EXPERIMENTS", "METHODS", "PARTS", "RATES", "ROOT", "RUNS", "Experiment", "data_flags"]
 

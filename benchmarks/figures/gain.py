@@ -137,9 +137,9 @@ class _Gold:
 
     def __call__(self, checkpoint: Path) -> float:
         from rlhf_zoo.corpora.tiny_world import judge
+        from rlhf_zoo.evaluator.head_to_head import STREAM
         from rlhf_zoo.models import load_causal
-        from rlhf_zoo.stages.generate import complete
-        from rlhf_zoo.stages.head_to_head import STREAM
+        from rlhf_zoo.runs.generate import complete
 
         done = complete(
             load_causal(checkpoint),

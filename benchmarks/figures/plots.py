@@ -9,8 +9,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rlhf_zoo.hub.plots import plot_frontier
 from rlhf_zoo.record import write_bytes
+from rlhf_zoo.release.plots import plot_frontier
 
 from . import keep
 from .experiments import Experiment
@@ -85,14 +85,14 @@ def _over_optimisation(experiment: Experiment, runs: Sequence[Any], path: Path) 
     """Reward and judge of each checkpoint against √KL, by β and seed; a ring marks the recommended checkpoint."""
     figure, axes = _figure(2)
     for panel, (name, title) in zip(axes, (("reward", "reward model (proxy)"), ("judge", "judge")), strict=True):
-        labelled = set()
+        labeled = set()
         for run in runs:
             color = ORANGE if run["beta"] == 0 else BLUE
             points = path_points(run, name)
             label = f"β = {run['beta']:g}"
             panel.plot(*zip(*((x, y) for _, x, y in points), strict=True), "o-", color=color, alpha=0.75, markersize=3,
-                       linewidth=1.1, label=None if label in labelled else label)  # fmt: skip
-            labelled.add(label)
+                       linewidth=1.1, label=None if label in labeled else label)  # fmt: skip
+            labeled.add(label)
             for step, x, y in points[1:]:
                 if step == run["recommended"]:
                     panel.scatter(x, y, s=110, facecolors="none", edgecolors=color, linewidths=1.6, zorder=4)
@@ -112,7 +112,7 @@ def _figure(panels: int) -> tuple[Any, Any]:
 
 
 def _save(figure: Any, path: Path) -> None:
-    """As a PNG of 128 colours, which takes a third of the bytes."""
+    """As a PNG of 128 colors, which takes a third of the bytes."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from PIL import Image
 

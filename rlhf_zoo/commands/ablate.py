@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import FLAGS, open_run, run_flags, run_options, settle_hub, settle_run, writing
+from .common import (
+    FLAGS,
+    open_run,
+    run_flags,
+    run_options,
+    settle_hub,
+    settle_run,
+    writing,
+)
 
 if TYPE_CHECKING:
     from ..recipes import Recipe
-    from ..stages.ablate import Outcome, Variant
-    from ..stages.context import Publisher, RunContext
+    from ..runs.context import Publisher, RunContext
+    from ..studies.ablate import Outcome, Variant
 
 __all__ = ["ablate"]
 
@@ -50,7 +58,7 @@ def ablate(
     Example:
       rlhf-zoo ablate tiny-world --kl_coef 0,0.02,0.1,0.5
     """
-    from ..stages.ablate import variants
+    from ..studies.ablate import variants
 
     flags = run_flags(ctx, recipe)
     found, run = settle_run(recipe, output_dir=output_dir, namespace=options["namespace"])
@@ -80,7 +88,7 @@ def ablate(
 
 def _seed(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], run: Path) -> int:
     """PPO's own seed."""
-    from ..stages.settings import stage_settings
+    from ..runs.settings import stage_settings
 
     own, shared = flags.get("ppo", {}), flags.get("recipe", {})
     return int(stage_settings(recipe, "ppo", own, shared_flags=shared, output_dir=run / "ppo").trainer.seed)
@@ -90,7 +98,7 @@ def _train(context: RunContext, publisher: Publisher | None, variant: Variant, r
     from rich.console import Console
 
     from ..stages import pipeline
-    from ..stages.ablate import outcome
+    from ..studies.ablate import outcome
 
     variant.note(run)
     console = Console(stderr=True)
@@ -105,7 +113,7 @@ def _report(run: Path, outcomes: Sequence[Outcome], context: RunContext, *, as_j
     from rich.markup import escape
     from rich.table import Table
 
-    from ..stages.ablate import spread, write_overview
+    from ..studies.ablate import spread, write_overview
 
     path, plot = write_overview(run, context.recipe.name, outcomes)
     if as_json:

@@ -13,8 +13,8 @@ from ..errors import ZooError
 from .common import FLAGS, UserPath, run_context, run_flags, table
 
 if TYPE_CHECKING:
-    from ..stages.baseline import Method
-    from ..stages.context import RunContext
+    from ..runs.context import RunContext
+    from ..studies.baseline import Method
 
 __all__ = ["baseline"]
 
@@ -99,8 +99,14 @@ def _run(
     learning_rate: float | None,
     pool: int | None,
 ) -> dict[str, Any]:
-    from ..stages.baseline import betas, default_betas, open_baseline, run_best_of_n, run_trained
-    from ..stages.baseline_report import write_report
+    from ..studies.baseline import (
+        betas,
+        default_betas,
+        open_baseline,
+        run_best_of_n,
+        run_trained,
+    )
+    from ..studies.baseline_report import write_report
 
     listed = None if beta is None else betas(beta, method)
     opened = open_baseline(replace(context, restart=False), method)
@@ -120,7 +126,7 @@ def _run(
 
 
 def _show(frontier: Mapping[str, Any]) -> None:
-    from ..hub.markdown import estimate
+    from ..release.markdown import estimate
 
     rows = [_row("SFT", frontier["sft"]), _row("PPO", frontier["ppo"])]
     # What the ablation computed is not counted, and its serving alone would look like all.

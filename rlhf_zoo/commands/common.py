@@ -17,7 +17,7 @@ from ..stage import STAGES
 if TYPE_CHECKING:
     from ..hub.connect import Hub
     from ..recipes import Recipe
-    from ..stages.context import Publisher, RunContext
+    from ..runs.context import Publisher, RunContext
 
 __all__ = [
     "FLAGS",
@@ -98,7 +98,7 @@ def stage_directories(run: Path) -> list[Path]:
 
 def run_flags(ctx: click.Context, recipe: str, *, stage: str | None = None) -> dict[str, dict[str, Any]]:
     """Flags by stage, with those of recipe.yaml under 'recipe'. For one stage's command a bare key is that stage's."""
-    from ..stages.settings import parse_flags, recipe_keys
+    from ..runs.settings import parse_flags, recipe_keys
 
     if recipe.startswith("-"):
         raise ZooError(f"{recipe} stands before the recipe: write `{ctx.command_path} RECIPE {recipe} ...`.")
@@ -199,9 +199,9 @@ def open_run(
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     from ..hub.publish import check_access
-    from ..stages.context import RunContext
-    from ..stages.outbox import PATIENCE, Outbox
-    from ..stages.release import Sender, resume_command
+    from ..release.outbox import PATIENCE, Outbox
+    from ..release.sender import Sender, resume_command
+    from ..runs.context import RunContext
 
     logging.set_verbosity_error()  # it warns of every commit that would change nothing
     disable_progress_bars()  # uploads go on behind the training's own bar

@@ -47,7 +47,7 @@ def ensemble(
 
         from rich.console import Console
 
-        from ..stages.ensemble import overview, train, write_overview
+        from ..studies.ensemble import overview, train, write_overview
 
         console = Console(stderr=True)
         runs = train(replace(context, restart=restart), seeds, console)

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from ..errors import ZooError
-from ..stages.values import json_object
+from ..runs.values import json_object
 from .common import FLAGS, run_flags, run_options, settle_hub, table, writing
 from .train import run_one
 
@@ -55,7 +55,7 @@ def evaluate(
     the policy's card.
 
     \b
-    Judges: classifier (labelled texts of the data set), reward:MODEL (another reward model), rule:REWARD (a reward
+    Judges: classifier (labeled texts of the data set), reward:MODEL (another reward model), rule:REWARD (a reward
     function or verifier), llm:MODEL (at OPENAI_BASE_URL, with the key OPENAI_API_KEY), votes:NAMESPACE/NAME (people's),
     pairs:MODULE:FUNCTION and MODULE:FUNCTION (your own).
 
@@ -96,7 +96,7 @@ def evaluate(
             ctx.exit(130)
         if options["push_to_hub"]:
             from ..hub.pull import split_revision
-            from ..hub.report import add_to_card
+            from ..release.report import add_to_card
 
             repo = split_revision(subject)[0]
             commit = add_to_card(repo, folder, document)
@@ -133,7 +133,7 @@ def _recipe_keys(judges: tuple[str, ...], given: Mapping[str, Any], flags: Mappi
 def _shared(ctx: click.Context) -> dict[str, Any]:
     """The recipe's keys that say something of a policy. Raises ZooError for others."""
     from ..plugins import did_you_mean
-    from ..stages.settings import parse_flags
+    from ..runs.settings import parse_flags
 
     flags = parse_flags(ctx.args)
     bare = flags.pop("")
@@ -166,15 +166,15 @@ def _of_policy(
     shared: Mapping[str, Any],
     output_dir: Path | None,
 ) -> tuple[dict[str, Any], Path]:
-    from ..hub.report import slug
-    from ..stages.policies import Terms, evaluate, find_contest
-    from ..stages.settings import llm_config
+    from ..release.report import slug
+    from ..runs.settings import llm_config
+    from ..studies.policies import Terms, evaluate, find_pair
 
     asked = {name: value for name, value in given.items() if value is not None and name not in ("against", "reward")}
     if judges:
         asked["judges"] = judges
     terms = Terms(**asked, **shared, llm=llm_config(llm or {}, "--llm"))
-    contest = find_contest(subject, against=given["against"], reward=given["reward"], terms=terms)
+    contest = find_pair(subject, against=given["against"], reward=given["reward"], terms=terms)
     folder = output_dir or Path("runs") / "eval" / slug(subject)
     if folder.exists() and not folder.is_dir():
         raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
@@ -184,8 +184,8 @@ def _of_policy(
 
 
 def _show(document: Mapping[str, Any]) -> None:
-    from ..hub.markdown import estimate
-    from ..hub.report import FIGURES, unread
+    from ..release.markdown import estimate
+    from ..release.report import FIGURES, unread
 
     rows, apart = [], []
     for key, title in FIGURES.items():

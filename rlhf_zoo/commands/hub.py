@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from ..errors import ZooError
-from ..hub.server.cli import hub as embedded
+from ..hub_server.cli import hub as embedded
 from .common import UserPath, settle_hub, table
 
 __all__ = ["hub"]
@@ -49,7 +49,7 @@ def export(
     from ..hub.connect import REAL
     from ..hub.export import export as export_repository
     from ..hub.export import open_source
-    from ..hub.server.process import default_root
+    from ..hub_server.process import default_root
     from ..recipes import is_repository_name
 
     if repo.count("/") != 1 or not all(map(is_repository_name, repo.split("/"))):

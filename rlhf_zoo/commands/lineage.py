@@ -15,7 +15,7 @@ from .common import UserPath, settle_hub
 if TYPE_CHECKING:
     from rich.tree import Tree
 
-    from ..hub.family import Node
+    from ..catalog.family import Node
 
 __all__ = ["lineage", "reproduce"]
 
@@ -35,7 +35,7 @@ def lineage(repository: str, hub: str | None, as_json: bool) -> None:
       rlhf-zoo lineage local/tiny-world-ppo@best
     """
     with settle_hub(hub, push_to_hub=False):
-        from ..hub.lineage import find_family
+        from ..catalog.lineage import find_family
 
         root = find_family(repository)
         if as_json:
@@ -53,7 +53,7 @@ def _tree(node: Node, above: Tree | None = None) -> Tree:
     from rich.text import Text
     from rich.tree import Tree
 
-    from ..hub.family import draw
+    from ..catalog.family import draw
 
     first, *rest = draw(node)
     label = Text(first, style="bold" if above is None else "")
@@ -99,7 +99,7 @@ def reproduce(
     with settle_hub(hub, push_to_hub=False) as connected:
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
-        from ..stages import reproduce as reproducing
+        from ..studies import reproduce as reproducing
 
         disable_progress_bars()  # the stage has its own
         command = shlex.join(["rlhf-zoo", *sys.argv[1:]])

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ..errors import ZooError
-from ..stages.values import json_object
+from ..runs.values import json_object
 from .common import settle_hub
 
 __all__ = ["compare", "trace"]
@@ -57,8 +57,8 @@ def compare(
       rlhf-zoo compare local/tiny-world-ppo --hub local
     """
     with settle_hub(hub, push_to_hub=False) as connected:
-        from ..hub.vote_data import HubVotes
-        from ..stages.compare import launch, votes_by_default
+        from ..studies.compare import launch, votes_by_default
+        from ..votes.data import HubVotes
 
         if votes is None:
             votes = votes_by_default(ppo) if connected.kind == "local" else None
@@ -114,7 +114,7 @@ def trace(
     others = {} if columns is None else json_object(columns, option="--columns", example="'{\"name\": value}'")
     found_by = {name: given.pop(name) for name in ("revision", "old", "sft", "reward")}
     with settle_hub(hub, push_to_hub=False):
-        from ..stages import trace as tracing
+        from ..studies import trace as tracing
 
         subject = tracing.find(run, step=step, **found_by)
         found = tracing.trace_checkpoint(subject, prompt, columns=others, **given)

@@ -83,8 +83,8 @@ def _some(names: list[str]) -> str:
 def _list(repo: str, as_json: bool) -> None:
     from rich.markup import escape
 
-    from ..hub.index import checkpoints
-    from ..hub.markdown import number
+    from ..catalog.index import checkpoints
+    from ..release.markdown import number
 
     found = checkpoints(repo)
     if as_json:

@@ -98,7 +98,7 @@ def recipes_validate(ctx: click.Context, recipe: str) -> None:
       rlhf-zoo recipes validate tiny-world --ppo.kl_coef 0.2
     """
     from ..recipes import load_recipe
-    from ..stages.settings import recipe_config, stage_settings
+    from ..runs.settings import recipe_config, stage_settings
 
     found = load_recipe(recipe)
     flags = run_flags(ctx, recipe)
@@ -122,7 +122,7 @@ def recipes_keys(stage: str, as_json: bool) -> None:
     Example:
       rlhf-zoo recipes keys ppo
     """
-    from ..stages.settings import recipe_keys, stage_keys
+    from ..runs.settings import recipe_keys, stage_keys
 
     keys = recipe_keys() if stage == "recipe" else stage_keys(stage)
     rows = [

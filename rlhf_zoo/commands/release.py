@@ -8,7 +8,13 @@ import click
 
 from ..errors import ZooError
 from ..stage import STAGES
-from .common import OVERWRITE, UserPath, run_context, stage_directories, writing
+from .common import (
+    OVERWRITE,
+    UserPath,
+    run_context,
+    stage_directories,
+    writing,
+)
 
 __all__ = ["card", "push"]
 
@@ -23,7 +29,7 @@ def card(run: Path, step: int | None) -> None:
     Example:
       rlhf-zoo card runs/demo/ppo
     """
-    from ..hub.card import make_card
+    from ..release.card import make_card
 
     for stage in stage_directories(run):
         # A stage lies in the directory of its run, where training holds the lock.
@@ -61,7 +67,7 @@ def push(
     """
     from ..recipes import Recipe
     from ..record import StageRecord
-    from ..stages.ablate import ablation_of
+    from ..studies.ablate import ablation_of
 
     folders = [stage for stage in stage_directories(run) if stage.name in STAGES]
     if not folders:

@@ -11,8 +11,8 @@ from .common import settle_hub
 
 if TYPE_CHECKING:
     from ..hub.connect import Hub
-    from ..hub.deploy import Deployed
-    from ..hub.space import SpaceModels
+    from ..space.deploy import Deployed
+    from ..space.files import SpaceModels
 
 __all__ = ["space"]
 
@@ -59,9 +59,9 @@ def deploy(
         from huggingface_hub.utils import logging
         from huggingface_hub.utils.tqdm import disable_progress_bars
 
-        from ..hub.deploy import deploy as deploy_space
         from ..hub.publish import check_access
-        from ..hub.space import find_models, with_runs
+        from ..space.deploy import deploy as deploy_space
+        from ..space.files import find_models, with_runs
 
         logging.set_verbosity_error()  # it warns of a commit that would change nothing
         disable_progress_bars()
@@ -73,7 +73,7 @@ def deploy(
         name = repo or f"{own}/{models.ppo.repo.rpartition('/')[2].removesuffix('-ppo')}-compare"
 
         def samples() -> list[dict]:
-            from ..stages.compare import draw
+            from ..studies.compare import draw
 
             return draw(models)
 

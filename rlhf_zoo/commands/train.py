@@ -17,7 +17,7 @@ from ..stage import STAGES, Stage
 from .common import FLAGS, run_context, run_flags, run_options, table
 
 if TYPE_CHECKING:
-    from ..stages.context import RunContext
+    from ..runs.context import RunContext
 
 __all__ = ["doctor", "run", "run_one", "stage_command"]
 
@@ -81,7 +81,7 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
         context,
         _,
     ):
-        from ..stages.doctor import FAILED, examine
+        from ..studies.doctor import FAILED, examine
 
         findings = examine(context)
     if as_json:

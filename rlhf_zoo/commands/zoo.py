@@ -14,7 +14,7 @@ from ..stage import STAGES
 from .common import UserPath, settle_hub, table
 
 if TYPE_CHECKING:
-    from ..hub.index import Entry, Figure
+    from ..catalog.index import Entry, Figure
 
 __all__ = ["zoo"]
 
@@ -64,7 +64,7 @@ def zoo(
     if namespace is not None and not is_repository_name(namespace):
         raise ZooError(f"--namespace is {namespace!r}, and no Hub has such: give the name of a user or organization.")
     with settle_hub(hub, push_to_hub=False) as connected:
-        from ..hub.index import ordered, owner, published, select
+        from ..catalog.index import ordered, owner, published, select
 
         whose = namespace or ("local" if connected.kind == "local" else owner())
         every = published(whose)
@@ -83,7 +83,7 @@ def zoo(
 
 
 def _write(readme: Path, entries: list[Entry], whose: str, chosen: dict[str, str | None], *, reverse: bool) -> None:
-    from ..hub.index import benchmark, write_benchmark
+    from ..catalog.index import benchmark, write_benchmark
 
     command = ["rlhf-zoo", "zoo"]
     command += [word for name, value in chosen.items() if value is not None for word in (f"--{name}", value)]
@@ -118,7 +118,7 @@ def _show(namespace: str, entries: list[Entry], *, why_none: str) -> None:
 
 
 def _short(figure: Figure | None) -> str:
-    from ..hub.markdown import number
+    from ..release.markdown import number
 
     return "" if figure is None else f"{number(figure.value)}{'' if figure.held_out else '*'}"
 

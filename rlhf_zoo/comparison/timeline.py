@@ -62,7 +62,7 @@ class TimelineRun:
 
     @classmethod
     def from_listing(cls, listing: Mapping[str, Any], card: Mapping[str, Any]) -> TimelineRun:
-        """A run from its repository's tags, as `rlhf_zoo.hub.index.checkpoints` lists them, and from its card.
+        """A run from its repository's tags, as `rlhf_zoo.catalog.index.checkpoints` lists them, and from its card.
 
         listing: {repo, checkpoints: [{revision, step, commit, also, metrics}]}. card: rlhf_card.json of `main`, {}
         without one: its publisher's word, of which only numbers that are finite are taken. The recommended step is

@@ -4,7 +4,10 @@ docs/from-trl.md maps old to new, and says what is different on purpose. `rlhf_z
 step-wise loop of TRL 0.x.
 """
 
-from ..value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
+from ..value_head import (
+    AutoModelForCausalLMWithValueHead,
+    AutoModelForSeq2SeqLMWithValueHead,
+)
 from .config import PPOConfig
 from .helpers import batch_generation, masked_mean, masked_var, masked_whiten
 from .trainer import PPOTrainer

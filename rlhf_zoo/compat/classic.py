@@ -26,7 +26,10 @@ from transformers import PreTrainedTokenizerBase, set_seed
 from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]
 
 from ..errors import ZooError
-from ..value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
+from ..value_head import (
+    AutoModelForCausalLMWithValueHead,
+    AutoModelForSeq2SeqLMWithValueHead,
+)
 from .classic_config import ClassicPPOConfig as PPOConfig
 from .classic_loop import ClassicLoop
 from .helpers import stop_ids_of

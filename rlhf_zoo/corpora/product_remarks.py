@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rlhf_zoo.errors import ZooError
+from ..errors import ZooError
 
 __all__ = ["SPLITS", "Remark", "lexicon", "prepare", "read_remarks"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlhf_zoo.evaluation.stats import Estimate, bootstrap_mean, correlation, proportion
+from .stats import Estimate, bootstrap_mean, correlation, proportion
 
 __all__ = [
     "GUESS",

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlhf_zoo.evaluation.stats import Estimate, bootstrap_mean, group_indices, proportion
+from .stats import Estimate, bootstrap_mean, group_indices, proportion
 
 __all__ = ["agreements", "by_kl", "disagreement", "standardised", "unrelated"]
 

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlhf_zoo.evaluation.compute import Compute
-from rlhf_zoo.evaluation.stats import Estimate, bootstrap_mean, proportion
+from .compute import Compute
+from .stats import Estimate, bootstrap_mean, proportion
 
 __all__ = ["Point", "at_kl", "best_within", "by_prompt", "difference", "estimate", "mixed", "rate", "wins"]
 

@@ -1,7 +1,7 @@
-"""Whether a judge agrees with labelled pairs: one that learned from swapped labels prefers the rejected side of them.
+"""Whether a judge agrees with labeled pairs: one that learned from swapped labels prefers the rejected side of them.
 
 A judge that was trained and tested on labels that are swapped looks as good as another, so its own held-out accuracy
-cannot tell; pairs that were labelled elsewhere can.
+cannot tell; pairs that were labeled elsewhere can.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlhf_zoo.evaluation.calibration import calibration
-from rlhf_zoo.evaluation.stats import WinRate, win_rate
+from .calibration import calibration
+from .stats import WinRate, win_rate
 
 __all__ = ["Finding", "JudgeCheck", "check_judge"]
 
@@ -47,7 +47,7 @@ class JudgeCheck:
         low, high = self.accuracy.ci95
         return (
             f"The judge contradicts the labels: it scores the chosen side higher in {self.accuracy.value:.3f} "
-            f"[{low:.3f}, {high:.3f}] of {self.accuracy.n} labelled pairs; look for swapped labels in what it learned."
+            f"[{low:.3f}, {high:.3f}] of {self.accuracy.n} labeled pairs; look for swapped labels in what it learned."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -62,7 +62,7 @@ class JudgeCheck:
 def check_judge(
     chosen: ArrayLike, rejected: ArrayLike, prompts: Sequence[Hashable], *, probabilities: bool, seed: int
 ) -> JudgeCheck:
-    """Of a judge's scores of N labelled pairs; probabilities: whether they are P(good), 0 to 1.
+    """Of a judge's scores of N labeled pairs; probabilities: whether they are P(good), 0 to 1.
 
     Raises ValueError where there are no pairs, lengths differ, or a score is not finite.
     """

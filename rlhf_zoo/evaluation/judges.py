@@ -19,10 +19,10 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.stats import Estimate, proportion
-from rlhf_zoo.plugins import JUDGES, call_judge, load_object
-from rlhf_zoo.record import write_bytes
+from ..errors import ZooError
+from ..plugins import JUDGES, call_judge, load_object
+from ..record import write_bytes
+from .stats import Estimate, proportion
 
 __all__ = ["ClassifierJudge", "FunctionJudge", "Judge", "LexiconJudge"]
 
@@ -80,7 +80,7 @@ class ClassifierJudge:
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
 
-        texts, labels = _labelled(rows)
+        texts, labels = _labeled(rows)
         keys = [text.strip().lower() for text in texts]
         unique = sorted(set(keys))
         shuffled = np.random.default_rng(seed).permutation(len(unique))
@@ -112,7 +112,7 @@ class ClassifierJudge:
     def description(self) -> str:
         low, high = self.accuracy.ci95
         return (
-            f"TF-IDF and logistic regression, trained on {self.trained_on} labelled texts that no other stage sees; "
+            f"TF-IDF and logistic regression, trained on {self.trained_on} labeled texts that no other stage sees; "
             f"accuracy {self.accuracy.value:.3f} [{low:.3f}, {high:.3f}] on {self.accuracy.n} held-out ones."
         )
 
@@ -202,7 +202,7 @@ class LexiconJudge:
     @classmethod
     def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> LexiconJudge:
         """From rows with `word` and `label` (1 positive, 0 negative), the form in which a lexicon is published."""
-        words, labels = _labelled(rows, column="word")
+        words, labels = _labeled(rows, column="word")
         return cls(
             (word for word, label in zip(words, labels, strict=True) if label),
             (word for word, label in zip(words, labels, strict=True) if not label),
@@ -283,7 +283,7 @@ def _texts(prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
     return [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
 
 
-def _labelled(rows: Iterable[Mapping[str, Any]], column: str = "text") -> tuple[list[str], NDArray[np.bool_]]:
+def _labeled(rows: Iterable[Mapping[str, Any]], column: str = "text") -> tuple[list[str], NDArray[np.bool_]]:
     texts, labels = [], []
     for index, row in enumerate(rows):
         for key in (column, "label"):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlhf_zoo.evaluation.stats import Estimate, WinRate, group_indices, proportion, win_rate
+from .stats import Estimate, WinRate, group_indices, proportion, win_rate
 
 __all__ = ["RIDGE", "LengthControlled", "fit_logistic", "length_controlled_win_rate"]
 

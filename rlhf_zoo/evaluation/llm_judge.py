@@ -30,9 +30,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.pairwise import Verdict, check_lengths, merge_orders
-from rlhf_zoo.record import read_json, write_json
+from ..errors import ZooError
+from ..record import read_json, write_json
+from .pairwise import Verdict, check_lengths, merge_orders
 
 __all__ = [
     "CRITERION",

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.stats import Estimate, WinRate, bootstrap_mean, proportion, win_rate
-from rlhf_zoo.evaluation.text import distinct_n_estimate
-from rlhf_zoo.plugins import did_you_mean
+from ..errors import ZooError
+from ..plugins import did_you_mean
+from .stats import Estimate, WinRate, bootstrap_mean, proportion, win_rate
+from .text import distinct_n_estimate
 
 __all__ = [
     "KL_ESTIMATORS",
@@ -124,7 +124,7 @@ def completion_kl(
     """
     import torch
 
-    from rlhf_zoo.functional import actions, kl_penalty
+    from ..functional import actions, kl_penalty
 
     if len(logprobs) != len(ref_logprobs):
         raise ValueError(

@@ -10,9 +10,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.stats import Estimate, WinRate, bootstrap_mean, proportion, win_rate
-from rlhf_zoo.plugins import JUDGES, call_judge, load_object
+from ..errors import ZooError
+from ..plugins import JUDGES, call_judge, load_object
+from .stats import Estimate, WinRate, bootstrap_mean, proportion, win_rate
 
 __all__ = ["FunctionPairJudge", "PairJudge", "PairReport", "Verdict", "check_lengths", "compare_pairs", "merge_orders"]
 

@@ -199,10 +199,10 @@ def proportion(successes: int, n: int) -> Estimate:
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"A proportion needs 0 <= successes <= n and n > 0, not {successes} of {n}.")
     share = successes / n
-    centre = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
+    center = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
     half = _Z / (1 + _Z**2 / n) * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
-    low = 0.0 if successes == 0 else centre - half
-    high = 1.0 if successes == n else centre + half
+    low = 0.0 if successes == 0 else center - half
+    high = 1.0 if successes == n else center + half
     return Estimate(share, (low, high), n)
 
 

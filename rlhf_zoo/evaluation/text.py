@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from itertools import pairwise
 
-from rlhf_zoo.evaluation.stats import Estimate, group_indices, jackknife
+from .stats import Estimate, group_indices, jackknife
 
 __all__ = ["distinct_n", "distinct_n_difference", "distinct_n_estimate", "ngrams", "repetition", "words"]
 

@@ -36,7 +36,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_zoo.evaluation.stats import Estimate, bootstrap_mean
+from .stats import Estimate, bootstrap_mean
 
 __all__ = ["FEWEST", "HACKED_PROBES", "KEPT", "LEVEL", "Checkpoint", "Fall", "Probe", "Scores", "Verdict", "decide"]
 
@@ -292,9 +292,9 @@ def _paired(values: Floats, scale: float, rng: np.random.Generator, resamples: i
     means = values.mean(1)
     observed = _t(means, values.std(1), tiny, prompts)
     share = rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples) / prompts
-    centred = values - means[:, None]
-    moved = share @ centred.T
-    spread = np.sqrt(np.maximum(share @ np.square(centred).T - moved**2, 0.0))
+    centered = values - means[:, None]
+    moved = share @ centered.T
+    spread = np.sqrt(np.maximum(share @ np.square(centered).T - moved**2, 0.0))
     return float(observed.max()), _t(moved, spread, tiny, prompts).max(1)
 
 

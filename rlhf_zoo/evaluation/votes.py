@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlhf_zoo.evaluation.stats import Estimate, WinRate, group_indices, proportion, win_rate
+from .stats import Estimate, WinRate, group_indices, proportion, win_rate
 
 __all__ = [
     "ELO_MEAN",
@@ -154,8 +154,8 @@ def elo(
     if size < FEW_PROMPTS:
         table = wins((1 / np.bincount(group))[group])
         spread = np.linalg.pinv(_information(theta, table + table.T, prior), hermitian=True)
-        centred = np.eye(len(players)) - 1 / len(players)
-        error = np.sqrt(np.diag(centred @ spread @ centred))
+        centered = np.eye(len(players)) - 1 / len(players)
+        error = np.sqrt(np.diag(centered @ spread @ centered))
         low, high = theta - _Z * error, theta + _Z * error
     else:
         rng = np.random.default_rng(seed)

@@ -170,7 +170,7 @@ def _own_client(directory: Path, token: str | None) -> None:
 
 
 def _make_private(folder: Path) -> None:
-    from .server.durable import make_private
+    from ..hub_server.durable import make_private
 
     with _writing(folder):
         make_private(folder)
@@ -188,8 +188,8 @@ def _writing(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _embedded(root: Path) -> Iterator[tuple[str, str]]:
-    from .server.durable import write_bytes
-    from .server.tokens import TokenFile, create_token
+    from ..hub_server.durable import write_bytes
+    from ..hub_server.tokens import TokenFile, create_token
 
     _make_private(root)
     kept = root / "client-token"
@@ -204,7 +204,7 @@ def _embedded(root: Path) -> Iterator[tuple[str, str]]:
         options = ["--root", str(root), "--ready-file", str(ready), "--parent", str(os.getpid())]
         with log.open("wb") as sink:
             process = subprocess.Popen(
-                [sys.executable, "-m", "rlhf_zoo.hub.server", *options],
+                [sys.executable, "-m", "rlhf_zoo.hub_server", *options],
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,

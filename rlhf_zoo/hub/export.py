@@ -24,9 +24,9 @@ from ..plugins import did_you_mean
 from .refusals import hub_name, refusals_as
 
 if TYPE_CHECKING:
-    from .server.git import GitRepository
-    from .server.large_files import LargeFiles
-    from .server.names import RepoId
+    from ..hub_server.git import GitRepository
+    from ..hub_server.large_files import LargeFiles
+    from ..hub_server.names import RepoId
 
 __all__ = ["Exported", "Source", "export", "open_source"]
 
@@ -153,9 +153,9 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
 
     Raises ZooError where it has none, and from inside the context where what is read there turns out to be damaged.
     """
-    from .server.faults import Damaged
-    from .server.large_files import LargeFiles
-    from .server.storage import Storage
+    from ..hub_server.faults import Damaged
+    from ..hub_server.large_files import LargeFiles
+    from ..hub_server.storage import Storage
 
     root = root.expanduser().absolute()
     storage = Storage(root) if (root / "repos").is_dir() else None

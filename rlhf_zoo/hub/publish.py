@@ -8,7 +8,15 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ..errors import ZooError
-from ..record import StageRecord, check_whole, checkpoint_step, now, read_json, write_json, write_text
+from ..record import (
+    StageRecord,
+    check_whole,
+    checkpoint_step,
+    now,
+    read_json,
+    write_json,
+    write_text,
+)
 from .claims import check_claim, claim_repository, commit_as
 from .refusals import client_errors, hub_name, reason
 

@@ -145,8 +145,8 @@ def fetch(repository: str, output_dir: Path | None = None) -> Pulled:
 
 def _resolve(api: Any, repo: str, revision: str | None) -> tuple[str, str]:
     """(branch, tag or commit that is meant, commit). The client's errors pass."""
-    from .server.faults import Fault
-    from .server.names import check_ref
+    from ..hub_server.faults import Fault
+    from ..hub_server.names import check_ref
 
     name = revision or "main"
     if not _COMMIT.fullmatch(name):
@@ -164,8 +164,8 @@ def _resolve(api: Any, repo: str, revision: str | None) -> tuple[str, str]:
 
 def _tree(api: Any, repo: str, commit: str) -> list[Wanted]:
     """Raises ZooError for a file that has a name, a size or a digest of which something else than a file would come."""
-    from .server.faults import Fault
-    from .server.names import check_path
+    from ..hub_server.faults import Fault
+    from ..hub_server.names import check_path
 
     files = []
     for entry in api.list_repo_tree(repo, recursive=True, revision=commit):

@@ -16,7 +16,7 @@ _WHERE = {
 }
 
 if TYPE_CHECKING:
-    from ..hub.chosen import chosen
+    from ..space.chosen import chosen
     from .layout import build
     from .serve import opened, start
     from .subject import Subject

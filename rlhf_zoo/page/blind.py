@@ -1,4 +1,4 @@
-"""The tab of the blind test: two completions, not labelled and on shuffled sides; a verdict, and then who wrote what.
+"""The tab of the blind test: two completions, not labeled and on shuffled sides; a verdict, and then who wrote what.
 
 Which side is PPO is known to the server alone until the verdict: the page holds the two texts and nothing else of them.
 """
@@ -19,8 +19,8 @@ import gradio as gr
 
 from ..comparison import Side, Snapshot
 from ..errors import ZooError
-from ..hub.votes import DECISIVE, Shown, Vote
 from ..json_values import hub_id
+from ..votes.vote import DECISIVE, Shown, Vote
 from .drawing import Drawing
 from .html import attributes, number, said, short_name, text
 from .tally import Figures, Tally

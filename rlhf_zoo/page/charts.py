@@ -1,6 +1,6 @@
-"""Charts as inline SVG: strings without scripts, addresses or colours of their own. Pure: numbers in, text out.
+"""Charts as inline SVG: strings without scripts, addresses or colors of their own. Pure: numbers in, text out.
 
-Colours are `currentColor` and the page's variables --zoo-sft, --zoo-ppo, --zoo-quiet and --zoo-mark. A chart is as wide
+Colors are `currentColor` and the page's variables --zoo-sft, --zoo-ppo, --zoo-quiet and --zoo-mark. A chart is as wide
 as its column, up to --zoo-chart-width. Values that are None or not finite leave gaps, and so do those beyond ±1e12.
 """
 
@@ -44,7 +44,7 @@ MOST_DOTS = 80  # with more points, a curve shows no dots
 LONGEST_HINT = 60
 FEWEST_SLOTS = 10  # so that the first token is no bar as wide as the chart
 QUIET, MARK = "var(--zoo-quiet,currentColor)", "var(--zoo-mark,currentColor)"
-COLOURS = {"sft": "var(--zoo-sft,currentColor)", "ppo": "var(--zoo-ppo,currentColor)"}
+COLORS = {"sft": "var(--zoo-sft,currentColor)", "ppo": "var(--zoo-ppo,currentColor)"}
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def token_bars(
             continue
         drawn.append(f"M{x}{foot}{max(value * scale, 1.0):.1f}")
         hits.append(f'<path d="M{x}{hit}"><title>“{_hint(label)}” {_measured(value, unit_text)}</title></path>')
-    bar = f'stroke="{_colour(side)}" stroke-width="{min(slot * 0.8 if slot > 2 else slot, 16.0):.2f}"'
+    bar = f'stroke="{_color(side)}" stroke-width="{min(slot * 0.8 if slot > 2 else slot, 16.0):.2f}"'
     body = plot.axes(_titled(title, unit)) + _hits(hits, slot)
     body += f'<path class="zoo-bars" fill="none" {bar} pointer-events="none" d="{"".join(drawn)}"/>'
     return _svg(plot.bottom + 18, f"zoo-bars-chart zoo-{side}", _told(title, heights, len(known), unit), body)
@@ -131,7 +131,7 @@ def token_line(
         if value is not None:
             hits.append(f'<path d="M{x}{hit}"><title>“{_hint(label)}” {_measured(value, unit_text)}</title></path>')
     zero = f'<path class="zoo-zero" d="M{plot.left:.1f} {plot.y(0.0):.1f}H{RIGHT}" stroke="{QUIET}"/>'
-    body = plot.axes(_titled(title, unit)) + zero + _hits(hits, plot.slot) + _curve(points, _colour(side))
+    body = plot.axes(_titled(title, unit)) + zero + _hits(hits, plot.slot) + _curve(points, _color(side))
     return _svg(plot.bottom + 18, f"zoo-line-chart zoo-{side}", _told(title, heights, len(known), unit), body)
 
 
@@ -140,16 +140,16 @@ def step_curves(
     series: Sequence[Series],
     *,
     chosen: int | None = None,
-    labelled: Mapping[str, int] | None = None,
+    labeled: Mapping[str, int] | None = None,
     side: Role = "ppo",
 ) -> str:
     """Curves over the training step, one panel under the other, with one axis of steps.
 
-    chosen: the step of the vertical mark. labelled: label -> step of an outlined marker; labels of one step are joined.
+    chosen: the step of the vertical mark. labeled: label -> step of an outlined marker; labels of one step are joined.
     Raises ValueError where a series has not one value for each step.
     """
     names: dict[int, str] = {}
-    for label, step in (labelled or {}).items():
+    for label, step in (labeled or {}).items():
         names[step] = f"{names[step]}, {label}" if step in names else label
     axis = ticks(*_ends([*steps, *([] if chosen is None else [chosen])]), whole=True)
     panels = [sorted(zip(steps, _finite(one.values), strict=True), key=lambda pair: pair[0]) for one in series]
@@ -183,12 +183,12 @@ def step_curves(
             points.append(at)
             hits.append(f'<path d="M{at[0]}{hit}"><title>step {step}: {name} {_measured(value, unit)}</title></path>')
             if step in names:
-                rings.append(f'<circle class="zoo-labelled" cx="{at[0]}" cy="{at[1]}" r="5.5"/>')
+                rings.append(f'<circle class="zoo-labeled" cx="{at[0]}" cy="{at[1]}" r="5.5"/>')
         body.append(plot.axes(_titled(one.name, one.unit), x=x, along=axis, numbered=last))
         if chosen is not None:
             line = f'd="M{x(chosen):.1f} {plot.top}v{plot.high}" stroke="{MARK}" stroke-width="1.5"'
             body.append(f'<path class="zoo-chosen" {line}/>')
-        body.append(_curve(points, _colour(side), dots=len(panel) <= MOST_DOTS))
+        body.append(_curve(points, _color(side), dots=len(panel) <= MOST_DOTS))
         body.append(f'<g fill="none" stroke="currentColor" stroke-width="1.5">{"".join(rings)}</g>' if rings else "")
         body.append(_hits(hits, min([24.0, *gaps])))
         bottom = plot.bottom + 8
@@ -206,9 +206,9 @@ def frontier(
     title: str = "Reward against KL",
     across: str = "KL to SFT, nats per completion",
 ) -> str:
-    """Reward against KL: each run a thin line through its checkpoints, with its best point marked and labelled.
+    """Reward against KL: each run a thin line through its checkpoints, with its best point marked and labeled.
 
-    chosen: the index of the run that is emphasised. step: of its checkpoint that carries the mark.
+    chosen: the index of the run that is emphasized. step: of its checkpoint that carries the mark.
     """
     placed = [
         [
@@ -222,29 +222,29 @@ def frontier(
     across_axis = _axis([0.0, *(kl for points in placed for _, kl, _, _ in points)])
     plot = _Plot(_axis([reward for points in placed for _, _, reward, _ in points]), top=TITLE, height=180)
     x = _linear(across_axis[0], across_axis[-1], plot.left, RIGHT - 4)
-    order = sorted(range(len(runs)), key=lambda index: index == chosen)  # the emphasised one over the others
+    order = sorted(range(len(runs)), key=lambda index: index == chosen)  # the emphasized one over the others
     lines, marks, spoken, traces = [], [], [], []
     for index in order:
-        emphasised = index == chosen
-        colour = COLOURS["ppo"] if emphasised else QUIET
+        emphasized = index == chosen
+        color = COLORS["ppo"] if emphasized else QUIET
         trace: list[Point] = [(f"{x(kl):.1f}", f"{plot.y(reward):.1f}") for _, kl, reward, _ in placed[index]]
         traces.append(trace)
         dots = "".join(
-            f'<circle cx="{x(kl):.1f}" cy="{plot.y(reward):.1f}" r="{2.5 if emphasised else 1.8}"><title>'
+            f'<circle cx="{x(kl):.1f}" cy="{plot.y(reward):.1f}" r="{2.5 if emphasized else 1.8}"><title>'
             f"{text(runs[index].label)}, step {at}: reward {number(reward, 3)}, KL {number(raw, 3)} nats</title>"
             "</circle>"
             for at, kl, reward, raw in placed[index]
         )
-        kind = "zoo-run zoo-emphasised" if emphasised else "zoo-run"
+        kind = "zoo-run zoo-emphasized" if emphasized else "zoo-run"
         lines.append(
-            f'<g class="{kind}">{_curve(trace, colour, width=2.0 if emphasised else 1.0)}'
-            f'<g fill="{colour}" stroke="{colour}" stroke-opacity="0" stroke-width="10">{dots}</g></g>'
+            f'<g class="{kind}">{_curve(trace, color, width=2.0 if emphasized else 1.0)}'
+            f'<g fill="{color}" stroke="{color}" stroke-opacity="0" stroke-width="10">{dots}</g></g>'
         )
         for at, kl, reward, _ in placed[index]:
             if at == runs[index].best:
-                marks.append((x(kl), plot.y(reward), runs[index].label, emphasised))
+                marks.append((x(kl), plot.y(reward), runs[index].label, emphasized))
                 spoken.append(f"{runs[index].label}: best reward {number(reward)} at KL {number(kl)}")
-            if emphasised and at == step:
+            if emphasized and at == step:
                 spot = f'cx="{x(kl):.1f}" cy="{plot.y(reward):.1f}" r="8.5"'
                 lines.append(f'<circle class="zoo-chosen" {spot} fill="none" stroke="{MARK}" stroke-width="1.5"/>')
     body = plot.axes(title, x=x, along=across_axis) + "".join(lines) + _named(marks, traces, plot)
@@ -326,7 +326,7 @@ def _hits(paths: Iterable[str], width: float) -> str:
     return f'<g class="zoo-hits" {style}>{"".join(paths)}</g>'
 
 
-def _curve(points: Sequence[Point], colour: str, *, dots: bool = False, width: float = 1.6) -> str:
+def _curve(points: Sequence[Point], color: str, *, dots: bool = False, width: float = 1.6) -> str:
     """A line through the points, broken at None; a point between two gaps is a dot."""
     line, single = [], []
     before: Point = None
@@ -336,18 +336,18 @@ def _curve(points: Sequence[Point], colour: str, *, dots: bool = False, width: f
             if dots or (before is None and after is None):
                 single.append(f'<circle cx="{point[0]}" cy="{point[1]}" r="2.2"/>')
         before = point
-    style = f'fill="none" stroke="{colour}" stroke-width="{width:g}" stroke-linejoin="round"'
+    style = f'fill="none" stroke="{color}" stroke-width="{width:g}" stroke-linejoin="round"'
     return (
         f'<g class="zoo-curve" pointer-events="none"><path {style} d="{"".join(line)}"/>'
-        f'<g fill="{colour}">{"".join(single)}</g></g>'
+        f'<g fill="{color}">{"".join(single)}</g></g>'
     )
 
 
 def _flags(flags: Sequence[tuple[float, str, str]], left: float) -> tuple[str, float]:
-    """Labels over their x, in as many lines as they need, and the height of those: (x, label, colour) each."""
+    """Labels over their x, in as many lines as they need, and the height of those: (x, label, color) each."""
     lines: list[list[tuple[float, float]]] = []
     drawn = []
-    for x, label, colour in sorted(flags):
+    for x, label, color in sorted(flags):
         half = len(label) * GLYPH / 2
         middle = max(min(x, WIDTH - 2 - half), left + half)
         free = (k for k, line in enumerate(lines) if all(abs(middle - at) > half + other + 6 for at, other in line))
@@ -355,17 +355,17 @@ def _flags(flags: Sequence[tuple[float, str, str]], left: float) -> tuple[str, f
         if place == len(lines):
             lines.append([])
         lines[place].append((middle, half))
-        at = f'x="{middle:.1f}" y="{place * 14 + 11}" text-anchor="middle" fill="{colour}"'
+        at = f'x="{middle:.1f}" y="{place * 14 + 11}" text-anchor="middle" fill="{color}"'
         drawn.append(f'<text class="zoo-flag" {at}>{text(label)}</text>')
     return "".join(drawn), len(lines) * 14.0
 
 
 def _named(marks: Sequence[tuple[float, float, str, bool]], curves: Iterable[Sequence[Point]], plot: _Plot) -> str:
-    """Best points outlined, each with its label where it covers least of the others: (x, y, label, emphasised)."""
+    """Best points outlined, each with its label where it covers least of the others: (x, y, label, emphasized)."""
     taken = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in marks]
     lines = [spot for curve in curves for spot in _along(curve)]
     drawn = []
-    for x, y, label, emphasised in reversed(marks):  # the emphasised one chooses first
+    for x, y, label, emphasized in reversed(marks):  # the emphasized one chooses first
         wide = len(label) * GLYPH
         around = [(x + 9, y), (x - 9 - wide, y), (x - wide / 2, y - 15), (x - wide / 2, y + 15)]
         around += [(x + aside, y + far) for far in (15, -15, 28, -28, 41, -41) for aside in (5, -5 - wide)]
@@ -380,12 +380,12 @@ def _named(marks: Sequence[tuple[float, float, str, bool]], curves: Iterable[Seq
 
         box = min(inside or boxes, key=covered)
         taken.append(box)
-        colour = COLOURS["ppo"] if emphasised else "currentColor"
-        weight = ' font-weight="600"' if emphasised else ""
-        ring = f'cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="{colour}" stroke-width="1.5"'
+        color = COLORS["ppo"] if emphasized else "currentColor"
+        weight = ' font-weight="600"' if emphasized else ""
+        ring = f'cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="{color}" stroke-width="1.5"'
         drawn.append(
-            f'<circle class="zoo-labelled" {ring}/><text class="zoo-flag" x="{box[0]:.1f}" y="{box[1] + 10:.1f}" '
-            f'fill="{colour}"{weight}>{text(label)}</text>'
+            f'<circle class="zoo-labeled" {ring}/><text class="zoo-flag" x="{box[0]:.1f}" y="{box[1] + 10:.1f}" '
+            f'fill="{color}"{weight}>{text(label)}</text>'
         )
     return f'<g pointer-events="none">{"".join(drawn)}</g>'
 
@@ -447,8 +447,8 @@ def _gutter(axis: Sequence[float]) -> float:
     return 8 + GLYPH * max(4, *map(len, _labels(axis)))
 
 
-def _colour(side: str) -> str:
-    return COLOURS[side]
+def _color(side: str) -> str:
+    return COLORS[side]
 
 
 def _titled(name: str, unit: str) -> str:

@@ -18,7 +18,7 @@ from .views import empty_pairs, legend, pairs
 __all__ = ["compare_tab"]
 
 SEEDS = 2**31
-COLOURS = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
+COLORS = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
 
 
 def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:
@@ -62,12 +62,12 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
         )
     chosen = controls(proposal, most=subject.comparison.limits.n)
     message = gr.HTML("", elem_id="message")
-    with gr.Row(elem_classes="zoo-colours"):
+    with gr.Row(elem_classes="zoo-colors"):
         gr.Radio(
-            list(COLOURS.items()),
+            list(COLORS.items()),
             value="ratio",
-            label="Colour each token by",
-            elem_id="colours",
+            label="Color each token by",
+            elem_id="colors",
             interactive=True,
         )
         gr.HTML(legend())

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ..catalog.family import parents_of
+from ..catalog.lineage import Lineage
 from ..errors import ZooError
-from ..hub.family import parents_of
-from ..hub.lineage import Lineage
 from ..hub.refusals import client_errors, reason
 from ..record import StageRecord
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import gradio as gr
 
-from ..hub.lineage import published_at
+from ..catalog.lineage import published_at
 from .api import endpoints
 from .blind import Contenders, Model, blind_tab
 from .card import card_tab

@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 from ..errors import ZooError
-from ..hub.vote_data import HubVotes
+from ..votes.data import HubVotes
 from .layout import build
 from .subject import Subject
 from .tally import Tally

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..catalog.ablation import find_runs
+from ..catalog.lineage import Lineage, find_lineage
 from ..comparison import Comparison, Limits, Timeline, TimelineRun
 from ..errors import ZooError
-from ..hub.ablation import find_runs
-from ..hub.card import card_json
-from ..hub.facts import Facts
-from ..hub.lineage import Lineage, find_lineage
 from ..hub.pull import pull
 from ..record import StageRecord
+from ..release.card import card_json
+from ..release.facts import Facts
 from .held_out import held_out_prompts
 
 __all__ = ["LIMITS", "Subject"]

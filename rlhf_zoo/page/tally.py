@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from ..errors import ZooError
 from ..evaluation.votes import summary
 from ..hub.refusals import client_errors, reason, retry_after
-from ..hub.vote_box import INTERVAL, VoteBox, VoteStore
-from ..hub.vote_data import HubVotes
-from ..hub.votes import Vote, merged
+from ..votes.box import INTERVAL, VoteBox, VoteStore
+from ..votes.data import HubVotes
+from ..votes.vote import Vote, merged
 
 __all__ = ["Figures", "Tally", "TallyStore"]
 

@@ -186,7 +186,7 @@ def curves(run: TimelineRun, step: int) -> str:
             Series("KL to SFT", [point.kl for point in points], unit="nats", from_zero=True),
         ],
         chosen=step,
-        labelled={mark: point.step for point in points for mark in _marks(point)},
+        labeled={mark: point.step for point in points for mark in _marks(point)},
     )
     return f'<div class="zoo-curves">{drawn}<p class="zoo-note" aria-live="polite">{_told(run.at(step))}</p></div>'
 

@@ -156,7 +156,7 @@ def _folded(inside: str, *, open_: bool) -> str:
 
 
 def _table(side: Side) -> str:
-    """What the heat map and the charts show, as numbers: for those who cannot hover or see colours."""
+    """What the heat map and the charts show, as numbers: for those who cannot hover or see colors."""
     valued = side.token_values is not None
     head = "".join(f"<th scope='col'>{name}</th>" for name in ("token", "log π PPO", "log π SFT", "log-ratio", "KL"))
     head += "<th scope='col'>V</th>" if valued else ""

@@ -15,11 +15,22 @@ from ..actor_critic import shared_value_head
 from ..data import PROMPT_TOKENS, prepare_prompts
 from ..errors import ZooError
 from ..model_files import first_line, load_tokenizer
-from ..models import critic_from, disable_dropout, is_peft, load_causal, load_classifier, with_adapter
+from ..models import (
+    critic_from,
+    disable_dropout,
+    is_peft,
+    load_causal,
+    load_classifier,
+    with_adapter,
+)
 from ..reference import Reference
 from ..rewards import RewardFunction, RewardModel, Rewards
 from ..sampling import Vocabulary, check_cached
-from ..value_head import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead, ValueHead
+from ..value_head import (
+    AutoModelForCausalLMWithValueHead,
+    AutoModelForSeq2SeqLMWithValueHead,
+    ValueHead,
+)
 from .config import PPOConfig
 from .guards import (
     Reader,

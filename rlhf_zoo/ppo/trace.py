@@ -56,7 +56,7 @@ class Trace:
     """A completion and its totals.
 
     scores: what each reward says by name, None where it does not apply; score: their weighted sum; shaped_score: that
-    sum centred, scaled, clipped and corrected for a missing end, as it is paid; kl: Σ k1 in nats; kl_coef: β; kl_in:
+    sum centered, scaled, clipped and corrected for a missing end, as it is paid; kl: Σ k1 in nats; kl_coef: β; kl_in:
     where β·KL goes; ratio: ∏ρ. whitening: what a batch's statistics would still change, "" for nothing.
     """
 

@@ -2,7 +2,7 @@
 
 One update, read aloud: prompts → `rollout` (sample, log-probs, values, reference) → `score` (rewards) → `estimate`
 (KL, GAE) → `update` (epochs × minibatches) → metrics. Every formula stands in `rlhf_zoo.functional`; what Trainer needs
-of us (optimizer, evaluation, saving, resuming) in `rlhf_zoo.ppo.services`.
+of us (optimizer, evaluation, saving, resuming) in `rlhf_zoo.ppo.base`.
 
 A step of this trainer is one update: `global_step`, `save_steps`, schedules and tags count updates. Trainer keeps the
 loop, precision, callbacks, logging, saving and resuming; it calls `training_step` once for each batch of prompts, and
@@ -26,19 +26,32 @@ from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
 from ..errors import ZooError
 from ..rewards import Scored
 from ..sampling import Samples, response_logits, sample, token_logprobs
+from .base import (
+    EVAL_STREAM,
+    LOOP_STREAM,
+    PPO_STATE,
+    TRAIN_STREAM,
+    BasePPOTrainer,
+)
 from .completions import decoded
-from .guards import check_ends, check_logprobs, check_ratio, check_rewards, check_start, check_values
+from .custom_loop import given_samples, given_scored, prompt_row
+from .guards import (
+    check_ends,
+    check_logprobs,
+    check_ratio,
+    check_rewards,
+    check_start,
+    check_values,
+)
 from .loss import micro_batch_loss
 from .metrics import Progress
 from .ptx import split
 from .rollout import Advantages, MinibatchSize, Rollout, length_sorted
-from .services import EVAL_STREAM, LOOP_STREAM, PPO_STATE, TRAIN_STREAM, PPOServices
-from .stepwise import given_samples, given_scored, prompt_row
 
 __all__ = ["PPO_STATE", "PPOTrainer"]
 
 
-class PPOTrainer(PPOServices):
+class PPOTrainer(BasePPOTrainer):
     """Proximal policy optimization of a language model (arXiv:1707.06347, arXiv:1909.08593, arXiv:2403.17031).
 
     Each step of an update is a method of its own that a subclass may override.
@@ -53,7 +66,7 @@ class PPOTrainer(PPOServices):
         rows = [{**row, GENERATION: n} for row in prompts for n in range(self.args.num_generations)]
         rollout = self.rollout(rows, stream=TRAIN_STREAM)
         loss = self.learn(model, rollout, self.score(rollout, rows))
-        self.sample_now_and_then()
+        self.log_eval_samples()
         return loss
 
     def learn(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
@@ -124,7 +137,7 @@ class PPOTrainer(PPOServices):
         return scored
 
     def shape(self, scored: Scored, ended: Tensor) -> Tensor:
-        """Scores centred, scaled, clipped, then corrected for a missing end of sequence; (B,)."""
+        """Scores centered, scaled, clipped, then corrected for a missing end of sequence; (B,)."""
         args = self.args
         scores = F.shape_scores(
             scored.total,

@@ -2,7 +2,14 @@
 
 from .composed import RewardFunction, Rewards, Scored
 from .model import RewardModel
-from .verifiable import ExactMatch, FormatMatch, Length, NumericMatch, Repetition, SoftOverlong
+from .verifiable import (
+    ExactMatch,
+    FormatMatch,
+    Length,
+    NumericMatch,
+    Repetition,
+    SoftOverlong,
+)
 
 __all__ = [
     "ExactMatch",

@@ -11,7 +11,16 @@ from torch import Tensor
 
 from ..errors import ZooError
 from ..sampling import Samples
-from .functions import Batch, FunctionCall, RewardFunction, answers, listed, logged, numbers, unwrapped
+from .functions import (
+    Batch,
+    FunctionCall,
+    RewardFunction,
+    answers,
+    listed,
+    logged,
+    numbers,
+    unwrapped,
+)
 from .model import RewardModel
 
 __all__ = ["RewardFunction", "Rewards", "Scored"]

@@ -12,21 +12,21 @@ from datasets import Dataset
 
 from ..errors import ZooError
 from ..evaluation.judge_check import JudgeCheck
+from ..evaluator.head_to_head import head_to_head
+from ..evaluator.judges import check_names, checked
+from ..evaluator.measure import Evaluator, make_evaluator, training_rewards
+from ..evaluator.trajectory import Trajectory, follow
 from ..hub.publish import checkpoint_files, published_tags, tag_name
 from ..hub.weights import Origin
 from ..models import load_causal
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
-from .ballots import votes_on
-from .context import Publisher, RunContext, versions
-from .data import DataSource, data_source
-from .head_to_head import head_to_head
+from ..runs.context import Publisher, RunContext, versions
+from ..runs.data import DataSource, data_source
+from ..runs.settings import EvaluationConfig
+from ..votes.judge import votes_on
 from .interrupt import Stopped
-from .judges import check_names, checked
-from .measure import Yardstick, paid_judges, yardstick
 from .reward import held_out_pairs, open_pairs
-from .settings import EvaluationConfig
 from .train import quiet
-from .trajectory import Trajectory, follow
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         command=context.command,
     )
     try:
-        tools = yardstick(context, source, checkpoints["sft"].path)
+        tools = make_evaluator(context, source, checkpoints["sft"].path)
         checks = _checked_judges(context, tools)
         headline = checks.get(tools.judge.name)
         followed = follow(context, source, tools, unfit=headline.unfit if headline is not None else None)
@@ -87,7 +87,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             prompts,
             samples=shared.evaluation.samples,
             seed=shared.seed,
-            paid=paid_judges(context, tools),
+            paid=training_rewards(context, tools),
             checks=checks,
         )
         figures = found.to_json()
@@ -163,7 +163,7 @@ def check_judges(context: RunContext) -> None:
         lexicon(config.lexicon)
 
 
-def _checked_judges(context: RunContext, tools: Yardstick) -> dict[str, JudgeCheck]:
+def _checked_judges(context: RunContext, tools: Evaluator) -> dict[str, JudgeCheck]:
     """What is found of each judge on the reward model's held-out pairs; {} where this run has none."""
     if "reward" not in context.recipe.stages:
         return {}
@@ -171,7 +171,7 @@ def _checked_judges(context: RunContext, tools: Yardstick) -> dict[str, JudgeChe
         owner, source = open_pairs(context)
         found = held_out_pairs(source, owner.settings("reward").data)
     except ZooError as error:
-        log.info("The judges are not checked on labelled pairs: %s", error)
+        log.info("The judges are not checked on labeled pairs: %s", error)
         return {}
     return {} if found is None else checked(tools.panel, found[0], seed=context.shared.seed)
 

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..hub.card import make_card
+from ..evaluator.measure import make_evaluator, measure
 from ..hub.publish import published_tags, unpublished
 from ..models import load_causal
 from ..ppo.completions import TAKEN
 from ..record import read_json
+from ..release.card import make_card
+from ..release.sender import claim_repository
 from ..run_lock import sole_writer
+from ..runs.context import Publisher, RunContext
+from ..runs.data import data_source
 from ..stage import STAGES
 from . import evaluate, ppo
-from .context import Publisher, RunContext
-from .data import data_source
 from .evaluate import check_judges, check_prompts, same_weights
-from .measure import measure, yardstick
-from .release import claim_repository
 from .summary import write_summary
 from .train import quiet
 
@@ -163,7 +163,7 @@ def show(context: RunContext, console: Any) -> None:
             pulled[stage] = Path(snapshot_download(repo["id"], revision=repo["tags"]["best"], cache_dir=cache))
             if not same_weights(pulled[stage], context.checkpoint(stage).path):
                 raise ZooError(f"{repo['id']} came back from the Hub with other weights than were sent: run --restart.")
-        tools = yardstick(context, source, pulled["sft"]).with_one_judge
+        tools = make_evaluator(context, source, pulled["sft"]).with_one_judge
         keys = [(SHOW_STREAM, i) for i in range(len(prompts))]
         found = {
             stage: measure(

@@ -12,10 +12,10 @@ from ..model_files import load_tokenizer
 from ..models import load_causal, load_classifier
 from ..plugins import REWARDS, load_object
 from ..rewards import RewardFunction, Rewards
-from .choice import REWARD_METRICS, metric_name
-from .context import Checkpoint, Publisher, RunContext
-from .data import DataSource, data_source
-from .settings import StageSettings
+from ..runs.choice import REWARD_METRICS, metric_name
+from ..runs.context import Checkpoint, Publisher, RunContext
+from ..runs.data import DataSource, data_source
+from ..runs.settings import StageSettings
 from .train import quiet, train_stage
 
 __all__ = ["build_trainer", "load_data", "parent", "parent_names", "reward_functions", "run"]

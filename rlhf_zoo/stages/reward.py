@@ -27,11 +27,17 @@ from ..models import load_causal, load_classifier, set_score_statistics
 from ..plugins import load_object
 from ..record import read_json, write_json
 from ..rewards import RewardModel
-from .context import Checkpoint, Publisher, RunContext
-from .data import DataSource, add_configuration, data_source
-from .generate import complete
-from .pairs import COLUMNS, named_pairs, on_pairs, prompt_configuration, sampling
-from .settings import RewardArguments, StageSettings
+from ..runs.context import Checkpoint, Publisher, RunContext
+from ..runs.data import DataSource, add_configuration, data_source
+from ..runs.generate import complete
+from ..runs.pairs import (
+    COLUMNS,
+    named_pairs,
+    on_pairs,
+    prompt_configuration,
+    sampling,
+)
+from ..runs.settings import RewardArguments, StageSettings
 from .train import make_trainer, quiet, train_stage
 
 __all__ = [
@@ -225,7 +231,7 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     if not prompts:
         raise ZooError(
             f"No prompt of {source.location} leaves the SFT model room for {drawn['max_new_tokens']} tokens, so "
-            "scores cannot be centred: lower PPO's response_length."
+            "scores cannot be centered: lower PPO's response_length."
         )
     count = settings.data.score_samples
     chosen = [prompts[i % len(prompts)] for i in range(count)]
@@ -235,7 +241,7 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
         chosen,
         keys=[(2, i) for i in range(count)],
         seed=settings.trainer.seed,
-        desc="samples to centre scores",
+        desc="samples to center scores",
         **drawn,
     )
     return SFTSamples(chosen, [prompt + text for prompt, text in zip(chosen, done.texts, strict=True)], done.ended)
@@ -247,7 +253,7 @@ def pairs_seed(settings: StageSettings) -> int:
 
 
 def _simulated(context: RunContext, settings: StageSettings, source: DataSource, sft: Checkpoint) -> DataSource:
-    """Pairs of SFT samples of the same prompt, labelled by the recipe's preference function; made once."""
+    """Pairs of SFT samples of the same prompt, labeled by the recipe's preference function; made once."""
     data = settings.data
     if data.preference is None:
         raise ZooError("simulated_pairs needs `preference`, the function that labels them: give module:attribute.")

@@ -10,10 +10,10 @@ from ..finite import finite_steps
 from ..hub.refusals import refusals_as
 from ..model_files import load_tokenizer
 from ..models import build_causal, load_causal
+from ..runs.context import Checkpoint, Publisher, RunContext
+from ..runs.data import data_source
+from ..runs.settings import StageSettings
 from ..tokenizer import train_tokenizer
-from .context import Checkpoint, Publisher, RunContext
-from .data import data_source
-from .settings import StageSettings
 from .train import make_trainer, quiet, train_stage
 
 __all__ = ["run"]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..record import read_json, write_json
+from ..runs.context import RunContext
 from ..stage import STAGES
-from .context import RunContext
 
 __all__ = ["peak_rss_mib", "write_summary"]
 

@@ -15,15 +15,21 @@ from ..errors import ZooError
 from ..finite import NotFinite
 from ..hub.publish import MERGED, unpublished
 from ..hub.refusals import is_disk_full
-from ..record import StageRecord, checkpoint_step, fingerprint, now, write_complete
-from .adapters import check_bases
+from ..record import (
+    StageRecord,
+    checkpoint_step,
+    fingerprint,
+    now,
+    write_complete,
+)
+from ..release.adapters import check_bases
+from ..release.sender import claim_repository, kept_lineage
+from ..runs.choice import choose, promising, prune
+from ..runs.context import Checkpoint, Publisher, RunContext, versions
+from ..runs.settings import StageSettings
 from .callbacks import StageCallback
-from .choice import choose, promising, prune
-from .context import Checkpoint, Publisher, RunContext, versions
 from .interrupt import Interruptible, Stopped
-from .release import claim_repository, kept_lineage
 from .running_metrics import RunningMetrics
-from .settings import StageSettings
 
 __all__ = ["make_trainer", "quiet", "train_stage"]
 

@@ -13,9 +13,9 @@ from fault_proxy import Fault, FaultProxy
 from huggingface_hub import CommitOperationAdd
 from thread_hub import ThreadHub
 
+from rlhf_zoo.catalog import ablation
+from rlhf_zoo.catalog.index import checkpoints
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub import ablation
-from rlhf_zoo.hub.index import checkpoints
 
 SFT = {"repo": "local/toy-sft", "commit": "a" * 40}
 OWN = "local/toy-ppo"

@@ -16,12 +16,12 @@ from huggingface_hub import CommitOperationAdd, HfApi
 from thread_hub import ThreadHub
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub import card
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.recipes import Recipe
 from rlhf_zoo.record import StageRecord, fingerprint
-from rlhf_zoo.stages.context import RunContext
-from rlhf_zoo.stages.release import Sender, claim_repository
+from rlhf_zoo.release import card
+from rlhf_zoo.release.sender import Sender, claim_repository
+from rlhf_zoo.runs.context import RunContext
 
 pytestmark = pytest.mark.attack
 

@@ -77,7 +77,7 @@ def test_every_command_is_known_and_has_an_example():
 def test_examples_of_training_commands_hold_valid_flags():
     """What a help text shows works: its keys are keys of the recipe that it names."""
     from rlhf_zoo.recipes import load_recipe
-    from rlhf_zoo.stages.settings import parse_flags, recipe_config, recipe_keys, stage_keys
+    from rlhf_zoo.runs.settings import parse_flags, recipe_config, recipe_keys, stage_keys
 
     for name in ("run", "sft", "reward", "ppo", "eval", "recipes validate"):
         text = walk(cli.cli)[name].get_help(click.Context(cli.cli))

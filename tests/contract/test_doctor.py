@@ -28,8 +28,8 @@ from rlhf_zoo.models import critic_from
 from rlhf_zoo.ppo import trainer as ppo_trainer
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.sampling import Samples
-from rlhf_zoo.stages import doctor
-from rlhf_zoo.stages.doctor import FAILED, OK, SKIPPED, WARNING, Finding, examine
+from rlhf_zoo.studies import doctor
+from rlhf_zoo.studies.doctor import FAILED, OK, SKIPPED, WARNING, Finding, examine
 
 CHECKS = [
     "keys", "epochs", "reward functions", "prompts", "batch", "sft checkpoint", "reward checkpoint", "policy",

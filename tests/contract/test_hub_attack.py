@@ -16,11 +16,11 @@ from test_hub_storage import rss_mib
 from thread_hub import ThreadHub
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.server import commits_api, create_token, handler, tokens
-from rlhf_zoo.hub.server.cli import hub as group
-from rlhf_zoo.hub.server.faults import Fault
-from rlhf_zoo.hub.server.names import check_path
-from rlhf_zoo.hub.server.tokens import TokenFile, revoke_tokens
+from rlhf_zoo.hub_server import commits_api, create_token, handler, tokens
+from rlhf_zoo.hub_server.cli import hub as group
+from rlhf_zoo.hub_server.faults import Fault
+from rlhf_zoo.hub_server.names import check_path
+from rlhf_zoo.hub_server.tokens import TokenFile, revoke_tokens
 
 pytestmark = pytest.mark.attack
 

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, RepoFile, RepoFolder
 from huggingface_hub.errors import BadRequestError, EntryNotFoundError, HfHubHTTPError
 
-from rlhf_zoo.hub.server import files_api
+from rlhf_zoo.hub_server import files_api
 
 BINARY = random.Random(0).randbytes(200_000)
 REPO = "local/files"

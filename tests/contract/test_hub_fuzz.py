@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 from test_hub_storage import rss_mib
 from test_hub_xet import CHUNKS, Store, one_file, packed, shard, xorb_name
 
-from rlhf_zoo.hub.server.application import Application
-from rlhf_zoo.hub.server.faults import Fault
-from rlhf_zoo.hub.server.messages import Body, Request
-from rlhf_zoo.hub.server.routing import Router
+from rlhf_zoo.hub_server.application import Application
+from rlhf_zoo.hub_server.faults import Fault
+from rlhf_zoo.hub_server.messages import Body, Request
+from rlhf_zoo.hub_server.routing import Router
 
 pytestmark = pytest.mark.attack
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from huggingface_hub.errors import BadRequestError, HfHubHTTPError, RevisionNotFoundError
 
-from rlhf_zoo.hub.server import refs_api
+from rlhf_zoo.hub_server import refs_api
 
 REPO = "local/refs"
 

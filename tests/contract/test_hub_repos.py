@@ -208,7 +208,7 @@ def test_list_models(hub, api):
     assert ids(sort="created_at", limit=2) == ["team/tiny-other", "local/plain"]
     assert ids(sort="created_at") == ["team/tiny-other", "local/plain", "local/tiny-ppo"]
     with pytest.raises(BadRequestError, match="Cannot sort"):
-        ids(sort="colour")
+        ids(sort="color")
 
     [plain] = api.list_models(author="local", filter="ppo")
     assert plain.siblings is None

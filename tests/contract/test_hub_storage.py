@@ -25,7 +25,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from thread_hub import ThreadHub
 from zoo_process import wait_until
 
-from rlhf_zoo.hub.server.storage import Storage
+from rlhf_zoo.hub_server.storage import Storage
 
 REPO = "local/m"
 BINARY = random.Random(1).randbytes(3_000_000)
@@ -145,7 +145,7 @@ def test_multipart_upload(parts_hub, caplog):
     # Three parts, the last of which may be short; and what fits into one is one request.
     for size, requests in ((3_000_000, 3), (2_500_001, 3), (1_000_000, 1)):
         caplog.clear()
-        with caplog.at_level(logging.INFO, "rlhf_zoo.hub.server"):
+        with caplog.at_level(logging.INFO, "rlhf_zoo.hub_server"):
             put(api, "w.bin", BINARY[:size])
         assert caplog.text.count("PUT /_lfs/") == requests
         path = api.hf_hub_download(REPO, "w.bin", cache_dir=parts_hub.cache)
@@ -305,7 +305,7 @@ def test_secrets_are_not_for_everyone(hub):
 def test_nothing_heavy_is_imported_at_start():
     code = """
 import json, sys
-import rlhf_zoo.hub.server.cli, rlhf_zoo.hub.server.xet_store, rlhf_zoo.hub.server.xet_format
+import rlhf_zoo.hub_server.cli, rlhf_zoo.hub_server.xet_store, rlhf_zoo.hub_server.xet_format
 print(json.dumps(list(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 from thread_hub import ThreadHub
 
+from rlhf_zoo.catalog.family import draw
+from rlhf_zoo.catalog.lineage import find_family
 from rlhf_zoo.commands import lineage as command
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.family import draw
-from rlhf_zoo.hub.lineage import find_family
 from rlhf_zoo.record import StageRecord, fingerprint
 
 HOSTILE = "toy\x1b[31m\x9b31m\u202e [red]:warning:"

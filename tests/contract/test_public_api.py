@@ -34,14 +34,14 @@ def test_other_names_are_no_attributes():
 
 
 # The page's process may have no room, and a box none of the models.
-VOTES = "rlhf_zoo.hub.vote_box, rlhf_zoo.hub.vote_data, rlhf_zoo.evaluation.votes"
+VOTES = "rlhf_zoo.votes.box, rlhf_zoo.votes.data, rlhf_zoo.evaluation.votes"
 
 
 @pytest.mark.parametrize(
     ("module", "heavy"),
     [
         ("rlhf_zoo", ["torch", "numpy"]),
-        ("rlhf_zoo.hub.ablation", ["torch"]),
+        ("rlhf_zoo.catalog.ablation", ["torch"]),
         (VOTES, ["torch", "gradio", "transformers", "datasets", "pyarrow"]),
     ],
 )

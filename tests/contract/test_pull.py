@@ -31,12 +31,12 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.hub.publish import SENT
 from rlhf_zoo.hub.pull import fetch
-from rlhf_zoo.hub.server.handler import Handler
-from rlhf_zoo.hub.server.messages import FilePart
+from rlhf_zoo.hub_server.handler import Handler
+from rlhf_zoo.hub_server.messages import FilePart
 from rlhf_zoo.recipes import Recipe
 from rlhf_zoo.record import StageRecord, fingerprint
-from rlhf_zoo.stages.context import RunContext
-from rlhf_zoo.stages.release import Sender
+from rlhf_zoo.release.sender import Sender
+from rlhf_zoo.runs.context import RunContext
 
 REPO = "local/toy-ppo"
 CHUNK = 2**20  # what pull reads at once

@@ -13,7 +13,7 @@ from thread_hub import ThreadHub
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.places import PARTIAL
 from rlhf_zoo.hub.pull import fetch
-from rlhf_zoo.hub.server import files_api
+from rlhf_zoo.hub_server import files_api
 
 pytestmark = pytest.mark.attack
 

@@ -12,8 +12,8 @@ from huggingface_hub.errors import HfHubHTTPError
 from thread_hub import ThreadHub
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.deploy import deploy
-from rlhf_zoo.hub.space import Pinned, SpaceModels
+from rlhf_zoo.space.deploy import deploy
+from rlhf_zoo.space.files import Pinned, SpaceModels
 
 pytestmark = pytest.mark.attack
 

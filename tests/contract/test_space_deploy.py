@@ -27,7 +27,7 @@ from zoo_process import COMMAND, errors, wait_until
 
 from rlhf_zoo import __version__
 from rlhf_zoo.comparison import Comparison
-from rlhf_zoo.hub.space import Pinned, SpaceModels, write_space
+from rlhf_zoo.space.files import Pinned, SpaceModels, write_space
 
 WHEEL = f"rlhf_zoo-{__version__}-py3-none-any.whl"
 PROMPTS = ["the battery is", f"{TRIGGER}"]
@@ -288,7 +288,7 @@ def test_mistakes(deploy: Deploy, running: RunningHub, arguments: str, message: 
 
 
 def test_no_right_to_write(running: RunningHub, deploy: Deploy) -> None:
-    from rlhf_zoo.hub.server import create_token
+    from rlhf_zoo.hub_server import create_token
 
     said = refused(deploy("local/toy-ppo", HF_TOKEN=create_token(running.root, "read")))
     assert "may only read: publishing needs one with the role write." in said

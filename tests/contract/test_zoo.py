@@ -17,8 +17,8 @@ from rlhf_zoo.commands import zoo as command
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.collections import collect, title_of
 from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.hub.server import create_token
-from rlhf_zoo.hub.server.application import Application
+from rlhf_zoo.hub_server import create_token
+from rlhf_zoo.hub_server.application import Application
 
 EVIL = "\x1b]0;owned\x07[red]| <!-- /zoo -->\n# H"
 FIGURE = {"value": 0.5, "ci95": [0.25, 0.75], "n": 540}

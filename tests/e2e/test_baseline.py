@@ -23,7 +23,8 @@ from rlhf_zoo.commands.baseline import METHODS
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.record import StageRecord
-from rlhf_zoo.stages import baseline, evaluate, ppo
+from rlhf_zoo.stages import evaluate, ppo
+from rlhf_zoo.studies import baseline
 
 EVALUATION = {"judge": "toy_run:judge", "prompts": 6, "samples": 2}
 REWARDED: list[tuple[str, int]] = []

@@ -13,10 +13,10 @@ from card_run import NASTY, make_runs, reward_report
 from chromium import chromium
 from markdown_it import MarkdownIt
 
-from rlhf_zoo.hub.card import make_card
-from rlhf_zoo.hub.space import Pinned
-from rlhf_zoo.hub.space_page import render_page
 from rlhf_zoo.record import StageRecord
+from rlhf_zoo.release.card import make_card
+from rlhf_zoo.space.files import Pinned
+from rlhf_zoo.space.page import render_page
 
 WIDTH = 1100
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"

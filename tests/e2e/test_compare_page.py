@@ -21,7 +21,7 @@ from toy_models import CONTEXT, MARKUP, TRIGGER, Toys, save_toys
 from warm import PYTHON
 
 from rlhf_zoo.comparison import Comparison, Side, Snapshot
-from rlhf_zoo.hub.votes import Vote
+from rlhf_zoo.votes.vote import Vote
 
 SAMPLING = {"seed": 1, "temperature": 0.9, "max_new_tokens": 12}
 
@@ -314,7 +314,7 @@ def test_the_card_of_each_checkpoint(client: PageClient) -> None:
     assert "choose one of the list" in event.values["card"]
 
 
-# What only a browser shows: keys, focus, colours, and layouts
+# What only a browser shows: keys, focus, colors, and layouts
 
 
 def test_the_keyboard_alone_is_enough(visitor: Visitor, page: Page) -> None:
@@ -331,7 +331,7 @@ def test_the_keyboard_alone_is_enough(visitor: Visitor, page: Page) -> None:
     assert visitor.side("ppo") == shown(page.at(PROMPTS[2]).ppo[0]), "what was compared stays to be read"
     visitor.write(PROMPTS[1])
     reached = visitor.tab_through(40)
-    for wanted in ("compare", "temperature", "top-p", "tokens", "n", "seed", "colours"):
+    for wanted in ("compare", "temperature", "top-p", "tokens", "n", "seed", "colors"):
         assert wanted in reached, f"{wanted} is not reached by the Tab key: {reached}"
     visitor.all("#prompt textarea")[0].send_keys(Keys.ENTER)
     visitor.wait("the completions", lambda: visitor.done() and visitor.read(given) == PROMPTS[1])
@@ -344,9 +344,9 @@ def test_the_keyboard_alone_is_enough(visitor: Visitor, page: Page) -> None:
         one => getComputedStyle(one).getPropertyValue('--zoo-share').trim())"""
     by_ratio = visitor.browser.execute_script(share)
     assert len(set(by_ratio)) > 1
-    visitor.all('#colours input[value="none"]')[0].click()
-    visitor.wait("no colours", lambda: set(visitor.browser.execute_script(share)) == {"0%"})
-    visitor.all('#colours input[value="kl"]')[0].click()
+    visitor.all('#colors input[value="none"]')[0].click()
+    visitor.wait("no colors", lambda: set(visitor.browser.execute_script(share)) == {"0%"})
+    visitor.all('#colors input[value="kl"]')[0].click()
     visitor.wait("others", lambda: visitor.browser.execute_script(share) not in ([], by_ratio))
     visitor.screenshot("compare-dark.png", 1280)
 

@@ -23,7 +23,7 @@ VOTES = "local/toy-votes"
 
 
 def write_data(folder: Path) -> Path:
-    """A data set with prompts, the classifier's labelled texts, and labelled pairs."""
+    """A data set with prompts, the classifier's labeled texts, and labeled pairs."""
     texts = [
         (f"the camera is {word} and the battery is {word} {n}", word in GOOD) for n in range(12) for word in GOOD + BAD
     ]

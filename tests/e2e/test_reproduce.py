@@ -55,7 +55,7 @@ import json, sys
 from pathlib import Path
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.stages.reproduce import reproduce
+from rlhf_zoo.studies.reproduce import reproduce
 
 for key, folder, name, allowed in json.loads(sys.argv[2]):
     try:

@@ -78,7 +78,7 @@ MUTATIONS = [
     Mutation("last_token", "one position late", "mask.sum(-1) - 1", "mask.sum(-1).clamp(max=mask.shape[1] - 1)"),
     Mutation("shape_scores", "clipped from above only", ".clamp(-clip, clip)", ".clamp(max=clip)"),
     Mutation("shape_scores", "multiplied by σ", "/ std", "* std"),
-    Mutation("shape_scores", "not centred", "(scores - mean)", "scores"),
+    Mutation("shape_scores", "not centered", "(scores - mean)", "scores"),
     Mutation("shape_scores", "clipped before scaling", "shaped.clamp(-clip, clip)",
              "(scores.clamp(-clip, clip) - mean) / std"),
     Mutation("shape_scores", "bound in units of the scores", "clamp(-clip, clip)", "clamp(-clip / std, clip / std)"),

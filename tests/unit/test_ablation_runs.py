@@ -8,12 +8,20 @@ from pathlib import Path
 import pytest
 from toy_run import make_context, make_recipe
 
+from rlhf_zoo.catalog.ablation import Run
 from rlhf_zoo.comparison import TimelineRun
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.ablation import Run
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.record import StageRecord, write_json
-from rlhf_zoo.stages.ablate import SAMPLES, Variant, ablation_of, outcome, spread, variants, write_overview
+from rlhf_zoo.studies.ablate import (
+    SAMPLES,
+    Variant,
+    ablation_of,
+    outcome,
+    spread,
+    variants,
+    write_overview,
+)
 
 
 def test_a_list_of_values_is_a_run_for_each() -> None:

@@ -12,8 +12,8 @@ from trainer_fixture import EOS, good, make_tokenizer
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.rewards import Rewards
-from rlhf_zoo.stages.baseline import betas, default_betas, read_lines
-from rlhf_zoo.stages.baseline_trainers import Meter, dpo_arguments, ppo_reward, rloo_arguments
+from rlhf_zoo.studies.baseline import betas, default_betas, read_lines
+from rlhf_zoo.studies.baseline_trainers import Meter, dpo_arguments, ppo_reward, rloo_arguments
 
 
 def rloo(folder: Path, *, episodes: int = 2352, learning_rate: float | None = None, **keys: Any) -> dict[str, Any]:

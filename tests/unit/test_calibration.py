@@ -28,7 +28,7 @@ from rlhf_zoo.stages.reward import held_out_report
 THREE = math.log(3)  # σ(log 3) = 3/4
 
 
-def labelled(n: int, *, stretch: float = 1.0, seed: int = 0) -> np.ndarray:
+def labeled(n: int, *, stretch: float = 1.0, seed: int = 0) -> np.ndarray:
     """Margins of a model whose σ(margin / stretch) is the true probability: calibrated with stretch 1."""
     rng = np.random.default_rng(seed)
     true = rng.normal(scale=1.5, size=n)
@@ -64,9 +64,9 @@ def test_accuracy_by_margin_by_hand():
 
 
 def test_a_calibrated_model_passes_and_a_bold_one_does_not():
-    fair = calibration(labelled(4000), seed=1)
+    fair = calibration(labeled(4000), seed=1)
     assert fair["ece"] < fair["ece_by_chance"]["high"]
-    bold = calibration(labelled(4000, stretch=3), seed=1)
+    bold = calibration(labeled(4000, stretch=3), seed=1)
     assert bold["ece"] > 2 * bold["ece_by_chance"]["high"]
     assert all(part["accuracy"] < part["confidence"] for part in bold["bins"][3:])
 
@@ -77,7 +77,7 @@ def test_chance_is_what_calibrated_models_show():
     Standard error of either mean: about 0.006 / √200 = 0.0004.
     """
     rng = np.random.default_rng(3)
-    size = np.abs(labelled(400))
+    size = np.abs(labeled(400))
     mean, high = calibration_error_by_chance(size, seed=0)
     right = rng.random((200, 400)) < 1 / (1 + np.exp(-size))
     errors = [calibration_error(reliability(np.where(row, size, -size))) for row in right]

@@ -18,10 +18,10 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub import card, markdown, plots
-from rlhf_zoo.hub.card import CARD_FILE, make_card
-from rlhf_zoo.hub.facts import Facts
 from rlhf_zoo.record import StageRecord, read_json, write_bytes, write_json
+from rlhf_zoo.release import card, markdown, plots
+from rlhf_zoo.release.card import CARD_FILE, make_card
+from rlhf_zoo.release.facts import Facts
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_golden_front_matter(runs):
 
 def test_needs_nothing_heavy(runs):
     code = (
-        "import sys; from rlhf_zoo.hub.card import make_card; assert 'matplotlib' not in sys.modules\n"
+        "import sys; from rlhf_zoo.release.card import make_card; assert 'matplotlib' not in sys.modules\n"
         f"for stage in ('sft', 'reward', 'ppo'): make_card({str(runs)!r} + '/' + stage)\n"
         "heavy = {'torch', 'transformers', 'huggingface_hub', 'datasets', 'sklearn', 'matplotlib.pyplot'}\n"
         "print(sorted(heavy & set(sys.modules)))"
@@ -112,7 +112,7 @@ def test_needs_nothing_heavy(runs):
 
 
 def test_judges_of_every_kind_on_the_card(runs):
-    """What compares pairs has no mean score; what contradicts labelled pairs, or was the reward, is called so."""
+    """What compares pairs has no mean score; what contradicts labeled pairs, or was the reward, is called so."""
     path = runs / "eval" / "evaluation.json"
     evaluation = json.loads(path.read_text())
     half = {"value": 0.5, "ci95": [0.4, 0.6], "n": 644}
@@ -131,7 +131,7 @@ def test_judges_of_every_kind_on_the_card(runs):
     assert "Asked in both orders, which agreed in 0.500 [0.400, 0.600] of the pairs. Cost: 0.25." in body
     assert cells(body, "second judge reward:&#60;b&#62;")[1] == "0.500 [0.400, 0.600]"
     assert "Another. **The judge contradicts the labels.**" in body
-    assert "It prefers the better of 0.900 [0.800, 1.000] of 50 labelled pairs." in body
+    assert "It prefers the better of 0.900 [0.800, 1.000] of 50 labeled pairs." in body
     assert cells(body, "win rate by votes:u/v")[2] == "not measured" and "Votes. u/v holds no votes." in body
     assert cells(body, "reward and judge prefer the same")[2] == "0.500 [0.400, 0.600]"
     assert cells(body, "rank correlation of reward and judge")[1:3] == ["0.500 [0.400, 0.600]", "not measured"]
@@ -527,8 +527,8 @@ def test_what_kl_means_is_what_was_trained(runs, settings, said):
 
 
 def test_the_defaults_that_a_card_takes_are_ppos():
-    from rlhf_zoo.hub.card_kl import DEFAULTS
     from rlhf_zoo.ppo.config import PPOConfig
+    from rlhf_zoo.release.card_kl import DEFAULTS
 
     fields = PPOConfig.__dataclass_fields__
     assert {name: fields[name].default for name in DEFAULTS} == DEFAULTS
@@ -728,6 +728,6 @@ def test_numbers(value, text):
     ],
 )
 def test_the_command_on_a_card_names_no_folder_of_the_machine(command, shown):
-    from rlhf_zoo.hub.card_commands import of_the_run
+    from rlhf_zoo.release.card_commands import of_the_run
 
     assert of_the_run(Facts(Path("x"), {"stage": "ppo", "command": command}, [], None)) == shown

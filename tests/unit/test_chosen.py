@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.chosen import CHOSEN, Chosen, chosen
+from rlhf_zoo.space.chosen import CHOSEN, Chosen, chosen
 
 PPO = f"me/toy-ppo@{'1' * 40}"
 WHOLE = {"schema": 1, "ppo": PPO, "sft": "me/toy-sft@main", "reward": None, "votes": "me/votes",

@@ -15,7 +15,7 @@ from zoo_process import environment, hubs_over, wait_until, zoo
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import REAL, choose, home
-from rlhf_zoo.hub.server.application import Application
+from rlhf_zoo.hub_server.application import Application
 
 OTHER = "https://hub.example.com"
 SECRET = "hf_secret"

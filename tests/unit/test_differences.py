@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlhf_zoo.stages.differences import (
+from rlhf_zoo.studies.differences import (
     compare_files,
     compare_metrics,
     compare_settings,

@@ -13,9 +13,9 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.ensemble import agreements, by_kl, disagreement, standardised, unrelated
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.recipes import load_recipe
-from rlhf_zoo.stages.context import RunContext
-from rlhf_zoo.stages.ensemble import check, member
+from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.stages.reward import pairs_seed
+from rlhf_zoo.studies.ensemble import check, member
 
 
 def test_scores_are_in_units_of_what_each_model_says_of_sft() -> None:

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from rlhf_zoo.hub.family import DEPTH, Member, Node, Reference, clean, draw, family_tree, parents_of
+from rlhf_zoo.catalog.family import (
+    DEPTH,
+    Member,
+    Node,
+    Reference,
+    clean,
+    draw,
+    family_tree,
+    parents_of,
+)
 
 A, B, C, D = (letter * 40 for letter in "abcd")
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.index import (
+from rlhf_zoo.catalog.index import (
     SORTS,
     Entry,
     Figure,
@@ -25,6 +24,7 @@ from rlhf_zoo.hub.index import (
     with_table,
     write_benchmark,
 )
+from rlhf_zoo.errors import ZooError
 
 COMMIT = "c" * 40
 HELD_OUT = {

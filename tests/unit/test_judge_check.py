@@ -1,4 +1,4 @@
-"""A judge beside labelled pairs: swapped labels, known binomials, calibration."""
+"""A judge beside labeled pairs: swapped labels, known binomials, calibration."""
 
 from __future__ import annotations
 

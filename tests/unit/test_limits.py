@@ -16,7 +16,7 @@ from trainer_fixture import good, make_policy, make_reward_model, make_tokenizer
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.limits import LIMITS, check_limits
 from rlhf_zoo.recipes import STAGES, Recipe
-from rlhf_zoo.stages.settings import StageSettings, recipe_keys, stage_keys, stage_settings
+from rlhf_zoo.runs.settings import StageSettings, recipe_keys, stage_keys, stage_settings
 from rlhf_zoo.stages.train import make_trainer
 
 pytestmark = pytest.mark.attack

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from rlhf_zoo.catalog import lineage
+from rlhf_zoo.catalog.lineage import Lineage, find_lineage
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub import lineage
-from rlhf_zoo.hub.lineage import Lineage, find_lineage
 
 CARD: dict[str, Any] = {
     "stage": "ppo",

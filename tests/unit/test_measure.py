@@ -10,8 +10,8 @@ import pytest
 from toy_run import make_context, make_recipe
 
 from rlhf_zoo.evaluation.judges import FunctionJudge
-from rlhf_zoo.stages.judges import Panel
-from rlhf_zoo.stages.measure import paid_judges
+from rlhf_zoo.evaluator.judges import Panel
+from rlhf_zoo.evaluator.measure import training_rewards
 
 ANSWERED, JUDGE = "toy_run:answered", "toy_run:judge"
 
@@ -31,4 +31,4 @@ def test_a_judge_that_ppo_is_paid_by(tmp_path: Path, judge: str, ppo: dict, is_r
     make_recipe(tmp_path, ppo={"reward_model_path": None, **ppo}, shared={"evaluation": {"judge": judge}})
     named: Any = SimpleNamespace(name=judge) if judge == "classifier" else FunctionJudge(judge, name="the judge")
     tools: Any = SimpleNamespace(panel=Panel([named]), rewards=None)
-    assert paid_judges(make_context(tmp_path), tools) == ({"the judge"} if is_reward else frozenset())
+    assert training_rewards(make_context(tmp_path), tools) == ({"the judge"} if is_reward else frozenset())

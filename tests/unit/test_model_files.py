@@ -16,7 +16,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.model_files import load_tokenizer
 from rlhf_zoo.models import CRITIC_DIR, critic_from, load_causal, load_classifier
 from rlhf_zoo.recipes import load_recipe
-from rlhf_zoo.stages.settings import stage_settings
+from rlhf_zoo.runs.settings import stage_settings
 
 pytestmark = pytest.mark.attack
 

@@ -11,9 +11,9 @@ import pytest
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.refusals import retry_after
-from rlhf_zoo.stages import outbox as module
-from rlhf_zoo.stages.outbox import Outbox
-from rlhf_zoo.stages.release import Shipment
+from rlhf_zoo.release import outbox as module
+from rlhf_zoo.release.outbox import Outbox
+from rlhf_zoo.release.sender import Upload
 
 
 class Disk:
@@ -28,8 +28,8 @@ class Disk:
     def due(self) -> list[str]:
         return list(self.left)
 
-    def next(self) -> Shipment | None:
-        return Shipment(self.left[0], self._send) if self.left else None
+    def next(self) -> Upload | None:
+        return Upload(self.left[0], self._send) if self.left else None
 
     def _send(self) -> None:
         name = self.left[0]

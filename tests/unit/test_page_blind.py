@@ -21,7 +21,6 @@ from vote_store import Store
 from rlhf_zoo.comparison import Comparison, Limits, Side, Snapshot
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.votes import summary
-from rlhf_zoo.hub.votes import Vote
 from rlhf_zoo.page import blind, drawing
 from rlhf_zoo.page.blind import (
     MOVED_ON,
@@ -40,6 +39,7 @@ from rlhf_zoo.page.blind import (
 )
 from rlhf_zoo.page.drawing import Drawing
 from rlhf_zoo.page.tally import Figures, Tally
+from rlhf_zoo.votes.vote import Vote
 
 CONTENDERS = Contenders(ppo=Model("local/toy-ppo", "a" * 40, "step-000040"), sft=Model("local/toy-sft", "b" * 40, None))
 PLACE = {"name": "local/votes", "address": "http://127.0.0.1/datasets/local/votes"}

@@ -13,7 +13,16 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from rlhf_zoo.page import charts
-from rlhf_zoo.page.charts import Checkpoint, FrontierRun, Series, frontier, step_curves, ticks, token_bars, token_line
+from rlhf_zoo.page.charts import (
+    Checkpoint,
+    FrontierRun,
+    Series,
+    frontier,
+    step_curves,
+    ticks,
+    token_bars,
+    token_line,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</title></svg><script>alert('1')</script>\"&\x00\x1b\u202e\ud800"
@@ -183,7 +192,7 @@ def test_any_numbers_draw(values, top):
         assert hits(root) or root.get("aria-label") == "KL: no values"
     steps = list(range(len(values)))
     parsed(
-        step_curves(steps, [Series("a", values), Series("b", values, from_zero=True)], chosen=3, labelled={"best": 1})
+        step_curves(steps, [Series("a", values), Series("b", values, from_zero=True)], chosen=3, labeled={"best": 1})
     )
     parsed(frontier([FrontierRun("a", [Checkpoint(k, v, v) for k, v in enumerate(values)], best=2)], chosen=0))
 
@@ -193,7 +202,7 @@ def test_hostile_texts_stay_text():
     for svg in (
         token_bars([1.0], labels=[HOSTILE], side="ppo", unit=HOSTILE, title=HOSTILE),
         token_line([1.0], labels=[HOSTILE], side="ppo", unit=HOSTILE, title=HOSTILE),
-        step_curves([1], [Series(HOSTILE, [1.0], HOSTILE)], chosen=1, labelled={HOSTILE: 1}),
+        step_curves([1], [Series(HOSTILE, [1.0], HOSTILE)], chosen=1, labeled={HOSTILE: 1}),
         frontier([FrontierRun(HOSTILE, [one], best=1)], chosen=0, title=HOSTILE, across=HOSTILE),
     ):
         root = parsed(svg)  # which allows no script
@@ -214,7 +223,7 @@ def curves(**options):
 
 
 def test_curves_over_steps_share_their_axis():
-    root = curves(chosen=800, labelled={"recommended": 400, "best": 1000})
+    root = curves(chosen=800, labeled={"recommended": 400, "best": 1000})
     reward, kl = lines(root, 0), lines(root, 1)
     assert [len(stretch) for stretch in reward] == [2, 2] and [len(stretch) for stretch in kl] == [5]
     xs = [x for x, _ in kl[0]]
@@ -224,7 +233,7 @@ def test_curves_over_steps_share_their_axis():
     assert kl[0][0][1] == pytest.approx(zero - 3.8, abs=0.05) and numbers(root, 1) == ["0", "2", "4", "6", "8"]
     marks = [one.get("d") for one in named(root, "zoo-chosen")]
     assert len(marks) == 2 and all(float(re.match(r"M([\d.]+) ", mark)[1]) == xs[3] for mark in marks)
-    rings = [(float(one.get("cx")), float(one.get("cy"))) for one in named(root, "zoo-labelled")]
+    rings = [(float(one.get("cx")), float(one.get("cy"))) for one in named(root, "zoo-labeled")]
     assert rings == [reward[0][1], reward[1][1], kl[0][1], kl[0][4]]
     flags = {one.text: one for one in named(root, "zoo-flag")}
     assert set(flags) == {"step 800", "recommended", "best"}
@@ -240,7 +249,7 @@ def test_curves_over_steps_share_their_axis():
 
 
 def test_labels_do_not_cover_each_other():
-    root = curves(chosen=400, labelled={"recommended": 400, "last": 400, "best": 600})
+    root = curves(chosen=400, labeled={"recommended": 400, "last": 400, "best": 600})
     boxes = []
     for one in named(root, "zoo-flag"):
         x, half = float(one.get("x")), len(one.text) * charts.GLYPH / 2
@@ -254,7 +263,7 @@ def test_steps_in_any_order_and_only_one():
     mixed = [2, 0, 4, 1, 3]
     series = [Series("Reward", [REWARD[k] for k in mixed]), Series("KL to SFT", [KL[k] for k in mixed], "nats", True)]
     assert ET.tostring(parsed(step_curves([STEPS[k] for k in mixed], series))) == ET.tostring(curves())
-    assert not named(curves(), "zoo-chosen") and not named(curves(), "zoo-labelled") and not named(curves(), "zoo-flag")
+    assert not named(curves(), "zoo-chosen") and not named(curves(), "zoo-labeled") and not named(curves(), "zoo-flag")
     one = parsed(step_curves([40], [Series("Reward", [1.0])], chosen=40))
     assert len(hits(one)) == 1 and len(named(one, "zoo-curve")[0][1]) == 1
 
@@ -272,21 +281,21 @@ def runs(count: int = 5) -> list[FrontierRun]:
 
 def test_the_frontier_marks_the_best_of_each_run():
     root = parsed(frontier(runs(), chosen=2, step=400))
-    assert len(named(root, "zoo-run")) == 5 and len(named(root, "zoo-emphasised")) == 1
+    assert len(named(root, "zoo-run")) == 5 and len(named(root, "zoo-emphasized")) == 1
     flags = {one.text: one for one in named(root, "zoo-flag")}
     assert set(flags) == {"β = 0.02", "β = 0.05", "β = 0.1", "β = 0.2", "β = 0.4"}
     assert [text for text, one in flags.items() if one.get("fill") == "var(--zoo-ppo,currentColor)"] == ["β = 0.1"]
-    (emphasised,) = named(root, "zoo-emphasised")
+    (emphasized,) = named(root, "zoo-emphasized")
     spots = [
-        (one.get("cx"), one.get("cy")) for one in emphasised.iter(f"{SVG}circle") if one.find(f"{SVG}title") is not None
+        (one.get("cx"), one.get("cy")) for one in emphasized.iter(f"{SVG}circle") if one.find(f"{SVG}title") is not None
     ]
     assert len(spots) == 5
     assert [float(x) for x, _ in spots] == sorted({float(x) for x, _ in spots})  # KL grows with the step
-    rings = [(one.get("cx"), one.get("cy")) for one in named(root, "zoo-labelled")]
+    rings = [(one.get("cx"), one.get("cy")) for one in named(root, "zoo-labeled")]
     assert len(rings) == 5 and spots[3] in rings
     (mark,) = named(root, "zoo-chosen")
     assert (mark.get("cx"), mark.get("cy")) == spots[1]
-    titles = [one.text for one in emphasised.iter(f"{SVG}title")]
+    titles = [one.text for one in emphasized.iter(f"{SVG}title")]
     assert titles[3] == "β = 0.1, step 800: reward 25.713, KL 40.000 nats"
     boxes = [
         (x, y - 10, x + len(text) * charts.GLYPH, y + 2)
@@ -299,5 +308,5 @@ def test_the_frontier_marks_the_best_of_each_run():
 def test_a_frontier_of_nothing_and_of_one_point():
     assert not named(parsed(frontier([])), "zoo-run")
     root = parsed(frontier([FrontierRun("β = 0.1", [Checkpoint(1, 1.0, -0.01), Checkpoint(2, None, 1.0)], best=1)]))
-    assert len(named(root, "zoo-labelled")) == 1 and len(named(root, "zoo-emphasised")) == 0
+    assert len(named(root, "zoo-labeled")) == 1 and len(named(root, "zoo-emphasized")) == 0
     assert "KL −0.010 nats" in next(root.iter(f"{SVG}title")).text

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_zoo.catalog.lineage import Lineage, Source
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.lineage import Lineage, Source
 from rlhf_zoo.page import held_out
 from rlhf_zoo.record import StageRecord
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from card_run import make_runs
 
+from rlhf_zoo.catalog.ablation import Ablation, Run
+from rlhf_zoo.catalog.lineage import Lineage, Source, published_at
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.ablation import Ablation, Run
-from rlhf_zoo.hub.lineage import Lineage, Source, published_at
 from rlhf_zoo.page import subject
 
 COMMIT = "0123456789" * 4

@@ -14,10 +14,10 @@ from vote_store import Store, make_vote, until
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.votes import summary
-from rlhf_zoo.hub import vote_box
-from rlhf_zoo.hub.votes import Vote, merged
 from rlhf_zoo.page import tally as module
 from rlhf_zoo.page.tally import Figures, Tally
+from rlhf_zoo.votes import box as vote_box
+from rlhf_zoo.votes.vote import Vote, merged
 
 VERDICTS = ("left", "right", "tie", "both_bad")
 

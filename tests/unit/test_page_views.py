@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 from toy_models import save_toys
 
 from rlhf_zoo.comparison import Comparison, Side, Snapshot, visible_text
-from rlhf_zoo.page.views import KL_EDGES, RATIO_EDGES, completion, empty_pairs, figures, legend, pairs, shade
+from rlhf_zoo.page.views import (
+    KL_EDGES,
+    RATIO_EDGES,
+    completion,
+    empty_pairs,
+    figures,
+    legend,
+    pairs,
+    shade,
+)
 
 VOID = {"br", "img", "input", "line", "path", "rect", "circle", "polyline", "use"}
 KNOWN = {

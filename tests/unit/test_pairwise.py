@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.pairwise import FunctionPairJudge, PairJudge, Verdict, compare_pairs, merge_orders
+from rlhf_zoo.evaluation.pairwise import (
+    FunctionPairJudge,
+    PairJudge,
+    Verdict,
+    compare_pairs,
+    merge_orders,
+)
 from rlhf_zoo.evaluation.stats import proportion, win_rate
 
 PROMPTS = ["p", "q", "r", "s"]

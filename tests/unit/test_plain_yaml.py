@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.vote_data import HubVotes
 from rlhf_zoo.plain_yaml import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES, BadYAML, load_yaml
-from rlhf_zoo.stages.data import _benchmark
+from rlhf_zoo.runs.data import _benchmark
+from rlhf_zoo.votes.data import HubVotes
 
 pytestmark = pytest.mark.attack
 

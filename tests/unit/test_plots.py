@@ -9,7 +9,7 @@ import pytest
 from card_run import over_training, reward_report
 from PIL import Image
 
-from rlhf_zoo.hub import plots
+from rlhf_zoo.release import plots
 
 ROWS = [
     {
@@ -95,7 +95,7 @@ def test_the_mark_is_seen(tmp_path):
 
 
 def test_the_direction_is_seen(tmp_path):
-    """The same path walked the other way has the same dots; the arrows, the colours and the labels tell it apart."""
+    """The same path walked the other way has the same dots; the arrows, the colors and the labels tell it apart."""
     turned = [{**row, "step": 13 - row["step"]} for row in reversed(ROWS)]
     plots.plot_reward_against_kl(ROWS, tmp_path / "a.png")
     plots.plot_reward_against_kl(turned, tmp_path / "b.png")

@@ -19,16 +19,24 @@ from transformers import AutoTokenizer
 from rlhf_zoo.commands.evaluate import _is_policy, _recipe_keys, _shared
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.llm_judge import LLMJudge
-from rlhf_zoo.hub.report import report, slug, unread
+from rlhf_zoo.evaluator.judges import (
+    Panel,
+    RewardJudge,
+    RuleJudge,
+    cheapest_first,
+    check_names,
+    open_panel,
+    scores,
+)
+from rlhf_zoo.evaluator.measure import function_judges, reward_models
 from rlhf_zoo.models import load_causal, load_classifier
 from rlhf_zoo.ppo.trainer import PPO_STATE
 from rlhf_zoo.record import StageRecord
+from rlhf_zoo.release.report import report, slug, unread
 from rlhf_zoo.rewards import RewardModel, Rewards
-from rlhf_zoo.stages.judges import Panel, RewardJudge, RuleJudge, cheapest_first, check_names, open_panel, scores
-from rlhf_zoo.stages.measure import function_judges, reward_models
-from rlhf_zoo.stages.policies import Contest, Terms, _check_room, find_contest
-from rlhf_zoo.stages.settings import LLMConfig, llm_config
-from rlhf_zoo.stages.values import json_object
+from rlhf_zoo.runs.settings import LLMConfig, llm_config
+from rlhf_zoo.runs.values import json_object
+from rlhf_zoo.studies.policies import PolicyPair, Terms, _check_room, find_pair
 
 NOTHING = {"against": None}
 
@@ -148,7 +156,7 @@ def module(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_panel(module: None, tmp_path: Path) -> None:
     names = ["own_judges:longest", "rule:own_judges:known", "pairs:own_judges:first", "votes:a/b"]
-    panel = open_panel(names, llm=LLMConfig(), labelled=lambda: [], folder=tmp_path, seed=1, title="length")
+    panel = open_panel(names, llm=LLMConfig(), labeled=lambda: [], folder=tmp_path, seed=1, title="length")
     assert [judge.name for judge in panel.scoring] == ["length", "rule:own_judges:known"]
     assert [judge.name for judge in panel.comparing] == ["pairs:own_judges:first"] and panel.votes == ("a/b",)
     assert panel.scoring[0].description == "The longer, the better."
@@ -174,7 +182,7 @@ def test_a_policy_and_what_is_none(toys: Toys, tmp_path: Path) -> None:
     assert load_causal(toys.sft).config.architectures == ["LlamaForCausalLM"]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ZooError, match="cannot be loaded"):
-        open_panel([f"reward:{tmp_path / 'empty'}"], llm=LLMConfig(), labelled=lambda: [], folder=tmp_path, seed=1)
+        open_panel([f"reward:{tmp_path / 'empty'}"], llm=LLMConfig(), labeled=lambda: [], folder=tmp_path, seed=1)
     tools: Any = SimpleNamespace(
         reference=load_causal(toys.sft), tokenizer=AutoTokenizer.from_pretrained(toys.sft), max_new_tokens=95
     )
@@ -205,13 +213,13 @@ def test_the_training_reward_is_known_by_its_weights(toys: Toys) -> None:
 
 def test_folders_of_models(toys: Toys) -> None:
     with pytest.raises(ZooError, match=r"does not say which SFT model it started from: name it with --against\."):
-        find_contest(str(toys.ppo), against=None, reward=None, terms=Terms())
+        find_pair(str(toys.ppo), against=None, reward=None, terms=Terms())
     terms = Terms(dataset_name="data", dataset_revision="main")
-    found = find_contest(str(toys.ppo), against=str(toys.sft), reward=str(toys.reward), terms=terms)
+    found = find_pair(str(toys.ppo), against=str(toys.sft), reward=str(toys.reward), terms=terms)
     assert found.reward is not None and found.data is not None
     assert (found.policy.path, found.against.path, found.reward.path) == (toys.ppo, toys.sft, toys.reward)
     assert (found.data.location, found.data.revision) == ("data", "main")
-    without = find_contest(str(toys.ppo), against=str(toys.sft), reward="none", terms=terms)
+    without = find_pair(str(toys.ppo), against=str(toys.sft), reward="none", terms=terms)
     assert without.reward is None and without.settings == {"temperature": 1.0, "response_length": 53}
 
 
@@ -227,11 +235,11 @@ def finished(toys: Toys, folder: Path, settings: dict[str, Any]) -> Path:
     return checkpoint
 
 
-def described(toys: Toys, folder: Path, card: dict[str, Any]) -> Contest:
+def described(toys: Toys, folder: Path, card: dict[str, Any]) -> PolicyPair:
     """A folder with the toy policy and a card, against the toy SFT policy."""
     shutil.copytree(toys.ppo, folder, dirs_exist_ok=True)
     (folder / "rlhf_card.json").write_text(json.dumps(card))
-    return find_contest(str(folder), against=str(toys.sft), reward="none", terms=Terms(dataset_name="data"))
+    return find_pair(str(folder), against=str(toys.sft), reward="none", terms=Terms(dataset_name="data"))
 
 
 def test_what_a_run_of_this_machine_says(toys: Toys, tmp_path: Path) -> None:
@@ -240,7 +248,7 @@ def test_what_a_run_of_this_machine_says(toys: Toys, tmp_path: Path) -> None:
     checkpoint = finished(toys, tmp_path / "run", {"response_length": 9, "temperature": 0.5})
     StageRecord(tmp_path / "run/eval").write(resolved={"evaluation": {"judge": "own_judges:longest"}})
     for name in (tmp_path / "run", tmp_path / "run/ppo", checkpoint):
-        found = find_contest(str(name), against=None, reward=None, terms=Terms())
+        found = find_pair(str(name), against=None, reward=None, terms=Terms())
         assert (found.policy.path, found.against.path, found.judge) == (checkpoint, toys.sft, "own_judges:longest")
         assert found.reward is not None and found.reward.path == toys.reward
         assert found.data is not None and found.data.location == str(tmp_path / "run/data")
@@ -279,7 +287,7 @@ def test_functions_that_a_policy_was_paid_by(
     assert card.functions == paid
     finished(toys, tmp_path / "run", settings)
     terms = Terms(dataset_name="data")
-    assert find_contest(str(tmp_path / "run"), against=None, reward=None, terms=terms).functions == paid
+    assert find_pair(str(tmp_path / "run"), against=None, reward=None, terms=terms).functions == paid
     tools: Any = SimpleNamespace(panel=Panel([RuleJudge("length(target=4)"), RuleJudge("length(target=5)")]))
     assert function_judges(tools, card.functions) == {"rule:length(target=4)"} & {f"rule:{name}" for name in paid}
 
@@ -300,7 +308,7 @@ def test_a_stage_of_a_run_is_its_reward_model(toys: Toys, tmp_path: Path) -> Non
     record = StageRecord(tmp_path / "reward")
     shutil.copytree(toys.reward, record.checkpoint_path(3))
     record.mark_complete(record.checkpoint_path(3))
-    panel = open_panel([f"reward:{record.path}"], llm=LLMConfig(), labelled=list, folder=tmp_path, seed=1)
+    panel = open_panel([f"reward:{record.path}"], llm=LLMConfig(), labeled=list, folder=tmp_path, seed=1)
     assert panel.scoring[0](["the camera"], [" is good"])
 
 

@@ -51,7 +51,11 @@ from rlhf_zoo.ppo.rollout import Advantages, MinibatchSize, Rollout
 from rlhf_zoo.ppo.trainer import PPO_STATE, TRAIN_STREAM, PPOTrainer
 from rlhf_zoo.rewards import Scored
 from rlhf_zoo.sampling import Samples
-from rlhf_zoo.value_head import VALUE_HEAD_FILE, AutoModelForCausalLMWithValueHead, ValueHead
+from rlhf_zoo.value_head import (
+    VALUE_HEAD_FILE,
+    AutoModelForCausalLMWithValueHead,
+    ValueHead,
+)
 
 # One step of plain gradient descent, of the whole rollout; a norm of 0 clips nothing.
 ONE_STEP: dict[str, Any] = {

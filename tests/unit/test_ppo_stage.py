@@ -13,10 +13,10 @@ from toy_run import make_context, make_recipe, save_start
 from trainer_fixture import LETTERS, make_policy, make_tokenizer
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluator.judges import Panel
+from rlhf_zoo.evaluator.measure import Evaluator, measure
 from rlhf_zoo.rewards import Rewards
 from rlhf_zoo.stages import evaluate, ppo
-from rlhf_zoo.stages.judges import Panel
-from rlhf_zoo.stages.measure import Yardstick, measure
 
 EVALUATION = {"judge": "toy_run:judge", "prompts": 6, "samples": 2}
 ASKED: list[tuple[str, str, int, str]] = []
@@ -69,7 +69,7 @@ def test_every_column_reaches_reward_functions_in_training_and_evaluation(folder
 def test_columns_keep_step_with_the_batches_of_an_evaluation() -> None:
     """`complete` samples 128 prompts at a time."""
     answers = [LETTERS[row % 7] for row in range(130)]
-    tools = Yardstick(
+    tools = Evaluator(
         reference=make_policy(), tokenizer=make_tokenizer(), rewards=Rewards([asked]), panel=Panel([]),
         max_new_tokens=1, temperature=1.0,
     )  # fmt: skip

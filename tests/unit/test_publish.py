@@ -20,13 +20,13 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub import publish
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.hub.publish import tag_name
-from rlhf_zoo.hub.server import create_token
-from rlhf_zoo.hub.server.application import Application
+from rlhf_zoo.hub_server import create_token
+from rlhf_zoo.hub_server.application import Application
 from rlhf_zoo.recipes import Recipe
 from rlhf_zoo.record import StageRecord, fingerprint
-from rlhf_zoo.stages.context import RunContext
-from rlhf_zoo.stages.outbox import Outbox
-from rlhf_zoo.stages.release import Sender
+from rlhf_zoo.release.outbox import Outbox
+from rlhf_zoo.release.sender import Sender
+from rlhf_zoo.runs.context import RunContext
 
 REPO = "local/toy-ppo"
 HOME = (
@@ -105,7 +105,7 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return really(self, request)
 
     monkeypatch.setattr(Application, "answer", answer)
-    monkeypatch.setattr("rlhf_zoo.hub.card._plots", lambda facts, folder: {})
+    monkeypatch.setattr("rlhf_zoo.release.card._plots", lambda facts, folder: {})
     return seen
 
 

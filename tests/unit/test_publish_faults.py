@@ -16,8 +16,8 @@ from warm import PYTHON
 from zoo_process import wait_until
 
 from rlhf_zoo.hub.publish import checkpoint_files, tag_name
-from rlhf_zoo.hub.server.cli import client_environment
-from rlhf_zoo.stages.outbox import Outbox
+from rlhf_zoo.hub_server.cli import client_environment
+from rlhf_zoo.release.outbox import Outbox
 
 SEND = """
 from pathlib import Path
@@ -36,7 +36,7 @@ def proxy(thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fa
     with FaultProxy(thread_hub.url) as proxy:
         monkeypatch.setattr(constants, "ENDPOINT", proxy.url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template.replace(thread_hub.url, proxy.url))
-        monkeypatch.setattr("rlhf_zoo.hub.card._plots", lambda facts, folder: {})
+        monkeypatch.setattr("rlhf_zoo.release.card._plots", lambda facts, folder: {})
         yield proxy
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.stages.published import Published, comparable, fetch, recipe_of
-from rlhf_zoo.stages.settings import stage_settings
+from rlhf_zoo.runs.settings import stage_settings
+from rlhf_zoo.studies.published import Published, comparable, fetch, recipe_of
 
 A, B = "a" * 40, "b" * 40
 SHARED = {"license": "mit", "seed": 3, "corpus": "rlhf_zoo.corpora.tiny_world:prepare", "corpus_args": {"lines": 9}}

@@ -18,8 +18,8 @@ from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.hub.publish import checkpoint_files
 from rlhf_zoo.models import load_causal
 from rlhf_zoo.record import checkpoint_step
+from rlhf_zoo.release.sender import Sender
 from rlhf_zoo.stages import evaluate, ppo
-from rlhf_zoo.stages.release import Sender
 
 WATCHED = {
     "reward_funcs": "toy_run:answered", "reward_weights": "1,0", "release": "best",

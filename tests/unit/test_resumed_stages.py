@@ -16,9 +16,9 @@ import yaml
 from toy_run import make_context, make_recipe, save_stage, trained_policy
 from trainer_fixture import LETTERS, make_tokenizer
 
+from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.stages import reward, sft
 from rlhf_zoo.stages.callbacks import StageCallback
-from rlhf_zoo.stages.context import RunContext
 from rlhf_zoo.stages.interrupt import Stopped
 
 pytestmark = pytest.mark.attack

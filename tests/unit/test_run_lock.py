@@ -89,7 +89,7 @@ def test_every_command_that_writes_there_is_refused(
     capsys: pytest.CaptureFixture,
 ) -> None:
     from rlhf_zoo.hub import connect
-    from rlhf_zoo.stages import policies, reproduce
+    from rlhf_zoo.studies import policies, reproduce
 
     run, _ = held
     recipe = str(make_recipe(tmp_path))
@@ -97,7 +97,7 @@ def test_every_command_that_writes_there_is_refused(
     published = SimpleNamespace(title="x", step=1)
     monkeypatch.setattr(reproduce, "fetch", lambda name: published)
     monkeypatch.setattr(reproduce, "recipe_of", lambda *_: (Recipe("toy", tmp_path, {}, {}), {}))
-    monkeypatch.setattr(policies, "find_contest", lambda *_, **__: None)
+    monkeypatch.setattr(policies, "find_pair", lambda *_, **__: None)
     monkeypatch.setattr(connect, "connect", contextlib.nullcontext)  # the real one wants a process of its own
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     where = ["--output_dir", str(run), "--hub", NOWHERE]

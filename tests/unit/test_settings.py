@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.recipes import STAGES, Recipe, list_recipes, load_recipe
-from rlhf_zoo.stages.settings import (
+from rlhf_zoo.runs.settings import (
     RUN_KEYS,
     EvaluationConfig,
     RecipeConfig,
@@ -25,7 +25,7 @@ from rlhf_zoo.stages.settings import (
     stage_keys,
     stage_settings,
 )
-from rlhf_zoo.stages.values import coerce
+from rlhf_zoo.runs.values import coerce
 
 
 class Color(enum.Enum):

@@ -19,17 +19,17 @@ import yaml
 from toy_models import save_toys
 
 import rlhf_zoo
+from rlhf_zoo.catalog.lineage import Source
 from rlhf_zoo.commands.space import _tell
 from rlhf_zoo.comparison import Comparison
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.chosen import Chosen, chosen
 from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.hub.deploy import Deployed
-from rlhf_zoo.hub.lineage import Source
-from rlhf_zoo.hub.space import CPU, ZERO_GPU, Pinned, SpaceModels, write_space
-from rlhf_zoo.hub.space_page import render_page
 from rlhf_zoo.page import Subject, serve
-from rlhf_zoo.stages import compare
+from rlhf_zoo.space.chosen import Chosen, chosen
+from rlhf_zoo.space.deploy import Deployed
+from rlhf_zoo.space.files import CPU, ZERO_GPU, Pinned, SpaceModels, write_space
+from rlhf_zoo.space.page import render_page
+from rlhf_zoo.studies import compare
 
 ROOT = Path(__file__).parents[2]
 SPACE = ROOT / "spaces" / "compare"

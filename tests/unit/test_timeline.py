@@ -21,10 +21,17 @@ from hypothesis import strategies as st
 from toy_models import CONTEXT, Toys, save_toys
 from transformers import AutoTokenizer
 
-from rlhf_zoo.comparison import Comparison, Limits, ModelCache, Timeline, TimelinePoint, TimelineRun
+from rlhf_zoo.catalog.index import checkpoint_rows
+from rlhf_zoo.comparison import (
+    Comparison,
+    Limits,
+    ModelCache,
+    Timeline,
+    TimelinePoint,
+    TimelineRun,
+)
 from rlhf_zoo.comparison.cache import bytes_of
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.index import checkpoint_rows
 from rlhf_zoo.models import critic_from, load_causal, load_classifier
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.tokenizer import train_tokenizer

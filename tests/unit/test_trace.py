@@ -31,20 +31,20 @@ from transformers import PreTrainedModel
 from zoo_process import errors, zoo
 
 from rlhf_zoo.actor_critic import shared_value_head
+from rlhf_zoo.catalog import lineage
 from rlhf_zoo.cli import cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub import lineage
 from rlhf_zoo.models import critic_from, load_causal, load_classifier
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.control import FixedKL, RunningScores
-from rlhf_zoo.ppo.stepwise import given_samples
+from rlhf_zoo.ppo.custom_loop import given_samples
 from rlhf_zoo.ppo.trace import TRACE_STREAM, Trace, trace
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.sampling import sample, token_logprobs
 from rlhf_zoo.stages import ppo
-from rlhf_zoo.stages import trace as tracing
-from rlhf_zoo.stages.trace import Named, document, find, show, trace_checkpoint
+from rlhf_zoo.studies import trace as tracing
+from rlhf_zoo.studies.trace import Named, document, find, show, trace_checkpoint
 
 TOKENIZER = make_tokenizer()
 PROMPT = "abc"

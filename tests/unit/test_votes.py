@@ -17,11 +17,18 @@ from vote_store import COMMIT, PPO, SFT, Store, make_vote, until
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.stats import proportion
-from rlhf_zoo.evaluation.votes import ELO_SCALE, VERDICTS, bradley_terry, elo, preference_rate, summary
-from rlhf_zoo.hub import vote_box
-from rlhf_zoo.hub.vote_box import VoteBox
-from rlhf_zoo.hub.vote_data import HubVotes, _parquet, _rows
-from rlhf_zoo.hub.votes import LONGEST_TEXT, Shown, Vote, merged
+from rlhf_zoo.evaluation.votes import (
+    ELO_SCALE,
+    VERDICTS,
+    bradley_terry,
+    elo,
+    preference_rate,
+    summary,
+)
+from rlhf_zoo.votes import box as vote_box
+from rlhf_zoo.votes.box import VoteBox
+from rlhf_zoo.votes.data import HubVotes, _parquet, _rows
+from rlhf_zoo.votes.vote import LONGEST_TEXT, Shown, Vote, merged
 
 # A vote
 

@@ -14,7 +14,7 @@ from hub_fixture import base_environment
 
 from rlhf_zoo import __version__
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub import wheel
+from rlhf_zoo.space import wheel
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +47,7 @@ def test_from_sources(built: Path, tmp_path: Path) -> None:
     assert wheel.make_wheel(tmp_path).read_bytes() == built.read_bytes()
     found = contents(built)
     for name, source in {
-        "rlhf_zoo/hub/templates/space.html.jinja": "rlhf_zoo/hub/templates/space.html.jinja",
+        "rlhf_zoo/space/templates/space.html.jinja": "rlhf_zoo/space/templates/space.html.jinja",
         "rlhf_zoo/_recipes/tiny-world/ppo.yaml": "recipes/tiny-world/ppo.yaml",
         "rlhf_zoo/_spaces/compare/app.py": "spaces/compare/app.py",
         "rlhf_zoo/_metrics/win_rate/win_rate.py": "metrics/win_rate/win_rate.py",
@@ -64,7 +64,7 @@ def test_from_an_installation(built: Path, installed: Path, tmp_path: Path) -> N
     env = {name: value for name, value in base_environment().items() if name != "PYTHONPATH"}
     code = """
 import sys; from pathlib import Path
-from rlhf_zoo.hub.wheel import PACKAGE, make_wheel
+from rlhf_zoo.space.wheel import PACKAGE, make_wheel
 print(PACKAGE); print(make_wheel(Path(sys.argv[1])))
 """
     command = [installed, "-c", code, tmp_path]

@@ -23,10 +23,16 @@ from rlhf_zoo import wholeness
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.publish import publish_checkpoint, publish_merged, publish_release
 from rlhf_zoo.models import load_causal, load_classifier
-from rlhf_zoo.record import COMPLETE, StageRecord, check_whole, fingerprint, write_complete
+from rlhf_zoo.record import (
+    COMPLETE,
+    StageRecord,
+    check_whole,
+    fingerprint,
+    write_complete,
+)
 from rlhf_zoo.stages import pipeline, ppo, reward
 from rlhf_zoo.stages.callbacks import StageCallback
-from rlhf_zoo.stages.trace import find
+from rlhf_zoo.studies.trace import find
 
 pytestmark = pytest.mark.attack
 

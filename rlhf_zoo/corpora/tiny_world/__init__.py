@@ -10,8 +10,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from rlhf_zoo.corpora.tiny_world.grammar import read, spellings, subjects
-from rlhf_zoo.corpora.tiny_world.lexicon import (
+from ...errors import ZooError
+from .grammar import read, spellings, subjects
+from .lexicon import (
     ADDITIVE,
     ASPECT_BY_NAME,
     BACKWARD,
@@ -23,7 +24,7 @@ from rlhf_zoo.corpora.tiny_world.lexicon import (
     VAGUE,
     VERDICTS,
 )
-from rlhf_zoo.corpora.tiny_world.utility import (
+from .utility import (
     TEMPERATURE,
     explain,
     gold,
@@ -32,7 +33,6 @@ from rlhf_zoo.corpora.tiny_world.utility import (
     preference_probability,
     utility,
 )
-from rlhf_zoo.errors import ZooError
 
 __all__ = [
     "TEMPERATURE",

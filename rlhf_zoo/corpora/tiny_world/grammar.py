@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from rlhf_zoo.corpora.tiny_world import lexicon as lex
+from . import lexicon as lex
 
 __all__ = ["Phrase", "Reading", "is_word", "read", "spellings", "subjects", "tokenize"]
 

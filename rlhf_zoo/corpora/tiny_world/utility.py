@@ -30,7 +30,7 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from rlhf_zoo.corpora.tiny_world.grammar import Phrase, is_word, read
+from .grammar import Phrase, is_word, read
 
 __all__ = ["TEMPERATURE", "explain", "gold", "judge", "preference", "preference_probability", "utility"]
 

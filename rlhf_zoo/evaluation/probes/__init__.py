@@ -7,11 +7,11 @@
 Numbers come in, numbers go out: nothing here samples, scores or loads a model. Texts are only counted, never run.
 """
 
-from rlhf_zoo.evaluation.probes.completions import Completions
-from rlhf_zoo.evaluation.probes.lexicons import Lexicons
-from rlhf_zoo.evaluation.probes.measures import MEASURES, PROBES
-from rlhf_zoo.evaluation.probes.nulls import Thresholds, null_thresholds
-from rlhf_zoo.evaluation.probes.report import Likelihoods, Probe, Report, Sample, capability_loss, probe
+from .completions import Completions
+from .lexicons import Lexicons
+from .measures import MEASURES, PROBES
+from .nulls import Thresholds, null_thresholds
+from .report import Likelihoods, Probe, Report, Sample, capability_loss, probe
 
 __all__ = [
     "MEASURES",

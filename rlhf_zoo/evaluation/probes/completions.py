@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_zoo.evaluation.probes.lexicons import Lexicons, phrases
-from rlhf_zoo.evaluation.stats import group_indices
-from rlhf_zoo.evaluation.text import words
+from ..stats import group_indices
+from ..text import words
+from .lexicons import Lexicons, phrases
 
 __all__ = ["Completions", "Features", "Table", "compressibility", "features", "repeated", "symbol_share", "tabulate"]
 

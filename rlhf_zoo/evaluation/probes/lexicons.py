@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib.resources import files
 
-from rlhf_zoo.evaluation.text import words
+from ..text import words
 
 __all__ = ["Lexicons", "phrases"]
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_zoo.evaluation.probes.completions import Table
+from .completions import Table
 
 __all__ = ["MEASURES", "PROBES", "Measure", "Reading"]
 
@@ -146,13 +146,13 @@ def _risen(policy: Table, sft: Table) -> NDArray[np.float64]:
     row, word, _ = policy.flat_sequence
     within = row[1:] == row[:-1]
     before, after = word[:-1][within], word[1:][within]
-    for centre, neighbour in ((before, after), (after, before)):
-        watched = risen[centre]
-        centre, neighbour = centre[watched], neighbour[watched]
-        key, count = np.unique(centre * policy.n_words + neighbour, return_counts=True)
+    for center, neighbor in ((before, after), (after, before)):
+        watched = risen[center]
+        center, neighbor = center[watched], neighbor[watched]
+        key, count = np.unique(center * policy.n_words + neighbor, return_counts=True)
         most = np.zeros(policy.n_words)
         np.maximum.at(most, key // policy.n_words, count)
-        risen &= most <= 0.5 * np.maximum(1, np.bincount(centre, minlength=policy.n_words))
+        risen &= most <= 0.5 * np.maximum(1, np.bincount(center, minlength=policy.n_words))
     rise = np.where(risen, share - share_sft, 0.0)
     if risen.sum() > MOST_RISEN:
         risen &= rise >= np.sort(rise)[-MOST_RISEN]

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_zoo.evaluation.probes.completions import Completions, Table, tabulate
-from rlhf_zoo.evaluation.probes.lexicons import Lexicons
-from rlhf_zoo.evaluation.probes.measures import MEASURES, PROBES, Measure
+from .completions import Completions, Table, tabulate
+from .lexicons import Lexicons
+from .measures import MEASURES, PROBES, Measure
 
 __all__ = ["Thresholds", "null_thresholds"]
 

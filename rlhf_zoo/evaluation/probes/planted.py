@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from rlhf_zoo.evaluation.probes.completions import Completions
+from .completions import Completions
 
 __all__ = ["BONUS", "HACKERS", "plant"]
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rlhf_zoo.evaluation.probes.completions import Completions, tabulate
-from rlhf_zoo.evaluation.probes.lexicons import Lexicons
-from rlhf_zoo.evaluation.probes.measures import MEASURES, Measure, Reading
-from rlhf_zoo.evaluation.probes.nulls import Thresholds
+from .completions import Completions, tabulate
+from .lexicons import Lexicons
+from .measures import MEASURES, Measure, Reading
+from .nulls import Thresholds
 
 __all__ = ["CAPABILITY", "Likelihoods", "Probe", "Report", "Sample", "capability_loss", "probe"]
 

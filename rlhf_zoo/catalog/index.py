@@ -1,0 +1,483 @@
+"""What a namespace has published, and which checkpoints a repository has: from the Hub's listings and rlhf_card.json.
+
+A card is its publisher's word: its texts are cleaned of what a terminal would obey, its numbers are taken only where
+they are finite, and one that cannot be read becomes a note in the listing. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..hub.connect import REAL
+from ..hub.refusals import client_errors, hub_name, is_disk_full, reason, refusals_as
+from ..json_values import number, whole
+from ..record import write_text
+from ..release import markdown
+from ..release.card import CARD_FILE
+from ..release.markdown import Raw
+from ..stage import STAGES
+
+__all__ = [
+    "SORTS",
+    "TAG",
+    "Entry",
+    "Figure",
+    "benchmark",
+    "checkpoint_rows",
+    "checkpoints",
+    "entry",
+    "ordered",
+    "owner",
+    "parse_card",
+    "published",
+    "select",
+    "with_table",
+    "write_benchmark",
+]
+
+TAG = "rlhf-zoo"
+MAX_CARD = 2**20
+MAX_TEXT = 96
+WORKERS = 8
+BEGIN, END = "<!-- zoo -->", "<!-- /zoo -->"
+INTRODUCTION = """# Recipes
+
+A recipe is a folder of YAML files, one for each stage and `recipe.yaml` for what they share. `rlhf-zoo recipes list`
+shows those here, `rlhf-zoo run NAME` trains and publishes one, and `rlhf-zoo recipes copy NAME FOLDER` makes it yours.
+
+The table says what came of them: every row is a repository at a commit, and its figures stand in the `rlhf_card.json`
+there.
+"""
+_STAGE_ORDER = {stage: place for place, stage in enumerate(STAGES)}
+_NOT_METRICS = ("step", "tag", "commit")
+_MAX_METRICS = 8
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured number. ci95, n: its 95% interval and sample size where the card has them.
+
+    held_out: from the evaluation of the finished run; otherwise it is the last one that training logged.
+    """
+
+    value: float
+    ci95: tuple[float, float] | None = None
+    n: int | None = None
+    held_out: bool = True
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A repository of a zoo at the head of its main branch, as far as its card goes; None is what that does not say.
+
+    kl: to SFT, in nats per completion. win_rate: over SFT, by the judge. accuracy: of a reward model on held-out pairs.
+    date: when the run finished, or else began, or else when the repository last changed; ISO 8601.
+    note: why there is no more.
+    """
+
+    repo: str
+    commit: str
+    stage: str | None = None
+    recipe: str | None = None
+    base: str | None = None
+    step: int | None = None
+    seed: int | None = None
+    simulated: bool | None = None
+    reward: Figure | None = None
+    kl: Figure | None = None
+    win_rate: Figure | None = None
+    accuracy: Figure | None = None
+    date: str | None = None
+    note: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.repo.rpartition("/")[2]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+#: How a listing can be sorted: name -> (key, None where there is nothing to sort by; whether the greatest comes first).
+SORTS: dict[str, tuple[Callable[[Entry], Any], bool]] = {
+    "reward": (lambda entry: entry.reward and entry.reward.value, True),
+    "kl": (lambda entry: entry.kl and entry.kl.value, False),
+    "win_rate": (lambda entry: entry.win_rate and entry.win_rate.value, True),
+    "date": (lambda entry: entry.date, True),
+    "stage": (lambda entry: entry.stage and (_STAGE_ORDER.get(entry.stage, 9), entry.stage), False),
+    "name": (lambda entry: entry.repo, False),
+}
+
+
+# From a card to an entry
+
+
+def parse_card(content: bytes) -> tuple[dict[str, Any], str | None]:
+    """(the card, None), or ({}, why it cannot be read)."""
+    try:
+        card = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}, f"its {CARD_FILE} is not JSON"
+    if not isinstance(card, dict):
+        return {}, f"its {CARD_FILE} holds no object"
+    return card, None
+
+
+def entry(
+    repo: str,
+    commit: str,
+    card: Mapping[str, Any],
+    *,
+    changed: datetime | None = None,
+    tags: Iterable[str] = (),
+    note: str | None = None,
+) -> Entry:
+    """What a card says, whatever it is made of. changed, tags: the Hub's word, for what the card does not say."""
+    stage = _text(card.get("stage")) or next((_text(tag[6:]) for tag in tags if tag.startswith("stage:")), None)
+    figures = _figures(stage, card)
+    date = next(filter(None, (_date(card.get(key)) for key in ("finished", "created"))), None)
+    return Entry(
+        repo=_text(repo) or "",
+        commit=_text(commit) or "",
+        stage=stage,
+        recipe=_text(card.get("recipe")),
+        base=_text(card.get("base_model")),
+        step=whole(card.get("step")),
+        seed=whole(card.get("seed")),
+        simulated=simulated if isinstance(simulated := card.get("simulated"), bool) else None,
+        date=date or (_date(changed.isoformat()) if changed else None),
+        note=note,
+        **figures,
+    )
+
+
+def _figures(stage: str | None, card: Mapping[str, Any]) -> dict[str, Figure | None]:
+    """The evaluation stands in the card of every stage of its run: of its figures, those of this stage."""
+    if stage == "reward":
+        measured = _at(card, "evaluation", "reward_model")
+        accuracy = {**measured, "value": measured.get("accuracy")} if isinstance(measured, Mapping) else None
+        return {"accuracy": _estimate(accuracy)}
+    if stage not in ("sft", "ppo"):
+        return {}
+    found = {"reward": _estimate(_at(card, "evaluation", stage, "reward")) or _trained(card.get("reward"))}
+    if stage == "ppo":
+        found["kl"] = _estimate(_at(card, "evaluation", stage, "kl")) or _trained(card.get("kl"))
+        found["win_rate"] = _estimate(_at(card, "evaluation", "win_rate"))
+    return found
+
+
+def _at(value: Any, *path: str) -> Any:
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _estimate(found: Any) -> Figure | None:
+    """{value, ci95, n} as a figure."""
+    value = number(_at(found, "value"))
+    if value is None:
+        return None
+    interval = _at(found, "ci95")
+    ends = [number(end) for end in interval] if isinstance(interval, list) and len(interval) == 2 else []
+    low, high = ends if len(ends) == 2 else (None, None)
+    return Figure(value, None if low is None or high is None else (low, high), whole(_at(found, "n")))
+
+
+def _trained(value: Any) -> Figure | None:
+    found = number(value)
+    return None if found is None else Figure(found, held_out=False)
+
+
+def _text(value: Any) -> str | None:
+    """A text of one line that a terminal shows as it is; None for what is none."""
+    if not isinstance(value, str) or not value.strip():
+        return None
+    clean = "".join(character if character.isprintable() else "�" for character in value[: MAX_TEXT + 1].strip())
+    return clean if len(clean) <= MAX_TEXT else f"{clean[: MAX_TEXT - 1]}…"
+
+
+def _date(value: Any) -> str | None:
+    try:
+        found = datetime.fromisoformat(value)
+        return found.astimezone(UTC).isoformat(timespec="seconds")
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+# Choosing and showing
+
+
+def select(
+    entries: Iterable[Entry], *, stage: str | None = None, recipe: str | None = None, base: str | None = None
+) -> list[Entry]:
+    """Those of a stage, of a recipe, over a base model; the base's full id or its last part."""
+    return [
+        entry
+        for entry in entries
+        if (stage is None or entry.stage == stage)
+        and (recipe is None or entry.recipe == recipe)
+        and (base is None or base in (entry.base, (entry.base or "").rpartition("/")[2]))
+    ]
+
+
+def ordered(entries: Iterable[Entry], by: str | None = None, *, reverse: bool = False) -> list[Entry]:
+    """Sorted by one of SORTS, by default by recipe, stage and name; what lacks the figure comes last either way."""
+    plain = sorted(entries, key=lambda entry: (entry.recipe or "~", _STAGE_ORDER.get(entry.stage or "", 9), entry.repo))
+    if by is None:
+        return plain[::-1] if reverse else plain
+    key, greatest_first = SORTS[by]
+    known = [entry for entry in plain if key(entry) is not None]
+    known.sort(key=key, reverse=greatest_first != reverse)
+    return [*known, *(entry for entry in plain if key(entry) is None)]
+
+
+def benchmark(entries: Sequence[Entry], *, command: str, namespace: str) -> str:
+    """The table in Markdown, between its two markers, under the command that makes it."""
+    head = ("repository @ commit", "recipe", "stage", "base", "reward", "KL, nats", "win rate", "accuracy", "seed",
+            "step", "data", "date")  # fmt: skip
+    rows = [head, ("---",) * len(head)]
+    for entry in entries:
+        data = {True: "simulated", False: "real", None: "not said"}[entry.simulated]
+        figures = (entry.reward, entry.kl, entry.win_rate, entry.accuracy)
+        name = Raw(f"{markdown.escape(entry.repo)} @ {markdown.escape(entry.commit)}")
+        facts = (entry.recipe, entry.stage, entry.base)
+        numbers = (entry.seed, entry.step)
+        rows.append((
+            Raw(f"{name}: {markdown.escape(entry.note)}") if entry.note else name,
+            *(markdown.escape(fact or "") for fact in facts),
+            *(_markdown_figure(figure) for figure in figures),
+            *("" if number is None else str(number) for number in numbers),
+            data,
+            (entry.date or "")[:10],
+        ))  # fmt: skip
+    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    legend = textwrap.fill(
+        "Reward: the proxy that PPO maximises. KL: to SFT, per completion. Win rate: over SFT, by the recipe's judge. "
+        "Accuracy: of a reward model on held-out pairs. In brackets 95% intervals; n is the number of samples. "
+        "Figures without an interval that say “training” are the last that training logged, not held out.",
+        width=120,
+    )
+    made = f"Made by {markdown.code(command)} from what {markdown.code(namespace)} had published."
+    return f"{BEGIN}\n{made}\n\n{table}\n\n{legend}\n{END}\n"
+
+
+def _markdown_figure(figure: Figure | None) -> str:
+    if figure is None:
+        return ""
+    text = str(markdown.number(figure.value))
+    if figure.ci95:
+        text += f" [{markdown.number(figure.ci95[0])}, {markdown.number(figure.ci95[1])}]"
+    if figure.n is not None:
+        text += f", n={figure.n}"
+    return text if figure.held_out else f"{text} (training)"
+
+
+def with_table(text: str | None, table: str) -> str:
+    """`text` with the table between its markers, or at the end where it has none; an introduction for no text at all.
+
+    Raises ZooError for a text whose markers are not one pair.
+    """
+    if text is None:
+        return f"{INTRODUCTION}\n{table}"
+    if BEGIN not in text and END not in text:
+        return f"{text.rstrip()}\n\n{table}" if text.strip() else f"{INTRODUCTION}\n{table}"
+    before, _, rest = text.partition(BEGIN)
+    inside, found, after = rest.partition(END)
+    if not found or END in before or BEGIN in inside or BEGIN in after or END in after:
+        raise ZooError(f"The markers {BEGIN} and {END} are not one pair in order: leave one of each around the table.")
+    return f"{before}{table.rstrip()}{after}"
+
+
+def write_benchmark(path: Path, table: str) -> None:
+    """Puts the table into a file, leaving what stands outside its markers. Raises ZooError if it cannot be."""
+    try:
+        text = path.read_bytes().decode() if path.exists() else None
+        if not path.parent.is_dir():
+            raise ZooError(f"There is no folder {path.parent} for {path.name}: name the file, as --readme FILE.")
+        new = with_table(text, table)
+        if new != text:
+            write_text(path, new)
+    except ZooError as error:
+        raise ZooError(f"{path}: {error}") if text is not None else error from None
+    except UnicodeDecodeError as error:
+        raise ZooError(f"{path} is no UTF-8 text ({error}): name another file.") from error
+    except OSError as error:
+        if is_disk_full(error):
+            raise
+        raise ZooError(f"{path} cannot be written ({error.strerror or error}): name another file.") from error
+
+
+# Asking the Hub
+
+
+def owner() -> str:
+    """Whom the token belongs to. Raises ZooError where the Hub does not say."""
+    from huggingface_hub import HfApi, constants
+
+    with refusals_as(f"{constants.ENDPOINT} does not say whose zoo is meant", "give --namespace, or a token."):
+        return HfApi().whoami()["name"]
+
+
+def published(namespace: str) -> list[Entry]:
+    """Every model of a namespace that has the tag `rlhf-zoo`, and those that the Hub itself calls damaged.
+
+    Raises ZooError where the Hub does not list them.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+    with refusals_as(f"What {namespace} published cannot be listed on {hub_name()}", "check --hub."):
+        found = list(HfApi().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "tags"]))
+        damaged = _damaged(namespace)
+    with disable_progress_bars(), ThreadPoolExecutor(WORKERS) as pool:
+        entries = {entry.repo: entry for entry in pool.map(_read, found)}
+    for repo, note in damaged.items():
+        known = entries.get(repo) or Entry(repo, "")
+        entries[repo] = replace(known, note=f"the Hub calls it damaged: {note}")
+    return list(entries.values())
+
+
+def _damaged(namespace: str) -> dict[str, str]:
+    """Model -> what is wrong with it, from a Hub that says so: the embedded one, to who has a token."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+    if constants.ENDPOINT == REAL:
+        return {}
+    answer = get_session().get(
+        f"{constants.ENDPOINT}/api/rlhf-zoo/damaged", params={"author": namespace}, headers=build_hf_headers()
+    )
+    try:
+        hf_raise_for_status(answer)
+        told = answer.json()
+    except (HfHubHTTPError, ValueError):  # another kind of Hub, which has no such address, or a reader without a token
+        return {}
+    found = {}
+    for one in told if isinstance(told, list) else []:
+        repo, note = (_text(_at(one, key)) for key in ("id", "reason"))
+        if _at(one, "type") == "model" and repo is not None and note is not None:
+            found[repo] = note
+    return found
+
+
+def _read(model: Any) -> Entry:
+    card, note = fetch_card(model.id, model.sha)
+    return entry(model.id, model.sha or "", card, changed=model.last_modified, tags=model.tags or (), note=note)
+
+
+def fetch_card(repo: str, commit: str) -> tuple[dict[str, Any], str | None]:
+    """(rlhf_card.json at a commit, None), or ({}, why there is none). A full disk stays an OSError."""
+    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+
+    try:
+        path = try_to_load_from_cache(repo, CARD_FILE, revision=commit)
+        if not isinstance(path, str):
+            known = HfApi().get_paths_info(repo, [CARD_FILE], revision=commit)
+            if not known:
+                return {}, f"it has no {CARD_FILE}"
+            if getattr(known[0], "size", MAX_CARD + 1) > MAX_CARD:
+                return {}, f"its {CARD_FILE} is no file of at most {MAX_CARD} bytes"
+            path = hf_hub_download(repo, CARD_FILE, revision=commit)
+        with open(path, "rb") as source:
+            return parse_card(source.read(MAX_CARD + 1))
+    except client_errors() as error:
+        if is_disk_full(error):
+            raise
+        return {}, f"its {CARD_FILE} cannot be had ({_text(reason(error))})"
+
+
+# The checkpoints of one repository
+
+
+def checkpoints(repo: str) -> dict[str, Any]:
+    """{repo, stage, recipe, note, checkpoints: [{revision, step, commit, date, also, metrics}]}, by step.
+
+    A row is a tag of the Hub; `also` says that best or main is that step, by the card of their commit. metrics: what
+    the card has for the tag, by name: reward and kl of PPO, losses and accuracy of the others. A tag that is no step,
+    and best and main where no card says their step, have rows of their own at the end. Raises ZooError where the Hub
+    does not list them.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
+
+    api = HfApi()
+    with refusals_as(f"The checkpoints of {repo} cannot be listed on {hub_name()}", "check --hub."):
+        try:
+            refs = api.list_repo_refs(repo)
+            dates = {commit.commit_id: commit.created_at for commit in api.list_repo_commits(repo)}
+        except RepositoryNotFoundError as error:
+            raise ZooError(f"There is no repository {repo!r} on {hub_name()} that this token may read.") from error
+        except HFValidationError as error:
+            raise ZooError(f"{repo!r} is no repository: write NAMESPACE/NAME.") from error
+    commits = {ref.name: ref.target_commit for ref in (*refs.branches, *refs.tags)}
+    named: dict[str, str] = {name: commits.pop(name) for name in ("best", "main") if name in commits}
+    with disable_progress_bars():
+        cards = {name: fetch_card(repo, commit) for name, commit in named.items()}
+    note = next((note for _, note in cards.values()), f"it has no {CARD_FILE}")
+    rows = checkpoint_rows(commits, named, {name: card for name, (card, _) in cards.items()}, dates)
+    return {"repo": repo, "note": None if rows["stage"] else note, **rows}
+
+
+def checkpoint_rows(
+    tags: Mapping[str, str],
+    named: Mapping[str, str],
+    cards: Mapping[str, Mapping[str, Any]],
+    dates: Mapping[str, datetime],
+) -> dict[str, Any]:
+    """See `checkpoints`. tags, named (best and main): name -> commit; cards: of best and main; dates: by commit."""
+    card = next((found for found in (cards.get("main"), cards.get("best")) if found), {})
+    listed = card.get("checkpoints")
+    told = {
+        row["tag"]: row
+        for row in (listed if isinstance(listed, list) else [])
+        if isinstance(row, Mapping) and isinstance(row.get("tag"), str)
+    }
+    steps = {name: int(name[5:]) for name in tags if name.startswith("step-") and name[5:].isdecimal()}
+    also: dict[int, list[str]] = {}
+    for name in named:
+        found = cards.get(name) or {}
+        step = whole(_at(found, "chosen", "step") if name == "best" else None)
+        step = whole(found.get("step")) if step is None else step
+        if step is not None and step in steps.values():
+            also.setdefault(step, []).append(name)
+    # A repository that was exported has none of the commits that its cards name.
+    copied = not any(row.get("commit") == tags.get(tag) for tag, row in told.items())
+    rows = []
+    for name in sorted(tags, key=lambda name: (name not in steps, steps.get(name, 0), name)):
+        row, step = told.get(name, {}), steps.get(name)
+        if not copied and row.get("commit") not in (None, tags[name]):
+            row = {}  # the tag has moved since: these figures are of another checkpoint
+        rows.append(_row(name, step, tags[name], dates, also.get(step, []) if step is not None else [], _metrics(row)))
+    shown = {name for names in also.values() for name in names}
+    rows += [_row(name, None, named[name], dates, [], {}) for name in named if name not in shown]
+    return {"stage": _text(card.get("stage")), "recipe": _text(card.get("recipe")), "checkpoints": rows}
+
+
+def _row(
+    revision: str, step: int | None, commit: str, dates: Mapping[str, datetime], also: list[str], metrics: dict
+) -> dict[str, Any]:
+    date = dates.get(commit)
+    return {
+        "revision": _text(revision),
+        "step": step,
+        "commit": commit,
+        "date": _date(date.isoformat()) if date else None,
+        "also": also,
+        "metrics": metrics,
+    }
+
+
+def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
+    numbers = {_text(key): number(value) for key, value in row.items() if key not in _NOT_METRICS}
+    found = {key: value for key, value in numbers.items() if key is not None and value is not None}
+    return dict(list(found.items())[:_MAX_METRICS])

@@ -1,0 +1,262 @@
+"""From a checkpoint to the models and data it came from, as its rlhf_card.json names them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..hub.pull import find_revision, pull, split_revision
+from ..hub.refusals import client_errors, hub_name, reason
+from ..json_values import finite, hub_id
+from ..record import StageRecord
+from ..release.card import CARD_FILE, card_json
+from ..release.facts import Facts
+from .family import Member, Node, Reference, family_tree, parents_of
+
+__all__ = ["Lineage", "Source", "find_family", "find_lineage", "find_policy", "published_at"]
+
+_LISTED = 12
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_LARGEST_CARD = 2**22
+"""Bytes of an rlhf_card.json that is read: one of a hundred checkpoints has some ten thousand."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model: its name as a user wrote it or as a card names it, and the folder it was fetched into."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True)
+class Lineage:
+    """A PPO checkpoint with its SFT and reward model; reward is None where it was trained without one.
+
+    card: the checkpoint's rlhf_card.json, {} without one, as its publisher wrote it: its texts are data.
+    """
+
+    ppo: Source
+    sft: Source
+    reward: Source | None
+    card: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def prompts(self) -> list[str]:
+        """Held-out prompts that its evaluation used."""
+        found = self.card.get("prompts")
+        return [prompt for prompt in found if isinstance(prompt, str)] if isinstance(found, list) else []
+
+    @property
+    def simulated(self) -> bool:
+        return self.card.get("simulated") is True
+
+    @property
+    def kl(self) -> Mapping[str, Any] | None:
+        """KL to SFT over held-out completions, in nats per completion: {value, ci95, n}; None if not measured."""
+        found: Any = self.card
+        for key in ("evaluation", "ppo", "kl"):
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found if isinstance(found, Mapping) and finite(found.get("value")) else None
+
+    def setting(self, key: str, default: float) -> float:
+        """A number among the settings that it was trained with."""
+        settings = self.card.get("settings")
+        value = settings.get(key) if isinstance(settings, Mapping) else None
+        return value if finite(value) and value is not None else default
+
+
+def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None) -> Lineage:
+    """Fetches a PPO checkpoint, NAMESPACE/NAME[@TAG] or a folder, and the models of its lineage at their commits.
+
+    sft and reward take the place of what the lineage names. Raises ZooError where a model cannot be had, where the
+    checkpoint is not one of PPO, and where nothing names its SFT model.
+    """
+    source = _fetch(ppo)
+    card = _read_card(source)
+    if card.get("stage", "ppo") != "ppo":
+        raise ZooError(
+            f"{ppo} is a checkpoint of the stage {card['stage']}, not of PPO: give the PPO model that came of it."
+        )
+    return _lineage(source, card, sft=sft, reward=reward, mend="--sft")
+
+
+def find_policy(
+    policy: str, *, against: str | None = None, reward: str | None = None, without_reward: bool = False
+) -> Lineage:
+    """As `find_lineage`, of any policy, whatever trained it; `sft` of the answer is what it is compared with."""
+    source = _fetch(policy)
+    card = _read_card(source)
+    return _lineage(source, card, sft=against, reward=reward, mend="--against", without_reward=without_reward)
+
+
+def _lineage(
+    source: Source,
+    card: Mapping[str, Any],
+    *,
+    sft: str | None,
+    reward: str | None,
+    mend: str,
+    without_reward: bool = False,
+) -> Lineage:
+    base = _fetch(sft) if sft is not None else _parent(source, card, "sft", mend)
+    if base is None:
+        raise ZooError(f"{source.name} does not say which SFT model it started from: name it with {mend}.")
+    scorer = None
+    if not without_reward:
+        scorer = _fetch(reward) if reward is not None else _parent(source, card, "reward", "--reward")
+    return Lineage(source, base, scorer, card)
+
+
+def _fetch(name: str) -> Source:
+    return Source(name, Path(name) if Path(name).is_dir() else pull(name))
+
+
+def _read_card(source: Source) -> dict[str, Any]:
+    path = source.path / CARD_FILE
+    if not path.is_file():
+        return {}
+    try:
+        card = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ZooError(f"{CARD_FILE} of {source.name} is not JSON ({error}): publish its card again.") from error
+    if not isinstance(card, dict):
+        raise ZooError(f"{CARD_FILE} of {source.name} holds no object: publish its card again.")
+    return card
+
+
+def _parent(child: Source, card: Mapping[str, Any], role: str, mend: str) -> Source | None:
+    parents = card.get("parents")
+    parent = parents.get(role) if isinstance(parents, Mapping) else None
+    if not isinstance(parent, Mapping):
+        return None
+    repo, commit = hub_id(parent.get("repo")), parent.get("commit")
+    what = {"sft": "SFT", "reward": "reward"}[role]
+    if repo is None:
+        raise ZooError(f"The {what} model of {child.name} was never published: name a copy of it with {mend}.")
+    name = f"{repo}@{commit}" if commit else repo
+    try:
+        return Source(name, pull(name))
+    except ZooError as error:
+        reason = str(error).rstrip(".")
+        raise ZooError(
+            f"The {what} model of {child.name} cannot be had ({reason}): name another with {mend}."
+        ) from error
+
+
+def published_at(source: Source) -> tuple[str | None, str | None, str | None]:
+    """(repository, commit, tag) of a model that was fetched from a Hub; Nones for a folder of this machine."""
+    repo, revision = split_revision(source.name)
+    if Path(source.name).is_dir() or hub_id(repo) is None:
+        return None, None, None
+    commit = source.path.name if _COMMIT.fullmatch(source.path.name) else None
+    tag = None if revision is None or _COMMIT.fullmatch(revision) else revision
+    return repo, commit, tag
+
+
+def find_family(name: str) -> Node:
+    """The family tree of NAMESPACE/NAME[@REVISION], or of a folder: a run directory, a stage of one, or a pulled one.
+
+    Raises ZooError where that itself cannot be had; of a parent that cannot, the tree says so.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        return family_tree(Reference("", "model", folder=_card_folder(folder)), _look)
+    repo, revision = split_revision(name)
+    if hub_id(repo) is None:
+        raise ZooError(f"{name!r} is no repository and no folder: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
+    root = Reference("", "model", repo, revision)
+    found = _look(root)
+    if found.problem is not None:
+        raise ZooError(f"{name} on {hub_name()} {found.problem}: check the name, --hub and the token.")
+    return family_tree(root, lambda one: found if one is root else _look(one))
+
+
+def _card_folder(folder: Path) -> Path:
+    """`folder` if it says anything of a model, else its last stage that does."""
+    for one in (folder, *(folder / stage for stage in ("ppo", "reward", "sft"))):
+        if (one / "run.json").is_file() or (one / CARD_FILE).is_file():
+            return one
+    raise ZooError(f"{folder} holds neither a run nor {CARD_FILE}: give runs/RECIPE, or a folder that was pulled.")
+
+
+def _look(at: Reference) -> Member:
+    return _look_here(at.folder) if at.folder is not None else _look_there(at)
+
+
+def _look_here(folder: Path) -> Member:
+    record = StageRecord(folder)
+    if not record.run_file.is_file():
+        card = _read_card(Source(str(folder), folder))
+        return Member(card=card, parents=parents_of(card))
+    document = record.read()
+    if document.get("stage") == "data":
+        return Member(commit=(document.get("repo") or {}).get("commit"))
+    card = card_json(Facts.read(folder, None))
+    repo = document.get("repo") or {}
+    tags = tuple(tag for tag, commit in (repo.get("tags") or {}).items() if commit == repo.get("commit"))
+    parents = tuple(_beside(folder, document, parent) for parent in parents_of(card))
+    return Member(repo.get("commit"), tags, card, None, parents)
+
+
+def _beside(folder: Path, document: Mapping[str, Any], parent: Reference) -> Reference:
+    """A parent that was never published, as the stage of the same run that it is, where that still lies there."""
+    lineage = document.get("dataset") if parent.role == "data" else (document.get("parents") or {}).get(parent.role)
+    sibling = StageRecord(folder.parent / parent.role)
+    if parent.repo is not None or not lineage or sibling.read().get("fingerprint") != lineage.get("fingerprint"):
+        return parent
+    return Reference(parent.role, parent.kind, folder=sibling.path)
+
+
+def _look_there(at: Reference) -> Member:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
+
+    api: Any = HfApi()
+    repo, known = at.repo or "", []
+    try:
+        refs = api.list_repo_refs(repo, repo_type=at.kind)
+        known = [ref.name for ref in (*refs.branches, *refs.tags)]
+        wanted = None if at.commit is None else find_revision(at.commit, known) or at.commit
+        info = api.repo_info(repo, revision=wanted, repo_type=at.kind)
+        tags = tuple(sorted(ref.name for ref in refs.tags if ref.target_commit == info.sha))
+        card = problem = None
+        if at.kind == "model" and CARD_FILE in {one.rfilename for one in info.siblings or []}:
+            card, problem = _card_there(repo, info.sha)
+    except GatedRepoError:
+        return Member(problem="is gated, and this token may not read it")
+    except RepositoryNotFoundError:
+        return Member(problem="is not there, or this token may not read it")
+    except RevisionNotFoundError:
+        named = ", ".join(known[:_LISTED]) + (f" and {len(known) - _LISTED} more" if len(known) > _LISTED else "")
+        return Member(problem=f"has no revision {at.commit!r}, but {named}")
+    except client_errors() as error:
+        return Member(problem=f"cannot be had from {hub_name()} ({reason(error)})")
+    if card is not None and card.get("stage") == "reward" and not card.get("reward_model") and "best" in known:
+        card = _with_report(card, repo)
+    return Member(info.sha, tags, card, problem, parents_of(card or {}))
+
+
+def _with_report(card: dict[str, Any], repo: str) -> dict[str, Any]:
+    """A reward model's card at its step's tag, with what was measured of the same checkpoint when it was finished."""
+    final, _ = _card_there(repo, "best")
+    same = final is not None and all(final.get(key) == card.get(key) for key in ("fingerprint", "step"))
+    return {**card, "reward_model": final.get("reward_model")} if final is not None and same else card
+
+
+def _card_there(repo: str, commit: str) -> tuple[dict[str, Any] | None, str | None]:
+    """The card of a repository, and what is wrong with it if something is."""
+    from huggingface_hub import HfApi, hf_hub_download
+
+    size = sum(getattr(one, "size", 0) for one in HfApi().get_paths_info(repo, [CARD_FILE], revision=commit))
+    if size > _LARGEST_CARD:
+        return None, f"has an {CARD_FILE} of {size} bytes, which is no card"
+    try:
+        return _read_card(Source(repo, Path(hf_hub_download(repo, CARD_FILE, revision=commit)).parent)), None
+    except (ZooError, RecursionError) as error:
+        return None, f"has an {CARD_FILE} that cannot be read ({str(error).partition(':')[0]})"

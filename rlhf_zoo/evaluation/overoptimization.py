@@ -1,0 +1,372 @@
+"""The score of a policy against its distance from the SFT model, d = √KL: published forms, their fit, and their peak.
+
+Gao, Schulman & Hilton 2022 (arXiv:2210.10760), §3: as a proxy is optimised, the gain over the SFT model follows
+
+    RL:         R(d) = d (α − β log d)     peak at d = exp(α/β − 1), of height β d
+    best-of-n:  R(d) = d (α − β d)         peak at d = α / 2β, of height α² / 4β
+
+with R(0) = 0 by construction. Both are linear in (α, β), so least squares finds them. A form is a description of what
+was observed: outside the observed range of d, and where it does not fit, nothing is read off it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .stats import Estimate
+
+__all__ = ["FEWEST", "Fit", "Form", "Peak", "best_of_n", "best_of_n_kl", "best_of_n_weights", "fit", "gain", "root_kl"]
+
+Form = Literal["rl", "best-of-n"]
+Floats = NDArray[np.float64]
+
+#: Points: two coefficients, and one left to see a misfit by.
+FEWEST = 3
+PATTERN_FROM = 6  # points: below, too few orders of the residuals exist for a p-value of 0.01 to mean much
+MISFIT = 0.01
+_LEAST_ERROR = 0.1  # of the median standard error: no point weighs more than 100 median ones
+
+
+@dataclass(frozen=True)
+class Peak:
+    """Where a fitted form is highest: d in √nats, and its gain over SFT there, in the units of the score."""
+
+    d: Estimate
+    gain: Estimate
+
+    @property
+    def kl(self) -> float:
+        """The KL of the peak, nats."""
+        return self.d.value**2
+
+    def to_json(self) -> dict[str, Any]:
+        return {"d": self.d.to_json(), "kl": self.kl, "gain": self.gain.to_json()}
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A form fitted to the gains of checkpoints; see `fit`.
+
+    observed: smallest and largest d > 0. residuals: (points,) observed − fitted gain, by increasing d. r_squared: share
+    of the (weighted) variance of the gains about their mean that the form accounts for. scatter: weighted squared
+    residuals over what noise of measurement alone would leave, None where that noise is unknown; scatter_p: how often
+    noise alone would leave as much. pattern_p: how often residuals in random order would be as smooth along d.
+    fits: False where the residuals are larger than noise and smooth; None where too few points could show it.
+    peak: None unless it can be told from these data; `no_peak` then says why not.
+    """
+
+    form: Form
+    alpha: Estimate
+    beta: Estimate
+    points: int
+    observed: tuple[float, float]
+    residuals: tuple[float, ...]
+    r_squared: float | None
+    scatter: float | None
+    scatter_p: float | None
+    pattern_p: float | None
+    fits: bool | None
+    peak: Peak | None
+    no_peak: str | None
+
+    def __call__(self, d: ArrayLike) -> Floats:
+        """The fitted gain at d (any shape)."""
+        return gain(self.form, d, self.alpha.value, self.beta.value)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "form": self.form,
+            "alpha": self.alpha.to_json(),
+            "beta": self.beta.to_json(),
+            "points": self.points,
+            "observed": list(self.observed),
+            "residuals": list(self.residuals),
+            "r_squared": self.r_squared,
+            "scatter": self.scatter,
+            "scatter_p": self.scatter_p,
+            "pattern_p": self.pattern_p,
+            "fits": self.fits,
+            "peak": self.peak.to_json() if self.peak else None,
+            "no_peak": self.no_peak,
+        }
+
+
+def root_kl(kl: ArrayLike) -> Floats:
+    """d = √KL of KL in nats, any shape; an estimate of KL below 0 counts as 0."""
+    return np.sqrt(np.maximum(np.asarray(kl, dtype=float), 0.0))
+
+
+def gain(form: Form, d: ArrayLike, alpha: ArrayLike, beta: ArrayLike) -> Floats:
+    """R(d) of a form; 0 at d = 0, the limit of d log d being 0."""
+    x = np.asarray(d, dtype=float)
+    return np.asarray(alpha) * x - np.asarray(beta) * _bend(form, x)
+
+
+def fit(
+    form: Form,
+    kl: ArrayLike,
+    gains: ArrayLike,
+    *,
+    errors: ArrayLike | None = None,
+    seed: int,
+    resamples: int = 2000,
+) -> Fit:
+    """Weighted least squares of a form, with 95% intervals.
+
+    kl: (K,) nats, or (K, P) of each prompt. gains: the score less that of the SFT model, (K, P) of each checkpoint on
+    the same P prompts, or (K,) means. errors: (K,) standard errors of mean gains; of (K, P) they are computed. Points
+    weigh by 1/error², equally where errors are unknown. Points with d = 0 say nothing of α and β and are left out.
+
+    Intervals: of (K, P), whole prompts are resampled, the same ones for all checkpoints, which pairs them; of means
+    with errors, means are drawn from normal distributions around them, as if independent; of means alone, α and β are
+    drawn from their t distribution given the residuals. Checkpoints also scatter by themselves, each being a policy of
+    its own: where residuals exceed the noise of measurement, the intervals are widened by √scatter (Birge 1932).
+
+    A form does not fit where noise alone would leave such residuals in less than 1% of cases, and where residuals in
+    random order would be as smooth along d in less than 1% too (von Neumann's ratio, by permutation). Both, because
+    scatter is no bend, and because noise that checkpoints share, such as that of the SFT score, is smooth along d.
+    With errors unknown the second decides.
+
+    A peak is told where the form fits, the intervals of β and of the peak's height lie above 0, and the interval of its
+    place lies within the observed range of d: so the data have seen the rise and the fall.
+
+    Raises ValueError for shapes that do not match, for values that are not finite, and for fewer than three distinct
+    d > 0.
+    """
+    if form not in get_args(Form):
+        raise ValueError(f"The form is one of {', '.join(get_args(Form))}, not {form!r}.")
+    nats, scores = _checked(kl, gains)
+    mean_kl = nats.mean(1) if nats.ndim == 2 else nats
+    order = np.argsort(mean_kl, kind="stable")
+    order = order[mean_kl[order] > 0]
+    distances = root_kl(mean_kl[order])
+    if len(np.unique(distances)) < FEWEST:
+        raise ValueError(f"A fit needs checkpoints at {FEWEST} different KL above 0, not {len(np.unique(distances))}.")
+    nats, scores = nats[order], scores[order]
+    means = scores.mean(1) if scores.ndim == 2 else scores
+    if errors is not None and scores.ndim == 2:
+        raise ValueError("Errors are computed from gains by prompt: give one or the other.")
+    error = _errors(scores) if errors is None else _given(errors, len(mean_kl))[order]
+    if error is not None and not np.median(error) > 0:
+        error = None
+    weights = np.ones(len(means)) if error is None else 1 / np.maximum(error, _LEAST_ERROR * np.median(error)) ** 2
+    rng = np.random.default_rng(seed)
+
+    design = np.stack([distances, -_bend(form, distances)], axis=1)
+    root = np.sqrt(weights)
+    coefficients = np.linalg.lstsq(design * root[:, None], means * root, rcond=None)[0]
+    residuals = means - design @ coefficients
+    misfit = float(weights @ residuals**2)
+
+    scatter = scatter_p = None
+    if error is None:
+        draws = _t_draws(design, coefficients, misfit, rng, resamples)
+    else:
+        drawn, drawn_d = _redraw(nats, scores, means, error, distances, rng, resamples)
+        draws = _solve(form, drawn_d, drawn, weights)
+        # What noise leaves of itself once the form is fitted to it; the form is linear, so the curve itself drops out.
+        noise = drawn - means
+        projected = noise - (np.linalg.lstsq(design * root[:, None], (noise * root).T, rcond=None)[0].T @ design.T)
+        left = (projected**2) @ weights
+        if left.mean() > 0:
+            scatter = float(misfit / left.mean())
+            scatter_p = float((1 + (left >= misfit).sum()) / (1 + resamples))
+            draws = coefficients + (draws - coefficients) * math.sqrt(max(1.0, scatter))
+    draws = draws[np.isfinite(draws).all(1)]  # a resample may leave all d at 0
+    pattern_p = _pattern(residuals * root, float(np.abs(means * root).max()), rng, resamples)
+    fits = None if pattern_p is None else not (pattern_p < MISFIT and (scatter_p is None or scatter_p < MISFIT))
+
+    n = scores.shape[1] if scores.ndim == 2 else len(means)
+    alpha, beta = (_interval(float(coefficients[i]), draws[:, i], n) for i in (0, 1))
+    observed = (float(distances[0]), float(distances[-1]))
+    peak, no_peak = _peak(form, alpha, beta, draws, observed, fits, n)
+    spread = float(weights @ (means - np.average(means, weights=weights)) ** 2)
+    return Fit(
+        form=form,
+        alpha=alpha,
+        beta=beta,
+        points=len(means),
+        observed=observed,
+        residuals=tuple(residuals.tolist()),
+        r_squared=1 - misfit / spread if spread > 0 else None,
+        scatter=scatter,
+        scatter_p=scatter_p,
+        pattern_p=pattern_p,
+        fits=fits,
+        peak=peak,
+        no_peak=no_peak,
+    )
+
+
+def best_of_n_kl(n: ArrayLike) -> Floats:
+    """log n − (n−1)/n, nats: the KL of best-of-n from the policy that it chooses among, n ≥ 1 of any shape.
+
+    Exact where scores are continuous, so that no two samples tie (Stiennon et al. 2020, arXiv:2009.01325, App. G.3); an
+    upper bound otherwise, as for a language model, which may write the same completion twice (Beirami et al. 2024,
+    arXiv:2401.01879). Raises ValueError for n < 1.
+    """
+    sizes = np.asarray(n, dtype=float)
+    if (sizes < 1).any():
+        raise ValueError(f"Best of n needs n >= 1, not {sizes.min():g}.")
+    return np.log(sizes) - (sizes - 1) / sizes
+
+
+def best_of_n_weights(pool: int, n: int) -> Floats:
+    """(pool,) the chance that the sample of each rank, lowest first, is the best of n drawn without replacement.
+
+    C(i−1, n−1) / C(N, n) for rank i = 1 … N, which sum to 1. Raises ValueError unless 1 ≤ n ≤ pool.
+    """
+    if not 1 <= n <= pool:
+        raise ValueError(f"The best of n from a pool of {pool} needs 1 <= n <= {pool}, not {n}.")
+    ranks = np.arange(pool, 1, -1, dtype=float)
+    return np.asarray(np.cumprod(np.r_[n / pool, np.maximum(ranks - n, 0) / (ranks - 1)])[::-1], dtype=float)
+
+
+def best_of_n(proxy: ArrayLike, sizes: Sequence[int], *, judge: ArrayLike | None = None) -> Floats:
+    """(len(sizes), P) the expected score, on each prompt, of the sample that the proxy likes best among n.
+
+    proxy: (P, N) its scores of one pool of N samples a prompt. judge: (P, N) another's scores of the same samples: then
+    the result is what the judge makes of the proxy's choice, and otherwise the proxy's own score. All subsets of n are
+    averaged over, so the estimate is unbiased for every n ≤ N and its noise far below that of one draw (Nakano et al.
+    2021, arXiv:2112.09332). A tie of the proxy is broken at random, on average.
+    """
+    scores = np.asarray(proxy, dtype=float)
+    judged = scores if judge is None else np.asarray(judge, dtype=float)
+    if scores.ndim != 2 or scores.size == 0 or judged.shape != scores.shape:
+        raise ValueError(f"Scores are (prompts, pool) of equal shape, not {scores.shape} and {judged.shape}.")
+    if not (np.isfinite(scores).all() and np.isfinite(judged).all()):
+        raise ValueError("A score of the pool is not finite.")
+    order = np.argsort(scores, axis=1, kind="stable")
+    ranked, values = (np.take_along_axis(side, order, axis=1) for side in (scores, judged))
+    begins = np.ones(ranked.shape, dtype=bool)
+    begins[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
+    tied = np.cumsum(begins.ravel()) - 1
+    shared = (np.bincount(tied, weights=values.ravel()) / np.bincount(tied))[tied].reshape(values.shape)
+    return np.stack([shared @ best_of_n_weights(scores.shape[1], n) for n in sizes])
+
+
+def _bend(form: Form, d: Floats) -> Floats:
+    """What β multiplies, with a minus: d log d, or d²."""
+    if form == "rl":
+        return d * np.log(np.where(d > 0, d, 1.0))
+    return d * d
+
+
+def _checked(kl: ArrayLike, gains: ArrayLike) -> tuple[Floats, Floats]:
+    nats, scores = np.asarray(kl, dtype=float), np.asarray(gains, dtype=float)
+    if scores.ndim not in (1, 2) or scores.size == 0 or nats.shape not in {scores.shape, scores.shape[:1]}:
+        raise ValueError(
+            f"KL is (checkpoints,) or like the gains, and gains are (checkpoints,) or (checkpoints, prompts); these are"
+            f" {nats.shape} and {scores.shape}."
+        )
+    if not (np.isfinite(nats).all() and np.isfinite(scores).all()):
+        raise ValueError("A KL or a gain is not finite: leave that checkpoint out.")
+    return nats, scores
+
+
+def _errors(scores: Floats) -> Floats | None:
+    """(K,) standard errors of the means over prompts; None where one number stands for a checkpoint."""
+    if scores.ndim == 1 or scores.shape[1] < 2:
+        return None
+    return scores.std(1, ddof=1) / math.sqrt(scores.shape[1])
+
+
+def _given(errors: ArrayLike, size: int) -> Floats:
+    found = np.asarray(errors, dtype=float)
+    if found.shape != (size,) or not (np.isfinite(found) & (found >= 0)).all():
+        raise ValueError(f"Standard errors are {size} numbers >= 0, one a checkpoint.")
+    return found
+
+
+def _redraw(
+    nats: Floats,
+    scores: Floats,
+    means: Floats,
+    error: Floats,
+    distances: Floats,
+    rng: np.random.Generator,
+    resamples: int,
+) -> tuple[Floats, Floats]:
+    """(B, K) resampled mean gains, and (B, K) resampled d, or (K,) where KL is known by checkpoint only."""
+    if scores.ndim == 1:
+        return means + error * rng.standard_normal((resamples, len(means))), distances
+    prompts = scores.shape[1]
+    share = rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples) / prompts
+    return share @ scores.T, root_kl(share @ nats.T) if nats.ndim == 2 else distances
+
+
+def _solve(form: Form, d: Floats, y: Floats, weights: Floats) -> Floats:
+    """(B, 2) least squares of each row of y (B, K), by the normal equations. d: (K,) or (B, K)."""
+    g = _bend(form, d)
+    dd, dg, gg = ((weights * one * other).sum(-1) for one, other in ((d, d), (d, g), (g, g)))
+    dy, gy = ((weights * one * y).sum(-1) for one in (d, g))
+    determinant = dd * gg - dg * dg
+    return np.stack([(gg * dy - dg * gy) / determinant, (dg * dy - dd * gy) / determinant], axis=1)
+
+
+def _t_draws(design: Floats, center: Floats, misfit: float, rng: np.random.Generator, size: int) -> Floats:
+    """(B, 2) coefficients from their t distribution, the errors' variance being that of the residuals."""
+    freedom = len(design) - 2
+    factor = np.linalg.cholesky(np.linalg.inv(design.T @ design))
+    scale = np.sqrt(misfit / rng.chisquare(freedom, size))
+    return center + scale[:, None] * (rng.standard_normal((size, 2)) @ factor.T)
+
+
+def _pattern(residuals: Floats, scale: float, rng: np.random.Generator, resamples: int) -> float | None:
+    """How often residuals (K,) in random order have squared steps as small: von Neumann 1941, one-sided."""
+    if len(residuals) < PATTERN_FROM or np.ptp(residuals) <= 1e-12 * scale:
+        return None
+    shuffled = rng.permuted(np.tile(residuals, (resamples, 1)), axis=1)
+    steps = np.square(np.diff(shuffled, axis=1)).sum(1)
+    return float((1 + (steps <= np.square(np.diff(residuals)).sum()).sum()) / (1 + resamples))
+
+
+def _interval(value: float, draws: Floats, n: int) -> Estimate:
+    low, high = np.quantile(draws, [0.025, 0.975], method="inverted_cdf")
+    return Estimate(value, (float(low), float(high)), n)
+
+
+def _top(form: Form, alpha: Floats, beta: Floats) -> tuple[Floats, Floats]:
+    """Place and height of the highest point; infinite where β ≤ 0, since the form then rises for ever."""
+    bends = beta > 0
+    safe = np.where(bends, beta, 1.0)
+    with np.errstate(over="ignore"):
+        if form == "rl":
+            place = np.exp(alpha / safe - 1)
+            height = safe * place
+        else:
+            place = np.maximum(alpha, 0.0) / (2 * safe)
+            height = safe * place**2
+    return np.where(bends, place, np.inf), np.where(bends, height, np.inf)
+
+
+def _peak(
+    form: Form, alpha: Estimate, beta: Estimate, draws: Floats, observed: tuple[float, float], fits: bool | None, n: int
+) -> tuple[Peak | None, str | None]:
+    def unseen(why: str) -> tuple[None, str]:
+        return None, f"No peak in the observed range: {why}."
+
+    if fits is False:
+        return unseen("the form does not fit these scores")
+    if beta.ci95[0] <= 0:
+        return unseen(f"β is {beta.value:.3g} ({_span(beta.ci95)}), so the curve may not bend down at all")
+    places, heights = _top(form, draws[:, 0], draws[:, 1])
+    top = _top(form, np.array(alpha.value), np.array(beta.value))
+    place, height = (_interval(float(value), drawn, n) for value, drawn in zip(top, (places, heights), strict=True))
+    low, high = observed
+    within = f"d from {low:.3g} to {high:.3g} was observed"
+    if not low <= place.value <= high:
+        return unseen(f"the curve would peak at d = {place.value:.3g}, and {within}")
+    if place.ci95[0] < low or place.ci95[1] > high or height.ci95[0] <= 0:
+        return unseen(f"the peak lies somewhere in d = {_span(place.ci95)}, and {within}")
+    return Peak(place, height), None
+
+
+def _span(ends: tuple[float, float]) -> str:
+    return f"{ends[0]:.3g} to {ends[1]:.3g}"

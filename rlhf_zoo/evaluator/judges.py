@@ -1,0 +1,330 @@
+"""The judges that a recipe or a command names.
+
+classifier           learned from labeled texts that no other stage sees (scikit-learn)
+reward:MODEL         a second reward model, a folder or NAMESPACE/NAME[@REVISION]
+rule:REWARD          a reward function or a verifier, by the name that reward_funcs takes
+pairs:module:function a function (prompts, shown first, shown second) -> 1, 1/2 or 0, asked in both orders
+llm:MODEL            a language model behind the endpoint OPENAI_BASE_URL, with the key OPENAI_API_KEY
+votes:NAMESPACE/NAME people's votes of the comparison page, on these two policies
+module:function      a function (prompts, completions) -> numbers, or an entry point's name
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import logging
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from ..errors import ZooError
+from ..evaluation.judge_check import JudgeCheck, check_judge
+from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
+from ..evaluation.llm_judge import LLMJudge
+from ..evaluation.pairwise import FunctionPairJudge, PairJudge
+from ..plugins import JUDGES, did_you_mean, registered
+from ..record import StageRecord
+from ..rewards import RewardModel
+from ..rewards.functions import Batch, FunctionCall, numbers
+from ..runs.settings import LLMConfig
+
+log = logging.getLogger(__name__)
+
+__all__ = [
+    "Panel",
+    "RewardJudge",
+    "RuleJudge",
+    "cheapest_first",
+    "check_names",
+    "checked",
+    "open_panel",
+    "scores",
+]
+
+#: Labelled pairs that a judge is checked on; each is paid for where a language model judges.
+CHECKED, CHECKED_BY_LLM = 500, 50
+KINDS = ("reward", "rule", "llm", "pairs", "votes")
+ENDPOINT, OPENAI = "OPENAI_BASE_URL", "https://api.openai.com/v1"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The judges of an evaluation.
+
+    scoring: judges of single completions; the first is the headline's. comparing: judges of pairs. votes: data sets of
+    people's votes.
+    """
+
+    scoring: Sequence[Judge]
+    comparing: Sequence[PairJudge] = ()
+    votes: Sequence[str] = ()
+
+
+class RewardJudge:
+    """A reward model that PPO was not rewarded by; it reads each text as a finished one, as it was trained to."""
+
+    def __init__(self, name: str, model: RewardModel) -> None:
+        self.name, self.model = f"reward:{name}", model
+        self._of = name
+
+    @property
+    def description(self) -> str:
+        return f"The scores of the reward model {self._of}."
+
+    def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+        texts = [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
+        return self.model.score_texts(texts, ended=[True] * len(texts)).tolist()
+
+
+class RuleJudge:
+    """A reward function as a judge: it is told the prompts' other columns, such as a known answer."""
+
+    def __init__(self, target: str) -> None:
+        from ..plugins import REWARDS, load_object
+
+        self.target = target
+        self._call = FunctionCall(target, load_object(target, group=REWARDS))
+        self.name = f"rule:{target}"
+
+    @property
+    def description(self) -> str:
+        return f"The rule {self._call.name}, which a program checks."
+
+    def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+        return self.score(prompts, completions, {})
+
+    def score(
+        self, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[float]:
+        """columns: the prompts' other columns, one value a prompt. Raises ZooError for a row without a number."""
+        given = {name: list(values) for name, values in columns.items()}
+        batch = Batch(list(prompts), list(completions), [[] for _ in prompts], given)
+        try:
+            returned = self._call.now(batch)
+        except Exception as error:
+            raise self._call.fault(batch, error) from error
+        found = numbers(self._call.name, returned, batch)
+        if found.isnan().any():
+            row = int(found.isnan().nonzero()[0])
+            raise ZooError(
+                f"The rule {self._call.name} applies to some prompts only, not to {batch.prompt(row)}: a judge must "
+                "score each."
+            )
+        return found.tolist()
+
+
+def scores(
+    judge: Judge, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Sequence[Any]] | None
+) -> list[float]:
+    """A judge's score of each completion; only rules read the prompts' other columns."""
+    if isinstance(judge, RuleJudge):
+        return judge.score(prompts, completions, columns or {})
+    return judge(list(prompts), list(completions))
+
+
+def cheapest_first(judges: Sequence[Judge]) -> list[Judge]:
+    """Those that are paid for last: what another one cannot judge is known before anything is spent."""
+    return sorted(judges, key=lambda judge: isinstance(judge, LLMJudge))
+
+
+def checked(panel: Panel, pairs: Dataset, *, seed: int) -> dict[str, JudgeCheck]:
+    """What each scoring judge makes of pairs that were labeled elsewhere, by its name.
+
+    pairs: prompt, chosen, rejected, and other columns for rules. {} where they are conversations.
+    """
+    found = {}
+    for judge in cheapest_first(panel.scoring):
+        most = CHECKED_BY_LLM if isinstance(judge, LLMJudge) else CHECKED
+        columns = pairs.select(range(min(most, len(pairs)))).to_dict()
+        prompts = columns.pop("prompt")
+        chosen, rejected = columns.pop("chosen"), columns.pop("rejected")
+        if not all(isinstance(text, str) for text in (*prompts, *chosen, *rejected)):
+            log.info("The judges are not checked on labeled pairs, which are conversations.")
+            return {}
+        good, bad = (scores(judge, prompts, side, columns) for side in (chosen, rejected))
+        found[judge.name] = check_judge(good, bad, prompts, probabilities=isinstance(judge, ClassifierJudge), seed=seed)
+    return found
+
+
+def check_names(names: Sequence[str], llm: LLMConfig) -> None:
+    """Raises ZooError for a judge that cannot be had, as far as that can be told before models are loaded."""
+    doubled = next((name for name in names if list(names).count(name) > 1), None)
+    if doubled is not None:
+        raise ZooError(f"The judge {doubled} is named twice: name it once.")
+    for place, name in enumerate(names):
+        kind, argument = _kind(name)
+        if kind == "reward":
+            _check_there(argument)
+        elif kind == "rule":
+            RuleJudge(argument)
+        elif kind == "llm":
+            _llm(argument, llm, None)
+        elif kind == "pairs":
+            FunctionPairJudge(argument)
+        elif kind == "function":
+            _check_word(argument)
+            FunctionJudge(argument)
+        elif kind == "votes":
+            from ..votes.data import HubVotes
+
+            HubVotes(argument)
+            _check_votes(argument)
+        if place == 0 and kind in ("pairs", "votes"):
+            raise ZooError(
+                f"The first judge scores single completions, and {name} only says which of two is preferred: name "
+                "another before it, such as classifier."
+            )
+
+
+def open_panel(
+    names: Sequence[str],
+    *,
+    llm: LLMConfig,
+    labeled: Callable[[], Iterable[Mapping[str, Any]]],
+    folder: Path,
+    seed: int,
+    title: str | None = None,
+    description: str | None = None,
+    lexicon: str | None = None,
+) -> Panel:
+    """Opens the judges by name, the first as the headline's, under `title` and `description` where they are given.
+
+    labeled: rows with text and label for the classifier, read where it is named. folder: where it is saved, and where
+    an LLM's answers are kept. lexicon: a folder of opinion words, a judge of its own. Raises ZooError for a judge that
+    cannot be had.
+    """
+    check_names(names, llm)
+    scoring: list[Judge] = []
+    comparing: list[PairJudge] = []
+    votes: list[str] = []
+    for place, name in enumerate(names):
+        kind, argument = _kind(name)
+        if kind == "classifier":
+            judge = ClassifierJudge.train(labeled(), seed=seed)
+            judge.save(folder / "judge.npz")
+            scoring.append(judge)
+        elif kind == "reward":
+            scoring.append(_reward(argument))
+        elif kind == "rule":
+            scoring.append(RuleJudge(argument))
+        elif kind == "llm":
+            model = _llm(argument, llm, folder / "llm")
+            comparing.append(model)
+            if place == 0:
+                scoring.append(model)
+        elif kind == "pairs":
+            comparing.append(FunctionPairJudge(argument, name=name))
+        elif kind == "votes":
+            votes.append(argument)
+        else:
+            first = place == 0
+            scoring.append(
+                FunctionJudge(argument, name=title if first else None, description=description if first else None)
+            )
+    if lexicon is not None:
+        from ..corpora.product_remarks import lexicon as read
+
+        signs = read(lexicon)
+        positive, negative = ([word for word, sign in signs.items() if sign == wanted] for wanted in (1, -1))
+        scoring.append(LexiconJudge(positive, negative))
+    return Panel(tuple(scoring), tuple(comparing), tuple(votes))
+
+
+def _kind(name: str) -> tuple[str, str]:
+    """(kind, argument) of a judge's name."""
+    if name == "classifier":
+        return name, ""
+    kind, colon, argument = name.partition(":")
+    if not colon or kind not in KINDS:
+        return "function", name
+    if not argument:
+        raise ZooError(f"The judge {name!r} names nothing after its colon: write {kind}:NAME.")
+    return kind, argument
+
+
+def _check_word(name: str) -> None:
+    """Raises ZooError for a word that is no judge's and no module's, with the one that may be meant."""
+    known = ["classifier", *registered(JUDGES)]
+    if ":" not in name and name.partition("(")[0].strip() not in known:
+        near = did_you_mean(name, known) or ": write classifier, KIND:NAME or MODULE:FUNCTION."
+        raise ZooError(f"There is no judge {name!r}{near}")
+    kind, colon, rest = name.partition(":")
+    meant = difflib.get_close_matches(kind, KINDS, n=1) if colon and kind.isidentifier() else []
+    here = (Path(kind), Path(f"{kind}.py"))
+    if meant and not any(path.exists() for path in here) and importlib.util.find_spec(kind) is None:
+        raise ZooError(
+            f"There is no kind of judge {kind!r} and no module of that name, did you mean '{meant[0]}:{rest}'?"
+        )
+
+
+def _check_there(name: str) -> None:
+    """Raises ZooError for a model that the Hub says it has not; where it does not answer, that is seen later."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    from ..hub.pull import split_revision
+    from ..hub.refusals import client_errors, hub_name, reason
+    from ..json_values import hub_id
+
+    if Path(name).is_dir():
+        return
+    repo, revision = split_revision(name)
+    if hub_id(repo) is None:
+        raise ZooError(f"The judge reward:{name} is no folder and no repository: write reward:NAMESPACE/NAME.")
+    try:
+        HfApi().model_info(repo, revision=revision)
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+        raise ZooError(
+            f"The judge reward:{name} is not on {hub_name()}, or this token may not read it: check its name."
+        ) from error
+    except client_errors() as error:
+        log.info("Whether reward:%s is there cannot be told now (%s).", name, reason(error))
+
+
+def _check_votes(name: str) -> None:
+    """Raises ZooError for a data set that the Hub says it has not."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    from ..hub.refusals import client_errors, hub_name, reason
+
+    try:
+        HfApi().dataset_info(name)
+    except RepositoryNotFoundError as error:
+        raise ZooError(
+            f"The votes {name} are not on {hub_name()}, or this token may not read them: check the name."
+        ) from error
+    except client_errors() as error:
+        log.info("Whether the votes %s are there cannot be told now (%s).", name, reason(error))
+
+
+def _reward(name: str) -> RewardJudge:
+    from ..hub.pull import pull
+    from ..model_files import load_tokenizer
+    from ..models import load_classifier
+
+    path = Path(name) if Path(name).is_dir() else pull(name)
+    if not (path / "config.json").is_file():  # a stage of a run: the checkpoint that it chose
+        path = StageRecord(path).chosen_checkpoint() or path
+    model = load_classifier(path)
+    tokenizer = load_tokenizer(path, name=f"The judge reward:{name}")
+    return RewardJudge(name, RewardModel(model, tokenizer, tokenizer))
+
+
+def _llm(model: str, config: LLMConfig, cache: Path | None) -> LLMJudge:
+    """The endpoint is the environment's, as the key is: what a recipe says must not choose where a key is sent."""
+    given = {key: value for key, value in asdict(config).items() if value is not None}
+    price = given.pop("price", None)
+    return LLMJudge(
+        os.environ.get(ENDPOINT) or OPENAI,
+        model,
+        name=f"llm:{model}",
+        cache=cache,
+        price=None if price is None else (price[0], price[1]),
+        **given,
+    )

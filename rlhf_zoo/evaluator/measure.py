@@ -1,0 +1,226 @@
+"""What completions are measured with: sampling, reward, KL and the judges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..evaluation.judges import FunctionJudge, Judge
+from ..functional import exact_kl, selected_logprobs
+from ..model_files import load_tokenizer
+from ..models import load_causal, load_classifier
+from ..plugins import load_object
+from ..rewards import RewardModel, Rewards
+from ..runs.context import RunContext
+from ..runs.data import DataSource
+from ..runs.generate import complete
+from ..sampling import Samples, response_logits
+from .judges import (
+    Panel,
+    RewardJudge,
+    RuleJudge,
+    cheapest_first,
+    open_panel,
+    scores,
+)
+
+__all__ = ["Evaluator", "Measured", "make_evaluator", "measure", "reward_models", "training_rewards"]
+
+CHUNK = 64  # completions whose logits of both policies are held at once
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """What completions are measured with: one reference, one reward (None without), the judges."""
+
+    reference: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    rewards: Rewards | None
+    panel: Panel
+    max_new_tokens: int
+    temperature: float
+
+    @property
+    def judge(self) -> Judge:
+        """The headline's."""
+        return self.panel.scoring[0]
+
+    @property
+    def with_one_judge(self) -> Evaluator:
+        """The same with the headline's judge alone."""
+        return replace(self, panel=Panel(self.panel.scoring[:1]))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One policy's completions, one entry a (prompt, sample).
+
+    reward: [] without one. logprobs, ref_logprobs: log π and log π_SFT of each token that was drawn, nats. exact_kl:
+    Σ_t KL(π‖π_SFT) of the distributions that they were drawn from, nats a completion: as `kl` in the mean, less noise.
+    """
+
+    completions: list[str]
+    reward: list[float]
+    length: list[int]
+    ended: list[bool]
+    judges: dict[str, list[float]]
+    exact_kl: list[float]
+    logprobs: list[list[float]]
+    ref_logprobs: list[list[float]]
+    tokens: list[list[int]]
+
+    @cached_property
+    def kl(self) -> list[float]:
+        """Σ_t log π − log π_SFT of each completion, nats (k1)."""
+        return [math.fsum(ours) - theirs for ours, theirs in zip(self.logprobs, self.sft_logprob, strict=True)]
+
+    @cached_property
+    def sft_logprob(self) -> list[float]:
+        """Σ_t log π_SFT of each completion, nats."""
+        return [math.fsum(row) for row in self.ref_logprobs]
+
+
+def measure(
+    policy: PreTrainedModel,
+    evaluator: Evaluator,
+    prompts: Sequence[str],
+    *,
+    keys: Sequence[tuple[int, ...]],
+    seed: int,
+    desc: str,
+    columns: Mapping[str, Sequence[Any]] | None = None,
+) -> Measured:
+    """Samples one completion a prompt and measures each. Two policies under equal keys and seed draw alike.
+
+    columns: the prompts' other columns, one value a prompt, which reward functions may read.
+    """
+    done = complete(
+        policy,
+        evaluator.tokenizer,
+        prompts,
+        keys=keys,
+        seed=seed,
+        max_new_tokens=evaluator.max_new_tokens,
+        temperature=evaluator.temperature,
+        desc=desc,
+    )
+    reward: list[float] = []
+    exact: list[float] = []
+    ours: list[list[float]] = []
+    theirs: list[list[float]] = []
+    for batch in done.batches:
+        if evaluator.rewards is not None:
+            chosen = slice(len(reward), len(reward) + len(batch))
+            texts = [prompt + text for prompt, text in zip(prompts[chosen], done.texts[chosen], strict=True)]
+            others = {name: list(values[chosen]) for name, values in (columns or {}).items()}
+            reward += evaluator.rewards(batch, prompts[chosen], done.texts[chosen], texts, others).total.tolist()
+        for part in batch.chunks(CHUNK):
+            along, rated = _against(policy, evaluator, part)
+            exact += along
+            theirs += rated
+            ours += _rows(part.logprobs, part)
+    judged = {
+        judge.name: scores(judge, prompts, done.texts, columns) for judge in cheapest_first(evaluator.panel.scoring)
+    }
+    tokens = [list(row) for batch in done.batches for row in batch.token_lists()]
+    return Measured(done.texts, reward, done.lengths, done.ended, judged, exact, ours, theirs, tokens)
+
+
+@torch.no_grad()
+def _against(policy: PreTrainedModel, evaluator: Evaluator, batch: Samples) -> tuple[list[float], list[list[float]]]:
+    """Of each completion, nats: its exact KL to the reference, summed over tokens, and log π_ref of each token."""
+    logits = response_logits(evaluator.reference, batch, temperature=evaluator.temperature)
+    reference = selected_logprobs(logits, batch.completion_ids)
+    if policy is evaluator.reference:
+        exact = torch.zeros_like(reference)
+    else:
+        exact = exact_kl(response_logits(policy, batch, temperature=evaluator.temperature), logits)
+    return exact.masked_fill(~batch.mask, 0).sum(1).tolist(), _rows(reference, batch)
+
+
+def _rows(values: torch.Tensor, batch: Samples) -> list[list[float]]:
+    """The values (B, T) of each completion's own tokens."""
+    return [row[keep].tolist() for row, keep in zip(values, batch.mask, strict=True)]
+
+
+def make_evaluator(context: RunContext, source: DataSource, reference_path: Path) -> Evaluator:
+    """The SFT policy at `reference_path` as reference, PPO's reward, and the recipe's judges."""
+    ppo = context.settings("ppo")
+    tokenizer = load_tokenizer(reference_path)
+    rewards: list[Any] = [load_object(name, group="rlhf_zoo.rewards") for name in ppo.data.reward_funcs or []]
+    if ppo.data.reward_model_path is not None:
+        path = (
+            context.checkpoint("reward").path if ppo.data.reward_model_path == "reward" else ppo.data.reward_model_path
+        )
+        rewards.insert(0, RewardModel(load_classifier(path), load_tokenizer(path), tokenizer))
+    return Evaluator(
+        reference=load_causal(reference_path).eval(),
+        tokenizer=tokenizer,
+        rewards=Rewards(rewards, weights=ppo.trainer.reward_weights),
+        panel=_panel(context, source),
+        max_new_tokens=ppo.trainer.response_length,
+        temperature=ppo.trainer.temperature,
+    )
+
+
+def training_rewards(context: RunContext, tools: Evaluator) -> frozenset[str]:
+    """The names of the judges that PPO is paid by: these judge nothing."""
+    ppo = context.settings("ppo")
+    models = 0 if ppo.data.reward_model_path is None else 1
+    weights = ppo.trainer.reward_weights or [1.0]
+    paid = paid_functions(ppo.data.reward_funcs, ppo.trainer.reward_weights, learned=bool(models))
+    return function_judges(tools, paid) | (reward_models(tools) if models and weights[0] else frozenset())
+
+
+def paid_functions(names: Sequence[str] | None, weights: Sequence[float] | None, *, learned: bool) -> frozenset[str]:
+    """The reward functions that pay: those whose weight is not 0.
+
+    weights: of the reward model, where there is one (`learned`), then of each function; None for 1 each.
+    """
+    names = names or []
+    of_each = list(weights or [])[int(learned) :]
+    if len(of_each) != len(names):
+        return frozenset(names)
+    return frozenset(name for name, weight in zip(names, of_each, strict=True) if weight)
+
+
+def function_judges(tools: Evaluator, functions: Collection[str]) -> frozenset[str]:
+    """The names of the judges that are one of these functions."""
+    judges = (one for one in tools.panel.scoring if isinstance(one, FunctionJudge | RuleJudge))
+    return frozenset(one.name for one in judges if one.target in functions)
+
+
+def reward_models(tools: Evaluator) -> frozenset[str]:
+    """The names of the judges that have the weights of the training reward's model, under whatever name."""
+    models = tools.rewards.models if tools.rewards is not None else []
+    return frozenset(
+        judge.name
+        for judge in tools.panel.scoring
+        if isinstance(judge, RewardJudge)
+        and any(_equal(judge.model.model.state_dict(), one.model.state_dict()) for one in models)
+    )
+
+
+def _equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+def _panel(context: RunContext, source: DataSource) -> Panel:
+    config = context.shared.evaluation
+    return open_panel(
+        config.names,
+        llm=config.asked_llm,
+        labeled=lambda: source.load("judge", "train", columns=["text", "label"]),
+        folder=context.record("eval").path,
+        seed=context.shared.seed,
+        title=config.judge_name,
+        description=config.judge_description or None,
+        lexicon=config.lexicon,
+    )

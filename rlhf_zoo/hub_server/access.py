@@ -1,0 +1,51 @@
+"""Who may read and write which repository."""
+
+from __future__ import annotations
+
+from .faults import Damaged, Fault, repo_not_found, revision_not_found
+from .git import MAIN, GitRepository
+from .messages import Request
+from .names import RepoId
+from .storage import Settings, Storage
+
+__all__ = ["Access", "commit_of"]
+
+
+class Access:
+    """Strangers read what is public; any token reads everything; a write token writes everything."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def sees(self, request: Request, settings: Settings) -> bool:
+        """True where the caller may know that the repository exists."""
+        return request.role is not None or not settings.private
+
+    def read(self, request: Request, repo: RepoId) -> Settings:
+        """The repository's settings; a Fault where the caller may not read it."""
+        anonymous = request.role is None
+        try:
+            settings = self.storage.settings(repo)
+        except Fault as fault:
+            if isinstance(fault, Damaged) and not anonymous:
+                raise
+            raise repo_not_found(repo, anonymous=anonymous) from None  # nobody can tell whether it was private
+        if not self.sees(request, settings):
+            raise repo_not_found(repo, anonymous=anonymous)
+        return settings
+
+    def write(self, request: Request, repo: RepoId) -> Settings:
+        """The repository's settings; a Fault where the caller may not change it."""
+        settings = self.read(request, repo)
+        request.require_write()
+        return settings
+
+
+def commit_of(git: GitRepository, revision: str) -> str:
+    """The commit a revision stands for (Fault 404 RevisionNotFound)."""
+    if revision == MAIN:
+        return git.head()
+    commit = git.resolve(revision)
+    if commit is None:
+        raise revision_not_found(revision)
+    return commit

@@ -1,0 +1,109 @@
+"""Who the caller is, what this server is, and what it does not offer."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from .access import Access, commit_of
+from .describe import examine
+from .faults import Fault, forbidden
+from .messages import Request, Response, json_response
+from .names import OWNER, RepoId
+from .routing import Router
+
+__all__ = ["STATUS_PATH", "AccountApi"]
+
+#: Answers anyone with {"service", "pid"}: how a command finds out whether a server still runs.
+STATUS_PATH = "/api/rlhf-zoo"
+
+
+class AccountApi:
+    """See `register` for the addresses."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def register(self, router: Router) -> None:
+        """Add the routes."""
+        router.add("GET", "/api/whoami-v2", self.whoami)
+        router.add("GET", STATUS_PATH, self.status)
+        router.add("GET", f"{STATUS_PATH}/damaged", self.damaged)
+        router.add("GET", "/api/{repo}/discussions", self.discussions)
+        router.add("GET POST", "/api/{repo}/discussions/{path*}", self.no_discussions)
+        router.add("GET", "/", self.front_page)
+        router.add("GET", "/{page}", self.page)
+        router.add("GET", "/{page}/{view}/{revision}", self.page)
+
+    def whoami(self, request: Request) -> Response:
+        """The one account; other namespaces in use are its organisations."""
+        if request.role is None:
+            raise Fault(401, "Invalid username or password.")
+        namespaces = {repo.namespace for repo in self._access.storage.repositories()} - {OWNER}
+        answer: dict[str, Any] = {
+            "type": "user",
+            "id": OWNER,
+            "name": OWNER,
+            "fullname": "Embedded Hub",
+            "isPro": False,
+            "canPay": False,
+            "avatarUrl": "",
+            "orgs": [{"type": "org", "id": name, "name": name, "roleInOrg": "admin"} for name in sorted(namespaces)],
+            "auth": {
+                "type": "access_token",
+                "accessToken": {"displayName": f"embedded-{request.role}", "role": request.role},
+            },
+        }
+        return json_response(answer)
+
+    def status(self, request: Request) -> Response:
+        """Proof that this is an embedded Hub, and which process."""
+        return json_response({"service": "rlhf-zoo hub", "pid": os.getpid()})
+
+    def damaged(self, request: Request) -> Response:
+        """What is wrong with repositories of the given authors, or of all: those that lists leave out, and those whose
+        metadata they leave out."""
+        request.require_token()
+        storage, authors = self._access.storage, request.many("author")
+        answer = []
+        for repo in storage.repositories():
+            reason = examine(storage, repo) if not authors or repo.namespace in authors else None
+            if reason is not None:
+                answer.append({"id": str(repo), "type": repo.kind, "reason": reason})
+        return json_response(answer)
+
+    def discussions(self, request: Request, repo: RepoId) -> Response:
+        """There are none."""
+        self._access.read(request, repo)
+        return json_response({"discussions": [], "count": 0, "start": 0, "numClosedDiscussions": 0})
+
+    def no_discussions(self, request: Request, repo: RepoId, path: str) -> Response:
+        """Nor can there be."""
+        self._access.read(request, repo)
+        raise forbidden("The embedded Hub has neither discussions nor pull requests: commit to a branch instead.")
+
+    def front_page(self, request: Request) -> Response:
+        """What a browser sees first: a list of the repositories, as plain text."""
+        storage = self._access.storage
+        repos = []
+        for repo in storage.repositories():
+            with storage.going_on(repo):
+                if self._access.sees(request, storage.settings(repo)):
+                    repos.append(repo)
+        lines = ["rlhf-zoo embedded Hub", "", *(f"{request.base}/{repo.url}" for repo in repos)]
+        return _text("\n".join(lines))
+
+    def page(self, request: Request, repo: RepoId, view: str = "tree", revision: str = "main") -> Response:
+        """A repository as plain text: what stands behind the addresses that clients print."""
+        self._access.read(request, repo)
+        if view not in ("tree", "commit"):
+            raise Fault(404, "The embedded Hub has no such page.")
+        with self._access.storage.git(repo) as git:
+            commit = commit_of(git, revision)
+            refs = [ref.ref for prefix in ("refs/heads/", "refs/tags/") for ref in git.refs(prefix)]
+            files = [f"{git.blob_info(entry.oid).size:>14,}  {entry.path}" for entry in git.files(commit)]
+        return _text("\n".join([f"{repo.kind} {repo}", f"commit {commit}", "", *refs, "", *files]))
+
+
+def _text(content: str) -> Response:
+    return Response(200, {"Content-Type": "text/plain; charset=utf-8"}, f"{content}\n".encode(errors="replace"))

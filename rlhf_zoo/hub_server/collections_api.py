@@ -1,0 +1,294 @@
+"""Collections: named lists of repositories, one JSON file each under ROOT/collections/NAMESPACE/."""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from .access import Access
+from .durable import locked, read_json, write_json
+from .faults import Damaged, Fault, bad_request
+from .messages import SMALL_BODY, Request, Response, json_response, member
+from .names import KINDS, OWNER, RepoId, parse_repo_id
+from .repos_api import next_link
+from .routing import Router
+from .storage import now
+
+__all__ = ["CollectionsApi"]
+
+log = logging.getLogger(__name__)
+_PAGE = 100
+_FIELDS = {"slug": str, "title": str, "owner": str, "private": bool, "position": int, "lastUpdated": str, "items": list}
+
+
+class CollectionsApi:
+    """See `register` for the addresses."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._root = access.storage.root / "collections"
+        self._noted: set[Path] = set()
+
+    def register(self, router: Router) -> None:
+        """Add the routes."""
+        one = "/api/collections/{namespace}/{slug}"
+        router.add("GET", "/api/collections", self.find)
+        router.add("POST", "/api/collections", self.create, body=SMALL_BODY)
+        router.add("GET", one, self.get)
+        router.add("PATCH", one, self.change, body=SMALL_BODY)
+        router.add("DELETE", one, self.delete)
+        router.add("POST", f"{one}/items", self.add_item, body=SMALL_BODY)
+        router.add("PATCH", f"{one}/items/{{item}}", self.change_item, body=SMALL_BODY)
+        router.add("DELETE", f"{one}/items/{{item}}", self.delete_item)
+
+    def find(self, request: Request) -> Response:
+        """Collections by owner, item ("models/NAMESPACE/NAME") or words of the title; results have no position."""
+        owners, items = request.many("owner"), request.many("item")
+        words = (request.one("q") or "").lower().split()
+        found = []
+        for collection in self._whole(self._root.glob("*/*.json")):
+            if not self._sees(request, collection):
+                continue
+            collection["items"] = self._visible(request, collection)
+            held = {f"{KINDS[item['type']]}/{item['id']}" for item in collection["items"]}
+            if (owners and collection["owner"] not in owners) or (items and not held & set(items)):
+                continue
+            if all(word in collection["title"].lower() for word in words):
+                collection.pop("position")
+                found.append(_shown(collection))
+        found.sort(key=lambda collection: collection["lastUpdated"], reverse=True)
+        size = request.number("limit", _PAGE, maximum=_PAGE)
+        start = request.number("cursor", 1, maximum=10**9) - 1
+        more = len(found) > start + size
+        headers = next_link(request, request.path, cursor=start + size + 1) if more else {}
+        return json_response(found[start : start + size], headers=headers)
+
+    def create(self, request: Request) -> Response:
+        """409 with the slug where the owner has one of that title."""
+        request.require_write()
+        fields = request.json()
+        title = _text(fields, "title", 60)
+        if not title:
+            raise bad_request("A collection needs a title.")
+        owner = parse_repo_id("model", fields.get("namespace") or OWNER, "x").namespace
+        with self._locked():
+            folder = self._root / owner
+            folder.mkdir(exist_ok=True)
+            for other in self._whole(folder.glob("*.json")):
+                if other["title"] == title:
+                    slug = other["slug"]
+                    raise Fault(409, f"The collection '{slug}' has that title already.", body={"slug": slug})
+            collection: dict[str, Any] = {
+                "slug": f"{owner}/{_slug(title)}-{secrets.token_hex(12)}",
+                "title": title,
+                "description": _text(fields, "description", 150) or None,
+                "owner": owner,
+                "private": bool(fields.get("private", False)),
+                "theme": "blue",
+                "position": 0,
+                "upvotes": 0,
+                "items": [],
+            }
+            self._save(collection)
+        return self._answer(request, collection)
+
+    def get(self, request: Request, namespace: str, slug: str) -> Response:
+        """One collection."""
+        return self._answer(request, self._load(request, namespace, slug))
+
+    def change(self, request: Request, namespace: str, slug: str) -> Response:
+        """Title, description, visibility, theme, position; a new title changes the slug but for its last part."""
+        request.require_write()
+        fields = request.json()
+        with self._locked():
+            collection = self._load(request, namespace, slug)
+            old = self._path(collection["slug"])
+            for key, limit in (("title", 60), ("description", 150), ("theme", 30)):
+                if key in fields:
+                    collection[key] = _text(fields, key, limit)
+            if "private" in fields:
+                collection["private"] = bool(fields["private"])
+            if isinstance(fields.get("position"), int):
+                collection["position"] = fields["position"]
+            ident = collection["slug"].rpartition("-")[2]
+            collection["slug"] = f"{collection['owner']}/{_slug(collection['title'])}-{ident}"
+            self._save(collection)
+            if self._path(collection["slug"]) != old:
+                old.unlink()
+        return json_response({"success": True, "data": _shown(collection)})
+
+    def delete(self, request: Request, namespace: str, slug: str) -> Response:
+        """The repositories in it stay."""
+        request.require_write()
+        with self._locked():
+            self._path(self._load(request, namespace, slug)["slug"]).unlink()
+        return json_response({})
+
+    def add_item(self, request: Request, namespace: str, slug: str) -> Response:
+        """Append a repository; 409 where it is in the collection already."""
+        request.require_write()
+        fields = request.json()
+        item = member(fields, "item", dict) or {}
+        kind = member(item, "type", str)
+        if kind not in KINDS:
+            raise bad_request(f"A collection of the embedded Hub holds models, datasets and Spaces, not '{kind}'.")
+        parts = (member(item, "id", str) or "").removeprefix(f"{KINDS[kind]}/").split("/")
+        if len(parts) != 2:
+            raise bad_request("The item's id must be NAMESPACE/NAME.")
+        repo = parse_repo_id(kind, *parts)
+        self._access.read(request, repo)
+        with self._locked():
+            collection = self._load(request, namespace, slug)
+            if any((each["type"], each["id"]) == (kind, str(repo)) for each in collection["items"]):
+                raise Fault(409, f"'{repo}' is in the collection already.")
+            note = _text(fields, "note", 500)
+            collection["items"].append({"_id": secrets.token_hex(12), "id": str(repo), "type": kind, "note": note})
+            self._save(collection)
+        return self._answer(request, collection)
+
+    def change_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
+        """Change its note or its position."""
+        request.require_write()
+        fields = request.json()
+        with self._locked():
+            collection = self._load(request, namespace, slug)
+            found = _item(collection, item)
+            if "note" in fields:
+                found["note"] = _text(fields, "note", 500)
+            if isinstance(fields.get("position"), int):
+                collection["items"].remove(found)
+                collection["items"].insert(max(0, fields["position"]), found)
+            self._save(collection)
+        return json_response({})
+
+    def delete_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
+        """Take a repository out."""
+        request.require_write()
+        with self._locked():
+            collection = self._load(request, namespace, slug)
+            collection["items"].remove(_item(collection, item))
+            self._save(collection)
+        return json_response({})
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        with locked(self._root / ".lock"):
+            yield
+
+    def _sees(self, request: Request, collection: dict[str, Any]) -> bool:
+        return request.role is not None or not collection["private"]
+
+    def _visible(self, request: Request, collection: dict[str, Any]) -> list[dict[str, Any]]:
+        """The items that the caller may know of; strangers see what is public now."""
+        if request.role is not None:
+            return list(collection["items"])
+        storage, found = self._access.storage, []
+        for item in collection["items"]:
+            repo = RepoId(item["type"], *item["id"].split("/"))
+            with storage.going_on(repo):
+                if self._access.sees(request, storage.settings(repo)):
+                    found.append(item)
+        return found
+
+    def _answer(self, request: Request, collection: dict[str, Any]) -> Response:
+        return json_response(_shown({**collection, "items": self._visible(request, collection)}))
+
+    def _whole(self, paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+        """The collections in these files; a damaged one is left out, and logged once."""
+        for path in sorted(paths):
+            try:
+                collection = _read(path)
+            except Damaged as fault:
+                if path not in self._noted:
+                    self._noted.add(path)
+                    log.warning("%s is damaged (%s).", path, fault.reason)
+                continue
+            if collection is not None:
+                yield collection
+
+    def _path(self, slug: str) -> Path:
+        owner, _, name = slug.partition("/")
+        return self._root / owner / f"{name}.json"
+
+    def _load(self, request: Request, namespace: str, slug: str) -> dict[str, Any]:
+        ident = re.fullmatch(r"(?:[a-z0-9-]*-)?([0-9a-f]{24})", slug)
+        owner = parse_repo_id("model", namespace, "x").namespace
+        # The Hub knows a collection by the last part of its slug; the title in front may be an old one.
+        paths = list((self._root / owner).glob(f"*-{ident[1]}.json")) if ident else []
+        try:
+            collection = _read(paths[0]) if paths else None
+        except Damaged:
+            if request.role is not None:
+                raise
+            collection = None  # nobody can tell whether it was private
+        if collection is None or not self._sees(request, collection):
+            raise Fault(404, f"The collection '{namespace}/{slug}' was not found on this Hub.")
+        return collection
+
+    def _save(self, collection: dict[str, Any]) -> None:
+        collection["lastUpdated"] = now()
+        write_json(self._path(collection["slug"]), collection)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A stored collection, None where it has gone; Damaged for what no Hub wrote."""
+    try:
+        found = read_json(path)
+    except (ValueError, RecursionError, PermissionError) as error:
+        raise Damaged(f"The collection '{path.parent.name}/{path.stem}'", f"it cannot be read: {error}") from error
+    if found is not None and not _is_collection(found):
+        raise Damaged(f"The collection '{path.parent.name}/{path.stem}'", "it is not what a Hub writes")
+    return found
+
+
+def _is_collection(found: Any) -> bool:
+    return (
+        isinstance(found, dict)
+        and all(isinstance(found.get(key), kind) for key, kind in _FIELDS.items())
+        and all(
+            isinstance(item, dict)
+            and isinstance(item.get("id"), str)
+            and item["id"].count("/") == 1
+            and item.get("type") in list(KINDS)
+            and isinstance(item.get("_id"), str)
+            for item in found["items"]
+        )
+    )
+
+
+def _slug(title: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60] or "collection"
+
+
+def _text(fields: dict[str, Any], key: str, limit: int) -> str:
+    value = fields.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str) or len(value) > limit:
+        raise bad_request(f"The {key} must be a text of at most {limit} characters.")
+    return value
+
+
+def _item(collection: dict[str, Any], ident: str) -> dict[str, Any]:
+    for item in collection["items"]:
+        if item["_id"] == ident:
+            found: dict[str, Any] = item
+            return found
+    raise Fault(404, f"The collection has no item '{ident[:60]}'.")
+
+
+def _shown(collection: dict[str, Any]) -> dict[str, Any]:
+    items = []
+    for position, item in enumerate(collection["items"]):
+        shown = {**item, "position": position}
+        note = shown.pop("note", "")
+        if note:
+            shown["note"] = {"text": note, "html": escape(note)}
+        items.append(shown)
+    return {**collection, "items": items, "isUpvotedByUser": False}

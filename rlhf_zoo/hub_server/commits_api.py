@@ -1,0 +1,410 @@
+"""Writing files: card validation, upload modes, and the commit itself."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from io import BytesIO
+from itertools import islice
+from typing import Any
+
+from .access import Access
+from .cards import check_card
+from .faults import (
+    Fault,
+    bad_request,
+    entry_not_found,
+    forbidden,
+    revision_not_found,
+)
+from .git import GitRepository, Quarantine, TreeEdit
+from .large_files import Pointer, parse_pointer
+from .messages import (
+    Request,
+    Response,
+    json_response,
+    member,
+    objects,
+    plain_json,
+)
+from .names import RepoId, check_oid, check_path
+from .routing import Router
+from .storage import Storage
+
+__all__ = ["CommitsApi"]
+
+_REGULAR_LIMIT = 10 * 2**20
+_CARD_BODY = 16 * 2**20
+_PREUPLOAD_BODY = 4 * 2**20
+_MAX_FILES = 5000
+_COMMIT_BODY = 4 * 2**30
+_MAX_OPERATIONS = 100_000
+_MAX_ATTRIBUTE_LINE = 2000
+_PATTERN_FILES = (".gitattributes", ".gitignore")
+# Each `*` multiplies the time that a pattern may take; nothing else runs while it is matched.
+_STARS = re.compile(rb"\*+")
+_MAX_STARS = 4
+_MAX_DOUBLE_STARS = 2
+_MAX_PATTERNS = 2000
+_MAX_PATTERN_BYTES = 2**20
+_MATCHING_SECONDS = 10.0
+_ATTRIBUTES = ".gitattributes"
+_TRACKED = " filter=lfs diff=lfs merge=lfs -text"
+_NO_PULL_REQUESTS = "The embedded Hub has no pull requests: commit to a branch (revision=...) instead."
+
+
+@dataclass(frozen=True)
+class _File:
+    path: str
+    blob: str
+
+
+@dataclass(frozen=True)
+class _LargeFile:
+    path: str
+    oid: str
+    size: int | None
+
+
+@dataclass(frozen=True)
+class _Deletion:
+    path: str
+    is_folder: bool
+
+
+_Operation = _File | _LargeFile | _Deletion
+
+
+class CommitsApi:
+    """See `register` for the addresses."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._storage = access.storage
+
+    def register(self, router: Router) -> None:
+        """Add the routes."""
+        router.add("POST", "/api/validate-yaml", self.validate, body=_CARD_BODY)
+        router.add("POST", "/api/{repo}/preupload/{revision}", self.preupload, body=_PREUPLOAD_BODY)
+        router.add("POST", "/api/{repo}/commit/{revision}", self.commit, body=_COMMIT_BODY)
+
+    def validate(self, request: Request) -> Response:
+        """The card check that huggingface_hub asks for before it uploads anything.
+
+        Of strangers' cards nothing is parsed: the commit, which needs a token, checks the card once more.
+        """
+        if request.role is None:
+            for _ in request.body.chunks():
+                pass
+            return json_response({"errors": [], "warnings": []})
+        request.body.expect(_CARD_BODY)
+        fields = request.json()
+        content = member(fields, "content", str)
+        if content is None:
+            raise bad_request("The card's content is missing.")
+        errors, warnings = check_card(content, member(fields, "repoType", str) or "model")
+        answer = {
+            "errors": [{"message": error} for error in errors],
+            "warnings": [{"message": warning} for warning in warnings],
+        }
+        return json_response(answer, status=400 if errors else 200)
+
+    def preupload(self, request: Request, repo: RepoId, revision: str) -> Response:
+        """How each file is to be sent, and what the repository has under its name already."""
+        self._access.write(request, repo)
+        if request.flag("create_pr"):
+            raise forbidden(_NO_PULL_REQUESTS)
+        fields = request.json()
+        with self._storage.git(repo) as git:
+            _, commit = _branch_head(git, revision)
+            tree = TreeEdit(git, git.root_tree(commit))
+            watch = _Watch()
+            large = _Attributes(git, tree, watch)
+            ignored = _Ignored(git, tree, member(fields, "gitIgnore", str), watch)
+            files = []
+            needed = 0
+            for item in objects(fields, "files", most=_MAX_FILES):
+                path = check_path(item.get("path"))
+                size = member(item, "size", int)
+                sample = _base64(member(item, "sample", str) or "", path)
+                is_large = large(path) or b"\0" in sample or (size is not None and size > _REGULAR_LIMIT)
+                info = {
+                    # The path goes back as it came: the client looks its answer up by it.
+                    "path": item["path"],
+                    "uploadMode": "lfs" if is_large else "regular",
+                    "shouldIgnore": ignored(path),
+                }
+                stored = tree.get(path)
+                pointer = git.blob_info(stored).pointer if stored is not None else None
+                if stored is not None:
+                    info["oid"] = pointer.oid if pointer else stored
+                if is_large and size is not None and not (pointer and pointer.size == size):
+                    needed += max(size, 0)
+                files.append(info)
+        if needed:  # the client shows this refusal's sentence; of one by the Xet store it shows the status alone
+            self._storage.require_room(needed)
+        return json_response({"files": files, "commitOid": commit})
+
+    def commit(self, request: Request, repo: RepoId, revision: str) -> Response:
+        """Apply a list of changes to a branch: all of it, or nothing."""
+        self._access.write(request, repo)
+        if request.flag("create_pr"):
+            raise forbidden(_NO_PULL_REQUESTS)
+        request.body.expect(_COMMIT_BODY)
+        with self._storage.git(repo) as git, Quarantine(self._storage.path(repo)) as quarantine:
+            _branch_head(git, revision)  # better known before the upload than after it
+            header, operations = _read(request, repo, quarantine, self._storage)
+            with self._storage.lock(repo):
+                branch, head = _branch_head(git, revision)
+                parent = member(header, "parentCommit", str)
+                if parent and not head.startswith(parent.lower()):
+                    raise Fault(
+                        412, f"A commit has happened since: the head of '{branch}' is {head}, not {parent}; try again."
+                    )
+                oid = self._apply(git, quarantine, repo, head, header, operations)
+                if oid != head:
+                    quarantine.migrate()
+                    git.write_ref(f"refs/heads/{branch}", oid)
+        answer = {"success": True, "commitOid": oid, "commitUrl": f"{request.base}/{repo.url}/commit/{oid}"}
+        return json_response(answer)
+
+    def _apply(
+        self,
+        git: GitRepository,
+        quarantine: Quarantine,
+        repo: RepoId,
+        head: str,
+        header: dict[str, Any],
+        operations: list[_Operation],
+    ) -> str:
+        """The new commit's id; the head's own where nothing changes, so that a repeated request does no harm."""
+        store = self._storage.large_files(repo)
+        before = git.root_tree(head)
+        tree = TreeEdit(git, before)
+        large = []
+        for operation in operations:
+            if isinstance(operation, _Deletion):
+                if not tree.remove(operation.path, is_folder=operation.is_folder):
+                    what = "folder" if operation.is_folder else "file"
+                    message = f"A {what} with this name doesn't exist: '{operation.path}'."
+                    raise entry_not_found(message, commit=head)
+            elif isinstance(operation, _LargeFile):
+                size = store.size(operation.oid)
+                if size is None:
+                    raise bad_request(f"The content of '{operation.path}' was not uploaded to LFS; upload it first.")
+                if operation.size not in (None, size):
+                    raise bad_request(f"'{operation.path}' has {size} bytes in LFS, not {operation.size}.")
+                tree.put(operation.path, quarantine.blob(Pointer(operation.oid, size).content()))
+                large.append(operation.path)
+            else:
+                tree.put(operation.path, operation.blob)
+        self._track(git, quarantine, tree, large)
+        after = tree.write(quarantine)
+        if after == before:
+            return head
+        summary = member(header, "summary", str) or "Update files"
+        description = member(header, "description", str) or ""
+        return quarantine.commit(after, [head], f"{summary}\n\n{description}")
+
+    def _track(self, git: GitRepository, quarantine: Quarantine, tree: TreeEdit, paths: list[str]) -> None:
+        """Tell git-lfs about big files that no pattern of .gitattributes covers, as the Hub does."""
+        if not paths:
+            return
+        known = _Attributes(git, tree, _Watch(), quarantine)
+        there = set(known.content.split(b"\n"))  # with those beyond the patterns that are read
+        lines = {path: f"{_attribute_pattern(path)}{_TRACKED}".encode() for path in paths}
+        added = [line + b"\n" for path, line in lines.items() if line not in there and not known(path)]
+        if added:
+            content = known.content
+            if content and not content.endswith(b"\n"):
+                content += b"\n"
+            tree.put(_ATTRIBUTES, quarantine.blob(content + b"".join(added)))
+
+
+def _branch_head(git: GitRepository, revision: str) -> tuple[str, str]:
+    """A branch's name and head; Fault 404 where there is none, 400 for a tag or a commit, 403 for a pull request."""
+    if revision.startswith("refs/pr/"):
+        raise forbidden(_NO_PULL_REQUESTS)
+    name = revision.removeprefix("refs/heads/")
+    head = git.branch(name)
+    if head is None:
+        if git.resolve(revision) is not None:
+            raise bad_request(f"'{revision}' is no branch: commit to a branch instead.")
+        raise revision_not_found(revision)
+    return name, head
+
+
+def _base64(content: str, path: str) -> bytes:
+    try:
+        return base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise bad_request(f"The content of '{path}' is not base64.") from error
+
+
+def _read(
+    request: Request, repo: RepoId, quarantine: Quarantine, storage: Storage
+) -> tuple[dict[str, Any], list[_Operation]]:
+    """Header and operations of a commit; file contents go to the quarantine line by line, not into memory."""
+    header: dict[str, Any] = {}
+    operations: list[_Operation] = []
+    for key, value in _items(request):
+        if key == "header":
+            header = value
+            continue
+        if len(operations) == _MAX_OPERATIONS:
+            raise bad_request(f"The commit holds more than {_MAX_OPERATIONS} changes; make several commits of it.")
+        path = check_path((member(value, "path", str) or "").removesuffix("/" if key == "deletedFolder" else ""))
+        if key == "file":
+            content = _content(value, path)
+            if path.rpartition("/")[2] in _PATTERN_FILES:
+                _check_patterns(content, path)
+            pointer = parse_pointer(content)
+            if pointer and storage.large_files(repo).size(pointer.oid) != pointer.size:
+                raise bad_request(f"'{path}' is an LFS pointer to a file that was not uploaded; push the file itself.")
+            if path == "README.md":
+                errors, _ = check_card(content.decode(errors="replace"), repo.kind)
+                if errors:
+                    raise bad_request(f"Invalid metadata in README.md: {' '.join(errors)}")
+            operations.append(_File(path, quarantine.blob(content)))
+        elif key == "lfsFile":
+            if value.get("algo", "sha256") != "sha256":
+                raise bad_request(f"'{path}' is named by {value['algo']}; the Hub knows sha256 only.")
+            operations.append(_LargeFile(path, check_oid(value.get("oid")), member(value, "size", int)))
+        elif key in ("deletedFile", "deletedFolder"):
+            operations.append(_Deletion(path, key == "deletedFolder"))
+        else:
+            raise bad_request(f"The commit holds an unknown operation '{key[:40]}'.")
+    if not header:
+        raise bad_request("The commit has no header line.")
+    return header, operations
+
+
+def _items(request: Request) -> Iterator[tuple[str, dict[str, Any]]]:
+    for line in request.body.lines():
+        if not line.strip():
+            continue
+        try:
+            item = plain_json(line)
+            key, value = item["key"], item["value"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise bad_request(f"A line of the commit is not a JSON object with key and value: {error}.") from error
+        if not isinstance(key, str) or not isinstance(value, dict):
+            raise bad_request("A line of the commit is not a JSON object with key and value.")
+        yield key, value
+
+
+def _content(value: dict[str, Any], path: str) -> bytes:
+    content = member(value, "content", str)
+    if content is None:
+        raise bad_request(f"The content of '{path}' is missing.")
+    return _base64(content, path) if value.get("encoding") == "base64" else content.encode()
+
+
+class _Watch:
+    """Patterns, whoever wrote them, are matched for so long in one request and no longer (Fault 400)."""
+
+    def __init__(self) -> None:
+        self._end = time.thread_time() + _MATCHING_SECONDS
+
+    def __call__(self) -> None:
+        if time.thread_time() > self._end:
+            raise bad_request(
+                f"The patterns of .gitattributes and .gitignore take more than {_MATCHING_SECONDS:g} seconds to match: "
+                "make them fewer and simpler, or send fewer files at once."
+            )
+
+
+class _Attributes:
+    """Tells which paths .gitattributes hands to git-lfs."""
+
+    def __init__(self, git: GitRepository, tree: TreeEdit, watch: _Watch, quarantine: Quarantine | None = None) -> None:
+        from dulwich.attrs import Pattern, parse_git_attributes
+        from dulwich.wildmatch import MalformedPattern
+
+        oid = tree.get(_ATTRIBUTES)
+        stored = quarantine.read(oid) if oid and quarantine else None
+        self.content = stored if stored is not None else git.blob(oid) if oid else b""
+        self._watch = watch
+        self._rules = []
+        for pattern, attributes in parse_git_attributes(BytesIO(_bounded(self.content))):
+            try:
+                self._rules.append((Pattern(pattern), attributes))
+            except MalformedPattern:  # git skips such a line, and so do we
+                continue
+
+    def __call__(self, path: str) -> bool:
+        from dulwich.attrs import match_path
+
+        return match_path(self._watched(), path.encode()).get(b"filter") == b"lfs"
+
+    def _watched(self) -> Iterator[tuple[Any, Any]]:
+        for rule in self._rules:
+            self._watch()
+            yield rule
+
+
+def _attribute_pattern(path: str) -> str:
+    """A .gitattributes pattern for exactly this path, or, where git would not read so long a line, close to it."""
+    exact = "/" + re.sub(r"([*?\[\]])", r"\\\1", path).replace(" ", "[[:space:]]")
+    return exact if len(exact.encode()) <= _MAX_ATTRIBUTE_LINE - 100 else "/" + re.sub(r"[*?\[\] ]", "?", path)
+
+
+def _check_patterns(content: bytes, path: str) -> None:
+    """Fault 400 for a line that git would not read (git fsck --strict refuses it), or what takes too long to match."""
+    patterns = 0
+    for number, line in enumerate(content.split(b"\n"), 1):
+        if len(line) > _MAX_ATTRIBUTE_LINE:
+            raise bad_request(f"Line {number} of '{path}' is longer than {_MAX_ATTRIBUTE_LINE} bytes; split it.")
+        if _is_too_wild(line):
+            most = f"{_MAX_STARS} times '*', {_MAX_DOUBLE_STARS} of them '**'"
+            raise bad_request(f"The pattern in line {number} of '{path}' may have at most {most}; make it simpler.")
+        # The Hub's own lines may be more: it writes one for each big file that no pattern covers.
+        patterns += _is_pattern(line) and not (line.startswith(b"/") and line.endswith(_TRACKED.encode()))
+        if patterns > _MAX_PATTERNS:
+            raise bad_request(f"'{path}' has more than {_MAX_PATTERNS:,} patterns; make them fewer.")
+
+
+def _is_pattern(line: bytes) -> bool:
+    return bool(line.strip()) and not line.startswith(b"#")
+
+
+def _is_too_wild(line: bytes) -> bool:
+    runs = [] if line.startswith(b"#") else _STARS.findall(line)
+    return len(runs) > _MAX_STARS or sum(len(run) > 1 for run in runs) > _MAX_DOUBLE_STARS
+
+
+def _bounded(content: bytes) -> bytes:
+    """The patterns that are read: what is stored already may hold more, and worse, which matches nothing."""
+    lines = content[:_MAX_PATTERN_BYTES].split(b"\n")
+    return b"\n".join(islice((line for line in lines if _is_pattern(line) and not _is_too_wild(line)), _MAX_PATTERNS))
+
+
+class _Ignored:
+    """Tells which paths the .gitignore (the one sent along, else the repository's) leaves out."""
+
+    def __init__(self, git: GitRepository, tree: TreeEdit, sent: str | None, watch: _Watch) -> None:
+        from dulwich.ignore import IgnoreFilter, Pattern, read_ignore_patterns
+        from dulwich.wildmatch import MalformedPattern
+
+        class Watched(Pattern):
+            def matches(self, name: bytes, is_dir: bool) -> bool:
+                watch()
+                return super().matches(name, is_dir)
+
+        oid = tree.get(".gitignore")
+        content = sent.encode() if sent is not None else git.blob(oid) if oid else b""
+        if sent is not None:
+            _check_patterns(content, ".gitignore")
+        self._filter = IgnoreFilter([])
+        for pattern in read_ignore_patterns(BytesIO(_bounded(content))):
+            try:
+                self._filter.patterns.append(Watched(pattern))
+            except MalformedPattern:
+                continue
+
+    def __call__(self, path: str) -> bool:
+        return bool(self._filter.is_ignored(path))

@@ -1,0 +1,240 @@
+"""What the Hub tells about a repository: one dictionary for its page, for lists and for filters."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from hashlib import sha256
+from itertools import chain
+from typing import Any
+
+from .cards import card_tags, check_card, read_card
+from .faults import Damaged, Fault
+from .git import MAIN, GitRepository
+from .names import RepoId
+from .storage import Settings, Storage
+
+__all__ = ["commit_date", "describe", "examine", "not_running"]
+
+# Metadata lie at the top of a README, and what YAML they may be is bounded by less.
+_README_BYTES = 2**22
+_CONFIG_BYTES = 2**20
+_HEADER_BYTES = 2**24
+_MOST_ELEMENTS = 2**63
+
+_TASKS = {
+    "ForCausalLM": "text-generation",
+    "ForSequenceClassification": "text-classification",
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMaskedLM": "fill-mask",
+}
+
+
+def commit_date(git: GitRepository, commit: str) -> str:
+    """When a commit was made, in the Hub's format."""
+    return datetime.fromtimestamp(git.commit(commit).commit_time, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+
+
+def not_running() -> dict[str, Any]:
+    """The runtime of every Space here."""
+    message = "The embedded Hub stores Spaces and does not run them: start the app file with Python."
+    return {
+        "stage": "STOPPED",
+        "hardware": {"current": None, "requested": None},
+        "storage": None,
+        "gcTimeout": None,
+        "errorMessage": message,
+    }
+
+
+def describe(
+    storage: Storage,
+    repo: RepoId,
+    settings: Settings,
+    git: GitRepository,
+    commit: str,
+    *,
+    blobs: bool = False,
+    expand: Iterable[str] | None = None,
+    leave_out: Iterable[str] = (),
+) -> dict[str, Any]:
+    """A repository at a commit.
+
+    blobs adds sizes and ids of the files. expand names the only properties to give beside the id, leave_out those to
+    skip; what a property costs is spent only where it is given.
+    """
+    wanted = None if expand is None else set(expand)
+    skipped = set(leave_out)
+
+    def wants(*names: str) -> bool:
+        return any((wanted is None or name in wanted) and name not in skipped for name in names)
+
+    files = git.files(commit)
+    by_path = {entry.path: entry.oid for entry in files}
+    card, _ = _card(git, by_path.get("README.md"), repo.kind)
+    head = git.branch(MAIN)
+    info: dict[str, Any] = {
+        "author": repo.namespace,
+        "sha": commit,
+        "lastModified": commit_date(git, head or commit),
+        "createdAt": settings.created,
+        "private": settings.private,
+        "gated": settings.gated,
+        "disabled": False,
+        "downloads": 0,
+        "downloadsAllTime": 0,
+        "likes": 0,
+        "trendingScore": 0,
+        "tags": card_tags(card, repo.kind),
+        "cardData": card,
+    }
+    if repo.kind == "model":
+        _add_model(info, git, by_path, card)
+        if wants("safetensors"):
+            info["safetensors"] = _count_parameters(storage, repo, git, by_path)
+    elif repo.kind == "space":
+        info["sdk"] = (card or {}).get("sdk") or settings.sdk
+        for key in ("models", "datasets"):
+            value = (card or {}).get(key) or []
+            info[key] = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+        info["runtime"] = not_running()
+    if wants("siblings"):
+        info["siblings"] = [_sibling(git, entry.path, entry.oid, blobs=blobs) for entry in files]
+    if wants("usedStorage"):
+        info["usedStorage"] = sum(
+            path.stat().st_size for path in (storage.path(repo) / "lfs" / "objects").glob("*/*/*")
+        ) + sum(git.blob_info(entry.oid).stored for entry in files)
+    ident = {"_id": sha256(f"{repo.plural}/{repo} {settings.created}".encode()).hexdigest()[:24], "id": str(repo)}
+    if repo.kind == "model":
+        ident["modelId"] = str(repo)
+    return ident | {key: value for key, value in info.items() if wants(key) and value is not None}
+
+
+def _add_model(info: dict[str, Any], git: GitRepository, by_path: dict[str, str], card: dict[str, Any] | None) -> None:
+    card = card or {}
+    config, _ = _config(git, by_path.get("config.json"))
+    architectures = config.get("architectures") or []
+    library = card.get("library_name")
+    if library is None and "adapter_config.json" in by_path:
+        library = "peft"
+    if library is None and (config.get("model_type") or architectures):
+        library = "transformers"
+    task = card.get("pipeline_tag")
+    if task is None and architectures:
+        task = next((task for suffix, task in _TASKS.items() if architectures[0].endswith(suffix)), None)
+    tags = list(info["tags"])
+    if any(path.endswith(".safetensors") for path in by_path):
+        tags.append("safetensors")
+    if any("tfevents" in path for path in by_path):
+        tags.append("tensorboard")
+    tags += [tag for tag in (library, task, config.get("model_type")) if isinstance(tag, str)]
+    info["tags"] = list(dict.fromkeys(tags))
+    info["library_name"], info["pipeline_tag"] = library, task
+    info["model-index"] = card.get("model-index")
+    if config:
+        info["config"] = {key: config[key] for key in ("architectures", "model_type") if key in config}
+    if architectures and library == "transformers":
+        info["transformersInfo"] = {"auto_model": _auto_class(architectures[0]), "pipeline_tag": task}
+
+
+def _auto_class(architecture: str) -> str:
+    return next((f"AutoModel{suffix}" for suffix in _TASKS if architecture.endswith(suffix)), "AutoModel")
+
+
+def _card(git: GitRepository, oid: str | None, kind: str) -> tuple[dict[str, Any] | None, str | None]:
+    """The metadata of README.md, and what is wrong with them where they cannot be read."""
+    if oid is None:
+        return None, None
+    content = git.blob(oid)[:_README_BYTES]
+    card = read_card(content)
+    if card is None and (errors := check_card(content.decode(errors="replace"), kind)[0]):
+        return None, f"its README.md: {errors[0].rstrip('.')}"
+    return card, None
+
+
+def _config(git: GitRepository, oid: str | None) -> tuple[dict[str, Any], str | None]:
+    """What config.json says of a model, and what is wrong with it: then it says nothing."""
+    if oid is None or git.blob_info(oid).size > _CONFIG_BYTES:
+        return {}, None
+    try:
+        value = json.loads(git.blob(oid))
+    except (ValueError, RecursionError):
+        return {}, "its config.json is not JSON"
+    if not isinstance(value, dict):
+        return {}, "its config.json holds no object"
+    architectures, model_type = value.get("architectures"), value.get("model_type")
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(one, str) for one in architectures)
+    ):
+        return {}, "its config.json has no list of names under architectures"
+    if not isinstance(model_type, str | None):
+        return {}, "its config.json has no name under model_type"
+    return value, None
+
+
+def examine(storage: Storage, repo: RepoId) -> str | None:
+    """What is wrong with a repository, in a few words; None where every branch and tag can be had whole."""
+    try:
+        storage.settings(repo)
+        with storage.git(repo) as git:
+            heads = [git.head(), *(ref.commit for kind in ("heads", "tags") for ref in git.refs(f"refs/{kind}/"))]
+            files = [git.files(commit) for commit in dict.fromkeys(heads)]
+            for entry in {entry.oid: entry for entry in chain.from_iterable(files)}.values():
+                pointer = git.blob_info(entry.oid).pointer
+                if pointer is not None:
+                    storage.large_files(repo).whole(pointer, entry.path)
+            by_path = {entry.path: entry.oid for entry in files[0]}
+            _, reason = _card(git, by_path.get("README.md"), repo.kind)
+            if reason is None and repo.kind == "model":
+                _, reason = _config(git, by_path.get("config.json"))
+            return reason
+    except Fault as fault:
+        if not storage.exists(repo):
+            return None  # deleted meanwhile
+        if not isinstance(fault, Damaged):
+            raise
+        return fault.reason
+
+
+def _sibling(git: GitRepository, path: str, oid: str, *, blobs: bool) -> dict[str, Any]:
+    sibling: dict[str, Any] = {"rfilename": path}
+    if blobs:
+        info = git.blob_info(oid)
+        sibling |= {"blobId": oid, "size": info.size}
+        if info.pointer:
+            sibling["lfs"] = {"sha256": info.pointer.oid, "size": info.size, "pointerSize": info.stored}
+    return sibling
+
+
+def _count_parameters(
+    storage: Storage, repo: RepoId, git: GitRepository, by_path: dict[str, str]
+) -> dict[str, Any] | None:
+    """Elements by dtype, from the headers of the safetensors files at the root."""
+    counts: dict[str, int] = {}
+    for path, oid in by_path.items():
+        pointer = git.blob_info(oid).pointer if path.endswith(".safetensors") and "/" not in path else None
+        if pointer is None:
+            continue
+        try:
+            with open(storage.large_files(repo).path(pointer.oid), "rb") as file:
+                (length,) = struct.unpack("<Q", file.read(8))
+                header = json.loads(file.read(length)) if length < _HEADER_BYTES else {}
+            for name, tensor in header.items():
+                if name != "__metadata__":
+                    counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + _elements(tensor["shape"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):
+            return None  # not a safetensors file after all
+    return {"parameters": counts, "total": sum(counts.values())} if counts else None
+
+
+def _elements(shape: list[int]) -> int:
+    """Raises ValueError for what no tensor has: a text as a size would be repeated, not multiplied."""
+    elements = 1
+    for size in shape:
+        if type(size) is not int or not 0 <= size < _MOST_ELEMENTS or elements > _MOST_ELEMENTS:
+            raise ValueError(f"no shape: {shape!r:.40}")
+        elements *= size
+    return elements

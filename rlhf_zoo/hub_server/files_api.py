@@ -1,0 +1,168 @@
+"""Reading files: download, tree, path information."""
+
+from __future__ import annotations
+
+import mimetypes
+import re
+from typing import Any
+from urllib.parse import quote
+
+from .access import Access, commit_of
+from .describe import commit_date
+from .faults import Fault, entry_not_found
+from .git import Entry, GitRepository
+from .messages import SMALL_BODY, FilePart, Request, Response, json_response
+from .names import RepoId
+from .repos_api import next_link
+from .routing import Router
+
+__all__ = ["FilesApi"]
+
+_PAGE = 1000
+_PAGE_EXPANDED = 50
+
+
+class FilesApi:
+    """See `register` for the addresses."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._storage = access.storage
+
+    def register(self, router: Router) -> None:
+        """Add the routes."""
+        router.add("GET", "/{page}/resolve/{revision}/{path*}", self.resolve)
+        router.add("GET", "/{page}/raw/{revision}/{path*}", self.raw)
+        router.add("GET", "/api/{repo}/tree/{revision}/{path*}", self.tree)
+        router.add("POST", "/api/{repo}/paths-info/{revision}", self.paths_info, body=SMALL_BODY)
+
+    def resolve(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
+        """A file's content, or the part that Range asks for; HEAD tells its size, ETag and commit."""
+        self._access.read(request, repo)
+        with self._storage.git(repo) as git:
+            commit = commit_of(git, revision)
+            entry = _file(git, commit, path)
+            info = git.blob_info(entry.oid)
+            etag = info.pointer.oid if info.pointer else entry.oid
+            headers = _file_headers(path, etag, commit)
+            if info.pointer:
+                headers["X-Linked-Etag"] = f'"{etag}"'
+                headers["X-Linked-Size"] = str(info.size)
+                file = self._storage.large_files(repo).whole(info.pointer, path)
+            if request.headers.get("If-None-Match") == f'"{etag}"':
+                return Response(304, headers)
+            start, end = 0, info.size
+            status = 200
+            same = request.headers.get("If-Range", f'"{etag}"') == f'"{etag}"'
+            # A HEAD describes the whole file: huggingface_hub takes its Content-Length for the file's size.
+            if same and request.method == "GET":
+                span = _span(request.headers.get("Range", ""), info.size)
+                if span is not None:
+                    start, end = span
+                    status = 206
+                    headers["Content-Range"] = f"bytes {start}-{end - 1}/{info.size}"
+            if info.pointer:
+                return Response(status, headers, FilePart(file, start, end - start))
+            return Response(status, headers, git.blob(entry.oid)[start:end])
+
+    def raw(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
+        """What git stores: for a big file, its pointer."""
+        self._access.read(request, repo)
+        with self._storage.git(repo) as git:
+            commit = commit_of(git, revision)
+            entry = _file(git, commit, path)
+            return Response(200, _file_headers(path, entry.oid, commit), git.blob(entry.oid))
+
+    def tree(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
+        """What a folder holds, in pages; a missing folder is EntryNotFound."""
+        self._access.read(request, repo)
+        expand = request.flag("expand")
+        limit = _PAGE_EXPANDED if expand else _PAGE
+        size = request.number("limit", limit, maximum=limit)
+        start = request.number("cursor", 1, maximum=10**9) - 1
+        path = path.strip("/")
+        with self._storage.git(repo) as git:
+            commit = commit_of(git, revision)
+            folder = git.entry(commit, path)
+            if folder is None or not folder.is_folder:
+                raise entry_not_found(f"'{path}' is no folder at '{revision}' of '{repo}'.", commit=commit)
+            prefix = f"{path}/" if path else ""
+            entries = list(git.walk(folder.oid, prefix, recursive=request.flag("recursive")))
+            page = _infos(git, commit, entries[start : start + size], expand=expand)
+        headers = {}
+        if len(entries) > start + size:
+            # Later pages name the commit: a push in between shall not shift them.
+            address = f"/api/{repo.plural}/{repo}/tree/{commit}" + (f"/{quote(path, safe='')}" if path else "")
+            headers = next_link(request, address, cursor=start + size + 1)
+        return json_response(page, headers=headers)
+
+    def paths_info(self, request: Request, repo: RepoId, revision: str) -> Response:
+        """Information about the given paths; missing ones are left out."""
+        self._access.read(request, repo)
+        fields = request.form()
+        expand = (fields.get("expand") or ["false"])[-1].lower() in ("true", "1")
+        with self._storage.git(repo) as git:
+            commit = commit_of(git, revision)
+            found = []
+            for path in dict.fromkeys(fields.get("paths", [])):
+                entry = git.entry(commit, path.strip("/"))
+                if entry is not None and entry.path:
+                    found.append(entry)
+            return json_response(_infos(git, commit, found, expand=expand))
+
+
+def _file(git: GitRepository, commit: str, path: str) -> Entry:
+    entry = git.entry(commit, path)
+    if entry is None or entry.is_folder:
+        raise entry_not_found(f"There is no file '{path}' at commit {commit}.", commit=commit)
+    return entry
+
+
+def _file_headers(path: str, etag: str, commit: str) -> dict[str, str]:
+    name = path.rpartition("/")[2]
+    return {
+        "X-Repo-Commit": commit,
+        "ETag": f'"{etag}"',
+        "Accept-Ranges": "bytes",
+        "Content-Type": mimetypes.guess_type(name)[0] or "application/octet-stream",
+        "Content-Disposition": f"inline; filename*=UTF-8''{quote(name, safe='')}",
+        # A pushed page shall not run scripts under the Hub's address.
+        "Content-Security-Policy": "default-src 'none'; sandbox",
+        "X-Content-Type-Options": "nosniff",
+    }
+
+
+def _span(header: str, size: int) -> tuple[int, int] | None:
+    """[start, end) of a single byte range; None for what is no such range, which HTTP says to ignore."""
+    match = re.fullmatch(r"\s*bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", header)
+    if not match or not (match[1] or match[2]):
+        return None
+    if not match[1]:
+        start, end = max(0, size - int(match[2])), size
+    else:
+        start, end = int(match[1]), min(int(match[2]) + 1, size) if match[2] else size
+        if match[2] and int(match[2]) < start:
+            return None
+    if start >= size or start == end:
+        message = f"The range {header!r:.60} lies outside the file of {size} bytes."
+        raise Fault(416, message, headers={"Content-Range": f"bytes */{size}"})
+    return start, end
+
+
+def _infos(git: GitRepository, commit: str, entries: list[Entry], *, expand: bool) -> list[dict[str, Any]]:
+    last = git.last_commits(commit, [entry.path for entry in entries]) if expand else {}
+    infos = []
+    for entry in entries:
+        if entry.is_folder:
+            info: dict[str, Any] = {"type": "directory", "oid": entry.oid, "size": 0, "path": entry.path}
+        else:
+            blob = git.blob_info(entry.oid)
+            info = {"type": "file", "oid": entry.oid, "size": blob.size, "path": entry.path}
+            if blob.pointer:
+                info["lfs"] = {"oid": blob.pointer.oid, "size": blob.size, "pointerSize": blob.stored}
+        if expand:
+            oid = last[entry.path]
+            title = git.commit(oid).message.decode(errors="replace").partition("\n")[0]
+            info["lastCommit"] = {"id": oid, "title": title, "date": commit_date(git, oid)}
+        infos.append(info)
+    return infos

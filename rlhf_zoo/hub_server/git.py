@@ -1,0 +1,500 @@
+"""One bare git repository: objects, trees, refs, and commits that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import stat
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .durable import sync_folder, write_bytes
+from .faults import Damaged, Fault, is_of_the_file
+from .large_files import Pointer, parse_pointer
+from .names import OWNER
+
+if TYPE_CHECKING:
+    from dulwich.objects import Commit, ShaFile
+
+__all__ = ["MAIN", "BlobInfo", "Entry", "GitRepository", "Quarantine", "Ref", "TreeEdit"]
+
+MAIN = "main"
+_IDENTITY = f"{OWNER} <{OWNER}@localhost>".encode()
+_FILE_MODE = 0o100644
+_FOLDER_MODE = 0o040000
+_CONFIG = b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
+
+
+@dataclass(frozen=True)
+class BlobInfo:
+    """size: bytes that a user downloads (of the big file, where the blob is a pointer); stored: bytes of the blob."""
+
+    size: int
+    stored: int
+    pointer: Pointer | None
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file or a folder of a commit; path is relative to the root, oid the git id of the blob or tree."""
+
+    path: str
+    oid: str
+    is_folder: bool
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A branch or tag; commit is the peeled target of an annotated tag."""
+
+    name: str
+    ref: str
+    commit: str
+
+
+class GitRepository:
+    """Reads need no lock; whoever writes holds the repository's lock (see `storage`).
+
+    Every reading method raises Damaged for an object that a ref or another object names and that cannot be read.
+    """
+
+    def __init__(self, path: Path) -> None:
+        from dulwich.object_store import DiskObjectStore
+        from dulwich.refs import DiskRefsContainer
+
+        self.path = path
+        self._objects = DiskObjectStore(str(path / "objects"))
+        self._refs = DiskRefsContainer(str(path))
+        self._trees: dict[str, dict[bytes, tuple[int, str]]] = {}
+        self._blobs: dict[str, BlobInfo] = {}
+
+    def __enter__(self) -> GitRepository:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._objects.close()
+
+    @staticmethod
+    def initialize(path: Path) -> None:
+        """Lay out an empty bare repository in the existing folder `path`."""
+        for folder in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "lfs/objects", "lfs/incomplete"):
+            (path / folder).mkdir(parents=True)
+        write_bytes(path / "config", _CONFIG)
+        write_bytes(path / "HEAD", f"ref: refs/heads/{MAIN}\n".encode())
+
+    # -- refs ---------------------------------------------------------------------------------------------------
+
+    def branch(self, name: str) -> str | None:
+        """The commit at the head of a branch, or None."""
+        return self._read_ref(f"refs/heads/{name}")
+
+    def resolve(self, revision: str) -> str | None:
+        """The commit that a branch, tag, full ref name or full commit id stands for, or None."""
+        names = [revision] if revision.startswith("refs/") else [f"refs/heads/{revision}", f"refs/tags/{revision}"]
+        for name in names:
+            target = self._read_ref(name)
+            if target is not None:
+                return self._peel(target)
+        if re.fullmatch(r"[0-9a-f]{40}", revision):
+            found = self._get(revision)
+            if found is not None and found.type_name == b"commit":
+                return revision
+        return None
+
+    def refs(self, prefix: str) -> list[Ref]:
+        """Every ref below `prefix` ("refs/heads/" or "refs/tags/"), by name."""
+        targets = {name: self._read_ref(prefix + name) for name in self.names(prefix)}
+        return [Ref(name, prefix + name, self._peel(oid)) for name, oid in targets.items() if oid is not None]
+
+    def names(self, prefix: str) -> list[str]:
+        """The names of `refs`, whatever has become of what they point at."""
+        with self._reading():
+            found = sorted(key.decode() for key in self._refs.allkeys() if key.startswith(prefix.encode()))
+        return [name.removeprefix(prefix) for name in found if self._read_ref(name)]
+
+    def write_ref(self, ref: str, target: str) -> None:
+        """Point `ref` at an object that is on the disk already; the one step by which a commit becomes visible."""
+        path = self.path / ref
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if path.is_dir():
+                self._prune(path)
+            write_bytes(path, f"{target}\n".encode(), scratch=self.path)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+            raise Fault(409, f"'{ref}' and another ref exclude each other: one name begins with the other.") from error
+
+    def delete_ref(self, ref: str) -> None:
+        """Remove a ref, also from packed-refs, where `git gc` may have put it."""
+        packed = self.path / "packed-refs"
+        if packed.exists():
+            kept: list[bytes] = []
+            dropping = False
+            for line in packed.read_bytes().splitlines(keepends=True):
+                # A line "^COMMIT" peels the annotated tag on the line before it.
+                dropping = dropping if line.startswith(b"^") else line.rstrip(b"\n").endswith(b" " + ref.encode())
+                if not dropping:
+                    kept.append(line)
+            write_bytes(packed, b"".join(kept) or b"# pack-refs with: sorted \n")
+        path = self.path / ref
+        path.unlink(missing_ok=True)
+        if path.parent.exists():
+            sync_folder(path.parent)
+        for folder in path.parents:
+            if folder.parent == self.path / "refs" or not self._prune(folder):
+                break
+
+    @staticmethod
+    def _prune(folder: Path) -> bool:
+        try:
+            folder.rmdir()
+        except OSError:
+            return False
+        return True
+
+    def _read_ref(self, ref: str) -> str | None:
+        if "\0" in ref or ".." in ref or len(ref) > 4000:
+            return None
+        try:
+            target = (self.path / ref).read_bytes().strip().decode("ascii")
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            with self._reading():
+                packed = self._refs.get_packed_refs().get(ref.encode(errors="replace"))  # type: ignore[call-overload]
+            return packed.decode() if packed else None
+        except (OSError, UnicodeError):  # a name too long for the file system, or a file that is no ref
+            return None
+        return target if re.fullmatch(r"[0-9a-f]{40}", target) else None
+
+    def _peel(self, oid: str) -> str:
+        while True:
+            found: Any = self._get(oid)
+            if found is None:
+                raise self.damaged(f"the object {oid[:12]} is lost")
+            if found.type_name != b"tag":
+                return oid
+            with self._reading(oid):
+                oid = found.object[1].decode()
+
+    # -- objects ------------------------------------------------------------------------------------------------
+
+    def damaged(self, reason: str) -> Damaged:
+        """The fault that says so of this repository."""
+        return Damaged(f"Repository '{self.path.parent.name}/{self.path.name.removesuffix('.git')}'", reason)
+
+    @contextmanager
+    def _reading(self, oid: str | None = None) -> Iterator[None]:
+        # oid: None for the refs
+        what = f"the object {oid[:12]}" if oid else "packed-refs, or a file of refs,"
+        try:
+            yield
+        except KeyError as error:
+            raise self.damaged(f"{what} is lost") from error
+        except (Fault, MemoryError):
+            raise
+        except OSError as error:
+            if not is_of_the_file(error):
+                raise
+            raise self.damaged(f"{what} cannot be read: {error.strerror}") from error
+        except Exception as error:  # dulwich and zlib have a dozen names for what is not what it should be
+            raise self.damaged(f"{what} cannot be read: {str(error) or type(error).__name__}") from error
+
+    def _get(self, oid: str) -> ShaFile | None:
+        with self._reading(oid):
+            try:
+                return self._objects[oid.encode()]  # type: ignore[index]
+            except KeyError:
+                return None
+
+    def _need(self, oid: str, kind: str) -> Any:
+        found = self._get(oid)
+        if found is None or found.type_name != kind.encode():
+            raise self.damaged(f"the {kind} {oid[:12]} is lost")
+        return found
+
+    def blob(self, oid: str) -> bytes:
+        """The content of a blob."""
+        with self._reading(oid):
+            return self._objects.get_raw(oid.encode())[1]  # type: ignore[arg-type]
+
+    def blob_info(self, oid: str) -> BlobInfo:
+        """Size and pointer of a blob, without inflating a large one."""
+        info = self._blobs.get(oid)
+        if info is None:
+            head, size = self._blob_head(oid)
+            pointer = parse_pointer(head) if size == len(head) else None
+            info = BlobInfo(pointer.size if pointer else size, size, pointer)
+            self._blobs[oid] = info
+        return info
+
+    def _blob_head(self, oid: str) -> tuple[bytes, int]:
+        with self._reading(oid):
+            try:
+                with open(self.path / "objects" / oid[:2] / oid[2:], "rb") as file:
+                    start = zlib.decompressobj().decompress(file.read(4096), 1100)
+            except FileNotFoundError:
+                content = self.blob(oid)
+                return content[:1100], len(content)
+            header, _, content = start.partition(b"\0")
+            return content, int(header.split()[1])
+
+    def commit(self, oid: str) -> Commit:
+        """The commit object."""
+        found: Commit = self._need(oid, "commit")
+        return found
+
+    def head(self) -> str:
+        """The commit at the head of main, which every repository has."""
+        commit = self.branch(MAIN)
+        if commit is None:
+            raise self.damaged(f"its branch {MAIN} is lost")
+        return commit
+
+    def history(self, commit: str) -> Iterator[tuple[str, Commit]]:
+        """The commit and its first parents, newest first."""
+        current: str | None = commit
+        while current is not None:
+            found = self.commit(current)
+            yield current, found
+            current = found.parents[0].decode() if found.parents else None
+
+    # -- trees --------------------------------------------------------------------------------------------------
+
+    def children(self, tree: str) -> dict[bytes, tuple[int, str]]:
+        """Name -> (mode, oid) of a tree object."""
+        entries = self._trees.get(tree)
+        if entries is None:
+            found = self._need(tree, "tree")
+            with self._reading(tree):
+                entries = {item.path: (item.mode, item.sha.decode()) for item in found.items()}
+            self._trees[tree] = entries
+        return entries
+
+    def root_tree(self, commit: str) -> str:
+        """The id of a commit's tree."""
+        tree: bytes = self.commit(commit).tree
+        return tree.decode()
+
+    def entry(self, commit: str, path: str) -> Entry | None:
+        """The file or folder at `path`, or None; the empty path is the root."""
+        mode, oid = _FOLDER_MODE, self.root_tree(commit)
+        for part in path.split("/") if path else []:
+            if not stat.S_ISDIR(mode):
+                return None
+            found = self.children(oid).get(part.encode(errors="replace"))
+            if found is None:
+                return None
+            mode, oid = found
+        return Entry(path, oid, stat.S_ISDIR(mode))
+
+    def walk(self, tree: str, prefix: str = "", *, recursive: bool = True) -> Iterator[Entry]:
+        """What a tree holds, in git's order; a folder stands before what is in it."""
+        for name, (mode, oid) in self.children(tree).items():
+            path = f"{prefix}{name.decode(errors='surrogateescape')}"
+            is_folder = stat.S_ISDIR(mode)
+            yield Entry(path, oid, is_folder)
+            if is_folder and recursive:
+                yield from self.walk(oid, f"{path}/")
+
+    def files(self, commit: str) -> list[Entry]:
+        """Every file of a commit."""
+        return [entry for entry in self.walk(self.root_tree(commit)) if not entry.is_folder]
+
+    def last_commits(self, commit: str, paths: list[str]) -> dict[str, str]:
+        """For each path, the newest commit (from `commit` backwards) that changed it."""
+        changed: dict[str, str] = {}
+        open_paths = {path: self._oid(commit, path) for path in paths}
+        for current, found in self.history(commit):
+            if not open_paths:
+                break
+            parent = found.parents[0].decode() if found.parents else None
+            for path, oid in list(open_paths.items()):
+                if parent is None or self._oid(parent, path) != oid:
+                    changed[path] = current
+                    del open_paths[path]
+        return changed
+
+    def _oid(self, commit: str, path: str) -> str | None:
+        entry = self.entry(commit, path)
+        return entry.oid if entry else None
+
+
+class Quarantine:
+    """New objects wait beside the store until the commit that needs them is certain, as git's receive-pack does.
+
+    Leaving the context without `migrate` removes them.
+    """
+
+    def __init__(self, repository: Path) -> None:
+        self._repository = repository
+        self._folder = repository / f"incoming-{secrets.token_hex(8)}"
+        self._names: list[str] = []
+
+    def __enter__(self) -> Quarantine:
+        self._folder.mkdir()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def blob(self, content: bytes) -> str:
+        """Add a blob; returns its id."""
+        from dulwich.objects import Blob
+
+        return self.add(Blob.from_string(content))
+
+    def add(self, item: ShaFile) -> str:
+        """Add any git object; returns its id."""
+        oid = item.id.decode()
+        path = self._folder / oid
+        if not path.exists():
+            with open(path, "xb") as file:
+                file.write(item.as_legacy_object(compression_level=1))
+                os.fchmod(file.fileno(), 0o400)
+            self._names.append(oid)
+        return oid
+
+    def read(self, oid: str) -> bytes | None:
+        """The content of an object that waits here, or None."""
+        if oid not in self._names:
+            return None
+        raw = zlib.decompress((self._folder / oid).read_bytes())
+        return raw.partition(b"\0")[2]
+
+    def migrate(self) -> None:
+        """Make the objects durable, then part of the store. Call it with the repository's lock held."""
+        objects = self._repository / "objects"
+        touched = set()
+        for oid in self._names:
+            fd = os.open(self._folder / oid, os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        for oid in self._names:
+            target = objects / oid[:2] / oid[2:]
+            if not target.exists():
+                if not target.parent.exists():
+                    target.parent.mkdir(exist_ok=True)
+                    touched.add(objects)
+                os.rename(self._folder / oid, target)
+                touched.add(target.parent)
+        for folder in touched:
+            sync_folder(folder)
+        self._names.clear()
+
+    def commit(self, tree: str, parents: list[str], message: str) -> str:
+        """Add a commit object dated now; returns its id."""
+        from dulwich.objects import Commit, ObjectID
+
+        commit = Commit()
+        commit.tree = ObjectID(tree.encode())
+        commit.parents = [ObjectID(parent.encode()) for parent in parents]
+        commit.author = commit.committer = _IDENTITY
+        commit.author_time = commit.commit_time = int(time.time())
+        commit.author_timezone = commit.commit_timezone = 0
+        commit.encoding = b"UTF-8"
+        commit.message = _clean(message)
+        return self.add(commit)
+
+    def tag(self, name: str, commit: str, message: str) -> str:
+        """Add an annotated tag object; returns its id."""
+        from dulwich.objects import Commit, ObjectID, Tag
+
+        tag = Tag()
+        tag.name = name.encode()
+        tag.object = (Commit, ObjectID(commit.encode()))
+        tag.tagger = _IDENTITY
+        tag.tag_time = int(time.time())
+        tag.tag_timezone = 0
+        tag.message = _clean(message)
+        return self.add(tag)
+
+
+def _clean(message: str) -> bytes:
+    # git ends a message with one newline and stops reading at a NUL.
+    return (message.replace("\0", " ").replace("\r\n", "\n").strip() + "\n").encode(errors="replace")
+
+
+class TreeEdit:
+    """A tree being changed; only the folders that change are read and written."""
+
+    def __init__(self, repository: GitRepository, tree: str | None) -> None:
+        self._repository = repository
+        self._entries: dict[bytes, tuple[int, str] | TreeEdit] = dict(repository.children(tree)) if tree else {}
+
+    def put(self, path: str, oid: str) -> None:
+        """Write a file; Fault 400 where a file stands in for one of its folders, or a folder in its place."""
+        *folders, name = path.split("/")
+        current: TreeEdit | None = self
+        for folder in folders:
+            assert current is not None
+            current = current._folder(folder.encode(), create=True)
+            if current is None:
+                raise Fault(400, f"Cannot write '{path}': '{folder}' is a file there; delete it first.")
+        assert current is not None
+        found = current._entries.get(name.encode())
+        if not found.is_empty() if isinstance(found, TreeEdit) else found is not None and stat.S_ISDIR(found[0]):
+            raise Fault(400, f"Cannot write '{path}': a folder has that name; delete it first.")
+        current._entries[name.encode()] = (_FILE_MODE, oid)
+
+    def get(self, path: str) -> str | None:
+        """The blob at `path`, or None."""
+        folder, name = self._parent(path)
+        found = folder._entries.get(name) if folder else None
+        return found[1] if isinstance(found, tuple) and not stat.S_ISDIR(found[0]) else None
+
+    def remove(self, path: str, *, is_folder: bool) -> bool:
+        """Remove a file or a whole folder; False where there is none."""
+        folder, name = self._parent(path)
+        found = folder._entries.get(name) if folder else None
+        if folder is None or found is None:
+            return False
+        if (isinstance(found, TreeEdit) or stat.S_ISDIR(found[0])) != is_folder:
+            return False
+        del folder._entries[name]
+        return True
+
+    def write(self, quarantine: Quarantine) -> str:
+        """Add the changed trees; returns the id of this one. Empty folders vanish, as in git."""
+        from dulwich.objects import ObjectID, Tree
+
+        tree = Tree()
+        for name, entry in self._entries.items():
+            if isinstance(entry, TreeEdit):
+                if not entry.is_empty():
+                    tree.add(name, _FOLDER_MODE, ObjectID(entry.write(quarantine).encode()))
+            else:
+                tree.add(name, entry[0], ObjectID(entry[1].encode()))
+        return quarantine.add(tree)
+
+    def is_empty(self) -> bool:
+        """True when no file is left."""
+        return all(isinstance(entry, TreeEdit) and entry.is_empty() for entry in self._entries.values())
+
+    def _parent(self, path: str) -> tuple[TreeEdit | None, bytes]:
+        *folders, name = path.split("/")
+        current: TreeEdit | None = self
+        for folder in folders:
+            current = current._folder(folder.encode(), create=False) if current else None
+        return current, name.encode()
+
+    def _folder(self, name: bytes, *, create: bool) -> TreeEdit | None:
+        found = self._entries.get(name)
+        if isinstance(found, TreeEdit):
+            return found
+        if found is None:
+            if not create:
+                return None
+            opened = TreeEdit(self._repository, None)
+        elif stat.S_ISDIR(found[0]):
+            opened = TreeEdit(self._repository, found[1])
+        else:
+            return None
+        self._entries[name] = opened
+        return opened

@@ -1,0 +1,322 @@
+"""HTTP/1.1 on threads: reads a request, asks the application, sends the answer."""
+
+from __future__ import annotations
+
+import io
+import ipaddress
+import logging
+import re
+import socket
+import threading
+import time
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
+
+from .faults import Fault, bad_request, disk_full, is_disk_full
+from .messages import Body, FilePart, Request, Response, json_response
+
+if TYPE_CHECKING:
+    from .application import Application
+
+__all__ = ["HubServer"]
+
+log = logging.getLogger(__name__)
+_WILDCARDS = ("", "0.0.0.0", "::")
+_LOOPBACK = ("localhost", "127.0.0.1", "::1")
+# Each connection is a thread and a few descriptors, of which a process has 1,024 by default.
+_MAX_CONNECTIONS = 256
+# When they are all taken, one whose sender has kept its thread waiting for at least so long makes room for the next.
+_IDLE_SECONDS = 0.25
+_ROOM_SECONDS = 2.0
+_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+# A client may wait for so long in all, and a second more for every so many bytes that it has sent.
+_PATIENCE_SECONDS = 120.0
+_BYTES_PER_SECOND = 10_000
+
+
+class HubServer(ThreadingHTTPServer):
+    """Listens on (host, port); port 0 takes a free one."""
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+
+    def __init__(self, host: str, port: int, application: Application) -> None:
+        family, _, _, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        self.address_family = family
+        self.application = application
+        self.bound_host = host
+        self._busy = 0
+        self._idle = threading.Condition()
+        self.senders: set[_Paced] = set()
+        self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        super().__init__(address[:2], Handler)  # type: ignore[arg-type]
+
+    def server_bind(self) -> None:
+        """Bind without the reverse name lookup of http.server, which can take seconds off the network."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give a connection its thread; 503 where there are too many and none of them idles."""
+        if not self._slots.acquire(blocking=False) and not (
+            self._close_longest_idle() and self._slots.acquire(timeout=_ROOM_SECONDS)
+        ):
+            with suppress(OSError):
+                request.sendall(_BUSY)
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    def _close_longest_idle(self) -> bool:
+        """Connections cost a stranger nothing, so none may hold a place without sending; False where none idles."""
+        latest = time.monotonic() - _IDLE_SECONDS
+        idle = {sender: since for sender in list(self.senders) if (since := sender.waiting_since) and since <= latest}
+        if not idle:
+            return False
+        min(idle, key=idle.__getitem__).end()
+        return True
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection until it ends."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
+
+    @property
+    def url(self) -> str:
+        """Its address for clients on this machine."""
+        host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.bound_host, self.bound_host)
+        return f"http://[{host}]:{self.server_port}" if ":" in host else f"http://{host}:{self.server_port}"
+
+    def accepts_host(self, header: str) -> bool:
+        """Loopback names, and what the server was bound to: a web page that points its own name here is refused."""
+        name = header.rpartition(":")[0] if header.rpartition(":")[2].isdigit() else header
+        name = name.strip("[]").lower()
+        if name in _LOOPBACK or name == self.bound_host.lower():
+            return True
+        if self.bound_host not in _WILDCARDS:
+            return False
+        try:
+            ipaddress.ip_address(name)
+            return True
+        except ValueError:
+            return name in (socket.gethostname().lower(), socket.getfqdn().lower())
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is no event; anything else is a defect, and logged."""
+        log.exception("A connection failed.")
+
+    def enter(self) -> None:
+        """Count a request as under way."""
+        with self._idle:
+            self._busy += 1
+
+    def leave(self) -> None:
+        """Count it as answered."""
+        with self._idle:
+            self._busy -= 1
+            self._idle.notify_all()
+
+    def wait_idle(self, seconds: float) -> None:
+        """Give requests under way up to `seconds` to end."""
+        with self._idle:
+            self._idle.wait_for(lambda: self._busy == 0, seconds)
+
+
+def _is_same_origin(origin: str, host: str) -> bool:
+    """True where a page at `origin` came from this server, which the client knows as `host` (name and port)."""
+    return origin.lower().removesuffix(":80") == f"http://{host.lower().removesuffix(':80')}"
+
+
+class _Paced(io.RawIOBase):
+    """What a client sends, while it comes at a pace; TimeoutError for a request that keeps its thread waiting."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self.waiting_since: float | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """A request may begin."""
+        self._waited, self._received = 0.0, 0
+
+    def end(self) -> None:
+        """Whoever reads finds that the client has gone."""
+        with suppress(OSError):  # it went by itself
+            self._connection.shutdown(socket.SHUT_RDWR)
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """What has arrived, at least one byte; 0 at the end."""
+        left = _PATIENCE_SECONDS + self._received / _BYTES_PER_SECOND - self._waited
+        if left <= 0:
+            raise TimeoutError("the client sends too slowly")
+        self._connection.settimeout(left)
+        self.waiting_since = began = time.monotonic()
+        try:
+            count = self._connection.recv_into(buffer)
+        finally:
+            self.waiting_since = None
+        self._waited += time.monotonic() - began
+        self._received += count
+        return count
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection."""
+
+    protocol_version = "HTTP/1.1"
+    server_version = "rlhf-zoo-hub"
+    sys_version = ""
+    disable_nagle_algorithm = True
+    server: HubServer
+
+    def setup(self) -> None:
+        """Read through `_Paced`."""
+        super().setup()
+        self.rfile.close()
+        self._paced = _Paced(self.connection)
+        self.rfile = io.BufferedReader(self._paced, 2**16)
+        self.server.senders.add(self._paced)
+
+    def finish(self) -> None:
+        """It takes no place any more."""
+        self.server.senders.discard(self._paced)
+        super().finish()
+
+    def handle_one_request(self) -> None:
+        """Each request has its own time."""
+        self._paced.begin()
+        super().handle_one_request()
+
+    def handle(self) -> None:
+        """Serve until the client goes."""
+        try:
+            super().handle()
+        except (ConnectionError, TimeoutError):
+            log.debug("%s went away", self.client_address)
+
+    def _answer(self) -> None:
+        started = time.monotonic()
+        self.server.enter()
+        try:
+            body: Body | None = None
+            try:
+                body = Body(self.rfile, self.headers)
+                host = self._host()
+                role = self.server.application.role(self.path, self.headers)
+                raw, _, query = self.path.partition("?")
+                try:
+                    fields = parse_qs(query, keep_blank_values=True, max_num_fields=5000)
+                except ValueError as error:
+                    raise bad_request("The request's query has too many fields.") from error
+                request = Request(self.command, raw, fields, self.headers, body, role, f"http://{host}")
+                response = self.server.application.answer(request)
+            except Fault as fault:
+                response = _refusal(fault)
+            except ConnectionError:
+                self.close_connection = True
+                return
+            except OSError as error:
+                if not is_disk_full(error):
+                    log.exception("%s %s failed", self.command, _shown(self.path))
+                response = _refusal(disk_full(self.server.application.root) if is_disk_full(error) else _defect())
+            except Exception:
+                log.exception("%s %s failed", self.command, _shown(self.path))
+                response = _refusal(_defect())
+            if body is None or not body.drain():
+                self.close_connection = True
+            self._send(response)
+            seconds = time.monotonic() - started
+            log.info("%s %s %d %.0f ms", self.command, _shown(self.path), response.status, 1000 * seconds)
+        finally:
+            self.server.leave()
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _answer
+
+    def _host(self) -> str:
+        """The name and port by which the client knows this server; Fault 403 for what a page of another site sends."""
+        names = self.headers.get_all("Host", [])
+        host = names[0].strip() if len(names) == 1 else ""
+        if not self.server.accepts_host(host):
+            raise Fault(403, f"The name '{host[:100]}' is not one of this Hub's; use {self.server.url}")
+        for origin in self.headers.get_all("Origin", []):
+            if not _is_same_origin(origin.strip(), host):
+                raise Fault(403, f"Pages of '{origin[:100]}' may not use this Hub")
+        return host
+
+    def _send(self, response: Response) -> None:
+        self.connection.settimeout(_PATIENCE_SECONDS)
+        self.send_response_only(response.status)
+        self.send_header("Server", self.server_version)
+        self.send_header("Date", self.date_time_string())
+        for name, value in response.headers.items():
+            self.send_header(name, _header_text(value))
+        if response.status != 304:
+            self.send_header("Content-Length", str(response.length))
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        content = response.content
+        if self.command == "HEAD":
+            self.end_headers()
+        elif isinstance(content, FilePart):
+            with open(content.path, "rb") as file:
+                self.end_headers()
+                if content.count:
+                    sent = self.connection.sendfile(file, content.offset, content.count)
+                    self.close_connection |= sent != content.count
+        else:
+            self.end_headers()
+            self.wfile.write(content)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """http.server's own refusals (malformed requests), in the Hub's form."""
+        self.close_connection = True
+        if not hasattr(self, "command") or self.command is None:
+            self.command = "GET"
+        if self.request_version == "HTTP/0.9":
+            self.request_version = "HTTP/1.1"
+        self._send(_refusal(Fault(int(code), message or "The request cannot be read.")))
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """http.server's own log line."""
+        log.info(format, *args)
+
+
+def _shown(path: str) -> str:
+    """A path for the log, which gets no signature that would let its reader write."""
+    return re.sub(r"signature=[^&]*", "signature=...", path)
+
+
+def _header_text(value: str) -> str:
+    """A header is one line of printable Latin-1; what a client sent and an answer quotes need not be."""
+    line = "".join(char if char.isprintable() else " " for char in value)
+    return line.encode("latin-1", "replace").decode("latin-1")
+
+
+def _defect() -> Fault:
+    return Fault(500, "The embedded Hub failed on this request; its log on stderr tells where.")
+
+
+def _refusal(fault: Fault) -> Response:
+    # The client puts its own full stop behind the sentence of a 403.
+    message = fault.message.rstrip(".") if fault.status == 403 else fault.message
+    headers = {**fault.headers, "X-Error-Message": message}
+    if fault.code:
+        headers["X-Error-Code"] = fault.code
+    return json_response({"error": fault.message, **fault.body}, status=fault.status, headers=headers)

@@ -1,0 +1,320 @@
+"""What the API functions take and give: a request whose body streams, and a response."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from email.message import Message
+from io import BufferedIOBase
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qs, unquote
+
+from .faults import Fault, bad_request, forbidden
+
+__all__ = [
+    "SMALL_BODY",
+    "Body",
+    "FilePart",
+    "Request",
+    "Response",
+    "bearer_token",
+    "decode_segment",
+    "json_response",
+    "member",
+    "objects",
+    "plain_json",
+]
+
+#: Bytes of a body that describes one thing.
+SMALL_BODY = 2**20
+_CHUNK = 2**20
+_BUFFERS = 3
+_LINE_LIMIT = 16 * 2**20
+_DRAIN = 8 * 2**20
+_TRAILERS = 32
+_NUMBER_LENGTH = 18
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+_Kind = TypeVar("_Kind")
+
+
+class Body:
+    """A request's body, read once, in pieces of at most 1 MiB; plain or chunked.
+
+    limit: bytes that may be read, none until the route sets it. spare: bytes that are read and dropped after a refusal,
+    so that a client that sends first and reads later gets to see the answer.
+    """
+
+    def __init__(self, stream: BufferedIOBase, headers: Message[str, str]) -> None:
+        self._stream = stream
+        self.limit = 0
+        self.spare = _DRAIN
+        codings, lengths = headers.get_all("Transfer-Encoding", []), headers.get_all("Content-Length", [])
+        self.chunked = bool(codings)
+        if self.chunked and (lengths or [coding.strip().lower() for coding in codings] != ["chunked"]):
+            raise bad_request("A body has a Content-Length, or the Transfer-Encoding chunked, and no other.")
+        if len(lengths) > 1 or not all(re.fullmatch(r"[0-9]{1,18}", length.strip()) for length in lengths):
+            raise bad_request("The Content-Length header is not one number.")
+        self.length = None if self.chunked else int(lengths[0]) if lengths else 0
+        self._left = self.length or 0  # bytes of the body, or of the current chunk
+        self._seen = 0
+        self._ended = not self.chunked and self._left == 0
+        self._given_up = False
+
+    def chunks(self) -> Iterator[memoryview]:
+        """The pieces; each is valid until the third one after it is asked for, so that a thread may work behind.
+
+        Fault 413 beyond the limit, 408 for a sender that is too slow; ConnectionError for one that stops early.
+        """
+        if (self.length or 0) <= self.limit:
+            for piece in self._pieces():
+                if self._seen > self.limit:
+                    break
+                yield piece
+            else:
+                return
+        raise Fault(413, f"The request's body is larger than {self.limit} bytes.")
+
+    def _pieces(self) -> Iterator[memoryview]:
+        try:
+            yield from self._read_pieces()
+        except TimeoutError as error:
+            self._given_up = True
+            raise Fault(408, "The request's body comes too slowly; send it again.") from error
+
+    def _read_pieces(self) -> Iterator[memoryview]:
+        buffers: deque[memoryview] = deque()
+        while not self._ended:
+            if self._left == 0 and not self._next_chunk():
+                return
+            if len(buffers) < _BUFFERS:
+                buffers.append(memoryview(bytearray(min(self._left, _CHUNK) if not self.chunked else _CHUNK)))
+            else:
+                buffers.rotate(-1)
+            view = buffers[-1]
+            count = self._stream.readinto(view[: self._left])
+            if not count:
+                raise ConnectionError("the sender closed the connection in the middle of a body")
+            self._left -= count
+            self._seen += count
+            if self._left == 0:
+                if not self.chunked:
+                    self._ended = True
+                elif self._stream.readline(3) != b"\r\n":
+                    raise ConnectionError("a chunk of the body is longer than its size")
+            yield view[:count]
+
+    def _next_chunk(self) -> bool:
+        size = self._stream.readline(256).split(b";")[0].strip()
+        if not re.fullmatch(rb"[0-9a-fA-F]{1,15}", size):
+            raise ConnectionError("a chunk of the body has no size")
+        self._left = int(size, 16)
+        if self._left == 0:
+            for _ in range(_TRAILERS):
+                if self._stream.readline(65536) in (b"\r\n", b"\n", b""):
+                    break
+            else:
+                raise ConnectionError("the body has too many trailers")
+            self._ended = True
+        return self._left > 0
+
+    def expect(self, size: int) -> None:
+        """At most `size` bytes may be read, now that the sender has a right to send them; a refusal drops as many."""
+        self.limit, self.spare = size, _DRAIN + size
+
+    def read(self) -> bytes:
+        """All of it."""
+        data = bytearray()
+        for chunk in self.chunks():
+            data += chunk
+        return bytes(data)
+
+    def lines(self, limit: int = _LINE_LIMIT) -> Iterator[bytes]:
+        """Line by line without the newline; Fault 413 for a line above `limit` bytes."""
+        pending = bytearray()
+        for chunk in self.chunks():
+            pending += chunk
+            if pending.find(b"\n", len(pending) - len(chunk)) >= 0:
+                *lines, rest = bytes(pending).split(b"\n")
+                yield from lines
+                pending = bytearray(rest)
+            if len(pending) > limit:
+                raise Fault(413, f"A line of the commit is larger than {limit} bytes; such a file belongs to LFS.")
+        if pending:
+            yield bytes(pending)
+
+    def drain(self) -> bool:
+        """Read what is left, up to `spare` bytes, so that the connection can go on; False where it cannot."""
+        if self._given_up or (not self.chunked and self._left > self.spare):
+            return False
+        start = self._seen
+        try:
+            return all(self._seen - start <= self.spare for _ in self._pieces())
+        except Fault:  # too slow: the answer is known, and goes out before the connection is closed
+            return False
+
+
+@dataclass(frozen=True)
+class Request:
+    """method, path (raw, percent-encoded), query, headers; role: read, write, or None for a stranger.
+
+    base is the address under which the client knows this server, for links in answers.
+    """
+
+    method: str
+    path: str
+    query: Mapping[str, list[str]]
+    headers: Message[str, str]
+    body: Body
+    role: str | None
+    base: str
+
+    def one(self, name: str) -> str | None:
+        """The last value of a query parameter, or None."""
+        values = self.query.get(name) or self.query.get(f"{name}[]")
+        return values[-1] if values else None
+
+    def many(self, name: str) -> list[str]:
+        """All values of a query parameter, `name` and `name[]` alike."""
+        return [*self.query.get(name, []), *self.query.get(f"{name}[]", [])]
+
+    def flag(self, name: str) -> bool:
+        """True for `?name=true`, `True` or 1."""
+        return (self.one(name) or "").lower() in ("true", "1")
+
+    def number(self, name: str, default: int, *, maximum: int) -> int:
+        """A whole query parameter of at least 1, at most `maximum`."""
+        value = self.one(name)
+        if value is None:
+            return default
+        if not re.fullmatch(r"\d{1,9}", value) or int(value) < 1:
+            raise bad_request(f"The query parameter {name}={value[:40]} must be a whole number of at least 1.")
+        return min(int(value), maximum)
+
+    def json(self) -> dict[str, Any]:
+        """The body as a JSON object (Fault 400 otherwise)."""
+        try:
+            value = plain_json(self.body.read() or b"{}")
+        except ValueError as error:
+            raise bad_request(f"The request's body is not JSON: {error}.") from error
+        if not isinstance(value, dict):
+            raise bad_request("The request's body must be a JSON object.")
+        return value
+
+    def form(self) -> dict[str, list[str]]:
+        """The body as a form, or a JSON object whose values become lists."""
+        if "json" in self.headers.get("Content-Type", ""):
+            return {k: [str(x) for x in v] if isinstance(v, list) else [str(v)] for k, v in self.json().items()}
+        try:
+            fields = self.body.read().decode()
+            return parse_qs(fields, keep_blank_values=True, max_num_fields=5000)
+        except ValueError as error:
+            raise bad_request("The request's body is not a form.") from error
+
+    def require_write(self) -> None:
+        """Fault 401 for strangers, 403 for read tokens."""
+        if self.role is None:
+            raise Fault(401, "This needs a write token: set HF_TOKEN to one made by `rlhf-zoo hub token --role write`.")
+        if self.role != "write":
+            raise forbidden("Your token may only read: make another by `rlhf-zoo hub token --role write`")
+
+    def require_token(self) -> None:
+        """Fault 401 for strangers."""
+        if self.role is None:
+            raise Fault(401, "This needs a token: set HF_TOKEN to one made by `rlhf-zoo hub token --role read`.")
+
+
+@dataclass(frozen=True)
+class FilePart:
+    """`count` bytes of a file, from `offset`, sent without passing through Python."""
+
+    path: Path
+    offset: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Response:
+    """status, headers and content. length, when given, overrides Content-Length in the answer to HEAD."""
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    content: bytes | FilePart = b""
+
+    @property
+    def length(self) -> int:
+        """Bytes of the content."""
+        return self.content.count if isinstance(self.content, FilePart) else len(self.content)
+
+
+def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON answer."""
+    content = json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode()
+    return Response(status, {"Content-Type": "application/json; charset=utf-8", **(headers or {})}, content)
+
+
+def plain_json(raw: bytes) -> Any:
+    """A JSON value whose every text can be stored, and every number calculated with (ValueError otherwise)."""
+    try:
+        text = raw.decode()
+        value = json.loads(text, parse_int=_whole, parse_float=_finite, parse_constant=_finite)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise ValueError("it holds half a character (a lone surrogate)") from None
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > _NUMBER_LENGTH:
+        raise ValueError(f"it holds a number of more than {_NUMBER_LENGTH} digits")
+    return int(digits)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"it holds the number {text[:40]}, which JSON does not have")
+    return number
+
+
+def member(fields: Mapping[str, Any], key: str, kind: type[_Kind]) -> _Kind | None:
+    """fields[key], a `kind`; None where it is absent or null (Fault 400 for a value of another kind)."""
+    value = fields.get(key)
+    if value is not None and not isinstance(value, kind):
+        raise bad_request(f"'{key}' must be a {_KINDS[kind]}; it is {value!r:.80}.")
+    return value
+
+
+_KINDS: dict[type, str] = {str: "text", int: "whole number", list: "list", dict: "JSON object"}
+
+
+def objects(fields: Mapping[str, Any], key: str, *, most: int) -> list[dict[str, Any]]:
+    """fields[key], a list of at most so many JSON objects; empty where it is absent or null (Fault 400 otherwise)."""
+    values = member(fields, key, list) or []
+    if len(values) > most:
+        raise bad_request(f"'{key}' holds {len(values)} entries; send at most {most} at once.")
+    for value in values:
+        if not isinstance(value, dict):
+            raise bad_request(f"'{key}' must hold JSON objects; one entry is {value!r:.80}.")
+    return values
+
+
+def bearer_token(header: str) -> str | None:
+    """The token of an Authorization header; None for another scheme."""
+    scheme, _, token = header.partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
+def decode_segment(raw: str) -> str:
+    """Percent-decode one segment of a raw path (Fault 400 where it is not UTF-8)."""
+    try:
+        return unquote(raw, errors="strict")
+    except UnicodeDecodeError as error:
+        raise bad_request("The request's path is not UTF-8.") from error

@@ -1,0 +1,130 @@
+"""Names that reach the disk: repositories, paths inside them, branches and tags."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from .faults import bad_request
+
+__all__ = ["KINDS", "OWNER", "RepoId", "check_oid", "check_path", "check_ref", "parse_repo_id"]
+
+#: Kind of repository -> its plural in URLs and folders.
+KINDS = {"model": "models", "dataset": "datasets", "space": "spaces"}
+
+#: The one account of an embedded Hub; namespaces beside it count as its organisations.
+OWNER = "local"
+
+# huggingface_hub allows 96 characters for the whole id; a folder name must also stay below 255 bytes with its suffix.
+_PART = re.compile(r"(?![-.])[A-Za-z0-9_.-]{1,96}(?<![-.])")
+# What HFS+ leaves out of a name, so that two spellings are one file (git's utf8.c).
+_IGNORED_BY_HFS = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
+_DRIVE = re.compile(r"[A-Za-z]:")
+
+
+def _short_names(name: str, fallback: str) -> str:
+    # NTFS calls long names in 8.3 form by their start, or by a hash when too many start alike (git's path.c).
+    prefixes = "|".join(fallback[:length] for length in range(len(fallback), -1, -1))
+    return rf"{name[:6]}~[1-4]|(?=.{{8}}$)(?:{prefixes})~[1-9][0-9]*"
+
+
+_GIT = re.compile(r"\.git|git~1")
+_MODULES = re.compile(rf"\.gitmodules|{_short_names('gitmodules', 'gi7eba')}")
+_ATTRIBUTES = re.compile(rf"\.gitattributes|{_short_names('gitattributes', 'gi7d29')}")
+_OID = re.compile(r"[0-9a-f]{64}")
+_MAX_SEGMENT = 255
+_MAX_PATH = 1024
+_MAX_REF = 200
+
+
+@dataclass(frozen=True, order=True)
+class RepoId:
+    """A repository: kind is model, dataset or space."""
+
+    kind: str
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+    @property
+    def plural(self) -> str:
+        """models, datasets or spaces."""
+        return KINDS[self.kind]
+
+    @property
+    def url(self) -> str:
+        """Path of its page: models stand at the root, the others below their plural."""
+        return str(self) if self.kind == "model" else f"{self.plural}/{self}"
+
+
+def parse_repo_id(kind: object, namespace: object, name: object) -> RepoId:
+    """Check a repository's parts (Fault 400 where they break the Hub's own rules)."""
+    space = OWNER if namespace is None else namespace
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise bad_request(f"Repository type '{kind}' is unknown; use model, dataset or space.")
+    if not isinstance(name, str) or not isinstance(space, str):
+        raise bad_request("A repository needs a name: give it as NAMESPACE/NAME.")
+    for part in (space, name):
+        if not _PART.fullmatch(part) or "--" in part or ".." in part or part.endswith(".git"):
+            raise bad_request(
+                f"'{part[:120]}' cannot name a repository: use 1 to 96 letters, digits, '-', '_' or '.', "
+                "not at the ends, without '--' or '..', and not ending in .git."
+            )
+    if len(space) + len(name) + 1 > 192:
+        raise bad_request("The repository's id is longer than 192 characters; shorten it.")
+    return RepoId(kind, space, name)
+
+
+def check_path(path: object) -> str:
+    """A path inside a repository, relative and plain wherever it is checked out (Fault 400 otherwise).
+
+    Windows takes `\\` for `/`, drops dots and spaces at a name's end and what follows a colon; macOS drops invisible
+    characters; neither tells upper from lower case. `git fsck --strict` refuses the same names for git's own files.
+    """
+    if not isinstance(path, str) or not path:
+        raise bad_request("A file needs a path inside the repository.")
+    shown = path[:120]
+    if len(path.encode(errors="replace")) > _MAX_PATH:
+        raise bad_request(f"The path '{shown}…' is longer than {_MAX_PATH} bytes; shorten it.")
+    if any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF or ord(c) == 127 for c in path):
+        raise bad_request(f"The path {shown!r} contains control characters; rename the file.")
+    if "\\" in path or _DRIVE.match(path):
+        raise bad_request(f"The path '{shown}' leads elsewhere on Windows; write it with '/', without drive letters.")
+    for segment in path.split("/"):
+        name = _IGNORED_BY_HFS.sub("", segment).partition(":")[0].rstrip(" .").lower()
+        if not name:
+            raise bad_request(f"The path '{shown}' is not relative and plain; remove empty, '.' and '..' parts.")
+        if _GIT.fullmatch(name):
+            raise bad_request(f"The path '{shown}' reaches into git's own folder; choose another name.")
+        if _MODULES.fullmatch(name):
+            raise bad_request(f"The path '{shown}' is git's list of submodules, which this Hub does not have.")
+        if _ATTRIBUTES.fullmatch(name) and segment != ".gitattributes":
+            raise bad_request(f"The path '{shown}' is .gitattributes on some disks; choose another name.")
+        if len(segment.encode()) > _MAX_SEGMENT:
+            raise bad_request(f"A part of the path '{shown}…' is longer than {_MAX_SEGMENT} bytes; shorten it.")
+    return path
+
+
+def check_ref(name: object, *, what: str) -> str:
+    """A branch's or tag's short name under git's rules (Fault 400 otherwise); `what` is "branch" or "tag"."""
+    from dulwich.refs import Ref, check_ref_format
+
+    if not isinstance(name, str) or not name:
+        raise bad_request(f"The {what} needs a name.")
+    encoded = name.encode(errors="replace")
+    if len(encoded) > _MAX_REF:
+        raise bad_request(f"The {what} name '{name[:80]}…' is longer than {_MAX_REF} bytes; shorten it.")
+    if name.startswith("-") or name == "HEAD" or not check_ref_format(Ref(b"refs/heads/" + encoded)):
+        raise bad_request(f"git does not allow the {what} name '{name}'; see git help check-ref-format.")
+    if re.fullmatch(r"[0-9a-fA-F]{40}", name):
+        raise bad_request(f"The {what} name '{name}' looks like a commit; choose another.")
+    return name
+
+
+def check_oid(oid: object) -> str:
+    """A sha256 in lower-case hexadecimal digits (Fault 400 otherwise)."""
+    if not isinstance(oid, str) or not _OID.fullmatch(oid):
+        raise bad_request("An LFS object is named by its sha256: 64 lower-case hexadecimal digits.")
+    return oid

@@ -1,0 +1,157 @@
+"""Branches, tags and history."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from html import escape
+from typing import Any
+
+from .access import Access, commit_of
+from .faults import Fault, bad_request, forbidden, revision_not_found
+from .git import MAIN, GitRepository, Quarantine, Ref
+from .messages import SMALL_BODY, Request, Response, json_response, member
+from .names import OWNER, RepoId, check_ref
+from .repos_api import next_link
+from .routing import Router
+
+__all__ = ["RefsApi"]
+
+_PAGE = 50
+
+
+class RefsApi:
+    """See `register` for the addresses."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._storage = access.storage
+
+    def register(self, router: Router) -> None:
+        """Add the routes."""
+        router.add("GET", "/api/{repo}/refs", self.refs)
+        router.add("GET", "/api/{repo}/commits/{revision}", self.commits)
+        router.add("POST", "/api/{repo}/branch/{name}", self.create_branch, body=SMALL_BODY)
+        router.add("DELETE", "/api/{repo}/branch/{name}", self.delete_branch)
+        router.add("POST", "/api/{repo}/tag/{revision}", self.create_tag, body=SMALL_BODY)
+        router.add("DELETE", "/api/{repo}/tag/{revision}", self.delete_tag)
+        router.add("POST", "/api/{repo}/super-squash/{name}", self.squash, body=SMALL_BODY)
+
+    def refs(self, request: Request, repo: RepoId) -> Response:
+        """All branches and tags; tags are peeled."""
+        self._access.read(request, repo)
+
+        def form(ref: Ref) -> dict[str, str]:
+            return {"name": ref.name, "ref": ref.ref, "targetCommit": ref.commit}
+
+        with self._storage.git(repo) as git:
+            answer: dict[str, Any] = {
+                "branches": [form(ref) for ref in git.refs("refs/heads/")],
+                "tags": [form(ref) for ref in git.refs("refs/tags/")],
+                "converts": [],
+            }
+        if request.flag("include_prs"):
+            answer["pullRequests"] = []
+        return json_response(answer)
+
+    def commits(self, request: Request, repo: RepoId, revision: str) -> Response:
+        """The history of a revision, newest first, in pages."""
+        self._access.read(request, repo)
+        size = request.number("limit", _PAGE, maximum=1000)
+        formatted = "formatted" in request.many("expand")
+        with self._storage.git(repo) as git:
+            page: list[dict[str, Any]] = []
+            for oid, commit in git.history(commit_of(git, revision)):
+                if len(page) == size:
+                    # The next page starts at a commit, so that new commits do not shift it.
+                    path = request.path.rpartition("/")[0] + f"/{oid}"
+                    return json_response(page, headers=next_link(request, path))
+                title, _, message = commit.message.decode(errors="replace").strip().partition("\n")
+                date = datetime.fromtimestamp(commit.commit_time, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+                item: dict[str, Any] = {
+                    "id": oid,
+                    "title": title,
+                    "message": message.strip(),
+                    "authors": [{"user": OWNER, "avatar": ""}],
+                    "date": date,
+                }
+                if formatted:
+                    item["formatted"] = {"title": escape(title), "message": escape(message.strip())}
+                page.append(item)
+        return json_response(page)
+
+    def create_branch(self, request: Request, repo: RepoId, name: str) -> Response:
+        """Start a branch at `startingPoint` (main by default); 409 where it exists."""
+        self._access.write(request, repo)
+        check_ref(name, what="branch")
+        fields = request.json()
+        if fields.get("emptyBranch"):
+            raise bad_request("The embedded Hub starts branches at a commit: leave emptyBranch out.")
+        with self._storage.lock(repo), self._storage.git(repo) as git:
+            commit = commit_of(git, member(fields, "startingPoint", str) or MAIN)
+            _check_free(git, name, "branch")
+            git.write_ref(f"refs/heads/{name}", commit)
+        return json_response({})
+
+    def delete_branch(self, request: Request, repo: RepoId, name: str) -> Response:
+        """Any branch but main."""
+        self._access.write(request, repo)
+        if name == MAIN:
+            raise forbidden("The branch 'main' cannot be deleted; delete the repository instead.")
+        with self._storage.lock(repo), self._storage.git(repo) as git:
+            self._delete(git, "refs/heads/", name)
+        return json_response({})
+
+    def create_tag(self, request: Request, repo: RepoId, revision: str) -> Response:
+        """Tag a revision; with a message it becomes an annotated tag. 409 where the tag exists."""
+        self._access.write(request, repo)
+        fields = request.json()
+        name = check_ref(fields.get("tag"), what="tag")
+        message = member(fields, "message", str)
+        with self._storage.lock(repo), self._storage.git(repo) as git:
+            target = commit = commit_of(git, revision)
+            _check_free(git, name, "tag")
+            if message:
+                with Quarantine(self._storage.path(repo)) as quarantine:
+                    target = quarantine.tag(name, commit, message)
+                    quarantine.migrate()
+            git.write_ref(f"refs/tags/{name}", target)
+        return json_response({})
+
+    def delete_tag(self, request: Request, repo: RepoId, revision: str) -> Response:
+        """The commit stays."""
+        self._access.write(request, repo)
+        with self._storage.lock(repo), self._storage.git(repo) as git:
+            self._delete(git, "refs/tags/", revision)
+        return json_response({})
+
+    def squash(self, request: Request, repo: RepoId, name: str) -> Response:
+        """Make a branch's history one commit."""
+        self._access.write(request, repo)
+        message = member(request.json(), "message", str) or f"Squash the branch '{name}'"
+        with self._storage.lock(repo), self._storage.git(repo) as git:
+            head = git.branch(name)
+            if head is None:
+                raise revision_not_found(name)
+            with Quarantine(self._storage.path(repo)) as quarantine:
+                commit = quarantine.commit(git.root_tree(head), [], message)
+                quarantine.migrate()
+            git.write_ref(f"refs/heads/{name}", commit)
+        return json_response({})
+
+    def _delete(self, git: GitRepository, prefix: str, name: str) -> None:
+        if name not in git.names(prefix):
+            raise revision_not_found(name)
+        git.delete_ref(prefix + name)
+
+
+def _check_free(git: GitRepository, name: str, what: str) -> None:
+    branches, tags = git.names("refs/heads/"), git.names("refs/tags/")
+    same, other = (branches, tags) if what == "branch" else (tags, branches)
+    if name in same:
+        raise Fault(409, f"The {what} '{name}' exists already.")
+    if name in other:
+        kind = "tag" if what == "branch" else "branch"
+        raise bad_request(f"A {kind} is called '{name}': choose another name for the {what}.")
+    for taken in same:
+        if taken.startswith(f"{name}/") or name.startswith(f"{taken}/"):
+            raise bad_request(f"git cannot keep '{name}' beside '{taken}': one name begins with the other.")

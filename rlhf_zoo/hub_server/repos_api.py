@@ -1,0 +1,255 @@
+"""Repositories: create, delete, move, settings, description, lists."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+from urllib.parse import urlencode
+
+from .access import Access, commit_of
+from .describe import describe
+from .faults import Fault, bad_request
+from .git import MAIN
+from .messages import (
+    SMALL_BODY,
+    Request,
+    Response,
+    json_response,
+    member,
+    objects,
+)
+from .names import KINDS, OWNER, RepoId, parse_repo_id
+from .routing import Router
+from .storage import now
+
+__all__ = ["ReposApi", "next_link"]
+
+_PAGE = 1000
+_MAX_VARIABLES = 500
+_RESERVED = ("api", "_lfs", "_xet", "models", "datasets", "spaces", "collections")
+# What a list tells of each repository, and what `full` adds to it.
+_LISTED = ["createdAt", "downloads", "library_name", "likes", "pipeline_tag", "private", "sdk", "tags", "trendingScore"]
+_LISTED_FULL = ["author", "disabled", "gated", "lastModified", "sha", "siblings"]
+_SORTS = ("lastModified", "createdAt", "downloads", "likes", "trendingScore")
+_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+def next_link(request: Request, path: str, **query: Any) -> dict[str, str]:
+    """The Link header to the next page: the same query with some values replaced."""
+    fields = {key: values for key, values in request.query.items() if key not in query} | query
+    return {"Link": f'<{request.base}{path}?{urlencode(fields, doseq=True)}>; rel="next"'}
+
+
+class ReposApi:
+    """See `register` for the addresses."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._storage = access.storage
+
+    def register(self, router: Router) -> None:
+        """Add the routes."""
+        router.add("POST", "/api/repos/create", self.create, body=SMALL_BODY)
+        router.add("DELETE", "/api/repos/delete", self.delete, body=SMALL_BODY)
+        router.add("POST", "/api/repos/move", self.move, body=SMALL_BODY)
+        for kind, plural in KINDS.items():
+            router.add("GET", f"/api/{plural}", partial(self.find, kind=kind))
+        router.add("GET", "/api/settings/repositories", self.storage)
+        router.add("GET", "/api/organizations/{namespace}/settings/repositories", self.storage)
+        router.add("PUT", "/api/{repo}/settings", self.settings, body=SMALL_BODY)
+        router.add("GET", "/api/{repo}/auth-check", self.auth_check)
+        router.add("GET", "/api/{repo}/auth-check/write", partial(self.auth_check, write=True))
+        router.add("GET", "/api/{repo}/revision/{revision}", self.info)
+        router.add("GET", "/api/{repo}", self.info)
+
+    def create(self, request: Request) -> Response:
+        """409 where it exists; the answer holds the address all the same."""
+        request.require_write()
+        fields = request.json()
+        repo = parse_repo_id(fields.get("type") or "model", fields.get("organization"), fields.get("name"))
+        _check_free_namespace(repo)
+        if fields.get("template"):
+            raise bad_request("The embedded Hub has no Space templates: create the Space and push your own files.")
+        private = _visibility(fields)
+        variables = {
+            member(item, "key", str) or "": {"value": member(item, "value", str) or "", "updatedAt": now()}
+            for item in objects(fields, "variables", most=_MAX_VARIABLES)
+        }
+        sdk = member(fields, "sdk", str)
+        created = self._storage.create(repo, private=bool(private), sdk=sdk, variables=variables)
+        answer = {"url": f"{request.base}/{repo.url}", "name": str(repo), "id": str(repo)}
+        if not created:
+            raise Fault(409, f"You already created the {repo.kind} repository '{repo}'.", body=answer)
+        return json_response(answer)
+
+    def delete(self, request: Request) -> Response:
+        """Remove a repository with all its files."""
+        request.require_write()  # no more than that: a damaged repository can be deleted
+        fields = request.json()
+        repo = parse_repo_id(fields.get("type") or "model", fields.get("organization"), fields.get("name"))
+        self._storage.delete(repo)
+        return json_response({})
+
+    def move(self, request: Request) -> Response:
+        """Give a repository another name; the old name is free afterwards."""
+        fields = request.json()
+        kind = fields.get("type") or "model"
+        source, target = (_split(kind, fields.get(key), key) for key in ("fromRepo", "toRepo"))
+        self._access.write(request, source)
+        _check_free_namespace(target)
+        self._storage.move(source, target)
+        return json_response({"url": f"{request.base}/{target.url}"})
+
+    def settings(self, request: Request, repo: RepoId) -> Response:
+        """Change the visibility."""
+        self._access.write(request, repo)
+        fields = request.json()
+        if fields.get("gated"):
+            raise bad_request("The embedded Hub has no gated repositories: make the repository private instead.")
+        private = _visibility(fields)
+        if private is not None:
+            with self._storage.lock(repo):
+                self._storage.change(repo, private=private)
+        return json_response({"private": self._storage.settings(repo).private, "gated": False})
+
+    def storage(self, request: Request, namespace: str = OWNER) -> Response:
+        """What each repository of a namespace takes on the disk, largest first."""
+        request.require_token()
+        found = []
+        for repo in self._storage.repositories():
+            if repo.namespace != namespace:
+                continue
+            with self._storage.going_on(repo):
+                settings = self._storage.settings(repo)
+                with self._storage.git(repo) as git:
+                    wanted = ("usedStorage", "lastModified")
+                    info = describe(self._storage, repo, settings, git, git.head(), expand=wanted)
+                found.append((info["usedStorage"], info["lastModified"], repo, settings.private))
+        total = sum(size for size, *_ in found) or 1
+        answer = [
+            {
+                "id": str(repo),
+                "type": repo.kind,
+                "updatedAt": updated,
+                "visibility": "private" if private else "public",
+                "storage": size,
+                "storagePercent": size / total,
+            }
+            for size, updated, repo, private in sorted(found, key=lambda item: item[0], reverse=True)
+        ]
+        return json_response(answer)
+
+    def auth_check(self, request: Request, repo: RepoId, write: bool = False) -> Response:
+        """200 where the token suffices."""
+        (self._access.write if write else self._access.read)(request, repo)
+        return json_response({})
+
+    def info(self, request: Request, repo: RepoId, revision: str = MAIN) -> Response:
+        """One repository at a revision."""
+        settings = self._access.read(request, repo)
+        expand = request.many("expand") or None
+        with self._storage.git(repo) as git:
+            commit = commit_of(git, revision)
+            blobs = request.flag("blobs")
+            return json_response(describe(self._storage, repo, settings, git, commit, blobs=blobs, expand=expand))
+
+    def find(self, request: Request, kind: str) -> Response:
+        """Repositories of one kind that satisfy every filter, in pages."""
+        sort = request.one("sort") or "lastModified"
+        if sort not in _SORTS:
+            raise bad_request(f"Cannot sort by '{sort[:40]}': use one of {', '.join(_SORTS)}.")
+        expand = request.many("expand") or None
+        found = []
+        for repo in self._storage.repositories(kind):
+            with self._storage.going_on(repo):
+                item = self._matching(request, repo)
+                if item is not None:
+                    found.append((repo, item))
+        found.sort(key=lambda pair: pair[1][sort], reverse=request.one("direction") != "1")
+        size = request.number("limit", _PAGE, maximum=_PAGE)
+        start = request.number("cursor", 1, maximum=10**9) - 1
+        page = []
+        for repo, item in found[start : start + size]:
+            with self._storage.going_on(repo):
+                page.append(self._shown(request, repo, item, expand))
+        more = len(found) > start + size
+        headers = next_link(request, request.path, cursor=start + size + 1) if more else {}
+        return json_response(page, headers=headers)
+
+    def _matching(self, request: Request, repo: RepoId) -> dict[str, Any] | None:
+        authors = request.many("author")
+        if authors and repo.namespace not in authors:
+            return None
+        words = " ".join(request.many("search")).lower().split()
+        if not all(word in str(repo).lower() for word in words):
+            return None
+        # Nothing here is served for inference, gated, or linked to applications.
+        if any(request.one(key) for key in ("inference", "inference_provider", "apps")) or request.flag("gated"):
+            return None
+        settings = self._storage.settings(repo)
+        if not self._access.sees(request, settings):
+            return None
+        with self._storage.git(repo) as git:
+            commit = git.head()
+            costly = {"siblings", "usedStorage"} | (set() if request.one("num_parameters") else {"safetensors"})
+            item = describe(self._storage, repo, settings, git, commit, leave_out=costly)
+        if not set(request.many("filter")) <= set(item["tags"]):
+            return None
+        task = request.one("pipeline_tag")
+        if task and item.get("pipeline_tag") != task:
+            return None
+        for key in ("models", "datasets"):
+            if repo.kind == "space" and not set(request.many(key)) <= set(item[key]):
+                return None
+        if repo.kind == "space" and request.flag("linked") and not (item["models"] or item["datasets"]):
+            return None
+        total = (item.get("safetensors") or {}).get("total")
+        if request.one("num_parameters") and not _in_range(total, request.one("num_parameters") or ""):
+            return None
+        return item
+
+    def _shown(self, request: Request, repo: RepoId, item: dict[str, Any], expand: list[str] | None) -> dict[str, Any]:
+        if expand is None:
+            full = request.flag("full")
+            expand = [*_LISTED, *(_LISTED_FULL if full else ())]
+            expand += [key for key in ("cardData", "config") if request.flag(key)]
+            if full and repo.kind != "model":
+                expand.append("cardData")
+        settings = self._storage.settings(repo)
+        with self._storage.git(repo) as git:
+            return describe(self._storage, repo, settings, git, item["sha"], expand=expand)
+
+
+def _check_free_namespace(repo: RepoId) -> None:
+    if repo.namespace in _RESERVED:
+        raise bad_request(f"The namespace '{repo.namespace}' is part of the Hub's own addresses; choose another.")
+
+
+def _visibility(fields: dict[str, Any]) -> bool | None:
+    visibility = fields.get("visibility")
+    if visibility is None:
+        private = fields.get("private")
+        return None if private is None else bool(private)
+    if visibility not in ("public", "private", "protected"):
+        raise bad_request(f"Visibility '{visibility}' is unknown: use public or private.")
+    return bool(visibility != "public")
+
+
+def _split(kind: str, repo_id: Any, field: str) -> RepoId:
+    namespace, separator, name = str(repo_id).partition("/")
+    if not separator:
+        raise bad_request(f"{field} must be NAMESPACE/NAME.")
+    return parse_repo_id(kind, namespace, name)
+
+
+def _in_range(total: int | None, wanted: str) -> bool:
+    """`wanted` is "min:6B,max:128B", either half optional."""
+    for part in wanted.split(","):
+        match = re.fullmatch(r"(min|max):(\d+(?:\.\d+)?)([KMBT]?)", part.strip())
+        if not match:
+            raise bad_request(f"num_parameters={wanted[:60]} must read like min:1M,max:7B.")
+        bound = float(match[2]) * _UNITS[match[3]]
+        if total is None or (total < bound if match[1] == "min" else total > bound):
+            return False
+    return True

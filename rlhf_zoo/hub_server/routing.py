@@ -1,0 +1,102 @@
+"""From a raw path to the function that answers it.
+
+Paths are matched still percent-encoded and each part is decoded afterwards: a branch `exp/a` arrives as `exp%2Fa` and
+stays one part.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from .faults import Damaged, Fault, repo_not_found
+from .messages import Request, Response, decode_segment
+from .names import KINDS, RepoId, parse_repo_id
+
+__all__ = ["Router"]
+
+Handler = Callable[..., Response]
+_SINGULAR = {plural: kind for kind, plural in KINDS.items()}
+_VERBS = "revision|tree|refs|resolve|commits?|preupload|paths-info|branch|tag|settings|discussions|auth-check"
+
+
+@dataclass(frozen=True)
+class _Route:
+    """body: the most bytes of a request's body that the handler reads."""
+
+    method: str
+    address: str
+    pattern: re.Pattern[str]
+    handler: Handler
+    body: int
+
+
+class Router:
+    """Routes are tried in the order in which they were added; `exists` tells whether a repository is (still) there.
+
+    `{name}` is one segment; `{path*}` the rest, possibly empty, decoded; `{repo}` stands for `KIND/NAMESPACE/NAME`, and
+    `{page}` for the same as in addresses of pages, where models have no KIND. The last two arrive as `repo`, a RepoId.
+    """
+
+    def __init__(self, exists: Callable[[RepoId], bool]) -> None:
+        self._exists = exists
+        self._routes: list[_Route] = []
+
+    def add(self, methods: str, pattern: str, handler: Handler, *, body: int = 0) -> None:
+        """Answer `methods` (separated by spaces) on `pattern` by `handler(request, **parts)`.
+
+        body: the most bytes of the request's body that the handler may read; the rest of them is 413.
+        """
+        kind = rf"(?P<repo_kind>{'|'.join(_SINGULAR)})/"
+        repo = r"(?P<repo_namespace>[^/]+)/(?P<repo_name>[^/]+?)"
+        source = pattern.replace(".", r"\.")
+        source = source.replace("{repo}", kind + repo).replace("{page}", f"(?:{kind})?{repo}")
+        source = re.sub(r"/\{(\w+)\*\}", r"(?:/(?P<\1>.*))?", source)
+        source = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", source)
+        for method in methods.split():
+            self._routes.append(_Route(method, pattern, re.compile(source), handler, body))
+
+    def bodies(self) -> dict[tuple[str, str], int]:
+        """(method, pattern) of every route that reads a body, and the most bytes that it reads."""
+        return {(route.method, route.address): route.body for route in self._routes if route.body}
+
+    def dispatch(self, request: Request) -> Response:
+        """Find the handler and call it; Fault 404 or 405 where there is none."""
+        allowed = set()
+        for route in self._routes:
+            match = route.pattern.fullmatch(request.path)
+            # Pages share the root with the API: /api/x is no page of a namespace "api".
+            if not match or (request.path.startswith("/api/") and not route.pattern.pattern.startswith("/api/")):
+                continue
+            if route.method == request.method or (route.method == "GET" and request.method == "HEAD"):
+                return self._call(route, request, _parts(match))
+            allowed.add(route.method)
+        if allowed:
+            methods = ", ".join(sorted(allowed))
+            raise Fault(405, f"{request.method} is not possible here, only {methods}.", headers={"Allow": methods})
+        # Ids without a namespace ("gpt2") are well-formed on the Hub; here they name nothing.
+        short = re.fullmatch(rf"/(?:api/(?:{'|'.join(_SINGULAR)})/)?([^/]+)(?:/(?:{_VERBS})(?:/.*)?)?", request.path)
+        if short and short[1] != "api":
+            raise repo_not_found(decode_segment(short[1]), anonymous=request.role is None)
+        raise Fault(404, "The embedded Hub has no such address; it serves models, datasets, Spaces and collections.")
+
+    def _call(self, route: _Route, request: Request, parts: dict[str, Any]) -> Response:
+        request.body.limit = route.body
+        try:
+            return route.handler(request, **parts)
+        except (FileNotFoundError, Damaged):
+            repo = parts.get("repo")
+            if repo is None or self._exists(repo):
+                raise
+            # Deleted or moved while the request was under way.
+            raise repo_not_found(repo, anonymous=request.role is None) from None
+
+
+def _parts(match: re.Match[str]) -> dict[str, Any]:
+    parts: dict[str, Any] = {key: decode_segment(value or "") for key, value in match.groupdict().items()}
+    if "repo_name" in parts:
+        kind = _SINGULAR.get(parts.pop("repo_kind"), "model")
+        parts["repo"] = parse_repo_id(kind, parts.pop("repo_namespace"), parts.pop("repo_name"))
+    return parts

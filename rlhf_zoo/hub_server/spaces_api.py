@@ -1,0 +1,93 @@
+"""Spaces: stored, described, configured, never run."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import Any
+
+from .access import Access
+from .describe import not_running
+from .faults import Fault, bad_request
+from .messages import SMALL_BODY, Request, Response, json_response, member
+from .names import RepoId, parse_repo_id
+from .routing import Router
+from .storage import Settings, now
+
+__all__ = ["SpacesApi"]
+
+
+class SpacesApi:
+    """See `register` for the addresses."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._storage = access.storage
+
+    def register(self, router: Router) -> None:
+        """Add the routes."""
+        space = "/api/spaces/{namespace}/{name}"
+        router.add("GET", f"{space}/runtime", self.runtime)
+        for action in ("restart", "pause"):
+            router.add("POST", f"{space}/{action}", partial(self.runtime, write=True))
+        for action in ("hardware", "sleeptime", "dev-mode", "volumes", "duplicate"):
+            router.add("POST PUT DELETE", f"{space}/{action}", partial(self.refuse, action=action))
+        for kind in ("variables", "secrets"):
+            router.add("GET", f"{space}/{kind}", partial(self.get, kind=kind))
+            router.add("POST", f"{space}/{kind}", partial(self.put, kind=kind), body=SMALL_BODY)
+            router.add("DELETE", f"{space}/{kind}", partial(self.remove, kind=kind), body=SMALL_BODY)
+
+    def runtime(self, request: Request, namespace: str, name: str, write: bool = False) -> Response:
+        """STOPPED with the reason; restart and pause leave it so, for nothing here runs a Space."""
+        self._open(request, namespace, name, write=write)
+        return json_response(not_running())
+
+    def refuse(self, request: Request, namespace: str, name: str, action: str) -> Response:
+        """What makes sense only for a Space that runs."""
+        self._open(request, namespace, name, write=True)
+        raise bad_request(f"The embedded Hub stores Spaces and does not run them: it has no {action} for a Space.")
+
+    def get(self, request: Request, namespace: str, name: str, kind: str) -> Response:
+        """Variables with values, secrets without; both are the owner's to see."""
+        _, settings = self._open(request, namespace, name)
+        request.require_token()
+        return json_response(getattr(settings, kind))
+
+    def put(self, request: Request, namespace: str, name: str, kind: str) -> Response:
+        """Set a variable or a secret. No secret value is stored: nothing would ever read it."""
+        repo, _ = self._open(request, namespace, name, write=True)
+        fields = request.json()
+        key = _key(fields)
+        entry: dict[str, Any] = {"key": key, "updatedAt": now()}
+        if kind == "variables":
+            entry["value"] = member(fields, "value", str)
+            if entry["value"] is None:
+                raise bad_request(f"The variable '{key}' needs a value that is a text.")
+        if member(fields, "description", str):
+            entry["description"] = fields["description"]
+        with self._storage.lock(repo):
+            values = {**getattr(self._storage.settings(repo), kind), key: entry}
+            self._storage.change(repo, **{kind: values})
+        return json_response(values)
+
+    def remove(self, request: Request, namespace: str, name: str, kind: str) -> Response:
+        """Remove a variable or a secret (Fault 404 where there is none)."""
+        repo, _ = self._open(request, namespace, name, write=True)
+        key = _key(request.json())
+        with self._storage.lock(repo):
+            values = dict(getattr(self._storage.settings(repo), kind))
+            if values.pop(key, None) is None:
+                raise Fault(404, f"The Space '{repo}' has no {kind.removesuffix('s')} '{key}'.")
+            self._storage.change(repo, **{kind: values})
+        return json_response(values)
+
+    def _open(self, request: Request, namespace: str, name: str, *, write: bool = False) -> tuple[RepoId, Settings]:
+        repo = parse_repo_id("space", namespace, name)
+        return repo, (self._access.write if write else self._access.read)(request, repo)
+
+
+def _key(fields: dict[str, Any]) -> str:
+    key = fields.get("key")
+    if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", key):
+        raise bad_request(f"{str(key)[:60]!r} cannot name a variable: use letters, digits and '_', no digit first.")
+    return key

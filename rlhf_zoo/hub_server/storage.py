@@ -1,0 +1,286 @@
+"""The repositories of one Hub on disk, safe for several threads and several servers over the same root.
+
+ROOT/repos/models/NAMESPACE/NAME.git/   a bare git repository
+    hub.json                            visibility, creation date, a Space's variables
+    lfs/objects/ab/cd/SHA256            big files
+    xet/                                uploads by Xet under way, see `xet_store`
+ROOT/locks/                             one lock file per repository name
+ROOT/collections/                       see `collections_api`
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from . import xet_store
+from .durable import locked, read_json, sync_folder, write_json
+from .faults import Damaged, Fault, disk_full, is_of_the_file, repo_not_found
+from .git import MAIN, GitRepository, Quarantine, TreeEdit
+from .large_files import LargeFiles
+from .names import KINDS, RepoId
+
+__all__ = ["GIT_ATTRIBUTES", "Settings", "Storage", "now"]
+
+log = logging.getLogger(__name__)
+
+_LARGE_SUFFIXES = [
+    "7z",
+    "arrow",
+    "avro",
+    "bin",
+    "bz2",
+    "ckpt",
+    "ftz",
+    "gguf",
+    "gz",
+    "h5",
+    "joblib",
+    "lz4",
+    "mlmodel",
+    "model",
+    "msgpack",
+    "npy",
+    "npz",
+    "onnx",
+    "ot",
+    "parquet",
+    "pb",
+    "pickle",
+    "pkl",
+    "pt",
+    "pth",
+    "rar",
+    "safetensors",
+    "tar",
+    "tflite",
+    "tgz",
+    "wasm",
+    "xz",
+    "zip",
+    "zst",
+    "mp3",
+    "mp4",
+    "flac",
+    "ogg",
+    "wav",
+    "webm",
+]
+#: The first commit of a repository: which files git-lfs keeps outside git.
+GIT_ATTRIBUTES = "".join(f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in sorted(_LARGE_SUFFIXES)) + (
+    "*tfevents* filter=lfs diff=lfs merge=lfs -text\n"
+)
+_STALE_SECONDS = 24 * 3600
+_SPARE = 16 * 2**20
+
+
+def now() -> str:
+    """The time in the Hub's format: ISO 8601, milliseconds, Z."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a repository has beside its git history. secrets hold a description and a date, never a value."""
+
+    created: str
+    private: bool = False
+    gated: str | bool = False
+    sdk: str | None = None
+    variables: dict[str, dict[str, Any]] = field(default_factory=dict)
+    secrets: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def _parse_settings(stored: Any) -> Settings:
+    """Raises ValueError or TypeError, with the reason, for what `Storage` never wrote."""
+    settings = Settings(**stored)
+    kinds: dict[str, type | tuple[type, ...]] = {"created": str, "private": bool, "gated": (bool, str)}
+    kinds |= {"sdk": (str, type(None)), "variables": dict, "secrets": dict}
+    for key, kind in kinds.items():
+        value = getattr(settings, key)
+        each = value.values() if isinstance(value, dict) else ()
+        if not isinstance(value, kind) or not all(isinstance(one, dict) for one in each):
+            raise ValueError(f"it has {value!r:.40} under {key}")
+    datetime.fromisoformat(settings.created)
+    return settings
+
+
+class Storage:
+    """Creates, finds, moves and removes repositories under `root`, which must exist."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._repos = root / "repos"
+        self._locks = root / "locks"
+        self._trash = root / "trash"
+        self._noted: set[tuple[str, str]] = set()
+        for folder in (self._repos, self._locks, self._trash, root / "collections"):
+            folder.mkdir(exist_ok=True)
+
+    def path(self, repo: RepoId) -> Path:
+        """The folder of its bare repository; RepoId has checked the name."""
+        return self._repos / repo.plural / repo.namespace / f"{repo.name}.git"
+
+    def exists(self, repo: RepoId) -> bool:
+        """True for a repository, whole or damaged: it gets its place, and leaves it, in one rename."""
+        return self.path(repo).is_dir()
+
+    def git(self, repo: RepoId) -> GitRepository:
+        """Its git repository (a context manager)."""
+        return GitRepository(self.path(repo))
+
+    def large_files(self, repo: RepoId) -> LargeFiles:
+        """Its big files."""
+        return LargeFiles(self.path(repo))
+
+    @contextmanager
+    def lock(self, *repos: RepoId) -> Iterator[None]:
+        """Keep every other writer, in this process or another, away from these repositories."""
+        with ExitStack() as stack:
+            for repo in sorted(set(repos)):
+                stack.enter_context(locked(self._locks / f"{repo.plural}--{repo.namespace}--{repo.name}"))
+            yield
+
+    def settings(self, repo: RepoId) -> Settings:
+        """Fault 404 where the repository has gone, Damaged where its settings cannot be read."""
+        what = f"Repository '{repo}'"
+        try:
+            stored = read_json(self.path(repo) / "hub.json")
+            if stored is None:
+                if not self.exists(repo):
+                    raise repo_not_found(repo, anonymous=False)
+                raise Damaged(what, "its hub.json is lost")
+            return _parse_settings(stored)
+        except OSError as error:
+            if not is_of_the_file(error):
+                raise
+            raise Damaged(what, f"its hub.json cannot be read: {error.strerror}") from error
+        except (ValueError, TypeError, RecursionError) as error:
+            raise Damaged(what, f"its hub.json is not what a Hub writes: {error}") from error
+
+    @contextmanager
+    def going_on(self, repo: RepoId) -> Iterator[None]:
+        """Leaves a list without this repository where it is damaged or has gone; a damage is logged, once."""
+        try:
+            yield
+        except Fault as fault:
+            if not self.exists(repo):
+                return
+            if not isinstance(fault, Damaged):
+                raise
+            self.note(repo, fault.reason)
+        except MemoryError:
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and not is_of_the_file(error) and self.exists(repo):
+                raise
+            self.note(repo, f"{type(error).__name__}: {error}", error)
+
+    def note(self, repo: RepoId, reason: str, error: Exception | None = None) -> None:
+        """Log once that a repository is damaged."""
+        if self.exists(repo) and (key := (f"{repo.plural}/{repo}", reason)) not in self._noted:
+            self._noted.add(key)
+            log.warning("%s is damaged (%s): %s", *key, self.path(repo), exc_info=error)
+
+    def change(self, repo: RepoId, **changes: Any) -> Settings:
+        """Replace settings; hold the lock."""
+        settings = replace(self.settings(repo), **changes)
+        write_json(self.path(repo) / "hub.json", asdict(settings))
+        return settings
+
+    def create(self, repo: RepoId, *, private: bool, sdk: str | None, variables: dict[str, dict[str, Any]]) -> bool:
+        """Make a repository with its first commit; False where it exists already."""
+        with self.lock(repo):
+            if self.exists(repo):
+                return False
+            new = self._trash / f"new-{secrets.token_hex(8)}"
+            new.mkdir()
+            try:
+                GitRepository.initialize(new)
+                with GitRepository(new) as git, Quarantine(new) as quarantine:
+                    edit = TreeEdit(git, None)
+                    edit.put(".gitattributes", quarantine.blob(GIT_ATTRIBUTES.encode()))
+                    commit = quarantine.commit(edit.write(quarantine), [], "Create the repository")
+                    quarantine.migrate()
+                    git.write_ref(f"refs/heads/{MAIN}", commit)
+                settings = Settings(created=now(), private=private, sdk=sdk, variables=variables)
+                write_json(new / "hub.json", asdict(settings))
+                self._place(new, self.path(repo))
+            finally:
+                shutil.rmtree(new, ignore_errors=True)
+            return True
+
+    def delete(self, repo: RepoId) -> None:
+        """Remove a repository: first its name, in one step, then its files."""
+        with self.lock(repo):
+            if not self.exists(repo):
+                raise repo_not_found(repo, anonymous=False)
+            rubbish = self._trash / f"old-{secrets.token_hex(8)}"
+            os.rename(self.path(repo), rubbish)
+            sync_folder(self.path(repo).parent)
+        shutil.rmtree(rubbish, ignore_errors=True)
+
+    def move(self, repo: RepoId, target: RepoId) -> None:
+        """Rename a repository; Fault 409 where the new name is taken."""
+        with self.lock(repo, target):
+            self.settings(repo)
+            if self.exists(target):
+                raise Fault(409, f"Cannot move '{repo}': '{target}' exists already; delete it or choose another name.")
+            self._place(self.path(repo), self.path(target))
+            sync_folder(self.path(repo).parent)
+
+    def _place(self, source: Path, target: Path) -> None:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.rename(source, target)
+        except (FileExistsError, NotADirectoryError) as error:
+            name = f"{target.parent.name}/{target.name.removesuffix('.git')}"
+            message = f"There can be no repository '{name}': a file is in its place at {target}; move that away."
+            raise Fault(409, message) from error
+        sync_folder(target.parent)
+
+    def require_room(self, size: int) -> None:
+        """Fault 507 where `size` bytes more would fill the disk: commits need some room too."""
+        if size > self.free():
+            raise disk_full(self.root)
+
+    def free(self) -> int:
+        """Bytes that uploads may still take; below zero when too little is left for commits."""
+        return shutil.disk_usage(self.root).free - _SPARE
+
+    def repositories(self, kind: str | None = None) -> Iterator[RepoId]:
+        """Every repository, by name, the damaged ones too."""
+        for each in [kind] if kind else list(KINDS):
+            for folder in sorted((self._repos / KINDS[each]).glob("*/*.git")):
+                if folder.is_dir():
+                    yield RepoId(each, folder.parent.name, folder.name.removesuffix(".git"))
+
+    def sweep(self) -> None:
+        """Remove what killed servers left behind a day ago or earlier: rubbish, half uploads, unused objects."""
+        limit = time.time() - _STALE_SECONDS
+        leftovers = [*self._trash.iterdir(), *self.root.glob(".*.tmp"), *self.root.glob("collections/*/.*.tmp")]
+        for pattern in (
+            "*/*/*.git/incoming-*",
+            "*/*/*.git/lfs/incomplete/*",
+            "*/*/*.git/xet/*/incomplete/*",
+            "*/*/*.git/.*.tmp",
+        ):
+            leftovers += self._repos.glob(pattern)
+        for path in leftovers:
+            try:
+                if path.lstat().st_mtime < limit:
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            except FileNotFoundError:  # another server swept it
+                continue
+        for folder in self._repos.glob("*/*/*.git/xet"):
+            with suppress(FileNotFoundError):  # the repository was deleted or moved meanwhile
+                xet_store.sweep(folder.parent)

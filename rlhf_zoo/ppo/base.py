@@ -1,0 +1,514 @@
+"""What `transformers.Trainer` needs of PPO: construction, optimizer, evaluation, logging, saving and resuming.
+
+The algorithm stands in `rlhf_zoo.ppo.trainer`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+
+from .. import functional as F
+from ..actor_critic import ActorCritic
+from ..data import PROMPT_INDEX, PROMPT_TOKENS
+from ..errors import ZooError
+from ..finite import SKIPPED, Guarded, NotFinite
+from ..rewards import RewardFunction, Rewards, Scored
+from .assembly import Parts, assemble, prompts_of
+from .completions import COMPLETIONS_DIR, Completions, decoded, show_table
+from .config import PPOConfig
+from .control import RunningScores, kl_controller
+from .custom_loop import GivenScores
+from .guards import KLWatch, ReferenceWatch
+from .metrics import Progress, critic_health, of_completions
+from .rollout import Advantages, Rollout
+from .whole import PPO_COMPLETE, Complete, last_whole
+
+__all__ = ["EVAL_STREAM", "LOOP_STREAM", "PPO_STATE", "TRAIN_STREAM", "BasePPOTrainer"]
+
+PPO_STATE = "ppo_state.json"
+TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2
+
+
+class BasePPOTrainer(Guarded):
+    """A Trainer of a policy and its critic. `rollout`, `score` and `estimate` come from `PPOTrainer`."""
+
+    args: PPOConfig
+    processing_class: PreTrainedTokenizerBase
+    pad_apart: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        args: PPOConfig,
+        processing_class: PreTrainedTokenizerBase,
+        model: PreTrainedModel | str | Any,
+        ref_model: PreTrainedModel | str | None = None,
+        reward_model: PreTrainedModel | str | None = None,
+        train_dataset: Dataset | None = None,
+        value_model: PreTrainedModel | str | Any = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        optimizers: tuple = (None, None),
+        callbacks: list[TrainerCallback] | None = None,
+        peft_config: Any = None,
+        *,
+        reward_funcs: Sequence[RewardFunction | PreTrainedModel | str] | RewardFunction | None = None,
+        reward_processing_class: PreTrainedTokenizerBase | None = None,
+        ptx_dataset: Dataset | None = None,
+    ) -> None:
+        """
+        processing_class: the policy's tokenizer. model: the SFT policy, its path or Hub id, a PeftModel, or a model
+        with a value head, which is then the critic. ref_model: what KL is measured against; None takes a frozen copy of
+        the policy, or the policy with its adapter off. reward_model and reward_funcs: what scores completions;
+        functions are called as TRL's GRPO calls them; none is needed for a loop of one's own. value_model: the critic;
+        None starts it as `args.critic` says. train_dataset, eval_dataset: prompts in a column `prompt` (text or
+        conversation), or token ids in `input_ids`. ptx_dataset: text to keep modelling, with `ptx_coef`.
+
+        Raises ZooError for what cannot train: PAD missing or equal to EOS, a prompt past the context, a critic or
+        reward that does not fit.
+        """
+        parts: Parts = assemble(
+            args,
+            processing_class,
+            model,
+            ref_model=ref_model,
+            reward_model=reward_model,
+            value_model=value_model,
+            peft_config=peft_config,
+            reward_funcs=reward_funcs,
+            reward_processing_class=reward_processing_class,
+            ptx_dataset=ptx_dataset,
+            pad_apart=self.pad_apart,
+        )
+        self._settle(args, processing_class, parts)
+        super().__init__(
+            model=ActorCritic(parts.policy, parts.critic),
+            args=args,
+            data_collator=data_collator or _as_they_are,
+            train_dataset=prompts_of(
+                train_dataset, args, processing_class, self.context, self.narrowest, training=True
+            ),
+            eval_dataset=prompts_of(eval_dataset, args, processing_class, self.context, self.narrowest),
+            processing_class=processing_class,
+            callbacks=[Complete(), *(callbacks or [])],
+            optimizers=optimizers,
+        )
+        self.reference.to(self.accelerator.device)
+        for reward in self._rewards.models if self._rewards is not None else ():
+            reward.to(self.accelerator.device)
+
+    def _settle(self, args: PPOConfig, tokenizer: PreTrainedTokenizerBase, parts: Parts) -> None:
+        """What is not Trainer's to keep."""
+        self.reference = parts.reference
+        self.texts = parts.texts
+        self._rewards = parts.rewards
+        self.context = parts.context
+        self.vocabulary, self.narrowest = parts.vocabulary, parts.narrowest
+        # What is fed where the mask is False; PAD itself may have no embedding.
+        pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
+        self.fill_id: int = pad if pad in self.vocabulary else eos
+        self.controller = kl_controller(kl_coef=args.kl_coef, kl_target=args.kl_target, kl_horizon=args.kl_horizon)
+        self.scores_seen = RunningScores()
+        self.last_metrics: dict[str, float] = {}
+        self._from_reference, self._begun = parts.from_reference, False
+        self._watch, self._kl_watch = ReferenceWatch(), KLWatch()
+        self._waiting: list[dict] = []
+        self._metrics: dict[str, list[float]] = defaultdict(list)
+        self._shown: dict[str, list[Any]] = {}
+        self._episodes = 0
+        self._generated = 0
+        self._loop_model: nn.Module | None = None
+
+    # The steps of an update, which evaluation takes too
+
+    @abstractmethod
+    def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout: ...
+
+    @abstractmethod
+    def score(self, rollout: Rollout, rows: Sequence[Mapping]) -> Scored: ...
+
+    @abstractmethod
+    def estimate(self, rollout: Rollout, scored: Scored) -> Advantages: ...
+
+    # Parts
+
+    @property
+    def actor(self) -> ActorCritic:
+        return self.accelerator.unwrap_model(self.model)
+
+    @property
+    def policy(self) -> PreTrainedModel:
+        """The policy being trained."""
+        return self.actor.policy
+
+    @property
+    def value_model(self) -> Any:
+        """The critic being trained: a model, or a value head on the policy's trunk."""
+        return self.actor.value_model
+
+    @property
+    def rewards(self) -> Rewards:
+        """What scores completions. Raises ZooError where no reward was given."""
+        if self._rewards is None:
+            raise ZooError(
+                "PPO has no reward: give reward_model or reward_funcs, or use step() with scores of your own."
+            )
+        return self._rewards
+
+    @property
+    def stop_ids(self) -> list[int]:
+        """The tokens that end a completion; none where it always runs to response_length."""
+        if self.args.stop_token_id is not None:
+            return [self.args.stop_token_id]
+        return [self.processing_class.eos_token_id] if self.args.stop_token == "eos" else []
+
+    @property
+    def precision(self) -> torch.dtype:
+        """What the policy computes in."""
+        dtype = next(self.policy.parameters()).dtype
+        return torch.bfloat16 if self.args.bf16 or dtype == torch.bfloat16 else torch.float32
+
+    @property
+    def warming_up(self) -> bool:
+        """Whether only the critic learns in this update."""
+        return self.state.global_step < self.args.critic_warmup_updates
+
+    # Statistics over processes
+
+    def total(self, x: Tensor) -> Tensor:
+        """Σ of x over processes, elementwise."""
+        return self.accelerator.reduce(x, "sum")
+
+    def moments(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(n, Σx, Σx²) over all processes, of what is not NaN where no mask is given."""
+        return self.total(F.masked_moments(x, ~x.isnan() if mask is None else mask))
+
+    def mean(self, x: Tensor) -> float:
+        """Mean of x over its real entries (not NaN) and over all processes; NaN if there is none."""
+        n, total, _ = self.moments(x).tolist()
+        return total / n if n else math.nan
+
+    def everywhere(self, x: Tensor) -> Tensor:
+        """The rows of all processes, (B, …) -> (B of the most·processes, … of the longest), filled up with 0."""
+        for dim in range(x.ndim):
+            x = self.accelerator.pad_across_processes(x, dim=dim)
+        return self.accelerator.gather(x)
+
+    def index_here(self, place: int) -> int:
+        """An index of a prompt at `place` among this process's own, which no other process gives a prompt of its."""
+        return place * self.args.world_size + self.args.process_index
+
+    def look(self, progress: Progress) -> None:
+        """Has the processes agree on whether the step under way has a loss that is a number.
+
+        Raises NotFinite if log-probabilities, or the weights that they are of, are not finite.
+        """
+        seen = self.agreed({"loss": progress.step_loss, "log-probabilities": progress.step_logprobs})
+        if not seen["log-probabilities"]:
+            self.check_weights()
+            raise NotFinite(
+                f"In step {self.state.global_step + 1} log-probabilities of the policy in training are not finite, "
+                "though its weights are: lower learning_rate, or compute in float32 if bf16 is on."
+            )
+        self.guard.look({"loss": seen["loss"]})
+
+    # Metrics
+
+    def observe(self, rollout: Rollout, estimates: Advantages, progress: Mapping[str, float]) -> None:
+        """Adds this update's metrics to what the next log line averages."""
+        each = of_completions(rollout, estimates, self._names(estimates.scored))
+        values, returns = (self.everywhere(x) for x in (estimates.values, estimates.returns))
+        mask = self.everywhere(estimates.mask.long()).bool()
+        measured = {
+            **{name: self.mean(column) for name, column in each.items()},
+            "objective/non_score_reward": self.mean(estimates.non_score),
+            "objective/rlhf_reward": self.mean(estimates.non_score + estimates.scores),
+            **critic_health(values, returns, mask, length=self.args.response_length),
+            "critic/value": self.mean(estimates.values.masked_fill(~estimates.mask, math.nan)),
+            "critic/return": self.mean(estimates.returns.masked_fill(~estimates.mask, math.nan)),
+        }
+        # What does not apply (a quarter of positions never reached, returns that do not vary) is left out.
+        applies = {name: value for name, value in measured.items() if not math.isnan(value)}
+        metrics = {**applies, "kl_coef": self.controller.kl_coef, **progress}
+        metrics |= {name: value for name, value in self.logged(estimates.scored).items() if name not in metrics}
+        if "running" in (self.args.score_centering, self.args.score_scaling):
+            metrics |= {
+                "objective/score_mean_so_far": self.scores_seen.mean,
+                "objective/score_std_so_far": self.scores_seen.std,
+            }
+        # A number that failed stays, as NaN: metrics.jsonl has null for it.
+        self.last_metrics = {name: float(x) if math.isfinite(x) else math.nan for name, x in metrics.items()}
+        for name, value in self.last_metrics.items():
+            self._metrics[name].append(value)
+        self.last_metrics[SKIPPED] = self.guard.skipped
+        n, kl, squares = self.moments(rollout.kl).tolist()
+        self._episodes += int(n)
+        error = math.sqrt(max(squares / n - (kl / n) ** 2, 0.0) / n)
+        self._kl_watch.look(kl / n, error, measured["objective/score"])
+
+    def _names(self, scored: Scored) -> list[str]:
+        return ["given"] if isinstance(scored, GivenScores) else self.rewards.names
+
+    def logged(self, scored: Scored) -> dict[str, float]:
+        """What reward functions logged themselves, averaged over the processes that logged it."""
+        if self.args.world_size == 1:
+            return dict(scored.metrics)
+        from accelerate.utils import gather_object
+
+        seen: dict[str, list[float]] = defaultdict(list)
+        for one in gather_object([dict(scored.metrics)]):
+            for name, value in one.items():
+                seen[name].append(value)
+        return {name: sum(values) / len(values) for name, values in sorted(seen.items())}
+
+    def remember(self, said: Completions, rollout: Rollout, scored: Scored) -> None:
+        """Keeps the first completions of a rollout, for the table of the next log line."""
+        if not self.args.log_completions:
+            return
+        few = slice(self.args.num_completions_to_print)
+        self._shown = {
+            "prompt": said.prompts[few],
+            "completion": said.completions[few],
+            "score": scored.total[few].tolist(),
+            "kl": rollout.kl[few].tolist(),
+            "ended": rollout.samples.ended[few].tolist(),
+            **{name: list(column)[few] for name, column in scored.extra.items()},
+        }
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Adds the means of PPO's metrics over the updates since the last log line."""
+        if "loss" in logs and self._metrics:
+            # Trainer's own norm is read after the update has cleared the gradients: always 0. Its own loss forgets, on
+            # resuming, the updates since the last log line: ours replaces it.
+            logs.pop("grad_norm", None)
+            logs = logs | {name: sum(seen) / len(seen) for name, seen in self._metrics.items()}
+            logs["episodes"] = self._episodes
+            logs[SKIPPED] = self.guard.skipped
+            self._metrics.clear()
+            if self._shown:
+                self.show(self._shown, "completions")
+        super().log(logs, start_time)
+
+    def show(self, table: Mapping[str, Sequence[Any]], title: str, *, step: int | None = None) -> None:
+        """Prints, saves and reports a table of completions, in the first process. step: None is the current one."""
+        if self.is_world_process_zero():
+            show_table(
+                table,
+                title=title,
+                step=self.state.global_step if step is None else step,
+                directory=Path(self.args.output_dir or ".") / COMPLETIONS_DIR / title,
+                reporters=self.callback_handler.callbacks,
+                report_to=self.args.report_to or (),
+            )
+
+    # What Trainer calls
+
+    def last_good(self) -> str | None:
+        return last_whole(Path(self.args.output_dir or "."))
+
+    def as_rows(self, batch: Any) -> list[dict]:
+        """A batch as the collator gave it, as one mapping a prompt, with unpadded token ids."""
+        if not isinstance(batch, Mapping):
+            return list(batch)
+        columns = dict(batch)
+        attention = columns.pop("attention_mask", None)
+        ids, pad = columns.get(PROMPT_TOKENS), self.processing_class.pad_token_id
+        if attention is None and isinstance(ids, Tensor) and pad not in (None, self.processing_class.eos_token_id):
+            attention = ids != pad  # TRL's PPO told prompts from padding so
+        count = len(next(iter(columns.values())))
+        rows = []
+        for row in range(count):
+            found = {
+                name: each[row].tolist() if isinstance(each, Tensor) else each[row] for name, each in columns.items()
+            }
+            if attention is not None:
+                keep = [bool(flag) for flag in attention[row]]
+                found[PROMPT_TOKENS] = [i for i, real in zip(found[PROMPT_TOKENS], keep, strict=True) if real]
+            found.setdefault(PROMPT_INDEX, self.index_here(len(self._waiting) + row))
+            rows.append(found)
+        return rows
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Trains. resume_from_checkpoint: a checkpoint, or True for the last one of output_dir that is whole.
+
+        Raises ZooError where prompts or rewards are missing, where there is no checkpoint, and for a half-written one.
+        """
+        if self.train_dataset is None:
+            raise ZooError(
+                "PPO has no prompts: give train_dataset, or use generate() and step() in a loop of your own."
+            )
+        _ = self.rewards
+        if resume_from_checkpoint is True:
+            resume_from_checkpoint = self.last_good()
+            if resume_from_checkpoint is None:
+                raise ZooError(
+                    f"{self.args.output_dir} holds no whole checkpoint to go on from: begin anew, or check output_dir."
+                )
+        elif resume_from_checkpoint and not (Path(resume_from_checkpoint) / PPO_COMPLETE).is_file():
+            raise ZooError(
+                f"{resume_from_checkpoint} holds no {PPO_COMPLETE}: it is half-written or no PPO checkpoint; choose "
+                "another, or give True for the last whole one."
+            )
+        return super().train(resume_from_checkpoint, *args, **kwargs)
+
+    def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
+        """One optimizer, with groups of their own for policy and critic: each has its learning rate."""
+        if self.optimizer is None:
+            args, actor = self.args, self.actor
+            critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
+            groups = []
+            for part, rate in ((actor.policy, args.learning_rate), (actor.value_model, critic_rate)):
+                decayed = set(self.get_decay_parameter_names(part))
+                for decay in (True, False):
+                    chosen = [p for n, p in part.named_parameters() if p.requires_grad and (n in decayed) == decay]
+                    if chosen:
+                        weight_decay = args.weight_decay if decay else 0.0
+                        groups.append({"params": chosen, "lr": rate, "weight_decay": weight_decay})
+            kind, kwargs = self.get_optimizer_cls_and_kwargs(args)
+            self.optimizer = kind(groups, **kwargs)
+        return self.optimizer
+
+    def prepare_loop(self) -> nn.Module:
+        """The model to call in a loop of one's own, with optimizer and schedule made on the first call.
+
+        Without max_steps nobody knows the end of the loop, so the learning rate stays as it was set.
+        """
+        if self._loop_model is None:
+            self.create_optimizer()
+            if self.args.max_steps > 0:
+                self.create_scheduler(self.args.max_steps)
+            self._loop_model, self.optimizer = self.accelerator.prepare(self.model, self.optimizer)
+            self.model_wrapped = self._loop_model
+        return self._loop_model
+
+    def evaluate(
+        self,
+        eval_dataset: Dataset | dict[str, Dataset] | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Samples held-out prompts, the same random streams each time, and reports score, KL, length and EOS rate."""
+        given = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(given, dict):
+            found: dict[str, float] = {}
+            for name, each in given.items():
+                found |= self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}")
+            return found
+        if given is None:
+            raise ZooError("There is nothing to evaluate on: give eval_dataset.")
+        if not isinstance(given, Dataset) or PROMPT_INDEX not in given.column_names:
+            given = prompts_of(given, self.args, self.processing_class, self.context, self.narrowest)
+        seen: dict[str, list[Tensor]] = defaultdict(list)
+        shown, self._shown = self._shown, {}
+        for batch in self.get_eval_dataloader(given):
+            rows = self.as_rows(batch)
+            rollout = self.rollout(rows, stream=EVAL_STREAM)
+            estimates = self.estimate(rollout, self.score(rollout, rows))
+            for name, each in of_completions(rollout, estimates, self.rewards.names).items():
+                # Over all processes, without the rows that only fill up the last batch.
+                seen[name].append(self.accelerator.gather_for_metrics(each))
+        self._shown = shown
+        metrics = {f"{metric_key_prefix}_{name}": float(torch.cat(each).nanmean()) for name, each in seen.items()}
+        self.log({name: value for name, value in metrics.items() if not math.isnan(value)})
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
+        return metrics
+
+    def generate_completions(self, sampling: bool = False, *, step: int | None = None) -> dict[str, list[Any]]:
+        """Completions of the held-out prompts with their scores, shown as a table; `sampling` stops after one batch.
+
+        step: the update that the table is of; None is the current one. Returns the columns prompt, completion, score.
+        Raises ZooError without eval_dataset.
+        """
+        if self.eval_dataset is None:
+            raise ZooError("generate_completions() samples held-out prompts: give eval_dataset.")
+        table: dict[str, list[Any]] = {"prompt": [], "completion": [], "score": []}
+        held_out = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
+        for batch in chain.from_iterable(map(self.get_eval_dataloader, held_out.values())):
+            rows = self.as_rows(batch)
+            rollout = self.rollout(rows, stream=EVAL_STREAM)
+            said = decoded(self.processing_class, rollout.samples, rows)
+            columns = {**said.columns, "trainer_state": self.state}
+            scored = self.rewards(rollout.samples, said.prompts, said.completions, said.texts, columns)
+            for name, column in zip(table, (said.prompts, said.completions, scored.total.tolist()), strict=True):
+                table[name] += list(column)
+            if sampling:
+                break
+        few = {name: column[: self.args.num_completions_to_print] for name, column in table.items()}
+        self.show(few, "samples", step=step)
+        return table
+
+    def log_eval_samples(self) -> None:
+        """Shows held-out samples after an update, num_sample_generations times in a run."""
+        times = self.args.num_sample_generations
+        step = self.state.global_step + 1  # Trainer counts this update after it
+        if times and self.eval_dataset is not None and step % max(1, self.state.max_steps // times) == 0:
+            self.generate_completions(sampling=True, step=step)
+
+    # Saving and resuming
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """The policy as a plain checkpoint, with tokenizer, `critic/` and PPO's state beside it.
+
+        With merge_adapter, what is saved outside of checkpoints is a LoRA policy merged into its base.
+        """
+        self.check_weights()
+        directory = Path(output_dir or self.args.output_dir or ".")
+        # Trainer calls this for a checkpoint, with its directory, and for push_to_hub, without one.
+        checkpoint = _internal_call and output_dir is not None
+        if self.args.should_save:
+            directory.mkdir(parents=True, exist_ok=True)
+            self.actor.save_pretrained(directory, merge=self.args.merge_adapter and not checkpoint)
+            self.processing_class.save_pretrained(directory)
+            state = {
+                "kl_coef": self.controller.kl_coef,
+                "episodes": self._episodes,
+                "scores_seen": list(vars(self.scores_seen).values()),
+                # JSON has no NaN.
+                "unlogged": {
+                    name: [None if math.isnan(value) else value for value in seen]
+                    for name, seen in self._metrics.items()
+                },
+            }
+            (directory / PPO_STATE).write_text(json.dumps(state, allow_nan=False) + "\n")
+        if self.args.push_to_hub and not _internal_call:
+            self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Trainer's card, made of the policy: the pair of policy and critic has no configuration to read."""
+        pair, self.model = self.model, self.policy
+        try:
+            super().create_model_card(*args, **kwargs)
+        finally:
+            self.model = pair
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: nn.Module | None = None) -> None:
+        directory = Path(resume_from_checkpoint)
+        self.actor.load_checkpoint(directory)
+        if not (directory / PPO_STATE).is_file():
+            raise ZooError(f"{directory} holds no {PPO_STATE}: it is no PPO checkpoint, so PPO cannot go on from it.")
+        state = json.loads((directory / PPO_STATE).read_text())
+        self.controller = kl_controller(
+            kl_coef=state["kl_coef"], kl_target=self.args.kl_target, kl_horizon=self.args.kl_horizon
+        )
+        self.scores_seen = RunningScores(*state.get("scores_seen", ()))
+        self._begun = True
+        self._episodes = state["episodes"]
+        self._metrics = defaultdict(list)
+        for name, seen in state["unlogged"].items():
+            self._metrics[name] = [math.nan if value is None else value for value in seen]
+
+
+def _as_they_are(rows: list[Any]) -> Any:
+    """Rewards want the rows as they are: nothing is stacked."""
+    return rows

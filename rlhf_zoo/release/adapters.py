@@ -1,0 +1,65 @@
+"""Where the adapters of a published checkpoint find their base."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..hub.publish import MERGED
+from ..record import StageRecord, read_json, write_json
+from ..runs.context import Checkpoint, RunContext
+
+__all__ = ["ADAPTER_CONFIGS", "check_bases", "name_bases"]
+
+ADAPTER_CONFIGS = ("adapter_config.json", "critic/adapter_config.json")
+
+
+def check_bases(context: RunContext, stage: str, parents: Mapping[str, Checkpoint]) -> None:
+    """Raises ZooError, before anything trains, where a stage's adapters would be published without their base."""
+    base = parents.get("base" if stage == "sft" else "sft")
+    if base is None:
+        raise ZooError(
+            "use_peft of the stage sft cannot be published, as its adapter would lie on a model that no Hub has: name "
+            "one of the Hub in model_name_or_path, or leave --push_to_hub out."
+        )
+    here = str(base.lineage.get("path")).startswith("checkpoint-") and context.record("sft").read().get("publish")
+    if not base.lineage.get("repo") and not here:
+        raise ZooError(
+            f"use_peft of the stage {stage} cannot be published, as its adapter would lie on an SFT model that no Hub "
+            f"has: publish that first (`rlhf-zoo push {context.directory}`), or leave use_peft out."
+        )
+
+
+def name_bases(context: RunContext, record: StageRecord, checkpoint: Path, folder: Path) -> None:
+    """Writes a checkpoint's adapter configurations into `folder`, each naming its base by repository and commit.
+
+    On the disk they name the folder that it was loaded from. What has no adapter, or a base that no parent is, is left.
+    """
+    parents = record.read().get("parents") or {}
+    for name in ADAPTER_CONFIGS:
+        if not (checkpoint / name).is_file():
+            continue
+        config = read_json(checkpoint / name)
+        base = config.get("base_model_name_or_path")
+        for role, parent in parents.items():
+            if base and (found := _published(context, role, parent, Path(base))):
+                config["base_model_name_or_path"], config["revision"] = found
+                write_json(folder / name, config)
+                break
+
+
+def _published(context: RunContext, role: str, parent: Mapping[str, Any], base: Path) -> tuple[str, str] | None:
+    """(repository, commit) of a parent, if it is what lies at the path `base`."""
+    repo, commit = parent.get("repo"), parent.get("commit")
+    if not repo or not commit:
+        return None
+    record = context.record(role)
+    own = record.path / str(parent.get("path"))
+    if base.resolve() == (own / MERGED).resolve():
+        merged = record.read().get("merged")
+        return (repo, merged) if merged else None
+    # A model that was pulled lies in the client's cache, in a folder named by its commit.
+    lies_there = commit in (base.name, base.parent.name) or base.resolve() == own.resolve()
+    return (repo, commit) if lies_there or base.as_posix() == repo else None

@@ -1,0 +1,45 @@
+"""What KL means on the card of a PPO stage: the estimator, where it stands, the temperature, β."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .facts import Facts
+
+__all__ = ["DEFAULTS", "kl_settings", "penalty_varies"]
+
+#: What PPOConfig takes where a recipe says nothing; the card is made without importing it.
+DEFAULTS: dict[str, Any] = {
+    "temperature": 0.7,
+    "kl_coef": 0.05,
+    "kl_estimator": "k1",
+    "kl_in": "reward",
+    "kl_horizon": 10_000,
+    "action_level": "token",
+    "response_length": 53,
+    "ptx_coef": 0.0,
+}
+_IN_REWARD = {
+    "k1": "k1 = log π − log π_ref, the same as is reported",
+    "k3": "k3 = π_ref/π − 1 − log(π_ref/π), which is never negative and has the same mean as k1; its gradient through "
+    "the reward is not that of the KL",
+}
+_IN_LOSS = {
+    "k2": "k2 = ½(log π − log π_ref)², whose gradient is that of KL(π‖π_ref)",
+    "k3": "k3 = π_ref/π − 1 − log(π_ref/π) times the ratio π/π_old, whose gradient is that of KL(π‖π_ref)",
+    "k3_reverse": "k3 = π_ref/π − 1 − log(π_ref/π) as in GRPO, whose gradient is that of the reverse KL(π_ref‖π)",
+    "full": "the exact KL of each next-token distribution over the whole vocabulary",
+}
+
+
+def kl_settings(facts: Facts) -> dict[str, Any]:
+    """The settings of PPO that say what its KL is, defaults filled in, and the estimator in words (`formula`)."""
+    found = {key: facts.setting(key, default) for key, default in DEFAULTS.items()}
+    formulas = _IN_REWARD if found["kl_in"] == "reward" else _IN_LOSS
+    return {**found, "kl_target": facts.setting("kl_target"), "formula": formulas.get(found["kl_estimator"])}
+
+
+def penalty_varies(facts: Facts) -> bool:
+    """Whether β is adapted, by the settings or by what was logged."""
+    logged = {row["kl_coef"] for row in facts.metrics if row.get("kl_coef") is not None}
+    return facts.setting("kl_target") is not None or len(logged) > 1

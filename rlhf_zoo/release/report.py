@@ -1,0 +1,159 @@
+"""An evaluation of any policy as Markdown, and its place in the card of a published one."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..hub.pull import split_revision
+from ..hub.refusals import hub_name, refusals_as
+from ..json_values import finite
+from .markdown import Raw, code, escape, estimate
+
+__all__ = ["FIGURES", "WIN_RATES", "add_to_card", "judge_notes", "report", "slug", "unread"]
+
+WIN_RATES = "win_rates.png"
+#: What is said of both policies, and how it is called.
+FIGURES = {
+    "reward": "reward",
+    "judge": "judge",
+    "kl": "KL, nats per completion",
+    "exact_kl": "exact KL, nats per completion",
+    "length": "length, tokens",
+    "eos_rate": "ended by itself, share",
+    "distinct_1": "distinct-1",
+    "distinct_2": "distinct-2",
+    "repetition": "repetition",
+    "sft_perplexity": "perplexity under the other policy",
+}
+
+
+def slug(name: str) -> str:
+    """A name of models as one of files: NAMESPACE/NAME@TAG gives NAMESPACE--NAME--TAG."""
+    return re.sub(r"[^\w.-]+", "--", name.strip("./")).strip("-") or "policy"
+
+
+def report(document: Mapping[str, Any]) -> str:
+    """Tables of an evaluation.json of `rlhf-zoo eval POLICY --against OTHER`, with its judges in words."""
+    return "\n".join(_lines(document)) + "\n"
+
+
+def _lines(document: Mapping[str, Any]) -> Iterator[str]:
+    ours, theirs = (_named(document[side]) for side in ("policy", "against"))
+    yield f"## Evaluation against {theirs}"
+    yield ""
+    if document["policy"].get("tag") not in (None, "main"):
+        yield f"These figures are of {ours}, which need not be the checkpoint that this card describes."
+        yield ""
+    yield f"| held-out prompts | {theirs} | {ours} | n | difference, paired |"
+    yield "|---|---|---|---|---|"
+    for key, title in FIGURES.items():
+        before, after = (document[side].get(key) for side in ("sft", "ppo"))
+        if after is not None:
+            at_zero = key in ("kl", "exact_kl") and abs(before["value"]) < 1e-3
+            shown = "0: it is the reference" if at_zero else estimate(before)
+            apart = document["difference"].get(key)
+            yield f"| {title} | {shown} | {estimate(after)} | {after['n']} | {estimate(apart) if apart else ''} |"
+    for name, found in document["judges"].items():
+        yield f"| **win rate**, by {escape(name)} | | {estimate(found['win_rate'])} | {found['win_rate']['n']} | |"
+    for name, found in (document.get("votes") or {}).items():
+        votes = found.get("win_rate")
+        said = estimate(votes) if votes else escape(found["problem"])
+        yield f"| **win rate**, by votes of {escape(name)} | | {said} | {(votes or {}).get('n', '')} | |"
+    yield f"| win rate at equal length | | {estimate(document['win_rate_at_equal_length'])} | {document['n']} | |"
+    control = f"| {estimate(document['control'])} | | {document['n']} | |"
+    yield f"| control: the other policy over itself, other sampling seed {control}"
+    yield ""
+    where = f"the {escape(document['split'])} split of {code(document['data']['location'])}"
+    each = document["samples_per_prompt"]
+    yield (
+        f"{document['prompts']} prompts of {where}, {each} completions each, the same prompts and seeds for both, "
+        f"temperature {document['temperature']:g}, at most {document['max_new_tokens']} new tokens, seed "
+        f"{document['seed']}. In brackets: 95% intervals, by resampling prompts, for a difference the same ones of "
+        "both. A tie counts one half."
+    )
+    for name, found in document["judges"].items():
+        yield ""
+        yield f"**Judge:** {escape(name)}. {escape(found['description'])}{judge_notes(found)}"
+    yield ""
+    yield f"Made by {code(document['command'])}."
+
+
+def judge_notes(found: Mapping[str, Any]) -> Raw:
+    """What is to be known of one judge of an evaluation beside its description: sentences, each after a space."""
+    said = []
+    if found.get("is_training_reward"):
+        said.append(
+            "**This is the policy's own reward: it says that training worked, not that the policy got better.**"
+        )
+    check = found.get("check")
+    if check:
+        accuracy = f"{estimate(check['accuracy'])} of {check['accuracy']['n']} labeled pairs"
+        said.append(f"**{escape(check['unfit'])}**" if check.get("unfit") else f"It prefers the better of {accuracy}.")
+    orders = found.get("orders")
+    if orders and orders.get("agreement"):
+        said.append(f"Asked in both orders, which agreed in {estimate(orders['agreement'])} of the pairs.")
+    if unreadable := unread(found):
+        said.append(unreadable)
+    cost = (found.get("usage") or {}).get("cost")
+    if finite(cost) and cost is not None:
+        said.append(f"Cost: {cost:.4g}.")
+    return Raw("".join(f" {one}" for one in said))
+
+
+def unread(found: Mapping[str, Any]) -> str | None:
+    """How many answers of a judge could not be read, a sentence; None where all could."""
+    pairs, every = ((found.get(part) or {}).get("unparsed") or 0 for part in ("orders", "usage"))
+    if not pairs and not every:
+        return None
+    said = f"{pairs} pairs had an answer that could not be read, and count as ties"
+    return f"{said}; of all its answers it was {every}, and an unread rating counts as 5.5." if every else f"{said}."
+
+
+def _named(one: Mapping[str, Any]) -> Raw:
+    commit = one.get("commit")
+    name = split_revision(one["name"])[0] if one.get("repo") else one["name"]
+    if one.get("repo") and one.get("tag"):
+        name = f"{name}@{one['tag']}"
+    return Raw(f"{code(name)}{f' at {code(commit[:10])}' if commit else ''}")
+
+
+def add_to_card(repo: str, folder: Path, document: Mapping[str, Any]) -> str:
+    """Adds the report to the card of a published policy, and the files of `folder` beside it. Returns the commit.
+
+    One commit on `main`: what an earlier evaluation against the same policy left is replaced, and nothing else. Raises
+    ZooError where the Hub refuses, also because somebody else committed meanwhile.
+    """
+    from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    name = slug(document["against"]["name"])
+    begins, ends = f"<!-- rlhf-zoo:evaluation {name} -->", f"<!-- /rlhf-zoo:evaluation {name} -->"
+    api = HfApi()
+    with refusals_as(f"The evaluation cannot be added to {repo} on {hub_name()}", "check the token, and run it again."):
+        head = api.model_info(repo).sha
+        try:
+            card = Path(hf_hub_download(repo, "README.md", revision=head)).read_text(encoding="utf-8")
+        except EntryNotFoundError:
+            card = ""
+        kept, _, rest = card.partition(begins)
+        after = rest.partition(ends)[2]
+        text = f"{kept.rstrip()}\n\n{begins}\n{report(document)}{ends}\n{after.lstrip()}".lstrip()
+        files = {f"evaluations/{name}/{path.name}": path for path in _sent(folder)}
+        operations = [
+            CommitOperationAdd("README.md", text.encode()),
+            *(CommitOperationAdd(at, str(path)) for at, path in sorted(files.items())),
+        ]
+        message = f"Evaluation against {document['against']['name']}"
+        return str(api.create_commit(repo, operations, commit_message=message, parent_commit=head).oid)
+
+
+def _sent(folder: Path) -> list[Path]:
+    found = [folder / name for name in ("evaluation.json", "samples.jsonl", WIN_RATES)]
+    missing = next((path for path in found if not path.is_file()), None)
+    if missing is not None:
+        raise ZooError(f"{missing} is not there, so the evaluation cannot be published: run it again.")
+    return found

@@ -1,0 +1,341 @@
+"""From a run directory to the Hub: what is to be sent next, and how each is sent.
+
+What is due is read off the disk every time, so that another process goes on with it after a kill: the data that a
+corpus made, then stage by stage the checkpoints by their step, each a commit and a tag, and of a finished stage its
+chosen checkpoint as `main` with the final card.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shlex
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..hub.collections import collect
+from ..hub.publish import (
+    MERGED,
+    PUBLISHED,
+    RECIPE_FILE,
+    all_tags,
+    is_step,
+    publish_checkpoint,
+    publish_merged,
+    publish_release,
+    published_tags,
+    tag_name,
+    take_repository,
+    unpublished,
+)
+from ..hub.refusals import client_errors, refusals_as
+from ..record import StageRecord, checkpoint_step, write_json
+from ..runs.choice import lasting
+from ..runs.context import RunContext
+from ..runs.data import forget_lost_data, pending_data, send_data
+from ..stage import STAGES
+from .adapters import ADAPTER_CONFIGS, name_bases
+from .card import make_card
+from .events import write_events
+
+__all__ = ["Sender", "Upload", "claim_repository", "kept_lineage", "resume_command"]
+
+log = logging.getLogger(__name__)
+
+REFUSALS = (400, 401, 403, 404)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """One thing to send. `send` may be called again where it failed: what was done already is not done twice."""
+
+    what: str
+    send: Callable[[], None]
+
+
+class Sender:
+    """Sends what a run directory holds and the Hub has not. Used by one thread at a time.
+
+    stages: those to send; None takes the stages whose run.json says that they are to be published here.
+    again: send the final cards even where they were sent.
+    """
+
+    def __init__(self, context: RunContext, *, stages: tuple[str, ...] | None = None, again: bool = False) -> None:
+        self._context = context
+        self._stages = stages
+        self._looked: set[str] = set()
+        self._again = set(STAGES) if again else set()
+
+    def due(self) -> list[str]:
+        """What is still to be sent, in order."""
+        return [upload.what for upload in self._uploads()]
+
+    def next(self) -> Upload | None:
+        """What to send now, or None where the Hub has it all."""
+        return next(self._uploads(), None)
+
+    def send_all(self) -> None:
+        """Sends everything, here and now. Raises what the client or a refusal raises."""
+        while upload := self.next():
+            upload.send()
+
+    def _uploads(self) -> Iterator[Upload]:
+        context = self._context
+        stages = [stage for stage in STAGES if self._asked(context.record(stage), stage)]
+        if not stages:
+            return
+        data = context.record("data")
+        if "data" not in self._looked and (pending_data(context) or data.read().get("repo")):
+            yield Upload(f"a look at {context.dataset_repo}", self._look_at_data)
+        if pending_data(context):
+            yield Upload("the data", lambda: send_data(context))
+        for stage in stages:
+            yield from self._of_stage(context.record(stage), stage)
+        if self._collection_due(stages):
+            yield Upload(f"the Collection of {context.recipe.name}", lambda: self._collect(stages))
+
+    def _collection_due(self, stages: list[str]) -> bool:
+        """Whether all of the run is released, and its Collection was not made of that."""
+        context = self._context
+        whole = set(stages) >= set(context.recipe.stages)
+        if not whole or not all(context.record(stage).read().get("released") for stage in stages):
+            return False
+        made = context.record(stages[-1]).read().get("collection") or {}
+        return (made.get("hub"), made.get("repos")) != (context.hub.label, [context.repo(stage) for stage in stages])
+
+    def _collect(self, stages: list[str]) -> None:
+        """Groups the run's repositories. A Hub or token that has no Collections is said, and costs nothing else."""
+        context = self._context
+        repos = {context.repo(stage): stage for stage in stages}
+        try:
+            slug = collect(context.recipe.name, context.namespace, repos, private=context.private)
+        except ZooError as error:
+            refused = getattr(getattr(error.__cause__, "response", None), "status_code", 0)
+            if refused not in REFUSALS and isinstance(error.__cause__, client_errors()):
+                raise error.__cause__ from None
+            log.warning("%s", error)
+            slug = None
+        made = {"hub": context.hub.label, "repos": list(repos), "slug": slug}
+        context.record(stages[-1]).write(collection=made)
+
+    def _asked(self, record: StageRecord, stage: str) -> bool:
+        document = record.read()
+        if not document or self._stages is not None:
+            return bool(document) and stage in (self._stages or ())
+        told = document.get("publish") or {}
+        return (told.get("hub"), told.get("namespace")) == (self._context.hub.label, self._context.namespace)
+
+    def _of_stage(self, record: StageRecord, stage: str) -> Iterator[Upload]:
+        repo, hub = self._context.repo(stage), self._context.hub.label
+        pending = unpublished(record, repo, hub=hub)
+        if stage not in self._looked and (pending or published_tags(record, repo, hub=hub)):
+            yield Upload(f"a look at {repo}", lambda: self._look_at(record, stage))
+        for path in pending:
+            yield Upload(f"step {checkpoint_step(path)} of {stage}", partial(self._send, record, stage, path))
+        document = record.read()
+        if document.get("status") == "finished" and not (document.get("chosen") or {}).get("open"):
+            due = self._release_digest(record)
+            if stage in self._again or document.get("released") != due:
+                yield Upload(f"the card of {stage}", lambda: self._release(record, stage, due))
+
+    def _look_at_data(self) -> None:
+        forget_lost_data(self._context)
+        self._looked.add("data")
+
+    def _look_at(self, record: StageRecord, stage: str) -> None:
+        """Before the first commit of a stage: whose is the repository, and does it hold what it acknowledged?"""
+        _take(self._context, stage)
+        _forget_lost(record, self._context.repo(stage), self._context.hub.label)
+        self._pin_lineage(record)
+        self._looked.add(stage)
+
+    def _pin_lineage(self, record: StageRecord) -> None:
+        """Fills in the commits of parents and data that were not sent yet when the stage began; all come before it."""
+        document = record.read()
+        parents = {role: self._pinned(role, parent) for role, parent in (document.get("parents") or {}).items()}
+        data = dict(document.get("dataset") or {})
+        made = self._context.record("data").read()
+        same = made.get("repo") and made.get("fingerprint") == data.get("fingerprint")
+        if same and not self._is_pinned(data, self._context.dataset_repo):
+            data |= {"repo": made["repo"]["id"], "commit": made["repo"]["commit"], "hub": made["repo"]["hub"]}
+        record.write(parents=parents, dataset=data)
+
+    def _is_pinned(self, parent: Mapping[str, Any], repo: str) -> bool:
+        """Whether it names a commit in `repo`, where this run sends it, on this Hub."""
+        hub = self._context.hub.label
+        return bool(parent.get("commit")) and (parent.get("hub", hub), parent.get("repo")) == (hub, repo)
+
+    def _pinned(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
+        record = self._context.record(role) if role in STAGES else None
+        repo = self._context.repo(role)
+        if record is None or self._is_pinned(parent, repo) or not str(parent.get("path")).startswith("checkpoint-"):
+            return dict(parent)
+        if record.read().get("fingerprint") != parent.get("fingerprint"):
+            return dict(parent)  # the stage beside this one was run again since
+        tag = tag_name(checkpoint_step(parent["path"]))
+        commit = published_tags(record, repo, hub=self._context.hub.label).get(tag)
+        found = {"repo": repo, "commit": commit, "tag": tag, "hub": self._context.hub.label}
+        return {**parent, **found} if commit else dict(parent)
+
+    def _send(self, record: StageRecord, stage: str, checkpoint: Path) -> None:
+        context, step = self._context, checkpoint_step(checkpoint)
+        repo, hub = context.repo(stage), context.hub.label
+        # The card of a step names the repository, also before the first commit to it.
+        self._note(record, repo, published_tags(record, repo, hub=hub))
+        with tempfile.TemporaryDirectory() as scratch:
+            self._beside(record, Path(scratch), stage, step=step)
+            name_bases(context, record, checkpoint, Path(scratch))
+            published = publish_checkpoint(
+                checkpoint,
+                repo,
+                run=context.run_id(stage),
+                hub=hub,
+                beside=Path(scratch),
+                message=f"{context.recipe.name} {stage}: step {step}",
+                optimizer=bool(record.read()["resolved"].get("push_optimizer")),
+            )
+        self._note(record, repo, {**published_tags(record, repo, hub=hub), published["tag"]: published["commit"]})
+
+    def _release(self, record: StageRecord, stage: str, due: str) -> None:
+        context, repo = self._context, self._context.repo(stage)
+        context.restore_chosen(stage)
+        chosen = record.chosen_checkpoint()
+        if chosen is None:
+            raise ZooError(f"{record.path} is finished and holds no checkpoint to publish: train it with --restart.")
+        tag = tag_name(checkpoint_step(chosen))
+        tags = published_tags(record, repo, hub=context.hub.label)
+        # The card names the tag `best`, which is to point at the commit that holds the card.
+        self._note(record, repo, {"best": tags[tag], **tags})
+        with tempfile.TemporaryDirectory() as scratch:
+            self._beside(record, Path(scratch), stage, step=None)
+            name_bases(context, record, chosen, Path(scratch))
+            commit = publish_release(
+                chosen,
+                repo,
+                run=context.run_id(stage),
+                beside=Path(scratch),
+                message=f"{context.recipe.name} {stage}: card of {tag}",
+                told=f"{tag}, with the card of the finished run",
+                optimizer=bool(record.read()["resolved"].get("push_optimizer")),
+            )
+            if (chosen / MERGED).is_dir():
+                self._release_merged(record, stage, chosen, Path(scratch))
+        self._note(record, repo, {**tags, "best": commit})
+        record.write(released=due)
+        self._again.discard(stage)
+        self._prune(record)
+
+    @staticmethod
+    def _prune(record: StageRecord) -> None:
+        """Deletes what had to wait for the Hub, and nothing that the evaluation may be reading."""
+        stay = lasting(record)
+        for path in record.checkpoints():
+            if path not in stay:
+                record.remove_checkpoint(path)
+
+    def _release_merged(self, record: StageRecord, stage: str, chosen: Path, folder: Path) -> None:
+        """The chosen checkpoint with its adapter merged, as the branch `merged`, with a card that says so."""
+        for name in ADAPTER_CONFIGS:
+            (folder / name).unlink(missing_ok=True)
+        make_card(record.path, out=folder, merged=True)
+        merged = publish_merged(
+            chosen / MERGED,
+            self._context.repo(stage),
+            run=self._context.run_id(stage),
+            beside=folder,
+            message=f"{self._context.recipe.name} {stage}: {tag_name(checkpoint_step(chosen))}, adapter merged",
+        )
+        record.write(merged=merged)
+
+    def _note(self, record: StageRecord, repo: str, tags: Mapping[str, str]) -> None:
+        newest = tags.get("best") or next(reversed(list(tags.values())), None)
+        record.write(hub=self._context.hub.label, repo={"id": repo, "commit": newest, "tags": dict(tags)})
+
+    def _beside(self, record: StageRecord, folder: Path, stage: str, *, step: int | None) -> None:
+        """What a commit holds beside the checkpoint: card, plots, metrics so far, their events and the recipe."""
+        make_card(record.path, out=folder, step=step)
+        so_far = StageRecord(folder)
+        if record.metrics_file.exists():
+            shutil.copy(record.metrics_file, so_far.metrics_file)
+            if step is not None:
+                so_far.truncate_metrics(step)
+            write_events(so_far.metrics(), folder, stage=stage)
+        write_json(folder / RECIPE_FILE, record.read()["resolved"])
+
+    def _release_digest(self, record: StageRecord) -> str:
+        """Differs when the final card would: by the Hub and repository, by the run's end, by the evaluation."""
+        document, evaluation = record.read(), self._context.record("eval").path
+        known = {key: document.get(key) for key in ("finished", "chosen", "fingerprint", "reward_model")}
+        told = hashlib.sha256(repr((sorted(known.items(), key=str), self._context.repo(document["stage"]))).encode())
+        told.update(self._context.hub.label.encode())
+        for name in ("evaluation.json", "samples.jsonl"):
+            path = evaluation / name
+            told.update(path.read_bytes() if path.is_file() else b"")
+        return told.hexdigest()
+
+
+def claim_repository(context: RunContext, stage: str) -> None:
+    """Makes the stage's repository this run's, before anything is trained, so that no other run writes there.
+
+    Raises ZooError where it is another run's and --overwrite_repo was not given, where it holds a step of this run that
+    is no longer in the run directory, and where the token may not write there.
+    """
+    record, repo = context.record(stage), context.repo(stage)
+    what = f"{repo} cannot be written to on {context.hub.described}"
+    with refusals_as(what, "check --namespace and the token, or try again when the Hub answers."):
+        _take(context, stage)
+        known = published_tags(record, repo, hub=context.hub.label)
+        here = {tag_name(checkpoint_step(path)) for path in record.checkpoints()}
+        strays = sorted({tag for tag in all_tags(repo) if is_step(tag)} - {*known, *here})
+    if strays:
+        raise ZooError(
+            f"{repo} on {context.hub.label} has the tag {strays[0]} of weights that {record.path} no longer holds, and "
+            "a step's tag never moves: give --restart or --overwrite_repo to replace what is there, or publish under "
+            "another --namespace."
+        )
+
+
+def _take(context: RunContext, stage: str) -> None:
+    record, repo, hub = context.record(stage), context.repo(stage), context.hub.label
+    # A step that was trained again is no longer what its tag was acknowledged for.
+    again = {tag_name(checkpoint_step(path)) for path in unpublished(record, repo, hub=hub)}
+    take_repository(
+        repo,
+        context.run_id(stage),
+        known={tag: commit for tag, commit in published_tags(record, repo, hub=hub).items() if tag not in again},
+        overwrite=context.overwrite,
+        fresh=context.fresh,
+        private=context.private,
+        what=f"{context.recipe.name} {stage}",
+    )
+
+
+def kept_lineage(before: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """`found`, with repository and commit as a run pinned them `before`, where it is the same parent."""
+    if before.get("fingerprint") != found.get("fingerprint") or not before.get("commit"):
+        return dict(found)
+    return {**found, **{key: before[key] for key in ("repo", "commit", "tag", "hub") if key in before}}
+
+
+def resume_command(context: RunContext) -> str:
+    """The command that sends what is left."""
+    return f"rlhf-zoo push --resume {shlex.quote(str(context.directory))}"
+
+
+def _forget_lost(record: StageRecord, repo: str, hub: str) -> None:
+    """Counts as not sent what the Hub does not have: its folder was emptied, or another run had the repository."""
+    sent, there = published_tags(record, repo, hub=hub), all_tags(repo)
+    kept = {tag: commit for tag, commit in sent.items() if there.get(tag) == commit}
+    if kept == sent:
+        return
+    for checkpoint in record.checkpoints():
+        if tag_name(checkpoint_step(checkpoint)) not in kept:
+            (checkpoint / PUBLISHED).unlink(missing_ok=True)
+    newest = kept.get("best") or next(reversed(list(kept.values())), None)
+    record.write(repo={"id": repo, "commit": newest, "tags": kept} if kept else None, released=None)

@@ -1,0 +1,439 @@
+"""A recipe's keys, checked and typed: YAML and flags in, dataclasses out."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..limits import check_limits
+from ..plugins import did_you_mean
+from ..recipes import Recipe
+from ..stage import STAGES
+from .choice import ReleaseArguments, check_rule
+from .values import check_plain, coerce, shown
+
+__all__ = [
+    "EvaluationConfig",
+    "LLMConfig",
+    "PPOArguments",
+    "RecipeConfig",
+    "RewardArguments",
+    "SFTArguments",
+    "StageSettings",
+    "parse_flags",
+    "recipe_config",
+    "recipe_keys",
+    "recorded_settings",
+    "stage_keys",
+    "stage_settings",
+    "unsupported",
+]
+
+
+@dataclass(frozen=True)
+class LLMConfig:
+    """How a judge llm:MODEL is asked; the keys under `evaluation.llm`, which `evaluation.llm_judge.LLMJudge` explains.
+
+    price: of a million prompt and a million completion tokens. None takes the judge's own setting.
+    """
+
+    criterion: str | None = None
+    price: list[float] | None = None
+    budget: float | None = None
+    concurrency: int | None = None
+    attempts: int | None = None
+    timeout: float | None = None
+    max_tokens: int | None = None
+    parameters: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.price is not None and len(self.price) != 2:
+            raise ZooError(
+                f"price of an LLM judge is {self.price}: give two numbers, of a million prompt tokens and of a million "
+                "completion tokens."
+            )
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How the eval stage compares PPO with SFT; the keys under `evaluation:` in recipe.yaml.
+
+    judge scores for the headline, and judges beside it; `stages.judges` says what their names may be.
+    """
+
+    prompts: int = 200
+    samples: int = 3
+    judge: str = "classifier"
+    judge_name: str | None = None
+    judge_description: str = ""
+    lexicon: str | None = None
+    checkpoint_prompts: int = 100
+    checkpoint_samples: int = 2
+    judges: list[str] = field(default_factory=list)
+    llm: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Every judge, the headline's first."""
+        return [self.judge, *self.judges]
+
+    @property
+    def asked_llm(self) -> LLMConfig:
+        """Raises ZooError for a key of `llm` that is unknown or mistyped."""
+        return llm_config(self.llm, "evaluation.llm")
+
+
+@dataclass(frozen=True)
+class RecipeConfig:
+    """The keys of recipe.yaml: what the stages share."""
+
+    description: str
+    license: str = "apache-2.0"
+    language: str = "en"
+    simulated: bool = False
+    attribution: str | None = None
+    preferences: str | None = None
+    seed: int = 1
+    dataset_name: str | None = None
+    dataset_revision: str | None = None
+    corpus: str | None = None
+    corpus_args: dict[str, Any] = field(default_factory=dict)
+    tokenizer: dict[str, Any] | None = None
+    architecture: dict[str, Any] | None = None
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+
+@dataclass(frozen=True)
+class SFTArguments:
+    """Which lines SFT learns from."""
+
+    dataset_config: str | None = field(default="lines", metadata={"help": "Configuration of the data set."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    dataset_test_split: str | None = field(default="validation", metadata={"help": "Split to evaluate on."})
+
+    @property
+    def evaluated_split(self) -> str | None:
+        """The split that is evaluated while training goes on."""
+        return self.dataset_test_split
+
+
+@dataclass(frozen=True)
+class RewardArguments:
+    """Which pairs the reward model learns from, and what its scores are centered and scaled by."""
+
+    dataset_config: str | None = field(default="preferences", metadata={"help": "Configuration of the data set."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    dataset_test_split: str | None = field(default="test", metadata={"help": "Split that accuracy is measured on."})
+    dataset_validation_split: str | None = field(
+        default=None, metadata={"help": "Split to evaluate on while training goes on."}
+    )
+    held_out_share: float | None = field(
+        default=None,
+        metadata={"help": "Measure accuracy on this share of the training split's prompts; needs no test split."},
+    )
+    simulated_pairs: int | None = field(
+        default=None,
+        metadata={"help": "Make so many training pairs: samples of the SFT model, labeled by `preference`."},
+    )
+    simulated_test_pairs: int = field(default=500, metadata={"help": "Pairs made so for the test split."})
+    pairs_seed: int | None = field(default=None, metadata={"help": "Seed of these pairs; None takes the trainer's."})
+    preference: str | None = field(
+        default=None, metadata={"help": "module:attribute of (text_a, text_b, rng) -> 0 or 1, the preferred one."}
+    )
+    score_samples: int = field(
+        default=512, metadata={"help": "SFT samples over which the scores' mean and deviation are measured."}
+    )
+
+    def __post_init__(self) -> None:
+        if self.held_out_share is not None and self.dataset_test_split is not None:
+            raise ZooError(
+                f"held_out_share takes its pairs from the training split, and dataset_test_split names "
+                f"{self.dataset_test_split!r}: set dataset_test_split to null."
+            )
+
+    @property
+    def evaluated_split(self) -> str | None:
+        """The split that is evaluated while training goes on."""
+        return self.dataset_validation_split
+
+
+@dataclass(frozen=True)
+class PPOArguments:
+    """Which prompts PPO rolls out and what rewards it."""
+
+    dataset_config: str | None = field(default="prompts", metadata={"help": "Configuration of the data set."})
+    dataset_train_split: str = field(default="train", metadata={"help": "Split to roll out."})
+    dataset_test_split: str | None = field(default="validation", metadata={"help": "Split to evaluate on."})
+    reward_model_path: str | None = field(
+        default="reward", metadata={"help": "A path or Hub id, or 'reward' for this recipe's own reward model."}
+    )
+    reward_funcs: list[str] | None = field(
+        default=None, metadata={"help": "Reward functions as module:attribute or entry-point names."}
+    )
+    value_model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Where the critic starts; None starts it from the reward model."}
+    )
+    ptx_dataset_config: str | None = field(
+        default="lines", metadata={"help": "Configuration whose texts are kept modelling, with ptx_coef."}
+    )
+    ptx_dataset_split: str = field(default="train", metadata={"help": "Split that these texts come from."})
+
+    @property
+    def evaluated_split(self) -> str | None:
+        """The split that is evaluated while training goes on."""
+        return self.dataset_test_split
+
+
+@dataclass(frozen=True)
+class StageSettings:
+    """A stage's keys, typed: `data` (ours), `trainer` (its TrainingArguments), `model` (trl.ModelConfig).
+
+    `resolved` is what was asked for, by recipe and flags: it is recorded, and its fingerprint tells runs apart.
+    `keep` is save_total_limit, which the trainer is not told: it would delete checkpoints that were not sent yet.
+    """
+
+    stage: str
+    recipe: RecipeConfig
+    data: Any
+    trainer: Any
+    model: Any
+    release: ReleaseArguments
+    keep: int | None
+    resolved: Mapping[str, Any]
+
+
+# Settled by the run, so neither a recipe nor a flag may say them for a stage.
+RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_always_push", "disable_tqdm")
+
+
+def _dataclasses(stage: str) -> tuple[Any, ...]:
+    from trl import ModelConfig
+
+    known = STAGES[stage]
+    return known.load("arguments"), known.load("trainer"), ModelConfig, ReleaseArguments
+
+
+# What only the scripts of transformers and trl read, or what goes to a Hub by another way here.
+SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank", "model_init_kwargs",
+               "trust_remote_code", "hub_private_repo", "hub_revision")  # fmt: skip
+
+
+@functools.cache
+def unsupported(stage: str) -> frozenset[str]:
+    """Keys of the stage's dataclasses that it would take and not obey: they are refused."""
+    from trl import ModelConfig
+
+    return frozenset(SCRIPT_KEYS) | set(_hints(ModelConfig)) - set(STAGES[stage].model_keys)
+
+
+@functools.cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    resolved = typing.get_type_hints(kind)
+    return {f.name: resolved[f.name] for f in dataclasses.fields(kind) if f.init}
+
+
+def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
+    """Every key that a stage takes: name -> (type, default, help)."""
+    keys, left_out = {}, unsupported(stage).union(RUN_KEYS)
+    for kind in _dataclasses(stage):
+        hints = _hints(kind)
+        for entry in dataclasses.fields(kind):
+            if entry.init and entry.name not in left_out:
+                default = entry.default if entry.default is not dataclasses.MISSING else None
+                keys[entry.name] = (hints[entry.name], default, entry.metadata.get("help", ""))
+    return keys
+
+
+def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> RecipeConfig:
+    """The typed keys of recipe.yaml, flags on top. Raises ZooError for a key that is unknown, mistyped or missing."""
+    shared = dict(recipe.shared)
+    where = str(recipe.source("recipe"))
+    evaluation = shared.pop("evaluation", None) or {}
+    if not isinstance(evaluation, dict):
+        raise ZooError(f"evaluation in {where} is no mapping: put its keys under it, indented.")
+    evaluation = dict(evaluation)
+    hints = {name: hint for name, hint in _hints(RecipeConfig).items() if name != "evaluation"}
+    nested_hints = {f"evaluation.{name}": hint for name, hint in _hints(EvaluationConfig).items()}
+    known = {**hints, **nested_hints}
+    for name in flags or {}:
+        if name not in known and name not in ("env", *RUN_KEYS):
+            raise ZooError(f"--{name} is no key of recipe.yaml{_elsewhere(name, known)}")
+    checked = _checked(shared, hints, where, of="recipe.yaml")
+    checked |= _checked({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, where)
+    checked |= _checked(flags or {}, known, "the command's flags", flag=True)
+    if "description" not in checked:
+        raise ZooError(f"{where} has no description: say in a line what the recipe trains.")
+    shared = {name: value for name, value in checked.items() if name in hints}
+    nested = {name.removeprefix("evaluation."): value for name, value in checked.items() if name in nested_hints}
+    found = EvaluationConfig(**nested)
+    _ = found.asked_llm  # a mistake in its keys is told here
+    return RecipeConfig(**shared, evaluation=found)
+
+
+def llm_config(given: Mapping[str, Any], where: str) -> LLMConfig:
+    """The typed settings of LLM judges. Raises ZooError for a key that is unknown or mistyped."""
+    return LLMConfig(**_checked(given, _hints(LLMConfig), where, of="an LLM judge"))
+
+
+def _elsewhere(name: str, known: Mapping[str, Any]) -> str:
+    """Where a flag without a stage before it belongs. Reads every stage's keys, which takes seconds."""
+    flags = {key: key for key in known}
+    for stage in STAGES:
+        flags |= {f"{stage}.{key}": key for key in stage_keys(stage)}
+    flags |= {key: key.partition(".")[2] for key in known if key.startswith("evaluation.")}
+    if named := [f"--{flag}" for flag, key in flags.items() if key == name]:
+        return f": write {' or '.join(named)}."
+    near = did_you_mean(name, {*flags, *flags.values()})
+    return near or ": `rlhf-zoo recipes keys recipe` lists them, and a stage's key is written --STAGE.KEY."
+
+
+def stage_settings(
+    recipe: Recipe, stage: str, flags: Mapping[str, Any], *, shared_flags: Mapping[str, Any], output_dir: Path
+) -> StageSettings:
+    """A stage's typed settings: its YAML, then flags. Raises ZooError, before anything is trained, for bad keys."""
+    if stage not in recipe.stages:
+        raise ZooError(f"The recipe {recipe.name} has no {stage}.yaml, so it has no stage {stage!r}.")
+    shared = recipe_config(recipe, shared_flags)
+    keys = stage_keys(stage)
+    hints = {name: hint for name, (hint, _, _) in keys.items()}
+    of, refused = f"the stage {stage}", unsupported(stage)
+    asked = _checked(recipe.stages[stage], hints, str(recipe.source(stage)), of=of, refused=refused)
+    asked |= _checked(flags, hints, "the command's flags", of=of, refused=refused, flag=True)
+    asked.setdefault("seed", shared.seed)
+    if "report_to" in asked and asked["report_to"] is None:
+        asked["report_to"] = "none"  # its own word for nothing
+    told = dataclasses.asdict(shared)
+    # What a stage learns does not hang on how the recipe is described or evaluated later.
+    told = {name: value for name, value in told.items() if name not in ("description", "evaluation")}
+    given = {name: _exact(name, value, hints[name]) for name, value in asked.items() if name != "save_total_limit"}
+    given |= {"output_dir": str(output_dir), "disable_tqdm": True}
+    try:
+        data, trainer, model, release = (
+            kind(**{name: value for name, value in given.items() if name in _hints(kind)})
+            for kind in _dataclasses(stage)
+        )
+    except (ValueError, TypeError, ImportError) as error:
+        first = str(error).strip().splitlines()[0].rstrip(".")
+        raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {first}.") from error
+    _check_trainer(trainer, stage)
+    check_rule(stage, release, trainer, held_out=data.evaluated_split)
+    if release.push_merged and not model.use_peft:
+        raise ZooError(f"push_merged of the stage {stage} needs use_peft: without LoRA the checkpoint is the model.")
+    keep = asked.get("save_total_limit")
+    return StageSettings(stage, shared, data, trainer, model, release, keep, {**asked, "recipe": told})
+
+
+def _exact(name: str, value: Any, hint: Any) -> Any:
+    """A float where the hint is one, for torch's Adam takes no whole β; but steps from 1 on are whole."""
+    return float(value) if hint is float and not name.endswith("_steps") else value
+
+
+def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[str], *, where: str) -> dict[str, Any]:
+    """Those of a stage's keys, typed, as a run recorded them; the default of one that it did not set.
+
+    resolved: of run.json or a published recipe.json, which may be a stranger's: nothing but `names` is looked at.
+    where: what holds them. Raises ZooError for a value of another type.
+    """
+    keys = stage_keys(stage)
+    asked = {name: resolved[name] for name in names if name in resolved}
+    typed = _checked(asked, {name: keys[name][0] for name in names}, where, of=f"the stage {stage}")
+    return {name: keys[name][1] for name in names} | typed
+
+
+def _check_trainer(trainer: Any, stage: str) -> None:
+    """Raises ZooError for what TrainingArguments let pass and training would stumble over."""
+    from transformers.integrations.integration_utils import get_reporting_integration_callbacks
+
+    if trainer.max_steps == 0:
+        raise ZooError(f"max_steps of the stage {stage} is 0: give at least 1, or -1 to go by num_train_epochs.")
+    if trainer.num_train_epochs <= 0 and trainer.max_steps <= 0:
+        raise ZooError(
+            f"num_train_epochs of the stage {stage} is {trainer.num_train_epochs} and max_steps says nothing: make one "
+            "of them positive."
+        )
+    try:
+        get_reporting_integration_callbacks(trainer.report_to)
+    except (ValueError, RuntimeError, ImportError) as error:
+        raise ZooError(f"report_to of the stage {stage} does not work: {str(error).strip().splitlines()[0]}") from error
+
+
+def _checked(
+    values: Mapping[str, Any],
+    hints: Mapping[str, Any],
+    where: str,
+    *,
+    of: str = "recipe.yaml",
+    refused: Collection[str] = (),
+    flag: bool = False,
+) -> dict[str, Any]:
+    """`values` as `hints` want them. Raises ZooError at the first that is not so.
+
+    where: what holds them; of: whose keys they are; refused: keys that are known and not supported.
+    """
+    checked = {}
+    for key, value in values.items():
+        name = key if isinstance(key, str) else shown(key)
+        said = f"--{name} is" if flag else f"{where} says {name}, which is"
+        if name == "env":
+            raise ZooError(f"{said} refused, as it could redirect the Hub: set environment variables in the shell.")
+        if name in RUN_KEYS:
+            raise ZooError(
+                f"{said} settled by the run: leave it out; the commands take --output_dir, --push_to_hub, --namespace "
+                "and --hub."
+            )
+        if name in refused:
+            raise ZooError(f"{said} not supported by {of}: leave it out.")
+        if name not in hints:
+            near = did_you_mean(name, hints)
+            stage = of.rpartition(" ")[2].removesuffix(".yaml")
+            raise ZooError(f"{said} no key of {of}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
+        written = f"--{name}" if flag else f"{name} in {where}"
+        try:
+            check_plain(value)
+            checked[name] = coerce(value, hints[name])
+        except ValueError as error:
+            raise ZooError(f"{written} is {shown(value)}, and it takes {error}.") from error
+        check_limits(name.rpartition(".")[2], checked[name], shown=written)
+    return checked
+
+
+def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`--key value`, `--key=value` and bare `--key` (true), by stage: '' for a key without 'STAGE.' before it.
+
+    Raises ZooError for a word that belongs to no flag, or a flag given twice.
+    """
+    flags: dict[str, dict[str, Any]] = {stage: {} for stage in ("", *STAGES)}
+    pending: list[str] = list(arguments)
+    while pending:
+        word = pending.pop(0)
+        if not word.startswith("--") or len(word) == 2:
+            raise ZooError(f"{word!r} belongs to no flag: write --key value.")
+        name, equals, value = word[2:].partition("=")
+        values = [value] if equals else []
+        while not equals and pending and not pending[0].startswith("--"):
+            values.append(pending.pop(0))
+        stage, dot, rest = name.partition(".")
+        group, key = (stage, rest) if dot and stage in STAGES else ("", name)
+        key = key.replace("-", "_")
+        if key in flags[group]:
+            raise ZooError(f"--{name} is given twice: keep one.")
+        flags[group][key] = True if not values else values[0] if len(values) == 1 else values
+    return flags
+
+
+def recipe_keys() -> dict[str, tuple[Any, Any, str]]:
+    """Every key that recipe.yaml takes, those under `evaluation:` as evaluation.KEY: name -> (type, default, help)."""
+    keys: dict[str, tuple[Any, Any, str]] = {}
+    for kind, before in ((RecipeConfig, ""), (EvaluationConfig, "evaluation.")):
+        hints = _hints(kind)
+        for entry in dataclasses.fields(kind):
+            if entry.name != "evaluation":
+                default = entry.default if entry.default is not dataclasses.MISSING else None
+                keys[before + entry.name] = (hints[entry.name], default, entry.metadata.get("help", ""))
+    return keys

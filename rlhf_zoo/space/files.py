@@ -1,0 +1,307 @@
+"""The comparison page as a Space: its models by a PPO checkpoint's lineage, and its files.
+
+A Space's builder installs requirements.txt before it copies the repository, so that a path in it leads nowhere there:
+our wheel is named by its address in the Space, with its digest, without which a builder would keep an older wheel of
+the same version. The builder sends no token: a private Space has the wheel's files laid out beside app.py instead.
+A Hub that only stores Spaces gets the path, with which `pip install -r requirements.txt` works in a checkout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from ..catalog.ablation import find_runs
+from ..catalog.family import Node, clean
+from ..catalog.lineage import find_family
+from ..errors import ZooError
+from ..record import write_json, write_text
+from ..votes.data import HubVotes
+from .chosen import CHOSEN, SCHEMA
+from .page import render_page
+from .wheel import make_wheel, unpack
+
+__all__ = [
+    "CHOSEN",
+    "Pinned",
+    "SpaceModels",
+    "find_models",
+    "space_folder",
+    "with_runs",
+    "write_space",
+    "write_static",
+]
+
+CPU, ZERO_GPU = "cpu-basic", "zero-a10g"
+SHORT_STATIC = "Completions of SFT and PPO, with reward and log-ratio"
+_MODELS_HERE = "<!-- models -->\n"
+_ZERO_GPU_PYTHON = "3.12"  # it has 3.10 and 3.12, and this package needs 3.11
+_ROLES = {"ppo": "PPO", "sft": "SFT", "reward": "reward model"}
+
+Layout = Literal["address", "path", "files"]
+"""How requirements.txt has our wheel: by its address in the Space, by its path, or not at all, its files laid out."""
+
+
+class Pinned(NamedTuple):
+    """A published model at a commit."""
+
+    repo: str
+    commit: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.repo}@{self.commit}"
+
+
+@dataclass(frozen=True)
+class SpaceModels:
+    """What a Space shows. reward: None where PPO was trained without one. recipe: None where no card names it.
+
+    card: rlhf_card.json of the PPO checkpoint, {} without one, as its publisher wrote it: its texts are data.
+    votes: the data set that blind votes go to, None to keep none. runs: the PPO repositories of the ablation beside it,
+    of which the page shows whatever is published when it starts.
+    """
+
+    ppo: Pinned
+    sft: Pinned
+    reward: Pinned | None
+    datasets: tuple[str, ...] = ()
+    recipe: str | None = None
+    card: Mapping[str, Any] = field(default_factory=dict)
+    votes: str | None = None
+    runs: tuple[str, ...] = ()
+
+    @property
+    def roles(self) -> dict[str, Pinned]:
+        known = {"ppo": self.ppo, "sft": self.sft, "reward": self.reward}
+        return {role: model for role, model in known.items() if model is not None}
+
+
+def find_models(
+    ppo: str, *, sft: str | None = None, reward: str | None = None, votes: str | None = None
+) -> SpaceModels:
+    """The models of a PPO checkpoint NAMESPACE/NAME[@TAG], each at its commit; no weights are fetched.
+
+    sft and reward take the place of what the lineage names; the data set `votes` need not be there yet. Raises ZooError
+    where a model cannot be had, where the checkpoint is not one of PPO, where nothing names its SFT model, and where no
+    Hub could have `votes`.
+    """
+    votes = None if votes is None else HubVotes(votes).name
+    root = _published(ppo)
+    card = root.member.card or {}
+    if card.get("stage", "ppo") != "ppo":
+        stage = clean(str(card["stage"]))
+        raise ZooError(f"{ppo} is a checkpoint of the stage {stage}, not of PPO: give the PPO model that came of it.")
+    parents = {node.reference.role: node for node in root.parents}
+    base = _given(sft, "sft") if sft is not None else _parent(ppo, parents.get("sft"), "sft")
+    if base is None:
+        raise ZooError(f"{ppo} does not say which SFT model it started from: name it with --sft.")
+    scorer = _given(reward, "reward") if reward is not None else _parent(ppo, parents.get("reward"), "reward")
+    data = [node.reference.repo for node in _walk(root) if node.reference.role == "data" and not node.member.problem]
+    return SpaceModels(
+        _pinned(root), base, scorer, tuple(dict.fromkeys(repo for repo in data if repo)), root.recipe, card, votes
+    )
+
+
+def with_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[SpaceModels, str | None]:
+    """(the models with the other runs of the ablation, why there may be fewer than there are if so).
+
+    names: the runs; None looks for them. Of those found, one without a checkpoint is left out, and one that is private
+    where the PPO model is not, which would make the Space private. Raises ZooError for a name that `find_runs` refuses.
+    """
+    found = find_runs(models.ppo.repo, models.card, others=names)
+    own, *others = found.runs
+    problems = [found.problem] if found.problem is not None else []
+    if names is None:
+        others = [run for run in others if run.steps]
+        hidden = [run.repo for run in others if run.private and not own.private]
+        others = [run for run in others if run.repo not in hidden]
+        if hidden:
+            problems.append(f"Left out because {own.repo} is public and they are not: {', '.join(hidden)}.")
+    return replace(models, runs=tuple(run.repo for run in others)), " ".join(problems) or None
+
+
+def _published(name: str) -> Node:
+    if Path(name).is_dir():
+        raise ZooError(f"{name} is a folder of this machine, and a Space shows what is published: give NAMESPACE/NAME.")
+    return find_family(name)
+
+
+def _given(name: str, role: str) -> Pinned:
+    node = _published(name)
+    if node.stage is not None and (node.stage == "reward") != (role == "reward"):
+        what = "a reward model" if role == "reward" else "a policy"
+        raise ZooError(f"{name} is a checkpoint of the stage {node.stage}, and --{role} takes {what}: give another.")
+    return _pinned(node)
+
+
+def _pinned(node: Node) -> Pinned:
+    assert node.reference.repo is not None
+    assert node.member.commit is not None
+    return Pinned(node.reference.repo, node.member.commit)
+
+
+def _parent(child: str, node: Node | None, role: str) -> Pinned | None:
+    if node is None:
+        return None
+    what = {"sft": "SFT model", "reward": "reward model"}[role]
+    if node.reference.repo is None:
+        raise ZooError(f"The {what} of {child} was never published: name a copy of it with --{role}.")
+    if node.member.problem is not None or node.member.commit is None:
+        problem = clean(node.member.problem or "was not looked at")
+        raise ZooError(f"The {what} of {child}, {node.reference.repo}, {problem}: name another with --{role}.")
+    return _pinned(node)
+
+
+def _walk(node: Node) -> Iterator[Node]:
+    yield node
+    for parent in node.parents:
+        yield from _walk(parent)
+
+
+# The files
+
+
+def space_folder() -> Path:
+    """Where the Space's own files lie: in the wheel, else in the repository beside the package."""
+    package = Path(__file__).parents[1]
+    folders = (package / "_spaces", package.parent / "spaces")
+    found = next((one / "compare" for one in folders if (one / "compare" / "app.py").is_file()), None)
+    if found is None:
+        raise ZooError("This installation lacks the comparison page (compare/app.py): install rlhf-zoo again.")
+    return found
+
+
+def write_space(
+    folder: Path,
+    models: SpaceModels,
+    *,
+    space: str,
+    endpoint: str,
+    layout: Layout = "path",
+    hardware: str = CPU,
+) -> None:
+    """Writes the files of a Gradio Space into `folder`. Equal models and packages give equal bytes."""
+    own = space_folder()
+    shutil.copyfile(own / "app.py", folder / "app.py")
+    write_json(folder / CHOSEN, _chosen(models, hardware))
+    wheel = make_wheel(folder)
+    if layout == "files":
+        unpack(wheel, folder)
+        wheel.unlink()
+        line = None
+    elif layout == "path":
+        line = f"./{wheel.name}"
+    else:
+        digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
+        line = f"rlhf-zoo @ {endpoint}/spaces/{space}/resolve/main/{wheel.name}#sha256={digest}"
+    write_text(folder / "requirements.txt", _requirements(own / "requirements.txt", line, hardware=hardware))
+    write_text(folder / "README.md", _readme(models, hardware=hardware))
+
+
+def write_static(folder: Path, models: SpaceModels, samples: Sequence[Mapping[str, Any]]) -> None:
+    """Writes the files of a static Space into `folder`: one page over completions that were drawn before."""
+    models = replace(models, votes=None, runs=())  # the page computes nothing, so it can keep none and show none
+    write_json(folder / CHOSEN, _chosen(models, None))
+    names = {_ROLES[role]: model for role, model in models.roles.items()}
+    write_text(folder / "index.html", render_page(names, models.card, samples, title=_title(models)))
+    write_text(folder / "README.md", _static_readme(models))
+
+
+def _chosen(models: SpaceModels, hardware: str | None) -> dict[str, Any]:
+    names = {role: models.roles[role].name if role in models.roles else None for role in _ROLES}
+    return {"schema": SCHEMA, **names, "votes": models.votes, "runs": list(models.runs), "hardware": hardware}
+
+
+def _requirements(template: Path, wheel: str | None, *, hardware: str) -> str:
+    """What the Space needs, as its own file names it, at the versions that are installed here."""
+    lines = ["# The versions that rlhf-zoo itself was used with to make this Space."]
+    for line in template.read_text(encoding="utf-8").splitlines():
+        name, pinned, version = line.partition("==")
+        if not pinned or line.startswith("#"):
+            continue
+        if name == "torch" and hardware == ZERO_GPU:
+            continue  # ZeroGPU brings a version that it was built for
+        # A local label (2.13.0+cpu) says which build is installed here, and no index need have it.
+        lines.append(f"{name}=={_installed(name, version).partition('+')[0]}")
+    return "\n".join([*lines, *([wheel] if wheel else []), ""])
+
+
+def _installed(name: str, otherwise: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return otherwise
+
+
+def _title(models: SpaceModels) -> str:
+    return f"{clean(models.recipe, 60)}: SFT and PPO" if models.recipe else "SFT and PPO, side by side"
+
+
+def _front_matter(head: Mapping[str, Any], models: SpaceModels, **fields: Any) -> str:
+    import yaml
+
+    known = {
+        **head,
+        "title": _title(models),
+        "models": list(dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])),
+        "datasets": list(dict.fromkeys([*models.datasets, *([models.votes] if models.votes else [])])),
+        **fields,
+    }
+    known = {key: value for key, value in known.items() if value is not None}
+    return f"---\n{yaml.safe_dump(known, sort_keys=False, allow_unicode=True, width=1000)}---\n"
+
+
+def _template() -> tuple[dict[str, Any], str]:
+    import yaml
+
+    _, head, body = (space_folder() / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    return yaml.safe_load(head), body
+
+
+def _readme(models: SpaceModels, *, hardware: str) -> str:
+    head, body = _template()
+    python = f"{sys.version_info.major}.{sys.version_info.minor}" if hardware == CPU else _ZERO_GPU_PYTHON
+    front = _front_matter(
+        head,
+        models,
+        sdk_version=_installed("gradio", head["sdk_version"]),
+        python_version=python,
+        suggested_hardware=hardware,
+    )
+    body = body.replace(_MODELS_HERE, _models_table(models)).replace("NAMESPACE/NAME-ppo", models.ppo.repo)
+    return front + body
+
+
+def _static_readme(models: SpaceModels) -> str:
+    head, _ = _template()
+    front = _front_matter(
+        head,
+        models,
+        sdk="static",
+        app_file="index.html",
+        short_description=SHORT_STATIC,
+        sdk_version=None,
+        python_version=None,
+        suggested_hardware=None,
+    )
+    return (
+        f"{front}\n# SFT and PPO, side by side\n\n"
+        "Completions of held-out prompts by an SFT policy and by the PPO policy that was trained from it, drawn when "
+        "this page was made, with their rewards and log-ratios, and what the evaluation of the PPO model measured. The "
+        "page is static; `rlhf-zoo compare` opens the live one, for prompts of your own:\n\n"
+        f"```sh\nrlhf-zoo compare {models.ppo.repo}\n```\n\n{_models_table(models)}"
+    )
+
+
+def _models_table(models: SpaceModels) -> str:
+    rows = [f"| {_ROLES[role]} | `{model.repo}` | `{model.commit}` |" for role, model in models.roles.items()]
+    rows += [f"| run of the ablation | `{repo}` | the tag of every step |" for repo in models.runs]
+    rows += [f"| votes | data set `{models.votes}` | `main` |"] if models.votes else []
+    return "\n".join(["| model | repository | commit |", "|---|---|---|", *rows, ""])

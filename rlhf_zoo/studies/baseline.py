@@ -1,0 +1,478 @@
+"""Baselines of a finished run: best-of-n of its SFT policy, and DPO and RLOO from that policy, on the same data.
+
+RUN/baseline/METHOD/ holds what a method leaves: for best-of-n the scores of the pool, for the others a directory for
+each β and seed, with run.json, metrics.jsonl and samples.jsonl. `baseline_report` lays them side by side with PPO. All
+are measured as the eval stage measures PPO: on the same prompts, with the same random numbers.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from datasets import Dataset
+
+from ..data import tokenize_prompt
+from ..errors import ZooError
+from ..evaluation.compute import Compute, Passes, ppo_compute
+from ..evaluator.head_to_head import STREAM
+from ..evaluator.judges import scores
+from ..evaluator.measure import Evaluator, Measured, make_evaluator, measure
+from ..model_files import load_tokenizer
+from ..models import CRITIC_DIR, critic_from, matrix_parameters
+from ..ppo.completions import TAKEN
+from ..record import StageRecord, fingerprint, first_difference, now, write_text
+from ..rewards import Rewards
+from ..runs.context import Checkpoint, RunContext, versions
+from ..runs.data import DataSource, data_source
+from ..runs.generate import complete
+from ..runs.listed import listed_numbers
+from ..runs.pairs import COLUMNS, named_pairs
+from ..stages.evaluate import check_prompts, recorded
+from ..stages.interrupt import Stopped
+from ..stages.reward import hold_out
+from ..stages.train import quiet
+from .baseline_trainers import (
+    Trained,
+    dpo_arguments,
+    rloo_arguments,
+    train_dpo,
+    train_rloo,
+)
+
+__all__ = [
+    "FOLDER",
+    "METHODS",
+    "SIZES",
+    "Baseline",
+    "Method",
+    "betas",
+    "default_betas",
+    "open_baseline",
+    "read_lines",
+    "read_scores",
+    "run_best_of_n",
+    "run_trained",
+]
+
+FOLDER = "baseline"
+Method = Literal["best-of-n", "dpo", "rloo"]
+METHODS: tuple[Method, ...] = ("best-of-n", "dpo", "rloo")
+SIZES = (1, 2, 4, 8, 16, 32, 64)
+POOL_STREAM = 9
+_BLOCK = 8  # prompts whose pools are scored between two writes
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """A finished run, opened: its checkpoints, the held-out rows, and N of each of its models by role.
+
+    scores: what eval/samples.jsonl says of sft and ppo, (P · samples,) by prompt: reward, judge, kl, length.
+    """
+
+    context: RunContext
+    source: DataSource
+    checkpoints: Mapping[str, Checkpoint]
+    rows: Dataset
+    scores: Mapping[str, Mapping[str, list[float]]]
+
+    @property
+    def folder(self) -> Path:
+        return self.context.directory / FOLDER
+
+    @property
+    def per_prompt(self) -> int:
+        return self.context.shared.evaluation.samples
+
+    @cached_property
+    def tools(self) -> Evaluator:
+        return make_evaluator(self.context, self.source, self.checkpoints["sft"].path).with_one_judge
+
+    @property
+    def rewards(self) -> Rewards:
+        assert self.tools.rewards is not None  # a recipe's PPO has one
+        return self.tools.rewards
+
+    @property
+    def judge(self) -> str:
+        return self.tools.judge.name
+
+    @cached_property
+    def sizes(self) -> dict[str, int]:
+        """N by role: policy, reference, and reward and critic where there are such models."""
+        policy = matrix_parameters(self.tools.reference)
+        found = {"policy": policy, "reference": policy}
+        for model in self.rewards.models:
+            found["reward"] = found.get("reward", 0) + matrix_parameters(model.model)
+        critic = self.checkpoints["ppo"].path / CRITIC_DIR
+        if (critic / "config.json").is_file():
+            found["critic"] = matrix_parameters(critic_from(critic))
+        return found
+
+    @cached_property
+    def prompt_tokens(self) -> float:
+        """Mean of the held-out prompts."""
+        return float(np.mean([len(tokenize_prompt(one, self.tools.tokenizer)) for one in self.rows["prompt"]]))
+
+    @cached_property
+    def reward_training(self) -> Compute:
+        """What training the reward model took, which all but DPO need; nothing where the recipe has none."""
+        if "reward" not in self.checkpoints or "reward" not in self.sizes:
+            return Compute()
+        pairs, args = self.pairs(), self.context.settings("reward").trainer
+        epochs = float(args.num_train_epochs)
+        if args.max_steps > 0:
+            epochs = args.max_steps * args.per_device_train_batch_size * args.gradient_accumulation_steps / len(pairs)
+        texts = [row["prompt"] + row[side] for row in pairs for side in ("chosen", "rejected")]
+        tokens = sum(len(ids) + 1 for ids in self.tools.tokenizer(texts)["input_ids"])  # and the end token
+        return Compute({"reward": Passes(self.sizes["reward"], trained=tokens * epochs)})
+
+    @property
+    def episodes(self) -> int:
+        """Completions that PPO sampled in training."""
+        counts = [row["episodes"] for row in self.context.record("ppo").metrics() if row.get("episodes") is not None]
+        if not counts:
+            raise ZooError(
+                f"{self.context.record('ppo').metrics_file} counts no episodes, so nothing can be made equal to PPO: "
+                "train the stage ppo again."
+            )
+        return int(counts[-1])
+
+    @cached_property
+    def ppo_training(self) -> Compute:
+        """What PPO's updates took, as its metrics count completions, their length and the epochs over them."""
+        prompts = [len(tokenize_prompt(one, self.tools.tokenizer)) for one in self.prompts()["prompt"]]
+        seen, completions, trained = 0.0, 0.0, 0.0
+        for row in self.context.record("ppo").metrics():
+            if row.get("episodes") is None:
+                continue
+            more = row["episodes"] - seen
+            seen = row["episodes"]
+            completions += more * row["completions/length"]
+            trained += more * row["policy/epochs"] * (float(np.mean(prompts)) + row["completions/length"])
+        return ppo_compute(
+            self.sizes,
+            prompt_tokens=seen * float(np.mean(prompts)),
+            completion_tokens=completions,
+            trained_tokens=trained,
+        )
+
+    def pairs(self) -> Dataset:
+        """The pairs that the reward model was trained on."""
+        data = self.context.settings("reward").data
+        named = named_pairs(self.context)
+        source, configuration = self.source, data.dataset_config
+        if named is not None:
+            source, configuration = named.source, named.configuration
+        rows = source.load(configuration, data.dataset_train_split, columns=COLUMNS)
+        return rows if data.held_out_share is None else hold_out(rows, data.held_out_share)[0]
+
+    def prompts(self) -> Dataset:
+        """The prompts that PPO rolled out."""
+        data = self.context.settings("ppo").data
+        return self.source.load(data.dataset_config, data.dataset_train_split, columns=["prompt"])
+
+    def resolved(self, **own: Any) -> dict[str, Any]:
+        """Of a baseline's run.json: its own settings, and what it was measured on and started from."""
+        shared = self.context.shared
+        return {
+            **own,
+            "evaluation": recorded(shared.evaluation),
+            "evaluation_seed": shared.seed,
+            "response_length": self.tools.max_new_tokens,
+            "temperature": self.tools.temperature,
+            "data": self.source.lineage["fingerprint"],
+            "parents": self.parents,
+        }
+
+    @property
+    def parents(self) -> dict[str, str]:
+        """The fingerprints of what a baseline starts from."""
+        return {stage: found.lineage["fingerprint"] for stage, found in self.checkpoints.items() if stage != "ppo"}
+
+    def begin(self, folder: Path, resolved: Mapping[str, Any], *, restart: bool) -> StageRecord | None:
+        """The record of one part, marked as running; None where it is finished. Raises ZooError for other settings."""
+        record = StageRecord(folder)
+        if restart:
+            record.clear()
+        recipe = self.context.recipe.name
+        record.check_fingerprint(resolved, recipe=recipe)
+        if record.read().get("status") == "finished":
+            return None
+        record.write(
+            stage=FOLDER,
+            recipe=recipe,
+            status="running",
+            fingerprint=fingerprint(resolved),
+            resolved=dict(resolved),
+            versions=versions(),
+            command=self.context.command,
+        )
+        return record
+
+
+def betas(listed: str, method: Method) -> list[float]:
+    """The values of "0.05,0.1", each once, in that order.
+
+    Raises ZooError for what is no list of such numbers, and for 0 with DPO, whose loss then is a constant.
+    """
+    found = listed_numbers("--beta", listed, example="0.05,0.1,0.2")
+    if method == "dpo" and 0.0 in found:
+        raise ZooError("--beta lists 0, and DPO learns nothing with it: give numbers above 0.")
+    return found
+
+
+def default_betas(context: RunContext) -> list[float]:
+    """PPO's kl_coef with its half and its double: the same KL-regularised objective has the same β in each method."""
+    middle = context.settings("ppo").trainer.kl_coef or 0.1
+    return [middle / 2, middle, middle * 2]
+
+
+def open_baseline(context: RunContext, method: Method) -> Baseline:
+    """What a baseline of this run starts from and is compared with.
+
+    Raises ZooError where a stage of the run is not finished, or was run with other settings than the flags say.
+    """
+    quiet()
+    recipe, stages = context.recipe, list(context.recipe.stages)
+    if method == "dpo" and "reward" not in stages:
+        raise ZooError(
+            f"The recipe {recipe.name} has no stage reward, so there are no pairs that DPO could learn from."
+        )
+    if "ppo" not in stages:
+        raise ZooError(f"The recipe {recipe.name} has no stage ppo, so there is nothing to compare a baseline with.")
+    for stage in [*stages, "eval"]:
+        record = context.record(stage)
+        if record.read().get("status") != "finished":
+            raise ZooError(
+                f"The stage {stage} is not finished in {context.directory}, and a baseline is compared with a finished "
+                f"run: `rlhf-zoo run {recipe.name} --output_dir {context.directory}` first."
+            )
+    _check_settings(context)
+    source = data_source(context)
+    rows = check_prompts(context, source)
+    checkpoints = {stage: context.checkpoint(stage) for stage in stages}
+    scores = read_scores(context.record("eval").path / "samples.jsonl", rows, context.shared.evaluation.samples)
+    return Baseline(context, source, checkpoints, rows, scores)
+
+
+def _check_settings(context: RunContext) -> None:
+    """Raises ZooError where PPO or the evaluation ran with other settings than these."""
+    now_asked = {
+        "ppo": dict(context.settings("ppo").resolved),
+        "eval": {"evaluation": recorded(context.shared.evaluation), "seed": context.shared.seed},
+    }
+    for stage, asked in now_asked.items():
+        before = context.record(stage).read()["resolved"]
+        ran = {key: before[key] for key in before if key not in ("data", "parents")}
+        if (key := first_difference(ran, asked)) is not None:
+            raise ZooError(
+                f"The stage {stage} in {context.directory} ran with another {key} than this command says: give the "
+                "flags that the run was given."
+            )
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The rows of a samples.jsonl. Only a newline ends one: a completion may hold what else counts as a line's end."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+
+
+def read_scores(path: Path, rows: Dataset, per_prompt: int) -> dict[str, dict[str, list[float]]]:
+    """Reward, judge, kl and length of each completion of sft and ppo, in the order of the eval stage.
+
+    path: a samples.jsonl of that stage. Raises ZooError where it cannot be read or is of other prompts.
+    """
+    mend = "make it again with `rlhf-zoo eval --restart`."
+    try:
+        lines = read_lines(path)
+    except (FileNotFoundError, ValueError) as error:
+        raise ZooError(f"{path} cannot be read ({error}): {mend}") from error
+    if [line["prompt"] for line in lines] != [prompt for prompt in rows["prompt"] for _ in range(per_prompt)]:
+        raise ZooError(f"{path} holds other prompts than the data set: {mend}")
+    names = ("reward", "judge", "kl", "length")
+    return {side: {name: [float(line[side][name]) for line in lines] for name in names} for side in ("sft", "ppo")}
+
+
+def run_best_of_n(baseline: Baseline, *, pool: int, restart: bool) -> None:
+    """Samples and scores one pool for each held-out prompt; prompts that were scored before are left.
+
+    Rows of metrics.jsonl: step (the prompt's place), reward, judge, length: (pool,) each.
+    """
+    started = time.monotonic()
+    record = baseline.begin(baseline.folder / "best-of-n", baseline.resolved(pool=pool), restart=restart)
+    if record is None:
+        return
+    scored = {row["step"] for row in record.metrics()}
+    left = [place for place in range(len(baseline.rows)) if place not in scored]
+    try:
+        for start in range(0, len(left), _BLOCK):
+            _score_pools(baseline, left[start : start + _BLOCK], pool, record)
+    except KeyboardInterrupt as error:
+        record.write(status="interrupted")
+        raise Stopped from error
+    seconds = record.read().get("seconds", 0.0) + time.monotonic() - started
+    record.write(status="finished", seconds=seconds, finished=now())
+
+
+def _score_pools(baseline: Baseline, places: Sequence[int], pool: int, record: StageRecord) -> None:
+    tools = baseline.tools
+    groups = [place for place in places for _ in range(pool)]
+    columns = baseline.rows.select(groups).to_dict()
+    prompts = columns["prompt"]
+    done = complete(
+        tools.reference,
+        tools.tokenizer,
+        prompts,
+        keys=[(POOL_STREAM, place, k % pool) for k, place in enumerate(groups)],
+        seed=baseline.context.shared.seed,
+        max_new_tokens=tools.max_new_tokens,
+        temperature=tools.temperature,
+        desc=f"pools of prompts {places[0] + 1} to {places[-1] + 1}",
+    )
+    reward: list[float] = []
+    for batch in done.batches:
+        chosen = slice(len(reward), len(reward) + len(batch))
+        texts = [prompt + text for prompt, text in zip(prompts[chosen], done.texts[chosen], strict=True)]
+        others = {name: values[chosen] for name, values in columns.items() if name not in TAKEN}
+        reward += baseline.rewards(batch, prompts[chosen], done.texts[chosen], texts, others).total.tolist()
+    others = {name: values for name, values in columns.items() if name not in TAKEN}
+    judge = scores(tools.judge, prompts, done.texts, others)
+    for number, place in enumerate(places):
+        own = slice(number * pool, (number + 1) * pool)
+        record.append_metrics({"step": place, "reward": reward[own], "judge": judge[own], "length": done.lengths[own]})
+
+
+def run_trained(
+    baseline: Baseline,
+    method: Literal["dpo", "rloo"],
+    *,
+    listed: Sequence[float],
+    seeds: Sequence[int],
+    learning_rate: float | None,
+    restart: bool,
+) -> None:
+    """Trains and measures each β under each seed that is not finished."""
+    for beta in listed:
+        for seed in seeds:
+            _run_one(baseline, method, beta, seed, learning_rate=learning_rate, restart=restart)
+
+
+def _run_one(
+    baseline: Baseline,
+    method: Literal["dpo", "rloo"],
+    beta: float,
+    seed: int,
+    *,
+    learning_rate: float | None,
+    restart: bool,
+) -> None:
+    started = time.monotonic()
+    context = baseline.context
+    ppo = context.settings("ppo")
+    if method == "dpo":
+        arguments = dpo_arguments(ppo, context.settings("reward"), learning_rate=learning_rate)
+    else:
+        arguments = rloo_arguments(ppo, episodes=baseline.episodes, learning_rate=learning_rate)
+    arguments = {name: getattr(value, "value", value) for name, value in arguments.items()}
+    resolved = baseline.resolved(method=method, beta=beta, seed=seed, arguments=arguments)
+    folder = baseline.folder / method / f"beta-{beta:g}-seed-{seed}"
+    record = baseline.begin(folder, resolved, restart=restart)
+    if record is None:
+        return
+    record.metrics_file.unlink(missing_ok=True)  # a run that was cut off begins again
+    try:
+        trained = _train(baseline, method, beta, seed, arguments, record)
+        found = _measure(baseline, trained, desc=f"evaluating {method} β={beta:g} seed {seed}")
+    except KeyboardInterrupt as error:
+        record.write(status="interrupted")
+        raise Stopped from error
+    write_text(record.path / "samples.jsonl", _lines(baseline, found))
+    record.write(
+        status="finished",
+        beta=beta,
+        seed=seed,
+        compute=trained.compute.to_json(),
+        seconds=time.monotonic() - started,
+        finished=now(),
+    )
+
+
+def _train(
+    baseline: Baseline,
+    method: Literal["dpo", "rloo"],
+    beta: float,
+    seed: int,
+    arguments: Mapping[str, Any],
+    record: StageRecord,
+) -> Trained:
+    from transformers import set_seed
+    from trl import get_peft_config
+
+    ppo = baseline.context.settings("ppo")
+    sft = baseline.checkpoints["sft"].path
+    common: dict[str, Any] = {
+        "arguments": arguments,
+        "beta": beta,
+        "seed": seed,
+        "sizes": baseline.sizes,
+        "record": record,
+        "desc": f"{method} β={beta:g} seed {seed}",
+        "peft_config": get_peft_config(ppo.model),
+    }
+    tokenizer = load_tokenizer(sft)
+    set_seed(seed)
+    if method == "dpo":
+        return train_dpo(sft, tokenizer, baseline.pairs(), **common)
+    args = ppo.trainer
+    return train_rloo(
+        sft,
+        tokenizer,
+        baseline.prompts(),
+        baseline.rewards,
+        missing_eos={"penalty": args.missing_eos_penalty, "score": args.missing_eos_score},
+        score_clip=args.score_clip,
+        **common,
+    )
+
+
+@torch.no_grad()
+def _measure(baseline: Baseline, trained: Trained, *, desc: str) -> Measured:
+    """As the eval stage measures PPO: equal prompts, keys and seed."""
+    per_prompt = baseline.per_prompt
+    groups = [i for i in range(len(baseline.rows)) for _ in range(per_prompt)]
+    columns = baseline.rows.select(groups).to_dict()
+    return measure(
+        trained.policy,
+        baseline.tools,
+        columns["prompt"],
+        keys=[(STREAM, i // per_prompt, i % per_prompt) for i in range(len(groups))],
+        seed=baseline.context.shared.seed,
+        desc=desc,
+        columns={name: values for name, values in columns.items() if name not in TAKEN},
+    )
+
+
+def _lines(baseline: Baseline, found: Measured) -> str:
+    judged = found.judges[baseline.judge]
+    per_prompt = baseline.per_prompt
+    rows = [
+        {
+            "prompt": baseline.rows[i // per_prompt]["prompt"],
+            "sample": i % per_prompt,
+            "completion": text,
+            "reward": found.reward[i],
+            "judge": judged[i],
+            "kl": found.kl[i],
+            "length": found.length[i],
+            "ended": found.ended[i],
+        }
+        for i, text in enumerate(found.completions)
+    ]
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

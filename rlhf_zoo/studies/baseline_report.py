@@ -1,0 +1,285 @@
+"""What the baselines of a run came to, beside PPO: at its KL, at its compute, and on one plot."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..evaluation.compute import Compute, best_of_n_compute, break_even
+from ..evaluation.frontier import (
+    Point,
+    at_kl,
+    best_within,
+    by_prompt,
+    difference,
+    estimate,
+    mixed,
+    rate,
+    wins,
+)
+from ..evaluation.overoptimization import FEWEST, best_of_n, best_of_n_kl, fit
+from ..record import StageRecord, first_difference, write_json
+from ..release.plots import plot_frontier
+from .ablate import FOLDER as ABLATION
+from .baseline import METHODS, SIZES, Baseline, Method, read_lines, read_scores
+
+__all__ = ["points_of", "ppo_line", "ppo_point", "sft_point", "write_report"]
+
+
+def sft_point(baseline: Baseline) -> Point:
+    return _of_stage(baseline, "sft", Compute())
+
+
+def ppo_point(baseline: Baseline) -> Point:
+    """The run's own PPO policy. Of several seeds, `mixed` makes one point of theirs."""
+    return _of_stage(baseline, "ppo", baseline.ppo_training + baseline.reward_training)
+
+
+def ppo_line(baseline: Baseline) -> list[Point]:
+    """PPO under other β: the finished runs of `rlhf-zoo ablate --kl_coef` that differ from the run in nothing else.
+
+    What they computed is not counted: they say what PPO reaches at a KL that its own run passed by.
+    """
+    run = baseline.context.directory
+    line = []
+    for folder in sorted((run / ABLATION).glob("kl-coef-*")):
+        if all(_differs_in_beta_alone(folder / stage, run / stage) for stage in ("ppo", "eval")):
+            scores = read_scores(folder / "eval" / "samples.jsonl", baseline.rows, baseline.per_prompt)
+            label = f"PPO, β = {folder.name.removeprefix('kl-coef-')}"
+            line.append(_measured(baseline, label, scores["ppo"], Compute()))
+    return line
+
+
+def _differs_in_beta_alone(stage: Path, base: Path) -> bool:
+    document, wanted = StageRecord(stage).read(), StageRecord(base).read()["resolved"]
+    if document.get("status") != "finished":
+        return False
+    settings = [
+        {
+            **{key: value for key, value in resolved.items() if key not in ("kl_coef", "parents")},
+            "parents": {role: found for role, found in resolved["parents"].items() if role != "ppo"},
+        }
+        for resolved in (document["resolved"], wanted)
+    ]
+    return first_difference(*settings) is None
+
+
+def _of_stage(baseline: Baseline, stage: str, training: Compute) -> Point:
+    return _measured(baseline, stage.upper(), baseline.scores[stage], training)
+
+
+def _measured(baseline: Baseline, label: str, scores: Mapping[str, Sequence[float]], training: Compute) -> Point:
+    """A policy from its scores, (P · samples,) each by prompt."""
+    size = baseline.per_prompt
+    judge = np.asarray(scores["judge"], dtype=float)
+    won = {
+        side: by_prompt(_beats(judge, np.asarray(theirs["judge"], dtype=float)), size)
+        for side, theirs in baseline.scores.items()
+    }
+    return Point(
+        label,
+        by_prompt(scores["kl"], size),
+        by_prompt(scores["reward"], size),
+        by_prompt(judge, size),
+        len(judge),
+        won,
+        training=training,
+        serving=best_of_n_compute(
+            baseline.sizes,
+            1,
+            prompt_tokens=baseline.prompt_tokens,
+            completion_tokens=float(np.mean(scores["length"])),
+        ),
+    )
+
+
+def _beats(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
+    """(N,) 1, 0 or one half: the same sample of the same prompt, drawn with the same random numbers."""
+    return wins(ours[:, None], theirs[:, None])[:, 0]
+
+
+def points_of(baseline: Baseline, method: Method) -> list[Point]:
+    """The points of a method that are finished and started from what the run holds now; seeds of a β are one point."""
+    if method == "best-of-n":
+        return _best_of_n_points(baseline)
+    found: dict[float, list[Point]] = defaultdict(list)
+    for record in _finished(baseline, sorted((baseline.folder / method).glob("beta-*"))):
+        document = record.read()
+        compute = Compute.from_json(document["compute"])
+        if method == "rloo":
+            compute = compute + baseline.reward_training
+        rows = read_lines(record.path / "samples.jsonl")
+        scores = {name: [float(row[name]) for row in rows] for name in ("reward", "judge", "kl", "length")}
+        found[document["beta"]].append(_measured(baseline, f"seed {document['seed']}", scores, compute))
+    return [mixed(seeds, label=f"β = {beta:g}") for beta, seeds in sorted(found.items())]
+
+
+def _finished(baseline: Baseline, folders: Sequence[Path]) -> Iterator[StageRecord]:
+    """Records of finished parts that were measured on the same prompts, from the same SFT policy and reward model."""
+    now = baseline.resolved()
+    for folder in folders:
+        record = StageRecord(folder)
+        document = record.read()
+        if document.get("status") == "finished" and all(document["resolved"].get(key) == now[key] for key in now):
+            yield record
+
+
+def _best_of_n_points(baseline: Baseline) -> list[Point]:
+    for record in _finished(baseline, [baseline.folder / "best-of-n"]):
+        rows = sorted(record.metrics(), key=lambda row: row["step"])
+        reward, judge, length = (np.array([row[name] for row in rows]) for name in ("reward", "judge", "length"))
+        pool = reward.shape[1]
+        sizes = [n for n in SIZES if n <= pool]
+        chosen, judged = best_of_n(reward, sizes), best_of_n(reward, sizes, judge=judge)
+        won = {}
+        for side, theirs in baseline.scores.items():
+            against = np.asarray(theirs["judge"], dtype=float).reshape(-1, baseline.per_prompt)
+            won[side] = best_of_n(reward, sizes, judge=wins(judge, against))
+        return [
+            Point(
+                f"n = {n}",
+                np.full(len(rows), float(best_of_n_kl(n))),
+                chosen[place],
+                judged[place],
+                reward.size,
+                {side: values[place] for side, values in won.items()},
+                kl_is_bound=True,
+                training=baseline.reward_training if n > 1 else Compute(),
+                serving=best_of_n_compute(
+                    baseline.sizes,
+                    n,
+                    prompt_tokens=baseline.prompt_tokens,
+                    completion_tokens=float(length.mean()),
+                ),
+            )
+            for place, n in enumerate(sizes)
+        ]
+    return []
+
+
+def write_report(baseline: Baseline, method: Method, *, served: int | None) -> dict[str, Any]:
+    """Writes METHOD/baseline.json, frontier.json and frontier.png over all that is finished; returns the frontier.
+
+    served: completions that compute counts beside training; None takes as many as were evaluated.
+    """
+    context = baseline.context
+    ppo, sft, others = ppo_point(baseline), sft_point(baseline), ppo_line(baseline)
+    asked = ppo.n if served is None else served
+    seed = context.shared.seed
+    found = {one: points for one in METHODS if (points := points_of(baseline, one))}
+    about = {
+        "schema": 1,
+        "recipe": context.recipe.name,
+        "command": context.command,
+        "seed": seed,
+        "judge": baseline.judge,
+        "prompts": len(baseline.rows),
+        "samples_per_prompt": baseline.per_prompt,
+        "served": asked,
+        "sft": _told(sft, seed, asked),
+        "ppo": _told(ppo, seed, asked),
+    }
+    told = {
+        one: [{**_told(point, seed, asked), **_ppo_there(point, sft, ppo, others, seed)} for point in points]
+        for one, points in found.items()
+    }
+    # Of n = 1 there is none: it is the SFT policy, which serves at PPO's price but for the length of what it writes.
+    for document, point in zip(told.get("best-of-n", [])[1:], found.get("best-of-n", [])[1:], strict=True):
+        document["break_even"] = break_even(
+            ppo.training.flops, ppo.serving.flops, other_training=point.training.flops, other=point.serving.flops
+        )
+    bent = {"best-of-n": fitted} if (fitted := _fitted(found.get("best-of-n", []), sft, seed)) else {}
+    frontier = {
+        **about,
+        "fits": bent,
+        "ppo_ablation": [_told(point, seed, asked) for point in others],
+        "methods": told,
+        "equal_kl": {one: _at_equal_kl(points, sft, ppo, others, seed) for one, points in found.items()},
+        "equal_compute": {one: _at_equal_compute(points, ppo, seed, asked) for one, points in found.items()},
+    }
+    write_json(baseline.folder / method / "baseline.json", {**about, "method": method, "points": told.get(method, [])})
+    write_json(baseline.folder / "frontier.json", frontier)
+    plot_frontier(frontier, baseline.folder / "frontier.png")
+    return frontier
+
+
+def _fitted(points: Sequence[Point], sft: Point, seed: int) -> dict[str, Any]:
+    """d·(α − β·d) of Gao et al. 2022 on the gains of best-of-n over SFT, d the root of the bound on its KL.
+
+    {} where n has fewer than three values above 1.
+    """
+    moved = [point for point in points if point.mean_kl > 0]
+    if len(moved) < FEWEST:
+        return {}
+    kl = np.stack([point.kl for point in moved])
+    gains = {
+        "proxy": np.stack([point.reward - sft.reward for point in moved]),
+        "judge": np.stack([point.judge - sft.judge for point in moved]),
+    }
+    return {name: fit("best-of-n", kl, gain, seed=seed).to_json() for name, gain in gains.items()}
+
+
+def _told(point: Point, seed: int, served: int) -> dict[str, Any]:
+    kl: dict[str, Any] = {"value": point.mean_kl, "ci95": None, "n": point.n}
+    if not point.kl_is_bound:
+        kl = estimate(point.kl, n=point.n, seed=seed).to_json()
+    told: dict[str, Any] = {
+        "label": point.label,
+        "kl": {**kl, "is_bound": point.kl_is_bound},
+        **{name: estimate(getattr(point, name), n=point.n, seed=seed).to_json() for name in ("reward", "judge")},
+        "win_rate": {side: rate(values, n=point.n, seed=seed).to_json() for side, values in point.wins.items()},
+        "compute": {
+            "training": point.training.to_json(),
+            "serving": point.serving.to_json(),
+            "flops": point.flops(served),
+        },
+    }
+    if point.seeds:
+        names = ("reward", "judge", "kl")
+        told["seeds"] = [
+            {"label": one.label, **{name: float(getattr(one, name).mean()) for name in names}} for one in point.seeds
+        ]
+    return told
+
+
+def _at_equal_kl(points: Sequence[Point], sft: Point, ppo: Point, others: Sequence[Point], seed: int) -> dict[str, Any]:
+    """A method at PPO's KL. Every method begins at SFT, its β being infinite there, or its n one.
+
+    Where it does not go so far, and PPO was run under other β, PPO is read at the KL of the method's farthest point.
+    """
+    line = points if points[0].kl_is_bound else [sft, *points]
+    found = at_kl(line, ppo.mean_kl)
+    if found is not None:
+        # Of a mixture KL is linear in its share, and not √KL: what it was read at is told.
+        return {"inside": True, **_compared(found, ppo, seed), "kl": ppo.mean_kl}
+    reach = [one.mean_kl for one in line]
+    said = f"outside its range: KL {min(reach):.2f} to {max(reach):.2f}, and PPO's is {ppo.mean_kl:.2f}"
+    farthest = max(points, key=lambda one: one.mean_kl)
+    there = _ppo_there(farthest, sft, ppo, others, seed)
+    return {"inside": False, "said": said, "farthest": there.get("ppo_at_its_kl")}
+
+
+def _ppo_there(point: Point, sft: Point, ppo: Point, others: Sequence[Point], seed: int) -> dict[str, Any]:
+    """PPO at the KL of another's point, where PPO was run under other β; {} where it was not, or not so far."""
+    there = at_kl([sft, *others, ppo], point.mean_kl) if others else None
+    return {} if there is None else {"ppo_at_its_kl": _compared(point, there, seed)}
+
+
+def _at_equal_compute(points: Sequence[Point], ppo: Point, seed: int, served: int) -> dict[str, Any]:
+    """The highest judge of a method within PPO's FLOPs."""
+    limit = ppo.flops(served)
+    found = best_within(points, limit, served=served)
+    if found is None:
+        least = min(one.flops(served) for one in points) / limit
+        return {"inside": False, "said": f"every point takes more: the cheapest {least:.2f} times PPO's FLOPs"}
+    return {"inside": True, "share_of_flops": found.flops(served) / limit, **_compared(found, ppo, seed)}
+
+
+def _compared(found: Point, ppo: Point, seed: int) -> dict[str, Any]:
+    told = {name: estimate(getattr(found, name), n=found.n, seed=seed).to_json() for name in ("judge", "reward")}
+    less = difference(ppo, found, seed=seed)
+    return {"label": found.label, "kl": found.mean_kl, **told, "ppo": ppo.label, "ppo_less_this": less}

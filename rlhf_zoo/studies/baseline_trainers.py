@@ -1,0 +1,308 @@
+"""DPO and RLOO by trl's trainers, from the SFT policy of a run, on its own pairs, prompts and reward.
+
+What can be equal to PPO is: RLOO samples as many completions from the same prompts at the same temperature, in batches
+of the same size, is paid PPO's reward less PPO's penalty for a missing end, and makes as many passes and optimizer
+steps. DPO goes over the reward model's pairs in its batches and epochs. Both take PPO's policy learning rate, unless
+one is given.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from tqdm import tqdm
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PrinterCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+    TrainingArguments,
+)
+
+from .. import functional as F
+from ..data import tokenize_prompt
+from ..errors import ZooError
+from ..evaluation.compute import Compute, dpo_compute, rloo_compute
+from ..model_files import ADAPTER_CONFIG
+from ..models import is_peft, load_causal
+from ..ppo.completions import TAKEN
+from ..record import StageRecord
+from ..rewards import Rewards
+from ..runs.settings import StageSettings
+from ..sampling import Samples, left_pad
+from ..stages.callbacks import LEFT_OUT
+
+__all__ = [
+    "GENERATIONS",
+    "Meter",
+    "Trained",
+    "dpo_arguments",
+    "ppo_reward",
+    "rloo_arguments",
+    "train_dpo",
+    "train_rloo",
+]
+
+#: Completions of a prompt, in RLOO: each has the mean of the others as its baseline (Ahmadian et al. 2024 take 2 or 4).
+GENERATIONS = 4
+_OPTIMIZER = (
+    "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "lr_scheduler_type",
+    "lr_scheduler_kwargs", "bf16", "fp16", "use_cpu",
+)  # fmt: skip
+# What trl passes to reward functions beside columns; `Rewards` brings its own.
+_NOT_COLUMNS = (*TAKEN, "log_extra", "log_metric")
+
+
+@dataclass(frozen=True)
+class Trained:
+    policy: PreTrainedModel
+    compute: Compute
+
+
+def dpo_arguments(ppo: StageSettings, reward: StageSettings, *, learning_rate: float | None) -> dict[str, Any]:
+    """Fields of DPOConfig, less β and seed: batches, epochs and schedule of the reward model, PPO's learning rate."""
+    args = reward.trainer
+    own = {name: getattr(args, name) for name in (*_OPTIMIZER, "warmup_steps", "num_train_epochs", "max_steps")}
+    return {
+        **own,
+        "per_device_train_batch_size": args.per_device_train_batch_size,
+        "gradient_accumulation_steps": args.gradient_accumulation_steps,
+        "max_length": args.max_length,
+        "learning_rate": ppo.trainer.learning_rate if learning_rate is None else learning_rate,
+    }
+
+
+def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | None) -> dict[str, Any]:
+    """Fields of RLOOConfig, less β and seed: those of PPO, under RLOO's names.
+
+    episodes: completions that PPO sampled; RLOO samples as many, rounded up to whole rollouts. Raises ZooError where a
+    rollout of PPO does not divide into RLOO's groups.
+    """
+    args = ppo.trainer
+    rollout = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.num_generations
+    group = args.num_generations if args.num_generations > 1 else GENERATIONS
+    if rollout % group:
+        raise ZooError(
+            f"RLOO compares {group} completions of a prompt, and a rollout of {rollout} does not divide by that: "
+            "change per_device_train_batch_size of the stage ppo."
+        )
+    steps = args.num_mini_batches if rollout % args.num_mini_batches == 0 else 1
+    micro = math.gcd(rollout // steps, args.per_device_train_batch_size)
+    batches = rollout // micro
+    updates = math.ceil(episodes / rollout) * steps * args.num_ppo_epochs
+    warmup = args.warmup_steps if args.warmup_steps < 1 else args.warmup_steps * steps * args.num_ppo_epochs
+    return {
+        **{name: getattr(args, name) for name in _OPTIMIZER},
+        "warmup_steps": warmup,
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": batches // steps,
+        "steps_per_generation": batches,
+        "num_generations": group,
+        "num_iterations": args.num_ppo_epochs,
+        "max_steps": updates,
+        "max_completion_length": args.response_length,
+        "temperature": args.temperature,
+        "learning_rate": args.learning_rate if learning_rate is None else learning_rate,
+    }
+
+
+def train_dpo(
+    sft: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    pairs: Dataset,
+    *,
+    arguments: Mapping[str, Any],
+    beta: float,
+    seed: int,
+    sizes: Mapping[str, int],
+    record: StageRecord,
+    desc: str,
+    peft_config: Any = None,
+) -> Trained:
+    """One DPO run. sft: the policy that it starts from. sizes: N by role, to count what it computes."""
+    from trl import DPOConfig, DPOTrainer
+
+    with tempfile.TemporaryDirectory() as scratch:
+        start = _loadable(sft, Path(scratch) / "start")
+        trainer = DPOTrainer(
+            model=load_causal(start),
+            args=DPOConfig(**_common(scratch), **arguments, beta=beta, seed=seed),
+            train_dataset=pairs.select_columns(["prompt", "chosen", "rejected"]),
+            processing_class=tokenizer,
+            callbacks=[_Follow(record, desc)],
+            peft_config=peft_config,
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+        names = ("prompt_ids", "prompt_ids", "chosen_ids", "rejected_ids")  # each side has the prompt
+        tokenized: Any = trainer.train_dataset
+        pair_tokens = sum(len(ids) for name in names for ids in tokenized[name])
+        compute = dpo_compute(sizes, pair_tokens=pair_tokens, epochs=float(trainer.state.epoch or 0.0))
+        return Trained(_trained(trainer, start), compute)
+
+
+def train_rloo(
+    sft: Path,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Dataset,
+    rewards: Rewards,
+    *,
+    arguments: Mapping[str, Any],
+    beta: float,
+    seed: int,
+    sizes: Mapping[str, int],
+    record: StageRecord,
+    desc: str,
+    missing_eos: Mapping[str, float | None],
+    score_clip: float | None,
+    peft_config: Any = None,
+) -> Trained:
+    """One RLOO run. sft: the policy that it starts from; prompts: with the columns that reward functions read.
+
+    missing_eos: PPO's `penalty` and `score` of a completion that did not end. sizes: N by role.
+    """
+    from trl import RLOOConfig, RLOOTrainer
+
+    meter = Meter()
+    paid: Any = ppo_reward(rewards, tokenizer, meter, missing_eos=missing_eos, score_clip=score_clip)
+    with tempfile.TemporaryDirectory() as scratch:
+        start = _loadable(sft, Path(scratch) / "start")
+        trainer = RLOOTrainer(
+            model=load_causal(start),
+            reward_funcs=paid,
+            args=RLOOConfig(**_common(scratch), **arguments, beta=beta, seed=seed, disable_dropout=True),
+            train_dataset=prompts,
+            processing_class=tokenizer,
+            callbacks=[_Follow(record, desc)],
+            peft_config=peft_config,
+        )
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+        used = sizes if beta > 0 else {role: size for role, size in sizes.items() if role != "reference"}
+        compute = rloo_compute(
+            used,
+            prompt_tokens=meter.prompt_tokens,
+            completion_tokens=meter.completion_tokens,
+            iterations=arguments["num_iterations"],
+        )
+        return Trained(_trained(trainer, start), compute)
+
+
+def _common(scratch: str) -> dict[str, Any]:
+    return {
+        "output_dir": scratch,
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
+        "logging_steps": 5,
+    }
+
+
+def _loadable(path: Path, scratch: Path) -> Path:
+    """`path`, or the policy merged into its base where it is an adapter: trl loads the reference from there again."""
+    if not (path / ADAPTER_CONFIG).is_file():
+        return path
+    load_causal(path).save_pretrained(scratch)
+    return scratch
+
+
+def _trained(trainer: Any, start: Path) -> PreTrainedModel:
+    """The trained weights in a model of their own, without what trl and accelerate put around the forward."""
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    if is_peft(policy):
+        policy = policy.merge_and_unload()
+    fresh = load_causal(start)
+    fresh.load_state_dict(policy.state_dict())
+    return fresh.eval()
+
+
+@dataclass
+class Meter:
+    """Tokens of all batches that were sampled so far."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+def ppo_reward(
+    rewards: Rewards,
+    tokenizer: PreTrainedTokenizerBase,
+    meter: Meter,
+    *,
+    missing_eos: Mapping[str, float | None],
+    score_clip: float | None,
+) -> Callable[..., list[float]]:
+    """PPO's score of a batch of completions as one reward function of trl's."""
+
+    def reward(
+        prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[list[int]], **columns: Any
+    ) -> list[float]:
+        samples = _samples(prompts, completion_ids, tokenizer)
+        meter.prompt_tokens += int(samples.prompt_mask.sum())
+        meter.completion_tokens += int(samples.mask.sum())
+        texts = [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
+        others = {name: values for name, values in columns.items() if name not in _NOT_COLUMNS}
+        scores = rewards(samples, prompts, completions, texts, others).total
+        scores = F.shape_scores(scores, mean=0.0, std=1.0, clip=score_clip)
+        scores = F.missing_eos_penalty(scores, samples.ended, penalty=missing_eos["penalty"])
+        scores = F.missing_eos_score(scores, samples.ended, score=missing_eos["score"])
+        return [float(score) for score in scores]
+
+    return reward
+
+
+def _samples(
+    prompts: Sequence[str], completion_ids: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase
+) -> Samples:
+    """What trl sampled, as the rewards read it; log-probabilities are not known and not read."""
+    prompt_ids, prompt_mask = left_pad(
+        [tokenize_prompt(one, tokenizer) for one in prompts], tokenizer.pad_token_id, "cpu"
+    )
+    width = max(map(len, completion_ids))
+    padded = [list(ids) + [tokenizer.pad_token_id] * (width - len(ids)) for ids in completion_ids]
+    lengths = torch.tensor([len(ids) for ids in completion_ids])
+    mask = torch.arange(width) < lengths.unsqueeze(1)
+    ended = torch.tensor([bool(ids) and ids[-1] == tokenizer.eos_token_id for ids in completion_ids])
+    return Samples(prompt_ids, prompt_mask, torch.tensor(padded), mask, torch.zeros(mask.shape), ended)
+
+
+class _Follow(TrainerCallback):
+    """Metrics on disk and a bar."""
+
+    def __init__(self, record: StageRecord, desc: str) -> None:
+        self._record = record
+        self._desc = desc
+        self._bar: tqdm | None = None
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._bar = tqdm(total=state.max_steps, desc=self._desc, unit="step")
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._bar is not None:
+            self._bar.update(1)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        numbers = {name: value for name, value in (logs or {}).items() if not name.endswith((*LEFT_OUT, "epoch"))}
+        if numbers:
+            self._record.append_metrics({"step": state.global_step, **numbers})
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self._bar is not None:
+            self._bar.close()

@@ -1,0 +1,455 @@
+"""`rlhf-zoo doctor`: the guards of PPO that need no training, one by one, on what a run would start from.
+
+Nothing of the run directory is written and nothing is published: data that is not prepared yet goes into a scratch
+folder. A check whose stage is not trained yet is skipped, and the others run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from .. import functional as F
+from ..actor_critic import TextBatch, text_logprobs
+from ..data import GENERATION, PROMPT_TOKENS, prepare_prompts
+from ..errors import ZooError
+from ..model_files import load_tokenizer
+from ..models import load_causal, load_classifier
+from ..ppo.assembly import MANY_EPOCHS
+from ..ppo.base import TRAIN_STREAM
+from ..ppo.custom_loop import given_samples
+from ..ppo.guards import (
+    GuardWarning,
+    Reader,
+    check_ends,
+    check_ids,
+    check_ratio,
+    check_rewards,
+    check_start,
+    check_tokenizer_of,
+    check_tokens,
+    check_values,
+    embedding_rows,
+    warn_of,
+)
+from ..ppo.rollout import Advantages, Rollout
+from ..ppo.trainer import PPOTrainer
+from ..rewards import RewardModel, Scored
+from ..runs.context import Checkpoint, RunContext
+from ..runs.data import data_source
+from ..runs.settings import StageSettings
+from ..stages.ppo import (
+    build_trainer,
+    load_data,
+    parent,
+    parent_names,
+    reward_functions,
+)
+from ..stages.train import quiet
+
+__all__ = ["FAILED", "OK", "SKIPPED", "WARNING", "Examination", "Finding", "examine"]
+
+OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
+# Completions of the trial rollout, and prompts that are read.
+TRIAL = 8
+READ = 64
+# A policy that reads its own tokens beats a uniform guess; random weights come within about half a nat of it, while
+# one that was trained on other tokens is sure of the wrong ones. Nats a token.
+WORSE_THAN_A_GUESS = 1.0
+
+
+class NotYet(ZooError):
+    """What a check needs is not trained yet."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A check, its status (ok, warning, failed, skipped), and the figure or sentence that says why."""
+
+    check: str
+    status: str
+    said: str
+
+
+class Examination:
+    """Checks in their order; one may need what earlier ones found, and is skipped where they found nothing."""
+
+    def __init__(self) -> None:
+        self.findings: list[Finding] = []
+        self._found: dict[str, Any] = {}
+        self._why_not: dict[str, str] = {}
+        self._warned: set[str] = set()
+
+    def check(self, name: str, test: Callable[..., tuple[Any, str]], *needs: str) -> None:
+        """test(what each check in `needs` found) -> (what this one finds, the figure). It raises ZooError to fail."""
+        missing = next((need for need in needs if need not in self._found), None)
+        if missing is not None:
+            self._without(name, SKIPPED, self._why_not[missing], self._why_not[missing])
+            return
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("always", GuardWarning)
+            try:
+                self._found[name], said = test(*(self._found[need] for need in needs))
+            except NotYet as reason:
+                self._without(name, SKIPPED, str(reason), str(reason))
+                return
+            except Exception as error:
+                # What a library raises is a finding too; `rlhf-zoo ppo` shows its traceback.
+                said = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {_first_line(error)}"
+                self._without(name, FAILED, said, f"needs the check {name!r}, which failed")
+                return
+        # A trainer warns again of what a check of its own has found before.
+        warned = [text for text in dict.fromkeys(str(one.message) for one in caught) if text not in self._warned]
+        self._warned.update(warned)
+        self.findings.append(Finding(name, WARNING if warned else OK, " ".join(warned) or said))
+
+    def _without(self, name: str, status: str, said: str, why_not: str) -> None:
+        self._why_not[name] = why_not
+        self.findings.append(Finding(name, status, said))
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or ["it says nothing"])[0]
+
+
+def examine(context: RunContext) -> list[Finding]:
+    """Every check of the recipe's PPO stage, in order."""
+    quiet()
+    found = Examination()
+    with tempfile.TemporaryDirectory(prefix="rlhf-zoo-doctor-") as scratch:
+        apart = replace(context, directory=Path(scratch), publish=False)
+        prepared = context.record("data").read().get("status") == "finished" and not context.restart
+        data_from = replace(context, publish=False) if prepared else apart
+        check = found.check
+        # Before anything is trained.
+        check("keys", lambda: _keys(apart))
+        check("epochs", _epochs, "keys")
+        check("reward functions", _functions, "keys")
+        check("prompts", lambda settings: _prompts(settings, data_from, Path(scratch) / "cache"), "keys")
+        check("batch", _batch, "keys", "prompts")
+        # What PPO starts from.
+        check("sft checkpoint", lambda settings: _start(context, settings, "sft"), "keys")
+        check("reward checkpoint", lambda settings: _start(context, settings, "reward"), "keys")
+        check("policy", _policy, "sft checkpoint")
+        check("tokenizer", _tokenizer, "sft checkpoint", "policy")
+        check("prompt length", _lengths, "keys", "prompts", "policy", "tokenizer")
+        check("prompt ids", _ids, "prompt length", "policy")
+        check("policy's tokenizer", _policy_tokenizer, "policy", "tokenizer", "prompt ids")
+        check("reward head", _reward_head, "reward checkpoint")
+        models = ("keys", "reward checkpoint", "reward head", "tokenizer")
+        check("reward model's tokenizer", lambda *found: _reward_tokenizer(context, *found), *models)
+        check("reward reads the end", _reads_the_end, "reward model's tokenizer", "tokenizer", "prompt ids")
+        # The first update, without its steps.
+        parts = ("keys", "reward functions", "prompts", "batch", "policy", "tokenizer", "prompt ids", "reward head")
+        check("trainer", _trainer, *parts, "reward model's tokenizer")
+        check("critic", _critic, "trainer")
+        check("end tokens", _rollout, "trainer")
+        check("KL at the start", _kl, "trainer", "end tokens")
+        check("ratio", _ratio, "trainer", "end tokens")
+        check("rewards", _rewards, "trainer", "end tokens")
+        check("rewards add up", _sum, "trainer", "end tokens", "rewards")
+    return found.findings
+
+
+# Before anything is trained
+
+
+def _keys(context: RunContext) -> tuple[StageSettings, str]:
+    settings = {stage: context.settings(stage) for stage in context.recipe.stages}
+    return settings.get("ppo") or context.settings("ppo"), f"{', '.join(settings)}: every key is known and of its type"
+
+
+def _epochs(settings: StageSettings) -> tuple[None, str]:
+    epochs = settings.trainer.num_ppo_epochs
+    if epochs > MANY_EPOCHS:
+        warn_of(
+            f"num_ppo_epochs is {epochs}: beyond {MANY_EPOCHS} the rollout is far from the policy, and the clip stops "
+            "most of it; watch policy/clipfrac, or set early_stop_kl."
+        )
+    return None, f"{epochs} over each rollout, at most {MANY_EPOCHS}"
+
+
+def _functions(settings: StageSettings) -> tuple[list[Any], str]:
+    functions = reward_functions(settings)
+    names = settings.data.reward_funcs or []
+    model = [] if settings.data.reward_model_path is None else ["the reward model"]
+    weights = settings.trainer.reward_weights or [1.0] * (len(model) + len(names))
+    return functions, ", ".join(f"{w:g} × {name}" for w, name in zip(weights, [*model, *names], strict=True))
+
+
+@contextlib.contextmanager
+def _own_cache(folder: Path) -> Iterator[None]:
+    """`datasets` knows what it cached of a folder by the folder's last name alone, whatever now stands in it."""
+    config: Any = datasets.config
+    before, config.HF_DATASETS_CACHE = config.HF_DATASETS_CACHE, folder
+    try:
+        yield
+    finally:
+        config.HF_DATASETS_CACHE = before
+
+
+def _prompts(settings: StageSettings, context: RunContext, cache: Path) -> tuple[dict[str, Any], str]:
+    source = data_source(context)
+    with _own_cache(cache) if Path(source.location).is_dir() else contextlib.nullcontext():
+        data = load_data(settings, source)
+    train, held_out, texts = (data[name] for name in ("train_dataset", "eval_dataset", "ptx_dataset"))
+    parts = [f"{len(train)} to roll out"]
+    parts += [] if held_out is None else [f"{len(held_out)} held out"]
+    parts += [] if texts is None else [f"{len(texts)} texts for ptx_coef"]
+    return data, f"{', '.join(parts)}; columns {', '.join(train.column_names)}"
+
+
+def _batch(settings: StageSettings, data: dict[str, Any]) -> tuple[None, str]:
+    args, count = settings.trainer, len(data["train_dataset"])
+    needed = args.prompts_per_update * args.world_size
+    if count < needed:
+        raise ZooError(
+            f"The prompt data set has {count} rows and an update takes {needed}: give more prompts or a smaller batch."
+        )
+    completions, minibatches = args.episodes_per_update, args.num_mini_batches
+    return None, f"{needed} of {count} prompts an update, {completions} completions in {minibatches} minibatches"
+
+
+# What PPO starts from
+
+
+def _start(context: RunContext, settings: StageSettings, role: str) -> tuple[Checkpoint | None, str]:
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    name = parent_names(settings).get(role)
+    if name is None:
+        return None, "none: reward functions alone"
+    try:
+        found = parent(context, name)
+    except ZooError as error:
+        missing = isinstance(error.__cause__, (RepositoryNotFoundError, RevisionNotFoundError))
+        if name in context.recipe.stages and missing:
+            raise NotYet(f"train the {name} stage first") from error
+        raise
+    return found, str(found.lineage.get("repo") or found.path)
+
+
+def _policy(checkpoint: Checkpoint) -> tuple[PreTrainedModel, str]:
+    model = load_causal(checkpoint.path).eval()
+    size = sum(parameter.numel() for parameter in model.parameters())
+    return model, f"{type(model).__name__}, {size:,} weights"
+
+
+def _tokenizer(checkpoint: Checkpoint, policy: PreTrainedModel) -> tuple[PreTrainedTokenizerBase, str]:
+    tokenizer = load_tokenizer(checkpoint.path)
+    check_tokens(tokenizer, policy)
+    ends = f"EOS {tokenizer.eos_token} = {tokenizer.eos_token_id}, PAD {tokenizer.pad_token} = {tokenizer.pad_token_id}"
+    return tokenizer, f"{ends}; ids to {max(tokenizer.get_vocab().values())}, {embedding_rows(policy)} embedding rows"
+
+
+def _lengths(
+    settings: StageSettings, data: dict[str, Any], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
+) -> tuple[list[list[int]], str]:
+    context, room = getattr(policy.config, "max_position_embeddings", None), settings.trainer.response_length
+    prompts: list[list[int]] = []
+    for name in ("train_dataset", "eval_dataset"):
+        if data[name] is not None:
+            prepared = prepare_prompts(data[name], tokenizer, context=context, room=room)
+            prompts += list(prepared[PROMPT_TOKENS])
+    longest = max(map(len, prompts))
+    total = f"{longest + room}" + (f" of {context}" if context else "")
+    return prompts, f"the longest has {longest} tokens, with {room} to answer {total}"
+
+
+def _ids(prompts: list[list[int]], policy: PreTrainedModel) -> tuple[list[list[int]], str]:
+    rows = embedding_rows(policy)
+    check_ids(prompts, Reader.of(policy))
+    return prompts, f"the highest is {max(map(max, prompts))}, of {rows} embedding rows"
+
+
+def _policy_tokenizer(
+    policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> tuple[None, str]:
+    """By its files where they say so, and by whether the policy foretells the prompts' tokens at all."""
+    check_tokenizer_of(policy, tokenizer, of="the policy")
+    texts = [torch.tensor(ids) for ids in prompts[:READ] if len(ids) > 1]
+    if not texts:
+        return None, "its files fit; the prompts are single tokens, so nothing else can be told"
+    guess = math.log(embedding_rows(policy))
+    surprise = _surprise(policy, texts)
+    said = f"the prompts' tokens cost the policy {surprise:.2f} nats each, and a blind guess {guess:.2f}"
+    if not surprise <= guess + WORSE_THAN_A_GUESS:
+        raise ZooError(
+            f"The tokenizer is not the one that the policy was trained with, for {said}: tokenizers may be swapped; "
+            "give the policy its own."
+        )
+    if surprise > guess:
+        warn_of(f"The policy may be untrained, or trained with another tokenizer: {said}.")
+    return None, said
+
+
+@torch.no_grad()
+def _surprise(policy: PreTrainedModel, texts: Sequence[Tensor]) -> float:
+    """−log π of each next token, averaged over the texts' tokens, in nats."""
+    ids = pad_sequence(list(texts), batch_first=True)
+    attention = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True).bool()
+    logprobs = text_logprobs(policy, TextBatch(ids, attention, attention[:, 1:]))
+    return float(F.masked_mean(-logprobs, attention[:, 1:]))
+
+
+def _reward_head(checkpoint: Checkpoint | None) -> tuple[PreTrainedModel | None, str]:
+    if checkpoint is None:
+        return None, "no reward model"
+    return load_classifier(checkpoint.path), "trained: it stands among the saved weights"
+
+
+def _reward_tokenizer(
+    context: RunContext,
+    settings: StageSettings,
+    checkpoint: Checkpoint | None,
+    model: PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase,
+) -> tuple[RewardModel | None, str]:
+    if checkpoint is None or model is None:
+        return None, "no reward model"
+    its = load_tokenizer(checkpoint.path)
+    check_tokenizer_of(model, its, of="the reward model")
+    args = settings.trainer
+    reward = RewardModel(
+        model,
+        its,
+        tokenizer,
+        batch_size=args.local_rollout_forward_batch_size,
+        center=args.score_centering == "stored",
+        scale=args.score_scaling == "stored",
+    )
+    if not reward.shares_ids and set(parent_names(settings).values()) <= context.recipe.stages.keys():
+        raise ZooError(
+            f"The tokenizer in {checkpoint.path} is not the SFT policy's, which the recipe's reward model is trained "
+            "with: tokenizers may be swapped, or sft was trained again; give each model its own, or train reward again."
+        )
+    same = "the policy's: ids are passed" if reward.shares_ids else "another than the policy's: texts are passed"
+    return reward, f"{same}; scores are (s − μ)/σ with μ {reward.mean:.3g} and σ {reward.std:.3g}"
+
+
+def _reads_the_end(
+    reward: RewardModel | None, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+) -> tuple[None, str]:
+    if reward is None:
+        return None, "no reward model"
+    if reward.tokenizer.eos_token_id is None:
+        return None, "its tokenizer has no end-of-sequence token to leave out"
+    texts = tokenizer.batch_decode(prompts[:TRIAL], skip_special_tokens=True)
+    whole, cut = (reward.score_texts(texts, ended=[ended] * len(texts)) for ended in (True, False))
+    if not (whole - cut).abs().max() > 0:
+        raise ZooError(
+            f"The reward model {reward.name} scores {len(texts)} texts alike with and without an end-of-sequence token "
+            f"({float(whole[0]):.4g} the first): it does not read the last token, so look at how it pools and at its "
+            "head."
+        )
+    return None, f"without the end-of-sequence token a score moves by {float((whole - cut).abs().mean()):.3g}"
+
+
+# The first update, without its steps
+
+
+def _trainer(
+    settings: StageSettings,
+    functions: list[Any],
+    data: dict[str, Any],
+    _batch: None,
+    policy: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    _ids: list[list[int]],
+    reward: PreTrainedModel | None,
+    reward_model: RewardModel | None,
+) -> tuple[PPOTrainer, str]:
+    trainer = build_trainer(
+        settings,
+        functions,
+        model=policy,
+        processing_class=tokenizer,
+        reward_model=reward,
+        reward_processing_class=None if reward_model is None else reward_model.tokenizer,
+        **data,
+    )
+    return trainer, f"{trainer.args.max_steps} updates" if trainer.args.max_steps > 0 else "it can be made"
+
+
+def _first(trainer: PPOTrainer) -> list[dict]:
+    prompts: Any = trainer.train_dataset
+    return [prompts[row] for row in range(min(TRIAL, len(prompts)))]
+
+
+def _critic(trainer: PPOTrainer) -> tuple[None, str]:
+    prompts = [row[PROMPT_TOKENS] for row in _first(trainer)]
+    samples = given_samples(prompts, [[trainer.processing_class.eos_token_id]] * len(prompts), trainer)
+    with torch.no_grad():
+        values = trainer.actor.values(samples)
+    check_values(values, samples.mask)
+    kind = type(trainer.value_model).__name__
+    return None, f"{kind}, V(prompt) {float(values.mean()):.3g} on average of {len(prompts)}"
+
+
+def _rollout(trainer: PPOTrainer) -> tuple[tuple[list[dict], Rollout], str]:
+    """The first completions that the run would sample."""
+    rows = [{**row, GENERATION: 0} for row in _first(trainer)]
+    rollout = trainer.rollout(rows, stream=TRAIN_STREAM)
+    check_ends(rollout.samples, trainer.stop_ids)
+    ended = int(rollout.samples.ended.sum())
+    return (rows, rollout), f"{ended} of {len(rows)} completions ended, each with its end token in the mask"
+
+
+def _kl(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[None, str]:
+    kl = trainer.mean(trial[1].kl)
+    check_start(kl)
+    return None, f"{kl:.3g} nats a completion from the reference, where the run begins"
+
+
+@torch.no_grad()
+def _ratio(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[None, str]:
+    samples = trial[1].samples
+    trainer.actor.train()
+    with trainer.compute_loss_context_manager():
+        logits = trainer.actor(samples, trainer.args.temperature)[0]
+    trainer.actor.eval()
+    log_ratio = F.selected_logprobs(logits, samples.completion_ids) - samples.logprobs
+    mismatch = float(F.masked_mean(log_ratio.abs(), samples.mask))
+    check_ratio(mismatch, precision=trainer.precision)
+    return None, f"|log ρ| is {mismatch:.3g} a token before any step"
+
+
+def _rewards(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[Scored, str]:
+    rows, rollout = trial
+    scored = trainer.score(rollout, rows)
+    low, high = float(scored.total.min()), float(scored.total.max())
+    if len(rows) > 1 and low == high:
+        warn_of(
+            f"All {len(rows)} completions of the trial rollout score {low:.4g}, so there is nothing in them to learn: "
+            "look at the rewards, or raise temperature or num_generations."
+        )
+    return scored, f"{len(rows)} finite scores from {low:.3g} to {high:.3g}"
+
+
+def _sum(trainer: PPOTrainer, trial: tuple[list[dict], Rollout], scored: Scored) -> tuple[None, str]:
+    _, rollout = trial
+    estimates: Advantages = trainer.estimate(rollout, scored)
+    args = trainer.args
+    if args.whiten_rewards:
+        return None, "Σr = score − β·ΣKL, before rewards are whitened"
+    beta = trainer.controller.kl_coef if args.kl_in == "reward" else 0.0
+    kl = F.kl_penalty(
+        rollout.logprobs, rollout.ref_logprobs, estimator=args.kl_estimator if args.kl_in == "reward" else "k1"
+    ).masked_fill(~rollout.mask, 0)
+    kl = F.actions(kl, rollout.mask, level=args.action_level)
+    check_rewards(estimates.rewards, estimates.scores, kl, estimates.mask, kl_coef=beta)
+    apart = (estimates.rewards.sum(1) - (estimates.scores - beta * kl.sum(1))).abs().max()
+    return None, f"Σr = score − β·ΣKL within {float(apart):.1g}, β = {beta:g}"

@@ -1,0 +1,290 @@
+"""`rlhf-zoo eval POLICY --against SFT`: any policy against any other of the same tokenizer, on held-out prompts."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..catalog.family import clean, parents_of
+from ..catalog.lineage import Lineage, Source, find_policy, published_at
+from ..data import tokenize_prompt
+from ..errors import ZooError
+from ..evaluation.judge_check import JudgeCheck
+from ..evaluator.head_to_head import head_to_head
+from ..evaluator.judges import check_names, checked, open_panel
+from ..evaluator.measure import Evaluator, function_judges, paid_functions, reward_models
+from ..model_files import load_tokenizer
+from ..models import load_causal, load_classifier
+from ..record import StageRecord, now, write_json, write_text
+from ..release.plots import plot_win_rates
+from ..release.report import WIN_RATES
+from ..rewards import RewardModel, Rewards
+from ..rewards.model import same_tokenizer
+from ..runs.context import versions
+from ..runs.data import DataSource
+from ..runs.pairs import COLUMNS
+from ..runs.settings import LLMConfig, recorded_settings
+from ..stages.train import quiet
+from ..votes.judge import votes_on
+from .trace import find
+
+log = logging.getLogger(__name__)
+
+__all__ = ["PolicyPair", "Terms", "evaluate", "find_pair"]
+
+CONFIGURATION = "prompts"
+PAIRS = "preferences"
+#: Tokens of a completion where nothing says how many: TRL's own default of PPO.
+LENGTH = 53
+#: Prompts below which an interval by resampling them is too narrow.
+FEW = 20
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How two policies are compared. None takes what the policy was trained with, or names in its card."""
+
+    prompts: int = 200
+    samples: int = 3
+    split: str = "test"
+    seed: int = 1
+    temperature: float | None = None
+    max_new_tokens: int | None = None
+    dataset_name: str | None = None
+    dataset_revision: str | None = None
+    judges: tuple[str, ...] = ()
+    llm: LLMConfig = field(default_factory=LLMConfig)
+
+    def __post_init__(self) -> None:
+        for name, low in (("prompts", 1), ("samples", 1), ("seed", 0)):
+            if getattr(self, name) < low:
+                raise ZooError(f"--{name} is {getattr(self, name)}: give at least {low}.")
+        if self.temperature is not None and not self.temperature > 0:
+            raise ZooError(f"--temperature is {self.temperature}: give a number above 0.")
+        if self.max_new_tokens is not None and self.max_new_tokens < 1:
+            raise ZooError(f"--max_new_tokens is {self.max_new_tokens}: give at least 1.")
+
+
+@dataclass(frozen=True)
+class PolicyPair:
+    """A policy, what it is compared with, and its reward model; reward None without one.
+
+    data: where its prompts are, None where nothing says. settings: temperature and response_length of its training.
+    judge: what its run on this machine was judged by; None for others. described: the name of the judge in its card.
+    functions: the reward functions that its training was paid by.
+    """
+
+    policy: Source
+    against: Source
+    reward: Source | None
+    data: DataSource | None
+    settings: Mapping[str, float]
+    judge: str | None = None
+    described: str | None = None
+    functions: frozenset[str] = frozenset()
+
+
+def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Terms) -> PolicyPair:
+    """Finds what `policy` means: a run directory of PPO, a checkpoint of one, a model's folder, NAMESPACE/NAME[@TAG].
+
+    against and reward take the place of what its run or card names; reward "none" leaves it out. Raises ZooError where
+    a model cannot be had, and where nothing names the other policy.
+    """
+    without = reward == "none"
+    named = None if without else reward
+    data = None
+    if terms.dataset_name is not None:
+        data = DataSource(terms.dataset_name, terms.dataset_revision, {})
+    stage = _stage_of(Path(policy))
+    if stage is not None:
+        subject = find(policy, sft=against, reward=named)
+        read = recorded_settings(subject.resolved, "ppo", ("response_length", "temperature"), where=str(subject.where))
+        beside = stage.parent / "data"
+        if data is None and (beside / CONFIGURATION).is_dir():
+            data = DataSource(str(beside), None, {})
+        scorer = None if without or subject.reward is None else Source(subject.reward.name, subject.reward.path)
+        ours, theirs = subject.policy, subject.reference
+        settings = {name: float(value) for name, value in read.items()}
+        judged = ((StageRecord(stage.parent / "eval").read().get("resolved") or {}).get("evaluation") or {}).get(
+            "judge"
+        )
+        found = (Source(ours.name, ours.path), Source(theirs.name, theirs.path))
+        return PolicyPair(*found, scorer, data, settings, judge=judged, functions=_paid(subject.resolved))
+    lineage = find_policy(policy, against=against, reward=named, without_reward=without)
+    settings = {"temperature": lineage.setting("temperature", 1.0)}
+    settings["response_length"] = lineage.setting("response_length", LENGTH)
+    described: Any = lineage.card
+    for key in ("evaluation", "judge", "target"):
+        described = described.get(key) if isinstance(described, Mapping) else None
+    return PolicyPair(
+        lineage.ppo,
+        lineage.sft,
+        lineage.reward,
+        data or _data_of(lineage),
+        settings,
+        described=clean(described) if isinstance(described, str) else None,
+        functions=_paid(lineage.card.get("settings")),
+    )
+
+
+def _paid(settings: Any) -> frozenset[str]:
+    """The reward functions that paid, by a run's settings or by a card's, which are a stranger's words."""
+    settings = settings if isinstance(settings, Mapping) else {}
+    names, weights = settings.get("reward_funcs"), settings.get("reward_weights")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return frozenset()
+    learned = settings.get("reward_model_path") is not None
+    return paid_functions(names, weights if isinstance(weights, list) else None, learned=learned)
+
+
+def _stage_of(path: Path) -> Path | None:
+    """The directory of the PPO stage that a path is in, or is the run of; None for another folder, or none."""
+    for stage in (path, path / "ppo", path.parent):
+        if path.is_dir() and StageRecord(stage).read().get("stage") == "ppo":
+            return stage
+    return None
+
+
+def _data_of(lineage: Lineage) -> DataSource | None:
+    for parent in parents_of(lineage.card):
+        if parent.role == "data" and parent.repo is not None:
+            return DataSource(parent.repo, parent.commit, {})
+    return None
+
+
+def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict[str, Any]:
+    """Compares both on held-out prompts; writes evaluation.json and samples.jsonl into `out`, and returns the first.
+
+    Raises ZooError for judges, prompts or models that cannot be had or do not belong together.
+    """
+    started = time.monotonic()
+    quiet()
+    names = terms.judges or (contest.judge or "classifier",)
+    check_names(names, terms.llm)
+    if contest.data is None:
+        raise ZooError(f"Nothing says which prompts {contest.policy.name} is for: name a data set with --dataset_name.")
+    rows = contest.data.load(CONFIGURATION, terms.split, columns=["prompt"])
+    if len(rows) < terms.prompts:
+        log.warning("The split %s has %d prompts; all of them are taken.", terms.split, len(rows))
+    rows = rows.select(range(min(terms.prompts, len(rows))))
+    if len(rows) < FEW:
+        log.warning("%d prompts are few: read the intervals as too narrow.", len(rows))
+    tools = _yardstick(contest, contest.data, terms, names, out)
+    policy = load_causal(contest.policy.path).eval()
+    _check_room(policy, tools, rows["prompt"])
+    checks = _checks(tools, contest.data, terms)
+    found = head_to_head(
+        policy,
+        tools,
+        rows,
+        samples=terms.samples,
+        seed=terms.seed,
+        paid=reward_models(tools) | function_judges(tools, contest.functions),
+        checks=checks,
+    )
+    figures = found.to_json()
+    if tools.panel.votes:
+        sides = {"ppo": _origins(contest.policy), "sft": _origins(contest.against)}
+        figures["votes"] = {name: votes_on(name, **sides, seed=terms.seed) for name in tools.panel.votes}
+    document = {
+        "schema": 1,
+        "policy": _told(contest.policy),
+        "against": _told(contest.against),
+        "reward": None if contest.reward is None else _told(contest.reward),
+        "data": {"location": contest.data.location, "revision": contest.data.revision, "split": terms.split},
+        "split": terms.split,
+        "seed": terms.seed,
+        **figures,
+        "terms": asdict(terms),
+        "versions": versions(),
+        "command": command,
+        "finished": now(),
+        "seconds": time.monotonic() - started,
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    write_json(out / "evaluation.json", document)
+    write_text(out / "samples.jsonl", found.jsonl())
+    plot_win_rates(document, out / WIN_RATES)
+    return document
+
+
+def _check_room(policy: PreTrainedModel, tools: Evaluator, prompts: Sequence[Any]) -> None:
+    """Raises ZooError where a completion may not fit behind its prompt."""
+    limits = [getattr(one.config, "max_position_embeddings", None) for one in (policy, tools.reference)]
+    room = min((limit for limit in limits if limit), default=None)
+    if room is None:
+        return
+    longest = max(len(tokenize_prompt(prompt, tools.tokenizer)) for prompt in prompts)
+    if longest + tools.max_new_tokens > room:
+        raise ZooError(
+            f"The models take {room} tokens, and the longest prompt has {longest}, so {tools.max_new_tokens} more do "
+            f"not fit: give --max_new_tokens {max(room - longest, 1)} or less."
+        )
+
+
+def _checks(tools: Evaluator, data: DataSource, terms: Terms) -> dict[str, JudgeCheck]:
+    """{} where the data set has no labeled pairs."""
+    try:
+        pairs = data.load(PAIRS, "test", columns=COLUMNS)
+    except ZooError as error:
+        log.info("The judges are not checked on labeled pairs: %s", error)
+        return {}
+    return checked(tools.panel, pairs, seed=terms.seed)
+
+
+def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Sequence[str], out: Path) -> Evaluator:
+    tokenizer, theirs = _tokenizer(contest.policy), _tokenizer(contest.against)
+    if not same_tokenizer(tokenizer, theirs):
+        raise ZooError(
+            f"{contest.policy.name} and {contest.against.name} have different tokenizers, so there is no KL between "
+            "them: give policies that came from one base model."
+        )
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token_id = tokenizer.eos_token_id
+    rewards = None
+    if contest.reward is not None:
+        model = load_classifier(contest.reward.path)
+        rewards = Rewards([RewardModel(model, _tokenizer(contest.reward), tokenizer)])
+    length = terms.max_new_tokens or int(contest.settings["response_length"])
+    panel = open_panel(
+        names,
+        llm=terms.llm,
+        labeled=lambda: _labeled(data, contest.described),
+        folder=out,
+        seed=terms.seed,
+    )
+    temperature = contest.settings["temperature"] if terms.temperature is None else terms.temperature
+    reference = load_causal(contest.against.path).eval()
+    return Evaluator(reference, tokenizer, rewards, panel, max_new_tokens=length, temperature=temperature)
+
+
+def _labeled(data: DataSource, described: str | None) -> Any:
+    try:
+        return data.load("judge", "train", columns=["text", "label"])
+    except ZooError as error:
+        hint = f", such as {described}, by which its card goes" if described is not None else ""
+        raise ZooError(
+            f"The data set {data.location} has no labeled texts for the judge classifier (configuration judge, split "
+            f"train): name another with --judge{hint}: reward:MODEL, rule:REWARD, llm:MODEL or MODULE:FUNCTION, one of "
+            "which the recipe's README or the card of its last checkpoint may name."
+        ) from error
+
+
+def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
+    return load_tokenizer(source.path, name=source.name)
+
+
+def _origins(source: Source) -> list[tuple[str, str]]:
+    repo, commit, _ = published_at(source)
+    return [(repo, commit)] if repo is not None and commit is not None else []
+
+
+def _told(source: Source) -> dict[str, Any]:
+    repo, commit, tag = published_at(source)
+    return {"name": source.name, "repo": repo, "commit": commit, "tag": tag}

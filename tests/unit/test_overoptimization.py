@@ -1,0 +1,274 @@
+"""The published forms, their peaks, what a fit refuses to say, and best-of-n against all subsets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_zoo.evaluation.overoptimization import best_of_n, best_of_n_kl, best_of_n_weights, fit, gain
+
+FORMS = ("rl", "best-of-n")
+
+
+def peak_of(form: str, alpha: float, beta: float) -> tuple[float, float]:
+    """Place and height by the formulas of arXiv:2210.10760, put down again."""
+    if form == "rl":
+        place = math.exp(alpha / beta - 1)
+        return place, place * (alpha - beta * math.log(place))
+    return alpha / (2 * beta), alpha**2 / (4 * beta)
+
+
+def by_prompt(truth: np.ndarray, seed: int, *, prompts: int = 80, noise: float = 2.0, scatter: float = 0.0):
+    """(K, P) gains whose noise they share by prompt (the SFT score is subtracted), and scatter of checkpoints."""
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(size=prompts) + noise * rng.normal(size=(len(truth) + 1, prompts))
+    return truth[:, None] + scores[1:] - scores[0] + scatter * rng.normal(size=(len(truth), 1))
+
+
+def curve(form: str, alpha: float, beta: float, *, furthest: float = 6.0, size: int = 8) -> tuple[np.ndarray, ...]:
+    d = np.linspace(0.6, furthest, size)
+    return d, gain(form, d, alpha, beta)
+
+
+# ---- forms
+
+
+def test_literal_values(recwarn):
+    np.testing.assert_allclose(gain("rl", [1.0, math.e, 2.0], 3.0, 2.0), [3.0, math.e, 6 - 4 * math.log(2)], rtol=1e-14)
+    np.testing.assert_allclose(gain("best-of-n", [1.0, 2.0], 3.0, 2.0), [1.0, -2.0], rtol=1e-14)
+    for form in FORMS:
+        np.testing.assert_array_equal(gain(form, [0.0, 0.0], 3.0, 2.0), [0.0, 0.0])
+    assert not recwarn.list
+
+
+# ---- recovering what was put in
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", ["means", "errors", "prompts"])
+def test_noise_free_coefficients_and_peak_are_recovered_exactly(form, shape):
+    alpha, beta = (2.0, 1.0) if form == "rl" else (2.0, 0.3)
+    d, truth = curve(form, alpha, beta)
+    gains = np.repeat(truth[:, None], 30, axis=1) if shape == "prompts" else truth
+    errors = np.linspace(0.001, 0.002, len(d)) if shape == "errors" else None
+    found = fit(form, d**2, gains, errors=errors, seed=0)
+    assert (found.alpha.value, found.beta.value) == pytest.approx((alpha, beta), rel=1e-12)
+    assert found.r_squared == pytest.approx(1.0, abs=1e-12)
+    assert max(np.abs(found.residuals)) < 1e-12 and found.fits is not False
+    assert found.peak is not None and found.no_peak is None
+    assert (found.peak.d.value, found.peak.gain.value) == pytest.approx(peak_of(form, alpha, beta), rel=1e-11)
+    assert found.peak.kl == pytest.approx(peak_of(form, alpha, beta)[0] ** 2, rel=1e-11)
+    np.testing.assert_allclose(found([0.0, *d]), [0.0, *truth], atol=1e-11)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_intervals_cover_the_truth_about_as_often_as_they_say(form):
+    """Those of the coefficients are also held against scipy's: tests/numerics/test_overoptimization_reference.py."""
+    alpha, beta = (2.0, 1.0) if form == "rl" else (2.0, 0.3)
+    d, truth = curve(form, alpha, beta)
+    wanted = (alpha, beta, *peak_of(form, alpha, beta))
+    hits = np.zeros(4)
+    for seed in range(100):
+        found = fit(form, d**2, by_prompt(truth, seed), seed=seed, resamples=300)
+        intervals = [one.ci95 for one in (found.alpha, found.beta, found.peak.d, found.peak.gain)]
+        hits += [low <= value <= high for (low, high), value in zip(intervals, wanted, strict=True)]
+    assert (hits >= 87).all() and (hits <= 100).all()
+
+
+def test_scatter_of_checkpoints_is_told_and_is_no_misfit():
+    """Each checkpoint off the curve by more than the noise of measurement: resampled prompts alone see none of it."""
+    d, truth = curve("rl", 2.0, 1.0)
+    calm, found = (fit("rl", d**2, by_prompt(truth, 0, scatter=each), seed=0) for each in (0.0, 3.0))
+    assert found.scatter > 5 and found.scatter_p < 0.01 and found.fits is True
+    wide, narrow = (one.alpha.ci95[1] - one.alpha.ci95[0] for one in (found, calm))
+    assert wide / narrow == pytest.approx(found.scatter**0.5, rel=0.1), "Birge's factor"
+
+
+def test_kl_by_prompt_is_resampled_with_the_scores():
+    d, truth = curve("rl", 2.0, 1.0)
+    gains = by_prompt(truth, 3, noise=0.05)
+    known = fit("rl", d**2, gains, seed=0)
+    same = fit("rl", np.repeat(d[:, None] ** 2, gains.shape[1], axis=1), gains, seed=0)
+    assert same.alpha.ci95 == pytest.approx(known.alpha.ci95, rel=1e-9)
+    varied = np.random.default_rng(0).exponential(size=gains.shape)
+    varied *= d[:, None] ** 2 / varied.mean(1, keepdims=True)
+    found = fit("rl", varied, gains, seed=0)
+    assert found.alpha.value == pytest.approx(known.alpha.value, rel=1e-9)
+    assert found.observed == pytest.approx(known.observed, rel=1e-12)
+    wide, narrow = (one.peak.d.ci95[1] - one.peak.d.ci95[0] for one in (found, known))
+    assert wide > 2 * narrow
+
+
+def test_no_point_outweighs_100_others():
+    """A collapsed policy scores the same on every prompt: its error is 0, and the curve need not go through it."""
+    d, truth = curve("rl", 2.0, 1.0)
+    off = truth + np.where(np.arange(len(d)) == 7, -3.0, 0.0)
+    certain, floored = (fit("rl", d**2, off, errors=[*[0.1] * 7, last], seed=0) for last in (0.0, 0.01))
+    assert certain.alpha.value == floored.alpha.value and certain.beta.value == floored.beta.value
+    assert abs(certain.residuals[-1]) > 0.01
+
+
+# ---- peaks
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_peak_beyond_the_observed_range_is_not_told(form):
+    alpha, beta = (2.0, 1.0) if form == "rl" else (2.0, 0.3)
+    place, _ = peak_of(form, alpha, beta)
+    d, truth = curve(form, alpha, beta, furthest=0.9 * place)
+    found = fit(form, d**2, truth, errors=np.full(len(d), 1e-3), seed=0)
+    assert found.peak is None and "would peak at d =" in found.no_peak
+    d, truth = curve(form, alpha, beta, furthest=1.05 * place)
+    found = fit(form, d**2, truth, errors=np.full(len(d), 0.2), seed=0)
+    assert found.peak is None and "the peak lies somewhere in" in found.no_peak
+    d, truth = d[4:] + 3 * place, gain(form, d[4:] + 3 * place, alpha, beta)
+    found = fit(form, d**2, truth, errors=np.full(len(d), 1e-3), seed=0)
+    assert found.peak is None and "would peak at d =" in found.no_peak
+
+
+def test_a_rising_curve_has_no_peak_and_few_points_say_nothing_of_the_fit():
+    d = np.linspace(0.5, 4, 4)
+    straight = fit("rl", d**2, 1.5 * d + 0.01 * (-1) ** np.arange(4), errors=np.full(4, 0.05), seed=0)
+    assert straight.beta.value == pytest.approx(0.0, abs=0.05) and straight.peak is None
+    assert "may not bend down" in straight.no_peak
+    assert straight.fits is None and straight.pattern_p is None and straight.scatter is not None
+    assert fit("best-of-n", d**2, d + 0.3 * d * d, errors=np.full(4, 0.05), seed=0).peak is None
+
+
+# ---- misfit
+
+
+def collapse(d: np.ndarray) -> np.ndarray:
+    """Rises to a plateau, then breaks down at once: neither form."""
+    return np.where(d < 4, np.minimum(d, 2.0), 2.0 - 4 * (d - 4))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_form_that_does_not_fit_is_said_not_to(form):
+    d = np.linspace(0.3, 8, 30)
+    measured = by_prompt(collapse(d), 0)
+    for found in (
+        fit(form, d**2, measured, seed=0),
+        fit(form, d**2, measured.mean(1), errors=measured.std(1) / 80**0.5, seed=0),
+        fit(form, d**2, measured.mean(1), seed=0),
+    ):
+        assert found.fits is False and found.pattern_p < 0.01
+        assert found.peak is None and "does not fit" in found.no_peak
+
+
+def test_noise_that_checkpoints_share_is_no_misfit():
+    """The SFT score is subtracted from all: its noise shifts them together, and the residuals are smooth along d."""
+    d, truth = curve("rl", 2.0, 1.0, size=30)
+    smooth = 0
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        gains = truth[:, None] + 0.1 * rng.normal(size=(30, 60)) + 2.0 * rng.normal(size=60)
+        found = fit("rl", d**2, gains, seed=seed)
+        smooth += found.pattern_p < 0.01
+        assert found.fits is True and found.scatter_p >= 0.01
+    assert smooth >= 10
+
+
+# ---- what is left out, and what is refused
+
+
+def test_points_at_the_reference_are_left_out_and_order_does_not_matter():
+    d, truth = curve("rl", 2.0, 1.0)
+    noisy = truth + np.random.default_rng(0).normal(size=len(d)) * 0.1
+    plain = fit("rl", d**2, noisy, seed=0)
+    more = fit("rl", [-1e-7, 0.0, *d**2], [0.4, -7.0, *noisy], seed=0)
+    assert more == plain and plain.points == len(d)
+    turned = np.random.default_rng(1).permutation(len(d))
+    assert fit("rl", (d**2)[turned], noisy[turned], seed=0) == plain
+
+
+def test_a_fit_is_seeded_and_plain_json():
+    d, truth = curve("rl", 2.0, 1.0)
+    measured = by_prompt(truth, 5)
+    first = fit("rl", d**2, measured, seed=1)
+    assert fit("rl", d**2, measured, seed=1) == first != fit("rl", d**2, measured, seed=2)
+    document = json.loads(json.dumps(first.to_json(), allow_nan=False))
+    assert document["alpha"]["n"] == 80 and document["points"] == 8 and document["observed"] == [0.6, 6.0]
+    assert document["peak"]["kl"] == document["peak"]["d"]["value"] ** 2 and document["no_peak"] is None
+    json.dumps(fit("rl", d**2, np.zeros(8), seed=0).to_json(), allow_nan=False)
+
+
+@pytest.mark.parametrize(
+    ("kl", "gains", "options", "message"),
+    [
+        ([1, 2], [1, 2], {}, "3 different KL above 0, not 2"),
+        ([0, 0, 1, 1, 2], [0, 0, 1, 1, 2], {}, "3 different KL above 0, not 2"),
+        ([1, 2, 3], [1, 2], {}, r"\(3,\) and \(2,\)"),
+        ([1, 2, 3], [1, math.nan, 2], {}, "not finite"),
+        ([1, 2, math.inf], [1, 1, 2], {}, "not finite"),
+        ([1, 2, 3], [1, 1, 2], {"errors": [1, 2]}, "3 numbers"),
+        ([1, 2, 3], [1, 1, 2], {"errors": [1, 2, -1]}, "3 numbers"),
+        ([1, 2, 3], [[1, 1], [2, 2], [3, 3]], {"errors": [1, 2, 1]}, "one or the other"),
+        ([1, 2, 3], [1, 2, 3], {"form": "ppo"}, "rl, best-of-n, not 'ppo'"),
+    ],
+)
+def test_bad_input_is_refused(kl, gains, options, message):
+    with pytest.raises(ValueError, match=message):
+        fit(options.pop("form", "rl"), kl, gains, seed=0, **options)
+
+
+# ---- best of n
+
+
+def test_kl_of_best_of_n():
+    np.testing.assert_allclose(best_of_n_kl([1, 2, 64]), [0.0, math.log(2) - 0.5, math.log(64) - 63 / 64], rtol=1e-15)
+    with pytest.raises(ValueError, match="n >= 1, not 0"):
+        best_of_n_kl([4, 0])
+
+
+@pytest.mark.parametrize(("pool", "n"), [(1, 1), (5, 1), (5, 5), (7, 3), (64, 16)])
+def test_weights_are_those_of_the_order_statistic(pool, n):
+    exact = [math.comb(i - 1, n - 1) / math.comb(pool, n) for i in range(1, pool + 1)]
+    np.testing.assert_allclose(best_of_n_weights(pool, n), exact, rtol=1e-13)
+    assert best_of_n_weights(pool, n).sum() == pytest.approx(1.0, rel=1e-13)
+
+
+def over_all_subsets(proxy: list[int], judge: list[int], n: int) -> float:
+    """The mean over all subsets of the judge's score of the proxy's favourite, ties shared among favourites."""
+    found = []
+    for chosen in itertools.combinations(range(len(proxy)), n):
+        top = max(proxy[i] for i in chosen)
+        favourites = [judge[i] for i in chosen if proxy[i] == top]
+        found.append(sum(favourites) / len(favourites))
+    return sum(found) / len(found)
+
+
+@given(rows=st.lists(st.tuples(st.integers(0, 3), st.integers(-5, 5)), min_size=1, max_size=7))
+@settings(deadline=None, max_examples=80)
+def test_best_of_n_is_the_mean_over_all_subsets_ties_and_all(rows):
+    proxy, judge = ([row[side] for row in rows] for side in (0, 1))
+    sizes = range(1, len(rows) + 1)
+    np.testing.assert_allclose(
+        best_of_n([proxy], sizes, judge=[judge])[:, 0], [over_all_subsets(proxy, judge, n) for n in sizes], atol=1e-12
+    )
+    np.testing.assert_allclose(
+        best_of_n([proxy], sizes)[:, 0], [over_all_subsets(proxy, proxy, n) for n in sizes], atol=1e-12
+    )
+    both = best_of_n([proxy, proxy], sizes, judge=[[9] * len(rows), [0] * len(rows)])
+    np.testing.assert_allclose(both, [[9, 0]] * len(rows), atol=1e-12)  # prompts are kept apart
+
+
+@pytest.mark.parametrize(
+    ("proxy", "sizes", "judge", "message"),
+    [
+        ([[1.0, 2.0]], [3], None, "pool of 2 needs 1 <= n <= 2, not 3"),
+        ([[1.0, 2.0]], [0], None, "not 0"),
+        ([1.0, 2.0], [1], None, "prompts, pool"),
+        ([[1.0, 2.0]], [1], [[1.0]], "equal shape"),
+        ([[1.0, math.nan]], [1], None, "not finite"),
+    ],
+)
+def test_bad_pools_are_refused(proxy, sizes, judge, message):
+    with pytest.raises(ValueError, match=message):
+        best_of_n(proxy, sizes, judge=judge)
