@@ -1,4 +1,5 @@
-"""Every command of README.md but the two make targets, as it stands there, in its order, on a shrunken tiny-world.
+"""Every command of README.md but the two make targets, and of the pages that go on from it, as it stands there, in its
+order, on a shrunken tiny-world.
 
 A folder named tiny-world in the working directory goes before the recipe of that name in the package: so the commands
 run word for word, and only the recipe is small.
@@ -24,7 +25,8 @@ from warm import PYTHON
 from zoo_process import program
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text()
+PAGES = ("README.md", "docs/commands.md", "docs/embedded-hub.md", "docs/trainer.md")
+README = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
 SMALL = {
     "recipe": {
         "corpus_args": {"lines": 600},
@@ -107,7 +109,8 @@ def test_each_command_runs_as_it_stands(place):
     serving: dict[str, str] = {}
     try:
         for command in commands():
-            if command == "rlhf-zoo zoo --hub local":  # from here on they read what `make demo` published
+            if command == "rlhf-zoo zoo --hub local --namespace demo":
+                # From here on they read what `make demo` published.
                 run("rlhf-zoo push runs/tiny-world --hub local --namespace demo", place)
             if command == "rlhf-zoo hub serve &":
                 served = start(command.removesuffix(" &"), place)
@@ -133,7 +136,7 @@ def test_each_command_runs_as_it_stands(place):
 
 
 def summary_of_python_block(place, serving):
-    """The trainer alone, as the README shows it, against the Hub that is served."""
+    """The trainer alone, as docs/trainer.md shows it, against the Hub that is served."""
     trained, stepped = blocks("python")
     script = place[0] / "alone.py"
     script.write_text(f"{trained}\n{stepped}")
