@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -66,7 +67,7 @@ class Comparison:
         self._policies = {"sft": _ready(sft), "ppo": _ready(ppo)}
         self._tokenizer = tokenizer
         self._reward = reward
-        self._critic = None if critic is None else _actor_critic(ppo, critic)
+        self._critic = None if critic is None else ActorCritic(ppo, critic).eval().requires_grad_(False)
         self._turns = Turns()
         self.limits = limits or Limits()
 
@@ -152,8 +153,8 @@ class Comparison:
         context or is no valid text, for a seed, temperature, top-p or length out of range, and where memory runs out.
         """
         request = self._request(prompt, seed, temperature, top_p, max_new_tokens, 1)
-        *_, written = self._write(request)
-        return _snapshot(request, written).pair()
+        *_, end = self._snapshots(request, every=math.inf)
+        return end.pair()
 
     def stream(
         self,
@@ -183,18 +184,9 @@ class Comparison:
                 yield _snapshot(request, written)
                 due = time.monotonic() + every
 
-    def check(
-        self,
-        prompt: str,
-        *,
-        seed: int = 1,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        max_new_tokens: int = 32,
-        n: int = 1,
-    ) -> None:
+    def check(self, prompt: str, **sampling: Any) -> None:
         """Raises the ZooError that `stream` would refuse these arguments with."""
-        self._request(prompt, seed, temperature, top_p, max_new_tokens, n)
+        self.stream(prompt, **sampling)  # which runs nothing before its first snapshot is asked for
 
     def tokens_of(self, prompt: str) -> int:
         """How many tokens a prompt has."""
@@ -216,9 +208,10 @@ class Comparison:
         if not ids:
             raise ZooError("The tokenizer leaves nothing of this prompt: write other characters.")
         if self.context is not None and len(ids) + max_new_tokens > self.context:
+            room = self.context - len(ids)
             raise ZooError(
                 f"The prompt has {len(ids)} tokens, and with {max_new_tokens} new ones it passes the {self.context} "
-                f"that these models can read: shorten it{_room(self.context - len(ids))}."
+                f"that these models can read: shorten it{f' or ask for {room} at most' if room > 0 else ''}."
             )
         for policy in self._policies.values():
             check_ids([ids], Reader.of(policy))
@@ -291,8 +284,7 @@ class _Completion:
 
     def finish(self) -> str:
         """The text of the whole."""
-        self.pieces.finish()
-        self._text = self.pieces.whole()
+        self._text = self.pieces.finish()
         return self._text
 
     @property
@@ -337,16 +329,6 @@ def _snapshot(request: _Request, written: Sequence[_Completion]) -> Snapshot:
     )
 
 
-def _room(tokens: int) -> str:
-    return f" or ask for {tokens} at most" if tokens > 0 else ""
-
-
 def _ready(policy: PreTrainedModel) -> PreTrainedModel:
     disable_dropout(policy)
     return policy.requires_grad_(False).eval()
-
-
-def _actor_critic(policy: PreTrainedModel, critic: PreTrainedModel | ValueHead) -> ActorCritic:
-    both = ActorCritic(policy, critic).eval()
-    both.requires_grad_(False)
-    return both

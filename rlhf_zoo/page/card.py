@@ -60,6 +60,6 @@ def _sources(subject: Subject) -> dict[str, str]:
     found = {f"{short_name(subject.lineage.ppo.name)}, the one that is compared": str(subject.lineage.ppo.path)}
     for run in subject.timeline.runs.values() if subject.timeline else ():
         for point in run.points:
-            marks = [name for name, held in (("recommended", point.recommended), ("best", point.chosen)) if held]
-            found[f"{run.name}@{point.tag}" + (f" ({', '.join(marks)})" if marks else "")] = point.source
+            marks = f" ({', '.join(point.marks)})" if point.marks else ""
+            found[f"{run.name}@{point.tag}{marks}"] = point.source
     return found

@@ -11,7 +11,7 @@ import gradio as gr
 
 from ..catalog.lineage import published_at
 from .api import endpoints
-from .blind import Contenders, Model, blind_tab
+from .blind import Model, blind_tab
 from .card import card_tab
 from .compare import compare_tab
 from .drawing import Drawing
@@ -48,7 +48,7 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[Any], 
             with gr.Tab("Blind test", id="blind", elem_id="tab-blind"):
                 blind_tab(
                     drawing,
-                    Contenders(ppo=Model(*published_at(lineage.ppo)), sft=Model(*published_at(lineage.sft))),
+                    {"ppo": Model(*published_at(lineage.ppo)), "sft": Model(*published_at(lineage.sft))},
                     tally,
                     prompts=subject.prompts,
                     temperature=proposal.temperature,

@@ -13,7 +13,7 @@ import gradio as gr
 
 from ..comparison import AtCheckpoint, TimelinePoint, TimelineRun
 from ..errors import ZooError
-from .charts import Checkpoint, FrontierRun, Series, frontier, step_curves
+from .charts import Series, frontier, step_curves
 from .drawing import Drawing
 from .html import number, said, short_name, signed, text
 from .sampling import MODELS, Proposal, controls, keywords
@@ -186,21 +186,13 @@ def curves(run: TimelineRun, step: int) -> str:
             Series("KL to SFT", [point.kl for point in points], unit="nats", from_zero=True),
         ],
         chosen=step,
-        labeled={mark: point.step for point in points for mark in _marks(point)},
+        labeled={point.step: ", ".join(point.marks) for point in points if point.marks},
     )
     return f'<div class="zoo-curves">{drawn}<p class="zoo-note" aria-live="polite">{_told(run.at(step))}</p></div>'
 
 
 def _frontier(runs: Sequence[TimelineRun], shown: int) -> str:
-    found = [
-        FrontierRun(
-            f"β = {run.beta:g}",
-            [Checkpoint(point.step, point.reward, point.kl) for point in run.points],
-            best=run.best.step,
-        )
-        for run in runs
-    ]
-    return f'<div class="zoo-curves">{frontier(found, chosen=shown, step=runs[shown].best.step)}</div>'
+    return f'<div class="zoo-curves">{frontier(runs, chosen=shown)}</div>'
 
 
 def checkpoints(rows: Sequence[AtCheckpoint], *, of: int, all_: int, by_beta: bool = False) -> str:
@@ -227,7 +219,7 @@ def _start(rows: Sequence[AtCheckpoint]) -> str:
 
 def _row(row: AtCheckpoint, *, by_beta: bool) -> str:
     name = f"β = {row.beta:g}" if by_beta and row.beta is not None else text(row.point.tag)
-    marks = "".join(f'<span class="zoo-badge">{mark}</span>' for mark in _marks(row.point))
+    marks = "".join(f'<span class="zoo-badge">{mark}</span>' for mark in row.point.marks)
     logged = _logged(row.point)
     head = f"<header><b>{name}</b>{marks}<span>{text(row.point.tag) + ' · ' if by_beta else ''}{logged}</span></header>"
     if row.found is None:
@@ -238,17 +230,12 @@ def _row(row: AtCheckpoint, *, by_beta: bool) -> str:
     return f'<li><article class="zoo-card zoo-ppo" data-step="{row.point.step}">{head}{body}</article></li>'
 
 
-def _marks(point: TimelinePoint) -> list[str]:
-    named = {"recommended": point.recommended, "best": point.chosen}
-    return [name for name, held in named.items() if held]
-
-
 def _logged(point: TimelinePoint) -> str:
     return f"in training: reward {signed(point.reward)}, KL {number(point.kl)} nats"
 
 
 def _told(point: TimelinePoint) -> str:
-    marks = f" ({', '.join(_marks(point))})" if _marks(point) else ""
+    marks = f" ({', '.join(point.marks)})" if point.marks else ""
     return f"{text(point.tag)}{marks} · {_logged(point)}"
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 from ..comparison import Side, Snapshot
 from .charts import Role, token_bars, token_line
-from .html import NOTHING, number, signed, stopped, text
+from .html import NOTHING, STOPS, figure_list, number, signed, text
 
 __all__ = ["DRAWN_WHILE_WRITING", "NAMES", "completion", "empty_pairs", "figures", "legend", "pairs", "side_card"]
 
@@ -70,15 +71,10 @@ def figures(side: Side | None) -> str:
     shown = [NOTHING] * 5
     if side is not None:
         reward = "none" if side.reward is None and side.stop is not None else signed(side.reward)
-        shown = [reward, signed(side.log_ratio), number(side.kl), str(side.length), stopped(side)]
-    named = zip(
-        ("reward", "log_ratio", "kl", "length", "stopped"),
-        ("Reward", "Log-ratio", "KL along it", "Tokens", "Stopped"),
-        shown,
-        strict=True,
-    )
-    rows = "".join(f'<div><dt>{label}</dt><dd data-figure="{key}">{figure}</dd></div>' for key, label, figure in named)
-    return f"<dl>{rows}</dl>"
+        shown = [reward, signed(side.log_ratio), number(side.kl), str(side.length), STOPS[side.stop]]
+    keys = ("reward", "log_ratio", "kl", "length", "stopped")
+    labels = ("Reward", "Log-ratio", "KL along it", "Tokens", "Stopped")
+    return figure_list(zip(keys, labels, shown, strict=True))
 
 
 def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, told: str = "", charts: str = "") -> str:
@@ -98,30 +94,14 @@ def charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
     width = max(side.length for side in both.values())
     kl_top = max((kl for side in both.values() for kl in side.token_kl), default=0.0)
     known = [value for side in both.values() for value in side.token_values or ()]
-    span = (min(known), max(known)) if known else None
     found = {}
     for role, side in both.items():
-        bars = token_bars(
-            side.token_kl,
-            labels=side.tokens,
-            side=role,
-            unit="nats",
-            title="KL at each position",
-            top=kl_top,
-            width=width,
-        )
-        line = ""
+        shared: dict[str, Any] = {"labels": side.tokens, "side": role, "width": width}
+        drawn = token_bars(side.token_kl, title="KL at each position", unit="nats", top=kl_top, **shared)
         if side.token_values is not None:
-            line = token_line(
-                side.token_values,
-                labels=side.tokens,
-                side=role,
-                unit="",
-                title="PPO's value at each position",
-                span=span,
-                width=width,
-            )
-        found[role] = f'<div class="zoo-charts">{bars}{line}</div>'
+            span = (min(known), max(known))
+            drawn += token_line(side.token_values, title="PPO's value at each position", unit="", span=span, **shared)
+        found[role] = f'<div class="zoo-charts">{drawn}</div>'
     return found
 
 

@@ -269,7 +269,7 @@ def test_bad_arguments_are_refused_before_anything_is_fetched(world: World, give
     with pytest.raises(ZooError, match=message):
         timeline.at_steps(**({"prompt": PROMPT} | given))
     assert world.fetched == []
-    with pytest.raises(ZooError, match="no run to show"):
+    with pytest.raises(ZooError, match="No run can be shown"):
         Timeline(world.comparison(), [])
 
 
@@ -321,7 +321,7 @@ def test_no_more_models_live_than_the_bound() -> None:
         assert isinstance(cache.get(name), Model)
     assert [name for name, _ in made] == list("abcd"), "a is used each time between, so it is never the one that goes"
     assert most[0] == 2 and cache.names == ["d", "a"]
-    cache.clear()
+    del cache
     gc.collect()
     assert not any(one() is not None for _, one in made)
 
