@@ -176,17 +176,18 @@ class Timeline:
         fetch: Callable[[str], str | Path] = Path,
         max_models: int = 4,
         max_bytes: int | None = None,
+        critics: bool = True,
     ) -> None:
         """comparison: whose SFT policy, reward model and device all use.
 
         fetch: the folder of a `TimelinePoint.source`, such as `rlhf_zoo.hub.pull.pull`; the default takes folders as
-        they are. max_models, max_bytes: how many policies are kept, and how large they may be together, with their
-        critics.
+        they are. max_models, max_bytes: how many policies stay loaded, and how large they may be together, with their
+        critics. critics: whether those are loaded too.
         """
         if not runs:
             raise ZooError("No run can be shown over training: give a PPO repository.")
         self._comparison = comparison
-        self._fetch = fetch
+        self._fetch, self._critics = fetch, critics
         self.runs = {run.name: run for run in runs}
         self.models: ModelCache[tuple[PreTrainedModel, PreTrainedModel | ValueHead | None]] = ModelCache(
             self._load, size=lambda loaded: bytes_of(*loaded), max_models=max_models, max_bytes=max_bytes
@@ -264,7 +265,7 @@ class Timeline:
             )
         try:
             policy = load_causal(folder)
-            critic = load_critic(folder, policy)
+            critic = load_critic(folder, policy) if self._critics else None
             for model in (policy, critic):
                 if model is not None:
                     nn.Module.to(model, self._comparison.device)

@@ -21,7 +21,7 @@ from ..errors import ZooError
 from ..json_values import number as number_of
 from ..votes.vote import DECISIVE, Shown, Vote
 from .drawing import Drawing
-from .html import attributes, figure_list, number, said, short_name, text
+from .html import attributes, figure_list, notice, number, short_name, text
 from .tally import Figures, Tally
 from .views import figures
 
@@ -227,12 +227,12 @@ def _ratings(found: Mapping[str, Any]) -> str:
         cells = [f"{rating['value']:.0f}", f"{low:.0f} to {high:.0f}", rating["n"], *([row["among"] + 1] * several)]
         named = f'<th scope="row">{NAMES[row["role"]]} {text(name)}</th>'
         rows.append(f"<tr>{named}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    told = " Only ratings of one group are on one scale." if several else ""
+    notes = " Only ratings of one group are on one scale." if several else ""
     if len(ratings) > MOST_RATINGS:
-        told += f" {len(ratings) - MOST_RATINGS} more are left out."
+        notes += f" {len(ratings) - MOST_RATINGS} more are left out."
     columns = "".join(f'<th scope="col">{head}</th>' for head in heads)
     return (
-        f'<p class="zoo-elo-of">Elo rating of each revision, 1000 on average.{told}</p>'
+        f'<p class="zoo-elo-of">Elo rating of each revision, 1000 on average.{notes}</p>'
         '<div class="zoo-scroll" tabindex="0" role="region" aria-label="Elo ratings"><table class="zoo-elo">'
         f"<thead><tr>{columns}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
@@ -355,7 +355,7 @@ def blind_tab(
                 drawn = Round(snapshot) if drawn is None else replace(drawn, snapshot=snapshot)
                 yield (drawn if snapshot.done else None), pair_html(drawn), ""
         except ZooError as error:
-            yield None, pair_html(None), said(error)
+            yield None, pair_html(None), notice(error)
 
     def ready(drawn: Round | None) -> dict[Any, Any]:
         return {token: "", **enabled(())} if drawn is None else {token: drawn.id, **enabled(drawn.verdicts)}
@@ -363,18 +363,18 @@ def blind_tab(
     def judging(verdict: str) -> Callable[[Round | None, Any], dict[Any, Any]]:
         def judge(drawn: Round | None, seen: Any) -> dict[Any, Any]:
             if drawn is None:
-                return {message: said(NO_PAIR)}
+                return {message: notice(NO_PAIR)}
             if seen != drawn.id:
-                return {message: said(MOVED_ON)}
+                return {message: notice(MOVED_ON)}
             try:
                 vote = vote_of(drawn, verdict, models)
             except ZooError as error:
-                return {message: said(error)}
+                return {message: notice(error)}
             try:
                 vote = vote if tally is None else tally.cast(vote)
             except ZooError as error:  # it names a path of this machine, which is its owner's to know and to mend
                 log.error("A vote is not kept: %s", error)
-                return {message: said(NOT_KEPT)}
+                return {message: notice(NOT_KEPT)}
             judged = replace(drawn, verdict=vote.verdict)
             return {state: None, token: "", message: "", reveal: reveal_html(judged, models), **enabled(())}
 

@@ -169,11 +169,11 @@ def _safe(tokens: Sequence[Token], files: _Files, headings: dict[str, str]) -> I
         if token.type == "image":
             yield from _image(token, files)
         elif token.type == "link_open":
-            kept = _link(str(token.attrs.get("href", "")), headings)
-            if kept is None:
+            attributes = _link(str(token.attrs.get("href", "")), headings)
+            if attributes is None:
                 closing = [] if token.markup == "autolink" else _address(str(token.attrs.get("href", "")))
             else:
-                token.attrs = dict(kept)
+                token.attrs = dict(attributes)
                 closing = [Token("link_close", "a", -1)]
                 yield token
         elif token.type == "link_close":

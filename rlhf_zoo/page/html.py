@@ -10,7 +10,7 @@ from typing import Any
 
 from ..comparison import visible_text
 
-__all__ = ["NOTHING", "STOPS", "attributes", "figure_list", "number", "said", "short_name", "signed", "text"]
+__all__ = ["NOTHING", "STOPS", "attributes", "figure_list", "notice", "number", "short_name", "signed", "text"]
 
 MINUS = "\u2212"
 NOTHING = "\u2013"
@@ -48,7 +48,7 @@ def short_name(name: str) -> str:
     return f"{repo}{at}{revision[:8] if _COMMIT.fullmatch(revision) else revision}"
 
 
-def said(message: Any, *, kind: str = "alert") -> str:
+def notice(message: Any, *, kind: str = "alert") -> str:
     """A message of the page. kind: alert for what went wrong, status for what is worth knowing."""
     return f'<div class="zoo-said zoo-{kind}" role="{kind}">{text(message)}</div>'
 

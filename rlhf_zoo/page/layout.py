@@ -15,7 +15,7 @@ from .blind import Model, blind_tab
 from .card import card_tab
 from .compare import compare_tab
 from .drawing import Drawing
-from .html import said, short_name
+from .html import notice, short_name
 from .sampling import MODELS, Proposal
 from .subject import Subject
 from .tally import Tally
@@ -39,7 +39,7 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[Any], 
     with gr.Blocks(title="SFT and PPO, side by side", analytics_enabled=False) as page:
         gr.HTML(_header(subject))
         if subject.problem is not None and subject.timeline is not None:
-            gr.HTML(said(subject.problem, kind="status"))
+            gr.HTML(notice(subject.problem, kind="status"))
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Compare", id="compare", elem_id="tab-compare"):
                 compare_tab(subject, drawing, proposal=proposal, at_once=at_once)

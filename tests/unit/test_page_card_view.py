@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import os
-from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
 
+import html_page
 import pytest
 from PIL import Image
 
@@ -26,16 +26,12 @@ ATTRIBUTES = {
 OUTWARD = {"rel": "noopener noreferrer nofollow", "target": "_blank"}
 
 
-class Page(HTMLParser):
-    """Elements and text of a card's HTML, after what holds for every card."""
+class Page(html_page.Page):
+    """A card's HTML, of which every element holds what holds for every card."""
 
     def __init__(self, html: str) -> None:
-        super().__init__()
-        self.html, self.text, self.open = html, "", []
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.feed(html)
-        self.close()
-        assert self.open == [] and self.elements[0] == ("div", {"class": "zoo-md"})
+        super().__init__(html)
+        assert self.elements[0][:2] == ("div", {"class": "zoo-md"})
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
@@ -46,21 +42,7 @@ class Page(HTMLParser):
         if "href" in attributes and not attributes["href"].startswith("#zoo-card-"):
             assert attributes["href"].startswith(("http://", "https://"))
             assert {key: value for key, value in attributes.items() if key != "href"} == OUTWARD
-        self.elements.append((tag, attributes))
-        if tag not in ("img", "br", "hr"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
-
-    def all(self, tag: str) -> list[dict[str, str]]:
-        return [attributes for name, attributes in self.elements if name == tag]
+        super().handle_starttag(tag, attrs)
 
 
 SIDES = ("left", "center", "right")
@@ -262,7 +244,7 @@ def test_front_matter_goes_and_rules_stay(card):
 
 def test_headings_leave_the_first_to_the_page(card):
     page = card("".join(f"{'#' * level} h{level}\n\n" for level in range(1, 7)) + "again\n===\n\n# h1\n\n# !\n")
-    found = [(tag, attributes.get("id")) for tag, attributes in page.elements if tag[0] == "h"]
+    found = [(tag, attributes.get("id")) for tag, attributes, _ in page.elements if tag[0] == "h"]
     assert found == [
         ("h2", "zoo-card-h1"), ("h3", "zoo-card-h2"), ("h4", "zoo-card-h3"), ("h5", "zoo-card-h4"),
         ("h6", "zoo-card-h5"), ("h6", "zoo-card-h6"), ("h2", "zoo-card-again"), ("h2", None), ("h2", None),

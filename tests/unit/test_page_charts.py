@@ -101,21 +101,6 @@ def draw(values, *, chart=token_bars, **options):
     return parsed(chart(values, labels=labels, side="ppo", unit="nats", title="KL", **options))
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "expected"),
-    [
-        (0, 1, (0, 0.25, 0.5, 0.75, 1)),
-        (0, 0.9, (0, 0.25, 0.5, 0.75, 1)),
-        (-0.7, 2.2, (-1, 0, 1, 2, 3)),
-        (100, 1000, (0, 250, 500, 750, 1000)),
-        (3, 3, (2.6, 2.8, 3, 3.2, 3.4)),
-        (0, 0, (0, 0.25, 0.5, 0.75, 1)),
-    ],
-)
-def test_ticks(low, high, expected):
-    assert ticks(low, high) == expected
-
-
 @settings(deadline=None)
 @given(st.floats(-1e12, 1e12), st.floats(-1e12, 1e12), st.booleans())
 def test_ticks_are_three_to_five_round_numbers_around_the_range(one, other, whole):
