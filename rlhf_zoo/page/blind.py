@@ -193,7 +193,7 @@ def _win_rate(rate: Mapping[str, Any] | None) -> str:
         return '<p class="zoo-rate">No vote that tells one from the other yet.</p>'
     value, interval = rate["value"], rate["ci95"]
     shown = f"[{number(100 * interval[0], 1)}%, {number(100 * interval[1], 1)}%]" if interval else "follows"
-    said_so = (
+    spoken = (
         f"PPO is preferred over SFT in {number(100 * value, 1)}% of {rate['n']}, a tie counting one half; "
         f"95% interval {shown}"
     )
@@ -207,7 +207,7 @@ def _win_rate(rate: Mapping[str, Any] | None) -> str:
         f'<span data-figure="ci95">{shown}</span>, n = <span data-figure="n">{rate["n"]}</span>, a tie counting one '
         f'half.</p><p class="zoo-basis">The interval counts prompts{prompts}: votes on one prompt are not '
         "independent.</p>"
-        f'<div class="zoo-bar" role="img"{attributes({"aria-label": said_so})}>{band}<i class="half"></i>'
+        f'<div class="zoo-bar" role="img"{attributes({"aria-label": spoken})}>{band}<i class="half"></i>'
         f'<i class="point" style="left:{100 * value:.2f}%"></i></div>'
         '<p class="zoo-ends" aria-hidden="true"><span>SFT</span><span>½</span><span>PPO</span></p>'
     )

@@ -28,16 +28,16 @@ def held_out_prompts(lineage: Lineage, refuses: Callable[[str], object]) -> list
     refuses(prompt) raises ZooError for those that the models cannot take. Where the data set cannot be had, those that
     the card itself holds.
     """
-    kept: list[str] = []
+    prompts: list[str] = []
     for prompt in dict.fromkeys(_of_data(lineage) or lineage.prompts):
-        if len(kept) == MOST:
+        if len(prompts) == MOST:
             break
         try:
             refuses(prompt)
         except ZooError:
             continue
-        kept.append(prompt)
-    return kept
+        prompts.append(prompt)
+    return prompts
 
 
 def stage_of(folder: Path) -> Path | None:
