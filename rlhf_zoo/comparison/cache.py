@@ -54,10 +54,6 @@ class ModelCache(Generic[M]):
                 self._trim(room=0)
             return model
 
-    def clear(self) -> None:
-        with self._table:
-            self._held.clear()
-
     @property
     def names(self) -> list[str]:
         """Those held, the one used longest ago first."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -32,18 +33,18 @@ from .turns import Turns
 
 __all__ = ["Comparison", "load_tokenizer"]
 
+TOKEN_FIGURES = ("log_ratio", "logprob_ppo", "logprob_sft", "kl", "kl_reverse", "entropy_ppo", "entropy_sft")
 FEWER = "ask for fewer completions, fewer tokens or a shorter prompt."
 
 
 @dataclass(frozen=True)
 class _Request:
+    """sampling: seed, temperature, top_p and max_new_tokens."""
+
     prompt: str
     ids: tuple[int, ...]
-    seed: int
-    temperature: float
-    top_p: float
-    max_new_tokens: int
     n: int
+    sampling: Mapping[str, Any]
 
 
 class Comparison:
@@ -66,7 +67,7 @@ class Comparison:
         self._policies = {"sft": _ready(sft), "ppo": _ready(ppo)}
         self._tokenizer = tokenizer
         self._reward = reward
-        self._critic = None if critic is None else _actor_critic(ppo, critic)
+        self._critic = None if critic is None else ActorCritic(ppo, critic).eval().requires_grad_(False)
         self._turns = Turns()
         self.limits = limits or Limits()
 
@@ -152,8 +153,8 @@ class Comparison:
         context or is no valid text, for a seed, temperature, top-p or length out of range, and where memory runs out.
         """
         request = self._request(prompt, seed, temperature, top_p, max_new_tokens, 1)
-        *_, written = self._write(request)
-        return _snapshot(request, written).pair()
+        *_, end = self._snapshots(request, every=math.inf)
+        return end.pair()
 
     def stream(
         self,
@@ -183,18 +184,9 @@ class Comparison:
                 yield _snapshot(request, written)
                 due = time.monotonic() + every
 
-    def check(
-        self,
-        prompt: str,
-        *,
-        seed: int = 1,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        max_new_tokens: int = 32,
-        n: int = 1,
-    ) -> None:
+    def check(self, prompt: str, **sampling: Any) -> None:
         """Raises the ZooError that `stream` would refuse these arguments with."""
-        self._request(prompt, seed, temperature, top_p, max_new_tokens, n)
+        self.stream(prompt, **sampling)  # which runs nothing before its first snapshot is asked for
 
     def tokens_of(self, prompt: str) -> int:
         """How many tokens a prompt has."""
@@ -216,13 +208,15 @@ class Comparison:
         if not ids:
             raise ZooError("The tokenizer leaves nothing of this prompt: write other characters.")
         if self.context is not None and len(ids) + max_new_tokens > self.context:
+            room = self.context - len(ids)
             raise ZooError(
                 f"The prompt has {len(ids)} tokens, and with {max_new_tokens} new ones it passes the {self.context} "
-                f"that these models can read: shorten it{_room(self.context - len(ids))}."
+                f"that these models can read: shorten it{f' or ask for {room} at most' if room > 0 else ''}."
             )
         for policy in self._policies.values():
             check_ids([ids], Reader.of(policy))
-        return _Request(prompt, tuple(ids), seed, float(temperature), float(top_p), max_new_tokens, n)
+        sampling = {"temperature": float(temperature), "top_p": float(top_p), "max_new_tokens": max_new_tokens}
+        return _Request(prompt, tuple(ids), n, {"seed": seed, **sampling})
 
     def _write(self, request: _Request) -> Generator[Sequence[_Completion], None, None]:
         """The same completions after each token, SFT's before PPO's."""
@@ -232,13 +226,11 @@ class Comparison:
         try:
             with self._turns:
                 models = LockStep(
-                    **self._policies,
+                    sft=self._policies["sft"],
+                    ppo=self._policies["ppo"],
                     prompt=request.ids,
                     n=request.n,
-                    seed=request.seed,
-                    temperature=request.temperature,
-                    top_p=request.top_p,
-                    max_new_tokens=request.max_new_tokens,
+                    **request.sampling,
                     stop_ids=[] if eos is None else [eos],
                     vocabulary=Vocabulary.of(self._tokenizer, *self._policies.values()),
                 )
@@ -256,9 +248,9 @@ class Comparison:
             raise full from error
 
     @torch.no_grad()
-    def _measure(self, request: _Request, one: _Completion) -> None:
+    def _measure(self, request: _Request, completion: _Completion) -> None:
         """Reward and values of a finished completion, by itself: what others are beside it does not matter."""
-        ids = torch.tensor([one.pieces.ids], device=self.device)
+        ids = torch.tensor([completion.pieces.ids], device=self.device)
         prompt = torch.tensor([request.ids], device=self.device)
         samples = Samples(
             prompt_ids=prompt,
@@ -266,13 +258,13 @@ class Comparison:
             completion_ids=ids,
             mask=torch.ones_like(ids, dtype=torch.bool),
             logprobs=torch.zeros_like(ids, dtype=torch.float32),  # neither reads them
-            ended=torch.tensor([one.drawn[-1].stop == "eos"], device=self.device),
+            ended=torch.tensor([completion.stop == "eos"], device=self.device),
         )
-        text = one.finish()
+        text = completion.finish()
         if self._reward is not None:
-            one.reward = float(self._reward.score_samples(samples, [request.prompt + text])[0])
+            completion.reward = float(self._reward.score_samples(samples, [request.prompt + text])[0])
         if self._critic is not None:
-            one.values = tuple(self._critic.values(samples)[0].tolist())
+            completion.values = tuple(self._critic.values(samples)[0].tolist())
 
 
 class _Completion:
@@ -291,8 +283,7 @@ class _Completion:
 
     def finish(self) -> str:
         """The text of the whole."""
-        self.pieces.finish()
-        self._text = self.pieces.whole()
+        self._text = self.pieces.finish()
         return self._text
 
     @property
@@ -301,25 +292,21 @@ class _Completion:
         return self.drawn[-1].stop if self.drawn else None
 
     def side(self) -> Side:
-        drawn, stop = self.drawn, self.stop
+        figures: dict[str, Any] = {
+            f"token_{name}": tuple(getattr(token, name) for token in self.drawn) for name in TOKEN_FIGURES
+        }
         return Side(
             completion=self.pieces.text if self._text is None else self._text,
             reward=self.reward,
-            log_ratio=math.fsum(one.log_ratio for one in drawn),
-            token_log_ratio=tuple(one.log_ratio for one in drawn),
+            log_ratio=math.fsum(figures["token_log_ratio"]),
+            kl=math.fsum(figures["token_kl"]),
             tokens=tuple(self.pieces.all),
-            length=len(drawn),
-            ended=stop == "eos",
-            stop=stop,
-            token_ids=tuple(one.token for one in drawn),
-            token_logprob_ppo=tuple(one.logprob_ppo for one in drawn),
-            token_logprob_sft=tuple(one.logprob_sft for one in drawn),
-            kl=math.fsum(one.kl for one in drawn),
-            token_kl=tuple(one.kl for one in drawn),
-            token_kl_reverse=tuple(one.kl_reverse for one in drawn),
-            token_entropy_ppo=tuple(one.entropy_ppo for one in drawn),
-            token_entropy_sft=tuple(one.entropy_sft for one in drawn),
+            length=len(self.drawn),
+            ended=self.stop == "eos",
+            stop=self.stop,
+            token_ids=tuple(self.pieces.ids),
             token_values=self.values,
+            **figures,
         )
 
 
@@ -327,26 +314,13 @@ def _snapshot(request: _Request, written: Sequence[_Completion]) -> Snapshot:
     sides = tuple(one.side() for one in written)
     return Snapshot(
         prompt=request.prompt,
-        seed=request.seed,
-        temperature=request.temperature,
-        top_p=request.top_p,
-        max_new_tokens=request.max_new_tokens,
+        **request.sampling,
         sft=sides[: request.n],
         ppo=sides[request.n :],
         done=all(side.stop is not None for side in sides),
     )
 
 
-def _room(tokens: int) -> str:
-    return f" or ask for {tokens} at most" if tokens > 0 else ""
-
-
 def _ready(policy: PreTrainedModel) -> PreTrainedModel:
     disable_dropout(policy)
     return policy.requires_grad_(False).eval()
-
-
-def _actor_critic(policy: PreTrainedModel, critic: PreTrainedModel | ValueHead) -> ActorCritic:
-    both = ActorCritic(policy, critic).eval()
-    both.requires_grad_(False)
-    return both

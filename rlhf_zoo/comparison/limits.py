@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ZooError
-from ..json_values import finite
+from ..json_values import finite, whole
 
 __all__ = ["Limits", "check_prompt", "check_sampling", "check_steps"]
 
@@ -50,7 +50,7 @@ def check_prompt(prompt: Any, limits: Limits) -> None:
 
 def check_sampling(seed: Any, temperature: Any, top_p: Any, max_new_tokens: Any, n: Any, limits: Limits) -> None:
     """Raises ZooError for a number that is none, or out of range."""
-    if not _is_whole(seed) or not 0 <= seed <= LARGEST_SEED:
+    if whole(seed) is None or not 0 <= seed <= LARGEST_SEED:
         raise ZooError(
             f"The seed is {reprlib.repr(seed)}: give a whole number that is not negative, up to {LARGEST_SEED}."
         )
@@ -65,7 +65,7 @@ def check_sampling(seed: Any, temperature: Any, top_p: Any, max_new_tokens: Any,
         ("number of new tokens", max_new_tokens, limits.max_new_tokens),
         ("number of completions", n, limits.n),
     ):
-        if not _is_whole(value) or value < 1:
+        if whole(value) is None or value < 1:
             raise ZooError(f"The {what} is {reprlib.repr(value)}: give a whole number, at least 1.")
         if value > most:
             raise ZooError(f"The {what} is {reprlib.repr(value)}: one request may ask for {most}.")
@@ -79,7 +79,3 @@ def check_steps(count: int, limits: Limits) -> None:
             if count
             else "No checkpoint is asked for: choose one."
         )
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)

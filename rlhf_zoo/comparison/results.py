@@ -62,7 +62,13 @@ class Compared:
     @property
     def note(self) -> str:
         """What must be read beside the figures where top-p cut the tail off; "" otherwise."""
-        return _note(self.top_p)
+        if self.top_p >= 1:
+            return ""
+        return (
+            f"Drawn with top-p {self.top_p:g}: only from the likeliest tokens that hold this share of the probability. "
+            "Log-probabilities, log-ratio and KL are of the whole distribution, so the mean log-ratio of such "
+            "completions is not a KL."
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Every field and `note`; a figure that is not finite is null."""
@@ -89,7 +95,7 @@ class Snapshot:
     @property
     def note(self) -> str:
         """See `Compared.note`."""
-        return _note(self.top_p)
+        return self.pair().note
 
     def pair(self, index: int = 0) -> Compared:
         """Row `index` of both policies."""
@@ -106,16 +112,6 @@ class Snapshot:
     def to_json(self) -> dict[str, Any]:
         """Every field, `n` and `note`; a figure that is not finite is null."""
         return {**_finite(asdict(self)), "n": self.n, "note": self.note}
-
-
-def _note(top_p: float) -> str:
-    if top_p >= 1:
-        return ""
-    return (
-        f"Drawn with top-p {top_p:g}: only from the likeliest tokens that hold this share of the probability. "
-        "Log-probabilities, log-ratio and KL are of the whole distribution, so the mean log-ratio of such completions "
-        "is not a KL."
-    )
 
 
 def _finite(value: Any) -> Any:

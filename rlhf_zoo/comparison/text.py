@@ -36,30 +36,26 @@ class Pieces:
         self.ids.append(token)
         now = self._decode(self._start)
         held = min(len(now) - len(now.rstrip(INCOMPLETE)), MOST_INCOMPLETE)
-        self._out(now[self._shown : len(now) - held])
+        piece = now[self._shown : len(now) - held]
+        self.all.append(piece)
+        self._kept.append("" if token in self._special else piece)
         if held:
             self._shown = max(self._shown, len(now) - held)
         else:
             self._start, self._read = self._read, len(self.ids)
             self._shown = len(self._decode(self._start))
 
-    def finish(self) -> None:
-        """What is no character even now is shown at the last token."""
+    def finish(self) -> str:
+        """Shows at the last token what is still no character. Returns the text that a reward model reads: all tokens
+        decoded together, special ones left out."""
         if self.ids:
             self.all[-1] += self._decode(self._start)[self._shown :]
-
-    def _out(self, piece: str) -> None:
-        self.all.append(piece)
-        self._kept.append("" if self.ids[-1] in self._special else piece)
+        return str(self._tokenizer.decode(self.ids, skip_special_tokens=True))
 
     @property
     def text(self) -> str:
         """What is whole so far, special tokens left out."""
         return "".join(self._kept)
-
-    def whole(self) -> str:
-        """All tokens decoded together, special ones left out: the text that a reward model reads."""
-        return str(self._tokenizer.decode(self.ids, skip_special_tokens=True))
 
     def _decode(self, start: int) -> str:
         return str(self._tokenizer.decode(self.ids[start:]))

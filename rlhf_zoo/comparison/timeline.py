@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import ZooError
-from ..json_values import number
+from ..json_values import number, whole
 from ..model_files import load_tokenizer
 from ..models import load_causal
 from ..ppo.config import PPOConfig
@@ -51,6 +51,11 @@ class TimelinePoint:
     chosen: bool = False
     recommended: bool = False
 
+    @property
+    def marks(self) -> list[str]:
+        """What the page calls it: recommended, best, both or neither."""
+        return ["recommended"] * self.recommended + ["best"] * self.chosen
+
 
 @dataclass(frozen=True)
 class TimelineRun:
@@ -69,50 +74,44 @@ class TimelineRun:
         `evaluation.recommended` there, {step} or a number.
         """
         repo = str(listing["repo"])
-        chosen, recommended = _step(card.get("chosen")), _recommended(card)
         points = []
         for row in listing["checkpoints"]:
-            step, commit = row["step"], row["commit"]
-            if step is None or commit is None:
-                continue
-            metrics = row.get("metrics") or {}
-            points.append(
-                TimelinePoint(
-                    step=step,
-                    tag=row["revision"],
-                    commit=commit,
-                    source=f"{repo}@{commit}",
-                    reward=number(metrics.get("reward")),
-                    kl=number(metrics.get("kl")),
-                    chosen=step == chosen if chosen is not None else "best" in (row.get("also") or ()),
-                    recommended=step == recommended,
-                )
-            )
-        return cls(repo, _beta(card), tuple(sorted(points, key=lambda point: point.step)))
+            step, commit, metrics = row["step"], row["commit"], row.get("metrics") or {}
+            if step is not None and commit is not None:
+                reward, kl = number(metrics.get("reward")), number(metrics.get("kl"))
+                on_branch = "best" in (row.get("also") or ())
+                points.append(TimelinePoint(step, row["revision"], commit, f"{repo}@{commit}", reward, kl, on_branch))
+        return cls._marked(repo, card, points)
 
     @classmethod
     def from_card(cls, card: Mapping[str, Any], folder: Path) -> TimelineRun:
         """A run of this machine from its card: those of its checkpoints that lie in the stage's directory `folder`."""
-        chosen, recommended = _step(card.get("chosen")), _recommended(card)
         rows = card.get("checkpoints")
         points = []
         for row in rows if isinstance(rows, list) else []:
             step = _step(row) if isinstance(row, Mapping) else None
-            if step is None or not (path := folder / f"checkpoint-{step}").is_dir():
-                continue
-            points.append(
-                TimelinePoint(
-                    step=step,
-                    tag=str(row.get("tag")),
-                    commit=commit if isinstance(commit := row.get("commit"), str) else None,
-                    source=str(path),
-                    reward=number(row.get("reward")),
-                    kl=number(row.get("kl")),
-                    chosen=step == chosen,
-                    recommended=step == recommended,
-                )
+            path = folder / f"checkpoint-{step}"
+            if step is not None and path.is_dir():
+                commit = row["commit"] if isinstance(row.get("commit"), str) else None
+                reward, kl = number(row.get("reward")), number(row.get("kl"))
+                points.append(TimelinePoint(step, str(row.get("tag")), commit, str(path), reward, kl))
+        return cls._marked(str(folder), card, points)
+
+    @classmethod
+    def _marked(cls, name: str, card: Mapping[str, Any], points: Iterable[TimelinePoint]) -> TimelineRun:
+        """With β and the marks that the card says; the step that it names goes before the branch `best`."""
+        chosen, evaluation, settings = _step(card.get("chosen")), card.get("evaluation"), card.get("settings")
+        recommended = _step(evaluation.get("recommended")) if isinstance(evaluation, Mapping) else None
+        beta = number(settings.get("kl_coef", PPOConfig.kl_coef)) if isinstance(settings, Mapping) else None
+        marked = [
+            replace(
+                point,
+                chosen=point.chosen if chosen is None else point.step == chosen,
+                recommended=point.step == recommended,
             )
-        return cls(str(folder), _beta(card), tuple(sorted(points, key=lambda point: point.step)))
+            for point in points
+        ]
+        return cls(name, beta, tuple(sorted(marked, key=lambda point: point.step)))
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -123,8 +122,7 @@ class TimelineRun:
         """The recommended checkpoint, else the chosen one, else the last. Raises ZooError for a run without any."""
         if not self.points:
             raise ZooError(f"{self.name} has no checkpoint with a tag: publish one of its steps.")
-        marked = [one for one in self.points if one.recommended] or [one for one in self.points if one.chosen]
-        return (marked or self.points)[-1]
+        return max(self.points, key=lambda point: (point.recommended, point.chosen, point.step))
 
     def at(self, step: int) -> TimelinePoint:
         """Raises ZooError for a step that has no checkpoint."""
@@ -139,13 +137,9 @@ class TimelineRun:
         steps = self.steps
         if len(steps) <= count:
             return steps
-        marked = [one.step for one in self.points if one.recommended or one.chosen]
-        chosen = set([steps[0], steps[-1], *marked][:count])
-        for place in range(count):
-            if len(chosen) >= count:
-                break
-            chosen.add(steps[round(place * (len(steps) - 1) / max(count - 1, 1))])
-        return tuple(sorted(chosen))
+        marked = [point.step for point in self.points if point.marks]
+        even = [steps[round(place * (len(steps) - 1) / max(count - 1, 1))] for place in range(count)]
+        return tuple(sorted(list(dict.fromkeys([steps[0], steps[-1], *marked, *even]))[:count]))
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -166,33 +160,9 @@ class AtCheckpoint:
         return {**asdict(replace(self, found=None)), "found": found}
 
 
-# What a card says
-
-
-def _recommended(card: Mapping[str, Any]) -> int | None:
-    evaluation = card.get("evaluation")
-    return _step(evaluation.get("recommended")) if isinstance(evaluation, Mapping) else None
-
-
 def _step(value: Any) -> int | None:
-    step = value.get("step") if isinstance(value, Mapping) else value
-    return step if isinstance(step, int) and not isinstance(step, bool) else None
-
-
-def _beta(card: Mapping[str, Any]) -> float | None:
-    settings = card.get("settings")
-    if not isinstance(settings, Mapping):
-        return None
-    return number(settings.get("kl_coef", PPOConfig.kl_coef))
-
-
-# With the weights
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    policy: PreTrainedModel
-    critic: PreTrainedModel | ValueHead | None
+    """Of a card's {step} or number."""
+    return whole(value.get("step") if isinstance(value, Mapping) else value)
 
 
 class Timeline:
@@ -211,19 +181,16 @@ class Timeline:
         """comparison: whose SFT policy, reward model and device all use.
 
         fetch: the folder of a `TimelinePoint.source`, such as `rlhf_zoo.hub.pull.pull`; the default takes folders as
-        they are. max_models, max_bytes: how many policies are kept, and how large they may be together, with their
+        they are. max_models, max_bytes: how many policies stay loaded, and how large they may be together, with their
         critics. critics: whether those are loaded too.
         """
         if not runs:
-            raise ZooError("There is no run to show over training: give a PPO repository.")
+            raise ZooError("No run can be shown over training: give a PPO repository.")
         self._comparison = comparison
         self._fetch, self._critics = fetch, critics
         self.runs = {run.name: run for run in runs}
-        self.models: ModelCache[_Loaded] = ModelCache(
-            self._load,
-            size=lambda loaded: bytes_of(loaded.policy, loaded.critic),
-            max_models=max_models,
-            max_bytes=max_bytes,
+        self.models: ModelCache[tuple[PreTrainedModel, PreTrainedModel | ValueHead | None]] = ModelCache(
+            self._load, size=lambda loaded: bytes_of(*loaded), max_models=max_models, max_bytes=max_bytes
         )
 
     def run(self, name: str | None = None) -> TimelineRun:
@@ -285,10 +252,11 @@ class Timeline:
         return each()
 
     def _comparison_at(self, point: TimelinePoint) -> Comparison:
-        loaded = self.models.get(point.source)
-        return self._comparison.with_policy(loaded.policy, critic=loaded.critic)
+        policy, critic = self.models.get(point.source)
+        return self._comparison.with_policy(policy, critic=critic)
 
-    def _load(self, source: str) -> _Loaded:
+    def _load(self, source: str) -> tuple[PreTrainedModel, PreTrainedModel | ValueHead | None]:
+        """A policy and its critic, None without one."""
         folder = self._fetch(source)
         if not same_tokenizer(load_tokenizer(folder), self._comparison.tokenizer):
             raise ZooError(
@@ -301,7 +269,7 @@ class Timeline:
             for model in (policy, critic):
                 if model is not None:
                     nn.Module.to(model, self._comparison.device)
-            return _Loaded(policy, critic)
+            return policy, critic
         except MEMORY_ERRORS as error:
             if (full := out_of_memory(error, mend="show fewer checkpoints at a time.")) is None:
                 raise

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import secrets
 import time
 import uuid
@@ -19,14 +18,14 @@ import gradio as gr
 
 from ..comparison import Side, Snapshot
 from ..errors import ZooError
-from ..json_values import hub_id
+from ..json_values import number as number_of
 from ..votes.vote import DECISIVE, Shown, Vote
 from .drawing import Drawing
-from .html import attributes, number, said, short_name, text
+from .html import attributes, figure_list, notice, number, short_name, text
 from .tally import Figures, Tally
 from .views import figures
 
-__all__ = ["Contenders", "Model", "Round", "blind_tab", "figures_html", "pair_html", "reveal_html", "vote_of"]
+__all__ = ["Model", "Round", "blind_tab", "figures_html", "pair_html", "reveal_html", "vote_of"]
 
 log = logging.getLogger(__name__)
 
@@ -54,32 +53,20 @@ class Model:
     commit: str | None = None
     tag: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.repo is not None and hub_id(self.repo) is None:
-            raise ZooError(f"{self.repo!r} is no repository of a Hub: give NAMESPACE/NAME, or none for a folder.")
-
     @property
     def name(self) -> str:
         """As a visitor reads it; not escaped."""
-        return _name(self.repo, self.commit, self.tag)
-
-
-@dataclass(frozen=True)
-class Contenders:
-    """The two models that are compared."""
-
-    ppo: Model
-    sft: Model
-
-    def of(self, role: str) -> Model:
-        return self.ppo if role == "ppo" else self.sft
+        if self.repo is None:
+            return "a folder, not on the Hub"
+        name = short_name(self.repo if self.tag is None else f"{self.repo}@{self.tag}")
+        return name if self.commit is None else f"{name} ({self.commit[:8]})"
 
 
 @dataclass(frozen=True)
 class Round:
-    """Two completions of a prompt, as far as they are written, on sides that hang on no seed.
+    """Two completions of a prompt, as far as they are written, on sides that do not depend on the seed.
 
-    ppo_side: left or right. id: of the vote that may come of it, so that of several verdicts one counts.
+    ppo_side: left or right. id: of the vote that may come of it, so that only one of several verdicts counts.
     """
 
     snapshot: Snapshot
@@ -111,29 +98,24 @@ class Round:
         return self.roles.get(self.verdict) if self.verdict is not None else None
 
 
-def vote_of(drawn: Round, verdict: str, contenders: Contenders) -> Vote:
-    """The vote that a verdict makes of a round. Raises ZooError where `drawn.verdicts` does not hold it."""
+def vote_of(drawn: Round, verdict: str, models: Mapping[str, Model]) -> Vote:
+    """The vote that a verdict makes of a round. models: by role. Raises ZooError for one not in `drawn.verdicts`."""
     if not drawn.snapshot.done:
         raise ZooError("The completions are still being written: judge them when both are there.")
     if verdict not in drawn.verdicts:
         raise ZooError("The two texts are equal, so neither is better: say that they tie, or that both are bad.")
-    shown = {}
-    for side, one in drawn.sides.items():
-        model, role = contenders.of(drawn.roles[side]), drawn.roles[side]
-        reward = one.reward if one.reward is not None and math.isfinite(one.reward) else None
-        shown[side] = Shown(one.completion, role, model.repo, model.commit, model.tag, reward, one.ended)
-    kept = drawn.snapshot
-    return Vote(
-        prompt=kept.prompt,
-        left=shown["left"],
-        right=shown["right"],
-        verdict=verdict,
-        temperature=kept.temperature,
-        top_p=kept.top_p,
-        seed=kept.seed,
-        max_new_tokens=kept.max_new_tokens,
-        id=drawn.id,
-    )
+    shown: dict[str, Any] = {}
+    for side, written in drawn.sides.items():
+        role = drawn.roles[side]
+        model = models[role]
+        shown[side] = Shown(
+            written.completion, role, model.repo, model.commit, model.tag, number_of(written.reward), written.ended
+        )
+    snapshot = drawn.snapshot
+    sampling: dict[str, Any] = {
+        name: getattr(snapshot, name) for name in ("temperature", "top_p", "seed", "max_new_tokens")
+    }
+    return Vote(prompt=snapshot.prompt, verdict=verdict, id=drawn.id, **shown, **sampling)
 
 
 def pair_html(drawn: Round | None) -> str:
@@ -163,22 +145,21 @@ def _completion(written: str, state: str) -> str:
     return f'<p class="zoo-text">{inside}</p>'
 
 
-def reveal_html(drawn: Round, contenders: Contenders) -> str:
-    """Who wrote what, and what it was worth; for a round with its verdict."""
-    told = SAID[drawn.preferred or str(drawn.verdict)]
+def reveal_html(drawn: Round, models: Mapping[str, Model]) -> str:
+    """Who wrote what, and what it was worth; for a round with its verdict. models: by role."""
     cards = []
     for side, one in drawn.sides.items():
         role = drawn.roles[side]
         mark = '<span class="zoo-badge">your choice</span>' if side == drawn.verdict else ""
         cards.append(
             f'<article class="zoo-card zoo-{role}" data-side="{side}" data-role="{role}"><header>'
-            f"<b>{side.capitalize()}: {NAMES[role]}</b>{mark}<span>{text(contenders.of(role).name)}</span></header>"
+            f"<b>{side.capitalize()}: {NAMES[role]}</b>{mark}<span>{text(models[role].name)}</span></header>"
             f"{figures(one)}</article>"
         )
-    kept = drawn.snapshot
-    how = f"Both were drawn with the seed {kept.seed}, at temperature {kept.temperature:g}."
+    how = f"Both were drawn with the seed {drawn.snapshot.seed}, at temperature {drawn.snapshot.temperature:g}."
+    verdict = SAID[drawn.preferred or str(drawn.verdict)]
     return (
-        f'<section class="zoo-reveal" role="status"><p class="zoo-verdict"><b>{told}</b> {_agrees(drawn)}</p>'
+        f'<section class="zoo-reveal" role="status"><p class="zoo-verdict"><b>{verdict}</b> {_agrees(drawn)}</p>'
         f'<div class="zoo-pair">{"".join(cards)}</div><p class="zoo-note">{how}</p></section>'
     )
 
@@ -196,16 +177,14 @@ def _agrees(drawn: Round) -> str:
 def figures_html(found: Figures, place: Mapping[str, str]) -> str:
     """The votes so far. place: `Tally.describe`. What the data set's rows name is a stranger's word, and escaped."""
     counts = found.summary["counts"]
-    rows = "".join(
-        f'<div><dt>{label}</dt><dd data-figure="{key}">{counts[key]}</dd></div>'
-        for key, label in (("ppo", "PPO preferred"), ("sft", "SFT preferred"), ("tie", "Tie"), ("both_bad", "Both bad"))
-    )
+    labels = {"ppo": "PPO preferred", "sft": "SFT preferred", "tie": "Tie", "both_bad": "Both bad"}
+    rows = [(key, label, counts[key]) for key, label in labels.items()]
     votes = found.summary["votes"]
     head = f"<h2>{votes} vote{'s' * (votes != 1)} so far</h2>"
     notes = "".join(f'<p class="zoo-note">{note}</p>' for note in _notes(found, place["name"]))
     return (
         f'<section class="zoo-votes-so-far" data-votes="{votes}" data-exact="{str(found.exact).lower()}">{head}'
-        f"{_win_rate(found.summary['win_rate'])}<dl>{rows}</dl>{_ratings(found.summary)}{notes}</section>"
+        f"{_win_rate(found.summary['win_rate'])}{figure_list(rows)}{_ratings(found.summary)}{notes}</section>"
     )
 
 
@@ -214,10 +193,11 @@ def _win_rate(rate: Mapping[str, Any] | None) -> str:
         return '<p class="zoo-rate">No vote that tells one from the other yet.</p>'
     value, interval = rate["value"], rate["ci95"]
     shown = f"[{number(100 * interval[0], 1)}%, {number(100 * interval[1], 1)}%]" if interval else "follows"
-    said_so = (
+    spoken = (
         f"PPO is preferred over SFT in {number(100 * value, 1)}% of {rate['n']}, a tie counting one half; "
         f"95% interval {shown}"
     )
+    prompts = f" ({rate['prompts']} so far)" if rate.get("prompts") else ""
     band = ""
     if interval:
         low, high = (min(max(bound, 0.0), 1.0) for bound in interval)
@@ -225,17 +205,12 @@ def _win_rate(rate: Mapping[str, Any] | None) -> str:
     return (
         f'<p class="zoo-rate"><b data-figure="win_rate">{number(100 * value, 1)}%</b> PPO over SFT, 95% interval '
         f'<span data-figure="ci95">{shown}</span>, n = <span data-figure="n">{rate["n"]}</span>, a tie counting one '
-        f'half.</p><p class="zoo-basis">The interval counts prompts{_of(rate)}: votes on one prompt are not '
+        f'half.</p><p class="zoo-basis">The interval counts prompts{prompts}: votes on one prompt are not '
         "independent.</p>"
-        f'<div class="zoo-bar" role="img"{attributes({"aria-label": said_so})}>{band}<i class="half"></i>'
+        f'<div class="zoo-bar" role="img"{attributes({"aria-label": spoken})}>{band}<i class="half"></i>'
         f'<i class="point" style="left:{100 * value:.2f}%"></i></div>'
         '<p class="zoo-ends" aria-hidden="true"><span>SFT</span><span>½</span><span>PPO</span></p>'
     )
-
-
-def _of(rate: Mapping[str, Any]) -> str:
-    count = rate.get("prompts")
-    return f" ({count} so far)" if count else ""
 
 
 def _ratings(found: Mapping[str, Any]) -> str:
@@ -247,17 +222,17 @@ def _ratings(found: Mapping[str, Any]) -> str:
     heads = ["Revision", "Elo", "95% interval", "Votes", *(["Group"] if several else [])]
     rows = []
     for row in ratings[:MOST_RATINGS]:
-        rating, name = row["elo"], _name(row["repo"], row["commit"], row["tag"])
+        rating, name = row["elo"], Model(row["repo"], row["commit"], row["tag"]).name
         low, high = rating["ci95"]
         cells = [f"{rating['value']:.0f}", f"{low:.0f} to {high:.0f}", rating["n"], *([row["among"] + 1] * several)]
         named = f'<th scope="row">{NAMES[row["role"]]} {text(name)}</th>'
         rows.append(f"<tr>{named}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    told = " Only ratings of one group are on one scale." if several else ""
+    notes = " Only ratings of one group are on one scale." if several else ""
     if len(ratings) > MOST_RATINGS:
-        told += f" {len(ratings) - MOST_RATINGS} more are left out."
+        notes += f" {len(ratings) - MOST_RATINGS} more are left out."
     columns = "".join(f'<th scope="col">{head}</th>' for head in heads)
     return (
-        f'<p class="zoo-elo-of">Elo rating of each revision, 1000 on average.{told}</p>'
+        f'<p class="zoo-elo-of">Elo rating of each revision, 1000 on average.{notes}</p>'
         '<div class="zoo-scroll" tabindex="0" role="region" aria-label="Elo ratings"><table class="zoo-elo">'
         f"<thead><tr>{columns}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
@@ -275,13 +250,6 @@ def _notes(found: Figures, name: str) -> Iterator[str]:
         )
     if found.unread is not None:
         yield f"Votes that {text(name)} has from elsewhere may be missing here ({text(found.unread)})."
-
-
-def _name(repo: str | None, commit: str | None, tag: str | None) -> str:
-    if repo is None:
-        return "a folder, not on the Hub"
-    at = f"@{tag}" if tag is not None else ""
-    return short_name(f"{repo}{at}") + (f" ({commit[:8]})" if commit is not None else "")
 
 
 def _notice(tally: Tally | None) -> str:
@@ -330,7 +298,7 @@ HINT = (
 
 def blind_tab(
     drawing: Drawing,
-    contenders: Contenders,
+    models: Mapping[str, Model],
     tally: Tally | None,
     *,
     prompts: Sequence[str],
@@ -341,8 +309,9 @@ def blind_tab(
 ) -> None:
     """Builds the tab inside the caller's.
 
-    tally: where votes go, open as long as the page is served; None keeps none. prompts: held-out ones, drawn from where
-    a visitor writes none. models_id, models_limit: the queue of what runs the models, shared with other tabs.
+    models: by role, ppo and sft. tally: where votes go, open as long as the page is served; None keeps none. prompts:
+    held-out ones, drawn from where a visitor writes none. models_id, models_limit: the queue of what runs the models,
+    shared with other tabs.
     """
     with gr.Column(elem_id="blind-test"):
         gr.HTML(_notice(tally), elem_id="blind-notice")
@@ -374,9 +343,6 @@ def blind_tab(
     def enabled(verdicts: Sequence[str]) -> dict[Any, Any]:
         return {button: gr.update(interactive=verdict in verdicts) for verdict, button in buttons.items()}
 
-    def clear() -> dict[Any, Any]:
-        return {token: "", reveal: "", **enabled(())}
-
     def draw(written: Any) -> Iterator[tuple[Round | None, str, str]]:
         drawn: Round | None = None
         try:
@@ -389,7 +355,7 @@ def blind_tab(
                 drawn = Round(snapshot) if drawn is None else replace(drawn, snapshot=snapshot)
                 yield (drawn if snapshot.done else None), pair_html(drawn), ""
         except ZooError as error:
-            yield None, pair_html(None), said(error)
+            yield None, pair_html(None), notice(error)
 
     def ready(drawn: Round | None) -> dict[Any, Any]:
         return {token: "", **enabled(())} if drawn is None else {token: drawn.id, **enabled(drawn.verdicts)}
@@ -397,27 +363,33 @@ def blind_tab(
     def judging(verdict: str) -> Callable[[Round | None, Any], dict[Any, Any]]:
         def judge(drawn: Round | None, seen: Any) -> dict[Any, Any]:
             if drawn is None:
-                return {message: said(NO_PAIR)}
+                return {message: notice(NO_PAIR)}
             if seen != drawn.id:
-                return {message: said(MOVED_ON)}
+                return {message: notice(MOVED_ON)}
             try:
-                vote = vote_of(drawn, verdict, contenders)
+                vote = vote_of(drawn, verdict, models)
             except ZooError as error:
-                return {message: said(error)}
+                return {message: notice(error)}
             try:
                 vote = vote if tally is None else tally.cast(vote)
             except ZooError as error:  # it names a path of this machine, which is its owner's to know and to mend
                 log.error("A vote is not kept: %s", error)
-                return {message: said(NOT_KEPT)}
+                return {message: notice(NOT_KEPT)}
             judged = replace(drawn, verdict=vote.verdict)
-            return {state: None, token: "", message: "", reveal: reveal_html(judged, contenders), **enabled(())}
+            return {state: None, token: "", message: "", reveal: reveal_html(judged, models), **enabled(())}
 
         return judge
 
     quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
     asked = [new.click, prompt.submit]
     # An output that a yield skips is built anew each time: what only begins and ends is not among those that stream.
-    gr.on(asked, clear, outputs=[token, reveal, *buttons.values()], queue=False, **quiet)
+    gr.on(
+        asked,
+        lambda: {token: "", reveal: "", **enabled(())},
+        outputs=[token, reveal, *buttons.values()],
+        queue=False,
+        **quiet,
+    )
     gr.on(
         asked,
         draw,

@@ -12,7 +12,7 @@ import gradio as gr
 from ..errors import ZooError
 from ..hub.card_files import fetch_card_files
 from .card_view import card_html
-from .html import said, short_name
+from .html import notice, short_name
 from .subject import Subject
 
 __all__ = ["card_tab"]
@@ -31,11 +31,11 @@ def card_tab(subject: Subject) -> None:
     def show(label: Any) -> str:
         name = sources.get(str(label))
         if name is None:
-            return said(f"There is no checkpoint {reprlib.repr(label)} here: choose one of the list.")
+            return notice(f"There is no checkpoint {reprlib.repr(label)} here: choose one of the list.")
         try:
             return read(name)
         except ZooError as error:
-            return said(error)
+            return notice(error)
 
     first = next(iter(sources))
     chosen = gr.Dropdown(list(sources), value=first, label="Checkpoint", elem_id="card-of", visible=len(sources) > 1)
@@ -60,6 +60,6 @@ def _sources(subject: Subject) -> dict[str, str]:
     found = {f"{short_name(subject.lineage.ppo.name)}, the one that is compared": str(subject.lineage.ppo.path)}
     for run in subject.timeline.runs.values() if subject.timeline else ():
         for point in run.points:
-            marks = [name for name, held in (("recommended", point.recommended), ("best", point.chosen)) if held]
-            found[f"{run.name}@{point.tag}" + (f" ({', '.join(marks)})" if marks else "")] = point.source
+            marks = f" ({', '.join(point.marks)})" if point.marks else ""
+            found[f"{run.name}@{point.tag}{marks}"] = point.source
     return found

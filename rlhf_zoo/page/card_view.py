@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
@@ -93,9 +93,8 @@ class _Files:
         return found
 
     def _read(self, address: str) -> str | None:
-        if _remote(address):
-            return None
-        path = self.find(unquote(address))
+        parts = _split(address)
+        path = self.find(unquote(address)) if parts is not None and not parts.scheme and not parts.netloc else None
         if path is None:
             return None
         try:
@@ -170,11 +169,11 @@ def _safe(tokens: Sequence[Token], files: _Files, headings: dict[str, str]) -> I
         if token.type == "image":
             yield from _image(token, files)
         elif token.type == "link_open":
-            kept = _link(str(token.attrs.get("href", "")), headings)
-            if kept is None:
+            attributes = _link(str(token.attrs.get("href", "")), headings)
+            if attributes is None:
                 closing = [] if token.markup == "autolink" else _address(str(token.attrs.get("href", "")))
             else:
-                token.attrs = {**kept}
+                token.attrs = dict(attributes)
                 closing = [Token("link_close", "a", -1)]
                 yield token
         elif token.type == "link_close":
@@ -188,11 +187,8 @@ def _link(address: str, headings: dict[str, str]) -> dict[str, str] | None:
     if address.startswith("#"):
         anchor = headings.get(unquote(address[1:]))
         return {"href": f"#{anchor}"} if anchor else None
-    try:
-        parts = urlsplit(address)
-    except ValueError:
-        return None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    parts = _split(address)
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
         return None
     return {"href": address, "rel": "noopener noreferrer nofollow", "target": "_blank"}
 
@@ -224,12 +220,11 @@ def _words(tokens: Iterable[Token]) -> str:
     )
 
 
-def _remote(address: str) -> bool:
+def _split(address: str) -> SplitResult | None:
     try:
-        parts = urlsplit(address)
+        return urlsplit(address)
     except ValueError:
-        return True
-    return bool(parts.scheme or parts.netloc)
+        return None
 
 
 def _sentence(words: str) -> str:

@@ -10,7 +10,7 @@ import gradio as gr
 
 from ..errors import ZooError
 from .drawing import Drawing
-from .html import said
+from .html import notice
 from .sampling import MODELS, Proposal, controls, keywords
 from .subject import Subject
 from .views import empty_pairs, legend, pairs
@@ -31,7 +31,7 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
                 yield message, pairs(snapshot)
                 message = gr.skip()
         except ZooError as error:
-            yield said(error), gr.skip()  # what was compared before stays to be read
+            yield notice(error), gr.skip()  # what was compared before stays to be read
 
     def surprise() -> tuple[str, int]:
         return random.choice(subject.prompts), random.randrange(SEEDS)
@@ -91,7 +91,7 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
         picked = lucky.click(surprise, outputs=[prompt, chosen.seed], api_visibility="private", show_progress="hidden")
         running.append(picked.then(show, **options))
     stop.click(
-        lambda: said("Stopped. Rewards and values are of finished completions only.", kind="status"),
+        lambda: notice("Stopped. Rewards and values are of finished completions only.", kind="status"),
         outputs=[message],
         cancels=running,
         api_visibility="private",

@@ -33,7 +33,9 @@ class Drawing:
         self.comparison, self.timeline = comparison, timeline
         self._stream = _shielded(comparison.stream, gpu)
         if timeline is not None:
-            self._at = _shielded(lambda step, run, **kept: timeline.comparison(step, run=run).stream(**kept), gpu)
+            self._at = _shielded(
+                lambda step, run, **sampling: timeline.comparison(step, run=run).stream(**sampling), gpu
+            )
             self._steps = _shielded(timeline.at_steps, gpu)
             self._betas = _shielded(timeline.at_betas, gpu)
 

@@ -12,7 +12,7 @@ from ..errors import ZooError
 from ..hub.refusals import client_errors, reason
 from ..record import StageRecord
 
-__all__ = ["CONFIGURATION", "MOST", "SPLITS", "held_out_prompts"]
+__all__ = ["CONFIGURATION", "MOST", "SPLITS", "held_out_prompts", "stage_of"]
 
 log = logging.getLogger(__name__)
 
@@ -28,16 +28,22 @@ def held_out_prompts(lineage: Lineage, refuses: Callable[[str], object]) -> list
     refuses(prompt) raises ZooError for those that the models cannot take. Where the data set cannot be had, those that
     the card itself holds.
     """
-    kept: list[str] = []
+    prompts: list[str] = []
     for prompt in dict.fromkeys(_of_data(lineage) or lineage.prompts):
-        if len(kept) == MOST:
+        if len(prompts) == MOST:
             break
         try:
             refuses(prompt)
         except ZooError:
             continue
-        kept.append(prompt)
-    return kept
+        prompts.append(prompt)
+    return prompts
+
+
+def stage_of(folder: Path) -> Path | None:
+    """The stage directory that a folder is, or that its checkpoint lies in; None for any other."""
+    places = (folder, folder.parent) if folder.is_dir() else ()
+    return next((place for place in places if StageRecord(place).run_file.is_file()), None)
 
 
 def _of_data(lineage: Lineage) -> list[str]:
@@ -56,11 +62,9 @@ def _of_data(lineage: Lineage) -> list[str]:
 
 def _places(lineage: Lineage) -> Iterator[tuple[str, str | None]]:
     """(data set, revision): beside a stage's folder, and on the Hub."""
-    folder = Path(lineage.ppo.name)
-    if folder.is_dir():
-        stage = next((one for one in (folder, folder.parent) if StageRecord(one).run_file.is_file()), None)
-        if stage is not None and (stage.parent / "data" / CONFIGURATION).is_dir():
-            yield str(stage.parent / "data"), None
+    stage = stage_of(Path(lineage.ppo.name))
+    if stage is not None and (stage.parent / "data" / CONFIGURATION).is_dir():
+        yield str(stage.parent / "data"), None
     for parent in parents_of(lineage.card):
         if parent.role == "data" and parent.repo is not None and parent.commit is not None:
             yield parent.repo, parent.commit

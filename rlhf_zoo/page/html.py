@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from html import escape
 from typing import Any
 
 from ..comparison import visible_text
-from ..comparison.results import Side
 
-__all__ = ["MINUS", "NOTHING", "STOPS", "attributes", "number", "said", "short_name", "signed", "stopped", "text"]
+__all__ = ["NOTHING", "STOPS", "attributes", "figure_list", "notice", "number", "short_name", "signed", "text"]
 
 MINUS = "\u2212"
 NOTHING = "\u2013"
@@ -27,20 +26,20 @@ def text(written: Any) -> str:
 
 def signed(value: float | None, digits: int = 2) -> str:
     """+1.20 or −0.31; a dash for None and for what is not finite."""
-    if value is None or not math.isfinite(value):
-        return NOTHING
-    return f"{value:+.{digits}f}".replace("-", MINUS)
+    return number(value, digits, sign="+")
 
 
-def number(value: float | None, digits: int = 2) -> str:
+def number(value: float | None, digits: int = 2, *, sign: str = "-") -> str:
     """1.20 or −0.31; a dash for None and for what is not finite."""
     if value is None or not math.isfinite(value):
         return NOTHING
-    return f"{value:.{digits}f}".replace("-", MINUS)
+    return f"{value:{sign}.{digits}f}".replace("-", MINUS)
 
 
-def stopped(side: Side) -> str:
-    return STOPS[side.stop]
+def figure_list(rows: Iterable[tuple[str, str, Any]]) -> str:
+    """(key, label, figure) each, as a list of definitions; a figure is found by its `data-figure`, the key."""
+    inside = (f'<div><dt>{label}</dt><dd data-figure="{key}">{figure}</dd></div>' for key, label, figure in rows)
+    return f"<dl>{''.join(inside)}</dl>"
 
 
 def short_name(name: str) -> str:
@@ -49,7 +48,7 @@ def short_name(name: str) -> str:
     return f"{repo}{at}{revision[:8] if _COMMIT.fullmatch(revision) else revision}"
 
 
-def said(message: Any, *, kind: str = "alert") -> str:
+def notice(message: Any, *, kind: str = "alert") -> str:
     """A message of the page. kind: alert for what went wrong, status for what is worth knowing."""
     return f'<div class="zoo-said zoo-{kind}" role="{kind}">{text(message)}</div>'
 

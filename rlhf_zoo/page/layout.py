@@ -11,11 +11,11 @@ import gradio as gr
 
 from ..catalog.lineage import published_at
 from .api import endpoints
-from .blind import Contenders, Model, blind_tab
+from .blind import Model, blind_tab
 from .card import card_tab
 from .compare import compare_tab
 from .drawing import Drawing
-from .html import said, short_name
+from .html import notice, short_name
 from .sampling import MODELS, Proposal
 from .subject import Subject
 from .tally import Tally
@@ -39,7 +39,7 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[Any], 
     with gr.Blocks(title="SFT and PPO, side by side", analytics_enabled=False) as page:
         gr.HTML(_header(subject))
         if subject.problem is not None and subject.timeline is not None:
-            gr.HTML(said(subject.problem, kind="status"))
+            gr.HTML(notice(subject.problem, kind="status"))
         with gr.Tabs(elem_id="tabs"):
             with gr.Tab("Compare", id="compare", elem_id="tab-compare"):
                 compare_tab(subject, drawing, proposal=proposal, at_once=at_once)
@@ -48,7 +48,7 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[Any], 
             with gr.Tab("Blind test", id="blind", elem_id="tab-blind"):
                 blind_tab(
                     drawing,
-                    Contenders(ppo=Model(*published_at(lineage.ppo)), sft=Model(*published_at(lineage.sft))),
+                    {"ppo": Model(*published_at(lineage.ppo)), "sft": Model(*published_at(lineage.sft))},
                     tally,
                     prompts=subject.prompts,
                     temperature=proposal.temperature,

@@ -11,10 +11,9 @@ from ..catalog.lineage import Lineage, find_lineage
 from ..comparison import Comparison, Limits, Timeline, TimelineRun
 from ..errors import ZooError
 from ..hub.pull import pull
-from ..record import StageRecord
 from ..release.card import card_json
 from ..release.facts import Facts
-from .held_out import held_out_prompts
+from .held_out import held_out_prompts, stage_of
 
 __all__ = ["LIMITS", "Subject"]
 
@@ -78,7 +77,7 @@ def _runs(lineage: Lineage, others: Sequence[str] | None, *, lenient: bool) -> t
     """The run of the PPO checkpoint and those beside it, each with a checkpoint at least; why some are missing."""
     folder = Path(lineage.ppo.name)
     if folder.is_dir():
-        stage = next((one for one in (folder, folder.parent) if StageRecord(one).run_file.is_file()), None)
+        stage = stage_of(folder)
         own = TimelineRun.from_card(card_json(Facts.read(stage, None)), stage) if stage is not None else None
         if own is None or not own.points:
             return [], f"{folder} lies beside no checkpoints of its run: give the run's PPO stage, or a repository."

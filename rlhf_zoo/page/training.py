@@ -13,9 +13,9 @@ import gradio as gr
 
 from ..comparison import AtCheckpoint, TimelinePoint, TimelineRun
 from ..errors import ZooError
-from .charts import Checkpoint, FrontierRun, Series, frontier, step_curves
+from .charts import Series, frontier, step_curves
 from .drawing import Drawing
-from .html import number, said, short_name, signed, text
+from .html import notice, number, short_name, signed, text
 from .sampling import MODELS, Proposal, controls, keywords
 from .subject import Subject
 from .views import completion, figures, pairs
@@ -32,7 +32,7 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
     """Builds the tab inside the caller's. at_once: requests that run the models at the same time."""
     timeline = subject.timeline
     if timeline is None:
-        gr.HTML(said(subject.problem or "This checkpoint has no run to show.", kind="status"), elem_id="no-training")
+        gr.HTML(notice(subject.problem or "This checkpoint has no run to show.", kind="status"), elem_id="no-training")
         return
     first = timeline.run()
 
@@ -40,7 +40,7 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
         try:
             found = timeline.run(run)
         except ZooError as error:
-            return said(error)
+            return notice(error)
         return curves(found, nearest(found, step))
 
     def at(prompt: Any, run: Any, step: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
@@ -48,9 +48,9 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
             found = timeline.run(run)
             point = found.at(nearest(found, step))
             for snapshot in drawing.at(point.step, prompt, run=run, **keywords(*sampling)):
-                yield "", pairs(snapshot, ppo_told=_told(point))
+                yield "", pairs(snapshot, ppo=_point_label(point))
         except ZooError as error:
-            yield said(error), gr.skip()
+            yield notice(error), gr.skip()
 
     def every(prompt: Any, run: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
         try:
@@ -60,7 +60,7 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
                 rows.append(row)
                 yield "", checkpoints(rows, of=len(steps), all_=len(found.points))
         except ZooError as error:
-            yield said(error), gr.skip()
+            yield notice(error), gr.skip()
 
     with gr.Row(equal_height=True):
         prompt = gr.Textbox(
@@ -102,7 +102,7 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
         try:
             found = timeline.run(name)
         except ZooError as error:
-            return gr.skip(), said(error)
+            return gr.skip(), notice(error)
         return gr.update(**span(found), value=found.best.step), curves(found, found.best.step)
 
     run.input(other, [run], [step, drawn], **shared)
@@ -125,9 +125,9 @@ def _betas(
         try:
             run = runs[place(value)]
             for snapshot in drawing.at(run.best.step, prompt, run=run.name, **keywords(*sampling)):
-                yield "", pairs(snapshot, ppo_told=f"β = {run.beta:g} · {_told(run.best)}")
+                yield "", pairs(snapshot, ppo=f"β = {run.beta:g} · {_point_label(run.best)}")
         except ZooError as error:
-            yield said(error), gr.skip()
+            yield notice(error), gr.skip()
 
     def every(prompt: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
         rows: list[AtCheckpoint] = []
@@ -136,7 +136,7 @@ def _betas(
                 rows.append(row)
                 yield "", checkpoints(rows, of=len(runs), all_=len(runs), by_beta=True)
         except ZooError as error:
-            yield said(error), gr.skip()
+            yield notice(error), gr.skip()
 
     gr.HTML(
         '<div class="zoo"><h2>The string, let out and pulled in</h2><p>Runs that differ in β, the coefficient of the '
@@ -186,29 +186,23 @@ def curves(run: TimelineRun, step: int) -> str:
             Series("KL to SFT", [point.kl for point in points], unit="nats", from_zero=True),
         ],
         chosen=step,
-        labeled={mark: point.step for point in points for mark in _marks(point)},
+        labeled={point.step: ", ".join(point.marks) for point in points if point.marks},
     )
-    return f'<div class="zoo-curves">{drawn}<p class="zoo-note" aria-live="polite">{_told(run.at(step))}</p></div>'
+    return (
+        f'<div class="zoo-curves">{drawn}<p class="zoo-note" aria-live="polite">{_point_label(run.at(step))}</p></div>'
+    )
 
 
 def _frontier(runs: Sequence[TimelineRun], shown: int) -> str:
-    found = [
-        FrontierRun(
-            f"β = {run.beta:g}",
-            [Checkpoint(point.step, point.reward, point.kl) for point in run.points],
-            best=run.best.step,
-        )
-        for run in runs
-    ]
-    return f'<div class="zoo-curves">{frontier(found, chosen=shown, step=runs[shown].best.step)}</div>'
+    return f'<div class="zoo-curves">{frontier(runs, chosen=shown)}</div>'
 
 
 def checkpoints(rows: Sequence[AtCheckpoint], *, of: int, all_: int, by_beta: bool = False) -> str:
     """The same prompt at each checkpoint so far, one below the other."""
     shown = _start(rows) + "".join(_row(row, by_beta=by_beta) for row in rows)
-    told = f"{len(rows)} of {of}" if len(rows) < of else f"{of}"
+    count = f"{len(rows)} of {of}" if len(rows) < of else f"{of}"
     what = "runs" if by_beta else "checkpoints"
-    note = f"{told} {what}" + (f", spread over the {all_} that there are" if all_ > of else "")
+    note = f"{count} {what}" + (f", spread over the {all_} that there are" if all_ > of else "")
     state = "done" if len(rows) == of else "writing"
     head = f'<p class="zoo-note" role="status">{note}</p>'
     return f'<div class="zoo-steps" data-state="{state}">{head}<ol>{shown}</ol></div>'
@@ -227,7 +221,7 @@ def _start(rows: Sequence[AtCheckpoint]) -> str:
 
 def _row(row: AtCheckpoint, *, by_beta: bool) -> str:
     name = f"β = {row.beta:g}" if by_beta and row.beta is not None else text(row.point.tag)
-    marks = "".join(f'<span class="zoo-badge">{mark}</span>' for mark in _marks(row.point))
+    marks = "".join(f'<span class="zoo-badge">{mark}</span>' for mark in row.point.marks)
     logged = _logged(row.point)
     head = f"<header><b>{name}</b>{marks}<span>{text(row.point.tag) + ' · ' if by_beta else ''}{logged}</span></header>"
     if row.found is None:
@@ -238,17 +232,12 @@ def _row(row: AtCheckpoint, *, by_beta: bool) -> str:
     return f'<li><article class="zoo-card zoo-ppo" data-step="{row.point.step}">{head}{body}</article></li>'
 
 
-def _marks(point: TimelinePoint) -> list[str]:
-    named = {"recommended": point.recommended, "best": point.chosen}
-    return [name for name, held in named.items() if held]
-
-
 def _logged(point: TimelinePoint) -> str:
     return f"in training: reward {signed(point.reward)}, KL {number(point.kl)} nats"
 
 
-def _told(point: TimelinePoint) -> str:
-    marks = f" ({', '.join(_marks(point))})" if _marks(point) else ""
+def _point_label(point: TimelinePoint) -> str:
+    marks = f" ({', '.join(point.marks)})" if point.marks else ""
     return f"{text(point.tag)}{marks} · {_logged(point)}"
 
 

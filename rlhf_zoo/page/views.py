@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
 from ..comparison import Side, Snapshot
 from .charts import Role, token_bars, token_line
-from .html import NOTHING, number, signed, stopped, text
+from .html import NOTHING, STOPS, attributes, figure_list, number, signed, text
 
 __all__ = ["DRAWN_WHILE_WRITING", "NAMES", "completion", "empty_pairs", "figures", "legend", "pairs", "side_card"]
 
@@ -26,21 +27,21 @@ def shade(value: float, edges: Sequence[float]) -> int:
     return sum(value >= edge for edge in edges)
 
 
-def _classes(side: Side, place: int) -> str:
+def _classes(side: Side, place: int) -> str | None:
     ratio, kl = side.token_log_ratio[place], side.token_kl[place]
-    found = []
+    classes = []
     if strength := shade(abs(ratio), RATIO_EDGES):
-        found.append(f"{'p' if ratio > 0 else 'm'}{strength}")
+        classes.append(f"{'p' if ratio > 0 else 'm'}{strength}")
     if strength := shade(kl, KL_EDGES):
-        found.append(f"k{strength}")
-    return " ".join(found)
+        classes.append(f"k{strength}")
+    return " ".join(classes) or None
 
 
 def _hint(side: Side, place: int) -> str:
-    said = f"log-ratio {signed(side.token_log_ratio[place])}, KL {number(side.token_kl[place])} nats"
+    words = f"log-ratio {signed(side.token_log_ratio[place])}, KL {number(side.token_kl[place])} nats"
     if side.token_values is not None:
-        said += f", V {signed(side.token_values[place])}"
-    return said
+        words += f", V {signed(side.token_values[place])}"
+    return words
 
 
 def _tokens(side: Side) -> Iterator[str]:
@@ -50,10 +51,8 @@ def _tokens(side: Side) -> Iterator[str]:
         shown = '<span class="eos" title="end of sequence">∎</span>' if last and side.ended else text(piece)
         if not shown:
             continue
-        classes = _classes(side, place)
-        told = f' class="{classes}"' if classes else ""
-        told += f' title="{_hint(side, place)}"' if side.stop is not None else ""
-        yield f"<i{told}>{shown}</i>"
+        hint = _hint(side, place) if side.stop is not None else None
+        yield f"<i{attributes({'class': _classes(side, place), 'title': hint})}>{shown}</i>"
 
 
 def completion(prompt: str, side: Side | None, *, heat: bool = False) -> str:
@@ -70,20 +69,15 @@ def figures(side: Side | None) -> str:
     shown = [NOTHING] * 5
     if side is not None:
         reward = "none" if side.reward is None and side.stop is not None else signed(side.reward)
-        shown = [reward, signed(side.log_ratio), number(side.kl), str(side.length), stopped(side)]
-    named = zip(
-        ("reward", "log_ratio", "kl", "length", "stopped"),
-        ("Reward", "Log-ratio", "KL along it", "Tokens", "Stopped"),
-        shown,
-        strict=True,
-    )
-    rows = "".join(f'<div><dt>{label}</dt><dd data-figure="{key}">{figure}</dd></div>' for key, label, figure in named)
-    return f"<dl>{rows}</dl>"
+        shown = [reward, signed(side.log_ratio), number(side.kl), str(side.length), STOPS[side.stop]]
+    keys = ("reward", "log_ratio", "kl", "length", "stopped")
+    labels = ("Reward", "Log-ratio", "KL along it", "Tokens", "Stopped")
+    return figure_list(zip(keys, labels, shown, strict=True))
 
 
-def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, told: str = "", charts: str = "") -> str:
-    """One policy's column: who it is, what it wrote, what that is worth. told: beside its name, HTML."""
-    head = f"<header><b>{NAMES[role]}</b><span>{told or ROLES[role]}</span></header>"
+def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, who: str = "", charts: str = "") -> str:
+    """One policy's column: who it is, what it wrote, what that is worth. who: beside its name, HTML."""
+    head = f"<header><b>{NAMES[role]}</b><span>{who or ROLES[role]}</span></header>"
     return (
         f'<article class="zoo-card zoo-{role}" data-side="{role}" data-row="{row}">{head}'
         f"{completion(prompt, side, heat=True)}{figures(side)}{charts}</article>"
@@ -98,46 +92,33 @@ def charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
     width = max(side.length for side in both.values())
     kl_top = max((kl for side in both.values() for kl in side.token_kl), default=0.0)
     known = [value for side in both.values() for value in side.token_values or ()]
-    span = (min(known), max(known)) if known else None
     found = {}
     for role, side in both.items():
-        bars = token_bars(
-            side.token_kl,
-            labels=side.tokens,
-            side=role,
-            unit="nats",
-            title="KL at each position",
-            top=kl_top,
-            width=width,
-        )
-        line = ""
+        shared: dict[str, Any] = {"labels": side.tokens, "side": role, "width": width}
+        drawn = token_bars(side.token_kl, title="KL at each position", unit="nats", top=kl_top, **shared)
         if side.token_values is not None:
-            line = token_line(
-                side.token_values,
-                labels=side.tokens,
-                side=role,
-                unit="",
-                title="PPO's value at each position",
-                span=span,
-                width=width,
-            )
-        found[role] = f'<div class="zoo-charts">{bars}{line}</div>'
+            span = (min(known), max(known))
+            drawn += token_line(side.token_values, title="PPO's value at each position", unit="", span=span, **shared)
+        found[role] = f'<div class="zoo-charts">{drawn}</div>'
     return found
 
 
-def pairs(snapshot: Snapshot, *, ppo_told: str = "", sft_told: str = "") -> str:
-    """All completions of a snapshot, the two of one random stream side by side."""
+def pairs(snapshot: Snapshot, *, ppo: str = ROLES["ppo"]) -> str:
+    """All completions of a snapshot, the two of one random stream side by side. ppo: beside its name, HTML."""
     rows = []
-    named: dict[Role, str] = {"sft": sft_told, "ppo": ppo_told}
+    named: dict[Role, str] = {"sft": ROLES["sft"], "ppo": ppo}
     for row in range(snapshot.n):
         drawn = charts(snapshot, row) if row == 0 or snapshot.done else dict.fromkeys(ROLES, "")
         cards = []
-        for role, told in named.items():
+        for role, who in named.items():
             side = getattr(snapshot, role)[row]
-            numbered = f"{told or ROLES[role]} · {row + 1} of {snapshot.n}" if snapshot.n > 1 else told
+            numbered = f"{who} · {row + 1} of {snapshot.n}" if snapshot.n > 1 else who
             why = drawn[role] + (_table(side) if snapshot.done else "")
-            folded = _folded(why, open_=row == 0) if why else ""
-            cards.append(side_card(snapshot.prompt, role, side, row=row, told=numbered, charts=folded))
+            folded = ""
+            if why:
+                opened = " open" if row == 0 else ""
+                folded = f'<details class="zoo-why"{opened}><summary>Token by token</summary>{why}</details>'
+            cards.append(side_card(snapshot.prompt, role, side, row=row, who=numbered, charts=folded))
         rows.append(f'<div class="zoo-pair">{"".join(cards)}</div>')
     inside = _means(snapshot) + "".join(rows)
     inside += f'<p class="zoo-note">{text(snapshot.note)}</p>' if snapshot.note else ""
@@ -149,10 +130,6 @@ def empty_pairs() -> str:
     """Where the first comparison will stand."""
     cards = "".join(side_card("", role, None) for role in NAMES)
     return f'<div class="zoo-pairs" data-state="empty"><div class="zoo-pair">{cards}</div></div>'
-
-
-def _folded(inside: str, *, open_: bool) -> str:
-    return f'<details class="zoo-why"{" open" if open_ else ""}><summary>Token by token</summary>{inside}</details>'
 
 
 def _table(side: Side) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -170,11 +169,9 @@ def test_a_prompt_by_chance_is_compared(client: PageClient, page: Page) -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"prompt": "a" * 100_000}, "10000"),
         ({"prompt": "the \ud800 camera"}, "lone surrogate"),
         ({"prompt": ["the camera"]}, "give a text"),
         ({"seed": "x"}, "The seed is"),
-        ({"temperature": None}, "The temperature is None"),
         ({"n": 9}, "number of completions is 9: one request may ask for 8"),
     ],
 )
@@ -222,22 +219,11 @@ def test_the_endpoints(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
         client.predict("the screen", [11], api_name="/over_training")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["local/missing-ppo", "--port", "0"], "There is no repository 'local/missing-ppo'"),
-        ([PPO, "--port", "TAKEN"], "is taken: choose another with --port"),
-        ([PPO, "--port", "0", "--votes", "votes"], "is no place for votes on a Hub: give NAMESPACE/NAME"),
-    ],
-)
-def test_what_cannot_be_opened(page: Page, arguments: list[str], message: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        arguments = [port if argument == "TAKEN" else argument for argument in arguments]
-        command = [*PYTHON, "-m", "rlhf_zoo.cli", "compare", *arguments]
-        done = subprocess.run(command, env=page.hub.env, capture_output=True, text=True, check=False)
+def test_what_cannot_be_opened(page: Page) -> None:
+    command = [*PYTHON, "-m", "rlhf_zoo.cli", "compare", "local/missing-ppo", "--port", "0"]
+    done = subprocess.run(command, env=page.hub.env, capture_output=True, text=True, check=False)
     assert done.returncode == 2, done.stderr
-    assert message in done.stderr and "Traceback" not in done.stderr
+    assert "There is no repository 'local/missing-ppo'" in done.stderr and "Traceback" not in done.stderr
 
 
 # Over training

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import os
-from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
 
+import html_page
 import pytest
 from PIL import Image
 
@@ -26,16 +26,12 @@ ATTRIBUTES = {
 OUTWARD = {"rel": "noopener noreferrer nofollow", "target": "_blank"}
 
 
-class Page(HTMLParser):
-    """Elements and text of a card's HTML, after what holds for every card."""
+class Page(html_page.Page):
+    """A card's HTML, of which every element holds what holds for every card."""
 
     def __init__(self, html: str) -> None:
-        super().__init__()
-        self.html, self.text, self.open = html, "", []
-        self.elements: list[tuple[str, dict[str, str]]] = []
-        self.feed(html)
-        self.close()
-        assert self.open == [] and self.elements[0] == ("div", {"class": "zoo-md"})
+        super().__init__(html)
+        assert self.elements[0][:2] == ("div", {"class": "zoo-md"})
 
     def handle_starttag(self, tag, attrs):
         attributes = dict(attrs)
@@ -46,21 +42,7 @@ class Page(HTMLParser):
         if "href" in attributes and not attributes["href"].startswith("#zoo-card-"):
             assert attributes["href"].startswith(("http://", "https://"))
             assert {key: value for key, value in attributes.items() if key != "href"} == OUTWARD
-        self.elements.append((tag, attributes))
-        if tag not in ("img", "br", "hr"):
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.handle_starttag(tag, attrs)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.text += data
-
-    def all(self, tag: str) -> list[dict[str, str]]:
-        return [attributes for name, attributes in self.elements if name == tag]
+        super().handle_starttag(tag, attrs)
 
 
 SIDES = ("left", "center", "right")
@@ -135,12 +117,6 @@ def test_links_that_stay(card):
     assert page.all("h2") == [{"id": "zoo-card-a-head-line"}]
 
 
-def test_a_link_to_a_file_is_words_and_the_address(card):
-    page = card("See [the *log*](runs/metrics.jsonl), then [x](https://a.example).")
-    assert page.text.strip() == "See the log (runs/metrics.jsonl), then x."
-    assert len(page.all("a")) == 1 and page.all("em") == [{}] and page.all("code") == [{}]
-
-
 @pytest.mark.parametrize(
     "address",
     [
@@ -183,12 +159,14 @@ def test_no_other_image_is_fetched(card, tmp_path, address):
     assert len(page.text) < 300 and "secret" not in page.text
 
 
-def test_a_remote_image_is_its_words_and_address(card):
-    page = card(
-        "![the *curve*](https://a.example/x.png) ![](b.png) [![badge](https://a.example/b.svg)](https://b.example)"
+def test_what_is_not_shown_leaves_its_words_and_address(card):
+    page = card("See [the *log*](runs/metrics.jsonl), ![the *curve*](https://a.example/x.png) ![](b.png)"
+                " [![badge](https://a.example/b.svg)](https://b.example)")  # fmt: skip
+    assert page.text.strip() == (
+        "See the log (runs/metrics.jsonl), the curve (https://a.example/x.png) image (b.png) badge"
+        " (https://a.example/b.svg)"
     )
-    assert page.text.strip() == "the curve (https://a.example/x.png) image (b.png) badge (https://a.example/b.svg)"
-    assert page.all("a") == [{"href": "https://b.example", **OUTWARD}]
+    assert page.all("a") == [{"href": "https://b.example", **OUTWARD}] and page.all("em") == [{}]
 
 
 @pytest.mark.parametrize(("kind", "mime"), [("PNG", "png"), ("JPEG", "jpeg"), ("GIF", "gif"), ("WEBP", "webp")])
@@ -266,34 +244,24 @@ def test_front_matter_goes_and_rules_stay(card):
 
 def test_headings_leave_the_first_to_the_page(card):
     page = card("".join(f"{'#' * level} h{level}\n\n" for level in range(1, 7)) + "again\n===\n\n# h1\n\n# !\n")
-    found = [(tag, attributes.get("id")) for tag, attributes in page.elements if tag[0] == "h"]
+    found = [(tag, attributes.get("id")) for tag, attributes, _ in page.elements if tag[0] == "h"]
     assert found == [
         ("h2", "zoo-card-h1"), ("h3", "zoo-card-h2"), ("h4", "zoo-card-h3"), ("h5", "zoo-card-h4"),
         ("h6", "zoo-card-h5"), ("h6", "zoo-card-h6"), ("h2", "zoo-card-again"), ("h2", None), ("h2", None),
     ]  # fmt: skip
 
 
-def test_a_long_card_is_refused_in_a_sentence(card):
-    fits = card("x" * card_view.MOST_BYTES)
-    assert len(fits.text.strip()) == card_view.MOST_BYTES
+def test_a_card_that_cannot_be_shown_is_a_sentence(card, tmp_path, monkeypatch):
+    assert len(card("x" * card_view.MOST_BYTES).text.strip()) == card_view.MOST_BYTES
     assert card("x" * (card_view.MOST_BYTES + 1)).text == (
         "The card of this checkpoint is longer than 128 KiB, so it is not shown here; read README.md in its repository."
     )
-
-
-def test_no_card(tmp_path):
     words = "This checkpoint has no card (README.md). rlhf-zoo card makes one from its run directory."
-    assert Page(card_html(tmp_path)).text == words
-    assert Page(card_html(tmp_path / "nowhere")).text == words
     (tmp_path / "README.md").mkdir()
-    assert Page(card_html(tmp_path)).text == words
-
-
-def test_a_card_that_cannot_be_read(tmp_path, monkeypatch):
-    (tmp_path / "README.md").write_text("# Card")
+    assert Page(card_html(tmp_path / "nowhere")).text == Page(card_html(tmp_path)).text == words
 
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied", "/a/secret/place")
 
     monkeypatch.setattr(Path, "open", refuse)
-    assert Page(card_html(tmp_path)).text == "The card of this checkpoint cannot be read: Permission denied."
+    assert Page(card_html(tmp_path / "card")).text == "The card of this checkpoint cannot be read: Permission denied."

@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from toy_models import Toys, save_toys
 
 from rlhf_zoo.comparison import Comparison, Timeline, TimelinePoint, TimelineRun
-from rlhf_zoo.comparison.lockstep import LockStep
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.page.drawing import Drawing
 
@@ -76,23 +74,3 @@ def test_what_is_refused_keeps_its_words(comparison: Comparison, toys: Toys, tmp
             next(stream)
     first, second = drawing.steps("the camera", [1, 2], run="run", **SAMPLING)
     assert first.problem is None and "gone has no tokenizer" in second.problem
-
-
-def test_memory_that_runs_out_is_a_sentence(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fills(_: LockStep) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
-
-    monkeypatch.setattr(LockStep, "step", fills)
-    with pytest.raises(ZooError, match="The memory of this machine is full: ask for fewer completions"):
-        next(Drawing(comparison, gpu=zero_gpu).stream("the camera", **SAMPLING))
-
-
-def test_closing_a_stream_stops_the_models(comparison: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, calls = LockStep.step, []
-    monkeypatch.setattr(LockStep, "step", lambda self: (calls.append(1), step(self))[1])
-    stream = Drawing(comparison).stream("the camera", **(SAMPLING | {"max_new_tokens": 30, "n": 8}))
-    next(stream)
-    stream.close()
-    assert len(calls) == 1
-    *_, end = Drawing(comparison).stream("the camera", **SAMPLING)
-    assert end.done, "the turn at the models was given back"

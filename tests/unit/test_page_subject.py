@@ -32,14 +32,11 @@ def listing(repo: str, *steps: int) -> dict:
         ("local/x", COMMIT, ("local/x", COMMIT, None)),
         (f"local/x@{COMMIT}", COMMIT, ("local/x", COMMIT, None)),
         ("../x", COMMIT, (None, None, None)),
+        ("/", "/", (None, None, None)),
     ],
 )
 def test_where_a_model_is_published(tmp_path: Path, name: str, folder: str, found: tuple) -> None:
     assert published_at(Source(name, tmp_path / folder)) == found
-
-
-def test_a_folder_is_published_nowhere(tmp_path: Path) -> None:
-    assert published_at(Source(str(tmp_path), tmp_path)) == (None, None, None)
 
 
 def test_a_run_of_this_machine_has_its_checkpoints(tmp_path: Path) -> None:

