@@ -1,0 +1,127 @@
+"""The keys of a stage, read off the source of their dataclasses: importing trl and transformers takes seconds."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..stage import STAGES
+from .choice import ReleaseArguments
+from .settings import RUN_KEYS, SCRIPT_KEYS
+
+__all__ = ["Declared", "declared_keys"]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A key as its dataclass declares it: type and default as they are written there."""
+
+    type: str
+    default: Any
+    help: str
+
+
+@functools.cache
+def declared_keys(stage: str) -> Mapping[str, Declared]:
+    """Every key that a stage takes: those of `runs.settings.stage_keys`."""
+    known = STAGES[stage]
+    release = f"{ReleaseArguments.__module__}:{ReleaseArguments.__name__}"
+    keys = _fields(known.arguments) | _fields(known.trainer) | _fields(release)
+    model = _fields("trl:ModelConfig")
+    keys = {name: key for name, key in keys.items() if name not in (*RUN_KEYS, *SCRIPT_KEYS, *model)}
+    return keys | {name: model[name] for name in known.model_keys}
+
+
+def _fields(reference: str) -> dict[str, Declared]:
+    """The fields of the dataclass "module:name", those of its bases first."""
+    module, _, name = reference.partition(":")
+    path, tree = _source(module, name)
+    node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    fields: dict[str, Declared] = {}
+    for base in reversed(node.bases):
+        if isinstance(base, ast.Name):
+            fields |= _fields(f"{_module_of(base.id, module, path, tree)}:{base.id}")
+    # Of a name that the class gives a value by conditions, the last.
+    named = {
+        entry.targets[0].id: entry.value
+        for entry in ast.walk(node)
+        if isinstance(entry, ast.Assign) and isinstance(entry.targets[0], ast.Name)
+    }
+    for entry in node.body:
+        if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
+            if (key := _declared(entry, named)) is not None:
+                fields[entry.target.id] = key
+    return fields
+
+
+@functools.cache
+def _source(module: str, name: str) -> tuple[Path, ast.Module]:
+    """The file in which a module, or one that it takes the class from, defines the class."""
+    top, *rest = module.split(".")
+    spec = importlib.util.find_spec(top)
+    assert spec is not None and spec.origin is not None
+    inside = Path(spec.origin).parent.joinpath(*rest)
+    files = [inside.with_suffix(".py")] if rest else [*inside.glob("*.py"), *inside.glob("trainer/*.py")]
+    for path in files:
+        text = path.read_text(encoding="utf-8")
+        if f"\nclass {name}(" in text or f"\nclass {name}:" in text:
+            return path, ast.parse(text)
+    raise LookupError(f"{module} has no class {name}")
+
+
+def _module_of(name: str, module: str, path: Path, tree: ast.Module) -> str:
+    """Where a base class of a module comes from."""
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and name in [alias.name for alias in node.names]:
+            package = _dotted(path).split(".")[: -node.level] if node.level else []
+            return ".".join([*package, *filter(None, [node.module])])
+    return _dotted(path)
+
+
+def _dotted(path: Path) -> str:
+    """The name under which the file is imported."""
+    parts = [path.stem]
+    while (path.parent / "__init__.py").is_file():
+        path = path.parent
+        parts.insert(0, path.name)
+    return ".".join(parts)
+
+
+def _declared(entry: ast.AnnAssign, named: Mapping[str, ast.expr]) -> Declared | None:
+    """A field; None for what the constructor does not take."""
+    written = ast.unparse(entry.annotation).strip("'\"")
+    if written.startswith("ClassVar"):
+        return None
+    value = entry.value
+    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "field"):
+        return Declared(written, _literal(value), "")
+    options = {keyword.arg: keyword.value for keyword in value.keywords}
+    if "init" in options and _literal(options["init"]) is False:
+        return None
+    default = options.get("default")
+    if isinstance(default, ast.Name):
+        default = named.get(default.id, default)
+    about = dict(_pairs(options.get("metadata")))
+    return Declared(written, _literal(default), str(_literal(about.get("help")) or ""))
+
+
+def _pairs(node: ast.expr | None) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(node, ast.Dict):
+        for key, value in zip(node.keys, node.values, strict=True):
+            if isinstance(key, ast.Constant):
+                yield str(key.value), value
+
+
+def _literal(node: ast.expr | None) -> Any:
+    """Its value; what is not a literal, as it is written."""
+    if node is None:
+        return None
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)
