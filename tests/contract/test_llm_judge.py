@@ -23,14 +23,9 @@ from warm import PYTHON
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation import llm_judge
 from rlhf_zoo.evaluation.judges import Judge
-from rlhf_zoo.evaluation.llm_judge import (
-    BudgetSpent,
-    LLMJudge,
-    Usage,
-    as_data,
-    parse_rating,
-    parse_verdict,
-)
+from rlhf_zoo.evaluation.llm_judge import LLMJudge
+from rlhf_zoo.evaluation.llm_questions import as_data, parse_rating, parse_verdict
+from rlhf_zoo.evaluation.llm_usage import BudgetSpent, Usage
 from rlhf_zoo.evaluation.pairwise import PairJudge, compare_pairs
 from rlhf_zoo.evaluation.stats import proportion
 
@@ -264,7 +259,7 @@ def test_a_wait_that_is_too_long_is_said(stub, form):
 def test_no_endpoint_at_all():
     with StubLLM(longer) as stub:
         pass
-    with pytest.raises(ZooError, match="gave no answer in 2 attempts, at last a refused connection"):
+    with pytest.raises(ZooError, match="gave no answer in 2 attempts, at last Connection refused"):
         make(stub, attempts=2).compare(["p"], ["a"], ["b"])
 
 
@@ -286,10 +281,10 @@ def test_attempts_are_bounded(stub, tmp_path):
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        (Fault("status", 400), r"answered 400 \(Injected\): mend the model's name or the parameters of the request"),
-        (Fault("status", 404, body="no"), r"answered 404: check the endpoint http://127.* and the model 'stub'"),
+        (Fault("status", 400), r"answered 400 \(Injected\): check the endpoint http://127.*, the model 'stub' and the"),
+        (Fault("status", 404, body="no"), r"answered 404: check the endpoint"),
         (Fault("status", 403), r"answered 403 \(Injected\): the key .* variable OPENAI_API_KEY, which is set, and was"),
-        (Fault("status", 422, body='{"error": "bad\\u001b[2J\\nline"}'), r"answered 422 \(bad \[2J line\): mend"),
+        (Fault("status", 422, body='{"error": "bad\\u001b[2J\\nline"}'), r"answered 422 \(bad \[2J line\): check"),
     ],
 )
 def test_a_refusal_is_not_tried_again(stub, fault, said):
