@@ -21,6 +21,7 @@ __all__ = [
     "bootstrap_mean",
     "bootstrap_perplexity",
     "correlation",
+    "equal_parts",
     "group_indices",
     "jackknife",
     "perplexity_difference",
@@ -58,6 +59,14 @@ def group_indices(groups: Sequence[Hashable]) -> NDArray[np.intp]:
     """(N,) labels of any hashable kind as (N,) integers 0 … G−1, in order of first appearance."""
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.intp)
+
+
+def equal_parts(values: ArrayLike, parts: int) -> list[NDArray[np.intp]]:
+    """The places of values (N,) in up to `parts` parts of about equally many, lowest first; equal values share one."""
+    sample = np.asarray(values)
+    edges = np.unique(np.quantile(sample, np.linspace(0, 1, parts + 1)[1:], method="inverted_cdf"))
+    part_of = np.searchsorted(edges, sample)
+    return [np.flatnonzero(part_of == part) for part in range(len(edges))]
 
 
 def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, resamples: int = 2000) -> Estimate:
