@@ -210,21 +210,26 @@ class LLMJudge:
         return [self._memory[digest]["score"] for digest in digests]
 
     def _ask_endpoint(self, questions: Mapping[str, Question], total: int) -> None:
-        """Asks by several threads and keeps each answer as it comes; the first failure stops all and is raised."""
+        """Asks by several threads, which keep each answer as it comes; the first failure stops all and is raised."""
         from tqdm import tqdm
 
         waiting, stop = deque(questions.items()), threading.Event()
-        outcomes: SimpleQueue[tuple[str, _Entry] | BaseException] = SimpleQueue()
+        outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
 
         def work() -> None:
-            try:
-                while waiting and not stop.is_set():
+            while not stop.is_set():
+                try:
                     digest, question = waiting.popleft()
-                    outcomes.put((digest, self._judge(question, stop)))
-            except (IndexError, Stopped):  # another thread took the last question, or failed
-                return
-            except BaseException as error:  # raised again below, in the thread that called
-                outcomes.put(error)
+                except IndexError:  # none is left
+                    return
+                try:
+                    self._save(digest, self._judge(question, stop))  # here, where Ctrl-C cannot come in between
+                    outcomes.put(None)
+                except Stopped:
+                    return
+                except BaseException as error:  # raised again below, in the thread that called
+                    stop.set()
+                    outcomes.put(error)
 
         # Daemons, since a thread that waits for the network must not keep an interrupted process alive.
         workers = [threading.Thread(target=work, daemon=True) for _ in range(min(self._concurrency, len(questions)))]
@@ -234,10 +239,8 @@ class LLMJudge:
                 for worker in workers:
                     worker.start()
                 for _ in questions:
-                    outcome = outcomes.get()
-                    if isinstance(outcome, BaseException):
-                        raise outcome
-                    self._save(*outcome)
+                    if (failure := outcomes.get()) is not None:
+                        raise failure
                     bar.update()
             finally:
                 stop.set()
@@ -245,9 +248,6 @@ class LLMJudge:
                 for worker in workers:
                     if worker.ident is not None:
                         worker.join(max(0.0, deadline - time.monotonic()))
-                while not outcomes.empty():
-                    if not isinstance(outcome := outcomes.get(), BaseException):
-                        self._save(*outcome)
 
     def _judge(self, question: Question, stop: threading.Event) -> _Entry:
         answers: list[str] = []

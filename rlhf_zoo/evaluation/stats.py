@@ -91,13 +91,9 @@ def bootstrap_perplexity(
     logprobs: (N,) Σ log p of each text, nats; lengths: (N,) its tokens. Raises ValueError for what that would refuse,
     and where a group has no tokens.
     """
-    sample, index = _checked(logprobs, groups)
-    tokens, _ = _checked(lengths, groups)
-    sums, counts = np.bincount(index, weights=-sample), np.bincount(index, weights=tokens)
-    if not (counts > 0).all():
-        raise ValueError("A perplexity is per token, and some prompt has none.")
+    sums, counts = _nats_and_tokens(logprobs, lengths, groups)
     low, high = (math.exp(bound) for bound in _interval(sums, counts, seed, resamples))
-    return Estimate(math.exp(float(sums.sum() / counts.sum())), (low, high), len(sample))
+    return Estimate(math.exp(float(sums.sum() / counts.sum())), (low, high), len(groups))
 
 
 def perplexity_difference(
@@ -114,13 +110,23 @@ def perplexity_difference(
     """
     values, draws = [], []
     for logprobs, lengths in (ours, theirs):
-        values.append(bootstrap_perplexity(logprobs, lengths, groups, seed=seed, resamples=1).value)
-        index = group_indices(groups)
-        sums = np.bincount(index, weights=-np.asarray(logprobs, dtype=float))
-        counts = np.bincount(index, weights=np.asarray(lengths, dtype=float))
+        sums, counts = _nats_and_tokens(logprobs, lengths, groups)
+        values.append(math.exp(float(sums.sum() / counts.sum())))
         draws.append(np.exp(_draws(sums, counts, seed, resamples)))
     low, high = np.quantile(draws[0] - draws[1], [0.025, 0.975])
     return Estimate(values[0] - values[1], (float(low), float(high)), len(groups))
+
+
+def _nats_and_tokens(
+    logprobs: ArrayLike, lengths: ArrayLike, groups: Sequence[Hashable]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(G,) −Σ logprobs and Σ lengths of each group."""
+    sample, index = _checked(logprobs, groups)
+    tokens, _ = _checked(lengths, groups)
+    sums, counts = np.bincount(index, weights=-sample), np.bincount(index, weights=tokens)
+    if not (counts > 0).all():
+        raise ValueError("A perplexity is per token, and some prompt has none.")
+    return sums, counts
 
 
 def _interval(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int) -> tuple[float, float]:

@@ -225,7 +225,7 @@ class Table:
         if self.source is not None:
             table, rows = self.source
             return table.alike[rows[:, None], rows]
-        row, pair, counts = self.flat_pairs
+        row, pair, counts = self.flat("pairs")
         holders = np.bincount(pair, minlength=self.n_pairs)
         shared = np.cumsum(holders > 1) - 1
         kept = (holders > 1)[pair]
@@ -258,22 +258,15 @@ class Table:
         held = np.bincount(self.group, minlength=len(self.unrelated))
         return (self.unrelated @ held.astype(float))[self.group]
 
-    @cached_property
-    def flat_pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        """(row, id) of every distinct word pair of every text, and the number of them in each text."""
-        return _flat(self.pairs)
+    def flat(self, name: str) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+        """(row, id) of everything in a column of ids (pairs, tokens, content, sequence), and its number by text."""
+        if name not in self._flattened:
+            self._flattened[name] = _flat(getattr(self, name))
+        return self._flattened[name]
 
     @cached_property
-    def flat_tokens(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        return _flat(self.tokens)
-
-    @cached_property
-    def flat_content(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        return _flat(self.content)
-
-    @cached_property
-    def flat_sequence(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        return _flat(self.sequence)
+    def _flattened(self) -> dict[str, tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]]:
+        return {}
 
 
 def _flat(ids: Sequence[NDArray[np.intp]]) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
