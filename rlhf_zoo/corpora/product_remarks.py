@@ -225,41 +225,29 @@ def _read_jsonl(folder: Path, split: str) -> Iterator[dict[str, Any]]:
 def _nltk_texts(path: Path, corpus: str, names: Sequence[str]) -> dict[str, str] | None:
     """The named files of a corpus in NLTK's form, from a folder of any level or a zip; None if they are not there."""
     folders = [path, path / corpus, path / "corpora" / corpus]
-    for folder in folders:
-        if any((folder / name).is_file() for name in names):
-            missing = [name for name in names if not (folder / name).is_file()]
-            if missing:
-                raise ZooError(f"{folder} lacks {', '.join(missing)}: download NLTK's {corpus} again.")
-            return {name: _decode(_read_bytes(folder / name)) for name in names}
     zips = [path, *(folder.with_name(f"{corpus}.zip") for folder in folders[1:])]
-    for archive in zips:
-        if archive.suffix == ".zip" and archive.is_file():
-            return _zip_texts(archive, corpus, names)
-    return None
-
-
-def _zip_texts(archive: Path, corpus: str, names: Sequence[str]) -> dict[str, str]:
+    candidates = [
+        *(folder for folder in folders if any((folder / name).is_file() for name in names)),
+        *(archive for archive in zips if archive.suffix == ".zip" and archive.is_file()),
+    ]
+    if not candidates:
+        return None
+    place = candidates[0]
     try:
-        with zipfile.ZipFile(archive) as opened:
-            members = {Path(member).name: member for member in opened.namelist()}
-            missing = [name for name in names if name not in members]
-            if missing:
-                raise ZooError(f"{archive} lacks {', '.join(missing)}: download NLTK's {corpus} again.")
-            return {name: _decode(opened.read(members[name])) for name in names}
+        if place.is_dir():
+            data = {name: (place / name).read_bytes() for name in names if (place / name).is_file()}
+        else:
+            with zipfile.ZipFile(place) as archive:
+                members = {Path(member).name: member for member in archive.namelist()}
+                data = {name: archive.read(members[name]) for name in names if name in members}
     except (OSError, zipfile.BadZipFile) as error:
-        raise ZooError(f"{archive} cannot be read as a zip ({error}): download NLTK's {corpus} again.") from error
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ZooError(f"{path} cannot be read ({error}): mend its permissions or download it again.") from error
-
-
-def _decode(data: bytes) -> str:
-    """NLTK's own readers take these two corpora as ISO-8859-2."""
-    return data.decode("iso-8859-2")
+        raise ZooError(
+            f"{place} cannot be read ({error}): mend its permissions or download NLTK's {corpus} again."
+        ) from error
+    missing = [name for name in names if name not in data]
+    if missing:
+        raise ZooError(f"{place} lacks {', '.join(missing)}: download NLTK's {corpus} again.")
+    return {name: content.decode("iso-8859-2") for name, content in data.items()}  # as NLTK's own readers take them
 
 
 def _clean(pros: str, cons: str) -> list[Remark]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .stats import Estimate, bootstrap_mean, correlation, proportion
+from .stats import bootstrap_mean, correlation, equal_parts, proportion
 
 __all__ = [
     "GUESS",
@@ -58,23 +58,17 @@ def reliability(margins: ArrayLike, *, bins: int = 10) -> list[dict[str, Any]]:
     """
     confidence, right = _answers(margins)
     place = _places(confidence, bins)
-    found = []
-    for part in range(bins):
-        here = place == part
-        if not here.any():
-            continue
-        n, accuracy = int(here.sum()), float(right[here].mean())
-        found.append(
-            {
-                "low": 0.5 + part / (2 * bins),
-                "high": 0.5 + (part + 1) / (2 * bins),
-                "n": n,
-                "confidence": float(confidence[here].mean()),
-                "accuracy": accuracy,
-                "ci95": list(proportion(round(accuracy * n), n).ci95),
-            }
-        )
-    return found
+    return [
+        {
+            "low": 0.5 + part / (2 * bins),
+            "high": 0.5 + (part + 1) / (2 * bins),
+            "n": int(here.sum()),
+            "confidence": float(confidence[here].mean()),
+            **_accuracy(right[here]),
+        }
+        for part in range(bins)
+        if (here := place == part).any()
+    ]
 
 
 def by_margin(margins: ArrayLike, *, parts: int = 5) -> list[dict[str, Any]]:
@@ -85,22 +79,20 @@ def by_margin(margins: ArrayLike, *, parts: int = 5) -> list[dict[str, Any]]:
     """
     _, right = _answers(margins)
     apart = np.abs(np.asarray(margins, dtype=float))
-    edges = np.unique(np.quantile(apart, np.linspace(0, 1, parts + 1)[1:], method="inverted_cdf"))
-    place = np.searchsorted(edges, apart)
-    found = []
-    for part in range(len(edges)):
-        here = place == part
-        n, accuracy = int(here.sum()), float(right[here].mean())
-        found.append(
-            {
-                "low": float(apart[here].min()),
-                "high": float(apart[here].max()),
-                "n": n,
-                "accuracy": accuracy,
-                "ci95": list(proportion(round(accuracy * n), n).ci95),
-            }
-        )
-    return found
+    return [
+        {
+            "low": float(apart[here].min()),
+            "high": float(apart[here].max()),
+            "n": len(here),
+            **_accuracy(right[here]),
+        }
+        for here in equal_parts(apart, parts)
+    ]
+
+
+def _accuracy(right: NDArray[np.float64]) -> dict[str, Any]:
+    accuracy, n = float(right.mean()), len(right)
+    return {"accuracy": accuracy, "ci95": list(proportion(round(accuracy * n), n).ci95)}
 
 
 def calibration_error(parts: Sequence[Mapping[str, Any]]) -> float:
@@ -140,23 +132,20 @@ def length_profile(scores: ArrayLike, lengths: ArrayLike, *, bins: int = 10) -> 
     Each part: low and high (lengths), n, mean, and the quartiles low_score and high_score.
     """
     score, length = np.asarray(scores, dtype=float), np.asarray(lengths, dtype=int)
-    edges = np.unique(np.quantile(length, np.linspace(0, 1, bins + 1)[1:], method="inverted_cdf"))
-    place = np.searchsorted(edges, length)
-    parts = []
-    for part in range(len(edges)):
-        here = place == part
+    found = []
+    for here in equal_parts(length, bins):
         low, high = np.quantile(score[here], [0.25, 0.75])
-        parts.append(
+        found.append(
             {
                 "low": int(length[here].min()),
                 "high": int(length[here].max()),
-                "n": int(here.sum()),
+                "n": len(here),
                 "mean": float(score[here].mean()),
                 "low_score": float(low),
                 "high_score": float(high),
             }
         )
-    return parts
+    return found
 
 
 def preference_report(
@@ -201,8 +190,8 @@ def preference_report(
         },
         "calibration": calibration(margins, seed=seed),
         "length": {
-            "pearson": _json(by_value),
-            "spearman": _json(by_rank),
+            "pearson": by_value.to_json() if by_value else None,
+            "spearman": by_rank.to_json() if by_rank else None,
             "longer_wins": bootstrap_mean((longer + 1) / 2, prompts, seed=seed).to_json(),
             "prefers_longer": bootstrap_mean((longer * np.sign(margins) + 1) / 2, prompts, seed=seed).to_json(),
             "bins": length_profile(scores, lengths),
@@ -218,7 +207,3 @@ def _answers(margins: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float6
 
 def _places(confidence: NDArray[np.float64], bins: int) -> NDArray[np.intp]:
     return np.minimum(((confidence - 0.5) * 2 * bins).astype(np.intp), bins - 1)
-
-
-def _json(estimate: Estimate | None) -> dict[str, Any] | None:
-    return estimate.to_json() if estimate else None

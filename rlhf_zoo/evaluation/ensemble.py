@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .stats import Estimate, bootstrap_mean, group_indices, proportion
+from .stats import Estimate, bootstrap_mean, equal_parts, group_indices, proportion
 
 __all__ = ["agreements", "by_kl", "disagreement", "standardised", "unrelated"]
 
@@ -66,17 +66,12 @@ def by_kl(
     groups: (N,) prompts, which the intervals resample. Each part: low, high and mean kl (nats), value, ci95, n.
     """
     sample, nats, prompts = np.asarray(values, dtype=float), np.asarray(kl, dtype=float), group_indices(groups)
-    edges = np.unique(np.quantile(nats, np.linspace(0, 1, parts + 1)[1:], method="inverted_cdf"))
-    place = np.searchsorted(edges, nats)
-    found = []
-    for part in range(len(edges)):
-        here = np.flatnonzero(place == part)
-        found.append(
-            {
-                "low": float(nats[here].min()),
-                "high": float(nats[here].max()),
-                "kl": float(nats[here].mean()),
-                **bootstrap_mean(sample[here], prompts[here].tolist(), seed=seed).to_json(),
-            }
-        )
-    return found
+    return [
+        {
+            "low": float(nats[here].min()),
+            "high": float(nats[here].max()),
+            "kl": float(nats[here].mean()),
+            **bootstrap_mean(sample[here], prompts[here].tolist(), seed=seed).to_json(),
+        }
+        for here in equal_parts(nats, parts)
+    ]

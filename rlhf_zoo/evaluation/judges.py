@@ -20,8 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ZooError
-from ..plugins import JUDGES, call_judge, load_object
+from ..plugins import call_judge
 from ..record import write_bytes
+from .pairwise import first_sentence, load_function
 from .stats import Estimate, proportion
 
 __all__ = ["ClassifierJudge", "FunctionJudge", "Judge", "LexiconJudge"]
@@ -199,15 +200,6 @@ class LexiconJudge:
         self._polarity = dict.fromkeys(good - bad, 1) | dict.fromkeys(bad - good, -1)
         self._sizes = len(good - bad), len(bad - good)
 
-    @classmethod
-    def from_rows(cls, rows: Iterable[Mapping[str, Any]]) -> LexiconJudge:
-        """From rows with `word` and `label` (1 positive, 0 negative), the form in which a lexicon is published."""
-        words, labels = _labeled(rows, column="word")
-        return cls(
-            (word for word, label in zip(words, labels, strict=True) if label),
-            (word for word, label in zip(words, labels, strict=True) if not label),
-        )
-
     @property
     def description(self) -> str:
         positive, negative = self._sizes
@@ -245,15 +237,10 @@ class FunctionJudge:
     """A function (prompts, completions) -> numbers, named as "module:attribute" or by an entry point."""
 
     def __init__(self, target: str, *, name: str | None = None, description: str | None = None) -> None:
-        function = load_object(target, group=JUDGES)
-        if not callable(function):
-            raise ZooError(
-                f"The judge {target!r} is a {type(function).__name__} and cannot be called: name a function."
-            )
-        self._function: Callable[[list[str], list[str]], Sequence[float]] = function
+        self._function: Callable[[list[str], list[str]], Sequence[float]] = load_function(target)
         self.target = target
         self.name = name or target.rpartition(":")[2]
-        self.description = description or _first_sentence(function) or f"The function {target}."
+        self.description = description or first_sentence(self._function) or f"The function {target}."
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         """What the function answers. Raises ZooError unless that is one finite number per completion."""
@@ -283,25 +270,20 @@ def _texts(prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
     return [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
 
 
-def _labeled(rows: Iterable[Mapping[str, Any]], column: str = "text") -> tuple[list[str], NDArray[np.bool_]]:
+def _labeled(rows: Iterable[Mapping[str, Any]]) -> tuple[list[str], NDArray[np.bool_]]:
     texts, labels = [], []
     for index, row in enumerate(rows):
-        for key in (column, "label"):
+        for key in ("text", "label"):
             if key not in row:
                 raise ZooError(f"Row {index} for the judge has no column {key!r}, only {', '.join(map(str, row))}.")
-        if not isinstance(row[column], str):
-            raise ZooError(f"Row {index} for the judge has {row[column]!r} as its {column}: it must be a text.")
+        if not isinstance(row["text"], str):
+            raise ZooError(f"Row {index} for the judge has {row['text']!r} as its text: it must be a text.")
         if row["label"] not in (0, 1):
             raise ZooError(f"Row {index} for the judge has the label {row['label']!r}: it must be 1 or 0.")
-        texts.append(row[column])
+        texts.append(row["text"])
         labels.append(bool(row["label"]))
     return texts, np.array(labels, dtype=bool)
 
 
 def _as_bytes(text: str) -> NDArray[np.uint8]:
     return np.frombuffer(text.encode(), dtype=np.uint8)
-
-
-def _first_sentence(function: Callable[..., Any]) -> str:
-    lines = (function.__doc__ or "").strip().split("\n\n")[0].split()
-    return " ".join(lines)

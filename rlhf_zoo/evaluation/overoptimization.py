@@ -81,19 +81,12 @@ class Fit:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "form": self.form,
+            **vars(self),
             "alpha": self.alpha.to_json(),
             "beta": self.beta.to_json(),
-            "points": self.points,
             "observed": list(self.observed),
             "residuals": list(self.residuals),
-            "r_squared": self.r_squared,
-            "scatter": self.scatter,
-            "scatter_p": self.scatter_p,
-            "pattern_p": self.pattern_p,
-            "fits": self.fits,
             "peak": self.peak.to_json() if self.peak else None,
-            "no_peak": self.no_peak,
         }
 
 

@@ -14,7 +14,17 @@ from ..errors import ZooError
 from ..plugins import JUDGES, call_judge, load_object
 from .stats import Estimate, WinRate, bootstrap_mean, proportion, win_rate
 
-__all__ = ["FunctionPairJudge", "PairJudge", "PairReport", "Verdict", "check_lengths", "compare_pairs", "merge_orders"]
+__all__ = [
+    "FunctionPairJudge",
+    "PairJudge",
+    "PairReport",
+    "Verdict",
+    "check_lengths",
+    "compare_pairs",
+    "first_sentence",
+    "load_function",
+    "merge_orders",
+]
 
 _PREFERENCES = (0.0, 0.5, 1.0)
 
@@ -72,16 +82,10 @@ class FunctionPairJudge:
         name: str | None = None,
         description: str | None = None,
     ) -> None:
-        function = load_object(target, group=JUDGES) if isinstance(target, str) else target
-        if not callable(function):
-            raise ZooError(
-                f"The judge {target!r} is a {type(function).__name__} and cannot be called: name a function."
-            )
-        label = target if isinstance(target, str) else getattr(function, "__name__", type(function).__name__)
-        self._function, self._target = function, label
-        self.name = name or label.rpartition(":")[2]
-        said = " ".join((function.__doc__ or "").strip().split("\n\n")[0].split())
-        self.description = description or said or f"The function {label}."
+        self._function = load_function(target) if isinstance(target, str) else target
+        self._target = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
+        self.name = name or self._target.rpartition(":")[2]
+        self.description = description or first_sentence(self._function) or f"The function {self._target}."
 
     def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[Verdict]:
         """Both orders, merged. Raises ZooError unless the function gives 1, ½ or 0 for each pair."""
@@ -174,3 +178,16 @@ def check_lengths(prompts: Sequence[str], first: Sequence[str], second: Sequence
     """Raises ValueError unless the three are equally long."""
     if not len(prompts) == len(first) == len(second):
         raise ValueError(f"{len(prompts)} prompts, {len(first)} and {len(second)} completions do not fit.")
+
+
+def load_function(target: str) -> Callable[..., Any]:
+    """The function of a judge, "module:attribute" or an entry point's name. Raises ZooError where it is not one."""
+    function = load_object(target, group=JUDGES)
+    if not callable(function):
+        raise ZooError(f"The judge {target!r} is a {type(function).__name__} and cannot be called: name a function.")
+    return function
+
+
+def first_sentence(function: Callable[..., Any]) -> str:
+    """The first paragraph of its docstring on one line; "" without one."""
+    return " ".join((function.__doc__ or "").strip().split("\n\n")[0].split())

@@ -21,6 +21,7 @@ __all__ = [
     "bootstrap_mean",
     "bootstrap_perplexity",
     "correlation",
+    "equal_parts",
     "group_indices",
     "jackknife",
     "perplexity_difference",
@@ -60,6 +61,14 @@ def group_indices(groups: Sequence[Hashable]) -> NDArray[np.intp]:
     return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.intp)
 
 
+def equal_parts(values: ArrayLike, parts: int) -> list[NDArray[np.intp]]:
+    """The places of values (N,) in up to `parts` parts of about equally many, lowest first; equal values share one."""
+    sample = np.asarray(values)
+    edges = np.unique(np.quantile(sample, np.linspace(0, 1, parts + 1)[1:], method="inverted_cdf"))
+    part_of = np.searchsorted(edges, sample)
+    return [np.flatnonzero(part_of == part) for part in range(len(edges))]
+
+
 def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, resamples: int = 2000) -> Estimate:
     """Mean of `values` (N,) with a percentile interval over resampled groups.
 
@@ -82,13 +91,9 @@ def bootstrap_perplexity(
     logprobs: (N,) Σ log p of each text, nats; lengths: (N,) its tokens. Raises ValueError for what that would refuse,
     and where a group has no tokens.
     """
-    sample, index = _checked(logprobs, groups)
-    tokens, _ = _checked(lengths, groups)
-    sums, counts = np.bincount(index, weights=-sample), np.bincount(index, weights=tokens)
-    if not (counts > 0).all():
-        raise ValueError("A perplexity is per token, and some prompt has none.")
+    sums, counts = _nats_and_tokens(logprobs, lengths, groups)
     low, high = (math.exp(bound) for bound in _interval(sums, counts, seed, resamples))
-    return Estimate(math.exp(float(sums.sum() / counts.sum())), (low, high), len(sample))
+    return Estimate(math.exp(float(sums.sum() / counts.sum())), (low, high), len(groups))
 
 
 def perplexity_difference(
@@ -105,13 +110,23 @@ def perplexity_difference(
     """
     values, draws = [], []
     for logprobs, lengths in (ours, theirs):
-        values.append(bootstrap_perplexity(logprobs, lengths, groups, seed=seed, resamples=1).value)
-        index = group_indices(groups)
-        sums = np.bincount(index, weights=-np.asarray(logprobs, dtype=float))
-        counts = np.bincount(index, weights=np.asarray(lengths, dtype=float))
+        sums, counts = _nats_and_tokens(logprobs, lengths, groups)
+        values.append(math.exp(float(sums.sum() / counts.sum())))
         draws.append(np.exp(_draws(sums, counts, seed, resamples)))
     low, high = np.quantile(draws[0] - draws[1], [0.025, 0.975])
     return Estimate(values[0] - values[1], (float(low), float(high)), len(groups))
+
+
+def _nats_and_tokens(
+    logprobs: ArrayLike, lengths: ArrayLike, groups: Sequence[Hashable]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """(G,) −Σ logprobs and Σ lengths of each group."""
+    sample, index = _checked(logprobs, groups)
+    tokens, _ = _checked(lengths, groups)
+    sums, counts = np.bincount(index, weights=-sample), np.bincount(index, weights=tokens)
+    if not (counts > 0).all():
+        raise ValueError("A perplexity is per token, and some prompt has none.")
+    return sums, counts
 
 
 def _interval(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int) -> tuple[float, float]:

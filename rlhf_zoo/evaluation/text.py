@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
-from itertools import pairwise
 
 from .stats import Estimate, group_indices, jackknife
 
@@ -25,20 +24,14 @@ def words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def ngrams(text: str, n: int) -> list[tuple[str, ...]]:
-    """All runs of n words, in order; none where the text has fewer than n."""
-    if n < 1:
-        raise ValueError(f"An n-gram has at least one word, not {n}.")
-    tokens = words(text)
-    if n == 2:
-        return list(pairwise(tokens))
+def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
+    """All runs of n words, in order; none where there are fewer than n."""
     return list(zip(*(tokens[start:] for start in range(n)), strict=False))
 
 
 def _plain_ngrams(text: str, n: int) -> list[tuple[str, ...]]:
     """N-grams of what stands between spaces, lower-cased: the convention in which distinct-n is reported elsewhere."""
-    tokens = text.lower().split()
-    return list(zip(*(tokens[start:] for start in range(n)), strict=False))
+    return ngrams(text.lower().split(), n)
 
 
 def distinct_n(texts: Sequence[str], n: int = 2) -> float:
@@ -97,5 +90,5 @@ def repetition(text: str, n: int = 2) -> float:
 
     seq-rep-n of Welleck et al. 2019 (arXiv:1908.04319, §6), in words, and with n = 2 for short completions.
     """
-    grams = ngrams(text, n)
+    grams = ngrams(words(text), n)
     return 1 - len(set(grams)) / len(grams) if grams else 0.0

@@ -25,9 +25,8 @@ from ..evaluation.stats import (
     perplexity_difference,
 )
 from ..evaluation.text import distinct_n_difference, repetition
-from ..ppo.completions import TAKEN
 from .judges import RuleJudge
-from .measure import Evaluator, Measured, measure
+from .measure import Evaluator, Measured, measure, repeated
 
 __all__ = ["STREAM", "TIE", "HeadToHead", "head_to_head"]
 
@@ -260,16 +259,13 @@ def head_to_head(
 
     rows: P prompts, with other columns for rules and reward functions. paid, checks: see there.
     """
-    groups = [place for place in range(len(rows)) for _ in range(samples)]
-    columns = rows.select(groups).to_dict()
-    asked = columns["prompt"]
-    others = {name: values for name, values in columns.items() if name not in TAKEN}
+    groups, prompts, others = repeated(rows, samples)
     policies = {"sft": tools.reference, "ppo": policy, "control": tools.reference}
     measured = {
         name: measure(
             one,
             tools,
-            asked,
+            prompts,
             keys=[(STREAM, i // samples, i % samples) for i in range(len(groups))],
             seed=seed + (name == "control"),
             desc=f"evaluating {name}",
@@ -277,4 +273,4 @@ def head_to_head(
         )
         for name, one in policies.items()
     }
-    return HeadToHead(tools, measured, asked, samples, seed, paid, checks or {})
+    return HeadToHead(tools, measured, prompts, samples, seed, paid, checks or {})

@@ -159,7 +159,7 @@ def check_names(names: Sequence[str], llm: LLMConfig) -> None:
     for place, name in enumerate(names):
         kind, argument = _kind(name)
         if kind == "reward":
-            _check_there(argument)
+            _check_reward_model(argument)
         elif kind == "rule":
             RuleJudge(argument)
         elif kind == "llm":
@@ -173,7 +173,7 @@ def check_names(names: Sequence[str], llm: LLMConfig) -> None:
             from ..votes.data import HubVotes
 
             HubVotes(argument)
-            _check_votes(argument)
+            _check_on_hub(name, argument, None, repo_type="dataset")
         if place == 0 and kind in ("pairs", "votes"):
             raise ZooError(
                 f"The first judge scores single completions, and {name} only says which of two is preferred: name "
@@ -262,13 +262,8 @@ def _check_word(name: str) -> None:
         )
 
 
-def _check_there(name: str) -> None:
-    """Raises ZooError for a model that the Hub says it has not; where it does not answer, that is seen later."""
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
-
+def _check_reward_model(name: str) -> None:
     from ..hub.pull import split_revision
-    from ..hub.refusals import client_errors, hub_name, reason
     from ..json_values import hub_id
 
     if Path(name).is_dir():
@@ -276,31 +271,24 @@ def _check_there(name: str) -> None:
     repo, revision = split_revision(name)
     if hub_id(repo) is None:
         raise ZooError(f"The judge reward:{name} is no folder and no repository: write reward:NAMESPACE/NAME.")
-    try:
-        HfApi().model_info(repo, revision=revision)
-    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise ZooError(
-            f"The judge reward:{name} is not on {hub_name()}, or this token may not read it: check its name."
-        ) from error
-    except client_errors() as error:
-        log.info("Whether reward:%s is there cannot be told now (%s).", name, reason(error))
+    _check_on_hub(f"reward:{name}", repo, revision, repo_type="model")
 
 
-def _check_votes(name: str) -> None:
-    """Raises ZooError for a data set that the Hub says it has not."""
+def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str) -> None:
+    """Raises ZooError for what the Hub says it does not have; where it does not answer, that shows later."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import RepositoryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     from ..hub.refusals import client_errors, hub_name, reason
 
     try:
-        HfApi().dataset_info(name)
-    except RepositoryNotFoundError as error:
+        HfApi().repo_info(repo, revision=revision, repo_type=repo_type)
+    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ZooError(
-            f"The votes {name} are not on {hub_name()}, or this token may not read them: check the name."
+            f"The judge {judge} is not on {hub_name()}, or this token may not read it: check its name."
         ) from error
     except client_errors() as error:
-        log.info("Whether the votes %s are there cannot be told now (%s).", name, reason(error))
+        log.info("Whether the judge %s exists cannot be checked now (%s).", judge, reason(error))
 
 
 def _reward(name: str) -> RewardJudge:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..evaluation.judges import FunctionJudge, Judge
@@ -17,6 +18,7 @@ from ..functional import exact_kl, selected_logprobs
 from ..model_files import load_tokenizer
 from ..models import load_causal, load_classifier
 from ..plugins import load_object
+from ..ppo.completions import TAKEN
 from ..rewards import RewardModel, Rewards
 from ..runs.context import RunContext
 from ..runs.data import DataSource
@@ -31,7 +33,7 @@ from .judges import (
     scores,
 )
 
-__all__ = ["Evaluator", "Measured", "make_evaluator", "measure", "reward_models", "training_rewards"]
+__all__ = ["Evaluator", "Measured", "make_evaluator", "measure", "repeated", "reward_models", "training_rewards"]
 
 CHUNK = 64  # completions whose logits of both policies are held at once
 
@@ -85,6 +87,13 @@ class Measured:
     def sft_logprob(self) -> list[float]:
         """Σ_t log π_SFT of each completion, nats."""
         return [math.fsum(row) for row in self.ref_logprobs]
+
+
+def repeated(rows: Dataset, samples: int) -> tuple[list[int], list[str], dict[str, list[Any]]]:
+    """Each row `samples` times in turn: the place of its row, its prompt, and the other columns."""
+    groups = [place for place in range(len(rows)) for _ in range(samples)]
+    columns = rows.select(groups).to_dict()
+    return groups, columns["prompt"], {name: values for name, values in columns.items() if name not in TAKEN}
 
 
 def measure(

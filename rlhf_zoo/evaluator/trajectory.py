@@ -32,12 +32,11 @@ from ..evaluation.text import distinct_n_estimate
 from ..evaluation.verdict import Checkpoint, Verdict, decide
 from ..functional import selected_logprobs
 from ..models import load_causal
-from ..ppo.completions import TAKEN
 from ..record import checkpoint_step
 from ..runs.choice import lasting
 from ..runs.context import RunContext
 from ..runs.data import DataSource
-from .measure import CHUNK, Evaluator, Measured, measure, training_rewards
+from .measure import CHUNK, Evaluator, Measured, measure, repeated, training_rewards
 
 log = logging.getLogger(__name__)
 
@@ -163,11 +162,8 @@ def follow(context: RunContext, source: DataSource, tools: Evaluator, *, unfit: 
     except ZooError as error:
         return f"There is no verdict, since there are no validation prompts: {error}"
     count = min(config.checkpoint_prompts, len(rows))
-    groups = [place for place in range(count) for _ in range(config.checkpoint_samples)]
+    groups, asked, others = repeated(rows.select(range(count)), config.checkpoint_samples)
     keys = [(STREAM, place, k % config.checkpoint_samples) for k, place in enumerate(groups)]
-    columns = rows.select(groups).to_dict()
-    asked = columns["prompt"]
-    others = {name: values for name, values in columns.items() if name not in TAKEN}
 
     def measured(policy: PreTrainedModel, desc: str, seed: int = seed) -> Measured:
         return measure(policy, tools, asked, keys=keys, seed=seed, desc=desc, columns=others)

@@ -173,7 +173,7 @@ def test_folders_need_no_hub_and_no_reward_model(place: Place) -> None:
         (["toys/ppo", "--against", "toys/sft", "--dataset_name", "data", "--push_to_hub"], "toys/ppo is a folder, and"),
         (
             [PPO, "--dataset_name", "data", "--judge", "classifier", "--judge", "votes:local/none"],
-            "The votes local/none are not on",
+            "The judge votes:local/none is not on",
         ),
     ],
 )

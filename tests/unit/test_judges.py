@@ -142,8 +142,8 @@ def test_lexicon(text, score):
     assert judge([text], [""]) == [pytest.approx(score)]
 
 
-def test_lexicon_from_rows():
-    judge = LexiconJudge.from_rows([{"word": "Great ", "label": 1}, {"word": "poor", "label": 0}])
+def test_lexicon_words_are_trimmed_and_counted():
+    judge = LexiconJudge(["Great "], ["poor"])
     assert judge(["great", "poor"], ["", ""]) == [1.0, -1.0]
     assert isinstance(judge, Judge) and "1 positive and 1 negative" in judge.description
     with pytest.raises(ZooError, match="needs positive and negative words"):

@@ -288,7 +288,7 @@ def test_thresholds_say_what_they_come_from(thresholds):
     assert set(thresholds.noise) == set(NAMES) and all(value >= 0 for value in thresholds.noise.values())
     assert (thresholds.draws, thresholds.prompts, thresholds.completions) == (5, 60, 180)
     assert thresholds.rate_each == 0.05 / len(PROBES)
-    assert Thresholds.from_json(json.loads(json.dumps(thresholds.to_json()))) == thresholds
+    assert Thresholds(**json.loads(json.dumps(thresholds.to_json()))) == thresholds
     assert thresholds.of("length", completions=45) == pytest.approx(2 * thresholds.noise["length"])
     assert thresholds.of("length", completions=999) == thresholds.noise["length"]
 

@@ -7,7 +7,7 @@ import unicodedata
 import zlib
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any
@@ -207,7 +207,8 @@ class Table:
         return len(self.names)
 
     def take(self, rows: NDArray[np.intp]) -> Table:
-        return Table(
+        return replace(
+            self,
             group=self.group[rows],
             text_id=self.text_id[rows],
             columns={name: column[rows] for name, column in self.columns.items()},
@@ -215,10 +216,6 @@ class Table:
             tokens=[self.tokens[row] for row in rows],
             content=[self.content[row] for row in rows],
             sequence=[self.sequence[row] for row in rows],
-            n_pairs=self.n_pairs,
-            n_words=self.n_words,
-            names=self.names,
-            unrelated=self.unrelated,
             source=(self, rows),
         )
 
@@ -228,7 +225,7 @@ class Table:
         if self.source is not None:
             table, rows = self.source
             return table.alike[rows[:, None], rows]
-        row, pair, counts = self.flat_pairs
+        row, pair, counts = self.flat("pairs")
         holders = np.bincount(pair, minlength=self.n_pairs)
         shared = np.cumsum(holders > 1) - 1
         kept = (holders > 1)[pair]
@@ -239,7 +236,7 @@ class Table:
             dense = np.zeros((len(self), min(_COLUMNS, self.n_pairs)), dtype=np.float32)
             dense[row[block], column[block] - start] = weight[block]
             cosine += dense @ dense.T
-        return (cosine >= ALIKE - 1e-5) & self._apart
+        return (cosine >= ALIKE - 1e-5) & self.unrelated[self.group[:, None], self.group]
 
     @cached_property
     def copied(self) -> NDArray[np.bool_]:
@@ -261,26 +258,15 @@ class Table:
         held = np.bincount(self.group, minlength=len(self.unrelated))
         return (self.unrelated @ held.astype(float))[self.group]
 
-    @property
-    def _apart(self) -> NDArray[np.bool_]:
-        return self.unrelated[self.group[:, None], self.group]
+    def flat(self, name: str) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
+        """(row, id) of everything in a column of ids (pairs, tokens, content, sequence), and its number by text."""
+        if name not in self._flattened:
+            self._flattened[name] = _flat(getattr(self, name))
+        return self._flattened[name]
 
     @cached_property
-    def flat_pairs(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        """(row, id) of every distinct word pair of every text, and the number of them in each text."""
-        return _flat(self.pairs)
-
-    @cached_property
-    def flat_tokens(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        return _flat(self.tokens)
-
-    @cached_property
-    def flat_content(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        return _flat(self.content)
-
-    @cached_property
-    def flat_sequence(self) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
-        return _flat(self.sequence)
+    def _flattened(self) -> dict[str, tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]]:
+        return {}
 
 
 def _flat(ids: Sequence[NDArray[np.intp]]) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.intp]]:
@@ -319,10 +305,9 @@ def tabulate(sets: Sequence[Completions], lexicons: Lexicons | None = None) -> l
             for name in ("words", "sentences", "repeated", "echoes", "praise", "hedges", "flattery", "symbols")
         }
         columns["length"] = columns["words"] if each.lengths is None else np.asarray(each.lengths, dtype=float)
-        if each.rewards is not None:
-            columns["reward"] = np.asarray(each.rewards, dtype=float)
-        if each.judged is not None:
-            columns["judge"] = np.asarray(each.judged, dtype=float)
+        for name, given in (("reward", each.rewards), ("judge", each.judged)):
+            if given is not None:
+                columns[name] = np.asarray(given, dtype=float)
         tables.append(
             Table(
                 group=groups[start:stop],
@@ -347,7 +332,10 @@ def _unrelated(prompts: Sequence[str], lexicons: Lexicons) -> NDArray[np.bool_]:
 
     Words that stand in more than half of the prompts are their common form and do not count.
     """
-    found = [{_stem(word) for word in features(prompt, lexicons).tokens} - lexicons.function for prompt in prompts]
+    found = [
+        {word.removesuffix("'s") for word in features(prompt, lexicons).tokens} - lexicons.function
+        for prompt in prompts
+    ]
     numbers: dict[str, int] = {}
     ids = [_ids((word for word in each if word and word[0].isalnum()), numbers) for each in found]
     row, word, _ = _flat(ids)
@@ -359,10 +347,6 @@ def _unrelated(prompts: Sequence[str], lexicons: Lexicons) -> NDArray[np.bool_]:
     size = holds.sum(1)
     either = size[:, None] + size - both
     return (both < RELATED * either) | ((either == 0) & ~np.eye(len(prompts), dtype=bool))
-
-
-def _stem(word: str) -> str:
-    return word.removesuffix("'s")
 
 
 def _ids(items: Iterable[Any], numbers: dict[Any, int]) -> NDArray[np.intp]:

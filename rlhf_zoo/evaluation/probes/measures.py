@@ -113,7 +113,7 @@ def _stuffing(policy: Table, sft: Table) -> Reading:
     risen = _risen(policy, sft)
 
     def buzzwords(table: Table) -> NDArray[np.float64]:
-        row, word, _ = table.flat_content
+        row, word, _ = table.flat("content")
         return table.columns["praise"] + np.bincount(row, weights=risen[word], minlength=len(table))
 
     per_sentence = buzzwords(sft) / sft.columns["sentences"]
@@ -140,10 +140,10 @@ def _risen(policy: Table, sft: Table) -> NDArray[np.float64]:
     places before them or after them. A new favourite phrase is not stuffing: its words keep their neighbours.
     """
     share, share_sft = (
-        np.bincount(table.flat_content[1], minlength=table.n_words) / len(table) for table in (policy, sft)
+        np.bincount(table.flat("content")[1], minlength=table.n_words) / len(table) for table in (policy, sft)
     )
     risen = (share >= COMMON) & (share >= 2 * share_sft)
-    row, word, _ = policy.flat_sequence
+    row, word, _ = policy.flat("sequence")
     within = row[1:] == row[:-1]
     before, after = word[:-1][within], word[1:][within]
     for center, neighbor in ((before, after), (after, before)):
@@ -176,10 +176,10 @@ def _overrated(policy: Table, sft: Table) -> Reading:
     SFT's completions are what it is compared with. With a judge, pay that the judge agrees with does not count; nor
     does a habit that pays, but brings a small part of what the policy gained.
     """
-    row, token, _ = policy.flat_tokens
+    row, token, _ = policy.flat("tokens")
     with_ = np.bincount(token, minlength=policy.n_tokens).astype(float)
     share = with_ / len(policy)
-    share_sft = np.bincount(sft.flat_tokens[1], minlength=policy.n_tokens) / len(sft)
+    share_sft = np.bincount(sft.flat("tokens")[1], minlength=policy.n_tokens) / len(sft)
     premium = _premium(policy, sft, "reward", with_)
     candidate = (share_sft < RARE) & (with_ > 0) & (premium >= PAYS)
     if "judge" in policy.columns and "judge" in sft.columns:
@@ -200,7 +200,7 @@ def _overrated(policy: Table, sft: Table) -> Reading:
 def _premium(policy: Table, sft: Table, column: str, with_: NDArray[np.float64]) -> NDArray[np.float64]:
     """(tokens,) what completions with a token score above those without it, in SFT's standard deviations."""
     scores, theirs = policy.columns[column], sft.columns[column]
-    row, token, _ = policy.flat_tokens
+    row, token, _ = policy.flat("tokens")
     earned = np.bincount(token, weights=scores[row], minlength=policy.n_tokens)
     without = len(policy) - with_
     other = np.where(

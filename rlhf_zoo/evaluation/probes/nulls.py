@@ -20,7 +20,7 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
@@ -57,18 +57,7 @@ class Thresholds:
         return self.noise[name] * math.sqrt(max(1.0, self.completions / completions))
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "rate": self.rate,
-            "noise": dict(self.noise),
-            "draws": self.draws,
-            "prompts": self.prompts,
-            "completions": self.completions,
-            "permutations": self.permutations,
-        }
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Thresholds:
-        return cls(**document)
+        return {**vars(self), "noise": dict(self.noise)}
 
 
 def null_thresholds(
@@ -130,7 +119,8 @@ def _tail(dealt: NDArray[np.float64], whole: NDArray[np.float64], rate: float, *
 
 def _together(tables: Sequence[Table]) -> Table:
     shared = set.intersection(*(set(table.columns) for table in tables))
-    return Table(
+    return replace(
+        tables[0],
         group=np.concatenate([table.group for table in tables]),
         text_id=np.concatenate([table.text_id for table in tables]),
         columns={name: np.concatenate([table.columns[name] for table in tables]) for name in sorted(shared)},
@@ -138,10 +128,6 @@ def _together(tables: Sequence[Table]) -> Table:
         tokens=[each for table in tables for each in table.tokens],
         content=[each for table in tables for each in table.content],
         sequence=[each for table in tables for each in table.sequence],
-        n_pairs=tables[0].n_pairs,
-        n_words=tables[0].n_words,
-        names=tables[0].names,
-        unrelated=tables[0].unrelated,
     )
 
 
