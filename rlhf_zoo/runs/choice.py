@@ -42,8 +42,7 @@ class ReleaseArguments:
         },
     )
     push_optimizer: bool = field(
-        default=False,
-        metadata={"help": "Send what training goes on from too: optimizer, scheduler and random states."},
+        default=False, metadata={"help": "Send what training goes on from too: optimizer, scheduler and random states."}
     )
     push_merged: bool = field(
         default=False,

@@ -8,6 +8,7 @@ import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,16 +17,7 @@ from ..hub.connect import Hub
 from ..hub.publish import PUBLISHED, RECIPE_FILE, checkpoint_files, tag_name
 from ..hub.refusals import refusals_as
 from ..recipes import Recipe
-from ..record import (
-    StageRecord,
-    check_whole,
-    fingerprint,
-    first_difference,
-    now,
-    read_json,
-    write_complete,
-    write_json,
-)
+from ..record import StageRecord, check_whole, fingerprint, first_difference, now, read_json, write_complete, write_json
 from ..run_id import run_id
 from .settings import RecipeConfig, StageSettings, recipe_config, stage_settings
 
@@ -98,14 +90,12 @@ class RunContext:
     own: tuple[str, ...] = OWN
     variant: str | None = None
     checked: bool = False
+    # By stage; each copy that `replace` makes begins with none.
+    _settings: dict[str, StageSettings] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
+    @cached_property
     def shared(self) -> RecipeConfig:
-        return recipe_config(self.recipe, self._shared_flags)
-
-    @property
-    def _shared_flags(self) -> dict[str, Any]:
-        return dict(self.flags.get("recipe", {}))
+        return recipe_config(self.recipe, self.flags.get("recipe", {}))
 
     def record(self, stage: str) -> StageRecord:
         return StageRecord((self.directory if self.base is None or stage in self.own else self.base) / stage)
@@ -129,11 +119,16 @@ class RunContext:
         return f"{self.namespace}/{self.recipe.name}"
 
     def settings(self, stage: str) -> StageSettings:
+        if stage not in self._settings:
+            self._settings[stage] = self._read_settings(stage)
+        return self._settings[stage]
+
+    def _read_settings(self, stage: str) -> StageSettings:
         settings = stage_settings(
             self.recipe,
             stage,
             self.flags.get(stage, {}),
-            shared_flags=self._shared_flags,
+            shared_flags=self.flags.get("recipe", {}),
             output_dir=self.record(stage).path,
         )
         if stage != "reward" or "ppo" not in self.recipe.stages:
@@ -236,8 +231,8 @@ class RunContext:
                     f"{self.hub.described}: run `rlhf-zoo {stage} {self.recipe.name}` first."
                 ) from error
         # The same run has the same fingerprint, whether its stages lie here or on the Hub.
-        told = Path(path) / RECIPE_FILE
-        known = fingerprint(read_json(told)) if told.is_file() else commit
+        settings = Path(path) / RECIPE_FILE
+        known = fingerprint(read_json(settings)) if settings.is_file() else commit
         return Checkpoint(
             Path(path), {"repo": repo, "commit": commit, "tag": revision, "path": None, "fingerprint": known}
         )

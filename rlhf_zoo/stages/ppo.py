@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def build_trainer(settings: StageSettings, functions: list[RewardFunction], **pa
     from ..ppo.trainer import PPOTrainer
 
     return PPOTrainer(
-        args=settings.trainer,
+        args=copy.copy(settings.trainer),  # a trainer changes its arguments
         reward_funcs=functions or None,
         value_model=settings.data.value_model_name_or_path,
         peft_config=get_peft_config(settings.model),
@@ -130,13 +131,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         )
 
     return train_stage(
-        context,
-        settings,
-        data=source.lineage,
-        parents=parents,
-        started=started,
-        build=build,
-        publisher=publisher,
+        context, settings, data=source.lineage, parents=parents, started=started, build=build, publisher=publisher
     )
 
 

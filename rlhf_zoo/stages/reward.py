@@ -29,14 +29,8 @@ from ..record import read_json, write_json
 from ..rewards import RewardModel
 from ..runs.context import Checkpoint, Publisher, RunContext
 from ..runs.data import DataSource, add_configuration, data_source
-from ..runs.generate import complete
-from ..runs.pairs import (
-    COLUMNS,
-    named_pairs,
-    on_pairs,
-    prompt_configuration,
-    sampling,
-)
+from ..runs.generate import complete, context_length
+from ..runs.pairs import COLUMNS, named_pairs, on_pairs, prompt_configuration, sampling
 from ..runs.settings import RewardArguments, StageSettings
 from .train import make_trainer, quiet, train_stage
 
@@ -225,7 +219,7 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     """`score_samples` completions of training prompts, drawn as PPO will draw them under the stage's seed."""
     tokenizer = load_tokenizer(sft.path)
     model, drawn = load_causal(sft.path), sampling(context)
-    longest = (getattr(model.config, "max_position_embeddings", None) or math.inf) - drawn["max_new_tokens"]
+    longest = (context_length(model) or math.inf) - drawn["max_new_tokens"]
     prompts = _prompts(context, source, "train")
     prompts = [prompt for prompt in prompts if 0 < len(tokenize_prompt(prompt, tokenizer)) <= longest]
     if not prompts:
@@ -272,14 +266,14 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
         return source
     prefer: Callable[[str, str, random.Random], int] = load_object(data.preference, group="rlhf_zoo.preferences")
     rng = random.Random(seed)
-    splits = {
-        "train": _pairs(
-            context, settings, _prompts(context, source, "train"), data.simulated_pairs, 3, sft, prefer, rng
-        ),
-        "test": _pairs(
-            context, settings, _prompts(context, source, "validation"), data.simulated_test_pairs, 4, sft, prefer, rng
-        ),
-    }
+    splits = {}
+    for split, prompts_of, count, stream in (
+        ("train", "train", data.simulated_pairs, 3),
+        ("test", "validation", data.simulated_test_pairs, 4),
+    ):
+        prompts = _prompts(context, source, prompts_of)
+        chosen = [prompts[i % len(prompts)] for i in range(count)]
+        splits[split] = _pairs(context, chosen, seed, stream, sft, prefer, rng)
     source = add_configuration(context, "preferences", splits)
     write_json(note, made)
     return source
@@ -287,30 +281,28 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
 
 def _pairs(
     context: RunContext,
-    settings: StageSettings,
     prompts: list[str],
-    count: int,
+    seed: int,
     stream: int,
     sft: Checkpoint,
     prefer: Callable[[str, str, random.Random], int],
     rng: random.Random,
 ) -> list[dict[str, Any]]:
     tokenizer, model = load_tokenizer(sft.path), load_causal(sft.path)
-    chosen = [prompts[i % len(prompts)] for i in range(count)]
     sides = [
         complete(
             model,
             tokenizer,
-            chosen,
-            keys=[(stream, i, side) for i in range(count)],
-            seed=pairs_seed(settings),
+            prompts,
+            keys=[(stream, i, side) for i in range(len(prompts))],
+            seed=seed,
             desc=f"pairs to compare, side {side + 1}",
             **sampling(context),
         )
         for side in (0, 1)
     ]
     rows = []
-    for i, prompt in enumerate(chosen):
+    for i, prompt in enumerate(prompts):
         texts = [side.texts[i] for side in sides]
         # RewardTrainer closes every text with an end-of-sequence token, which a cut one did not have.
         if texts[0] == texts[1] or not all(side.ended[i] for side in sides):
@@ -319,7 +311,7 @@ def _pairs(
         rows.append({"prompt": prompt, "chosen": texts[winner], "rejected": texts[1 - winner], "simulated": True})
     if not rows:
         raise ZooError(
-            f"Of {count} simulated pairs none is left, as no two samples of the SFT model differed and ended by "
+            f"Of {len(prompts)} simulated pairs none is left, as no two samples of the SFT model differed and ended by "
             "themselves: train it longer, or raise PPO's response_length."
         )
     return rows

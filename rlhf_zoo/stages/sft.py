@@ -61,13 +61,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         )
 
     return train_stage(
-        context,
-        settings,
-        data=source.lineage,
-        parents=parents,
-        started=started,
-        build=build,
-        publisher=publisher,
+        context, settings, data=source.lineage, parents=parents, started=started, build=build, publisher=publisher
     )
 
 

@@ -15,13 +15,7 @@ from ..errors import ZooError
 from ..finite import NotFinite
 from ..hub.publish import MERGED, unpublished
 from ..hub.refusals import is_disk_full
-from ..record import (
-    StageRecord,
-    checkpoint_step,
-    fingerprint,
-    now,
-    write_complete,
-)
+from ..record import StageRecord, checkpoint_step, fingerprint, now, write_complete
 from ..release.adapters import check_bases
 from ..release.sender import claim_repository, kept_lineage
 from ..runs.choice import choose, promising, prune
@@ -52,7 +46,7 @@ def make_trainer(kind: Callable[..., Any], settings: StageSettings, **parts: Any
     Raises ZooError for what only the trainer finds wrong with them, and where they leave it nothing to train on.
     """
     try:
-        trainer = kind(args=settings.trainer, **parts)
+        trainer = kind(args=copy.copy(settings.trainer), **parts)  # a trainer changes its arguments
     except ValueError as error:
         first = str(error).strip().splitlines()[0].rstrip(".").replace(". ", "; ")
         raise ZooError(f"The settings of the stage {settings.stage} do not work: {first}.") from error

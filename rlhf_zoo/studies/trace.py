@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..actor_critic import shared_value_head
-from ..catalog.lineage import find_lineage
+from ..catalog.lineage import Source, find_lineage
 from ..errors import ZooError
 from ..hub.publish import RECIPE_FILE, tag_name
 from ..hub.pull import pull, split_revision
@@ -34,7 +34,7 @@ from ..runs.settings import recorded_settings
 from ..stages.train import quiet
 from ..value_head import ValueHead, read_value_head
 
-__all__ = ["Named", "Subject", "document", "find", "show", "trace_checkpoint"]
+__all__ = ["Subject", "document", "find", "show", "trace_checkpoint"]
 
 # What a trace reads of a run's settings.
 TRAINER_KEYS = (
@@ -48,14 +48,6 @@ _STEP_TAG = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True)
-class Named:
-    """A checkpoint's folder, and what to call it."""
-
-    name: str
-    path: Path
-
-
-@dataclass(frozen=True)
 class Subject:
     """A policy to trace and what belongs to it.
 
@@ -64,10 +56,10 @@ class Subject:
     which stand in `where`. trusted: whether they are a run's of this machine, so that what they name may be imported.
     """
 
-    policy: Named
-    reference: Named
-    reward: Named | None
-    old: Named | None
+    policy: Source
+    reference: Source
+    reward: Source | None
+    old: Source | None
     step: int | None
     begins: bool
     resolved: Mapping[str, Any]
@@ -163,11 +155,10 @@ def _of_repository(
     steps = {} if local else {one: f"{repo}@{tag}" for one, tag in _tags(repo).items()}
     begins = step == 0
     older = _older(steps, 0 if begins else found, old, repo)
-    reference = Named(lineage.sft.name, lineage.sft.path)
     return Subject(
-        policy=reference if begins else Named(whole, path),
-        reference=reference,
-        reward=Named(lineage.reward.name, lineage.reward.path) if lineage.reward is not None else None,
+        policy=lineage.sft if begins else Source(whole, path),
+        reference=lineage.sft,
+        reward=lineage.reward,
         old=None if older is None else _named(older),
         step=0 if begins else found or None,
         begins=begins,
@@ -200,11 +191,11 @@ def _tags(repo: str) -> dict[int, str]:
     return {int(match[1]): tag for tag in tags if (match := _STEP_TAG.fullmatch(tag))}
 
 
-def _named(name: str) -> Named:
+def _named(name: str) -> Source:
     if not Path(name).is_dir():
-        return Named(name, _pulled(name))
+        return Source(name, _pulled(name))
     check_whole(Path(name))
-    return Named(name, Path(name))
+    return Source(name, Path(name))
 
 
 def _at(steps: Mapping[int, str], step: int, where: str) -> str:
@@ -223,7 +214,7 @@ def _older(steps: Mapping[int, str], step: int, old: str | None, where: str) -> 
     return old
 
 
-def _parent(stage: Path, document: Mapping[str, Any], role: str) -> Named:
+def _parent(stage: Path, document: Mapping[str, Any], role: str) -> Source:
     """What PPO began with: beside it, where it lay, or on the Hub at the commit that run.json names."""
     lineage = (document.get("parents") or {}).get(role) or {}
     path, repo, commit = (lineage.get(key) for key in ("path", "repo", "commit"))
@@ -234,7 +225,7 @@ def _parent(stage: Path, document: Mapping[str, Any], role: str) -> Named:
             if folder.is_dir():
                 return _named(str(folder))
     if repo and commit:
-        return Named(f"{repo}@{commit}", pull(f"{repo}@{commit}"))
+        return Source(f"{repo}@{commit}", pull(f"{repo}@{commit}"))
     raise ZooError(
         f"The {role} model that {stage} began with is neither beside it nor published: name it with --{role}."
     )
@@ -278,7 +269,10 @@ def trace_checkpoint(
             )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = {role: load_causal(one.path) for role, one in models.items()}
-    rewards = _rewards(subject, functions, args, tokenizer)
+    scorer = None if subject.reward is None else load_classifier(subject.reward.path)
+    read_by = tokenizer if subject.reward is None else _tokenizer(subject.reward)
+    rewards = build_rewards(scorer, functions, args, tokenizer, read_by)
+    assert rewards is not None
     critic = _critic(subject, data["value_model_name_or_path"], loaded["policy"], rewards, args)
     for model in (*loaded.values(), critic, *(reward.model for reward in rewards.models)):
         nn.Module.to(model, device)
@@ -328,15 +322,6 @@ def _functions(
     return [load_object(name, group=REWARDS) for name in chosen], weights[: len(model)] + [by_name[n] for n in chosen]
 
 
-def _rewards(subject: Subject, functions: list[Any], args: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> Rewards:
-    reward, reward_tokenizer = None, tokenizer
-    if subject.reward is not None:
-        reward, reward_tokenizer = load_classifier(subject.reward.path), _tokenizer(subject.reward)
-    built = build_rewards(reward, functions, args, tokenizer, reward_tokenizer)
-    assert built is not None
-    return built
-
-
 def _critic(
     subject: Subject, value_model: str | None, policy: PreTrainedModel, rewards: Rewards, args: PPOConfig
 ) -> PreTrainedModel | ValueHead:
@@ -371,7 +356,7 @@ def _state(path: Path) -> tuple[float, RunningScores]:
     return kl_coef, seen
 
 
-def _tokenizer(one: Named) -> PreTrainedTokenizerBase:
+def _tokenizer(one: Source) -> PreTrainedTokenizerBase:
     return load_tokenizer(one.path, name=one.name)
 
 
