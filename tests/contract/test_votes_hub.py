@@ -33,7 +33,7 @@ REPO = "local/votes"
 CAST = """
 import json, os, sys, threading, time
 from pathlib import Path
-from rlhf_zoo.hub import vote_box
+from rlhf_zoo.votes import box as vote_box
 from rlhf_zoo.votes.box import VoteBox
 from rlhf_zoo.votes.data import HubVotes
 from rlhf_zoo.votes.vote import Shown, Vote

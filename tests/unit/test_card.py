@@ -35,7 +35,7 @@ def placeholders(request, monkeypatch):
     if "plotted" in request.fixturenames:
         monkeypatch.setattr(plots, "_save", lambda figure, path: write_bytes(path, b"\x89PNG"))
     else:
-        monkeypatch.setattr(card, "_plots", lambda facts, folder: {})
+        monkeypatch.setattr(card, "_plots", lambda *_: {})
 
 
 @pytest.fixture
