@@ -34,6 +34,7 @@ __all__ = [
     "forget_lost_data",
     "pending_data",
     "send_data",
+    "split_files",
     "write_configuration",
 ]
 
@@ -123,7 +124,7 @@ def data_source(context: RunContext, *, again: bool = False) -> DataSource:
         )
         for configuration, splits in prepared.items():
             write_configuration(record.path, configuration, splits)
-        write_text(record.path / "README.md", _card(record.read(), _configurations(_files(record.path))))
+        write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
         record.write(status="finished", seconds=time.monotonic() - started, finished=now())
     return _prepared(context)
 
@@ -211,7 +212,7 @@ def add_configuration(context: RunContext, configuration: str, splits: Mapping[s
     """Adds a configuration that a stage made (simulated preferences); the data set is sent again with it."""
     record = context.record("data")
     write_configuration(record.path, configuration, splits)
-    write_text(record.path / "README.md", _card(record.read(), _configurations(_files(record.path))))
+    write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
     return _prepared(context)
 
 
@@ -222,8 +223,9 @@ def write_configuration(folder: Path, configuration: str, splits: Mapping[str, I
         write_text(folder / configuration / f"{split}.jsonl", text)
 
 
-def _files(folder: Path) -> list[str]:
-    return [path.relative_to(folder).as_posix() for path in folder.glob("*/*.jsonl")]
+def split_files(folder: Path) -> list[str]:
+    """CONFIGURATION/SPLIT.jsonl of each split in a folder, sorted."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.jsonl") if path.is_file())
 
 
 def _configurations(names: Iterable[str]) -> dict[str, list[str]]:
@@ -332,11 +334,11 @@ def _send(context: RunContext, folder: Path) -> str:
     except RepositoryNotFoundError:
         there = []
     with tempfile.TemporaryDirectory() as scratch:
-        for name in _files(folder):
+        for name in split_files(folder):
             target = Path(scratch) / name
             target.parent.mkdir(exist_ok=True)
             shutil.copy(folder / name, target)
-        configurations = _configurations({*there, *_files(folder)})
+        configurations = _configurations({*there, *split_files(folder)})
         card = _card(context.record("data").read(), configurations)
         (Path(scratch) / "README.md").write_text(card, encoding="utf-8")
         return publish_folder(

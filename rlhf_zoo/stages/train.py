@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import shutil
 import time
@@ -221,10 +222,6 @@ def _attach(
 
     trainer.remove_callback(PrinterCallback)
 
-    def finish(path: Path) -> None:
-        if finish_checkpoint is not None:
-            finish_checkpoint(trainer, path)
-
     def saved() -> None:
         unsent: set[int] = set()
         if publisher is not None:
@@ -236,6 +233,7 @@ def _attach(
 
     if hasattr(trainer, "_total_train_tokens"):  # of trl; PPOTrainer saves its own
         trainer.add_callback(RunningMetrics(trainer))
+    finish = None if finish_checkpoint is None else functools.partial(finish_checkpoint, trainer)
     callback = StageCallback(record, stop, finish_checkpoint=finish, saved=saved, stop_after=context.stop_after)
     trainer.add_callback(callback)
     return callback

@@ -24,7 +24,7 @@ from ..plugins import load_object
 from ..record import COMPLETE, StageRecord, check_whole, fingerprint, now, read_json, write_json, write_text
 from ..run_lock import LOCK, sole_writer
 from ..runs.context import RunContext, versions
-from ..runs.data import corpus_settings, data_source
+from ..runs.data import corpus_settings, data_source, split_files
 from ..stages.pipeline import run_stage
 from .differences import compare_files, compare_metrics, compare_settings, compare_versions, compare_weights, contents
 from .published import Published, comparable, fetch, named_objects, recipe_of
@@ -204,7 +204,7 @@ def _place(context: RunContext, folder: Path) -> None:
     if record.read().get("status") == "finished":
         return
     splits: dict[str, list[dict[str, str]]] = {}
-    for name in _splits(folder):
+    for name in split_files(folder):
         target = record.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / name, target)
@@ -223,14 +223,10 @@ def _place(context: RunContext, folder: Path) -> None:
     )
 
 
-def _splits(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.jsonl") if path.is_file())
-
-
 def _compared_data(here: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     """{repo, commit, how, compared, differing}: files of the data set by sha256; those of other stages are left out."""
     published = data["folder"]
-    names = [name for name in _splits(published) if (here / name).is_file()] if published is not None else []
+    names = [name for name in split_files(published) if (here / name).is_file()] if published is not None else []
     there, made = (contents(folder, names) if names else {} for folder in (published, here))
     told = {key: data[key] for key in ("repo", "commit", "how")}
     return {**told, "compared": len(names), "differing": [name for name in names if there[name] != made[name]]}
