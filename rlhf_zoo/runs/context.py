@@ -21,7 +21,7 @@ from ..record import StageRecord, check_whole, fingerprint, first_difference, no
 from ..run_id import run_id
 from .settings import RecipeConfig, StageSettings, recipe_config, stage_settings
 
-__all__ = ["Checkpoint", "Publisher", "RunContext", "versions"]
+__all__ = ["ParentCheckpoint", "Publisher", "RunContext", "versions"]
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Publisher(Protocol):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class ParentCheckpoint:
     """A checkpoint to start from: where it lies, and its name for run.json and cards."""
 
     path: Path
@@ -142,7 +142,7 @@ class RunContext:
         }
         return replace(settings, resolved={**settings.resolved, "ppo": drawn})
 
-    def checkpoint(self, stage: str) -> Checkpoint:
+    def checkpoint(self, stage: str) -> ParentCheckpoint:
         """The finished checkpoint of a stage: from this run directory, else from the Hub at its tag `best`.
 
 
@@ -154,7 +154,7 @@ class RunContext:
         if document.get("status") == "finished" and chosen is not None:
             check_whole(chosen)
             sent = read_json(chosen / PUBLISHED) if (chosen / PUBLISHED).is_file() else {}
-            return Checkpoint(
+            return ParentCheckpoint(
                 chosen,
                 {
                     "repo": sent.get("repo"),
@@ -216,7 +216,7 @@ class RunContext:
         write_json(target / PUBLISHED, note)
         log.warning("%s was gone, and was restored from %s@%s.", target, repo, tag)
 
-    def _pulled(self, stage: str) -> Checkpoint:
+    def _pulled(self, stage: str) -> ParentCheckpoint:
         from huggingface_hub import HfApi, snapshot_download
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
@@ -233,6 +233,6 @@ class RunContext:
         # The same run has the same fingerprint, whether its stages lie here or on the Hub.
         settings = Path(path) / RECIPE_FILE
         known = fingerprint(read_json(settings)) if settings.is_file() else commit
-        return Checkpoint(
+        return ParentCheckpoint(
             Path(path), {"repo": repo, "commit": commit, "tag": revision, "path": None, "fingerprint": known}
         )

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..data import tokenize_prompt
 from ..sampling import Samples, Vocabulary, sample
 
-__all__ = ["Completions", "complete", "context_length"]
+__all__ = ["SampledCompletions", "complete", "context_length"]
 
 
 def context_length(*models: PreTrainedModel) -> int | None:
@@ -21,7 +21,7 @@ def context_length(*models: PreTrainedModel) -> int | None:
 
 
 @dataclass(frozen=True)
-class Completions:
+class SampledCompletions:
     """Batches of samples, and the texts of their completions, in the order of the prompts."""
 
     batches: list[Samples]
@@ -48,7 +48,7 @@ def complete(
     desc: str,
     top_p: float = 1.0,
     batch_size: int = 128,
-) -> Completions:
+) -> SampledCompletions:
     """One completion a prompt, of tokens that the tokenizer names.
 
     The random stream of each depends on (seed, its key) alone.
@@ -76,4 +76,4 @@ def complete(
             batches.append(batch)
             texts += tokenizer.batch_decode(batch.token_lists(), skip_special_tokens=True)
             bar.update(len(batch))
-    return Completions(batches, texts)
+    return SampledCompletions(batches, texts)

@@ -27,7 +27,7 @@ from ..models import load_causal, load_classifier, set_score_statistics
 from ..plugins import load_object
 from ..record import read_json, write_json
 from ..rewards import RewardModel
-from ..runs.context import Checkpoint, Publisher, RunContext
+from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import DataSource, add_configuration, data_source
 from ..runs.generate import complete, context_length
 from ..runs.pairs import COLUMNS, named_pairs, on_pairs, prompt_configuration, sampling
@@ -180,17 +180,10 @@ def held_out_report(model: Any, tokenizer: Any, pairs: Dataset, *, seed: int) ->
     """`preference_report` of the raw scores: only in the units of training is σ(margin) a probability."""
     scores = score_pairs(RewardModel(model, tokenizer, tokenizer, center=False, scale=False), pairs)
     lengths = {
-        side: [len(ids) for ids in tokenizer(list(pairs[side]), add_special_tokens=False)["input_ids"]]
+        f"{side}_lengths": [len(ids) for ids in tokenizer(list(pairs[side]), add_special_tokens=False)["input_ids"]]
         for side in ("chosen", "rejected")
     }
-    return preference_report(
-        scores["chosen"],
-        scores["rejected"],
-        chosen_lengths=lengths["chosen"],
-        rejected_lengths=lengths["rejected"],
-        prompts=list(pairs["prompt"]),
-        seed=seed,
-    )
+    return preference_report(scores["chosen"], scores["rejected"], prompts=list(pairs["prompt"]), seed=seed, **lengths)
 
 
 def score_pairs(scorer: RewardModel, pairs: Dataset) -> dict[str, list[float]]:
@@ -215,7 +208,7 @@ class SFTSamples:
     ended: list[bool]
 
 
-def sft_samples(context: RunContext, settings: StageSettings, source: DataSource, sft: Checkpoint) -> SFTSamples:
+def sft_samples(context: RunContext, settings: StageSettings, source: DataSource, sft: ParentCheckpoint) -> SFTSamples:
     """`score_samples` completions of training prompts, drawn as PPO will draw them under the stage's seed."""
     tokenizer = load_tokenizer(sft.path)
     model, drawn = load_causal(sft.path), sampling(context)
@@ -246,7 +239,7 @@ def pairs_seed(settings: StageSettings) -> int:
     return settings.trainer.seed if settings.data.pairs_seed is None else settings.data.pairs_seed
 
 
-def _simulated(context: RunContext, settings: StageSettings, source: DataSource, sft: Checkpoint) -> DataSource:
+def _simulated(context: RunContext, settings: StageSettings, source: DataSource, sft: ParentCheckpoint) -> DataSource:
     """Pairs of SFT samples of the same prompt, labeled by the recipe's preference function; made once."""
     data = settings.data
     if data.preference is None:
@@ -284,7 +277,7 @@ def _pairs(
     prompts: list[str],
     seed: int,
     stream: int,
-    sft: Checkpoint,
+    sft: ParentCheckpoint,
     prefer: Callable[[str, str, random.Random], int],
     rng: random.Random,
 ) -> list[dict[str, Any]]:

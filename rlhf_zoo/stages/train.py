@@ -20,7 +20,7 @@ from ..record import StageRecord, checkpoint_step, fingerprint, now, write_compl
 from ..release.adapters import check_bases
 from ..release.sender import claim_repository, kept_lineage
 from ..runs.choice import choose, promising, prune
-from ..runs.context import Checkpoint, Publisher, RunContext, versions
+from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
 from ..runs.settings import StageSettings
 from .callbacks import StageCallback
 from .interrupt import Interruptible, Stopped
@@ -64,7 +64,7 @@ def train_stage(
     settings: StageSettings,
     *,
     data: Mapping[str, Any],
-    parents: Mapping[str, Checkpoint],
+    parents: Mapping[str, ParentCheckpoint],
     started: float,
     build: Callable[[], Any],
     publisher: Publisher | None = None,

@@ -31,7 +31,7 @@ from ..models import CRITIC_DIR, critic_from, matrix_parameters
 from ..ppo.completions import TAKEN
 from ..record import StageRecord, fingerprint, first_difference, now, write_text
 from ..rewards import Rewards
-from ..runs.context import Checkpoint, RunContext, versions
+from ..runs.context import ParentCheckpoint, RunContext, versions
 from ..runs.data import DataSource, data_source
 from ..runs.generate import complete
 from ..runs.listed import listed_numbers
@@ -74,7 +74,7 @@ class Baseline:
 
     context: RunContext
     source: DataSource
-    checkpoints: Mapping[str, Checkpoint]
+    checkpoints: Mapping[str, ParentCheckpoint]
     rows: Dataset
     scores: Mapping[str, Mapping[str, list[float]]]
 

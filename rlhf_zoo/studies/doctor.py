@@ -45,7 +45,7 @@ from ..ppo.guards import (
 from ..ppo.rollout import Advantages, Rollout
 from ..ppo.trainer import PPOTrainer
 from ..rewards import RewardModel, Scored
-from ..runs.context import Checkpoint, RunContext
+from ..runs.context import ParentCheckpoint, RunContext
 from ..runs.data import data_source
 from ..runs.generate import context_length
 from ..runs.settings import StageSettings
@@ -203,7 +203,7 @@ def _batch(settings: StageSettings, data: dict[str, Any]) -> tuple[None, str]:
 # What PPO starts from
 
 
-def _start(context: RunContext, settings: StageSettings, role: str) -> tuple[Checkpoint | None, str]:
+def _start(context: RunContext, settings: StageSettings, role: str) -> tuple[ParentCheckpoint | None, str]:
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     name = parent_names(settings).get(role)
@@ -219,13 +219,13 @@ def _start(context: RunContext, settings: StageSettings, role: str) -> tuple[Che
     return found, str(found.lineage.get("repo") or found.path)
 
 
-def _policy(checkpoint: Checkpoint) -> tuple[PreTrainedModel, str]:
+def _policy(checkpoint: ParentCheckpoint) -> tuple[PreTrainedModel, str]:
     model = load_causal(checkpoint.path).eval()
     size = sum(parameter.numel() for parameter in model.parameters())
     return model, f"{type(model).__name__}, {size:,} weights"
 
 
-def _tokenizer(checkpoint: Checkpoint, policy: PreTrainedModel) -> tuple[PreTrainedTokenizerBase, str]:
+def _tokenizer(checkpoint: ParentCheckpoint, policy: PreTrainedModel) -> tuple[PreTrainedTokenizerBase, str]:
     tokenizer = load_tokenizer(checkpoint.path)
     check_tokens(tokenizer, policy)
     ends = f"EOS {tokenizer.eos_token} = {tokenizer.eos_token_id}, PAD {tokenizer.pad_token} = {tokenizer.pad_token_id}"
@@ -282,7 +282,7 @@ def _surprise(policy: PreTrainedModel, texts: Sequence[Tensor]) -> float:
     return float(F.masked_mean(-logprobs, attention[:, 1:]))
 
 
-def _reward_head(checkpoint: Checkpoint | None) -> tuple[PreTrainedModel | None, str]:
+def _reward_head(checkpoint: ParentCheckpoint | None) -> tuple[PreTrainedModel | None, str]:
     if checkpoint is None:
         return None, "no reward model"
     return load_classifier(checkpoint.path), "trained: it stands among the saved weights"
@@ -291,7 +291,7 @@ def _reward_head(checkpoint: Checkpoint | None) -> tuple[PreTrainedModel | None,
 def _reward_tokenizer(
     context: RunContext,
     settings: StageSettings,
-    checkpoint: Checkpoint | None,
+    checkpoint: ParentCheckpoint | None,
     model: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[RewardModel | None, str]:

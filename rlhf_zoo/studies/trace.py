@@ -34,7 +34,7 @@ from ..runs.settings import recorded_settings
 from ..stages.train import quiet
 from ..value_head import ValueHead, read_value_head
 
-__all__ = ["Subject", "document", "find", "show", "trace_checkpoint"]
+__all__ = ["TracedPolicy", "document", "find", "show", "trace_checkpoint"]
 
 # What a trace reads of a run's settings.
 TRAINER_KEYS = (
@@ -48,12 +48,12 @@ _STEP_TAG = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True)
-class Subject:
+class TracedPolicy:
     """A policy to trace and what belongs to it.
 
-    old: what ρ is measured against, None for the reference; reward: None where the run had no reward model. begins:
-    whether this is the policy that PPO starts from, whose critic is not on the disk yet. resolved: the run's settings,
-    which stand in `where`. trusted: whether they are a run's of this machine, so that what they name may be imported.
+    old: what ρ is measured against, None for the reference; reward: None where the run had no reward model. resolved:
+    the run's settings, which stand in `where`. trusted: whether they are a run's of this machine, so that what they
+    name may be imported.
     """
 
     policy: Source
@@ -61,10 +61,14 @@ class Subject:
     reward: Source | None
     old: Source | None
     step: int | None
-    begins: bool
     resolved: Mapping[str, Any]
     where: Path
     trusted: bool
+
+    @property
+    def begins(self) -> bool:
+        """Whether this is the policy that PPO starts from, whose critic is not on the disk yet."""
+        return self.step == 0
 
 
 # Finding
@@ -78,7 +82,7 @@ def find(
     old: str | None = None,
     sft: str | None = None,
     reward: str | None = None,
-) -> Subject:
+) -> TracedPolicy:
     """The PPO checkpoint that `name` means: a run directory, its stage, a checkpoint of it, or NAMESPACE/NAME[@TAG].
 
     step: None is the last one, 0 the policy that PPO began with. old: a step of the same run, a folder or a repository;
@@ -101,7 +105,7 @@ def find(
     return _of_repository(name, step=step, revision=revision, old=old, sft=sft, reward=reward)
 
 
-def _of_run(stage: Path, *, step: int | None, old: str | None, sft: str | None, reward: str | None) -> Subject:
+def _of_run(stage: Path, *, step: int | None, old: str | None, sft: str | None, reward: str | None) -> TracedPolicy:
     record = StageRecord(stage)
     document = record.read()
     if document.get("stage") != "ppo":
@@ -116,13 +120,12 @@ def _of_run(stage: Path, *, step: int | None, old: str | None, sft: str | None, 
         scorer = _named(reward)
     elif (document.get("parents") or {}).get("reward"):
         scorer = _parent(stage, document, "reward")
-    return Subject(
+    return TracedPolicy(
         policy=reference if name is None else _named(name),
         reference=reference,
         reward=scorer,
         old=None if older is None else _named(older),
         step=step,
-        begins=name is None,
         resolved=document.get("resolved") or {},
         where=record.run_file,
         trusted=True,
@@ -131,7 +134,7 @@ def _of_run(stage: Path, *, step: int | None, old: str | None, sft: str | None, 
 
 def _of_repository(
     name: str, *, step: int | None, revision: str | None, old: str | None, sft: str | None, reward: str | None
-) -> Subject:
+) -> TracedPolicy:
     local = Path(name).is_dir()
     repo, at = (name, None) if local else split_revision(name)
     asked = [given for given in (at, revision, tag_name(step) if step else None) if given is not None]
@@ -155,13 +158,12 @@ def _of_repository(
     steps = {} if local else {one: f"{repo}@{tag}" for one, tag in _tags(repo).items()}
     begins = step == 0
     older = _older(steps, 0 if begins else found, old, repo)
-    return Subject(
+    return TracedPolicy(
         policy=lineage.sft if begins else Source(whole, path),
         reference=lineage.sft,
         reward=lineage.reward,
         old=None if older is None else _named(older),
         step=0 if begins else found or None,
-        begins=begins,
         resolved=read_json(path / RECIPE_FILE),
         where=path / RECIPE_FILE,
         trusted=False,
@@ -235,7 +237,7 @@ def _parent(stage: Path, document: Mapping[str, Any], role: str) -> Source:
 
 
 def trace_checkpoint(
-    subject: Subject,
+    subject: TracedPolicy,
     prompt: str,
     *,
     seed: int = 1,
@@ -292,7 +294,7 @@ def trace_checkpoint(
 
 
 def _functions(
-    subject: Subject, data: Mapping[str, Any], weights: list[float] | None, allowed: Sequence[str]
+    subject: TracedPolicy, data: Mapping[str, Any], weights: list[float] | None, allowed: Sequence[str]
 ) -> tuple[list[Any], list[float]]:
     """The reward functions and the weights of all rewards. A download's are imported only where the user names them."""
     names = data["reward_funcs"] or []
@@ -323,7 +325,7 @@ def _functions(
 
 
 def _critic(
-    subject: Subject, value_model: str | None, policy: PreTrainedModel, rewards: Rewards, args: PPOConfig
+    subject: TracedPolicy, value_model: str | None, policy: PreTrainedModel, rewards: Rewards, args: PPOConfig
 ) -> PreTrainedModel | ValueHead:
     """The critic that was saved with the policy; at the beginning, what PPO makes one of."""
     if subject.begins:
@@ -363,14 +365,14 @@ def _tokenizer(one: Source) -> PreTrainedTokenizerBase:
 # Showing
 
 
-def document(found: Trace, subject: Subject) -> dict[str, Any]:
+def document(found: Trace, subject: TracedPolicy) -> dict[str, Any]:
     """What --json prints: prompt, completion, tokens, totals, and which checkpoints they are of."""
     roles = {"policy": subject.policy, "reference": subject.reference, "old": subject.old, "reward": subject.reward}
     names = {role: None if one is None else one.name for role, one in roles.items()}
     return {**found.to_json(), "models": {**names, "step": subject.step}}
 
 
-def show(found: Trace, subject: Subject, console: Any) -> None:
+def show(found: Trace, subject: TracedPolicy, console: Any) -> None:
     """Prints the table of tokens and the totals. What models and users wrote is never read as markup."""
     from rich import box
     from rich.table import Table
