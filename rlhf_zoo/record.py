@@ -16,7 +16,7 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -196,10 +196,10 @@ class StageRecord:
 
     def check_recipe(self, recipe: str) -> None:
         """Raise ZooError if the directory holds a run of another recipe."""
-        found = self.read().get("recipe", recipe)
-        if found != recipe:
+        held = self.read().get("recipe", recipe)
+        if held != recipe:
             raise ZooError(
-                f"{self.path} holds a run of the recipe {found!r}, not of {recipe!r}: choose another --output_dir, or "
+                f"{self.path} holds a run of the recipe {held!r}, not of {recipe!r}: choose another --output_dir, or "
                 "give --restart to begin again there."
             )
 
@@ -283,8 +283,8 @@ class StageRecord:
         """Drop the rows after `step`, so that a run resumed from the checkpoint of that step repeats none."""
         if not self.metrics_file.exists():
             return
-        kept = (row for row in self.metrics() if row["step"] <= step)
-        write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in kept))
+        rows = (row for row in self.metrics() if row["step"] <= step)
+        write_text(self.metrics_file, "".join(json.dumps(row) + "\n" for row in rows))
 
     # checkpoints
 
@@ -337,7 +337,8 @@ class StageRecord:
         """Write COMPLETE into a checkpoint, after all that stands in it, and the metrics, have reached the disk."""
         checkpoint_step(path)
         if self.metrics_file.exists():
-            _sync_file(self.metrics_file)
+            with open(self.metrics_file, "rb") as file:
+                os.fsync(file.fileno())
         _sync_folder(self.path)
         write_complete(path)
 
@@ -422,16 +423,12 @@ def _integral_floats_as_int(value: Any) -> Any:
 def _at(settings: Mapping[str, Any], key: str) -> str:
     """The value at a dotted key, for a message: short, or that it is not set."""
     value: Any = settings
-    for part in _parts(settings, key):
+    for part in [key] if key in settings else key.split("."):
         if not isinstance(value, Mapping) or part not in value:
             return "nothing"
         value = value[part]
     text = json.dumps(_jsonable(value, named=True), ensure_ascii=False)
     return text if len(text) <= 80 else text[:77] + "..."
-
-
-def _parts(settings: Mapping[str, Any], key: str) -> Iterable[str]:
-    return [key] if key in settings else key.split(".")
 
 
 def _mode(path: Path) -> int:
@@ -442,11 +439,6 @@ def _mode(path: Path) -> int:
         mask = os.umask(0)
         os.umask(mask)
     return 0o666 & ~mask
-
-
-def _sync_file(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
 
 
 def _sync_folder(folder: Path) -> None:

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import (
-    FLAGS,
-    open_run,
-    run_flags,
-    run_options,
-    settle_hub,
-    settle_run,
-    writing,
-)
+from .common import FLAGS, open_run, run_flags, run_options, settle_hub, settle_run, writing
 
 if TYPE_CHECKING:
     from ..recipes import Recipe

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from .common import FLAGS, UserPath, run_context, run_flags, table
+from .common import FLAGS, UserPath, interval, run_context, run_flags, table
 
 if TYPE_CHECKING:
     from ..runs.context import RunContext
@@ -99,29 +99,18 @@ def _run(
     learning_rate: float | None,
     pool: int | None,
 ) -> dict[str, Any]:
-    from ..studies.baseline import (
-        betas,
-        default_betas,
-        open_baseline,
-        run_best_of_n,
-        run_trained,
-    )
+    from ..studies.baseline import betas, default_betas, open_baseline, run_best_of_n, run_trained
     from ..studies.baseline_report import write_report
 
     listed = None if beta is None else betas(beta, method)
     opened = open_baseline(replace(context, restart=False), method)
     if method == "best-of-n":
-        run_best_of_n(opened, pool=64 if pool is None else pool, restart=restart)
+        run_best_of_n(opened, pool=pool or 64, restart=restart)
     else:
         first = context.shared.seed
-        run_trained(
-            opened,
-            method,
-            listed=default_betas(context) if listed is None else listed,
-            seeds=range(first, first + (SEEDS if seeds is None else seeds)),
-            learning_rate=learning_rate,
-            restart=restart,
-        )
+        for value in default_betas(context) if listed is None else listed:
+            for seed in range(first, first + (seeds or SEEDS)):
+                run_trained(opened, method, value, seed, learning_rate=learning_rate, restart=restart)
     return write_report(opened, method, served=served)
 
 
@@ -169,13 +158,8 @@ def _show(frontier: Mapping[str, Any]) -> None:
 def _row(label: str, point: Mapping[str, Any]) -> list[str]:
     kl = f"{'≤ ' if point['kl']['is_bound'] else ''}{point['kl']['value']:.2f}"
     won = [f"{point['win_rate'][side]['value']:.3f}" for side in ("sft", "ppo")]
-    return [label, kl, _interval(point["reward"]), _interval(point["judge"]), *won, f"{point['compute']['flops']:.2e}"]
+    return [label, kl, interval(point["reward"]), interval(point["judge"]), *won, f"{point['compute']['flops']:.2e}"]
 
 
 def _against(title: str, found: Mapping[str, Any]) -> list[str]:
-    return [title, found["label"], _interval(found["judge"]), _interval(found["ppo_less_this"]["judge"], sign="+")]
-
-
-def _interval(found: Mapping[str, Any], *, sign: str = "") -> str:
-    low, high = found["ci95"]
-    return f"{found['value']:{sign}.2f} [{low:.2f}, {high:.2f}]"
+    return [title, found["label"], interval(found["judge"]), interval(found["ppo_less_this"]["judge"], sign="+")]

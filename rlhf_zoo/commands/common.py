@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +16,8 @@ from ..errors import ZooError
 from ..stage import STAGES
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from ..hub.connect import Hub
     from ..recipes import Recipe
     from ..runs.context import Publisher, RunContext
@@ -23,7 +26,14 @@ __all__ = [
     "FLAGS",
     "OVERWRITE",
     "UserPath",
+    "check_namespace",
+    "check_repo",
+    "command_line",
+    "console_of",
+    "interval",
     "open_run",
+    "print_json",
+    "quiet_hub",
     "run_context",
     "run_flags",
     "run_options",
@@ -59,14 +69,58 @@ OVERWRITE = click.option(
 )
 
 
+def command_line() -> str:
+    """What the user typed, for records and for other commands that wait."""
+    return shlex.join(["rlhf-zoo", *sys.argv[1:]])
+
+
+def print_json(document: Any, *, ascii_only: bool = False) -> None:
+    """ascii_only: for what strangers wrote, so that a terminal finds no control character to obey."""
+    click.echo(json.dumps(document, indent=2, ensure_ascii=ascii_only))
+
+
+def console_of(width: int) -> Console:
+    """The terminal; a file or a pipe, which has no width of its own, gets at least `width` columns."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=max(console.width, width))
+
+
+def interval(estimate: Mapping[str, Any], *, digits: int = 2, sign: str = "") -> str:
+    """An estimate with its 95% interval."""
+    low, high = estimate["ci95"]
+    return f"{estimate['value']:{sign}.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def check_namespace(namespace: str | None) -> None:
+    from ..recipes import is_repository_name
+
+    if namespace is not None and not is_repository_name(namespace):
+        raise ZooError(f"--namespace is {namespace!r}, which no Hub accepts: give the name of a user or organization.")
+
+
+def check_repo(repo: str, form: str) -> None:
+    """Raises ZooError where no Hub could have a repository of this name; form: how --repo is written."""
+    from ..recipes import is_repository_name
+
+    if repo.count("/") != 1 or not all(map(is_repository_name, repo.split("/"))):
+        raise ZooError(f"--repo is {repo!r}, which no Hub accepts: write {form}.")
+
+
+def quiet_hub(*, bars: bool = False) -> None:
+    """Leaves out huggingface_hub's warnings of commits that change nothing, and, without `bars`, its progress bars."""
+    from huggingface_hub.utils import logging
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    logging.set_verbosity_error()
+    if not bars:
+        disable_progress_bars()
+
+
 def run_options(command: Callable) -> Callable:
     options = [
-        click.option(
-            "--output_dir",
-            "--output-dir",
-            type=UserPath(),
-            help="Run directory.  [default: runs/RECIPE]",
-        ),
+        click.option("--output_dir", "--output-dir", type=UserPath(), help="Run directory.  [default: runs/RECIPE]"),
         click.option("--hub", help="'local' (the embedded Hub) or an address."),
         click.option("--push_to_hub", "--push-to-hub", is_flag=True, help="Publish; --hub local always gets all."),
         click.option(
@@ -151,20 +205,18 @@ def writing(*directories: Path) -> Iterator[None]:
     """Open while this command writes into run directories. Raises ZooError where another does."""
     from ..run_lock import sole_writer
 
-    command = shlex.join(["rlhf-zoo", *sys.argv[1:]])
     with contextlib.ExitStack() as held:
         for directory in directories:
-            held.enter_context(sole_writer(directory, command=command))
+            held.enter_context(sole_writer(directory, command=command_line()))
         yield
 
 
 def settle_run(recipe: str | Recipe, *, output_dir: Path | None, namespace: str | None) -> tuple[Recipe, Path]:
     """A recipe, and the directory of its run. Raises ZooError for a recipe, a directory or a name that is none."""
-    from ..recipes import is_repository_name, load_recipe
+    from ..recipes import load_recipe
 
     found = load_recipe(recipe) if isinstance(recipe, str) else recipe
-    if namespace is not None and not is_repository_name(namespace):
-        raise ZooError(f"--namespace is {namespace!r}, and no Hub has such: give the name of a user or organization.")
+    check_namespace(namespace)
     directory = output_dir or Path("runs") / found.name
     for folder in (directory, *directory.parents):
         if folder.exists() and not folder.is_dir():
@@ -195,16 +247,12 @@ def open_run(
 
     looking: nothing is published, whatever the flags say. stages, again: see `Sender`. base, variant: see `RunContext`.
     """
-    from huggingface_hub.utils import logging
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
     from ..hub.publish import check_access
     from ..release.outbox import PATIENCE, Outbox
     from ..release.sender import Sender, resume_command
     from ..runs.context import RunContext
 
-    logging.set_verbosity_error()  # it warns of every commit that would change nothing
-    disable_progress_bars()  # uploads go on behind the training's own bar
+    quiet_hub()  # uploads go on behind the training's own bar
     publish = push_to_hub or connected.kind == "local"
     if publish:
         namespace = namespace or _namespace_before(directory, base, connected)
@@ -225,7 +273,7 @@ def open_run(
         restart=restart,
         fresh=restart,
         overwrite=overwrite_repo,
-        command=shlex.join(["rlhf-zoo", *sys.argv[1:]]),
+        command=command_line(),
         flags=flags,
         private=private,
         base=base,

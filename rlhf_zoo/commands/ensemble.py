@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from .common import FLAGS, UserPath, run_context, run_flags, table
+from .common import FLAGS, UserPath, interval, run_context, run_flags, table
 
 __all__ = ["ensemble"]
 
@@ -72,27 +72,24 @@ def _show(document: Mapping[str, Any]) -> None:
         columns += ["ρ SFT", "ρ PPO", "score PPO"]
     rows = [_row(f"seed {one['seed']}", one) for one in document["models"]]
     table(title, columns, [*rows, _row("mean of all", document["ensemble"])])
+    on_sft = interval(apart["sft"], digits=3)
     lines = [
         f"Two models prefer the same side of {document['agreement']['mean']:.1%} of the pairs.",
-        f"Disagreement on SFT's completions: {_interval(apart['sft'])}; unrelated models: {apart['unrelated']:.3f}.",
+        f"Disagreement on SFT's completions: {on_sft}; unrelated models: {apart['unrelated']:.3f}.",
     ]
     if evaluated:
+        on_ppo, more = interval(apart["ppo"], digits=3), interval(apart["ppo_less_sft"], digits=3, sign="+")
+        beyond = interval(document["own_less_others"], digits=3, sign="+")
         lines += [
-            f"On PPO's: {_interval(apart['ppo'])}; PPO's less SFT's: {_interval(apart['ppo_less_sft'], sign='+')}.",
-            "The run's own model gives PPO's completions "
-            f"{_interval(document['own_less_others'], sign='+')} beyond the others.",
+            f"On PPO's: {on_ppo}; PPO's less SFT's: {more}.",
+            f"The run's own model gives PPO's completions {beyond} beyond the others.",
         ]
     click.echo("\n".join(lines))
 
 
 def _row(label: str, one: Mapping[str, Any]) -> list[str]:
-    cells = [label, _interval(one["accuracy"]), f"{one['ece']:.3f}" if "ece" in one else ""]
+    cells = [label, interval(one["accuracy"], digits=3), f"{one['ece']:.3f}" if "ece" in one else ""]
     if one["ppo_score"] is None:
         return cells
     ranked = [f"{found['value']:.2f}" if found else "" for found in one["judge_correlation"].values()]
     return [*cells, *ranked, f"{one['ppo_score']['value']:+.2f}"]
-
-
-def _interval(found: Mapping[str, Any], *, sign: str = "") -> str:
-    low, high = found["ci95"]
-    return f"{found['value']:{sign}.3f} [{low:.3f}, {high:.3f}]"

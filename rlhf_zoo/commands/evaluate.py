@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,7 @@ import click
 
 from ..errors import ZooError
 from ..runs.values import json_object
-from .common import FLAGS, run_flags, run_options, settle_hub, table, writing
+from .common import FLAGS, command_line, print_json, run_flags, run_options, settle_hub, table, writing
 from .train import run_one
 
 __all__ = ["evaluate"]
@@ -102,7 +99,7 @@ def evaluate(
             commit = add_to_card(repo, folder, document)
             click.echo(f"The evaluation is in the card of {repo} ({commit[:10]}).", err=True)
     if as_json:
-        click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        print_json(document)
         return
     _show(document)
     click.echo(f"The figures are in {folder / 'evaluation.json'}, the completions and a plot beside it.")
@@ -178,9 +175,8 @@ def _of_policy(
     folder = output_dir or Path("runs") / "eval" / slug(subject)
     if folder.exists() and not folder.is_dir():
         raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
-    command = shlex.join(["rlhf-zoo", *sys.argv[1:]])
     with writing(folder):
-        return evaluate(contest, terms, out=folder, command=command), folder
+        return evaluate(contest, terms, out=folder, command=command_line()), folder
 
 
 def _show(document: Mapping[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import asdict
@@ -10,9 +9,8 @@ from pathlib import Path
 
 import click
 
-from ..errors import ZooError
 from ..hub_server.cli import hub as embedded
-from .common import UserPath, settle_hub, table
+from .common import UserPath, check_repo, print_json, quiet_hub, settle_hub, table
 
 __all__ = ["hub"]
 
@@ -50,28 +48,21 @@ def export(
     from ..hub.export import export as export_repository
     from ..hub.export import open_source
     from ..hub_server.process import default_root
-    from ..recipes import is_repository_name
 
-    if repo.count("/") != 1 or not all(map(is_repository_name, repo.split("/"))):
-        raise ZooError(f"--repo is {repo!r}, and no Hub has such: write USER/NAME.")
+    check_repo(repo, "USER/NAME")
     address = to or os.environ.get("HF_ENDPOINT") or REAL
     with (
         open_source(root or default_root(), repository, repo_type) as source,
         settle_hub(address, push_to_hub=True) as hub,
     ):
-        from huggingface_hub.utils import logging
-        from huggingface_hub.utils.tqdm import disable_progress_bars
-
         from ..hub.publish import check_access
 
-        logging.set_verbosity_error()
-        if not sys.stderr.isatty():
-            disable_progress_bars()
+        quiet_hub(bars=sys.stderr.isatty())
         check_access(None, token_from=hub.token_from)
         done = export_repository(source, repo, private=private, say=lambda line: click.echo(line, err=True))
     url = f"{hub.endpoint}/{'' if repo_type == 'model' else f'{repo_type}s/'}{repo}"
     if as_json:
-        click.echo(json.dumps({"repo": repo, "url": url, **asdict(done)}, indent=2))
+        print_json({"repo": repo, "url": url, **asdict(done)})
         return
     names: dict[str, list[str]] = {}
     for name, commit in [*done.branches.items(), *done.tags.items()]:

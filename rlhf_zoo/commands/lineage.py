@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from .common import UserPath, settle_hub
+from .common import UserPath, command_line, console_of, print_json, quiet_hub, settle_hub
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -39,14 +36,9 @@ def lineage(repository: str, hub: str | None, as_json: bool) -> None:
 
         root = find_family(repository)
         if as_json:
-            click.echo(json.dumps(root.to_json(), indent=2, ensure_ascii=False))
+            print_json(root.to_json())
             return
-        from rich.console import Console
-
-        console = Console()
-        # A file or a pipe has no width of its own to keep.
-        console = console if console.is_terminal else Console(width=max(console.width, 160))
-        console.print(_tree(root))
+        console_of(160).print(_tree(root))
 
 
 def _tree(node: Node, above: Tree | None = None) -> Tree:
@@ -97,21 +89,15 @@ def reproduce(
       rlhf-zoo reproduce local/tiny-world-ppo@step-000010
     """
     with settle_hub(hub, push_to_hub=False) as connected:
-        from huggingface_hub.utils.tqdm import disable_progress_bars
-
         from ..studies import reproduce as reproducing
 
-        disable_progress_bars()  # the stage has its own
-        command = shlex.join(["rlhf-zoo", *sys.argv[1:]])
+        quiet_hub()  # the stage has bars of its own
         document = reproducing.reproduce(
-            repository, hub=connected, directory=output_dir, allowed=allow_import, command=command
+            repository, hub=connected, directory=output_dir, allowed=allow_import, command=command_line()
         )
         if as_json:
-            click.echo(json.dumps(document, indent=2, ensure_ascii=False))
+            print_json(document)
         else:
-            from rich.console import Console
-
-            console = Console()
-            reproducing.show(document, console if console.is_terminal else Console(width=max(console.width, 120)))
+            reproducing.show(document, console_of(120))
     if not document["bit_equal"]:
         raise click.exceptions.Exit(1)

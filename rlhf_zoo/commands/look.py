@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import click
 
 from ..errors import ZooError
 from ..runs.values import json_object
-from .common import settle_hub
+from .common import console_of, print_json, settle_hub
 
 __all__ = ["compare", "trace"]
 
@@ -119,10 +118,6 @@ def trace(
         subject = tracing.find(run, step=step, **found_by)
         found = tracing.trace_checkpoint(subject, prompt, columns=others, **given)
         if as_json:
-            click.echo(json.dumps(tracing.document(found, subject), indent=2, ensure_ascii=False))
+            print_json(tracing.document(found, subject))
             return
-        from rich.console import Console
-
-        console = Console()
-        # A file or a pipe has no width of its own to keep.
-        tracing.show(found, subject, console if console.is_terminal else Console(width=max(console.width, 120)))
+        tracing.show(found, subject, console_of(120))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import ZooError
-from .common import UserPath, settle_hub, table
+from .common import UserPath, print_json, settle_hub, table
 
 if TYPE_CHECKING:
     from ..hub.pull import Pulled
@@ -49,20 +48,13 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
 
         pulled = fetch(repository, output_dir)
         _tell(pulled)
-        click.echo(json.dumps(_document(pulled), indent=2) if as_json else str(pulled.path))
-
-
-def _document(pulled: Pulled) -> dict[str, Any]:
-    return {
-        "repo": pulled.repo,
-        "revision": pulled.revision,
-        "commit": pulled.commit,
-        "path": str(pulled.path),
-        "files": [{"path": file.path, "size": file.size, "sha256": file.sha256} for file in pulled.files],
-        "bytes": pulled.bytes,
-        "mended": pulled.mended,
-        "others": pulled.others,
-    }
+        if not as_json:
+            click.echo(str(pulled.path))
+            return
+        names = ("repo", "revision", "commit", "path", "files", "bytes", "mended", "others")
+        document = {name: getattr(pulled, name) for name in names}
+        files = [{name: getattr(file, name) for name in ("path", "size", "sha256")} for file in pulled.files]
+        print_json({**document, "path": str(pulled.path), "files": files}, ascii_only=True)
 
 
 def _tell(pulled: Pulled) -> None:
@@ -88,7 +80,7 @@ def _list(repo: str, as_json: bool) -> None:
 
     found = checkpoints(repo)
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        print_json(found, ascii_only=True)
         return
     rows = found["checkpoints"]
     metrics = list(dict.fromkeys(name for row in rows for name in row["metrics"]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from ..stage import STAGES
-from .common import FLAGS, UserPath, run_flags, table
+from .common import FLAGS, UserPath, print_json, run_flags, table
 
 __all__ = ["recipes"]
 
@@ -47,7 +46,7 @@ def recipes_list(as_json: bool) -> None:
         for recipe in found
     ]
     if as_json:
-        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
         return
     table("", ["recipe", "stages", "data", "description"], [
         [row["name"], " ".join(row["stages"]), "simulated" if row["simulated"] else "real", row["description"]]
@@ -130,8 +129,6 @@ def recipes_keys(stage: str, as_json: bool) -> None:
         for name, (hint, default, help_text) in sorted(keys.items())
     ]
     if as_json:
-        click.echo(
-            json.dumps([dict(zip(("key", "type", "default", "help"), row, strict=True)) for row in rows], indent=2)
-        )
+        print_json([dict(zip(("key", "type", "default", "help"), row, strict=True)) for row in rows])
         return
     table(f"Keys of {stage}", ["key", "type", "default", "meaning"], rows)

@@ -8,13 +8,7 @@ import click
 
 from ..errors import ZooError
 from ..stage import STAGES
-from .common import (
-    OVERWRITE,
-    UserPath,
-    run_context,
-    stage_directories,
-    writing,
-)
+from .common import OVERWRITE, UserPath, run_context, stage_directories, writing
 
 __all__ = ["card", "push"]
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import ZooError
-from .common import settle_hub
+from .common import check_repo, quiet_hub, settle_hub
 
 if TYPE_CHECKING:
     from ..hub.connect import Hub
@@ -51,20 +52,14 @@ def deploy(
       rlhf-zoo space deploy local/tiny-world-ppo --hub local
       rlhf-zoo space deploy USER/NAME-ppo@best --repo USER/compare --votes USER/votes --hub https://huggingface.co
     """
-    from ..recipes import is_repository_name
-
-    if repo is not None and (repo.count("/") != 1 or not all(map(is_repository_name, repo.split("/")))):
-        raise ZooError(f"--repo is {repo!r}, and no Hub has such: write NAMESPACE/NAME.")
+    if repo is not None:
+        check_repo(repo, "NAMESPACE/NAME")
     with settle_hub(hub, push_to_hub=True) as connected:
-        from huggingface_hub.utils import logging
-        from huggingface_hub.utils.tqdm import disable_progress_bars
-
         from ..hub.publish import check_access
         from ..space.deploy import deploy as deploy_space
         from ..space.files import find_models, with_runs
 
-        logging.set_verbosity_error()  # it warns of a commit that would change nothing
-        disable_progress_bars()
+        quiet_hub()
         own = check_access("local" if connected.kind == "local" else None, token_from=connected.token_from)
         models = find_models(ppo, sft=sft, reward=reward, votes=votes)
         models, problem = with_runs(models, ablation or None)
@@ -72,11 +67,9 @@ def deploy(
             click.echo(problem, err=True)
         name = repo or f"{own}/{models.ppo.repo.rpartition('/')[2].removesuffix('-ppo')}-compare"
 
-        def samples() -> list[dict]:
-            from ..studies.compare import draw
+        from ..studies.compare import page_samples
 
-            return draw(models)
-
+        samples = functools.partial(page_samples, models)
         done = deploy_space(name, models, samples=samples, private=private, builds=connected.kind == "huggingface")
         _collect(models, name, private=done.private)
         _tell(name, done, models, connected)

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..stage import STAGES, Stage
-from .common import FLAGS, run_context, run_flags, run_options, table
+from .common import FLAGS, print_json, run_context, run_flags, run_options, table
 
 if TYPE_CHECKING:
     from ..runs.context import RunContext
@@ -85,8 +85,7 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
 
         findings = examine(context)
     if as_json:
-        rows = [{"check": one.check, "status": one.status, "said": one.said} for one in findings]
-        click.echo(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json([asdict(one) for one in findings])
     else:
         table("", ["check", "", "what was found"], [[one.check, one.status, one.said] for one in findings])
     if any(one.status == FAILED for one in findings):

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import ZooError
 from ..stage import STAGES
-from .common import UserPath, settle_hub, table
+from .common import UserPath, check_namespace, print_json, settle_hub, table
 
 if TYPE_CHECKING:
     from ..catalog.index import Entry, Figure
@@ -59,10 +57,7 @@ def zoo(
       rlhf-zoo zoo --hub local --stage ppo --sort win_rate
       rlhf-zoo zoo --hub local --readme
     """
-    from ..recipes import is_repository_name
-
-    if namespace is not None and not is_repository_name(namespace):
-        raise ZooError(f"--namespace is {namespace!r}, and no Hub has such: give the name of a user or organization.")
+    check_namespace(namespace)
     with settle_hub(hub, push_to_hub=False) as connected:
         from ..catalog.index import ordered, owner, published, select
 
@@ -77,7 +72,7 @@ def zoo(
         if collections:
             _collect(entries, whose)
         if as_json:
-            click.echo(json.dumps([entry.as_json() for entry in entries], indent=2))
+            print_json([entry.as_json() for entry in entries], ascii_only=True)
         elif readme is None and not collections:
             _show(whose, entries, why_none="matches this" if every else "has the tag rlhf-zoo")
 

@@ -9,14 +9,14 @@ from typing import Any
 from ..errors import ZooError
 from ..hub.publish import MERGED
 from ..record import StageRecord, read_json, write_json
-from ..runs.context import Checkpoint, RunContext
+from ..runs.context import ParentCheckpoint, RunContext
 
 __all__ = ["ADAPTER_CONFIGS", "check_bases", "name_bases"]
 
 ADAPTER_CONFIGS = ("adapter_config.json", "critic/adapter_config.json")
 
 
-def check_bases(context: RunContext, stage: str, parents: Mapping[str, Checkpoint]) -> None:
+def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentCheckpoint]) -> None:
     """Raises ZooError, before anything trains, where a stage's adapters would be published without their base."""
     base = parents.get("base" if stage == "sft" else "sft")
     if base is None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ZooError
+from ..json_values import finite
 from ..record import StageRecord, checkpoint_step
 from ..stage import STAGES
 
@@ -42,8 +42,7 @@ class ReleaseArguments:
         },
     )
     push_optimizer: bool = field(
-        default=False,
-        metadata={"help": "Send what training goes on from too: optimizer, scheduler and random states."},
+        default=False, metadata={"help": "Send what training goes on from too: optimizer, scheduler and random states."}
     )
     push_merged: bool = field(
         default=False,
@@ -109,15 +108,9 @@ def best_step(
     rows: Iterable[Mapping[str, Any]], metric: str, *, greater_is_better: bool, steps: Collection[int]
 ) -> tuple[int, float] | None:
     """(step, value) of the best among `steps`; of equals the first, which has moved least. None where none has one."""
-    found = {
-        row["step"]: float(row[metric])
-        for row in rows
-        if row["step"] in steps and isinstance(row.get(metric), int | float) and math.isfinite(row[metric])
-    }
-    if not found:
-        return None
+    values = {row["step"]: float(row[metric]) for row in rows if row["step"] in steps and finite(row.get(metric))}
     sign = 1 if greater_is_better else -1
-    return max(found.items(), key=lambda one: (sign * one[1], -one[0]))
+    return max(values.items(), key=lambda item: (sign * item[1], -item[0]), default=None)
 
 
 def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,20 +17,11 @@ from ..hub.connect import Hub
 from ..hub.publish import PUBLISHED, RECIPE_FILE, checkpoint_files, tag_name
 from ..hub.refusals import refusals_as
 from ..recipes import Recipe
-from ..record import (
-    StageRecord,
-    check_whole,
-    fingerprint,
-    first_difference,
-    now,
-    read_json,
-    write_complete,
-    write_json,
-)
+from ..record import StageRecord, check_whole, fingerprint, first_difference, now, read_json, write_complete, write_json
 from ..run_id import run_id
 from .settings import RecipeConfig, StageSettings, recipe_config, stage_settings
 
-__all__ = ["Checkpoint", "Publisher", "RunContext", "versions"]
+__all__ = ["ParentCheckpoint", "Publisher", "RunContext", "versions"]
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +53,7 @@ class Publisher(Protocol):
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class ParentCheckpoint:
     """A checkpoint to start from: where it lies, and its name for run.json and cards."""
 
     path: Path
@@ -98,14 +90,12 @@ class RunContext:
     own: tuple[str, ...] = OWN
     variant: str | None = None
     checked: bool = False
+    # By stage; each copy that `replace` makes begins with none.
+    _settings: dict[str, StageSettings] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    @property
+    @cached_property
     def shared(self) -> RecipeConfig:
-        return recipe_config(self.recipe, self._shared_flags)
-
-    @property
-    def _shared_flags(self) -> dict[str, Any]:
-        return dict(self.flags.get("recipe", {}))
+        return recipe_config(self.recipe, self.flags.get("recipe", {}))
 
     def record(self, stage: str) -> StageRecord:
         return StageRecord((self.directory if self.base is None or stage in self.own else self.base) / stage)
@@ -129,11 +119,16 @@ class RunContext:
         return f"{self.namespace}/{self.recipe.name}"
 
     def settings(self, stage: str) -> StageSettings:
+        if stage not in self._settings:
+            self._settings[stage] = self._read_settings(stage)
+        return self._settings[stage]
+
+    def _read_settings(self, stage: str) -> StageSettings:
         settings = stage_settings(
             self.recipe,
             stage,
             self.flags.get(stage, {}),
-            shared_flags=self._shared_flags,
+            shared_flags=self.flags.get("recipe", {}),
             output_dir=self.record(stage).path,
         )
         if stage != "reward" or "ppo" not in self.recipe.stages:
@@ -147,7 +142,7 @@ class RunContext:
         }
         return replace(settings, resolved={**settings.resolved, "ppo": drawn})
 
-    def checkpoint(self, stage: str) -> Checkpoint:
+    def checkpoint(self, stage: str) -> ParentCheckpoint:
         """The finished checkpoint of a stage: from this run directory, else from the Hub at its tag `best`.
 
 
@@ -159,7 +154,7 @@ class RunContext:
         if document.get("status") == "finished" and chosen is not None:
             check_whole(chosen)
             sent = read_json(chosen / PUBLISHED) if (chosen / PUBLISHED).is_file() else {}
-            return Checkpoint(
+            return ParentCheckpoint(
                 chosen,
                 {
                     "repo": sent.get("repo"),
@@ -221,7 +216,7 @@ class RunContext:
         write_json(target / PUBLISHED, note)
         log.warning("%s was gone, and was restored from %s@%s.", target, repo, tag)
 
-    def _pulled(self, stage: str) -> Checkpoint:
+    def _pulled(self, stage: str) -> ParentCheckpoint:
         from huggingface_hub import HfApi, snapshot_download
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
@@ -236,8 +231,8 @@ class RunContext:
                     f"{self.hub.described}: run `rlhf-zoo {stage} {self.recipe.name}` first."
                 ) from error
         # The same run has the same fingerprint, whether its stages lie here or on the Hub.
-        told = Path(path) / RECIPE_FILE
-        known = fingerprint(read_json(told)) if told.is_file() else commit
-        return Checkpoint(
+        settings = Path(path) / RECIPE_FILE
+        known = fingerprint(read_json(settings)) if settings.is_file() else commit
+        return ParentCheckpoint(
             Path(path), {"repo": repo, "commit": commit, "tag": revision, "path": None, "fingerprint": known}
         )

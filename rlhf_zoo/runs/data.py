@@ -29,10 +29,12 @@ __all__ = [
     "CORPORA",
     "DataSource",
     "add_configuration",
+    "corpus_settings",
     "data_source",
     "forget_lost_data",
     "pending_data",
     "send_data",
+    "split_files",
     "write_configuration",
 ]
 
@@ -77,11 +79,7 @@ def _cache_of(location: str) -> str | None:
     folder = Path(location)
     if not folder.is_dir():
         return None
-    content = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        content.update(str(path.relative_to(folder)).encode())
-        content.update(path.read_bytes())
-    return str(Path(datasets.config.HF_DATASETS_CACHE) / "folders" / content.hexdigest()[:32])
+    return str(Path(datasets.config.HF_DATASETS_CACHE) / "folders" / _digest(folder)[:32])
 
 
 def data_source(context: RunContext, *, again: bool = False) -> DataSource:
@@ -96,12 +94,7 @@ def data_source(context: RunContext, *, again: bool = False) -> DataSource:
             raise ZooError(f"The recipe {context.recipe.name} names no data set: give --dataset_name.")
         return _named(context, shared.dataset_name, again=again)
     record = context.record("data")
-    resolved = {
-        "corpus": shared.corpus,
-        "corpus_args": shared.corpus_args,
-        "dataset_name": shared.dataset_name,
-        "seed": shared.seed,
-    }
+    resolved = corpus_settings(shared)
     if not record.run_file.exists() and record.path.is_dir() and any(record.path.iterdir()):
         raise ZooError(f"{record.path} holds files that no run wrote: choose another --output_dir.")
     try:
@@ -131,9 +124,14 @@ def data_source(context: RunContext, *, again: bool = False) -> DataSource:
         )
         for configuration, splits in prepared.items():
             write_configuration(record.path, configuration, splits)
-        write_text(record.path / "README.md", _card(record.read(), _configurations(_files(record.path))))
+        write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
         record.write(status="finished", seconds=time.monotonic() - started, finished=now())
     return _prepared(context)
+
+
+def corpus_settings(shared: RecipeConfig) -> dict[str, Any]:
+    """What decides the data that a corpus prepares."""
+    return {key: getattr(shared, key) for key in ("corpus", "corpus_args", "dataset_name", "seed")}
 
 
 def _looked_up(name: str, revision: str | None) -> dict[str, Any]:
@@ -178,17 +176,17 @@ def _benchmark(text: str) -> dict[str, Any] | None:
 def _named(context: RunContext, name: str, *, again: bool) -> DataSource:
     """The data set that the recipe names, at the commit that its revision meant when this run began."""
     revision = context.shared.dataset_revision
-    told = fingerprint({"repo": name, "commit": revision})
+    known = fingerprint({"repo": name, "commit": revision})
     record = context.record("data")
     before = record.read()
-    if again or before.get("fingerprint") != told:
+    if again or before.get("fingerprint") != known:
         found = _looked_up(name, revision)
         if found["repo"] and found["commit"]:
             recipe = context.recipe.name
-            record.write(stage="data", recipe=recipe, status="named", fingerprint=told, dataset=found)
+            record.write(stage="data", recipe=recipe, status="named", fingerprint=known, dataset=found)
     else:
         found = before["dataset"]
-    return DataSource(name, found["commit"] or revision, {**found, "fingerprint": told})
+    return DataSource(name, found["commit"] or revision, {**found, "fingerprint": known})
 
 
 def _prepare(shared: RecipeConfig) -> Mapping[str, Mapping[str, list[dict[str, Any]]]]:
@@ -214,7 +212,7 @@ def add_configuration(context: RunContext, configuration: str, splits: Mapping[s
     """Adds a configuration that a stage made (simulated preferences); the data set is sent again with it."""
     record = context.record("data")
     write_configuration(record.path, configuration, splits)
-    write_text(record.path / "README.md", _card(record.read(), _configurations(_files(record.path))))
+    write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
     return _prepared(context)
 
 
@@ -225,15 +223,15 @@ def write_configuration(folder: Path, configuration: str, splits: Mapping[str, I
         write_text(folder / configuration / f"{split}.jsonl", text)
 
 
-def _files(folder: Path) -> list[str]:
-    return [path.relative_to(folder).as_posix() for path in folder.glob("*/*.jsonl")]
+def split_files(folder: Path) -> list[str]:
+    """CONFIGURATION/SPLIT.jsonl of each split in a folder, sorted."""
+    return sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.jsonl") if path.is_file())
 
 
 def _configurations(names: Iterable[str]) -> dict[str, list[str]]:
     """CONFIGURATION/SPLIT.jsonl, ... -> the splits of each configuration."""
-    paths = sorted(PurePosixPath(name) for name in names)
     found: dict[str, list[str]] = {}
-    for path in paths:
+    for path in sorted(map(PurePosixPath, names)):
         if path.suffix == ".jsonl" and len(path.parts) == 2:
             found.setdefault(path.parts[0], []).append(path.stem)
     return found
@@ -291,13 +289,13 @@ def pending_data(context: RunContext) -> bool:
         return False
     repo = document.get("repo") or {}
     sent = (repo.get("hub"), repo.get("id"), repo.get("content"))
-    return sent != (context.hub.label, context.dataset_repo, _content(record.path))
+    return sent != (context.hub.label, context.dataset_repo, _digest(record.path, ".jsonl"))
 
 
 def send_data(context: RunContext) -> None:
     """Sends the data as one commit, and notes it in run.json."""
     record = context.record("data")
-    content = _content(record.path)  # before the files are read: what changes meanwhile is sent once more
+    content = _digest(record.path, ".jsonl")  # before the files are read: what changes meanwhile is sent once more
     commit = _send(context, record.path)
     repo = {"id": context.dataset_repo, "commit": commit, "tags": {}, "hub": context.hub.label, "content": content}
     record.write(repo=repo)
@@ -315,13 +313,12 @@ def forget_lost_data(context: RunContext) -> None:
         record.write(repo=None)
 
 
-def _content(folder: Path) -> str:
-    """sha256 over the names and bytes of the splits in a folder."""
+def _digest(folder: Path, ending: str = "") -> str:
+    """sha256 over the names and bytes of the files in a folder that end so."""
     content = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob("*") if path.is_file()):
-        if path.suffix == ".jsonl":
-            content.update(str(path.relative_to(folder)).encode())
-            content.update(path.read_bytes())
+    for path in sorted(path for path in folder.rglob(f"*{ending}") if path.is_file()):
+        content.update(str(path.relative_to(folder)).encode())
+        content.update(path.read_bytes())
     return content.hexdigest()
 
 
@@ -337,11 +334,11 @@ def _send(context: RunContext, folder: Path) -> str:
     except RepositoryNotFoundError:
         there = []
     with tempfile.TemporaryDirectory() as scratch:
-        for name in _files(folder):
+        for name in split_files(folder):
             target = Path(scratch) / name
             target.parent.mkdir(exist_ok=True)
             shutil.copy(folder / name, target)
-        configurations = _configurations({*there, *_files(folder)})
+        configurations = _configurations({*there, *split_files(folder)})
         card = _card(context.record("data").read(), configurations)
         (Path(scratch) / "README.md").write_text(card, encoding="utf-8")
         return publish_folder(

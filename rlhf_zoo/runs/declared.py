@@ -53,9 +53,10 @@ def _fields(reference: str) -> dict[str, Declared]:
         if isinstance(entry, ast.Assign) and isinstance(entry.targets[0], ast.Name)
     }
     for entry in node.body:
-        if isinstance(entry, ast.AnnAssign) and isinstance(entry.target, ast.Name):
-            if (key := _declared(entry, named)) is not None:
-                fields[entry.target.id] = key
+        if not isinstance(entry, ast.AnnAssign) or not isinstance(entry.target, ast.Name):
+            continue
+        if (key := _declared(entry, named)) is not None:
+            fields[entry.target.id] = key
     return fields
 
 
@@ -64,7 +65,8 @@ def _source(module: str, name: str) -> tuple[Path, ast.Module]:
     """The file in which a module, or one that it takes the class from, defines the class."""
     top, *rest = module.split(".")
     spec = importlib.util.find_spec(top)
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     inside = Path(spec.origin).parent.joinpath(*rest)
     files = [inside.with_suffix(".py")] if rest else [*inside.glob("*.py"), *inside.glob("trainer/*.py")]
     for path in files:

@@ -12,11 +12,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..data import tokenize_prompt
 from ..sampling import Samples, Vocabulary, sample
 
-__all__ = ["Completions", "complete"]
+__all__ = ["SampledCompletions", "complete", "context_length"]
+
+
+def context_length(*models: PreTrainedModel) -> int | None:
+    """Tokens that all of these models can read; None where no configuration names a bound."""
+    return min(filter(None, (getattr(one.config, "max_position_embeddings", None) for one in models)), default=None)
 
 
 @dataclass(frozen=True)
-class Completions:
+class SampledCompletions:
     """Batches of samples, and the texts of their completions, in the order of the prompts."""
 
     batches: list[Samples]
@@ -43,7 +48,7 @@ def complete(
     desc: str,
     top_p: float = 1.0,
     batch_size: int = 128,
-) -> Completions:
+) -> SampledCompletions:
     """One completion a prompt, of tokens that the tokenizer names.
 
     The random stream of each depends on (seed, its key) alone.
@@ -71,4 +76,4 @@ def complete(
             batches.append(batch)
             texts += tokenizer.batch_decode(batch.token_lists(), skip_special_tokens=True)
             bar.update(len(batch))
-    return Completions(batches, texts)
+    return SampledCompletions(batches, texts)

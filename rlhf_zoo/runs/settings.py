@@ -308,10 +308,13 @@ def stage_settings(
     asked.setdefault("seed", shared.seed)
     if "report_to" in asked and asked["report_to"] is None:
         asked["report_to"] = "none"  # its own word for nothing
-    told = dataclasses.asdict(shared)
-    # What a stage learns does not hang on how the recipe is described or evaluated later.
-    told = {name: value for name, value in told.items() if name not in ("description", "evaluation")}
-    given = {name: _exact(name, value, hints[name]) for name, value in asked.items() if name != "save_total_limit"}
+    # What a stage learns does not depend on how the recipe is described or evaluated later.
+    learned = dataclasses.asdict(shared)
+    del learned["description"], learned["evaluation"]
+    given = {name: value for name, value in asked.items() if name != "save_total_limit"}
+    for name in given:  # torch's Adam takes no whole β, but steps from 1 on are whole
+        if hints[name] is float and not name.endswith("_steps"):
+            given[name] = float(given[name])
     given |= {"output_dir": str(output_dir), "disable_tqdm": True}
     try:
         data, trainer, model, release = (
@@ -326,12 +329,7 @@ def stage_settings(
     if release.push_merged and not model.use_peft:
         raise ZooError(f"push_merged of the stage {stage} needs use_peft: without LoRA the checkpoint is the model.")
     keep = asked.get("save_total_limit")
-    return StageSettings(stage, shared, data, trainer, model, release, keep, {**asked, "recipe": told})
-
-
-def _exact(name: str, value: Any, hint: Any) -> Any:
-    """A float where the hint is one, for torch's Adam takes no whole β; but steps from 1 on are whole."""
-    return float(value) if hint is float and not name.endswith("_steps") else value
+    return StageSettings(stage, shared, data, trainer, model, release, keep, {**asked, "recipe": learned})
 
 
 def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[str], *, where: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from transformers import IntervalStrategy, TrainerCallback, TrainerControl, Trai
 from ..record import COMPLETE, StageRecord
 from .interrupt import Interruptible
 
-__all__ = ["StageCallback"]
+__all__ = ["Follow", "StageCallback"]
 
 SHOWN = {
     "loss": "loss",
@@ -26,62 +26,23 @@ SHOWN = {
 LEFT_OUT = ("runtime", "samples_per_second", "steps_per_second", "total_flos", "train_loss", "num_tokens")
 
 
-class StageCallback(TrainerCallback):
-    """Follows one `trainer.train()`.
+class Follow(TrainerCallback):
+    """Metrics on disk and a progress bar, which begins with `desc`."""
 
-    finish_checkpoint(path): what the stage adds to a checkpoint before it counts as complete. saved(): called when it
-    does. stop_after: the step to end after.
-    """
-
-    def __init__(
-        self,
-        record: StageRecord,
-        stop: Interruptible,
-        *,
-        finish_checkpoint: Callable[[Path], None] | None = None,
-        saved: Callable[[], None] | None = None,
-        stop_after: int | None = None,
-    ) -> None:
+    def __init__(self, record: StageRecord, desc: str) -> None:
         self._record = record
-        self._stop = stop
-        self._finish_checkpoint = finish_checkpoint
-        self._saved = saved
-        self._stop_after = stop_after
+        self._desc = desc
         self._bar: tqdm | None = None
-        self._evaluated: int | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._bar = tqdm(
-            total=state.max_steps,
-            initial=state.global_step,
-            desc=f"{self._record.path.name:>6}",
-            unit="step",
-            leave=True,
-        )
+        self._bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self._desc, unit="step")
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
+    ) -> TrainerControl | None:
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
-        if self._stop.requested or state.global_step == self._stop_after:
-            control.should_save = control.should_training_stop = True
-        if state.global_step >= state.max_steps:
-            # Now, and not at the end of the epoch, after the checkpoint is saved: its card has the figures then.
-            control.should_evaluate |= args.eval_strategy != IntervalStrategy.NO
-            control.should_save = True
-        return control
-
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._evaluated = state.global_step
-
-    def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl:
-        control.should_evaluate &= self._evaluated != state.global_step
-        # A complete checkpoint may be on its way to the Hub: it is not written again.
-        control.should_save &= not (self._record.checkpoint_path(state.global_step) / COMPLETE).is_file()
-        return control
+        return None
 
     def on_log(
         self,
@@ -102,14 +63,6 @@ class StageCallback(TrainerCallback):
             shown = {label: f"{numbers[name]:.3g}" for name, label in SHOWN.items() if name in numbers}
             self._bar.set_postfix(shown)
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        checkpoint = self._record.checkpoint_path(state.global_step)
-        if self._finish_checkpoint is not None:
-            self._finish_checkpoint(checkpoint)
-        self._record.mark_complete(checkpoint)
-        if self._saved is not None:
-            self._saved()
-
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         self.close()
 
@@ -117,3 +70,58 @@ class StageCallback(TrainerCallback):
         """Ends the bar's line, so that what is said next has its own."""
         if self._bar is not None:
             self._bar.close()
+
+
+class StageCallback(Follow):
+    """Follows one `trainer.train()` of a stage: makes its checkpoints whole, and ends it after Ctrl-C.
+
+    finish_checkpoint(path): what the stage adds to a checkpoint before it counts as complete. saved(): called when it
+    does. stop_after: the step to end after.
+    """
+
+    def __init__(
+        self,
+        record: StageRecord,
+        stop: Interruptible,
+        *,
+        finish_checkpoint: Callable[[Path], None] | None = None,
+        saved: Callable[[], None] | None = None,
+        stop_after: int | None = None,
+    ) -> None:
+        super().__init__(record, f"{record.path.name:>6}")
+        self._stop = stop
+        self._finish_checkpoint = finish_checkpoint
+        self._saved = saved
+        self._stop_after = stop_after
+        self._evaluated: int | None = None
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        super().on_step_end(args, state, control)
+        if self._stop.requested or state.global_step == self._stop_after:
+            control.should_save = control.should_training_stop = True
+        if state.global_step >= state.max_steps:
+            # Now, and not at the end of the epoch, after the checkpoint is saved: its card has the figures then.
+            control.should_evaluate |= args.eval_strategy != IntervalStrategy.NO
+            control.should_save = True
+        return control
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self._evaluated = state.global_step
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> TrainerControl:
+        control.should_evaluate &= self._evaluated != state.global_step
+        # A complete checkpoint may be on its way to the Hub: it is not written again.
+        control.should_save &= not (self._record.checkpoint_path(state.global_step) / COMPLETE).is_file()
+        return control
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        checkpoint = self._record.checkpoint_path(state.global_step)
+        if self._finish_checkpoint is not None:
+            self._finish_checkpoint(checkpoint)
+        self._record.mark_complete(checkpoint)
+        if self._saved is not None:
+            self._saved()

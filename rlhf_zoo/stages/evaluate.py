@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import time
 from dataclasses import asdict
@@ -208,13 +209,12 @@ def _verdict(folder: Path, followed: Trajectory | str) -> dict[str, Any]:
 
 def same_weights(a: Path, b: Path) -> bool:
     """Whether two checkpoints hold the same weight files, of those that are published, by sha256."""
-    import hashlib
-
-    def digests(folder: Path) -> dict[str, str]:
-        return {
+    ours, theirs = (
+        {
             name: hashlib.sha256(path.read_bytes()).hexdigest()
             for name, path in checkpoint_files(folder).items()
             if name.endswith(".safetensors")
         }
-
-    return bool(digests(a)) and digests(a) == digests(b)
+        for folder in (a, b)
+    )
+    return bool(ours) and ours == theirs

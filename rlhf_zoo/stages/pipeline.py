@@ -150,6 +150,7 @@ def show(context: RunContext, console: Any) -> None:
     """
     from huggingface_hub import snapshot_download
     from rich.table import Table
+    from rich.text import Text
 
     source = data_source(context)
     config = context.shared.evaluation
@@ -187,7 +188,7 @@ def show(context: RunContext, console: Any) -> None:
             one = found[stage]
             table.add_row(
                 stage.upper(),
-                _plain(prompt + one.completions[i]),
+                Text(prompt + one.completions[i]),
                 f"{one.reward[i]:.2f}",
                 f"{one.judges[judge][i]:.2f}",
                 f"{one.kl[i]:.2f}",
@@ -196,13 +197,6 @@ def show(context: RunContext, console: Any) -> None:
     console.print(
         "log-ratio: Σ log π − log π_SFT of this one completion, in nats; its mean over many completions is the KL."
     )
-
-
-def _plain(text: str) -> str:
-    """Text that rich prints as it is, whatever brackets a model wrote."""
-    from rich.markup import escape
-
-    return escape(text)
 
 
 def verdict(context: RunContext, console: Any) -> None:

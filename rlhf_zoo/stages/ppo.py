@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from ..models import load_causal, load_classifier
 from ..plugins import REWARDS, load_object
 from ..rewards import RewardFunction, Rewards
 from ..runs.choice import REWARD_METRICS, metric_name
-from ..runs.context import Checkpoint, Publisher, RunContext
+from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import DataSource, data_source
 from ..runs.settings import StageSettings
 from .train import quiet, train_stage
@@ -21,7 +22,7 @@ from .train import quiet, train_stage
 __all__ = ["build_trainer", "load_data", "parent", "parent_names", "reward_functions", "run"]
 
 
-def parent(context: RunContext, name: str) -> Checkpoint:
+def parent(context: RunContext, name: str) -> ParentCheckpoint:
     """Another stage of this recipe by its name, else a path or Hub id."""
     if name in context.recipe.stages:
         return context.checkpoint(name)
@@ -29,7 +30,7 @@ def parent(context: RunContext, name: str) -> Checkpoint:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     if Path(name).is_dir():
-        return Checkpoint(Path(name), {"repo": None, "commit": None, "path": str(name), "fingerprint": str(name)})
+        return ParentCheckpoint(Path(name), {"repo": None, "commit": None, "path": str(name), "fingerprint": str(name)})
     repo, _, revision = name.partition("@")
     try:
         commit = HfApi().model_info(repo, revision=revision or None).sha
@@ -38,7 +39,7 @@ def parent(context: RunContext, name: str) -> Checkpoint:
         raise ZooError(
             f"{name!r} is no stage of {context.recipe.name}, no folder and no model on {context.hub.described}."
         ) from error
-    return Checkpoint(Path(path), {"repo": repo, "commit": commit, "path": None, "fingerprint": commit})
+    return ParentCheckpoint(Path(path), {"repo": repo, "commit": commit, "path": None, "fingerprint": commit})
 
 
 def parent_names(settings: StageSettings) -> dict[str, str]:
@@ -91,7 +92,7 @@ def build_trainer(settings: StageSettings, functions: list[RewardFunction], **pa
     from ..ppo.trainer import PPOTrainer
 
     return PPOTrainer(
-        args=settings.trainer,
+        args=copy.copy(settings.trainer),  # a trainer changes its arguments
         reward_funcs=functions or None,
         value_model=settings.data.value_model_name_or_path,
         peft_config=get_peft_config(settings.model),
@@ -130,13 +131,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         )
 
     return train_stage(
-        context,
-        settings,
-        data=source.lineage,
-        parents=parents,
-        started=started,
-        build=build,
-        publisher=publisher,
+        context, settings, data=source.lineage, parents=parents, started=started, build=build, publisher=publisher
     )
 
 

@@ -27,16 +27,10 @@ from ..models import load_causal, load_classifier, set_score_statistics
 from ..plugins import load_object
 from ..record import read_json, write_json
 from ..rewards import RewardModel
-from ..runs.context import Checkpoint, Publisher, RunContext
+from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import DataSource, add_configuration, data_source
-from ..runs.generate import complete
-from ..runs.pairs import (
-    COLUMNS,
-    named_pairs,
-    on_pairs,
-    prompt_configuration,
-    sampling,
-)
+from ..runs.generate import complete, context_length
+from ..runs.pairs import COLUMNS, named_pairs, on_pairs, prompt_configuration, sampling
 from ..runs.settings import RewardArguments, StageSettings
 from .train import make_trainer, quiet, train_stage
 
@@ -186,17 +180,10 @@ def held_out_report(model: Any, tokenizer: Any, pairs: Dataset, *, seed: int) ->
     """`preference_report` of the raw scores: only in the units of training is σ(margin) a probability."""
     scores = score_pairs(RewardModel(model, tokenizer, tokenizer, center=False, scale=False), pairs)
     lengths = {
-        side: [len(ids) for ids in tokenizer(list(pairs[side]), add_special_tokens=False)["input_ids"]]
+        f"{side}_lengths": [len(ids) for ids in tokenizer(list(pairs[side]), add_special_tokens=False)["input_ids"]]
         for side in ("chosen", "rejected")
     }
-    return preference_report(
-        scores["chosen"],
-        scores["rejected"],
-        chosen_lengths=lengths["chosen"],
-        rejected_lengths=lengths["rejected"],
-        prompts=list(pairs["prompt"]),
-        seed=seed,
-    )
+    return preference_report(scores["chosen"], scores["rejected"], prompts=list(pairs["prompt"]), seed=seed, **lengths)
 
 
 def score_pairs(scorer: RewardModel, pairs: Dataset) -> dict[str, list[float]]:
@@ -221,11 +208,11 @@ class SFTSamples:
     ended: list[bool]
 
 
-def sft_samples(context: RunContext, settings: StageSettings, source: DataSource, sft: Checkpoint) -> SFTSamples:
+def sft_samples(context: RunContext, settings: StageSettings, source: DataSource, sft: ParentCheckpoint) -> SFTSamples:
     """`score_samples` completions of training prompts, drawn as PPO will draw them under the stage's seed."""
     tokenizer = load_tokenizer(sft.path)
     model, drawn = load_causal(sft.path), sampling(context)
-    longest = (getattr(model.config, "max_position_embeddings", None) or math.inf) - drawn["max_new_tokens"]
+    longest = (context_length(model) or math.inf) - drawn["max_new_tokens"]
     prompts = _prompts(context, source, "train")
     prompts = [prompt for prompt in prompts if 0 < len(tokenize_prompt(prompt, tokenizer)) <= longest]
     if not prompts:
@@ -252,7 +239,7 @@ def pairs_seed(settings: StageSettings) -> int:
     return settings.trainer.seed if settings.data.pairs_seed is None else settings.data.pairs_seed
 
 
-def _simulated(context: RunContext, settings: StageSettings, source: DataSource, sft: Checkpoint) -> DataSource:
+def _simulated(context: RunContext, settings: StageSettings, source: DataSource, sft: ParentCheckpoint) -> DataSource:
     """Pairs of SFT samples of the same prompt, labeled by the recipe's preference function; made once."""
     data = settings.data
     if data.preference is None:
@@ -272,14 +259,14 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
         return source
     prefer: Callable[[str, str, random.Random], int] = load_object(data.preference, group="rlhf_zoo.preferences")
     rng = random.Random(seed)
-    splits = {
-        "train": _pairs(
-            context, settings, _prompts(context, source, "train"), data.simulated_pairs, 3, sft, prefer, rng
-        ),
-        "test": _pairs(
-            context, settings, _prompts(context, source, "validation"), data.simulated_test_pairs, 4, sft, prefer, rng
-        ),
-    }
+    splits = {}
+    for split, prompts_of, count, stream in (
+        ("train", "train", data.simulated_pairs, 3),
+        ("test", "validation", data.simulated_test_pairs, 4),
+    ):
+        prompts = _prompts(context, source, prompts_of)
+        chosen = [prompts[i % len(prompts)] for i in range(count)]
+        splits[split] = _pairs(context, chosen, seed, stream, sft, prefer, rng)
     source = add_configuration(context, "preferences", splits)
     write_json(note, made)
     return source
@@ -287,30 +274,28 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
 
 def _pairs(
     context: RunContext,
-    settings: StageSettings,
     prompts: list[str],
-    count: int,
+    seed: int,
     stream: int,
-    sft: Checkpoint,
+    sft: ParentCheckpoint,
     prefer: Callable[[str, str, random.Random], int],
     rng: random.Random,
 ) -> list[dict[str, Any]]:
     tokenizer, model = load_tokenizer(sft.path), load_causal(sft.path)
-    chosen = [prompts[i % len(prompts)] for i in range(count)]
     sides = [
         complete(
             model,
             tokenizer,
-            chosen,
-            keys=[(stream, i, side) for i in range(count)],
-            seed=pairs_seed(settings),
+            prompts,
+            keys=[(stream, i, side) for i in range(len(prompts))],
+            seed=seed,
             desc=f"pairs to compare, side {side + 1}",
             **sampling(context),
         )
         for side in (0, 1)
     ]
     rows = []
-    for i, prompt in enumerate(chosen):
+    for i, prompt in enumerate(prompts):
         texts = [side.texts[i] for side in sides]
         # RewardTrainer closes every text with an end-of-sequence token, which a cut one did not have.
         if texts[0] == texts[1] or not all(side.ended[i] for side in sides):
@@ -319,7 +304,7 @@ def _pairs(
         rows.append({"prompt": prompt, "chosen": texts[winner], "rejected": texts[1 - winner], "simulated": True})
     if not rows:
         raise ZooError(
-            f"Of {count} simulated pairs none is left, as no two samples of the SFT model differed and ended by "
+            f"Of {len(prompts)} simulated pairs none is left, as no two samples of the SFT model differed and ended by "
             "themselves: train it longer, or raise PPO's response_length."
         )
     return rows

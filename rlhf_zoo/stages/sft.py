@@ -10,7 +10,7 @@ from ..finite import finite_steps
 from ..hub.refusals import refusals_as
 from ..model_files import load_tokenizer
 from ..models import build_causal, load_causal
-from ..runs.context import Checkpoint, Publisher, RunContext
+from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import data_source
 from ..runs.settings import StageSettings
 from ..tokenizer import train_tokenizer
@@ -61,17 +61,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         )
 
     return train_stage(
-        context,
-        settings,
-        data=source.lineage,
-        parents=parents,
-        started=started,
-        build=build,
-        publisher=publisher,
+        context, settings, data=source.lineage, parents=parents, started=started, build=build, publisher=publisher
     )
 
 
-def _base(context: RunContext, settings: StageSettings) -> Checkpoint | None:
+def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | None:
     """The model of the Hub that SFT starts from, at the commit that its revision meant when the run began.
 
     None for random weights and for a folder. Raises ZooError where the Hub has no such model.
@@ -87,4 +81,4 @@ def _base(context: RunContext, settings: StageSettings) -> Checkpoint | None:
         what = f"The model {name} cannot be found on {context.hub.described}"
         with refusals_as(what, "check model_name_or_path, model_revision and --hub."):
             before = {"repo": name, "commit": HfApi().model_info(name, revision=revision).sha, "fingerprint": told}
-    return Checkpoint(Path(name), before)
+    return ParentCheckpoint(Path(name), before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import logging
 import shutil
 import time
@@ -15,17 +16,11 @@ from ..errors import ZooError
 from ..finite import NotFinite
 from ..hub.publish import MERGED, unpublished
 from ..hub.refusals import is_disk_full
-from ..record import (
-    StageRecord,
-    checkpoint_step,
-    fingerprint,
-    now,
-    write_complete,
-)
+from ..record import StageRecord, checkpoint_step, fingerprint, now, write_complete
 from ..release.adapters import check_bases
 from ..release.sender import claim_repository, kept_lineage
 from ..runs.choice import choose, promising, prune
-from ..runs.context import Checkpoint, Publisher, RunContext, versions
+from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
 from ..runs.settings import StageSettings
 from .callbacks import StageCallback
 from .interrupt import Interruptible, Stopped
@@ -52,7 +47,7 @@ def make_trainer(kind: Callable[..., Any], settings: StageSettings, **parts: Any
     Raises ZooError for what only the trainer finds wrong with them, and where they leave it nothing to train on.
     """
     try:
-        trainer = kind(args=settings.trainer, **parts)
+        trainer = kind(args=copy.copy(settings.trainer), **parts)  # a trainer changes its arguments
     except ValueError as error:
         first = str(error).strip().splitlines()[0].rstrip(".").replace(". ", "; ")
         raise ZooError(f"The settings of the stage {settings.stage} do not work: {first}.") from error
@@ -69,7 +64,7 @@ def train_stage(
     settings: StageSettings,
     *,
     data: Mapping[str, Any],
-    parents: Mapping[str, Checkpoint],
+    parents: Mapping[str, ParentCheckpoint],
     started: float,
     build: Callable[[], Any],
     publisher: Publisher | None = None,
@@ -227,10 +222,6 @@ def _attach(
 
     trainer.remove_callback(PrinterCallback)
 
-    def finish(path: Path) -> None:
-        if finish_checkpoint is not None:
-            finish_checkpoint(trainer, path)
-
     def saved() -> None:
         unsent: set[int] = set()
         if publisher is not None:
@@ -242,6 +233,7 @@ def _attach(
 
     if hasattr(trainer, "_total_train_tokens"):  # of trl; PPOTrainer saves its own
         trainer.add_callback(RunningMetrics(trainer))
+    finish = None if finish_checkpoint is None else functools.partial(finish_checkpoint, trainer)
     callback = StageCallback(record, stop, finish_checkpoint=finish, saved=saved, stop_after=context.stop_after)
     trainer.add_callback(callback)
     return callback

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -111,6 +112,7 @@ def outcome(variant: Variant, run: Path) -> Outcome:
     folder = variant.directory(run)
     record = StageRecord(folder / "ppo")
     evaluation = read_json(folder / "eval" / "evaluation.json")
+    probes = ((evaluation.get("over_training") or {}).get("probes") or {}).get("probes", [])
     return Outcome(
         variant,
         (record.read().get("repo") or {}).get("id"),
@@ -119,13 +121,8 @@ def outcome(variant: Variant, run: Path) -> Outcome:
         record.metrics(),
         list(_samples(folder / "eval" / "samples.jsonl")),
         evaluation.get("verdict"),
-        _families(evaluation.get("over_training") or {}),
+        list(dict.fromkeys(probe["family"] for probe in probes if probe["fired"])),
     )
-
-
-def _families(over: Mapping[str, Any]) -> list[str]:
-    probes = (over.get("probes") or {}).get("probes", [])
-    return list(dict.fromkeys(probe["family"] for probe in probes if probe["fired"]))
 
 
 def spread(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, tuple[float, float, float]], list[Outcome]]]:
@@ -143,16 +140,11 @@ def spread(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, tuple[float
 
 def _samples(path: Path) -> Iterator[tuple[str, str, float, float]]:
     """The first sample of the first prompts; equal prompts and random numbers in every run."""
-    found = 0
-    with path.open(encoding="utf-8") as source:
-        for line in source:
-            row = json.loads(line)
-            if row["sample"] == 0:
-                one = row["ppo"]
-                yield row["prompt"], one["completion"], one["reward"], one["judge"]
-                found += 1
-            if found == SAMPLES:
-                return
+    with path.open(encoding="utf-8") as lines:
+        first = (row for row in map(json.loads, lines) if row["sample"] == 0)
+        for row in islice(first, SAMPLES):
+            one = row["ppo"]
+            yield row["prompt"], one["completion"], one["reward"], one["judge"]
 
 
 def write_overview(run: Path, recipe: str, outcomes: Sequence[Outcome]) -> tuple[Path, Path]:

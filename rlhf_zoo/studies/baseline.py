@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from datasets import Dataset
+from transformers import PreTrainedModel
 
 from ..data import tokenize_prompt
 from ..errors import ZooError
@@ -30,7 +31,7 @@ from ..models import CRITIC_DIR, critic_from, matrix_parameters
 from ..ppo.completions import TAKEN
 from ..record import StageRecord, fingerprint, first_difference, now, write_text
 from ..rewards import Rewards
-from ..runs.context import Checkpoint, RunContext, versions
+from ..runs.context import ParentCheckpoint, RunContext, versions
 from ..runs.data import DataSource, data_source
 from ..runs.generate import complete
 from ..runs.listed import listed_numbers
@@ -39,13 +40,7 @@ from ..stages.evaluate import check_prompts, recorded
 from ..stages.interrupt import Stopped
 from ..stages.reward import hold_out
 from ..stages.train import quiet
-from .baseline_trainers import (
-    Trained,
-    dpo_arguments,
-    rloo_arguments,
-    train_dpo,
-    train_rloo,
-)
+from .baseline_trainers import Start, dpo_arguments, rloo_arguments, train_dpo, train_rloo
 
 __all__ = [
     "FOLDER",
@@ -79,7 +74,7 @@ class Baseline:
 
     context: RunContext
     source: DataSource
-    checkpoints: Mapping[str, Checkpoint]
+    checkpoints: Mapping[str, ParentCheckpoint]
     rows: Dataset
     scores: Mapping[str, Mapping[str, list[float]]]
 
@@ -189,13 +184,10 @@ class Baseline:
             "response_length": self.tools.max_new_tokens,
             "temperature": self.tools.temperature,
             "data": self.source.lineage["fingerprint"],
-            "parents": self.parents,
+            "parents": {
+                stage: found.lineage["fingerprint"] for stage, found in self.checkpoints.items() if stage != "ppo"
+            },
         }
-
-    @property
-    def parents(self) -> dict[str, str]:
-        """The fingerprints of what a baseline starts from."""
-        return {stage: found.lineage["fingerprint"] for stage, found in self.checkpoints.items() if stage != "ppo"}
 
     def begin(self, folder: Path, resolved: Mapping[str, Any], *, restart: bool) -> StageRecord | None:
         """The record of one part, marked as running; None where it is finished. Raises ZooError for other settings."""
@@ -265,11 +257,11 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
 
 def _check_settings(context: RunContext) -> None:
     """Raises ZooError where PPO or the evaluation ran with other settings than these."""
-    now_asked = {
+    given = {
         "ppo": dict(context.settings("ppo").resolved),
         "eval": {"evaluation": recorded(context.shared.evaluation), "seed": context.shared.seed},
     }
-    for stage, asked in now_asked.items():
+    for stage, asked in given.items():
         before = context.record(stage).read()["resolved"]
         ran = {key: before[key] for key in before if key not in ("data", "parents")}
         if (key := first_difference(ran, asked)) is not None:
@@ -352,27 +344,13 @@ def _score_pools(baseline: Baseline, places: Sequence[int], pool: int, record: S
 def run_trained(
     baseline: Baseline,
     method: Literal["dpo", "rloo"],
-    *,
-    listed: Sequence[float],
-    seeds: Sequence[int],
-    learning_rate: float | None,
-    restart: bool,
-) -> None:
-    """Trains and measures each β under each seed that is not finished."""
-    for beta in listed:
-        for seed in seeds:
-            _run_one(baseline, method, beta, seed, learning_rate=learning_rate, restart=restart)
-
-
-def _run_one(
-    baseline: Baseline,
-    method: Literal["dpo", "rloo"],
     beta: float,
     seed: int,
     *,
     learning_rate: float | None,
     restart: bool,
 ) -> None:
+    """Trains and measures one policy under β and a seed, unless that is finished."""
     started = time.monotonic()
     context = baseline.context
     ppo = context.settings("ppo")
@@ -388,8 +366,8 @@ def _run_one(
         return
     record.metrics_file.unlink(missing_ok=True)  # a run that was cut off begins again
     try:
-        trained = _train(baseline, method, beta, seed, arguments, record)
-        found = _measure(baseline, trained, desc=f"evaluating {method} β={beta:g} seed {seed}")
+        policy, compute = _train(baseline, method, beta, seed, arguments, record)
+        found = _measure(baseline, policy, desc=f"evaluating {method} β={beta:g} seed {seed}")
     except KeyboardInterrupt as error:
         record.write(status="interrupted")
         raise Stopped from error
@@ -398,7 +376,7 @@ def _run_one(
         status="finished",
         beta=beta,
         seed=seed,
-        compute=trained.compute.to_json(),
+        compute=compute.to_json(),
         seconds=time.monotonic() - started,
         finished=now(),
     )
@@ -411,45 +389,35 @@ def _train(
     seed: int,
     arguments: Mapping[str, Any],
     record: StageRecord,
-) -> Trained:
+) -> tuple[PreTrainedModel, Compute]:
     from transformers import set_seed
     from trl import get_peft_config
 
     ppo = baseline.context.settings("ppo")
-    sft = baseline.checkpoints["sft"].path
-    common: dict[str, Any] = {
-        "arguments": arguments,
-        "beta": beta,
-        "seed": seed,
-        "sizes": baseline.sizes,
-        "record": record,
-        "desc": f"{method} β={beta:g} seed {seed}",
-        "peft_config": get_peft_config(ppo.model),
-    }
-    tokenizer = load_tokenizer(sft)
+    sft, desc = baseline.checkpoints["sft"].path, f"{method} β={beta:g} seed {seed}"
+    start = Start(sft, load_tokenizer(sft), beta, seed, record, desc, get_peft_config(ppo.model))
     set_seed(seed)
     if method == "dpo":
-        return train_dpo(sft, tokenizer, baseline.pairs(), **common)
-    args = ppo.trainer
+        return train_dpo(start, baseline.pairs(), arguments=arguments, sizes=baseline.sizes)
     return train_rloo(
-        sft,
-        tokenizer,
+        start,
         baseline.prompts(),
         baseline.rewards,
-        missing_eos={"penalty": args.missing_eos_penalty, "score": args.missing_eos_score},
-        score_clip=args.score_clip,
-        **common,
+        arguments=arguments,
+        sizes=baseline.sizes,
+        missing_eos={"penalty": ppo.trainer.missing_eos_penalty, "score": ppo.trainer.missing_eos_score},
+        score_clip=ppo.trainer.score_clip,
     )
 
 
 @torch.no_grad()
-def _measure(baseline: Baseline, trained: Trained, *, desc: str) -> Measured:
+def _measure(baseline: Baseline, policy: PreTrainedModel, *, desc: str) -> Measured:
     """As the eval stage measures PPO: equal prompts, keys and seed."""
     per_prompt = baseline.per_prompt
     groups = [i for i in range(len(baseline.rows)) for _ in range(per_prompt)]
     columns = baseline.rows.select(groups).to_dict()
     return measure(
-        trained.policy,
+        policy,
         baseline.tools,
         columns["prompt"],
         keys=[(STREAM, i // per_prompt, i % per_prompt) for i in range(len(groups))],

@@ -10,36 +10,17 @@ from typing import Any
 import numpy as np
 
 from ..evaluation.compute import Compute, best_of_n_compute, break_even
-from ..evaluation.frontier import (
-    Point,
-    at_kl,
-    best_within,
-    by_prompt,
-    difference,
-    estimate,
-    mixed,
-    rate,
-    wins,
-)
+from ..evaluation.frontier import Point, at_kl, best_within, by_prompt, difference, estimate, mixed, rate, wins
 from ..evaluation.overoptimization import FEWEST, best_of_n, best_of_n_kl, fit
 from ..record import StageRecord, first_difference, write_json
 from ..release.plots import plot_frontier
 from .ablate import FOLDER as ABLATION
 from .baseline import METHODS, SIZES, Baseline, Method, read_lines, read_scores
 
-__all__ = ["points_of", "ppo_line", "ppo_point", "sft_point", "write_report"]
+__all__ = ["write_report"]
 
 
-def sft_point(baseline: Baseline) -> Point:
-    return _of_stage(baseline, "sft", Compute())
-
-
-def ppo_point(baseline: Baseline) -> Point:
-    """The run's own PPO policy. Of several seeds, `mixed` makes one point of theirs."""
-    return _of_stage(baseline, "ppo", baseline.ppo_training + baseline.reward_training)
-
-
-def ppo_line(baseline: Baseline) -> list[Point]:
+def _ppo_line(baseline: Baseline) -> list[Point]:
     """PPO under other β: the finished runs of `rlhf-zoo ablate --kl_coef` that differ from the run in nothing else.
 
     What they computed is not counted: they say what PPO reaches at a KL that its own run passed by.
@@ -68,18 +49,15 @@ def _differs_in_beta_alone(stage: Path, base: Path) -> bool:
     return first_difference(*settings) is None
 
 
-def _of_stage(baseline: Baseline, stage: str, training: Compute) -> Point:
-    return _measured(baseline, stage.upper(), baseline.scores[stage], training)
-
-
 def _measured(baseline: Baseline, label: str, scores: Mapping[str, Sequence[float]], training: Compute) -> Point:
     """A policy from its scores, (P · samples,) each by prompt."""
     size = baseline.per_prompt
     judge = np.asarray(scores["judge"], dtype=float)
-    won = {
-        side: by_prompt(_beats(judge, np.asarray(theirs["judge"], dtype=float)), size)
-        for side, theirs in baseline.scores.items()
-    }
+    won = {}
+    for side, others in baseline.scores.items():
+        # The same sample of the same prompt, drawn with the same random numbers: (N,) 1, 0 or one half.
+        theirs = np.asarray(others["judge"], dtype=float)
+        won[side] = by_prompt(wins(judge[:, None], theirs[:, None])[:, 0], size)
     return Point(
         label,
         by_prompt(scores["kl"], size),
@@ -89,20 +67,12 @@ def _measured(baseline: Baseline, label: str, scores: Mapping[str, Sequence[floa
         won,
         training=training,
         serving=best_of_n_compute(
-            baseline.sizes,
-            1,
-            prompt_tokens=baseline.prompt_tokens,
-            completion_tokens=float(np.mean(scores["length"])),
+            baseline.sizes, 1, prompt_tokens=baseline.prompt_tokens, completion_tokens=float(np.mean(scores["length"]))
         ),
     )
 
 
-def _beats(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
-    """(N,) 1, 0 or one half: the same sample of the same prompt, drawn with the same random numbers."""
-    return wins(ours[:, None], theirs[:, None])[:, 0]
-
-
-def points_of(baseline: Baseline, method: Method) -> list[Point]:
+def _points_of(baseline: Baseline, method: Method) -> list[Point]:
     """The points of a method that are finished and started from what the run holds now; seeds of a β are one point."""
     if method == "best-of-n":
         return _best_of_n_points(baseline)
@@ -150,10 +120,7 @@ def _best_of_n_points(baseline: Baseline) -> list[Point]:
                 kl_is_bound=True,
                 training=baseline.reward_training if n > 1 else Compute(),
                 serving=best_of_n_compute(
-                    baseline.sizes,
-                    n,
-                    prompt_tokens=baseline.prompt_tokens,
-                    completion_tokens=float(length.mean()),
+                    baseline.sizes, n, prompt_tokens=baseline.prompt_tokens, completion_tokens=float(length.mean())
                 ),
             )
             for place, n in enumerate(sizes)
@@ -167,10 +134,12 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
     served: completions that compute counts beside training; None takes as many as were evaluated.
     """
     context = baseline.context
-    ppo, sft, others = ppo_point(baseline), sft_point(baseline), ppo_line(baseline)
+    sft = _measured(baseline, "SFT", baseline.scores["sft"], Compute())
+    ppo = _measured(baseline, "PPO", baseline.scores["ppo"], baseline.ppo_training + baseline.reward_training)
+    others = _ppo_line(baseline)
     asked = ppo.n if served is None else served
     seed = context.shared.seed
-    found = {one: points for one in METHODS if (points := points_of(baseline, one))}
+    found = {one: points for one in METHODS if (points := _points_of(baseline, one))}
     about = {
         "schema": 1,
         "recipe": context.recipe.name,

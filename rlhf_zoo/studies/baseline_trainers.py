@@ -17,16 +17,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from tqdm import tqdm
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    PrinterCallback,
-    TrainerCallback,
-    TrainerControl,
-    TrainerState,
-    TrainingArguments,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 
 from .. import functional as F
 from ..data import tokenize_prompt
@@ -39,18 +30,9 @@ from ..record import StageRecord
 from ..rewards import Rewards
 from ..runs.settings import StageSettings
 from ..sampling import Samples, left_pad
-from ..stages.callbacks import LEFT_OUT
+from ..stages.callbacks import Follow
 
-__all__ = [
-    "GENERATIONS",
-    "Meter",
-    "Trained",
-    "dpo_arguments",
-    "ppo_reward",
-    "rloo_arguments",
-    "train_dpo",
-    "train_rloo",
-]
+__all__ = ["GENERATIONS", "Meter", "Start", "dpo_arguments", "ppo_reward", "rloo_arguments", "train_dpo", "train_rloo"]
 
 #: Completions of a prompt, in RLOO: each has the mean of the others as its baseline (Ahmadian et al. 2024 take 2 or 4).
 GENERATIONS = 4
@@ -63,9 +45,16 @@ _NOT_COLUMNS = (*TAKEN, "log_extra", "log_metric")
 
 
 @dataclass(frozen=True)
-class Trained:
-    policy: PreTrainedModel
-    compute: Compute
+class Start:
+    """What every run begins with. sft: the policy that it starts from; desc: before its progress bar."""
+
+    sft: Path
+    tokenizer: PreTrainedTokenizerBase
+    beta: float
+    seed: int
+    record: StageRecord
+    desc: str
+    peft_config: Any = None
 
 
 def dpo_arguments(ppo: StageSettings, reward: StageSettings, *, learning_rate: float | None) -> dict[str, Any]:
@@ -116,96 +105,76 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
 
 
 def train_dpo(
-    sft: Path,
-    tokenizer: PreTrainedTokenizerBase,
-    pairs: Dataset,
-    *,
-    arguments: Mapping[str, Any],
-    beta: float,
-    seed: int,
-    sizes: Mapping[str, int],
-    record: StageRecord,
-    desc: str,
-    peft_config: Any = None,
-) -> Trained:
-    """One DPO run. sft: the policy that it starts from. sizes: N by role, to count what it computes."""
+    start: Start, pairs: Dataset, *, arguments: Mapping[str, Any], sizes: Mapping[str, int]
+) -> tuple[PreTrainedModel, Compute]:
+    """The policy of one DPO run, and what it computed. sizes: N by role."""
     from trl import DPOConfig, DPOTrainer
 
-    with tempfile.TemporaryDirectory() as scratch:
-        start = _loadable(sft, Path(scratch) / "start")
-        trainer = DPOTrainer(
-            model=load_causal(start),
-            args=DPOConfig(**_common(scratch), **arguments, beta=beta, seed=seed),
-            train_dataset=pairs.select_columns(["prompt", "chosen", "rejected"]),
-            processing_class=tokenizer,
-            callbacks=[_Follow(record, desc)],
-            peft_config=peft_config,
-        )
-        trainer.remove_callback(PrinterCallback)
-        trainer.train()
-        names = ("prompt_ids", "prompt_ids", "chosen_ids", "rejected_ids")  # each side has the prompt
-        tokenized: Any = trainer.train_dataset
-        pair_tokens = sum(len(ids) for name in names for ids in tokenized[name])
-        compute = dpo_compute(sizes, pair_tokens=pair_tokens, epochs=float(trainer.state.epoch or 0.0))
-        return Trained(_trained(trainer, start), compute)
+    rows = pairs.select_columns(["prompt", "chosen", "rejected"])
+    trainer, policy = _train(start, DPOTrainer, DPOConfig, rows, arguments)
+    names = ("prompt_ids", "prompt_ids", "chosen_ids", "rejected_ids")  # each side has the prompt
+    pair_tokens = sum(len(ids) for name in names for ids in trainer.train_dataset[name])
+    return policy, dpo_compute(sizes, pair_tokens=pair_tokens, epochs=float(trainer.state.epoch or 0.0))
 
 
 def train_rloo(
-    sft: Path,
-    tokenizer: PreTrainedTokenizerBase,
+    start: Start,
     prompts: Dataset,
     rewards: Rewards,
     *,
     arguments: Mapping[str, Any],
-    beta: float,
-    seed: int,
     sizes: Mapping[str, int],
-    record: StageRecord,
-    desc: str,
     missing_eos: Mapping[str, float | None],
     score_clip: float | None,
-    peft_config: Any = None,
-) -> Trained:
-    """One RLOO run. sft: the policy that it starts from; prompts: with the columns that reward functions read.
+) -> tuple[PreTrainedModel, Compute]:
+    """The policy of one RLOO run, and what it computed. prompts: with the columns that reward functions read.
 
     missing_eos: PPO's `penalty` and `score` of a completion that did not end. sizes: N by role.
     """
     from trl import RLOOConfig, RLOOTrainer
 
     meter = Meter()
-    paid: Any = ppo_reward(rewards, tokenizer, meter, missing_eos=missing_eos, score_clip=score_clip)
+    paid = ppo_reward(rewards, start.tokenizer, meter, missing_eos=missing_eos, score_clip=score_clip)
+    _, policy = _train(
+        start, RLOOTrainer, RLOOConfig, prompts, {**arguments, "disable_dropout": True}, reward_funcs=paid
+    )
+    compute = rloo_compute(
+        sizes if start.beta > 0 else {role: size for role, size in sizes.items() if role != "reference"},
+        prompt_tokens=meter.prompt_tokens,
+        completion_tokens=meter.completion_tokens,
+        iterations=arguments["num_iterations"],
+    )
+    return policy, compute
+
+
+def _train(
+    start: Start, kind: Any, config: Any, rows: Dataset, arguments: Mapping[str, Any], **own: Any
+) -> tuple[Any, PreTrainedModel]:
+    """A trainer of trl's that has trained, and its policy."""
     with tempfile.TemporaryDirectory() as scratch:
-        start = _loadable(sft, Path(scratch) / "start")
-        trainer = RLOOTrainer(
-            model=load_causal(start),
-            reward_funcs=paid,
-            args=RLOOConfig(**_common(scratch), **arguments, beta=beta, seed=seed, disable_dropout=True),
-            train_dataset=prompts,
-            processing_class=tokenizer,
-            callbacks=[_Follow(record, desc)],
-            peft_config=peft_config,
+        sft = _loadable(start.sft, Path(scratch) / "start")
+        trainer = kind(
+            model=load_causal(sft),
+            args=config(
+                output_dir=scratch,
+                save_strategy="no",
+                report_to="none",
+                disable_tqdm=True,
+                gradient_checkpointing=False,
+                logging_steps=5,
+                beta=start.beta,
+                seed=start.seed,
+                **arguments,
+            ),
+            train_dataset=rows,
+            processing_class=start.tokenizer,
+            callbacks=[Follow(start.record, start.desc)],
+            peft_config=start.peft_config,
+            **own,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-        used = sizes if beta > 0 else {role: size for role, size in sizes.items() if role != "reference"}
-        compute = rloo_compute(
-            used,
-            prompt_tokens=meter.prompt_tokens,
-            completion_tokens=meter.completion_tokens,
-            iterations=arguments["num_iterations"],
-        )
-        return Trained(_trained(trainer, start), compute)
-
-
-def _common(scratch: str) -> dict[str, Any]:
-    return {
-        "output_dir": scratch,
-        "save_strategy": "no",
-        "report_to": "none",
-        "disable_tqdm": True,
-        "gradient_checkpointing": False,
-        "logging_steps": 5,
-    }
+        return trainer, _trained(trainer, sft)
 
 
 def _loadable(path: Path, scratch: Path) -> Path:
@@ -274,35 +243,3 @@ def _samples(
     mask = torch.arange(width) < lengths.unsqueeze(1)
     ended = torch.tensor([bool(ids) and ids[-1] == tokenizer.eos_token_id for ids in completion_ids])
     return Samples(prompt_ids, prompt_mask, torch.tensor(padded), mask, torch.zeros(mask.shape), ended)
-
-
-class _Follow(TrainerCallback):
-    """Metrics on disk and a bar."""
-
-    def __init__(self, record: StageRecord, desc: str) -> None:
-        self._record = record
-        self._desc = desc
-        self._bar: tqdm | None = None
-
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._bar = tqdm(total=state.max_steps, desc=self._desc, unit="step")
-
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self._bar is not None:
-            self._bar.update(1)
-
-    def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, Any] | None = None,
-        **_: Any,
-    ) -> None:
-        numbers = {name: value for name, value in (logs or {}).items() if not name.endswith((*LEFT_OUT, "epoch"))}
-        if numbers:
-            self._record.append_metrics({"step": state.global_step, **numbers})
-
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        if self._bar is not None:
-            self._bar.close()

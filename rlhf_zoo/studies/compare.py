@@ -21,7 +21,7 @@ from ..errors import ZooError
 if TYPE_CHECKING:
     from ..space.files import SpaceModels
 
-__all__ = ["draw", "launch", "votes_by_default"]
+__all__ = ["launch", "page_samples", "votes_by_default"]
 
 DRAWN = 8
 """Prompts of a static page."""
@@ -93,7 +93,7 @@ def votes_by_default(ppo: str) -> str | None:
     return f"local/{name}-votes"
 
 
-def draw(models: SpaceModels) -> list[dict[str, Any]]:
+def page_samples(models: SpaceModels) -> list[dict[str, Any]]:
     """One completion of each policy for the held-out prompts of the PPO model's card, as a static page shows them.
 
     At the temperature and length of its training, and with the page's own seed 1. Raises ZooError where a model cannot

@@ -9,6 +9,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..hub.claims import CLAIM_FILE
 from ..hub.publish import RECIPE_FILE
-from ..record import first_difference
+from ..record import COMPLETE, first_difference
 from ..release.card import CARD_FILE
 
 __all__ = ["compare_files", "compare_metrics", "compare_settings", "compare_versions", "compare_weights", "contents"]
@@ -25,15 +26,8 @@ __all__ = ["compare_files", "compare_metrics", "compare_settings", "compare_vers
 FOLDERS = (".", "critic")  # merged/ follows from the adapter and its base
 # About the run and not of the model, or compared by themselves.
 BESIDE = (
-    CARD_FILE,
-    CLAIM_FILE,
-    RECIPE_FILE,
-    "README.md",
-    "metrics.jsonl",
-    "trainer_state.json",
-    "published.json",
-    "COMPLETE",
-)
+    CARD_FILE, CLAIM_FILE, RECIPE_FILE, COMPLETE, "README.md", "metrics.jsonl", "trainer_state.json", "published.json",
+)  # fmt: skip
 # How long something took. Equal runs differ in it.
 TIMES = ("time", "perf/", "runtime", "_per_second")
 # Which release wrote a file is among the versions.
@@ -82,7 +76,7 @@ def _compare_tensor(row: dict[str, Any], key: str, a: torch.Tensor, b: torch.Ten
         shapes = " and ".join(f"{str(one.dtype).removeprefix('torch.')}{list(one.shape)}" for one in (a, b))
         row["problem"] = row["problem"] or f"{key} is {shapes}"
         return
-    if torch.equal(_bytes(a), _bytes(b)):
+    if torch.equal(*(one.contiguous().reshape(-1).view(torch.uint8) for one in (a, b))):
         return
     row["differing"] += 1
     wide, other = a.double(), b.double()
@@ -92,10 +86,6 @@ def _compare_tensor(row: dict[str, Any], key: str, a: torch.Tensor, b: torch.Ten
     if row["worst"] is None or largest > row["max_abs"]:
         row["worst"], row["max_abs"] = key, largest
     row["max_rel"] = max(row["max_rel"], largest / scale if scale else math.inf if largest else 0.0)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 def compare_files(published: Path, here: Path) -> list[dict[str, str]]:
@@ -148,20 +138,17 @@ def compare_metrics(
     steps = [[row["step"] for row in rows] for rows in sides]
     found: dict[str, Any] = {"rows": len(sides[0]), "rows_here": len(sides[1]), "problem": None}
     if steps[0] != steps[1]:
-        apart = next(
-            (i for i, (a, b) in enumerate(zip(*steps, strict=False)) if a != b), min(len(steps[0]), len(steps[1]))
-        )
-        found["problem"] = (
-            f"row {apart + 1} is of {_step(steps[0], apart)} published and of {_step(steps[1], apart)} here"
-        )
+        row, both = next((row, both) for row, both in enumerate(zip_longest(*steps), 1) if both[0] != both[1])
+        there, made = ("no step" if one is None else f"step {one}" for one in both)
+        found["problem"] = f"row {row} is of {there} published and of {made} here"
     columns: dict[str, dict[str, Any]] = {}
     for a, b in zip(*sides, strict=False):
         for name in sorted({*a, *b} - {"step"}):
-            if _is_time(name):
+            if name == TIMES[0] or name.startswith(TIMES[1]) or name.endswith(TIMES[2:]):
                 continue
             column = columns.setdefault(name, {"column": name, "rows": 0, "of": 0, "max_abs": 0.0, "first_step": None})
             column["of"] += 1
-            if name in a and name in b and _same(a[name], b[name]):
+            if name in a and name in b and type(a[name]) is type(b[name]) and a[name] == b[name]:
                 continue
             column["rows"] += 1
             column["first_step"] = column["first_step"] or a["step"]
@@ -171,18 +158,6 @@ def compare_metrics(
     found["columns"] = len(columns)
     found["differing"] = [column for column in columns.values() if column["rows"]]
     return found
-
-
-def _step(steps: list[int], row: int) -> str:
-    return f"step {steps[row]}" if row < len(steps) else "no step"
-
-
-def _is_time(name: str) -> bool:
-    return name == TIMES[0] or name.startswith(TIMES[1]) or name.endswith(TIMES[2:])
-
-
-def _same(a: Any, b: Any) -> bool:
-    return type(a) is type(b) and a == b
 
 
 def _distance(a: Any, b: Any) -> float | None:

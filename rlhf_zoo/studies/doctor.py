@@ -6,16 +6,14 @@ folder. A check whose stage is not trained yet is skipped, and the others run.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import datasets
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -47,16 +45,11 @@ from ..ppo.guards import (
 from ..ppo.rollout import Advantages, Rollout
 from ..ppo.trainer import PPOTrainer
 from ..rewards import RewardModel, Scored
-from ..runs.context import Checkpoint, RunContext
+from ..runs.context import ParentCheckpoint, RunContext
 from ..runs.data import data_source
+from ..runs.generate import context_length
 from ..runs.settings import StageSettings
-from ..stages.ppo import (
-    build_trainer,
-    load_data,
-    parent,
-    parent_names,
-    reward_functions,
-)
+from ..stages.ppo import build_trainer, load_data, parent, parent_names, reward_functions
 from ..stages.train import quiet
 
 __all__ = ["FAILED", "OK", "SKIPPED", "WARNING", "Examination", "Finding", "examine"]
@@ -96,7 +89,7 @@ class Examination:
         """test(what each check in `needs` found) -> (what this one finds, the figure). It raises ZooError to fail."""
         missing = next((need for need in needs if need not in self._found), None)
         if missing is not None:
-            self._without(name, SKIPPED, self._why_not[missing], self._why_not[missing])
+            self._without(name, SKIPPED, self._why_not[missing])
             return
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
@@ -104,11 +97,12 @@ class Examination:
             try:
                 self._found[name], said = test(*(self._found[need] for need in needs))
             except NotYet as reason:
-                self._without(name, SKIPPED, str(reason), str(reason))
+                self._without(name, SKIPPED, str(reason))
                 return
             except Exception as error:
                 # What a library raises is a finding too; `rlhf-zoo ppo` shows its traceback.
-                said = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {_first_line(error)}"
+                first = (str(error).strip().splitlines() or ["it says nothing"])[0]
+                said = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {first}"
                 self._without(name, FAILED, said, f"needs the check {name!r}, which failed")
                 return
         # A trainer warns again of what a check of its own has found before.
@@ -116,13 +110,9 @@ class Examination:
         self._warned.update(warned)
         self.findings.append(Finding(name, WARNING if warned else OK, " ".join(warned) or said))
 
-    def _without(self, name: str, status: str, said: str, why_not: str) -> None:
-        self._why_not[name] = why_not
+    def _without(self, name: str, status: str, said: str, why_not: str | None = None) -> None:
+        self._why_not[name] = why_not or said
         self.findings.append(Finding(name, status, said))
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["it says nothing"])[0]
 
 
 def examine(context: RunContext) -> list[Finding]:
@@ -138,7 +128,7 @@ def examine(context: RunContext) -> list[Finding]:
         check("keys", lambda: _keys(apart))
         check("epochs", _epochs, "keys")
         check("reward functions", _functions, "keys")
-        check("prompts", lambda settings: _prompts(settings, data_from, Path(scratch) / "cache"), "keys")
+        check("prompts", lambda settings: _prompts(settings, data_from), "keys")
         check("batch", _batch, "keys", "prompts")
         # What PPO starts from.
         check("sft checkpoint", lambda settings: _start(context, settings, "sft"), "keys")
@@ -190,21 +180,8 @@ def _functions(settings: StageSettings) -> tuple[list[Any], str]:
     return functions, ", ".join(f"{w:g} × {name}" for w, name in zip(weights, [*model, *names], strict=True))
 
 
-@contextlib.contextmanager
-def _own_cache(folder: Path) -> Iterator[None]:
-    """`datasets` knows what it cached of a folder by the folder's last name alone, whatever now stands in it."""
-    config: Any = datasets.config
-    before, config.HF_DATASETS_CACHE = config.HF_DATASETS_CACHE, folder
-    try:
-        yield
-    finally:
-        config.HF_DATASETS_CACHE = before
-
-
-def _prompts(settings: StageSettings, context: RunContext, cache: Path) -> tuple[dict[str, Any], str]:
-    source = data_source(context)
-    with _own_cache(cache) if Path(source.location).is_dir() else contextlib.nullcontext():
-        data = load_data(settings, source)
+def _prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, Any], str]:
+    data = load_data(settings, data_source(context))
     train, held_out, texts = (data[name] for name in ("train_dataset", "eval_dataset", "ptx_dataset"))
     parts = [f"{len(train)} to roll out"]
     parts += [] if held_out is None else [f"{len(held_out)} held out"]
@@ -226,7 +203,7 @@ def _batch(settings: StageSettings, data: dict[str, Any]) -> tuple[None, str]:
 # What PPO starts from
 
 
-def _start(context: RunContext, settings: StageSettings, role: str) -> tuple[Checkpoint | None, str]:
+def _start(context: RunContext, settings: StageSettings, role: str) -> tuple[ParentCheckpoint | None, str]:
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     name = parent_names(settings).get(role)
@@ -242,13 +219,13 @@ def _start(context: RunContext, settings: StageSettings, role: str) -> tuple[Che
     return found, str(found.lineage.get("repo") or found.path)
 
 
-def _policy(checkpoint: Checkpoint) -> tuple[PreTrainedModel, str]:
+def _policy(checkpoint: ParentCheckpoint) -> tuple[PreTrainedModel, str]:
     model = load_causal(checkpoint.path).eval()
     size = sum(parameter.numel() for parameter in model.parameters())
     return model, f"{type(model).__name__}, {size:,} weights"
 
 
-def _tokenizer(checkpoint: Checkpoint, policy: PreTrainedModel) -> tuple[PreTrainedTokenizerBase, str]:
+def _tokenizer(checkpoint: ParentCheckpoint, policy: PreTrainedModel) -> tuple[PreTrainedTokenizerBase, str]:
     tokenizer = load_tokenizer(checkpoint.path)
     check_tokens(tokenizer, policy)
     ends = f"EOS {tokenizer.eos_token} = {tokenizer.eos_token_id}, PAD {tokenizer.pad_token} = {tokenizer.pad_token_id}"
@@ -258,7 +235,7 @@ def _tokenizer(checkpoint: Checkpoint, policy: PreTrainedModel) -> tuple[PreTrai
 def _lengths(
     settings: StageSettings, data: dict[str, Any], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[list[int]], str]:
-    context, room = getattr(policy.config, "max_position_embeddings", None), settings.trainer.response_length
+    context, room = context_length(policy), settings.trainer.response_length
     prompts: list[list[int]] = []
     for name in ("train_dataset", "eval_dataset"):
         if data[name] is not None:
@@ -305,7 +282,7 @@ def _surprise(policy: PreTrainedModel, texts: Sequence[Tensor]) -> float:
     return float(F.masked_mean(-logprobs, attention[:, 1:]))
 
 
-def _reward_head(checkpoint: Checkpoint | None) -> tuple[PreTrainedModel | None, str]:
+def _reward_head(checkpoint: ParentCheckpoint | None) -> tuple[PreTrainedModel | None, str]:
     if checkpoint is None:
         return None, "no reward model"
     return load_classifier(checkpoint.path), "trained: it stands among the saved weights"
@@ -314,7 +291,7 @@ def _reward_head(checkpoint: Checkpoint | None) -> tuple[PreTrainedModel | None,
 def _reward_tokenizer(
     context: RunContext,
     settings: StageSettings,
-    checkpoint: Checkpoint | None,
+    checkpoint: ParentCheckpoint | None,
     model: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase,
 ) -> tuple[RewardModel | None, str]:

@@ -6,7 +6,7 @@ the same pairs. RUN/ensemble/overview.json says what came of them: see `evaluati
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -28,13 +28,7 @@ from ..rewards import RewardModel
 from ..runs.context import RunContext
 from ..runs.pairs import named_pairs
 from ..stages.pipeline import run_stage, said
-from ..stages.reward import (
-    held_out_pairs,
-    open_pairs,
-    pairs_seed,
-    score_pairs,
-    sft_samples,
-)
+from ..stages.reward import held_out_pairs, open_pairs, pairs_seed, score_pairs, sft_samples
 from ..stages.train import quiet
 from .baseline import read_lines
 
@@ -113,51 +107,42 @@ class Texts:
     kl: Sequence[float] | None = None
 
 
-@dataclass(frozen=True)
-class Scores:
-    """Raw scores of M models: margins (M, pairs) on the held-out pairs of `split`, and each side's texts (M, N)."""
-
-    margins: NDArray[np.float64]
-    split: str
-    sides: Mapping[str, NDArray[np.float64]]
-
-
 def overview(runs: Sequence[RunContext]) -> dict[str, Any]:
     """What overview.json says of the reward models of `runs`. Raises ZooError where an evaluation is of another run."""
     run = runs[0]
     texts, judge = _texts(run)
-    scores = _score(runs, texts)
-    over = scores.sides["sft"]
+    margins, split, sides = _score(runs, texts)
+    over = sides["sft"]
     for one, row in zip(runs, over, strict=True):
         if row.std() == 0:
             path = one.record("reward").path
             raise ZooError(f"The reward model in {path} gives all SFT completions the same score: train it longer.")
     seeds = [one.settings("reward").trainer.seed for one in runs]
-    named: dict[str, Any] = {side: standardised(raw, over) for side, raw in scores.sides.items()}
-    mean_margin = (scores.margins / over.std(axis=1, keepdims=True)).mean(axis=0)
+    named: dict[str, Any] = {side: standardised(raw, over) for side, raw in sides.items()}
+    mean_margin = (margins / over.std(axis=1, keepdims=True)).mean(axis=0)
     models = []
     for place, (one, seed) in enumerate(zip(runs, seeds, strict=True)):
-        found = calibration(scores.margins[place], seed=run.shared.seed)
+        found = calibration(margins[place], seed=run.shared.seed)
         path = one.record("reward").path.relative_to(run.directory)
         models.append(
             {
                 "seed": seed,
                 "directory": path.as_posix(),
-                "accuracy": _accuracy(scores.margins[place]),
+                "accuracy": _accuracy(margins[place]),
                 "ece": found["ece"],
                 "ece_by_chance": found["ece_by_chance"],
                 **_on_texts({side: rows[place] for side, rows in named.items()}, texts, run.shared.seed),
             }
         )
     shared = {side: rows.mean(axis=0) for side, rows in named.items()}
-    agreed = agreements(scores.margins)
+    agreed = agreements(margins)
     return {
         "schema": 1,
         "command": run.command,
         "recipe": run.recipe.name,
         "simulated": run.shared.simulated,
         "seeds": seeds,
-        "split": scores.split,
+        "split": split,
         "judge": judge,
         "models": models,
         "ensemble": {"accuracy": _accuracy(mean_margin), **_on_texts(shared, texts, run.shared.seed)},
@@ -200,28 +185,25 @@ def _of(rows: Sequence[Mapping[str, Any]], side: str) -> Texts:
     )
 
 
-def _score(runs: Sequence[RunContext], texts: Mapping[str, Texts]) -> Scores:
-
+def _score(
+    runs: Sequence[RunContext], texts: Mapping[str, Texts]
+) -> tuple[NDArray[np.float64], str, dict[str, NDArray[np.float64]]]:
+    """Raw scores of M models: margins (M, pairs) on the held-out pairs, their split, and each side's texts (M, N)."""
     opened, source = open_pairs(runs[0])
     held_out = held_out_pairs(source, opened.settings("reward").data)
     assert held_out is not None  # `check` refuses such a recipe
     pairs, split = held_out
     margins: list[NDArray[np.float64]] = []
     sides: dict[str, list[list[float]]] = {side: [] for side in texts}
-    for scorer in _scorers(runs, load_tokenizer):
+    for one in runs:  # a single model is held at once
+        path = one.checkpoint("reward").path
+        tokenizer = load_tokenizer(path)
+        scorer = RewardModel(load_classifier(path), tokenizer, tokenizer, center=False, scale=False)
         found = score_pairs(scorer, pairs)
         margins.append(np.subtract(found["chosen"], found["rejected"]))
-        for side, one in texts.items():
-            sides[side].append(scorer.score_texts(one.texts, ended=one.ended).tolist())
-    return Scores(np.array(margins), split, {side: np.array(one) for side, one in sides.items()})
-
-
-def _scorers(runs: Sequence[RunContext], tokenizer: Any) -> Iterator[RewardModel]:
-    """One after the other, so that a single model is held at once."""
-    for one in runs:
-        path = one.checkpoint("reward").path
-        own = tokenizer(path)
-        yield RewardModel(load_classifier(path), own, own, center=False, scale=False)
+        for side, read in texts.items():
+            sides[side].append(scorer.score_texts(read.texts, ended=read.ended).tolist())
+    return np.array(margins), split, {side: np.array(scores) for side, scores in sides.items()}
 
 
 def _accuracy(margins: NDArray[np.float64]) -> dict[str, Any]:

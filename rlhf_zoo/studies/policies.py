@@ -19,6 +19,7 @@ from ..evaluation.judge_check import JudgeCheck
 from ..evaluator.head_to_head import head_to_head
 from ..evaluator.judges import check_names, checked, open_panel
 from ..evaluator.measure import Evaluator, function_judges, paid_functions, reward_models
+from ..limits import check_limits
 from ..model_files import load_tokenizer
 from ..models import load_causal, load_classifier
 from ..record import StageRecord, now, write_json, write_text
@@ -28,6 +29,7 @@ from ..rewards import RewardModel, Rewards
 from ..rewards.model import same_tokenizer
 from ..runs.context import versions
 from ..runs.data import DataSource
+from ..runs.generate import context_length
 from ..runs.pairs import COLUMNS
 from ..runs.settings import LLMConfig, recorded_settings
 from ..stages.train import quiet
@@ -62,13 +64,9 @@ class Terms:
     llm: LLMConfig = field(default_factory=LLMConfig)
 
     def __post_init__(self) -> None:
-        for name, low in (("prompts", 1), ("samples", 1), ("seed", 0)):
-            if getattr(self, name) < low:
-                raise ZooError(f"--{name} is {getattr(self, name)}: give at least {low}.")
-        if self.temperature is not None and not self.temperature > 0:
-            raise ZooError(f"--temperature is {self.temperature}: give a number above 0.")
-        if self.max_new_tokens is not None and self.max_new_tokens < 1:
-            raise ZooError(f"--max_new_tokens is {self.max_new_tokens}: give at least 1.")
+        for name in ("prompts", "samples", "seed", "temperature", "max_new_tokens"):
+            key = "response_length" if name == "max_new_tokens" else name
+            check_limits(key, getattr(self, name), shown=f"--{name}")
 
 
 @dataclass(frozen=True)
@@ -108,14 +106,16 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         beside = stage.parent / "data"
         if data is None and (beside / CONFIGURATION).is_dir():
             data = DataSource(str(beside), None, {})
-        scorer = None if without or subject.reward is None else Source(subject.reward.name, subject.reward.path)
-        ours, theirs = subject.policy, subject.reference
-        settings = {name: float(value) for name, value in read.items()}
-        judged = ((StageRecord(stage.parent / "eval").read().get("resolved") or {}).get("evaluation") or {}).get(
-            "judge"
+        evaluated = StageRecord(stage.parent / "eval").read().get("resolved") or {}
+        return PolicyPair(
+            subject.policy,
+            subject.reference,
+            None if without else subject.reward,
+            data,
+            {name: float(value) for name, value in read.items()},
+            judge=(evaluated.get("evaluation") or {}).get("judge"),
+            functions=_paid(subject.resolved),
         )
-        found = (Source(ours.name, ours.path), Source(theirs.name, theirs.path))
-        return PolicyPair(*found, scorer, data, settings, judge=judged, functions=_paid(subject.resolved))
     lineage = find_policy(policy, against=against, reward=named, without_reward=without)
     settings = {"temperature": lineage.setting("temperature", 1.0)}
     settings["response_length"] = lineage.setting("response_length", LENGTH)
@@ -216,8 +216,7 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
 
 def _check_room(policy: PreTrainedModel, tools: Evaluator, prompts: Sequence[Any]) -> None:
     """Raises ZooError where a completion may not fit behind its prompt."""
-    limits = [getattr(one.config, "max_position_embeddings", None) for one in (policy, tools.reference)]
-    room = min((limit for limit in limits if limit), default=None)
+    room = context_length(policy, tools.reference)
     if room is None:
         return
     longest = max(len(tokenize_prompt(prompt, tools.tokenizer)) for prompt in prompts)
@@ -253,11 +252,7 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
         rewards = Rewards([RewardModel(model, _tokenizer(contest.reward), tokenizer)])
     length = terms.max_new_tokens or int(contest.settings["response_length"])
     panel = open_panel(
-        names,
-        llm=terms.llm,
-        labeled=lambda: _labeled(data, contest.described),
-        folder=out,
-        seed=terms.seed,
+        names, llm=terms.llm, labeled=lambda: _labeled(data, contest.described), folder=out, seed=terms.seed
     )
     temperature = contest.settings["temperature"] if terms.temperature is None else terms.temperature
     reference = load_causal(contest.against.path).eval()

@@ -21,28 +21,12 @@ from ..hub.pull import pull
 from ..hub.refusals import client_errors, hub_name, reason
 from ..json_values import hub_id
 from ..plugins import load_object
-from ..record import (
-    COMPLETE,
-    StageRecord,
-    check_whole,
-    fingerprint,
-    now,
-    read_json,
-    write_json,
-    write_text,
-)
+from ..record import COMPLETE, StageRecord, check_whole, fingerprint, now, read_json, write_json, write_text
 from ..run_lock import LOCK, sole_writer
 from ..runs.context import RunContext, versions
-from ..runs.data import data_source
+from ..runs.data import corpus_settings, data_source, split_files
 from ..stages.pipeline import run_stage
-from .differences import (
-    compare_files,
-    compare_metrics,
-    compare_settings,
-    compare_versions,
-    compare_weights,
-    contents,
-)
+from .differences import compare_files, compare_metrics, compare_settings, compare_versions, compare_weights, contents
 from .published import Published, comparable, fetch, named_objects, recipe_of
 
 __all__ = ["NOTE", "reproduce", "show"]
@@ -90,8 +74,9 @@ def _reproduced(published: Published, context: RunContext) -> dict[str, Any]:
     context.settings(published.stage)
     for _, wanted, group in named_objects(published):
         load_object(wanted, group=group)
-    for at in _models(published):
-        pull(at)
+    for role in ("sft", "reward"):
+        if (at := published.parent(role)) is not None:
+            pull("@".join(at))
     if not note.is_file():
         write_json(note, {**_head(published), "begun": now()})
     data, data_notes = _data(context, published)
@@ -145,13 +130,6 @@ def _check_directory(directory: Path, published: Published) -> None:
         raise ZooError(f"{directory} holds files that no reproduction wrote: give another --output_dir.")
 
 
-def _models(published: Published) -> Iterator[str]:
-    """REPOSITORY@COMMIT of each model that the stage starts from."""
-    for role in ("sft", "reward"):
-        if (at := published.parent(role)) is not None:
-            yield "@".join(at)
-
-
 @contextlib.contextmanager
 def _threads(recorded: Any) -> Iterator[None]:
     """As many threads of torch as the published run had: sums are split among them, which decides the last bits."""
@@ -187,7 +165,11 @@ def _data(context: RunContext, published: Published) -> tuple[dict[str, Any], li
         notes.append("the data set was never published: what the corpus makes could not be compared with it")
     else:
         try:
-            found["folder"] = _pulled_data(*at)
+            from huggingface_hub import snapshot_download
+
+            found["folder"] = Path(
+                snapshot_download(at[0], repo_type="dataset", revision=at[1], allow_patterns=["*/*.jsonl"])
+            )
         except client_errors() as error:
             notes.append(f"the data set {repo} at {commit} could not be compared ({reason(error)})")
     if shared.dataset_name is not None and (hub_id(shared.dataset_name) is None or Path(shared.dataset_name).exists()):
@@ -214,12 +196,6 @@ def _check_data_set(name: str, revision: str | None) -> None:
         ) from error
 
 
-def _pulled_data(repo: str, commit: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(repo, repo_type="dataset", revision=commit, allow_patterns=["*/*.jsonl"]))
-
-
 def _place(context: RunContext, folder: Path) -> None:
     """Puts published data where the corpus would have put what it makes. Only the rows: no word of the card."""
     import yaml
@@ -228,15 +204,14 @@ def _place(context: RunContext, folder: Path) -> None:
     if record.read().get("status") == "finished":
         return
     splits: dict[str, list[dict[str, str]]] = {}
-    for name in _splits(folder):
+    for name in split_files(folder):
         target = record.path / name
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / name, target)
         splits.setdefault(target.parent.name, []).append({"split": target.stem, "path": name})
     front = {"configs": [{"config_name": name, "data_files": files} for name, files in splits.items()]}
     write_text(record.path / "README.md", f"---\n{yaml.safe_dump(front)}---\n")
-    asked = ("corpus", "corpus_args", "dataset_name", "seed")
-    resolved = {key: getattr(shared, key) for key in asked}
+    resolved = corpus_settings(shared)
     record.write(
         stage="data",
         recipe=context.recipe.name,
@@ -248,14 +223,10 @@ def _place(context: RunContext, folder: Path) -> None:
     )
 
 
-def _splits(folder: Path) -> list[str]:
-    return sorted(path.relative_to(folder).as_posix() for path in folder.glob("*/*.jsonl") if path.is_file())
-
-
 def _compared_data(here: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     """{repo, commit, how, compared, differing}: files of the data set by sha256; those of other stages are left out."""
     published = data["folder"]
-    names = [name for name in _splits(published) if (here / name).is_file()] if published is not None else []
+    names = [name for name in split_files(published) if (here / name).is_file()] if published is not None else []
     there, made = (contents(folder, names) if names else {} for folder in (published, here))
     told = {key: data[key] for key in ("repo", "commit", "how")}
     return {**told, "compared": len(names), "differing": [name for name in names if there[name] != made[name]]}
@@ -384,8 +355,4 @@ def _rows(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     for row in document["settings"]["differing"]:
         yield "settings", row["key"], str(row["published"]), str(row["here"])
     for row in document["versions"]:
-        yield "versions", row["name"], _version(row["published"]), _version(row["here"])
-
-
-def _version(found: Any) -> str:
-    return "not recorded" if found is None else str(found)
+        yield "versions", row["name"], *(str(row[side] or "not recorded") for side in ("published", "here"))

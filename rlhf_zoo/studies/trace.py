@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..actor_critic import shared_value_head
-from ..catalog.lineage import find_lineage
+from ..catalog.lineage import Source, find_lineage
 from ..errors import ZooError
 from ..hub.publish import RECIPE_FILE, tag_name
 from ..hub.pull import pull, split_revision
@@ -34,7 +34,7 @@ from ..runs.settings import recorded_settings
 from ..stages.train import quiet
 from ..value_head import ValueHead, read_value_head
 
-__all__ = ["Named", "Subject", "document", "find", "show", "trace_checkpoint"]
+__all__ = ["TracedPolicy", "document", "find", "show", "trace_checkpoint"]
 
 # What a trace reads of a run's settings.
 TRAINER_KEYS = (
@@ -48,31 +48,27 @@ _STEP_TAG = re.compile(r"step-(\d+)")
 
 
 @dataclass(frozen=True)
-class Named:
-    """A checkpoint's folder, and what to call it."""
-
-    name: str
-    path: Path
-
-
-@dataclass(frozen=True)
-class Subject:
+class TracedPolicy:
     """A policy to trace and what belongs to it.
 
-    old: what ρ is measured against, None for the reference; reward: None where the run had no reward model. begins:
-    whether this is the policy that PPO starts from, whose critic is not on the disk yet. resolved: the run's settings,
-    which stand in `where`. trusted: whether they are a run's of this machine, so that what they name may be imported.
+    old: what ρ is measured against, None for the reference; reward: None where the run had no reward model. resolved:
+    the run's settings, which stand in `where`. trusted: whether they are a run's of this machine, so that what they
+    name may be imported.
     """
 
-    policy: Named
-    reference: Named
-    reward: Named | None
-    old: Named | None
+    policy: Source
+    reference: Source
+    reward: Source | None
+    old: Source | None
     step: int | None
-    begins: bool
     resolved: Mapping[str, Any]
     where: Path
     trusted: bool
+
+    @property
+    def begins(self) -> bool:
+        """Whether this is the policy that PPO starts from, whose critic is not on the disk yet."""
+        return self.step == 0
 
 
 # Finding
@@ -86,7 +82,7 @@ def find(
     old: str | None = None,
     sft: str | None = None,
     reward: str | None = None,
-) -> Subject:
+) -> TracedPolicy:
     """The PPO checkpoint that `name` means: a run directory, its stage, a checkpoint of it, or NAMESPACE/NAME[@TAG].
 
     step: None is the last one, 0 the policy that PPO began with. old: a step of the same run, a folder or a repository;
@@ -109,7 +105,7 @@ def find(
     return _of_repository(name, step=step, revision=revision, old=old, sft=sft, reward=reward)
 
 
-def _of_run(stage: Path, *, step: int | None, old: str | None, sft: str | None, reward: str | None) -> Subject:
+def _of_run(stage: Path, *, step: int | None, old: str | None, sft: str | None, reward: str | None) -> TracedPolicy:
     record = StageRecord(stage)
     document = record.read()
     if document.get("stage") != "ppo":
@@ -124,13 +120,12 @@ def _of_run(stage: Path, *, step: int | None, old: str | None, sft: str | None, 
         scorer = _named(reward)
     elif (document.get("parents") or {}).get("reward"):
         scorer = _parent(stage, document, "reward")
-    return Subject(
+    return TracedPolicy(
         policy=reference if name is None else _named(name),
         reference=reference,
         reward=scorer,
         old=None if older is None else _named(older),
         step=step,
-        begins=name is None,
         resolved=document.get("resolved") or {},
         where=record.run_file,
         trusted=True,
@@ -139,7 +134,7 @@ def _of_run(stage: Path, *, step: int | None, old: str | None, sft: str | None, 
 
 def _of_repository(
     name: str, *, step: int | None, revision: str | None, old: str | None, sft: str | None, reward: str | None
-) -> Subject:
+) -> TracedPolicy:
     local = Path(name).is_dir()
     repo, at = (name, None) if local else split_revision(name)
     asked = [given for given in (at, revision, tag_name(step) if step else None) if given is not None]
@@ -163,14 +158,12 @@ def _of_repository(
     steps = {} if local else {one: f"{repo}@{tag}" for one, tag in _tags(repo).items()}
     begins = step == 0
     older = _older(steps, 0 if begins else found, old, repo)
-    reference = Named(lineage.sft.name, lineage.sft.path)
-    return Subject(
-        policy=reference if begins else Named(whole, path),
-        reference=reference,
-        reward=Named(lineage.reward.name, lineage.reward.path) if lineage.reward is not None else None,
+    return TracedPolicy(
+        policy=lineage.sft if begins else Source(whole, path),
+        reference=lineage.sft,
+        reward=lineage.reward,
         old=None if older is None else _named(older),
         step=0 if begins else found or None,
-        begins=begins,
         resolved=read_json(path / RECIPE_FILE),
         where=path / RECIPE_FILE,
         trusted=False,
@@ -200,11 +193,11 @@ def _tags(repo: str) -> dict[int, str]:
     return {int(match[1]): tag for tag in tags if (match := _STEP_TAG.fullmatch(tag))}
 
 
-def _named(name: str) -> Named:
+def _named(name: str) -> Source:
     if not Path(name).is_dir():
-        return Named(name, _pulled(name))
+        return Source(name, _pulled(name))
     check_whole(Path(name))
-    return Named(name, Path(name))
+    return Source(name, Path(name))
 
 
 def _at(steps: Mapping[int, str], step: int, where: str) -> str:
@@ -223,7 +216,7 @@ def _older(steps: Mapping[int, str], step: int, old: str | None, where: str) -> 
     return old
 
 
-def _parent(stage: Path, document: Mapping[str, Any], role: str) -> Named:
+def _parent(stage: Path, document: Mapping[str, Any], role: str) -> Source:
     """What PPO began with: beside it, where it lay, or on the Hub at the commit that run.json names."""
     lineage = (document.get("parents") or {}).get(role) or {}
     path, repo, commit = (lineage.get(key) for key in ("path", "repo", "commit"))
@@ -234,7 +227,7 @@ def _parent(stage: Path, document: Mapping[str, Any], role: str) -> Named:
             if folder.is_dir():
                 return _named(str(folder))
     if repo and commit:
-        return Named(f"{repo}@{commit}", pull(f"{repo}@{commit}"))
+        return Source(f"{repo}@{commit}", pull(f"{repo}@{commit}"))
     raise ZooError(
         f"The {role} model that {stage} began with is neither beside it nor published: name it with --{role}."
     )
@@ -244,7 +237,7 @@ def _parent(stage: Path, document: Mapping[str, Any], role: str) -> Named:
 
 
 def trace_checkpoint(
-    subject: Subject,
+    subject: TracedPolicy,
     prompt: str,
     *,
     seed: int = 1,
@@ -278,7 +271,10 @@ def trace_checkpoint(
             )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = {role: load_causal(one.path) for role, one in models.items()}
-    rewards = _rewards(subject, functions, args, tokenizer)
+    scorer = None if subject.reward is None else load_classifier(subject.reward.path)
+    read_by = tokenizer if subject.reward is None else _tokenizer(subject.reward)
+    rewards = build_rewards(scorer, functions, args, tokenizer, read_by)
+    assert rewards is not None
     critic = _critic(subject, data["value_model_name_or_path"], loaded["policy"], rewards, args)
     for model in (*loaded.values(), critic, *(reward.model for reward in rewards.models)):
         nn.Module.to(model, device)
@@ -298,7 +294,7 @@ def trace_checkpoint(
 
 
 def _functions(
-    subject: Subject, data: Mapping[str, Any], weights: list[float] | None, allowed: Sequence[str]
+    subject: TracedPolicy, data: Mapping[str, Any], weights: list[float] | None, allowed: Sequence[str]
 ) -> tuple[list[Any], list[float]]:
     """The reward functions and the weights of all rewards. A download's are imported only where the user names them."""
     names = data["reward_funcs"] or []
@@ -328,17 +324,8 @@ def _functions(
     return [load_object(name, group=REWARDS) for name in chosen], weights[: len(model)] + [by_name[n] for n in chosen]
 
 
-def _rewards(subject: Subject, functions: list[Any], args: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> Rewards:
-    reward, reward_tokenizer = None, tokenizer
-    if subject.reward is not None:
-        reward, reward_tokenizer = load_classifier(subject.reward.path), _tokenizer(subject.reward)
-    built = build_rewards(reward, functions, args, tokenizer, reward_tokenizer)
-    assert built is not None
-    return built
-
-
 def _critic(
-    subject: Subject, value_model: str | None, policy: PreTrainedModel, rewards: Rewards, args: PPOConfig
+    subject: TracedPolicy, value_model: str | None, policy: PreTrainedModel, rewards: Rewards, args: PPOConfig
 ) -> PreTrainedModel | ValueHead:
     """The critic that was saved with the policy; at the beginning, what PPO makes one of."""
     if subject.begins:
@@ -371,21 +358,21 @@ def _state(path: Path) -> tuple[float, RunningScores]:
     return kl_coef, seen
 
 
-def _tokenizer(one: Named) -> PreTrainedTokenizerBase:
+def _tokenizer(one: Source) -> PreTrainedTokenizerBase:
     return load_tokenizer(one.path, name=one.name)
 
 
 # Showing
 
 
-def document(found: Trace, subject: Subject) -> dict[str, Any]:
+def document(found: Trace, subject: TracedPolicy) -> dict[str, Any]:
     """What --json prints: prompt, completion, tokens, totals, and which checkpoints they are of."""
     roles = {"policy": subject.policy, "reference": subject.reference, "old": subject.old, "reward": subject.reward}
     names = {role: None if one is None else one.name for role, one in roles.items()}
     return {**found.to_json(), "models": {**names, "step": subject.step}}
 
 
-def show(found: Trace, subject: Subject, console: Any) -> None:
+def show(found: Trace, subject: TracedPolicy, console: Any) -> None:
     """Prints the table of tokens and the totals. What models and users wrote is never read as markup."""
     from rich import box
     from rich.table import Table

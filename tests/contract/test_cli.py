@@ -161,7 +161,7 @@ def refused(tmp_path: Path, *arguments: str, **env: str) -> str:
         ("run tiny-world --seed 1 --seed 2", "--seed is given twice: keep one."),
         ("run --seed 2 tiny-world", "--seed stands before the recipe: write `rlhf-zoo run RECIPE --seed ...`."),
         ("run tiny-world --hub embedded", "--hub is 'embedded': give 'local' or an address"),
-        ("run tiny-world --namespace a/b", "--namespace is 'a/b', and no Hub has such"),
+        ("run tiny-world --namespace a/b", "--namespace is 'a/b', which no Hub accepts"),
         ("run tiny-world --output_dir", "Option '--output_dir' requires an argument"),
         ("compare x --port seven", "Invalid value for '--port': 'seven' is not a valid integer"),
         ("recipes keys dpo", "'dpo' is not one of 'recipe', 'sft', 'reward', 'ppo'"),

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 import pytest
+from test_cli import walk
 from zoo_process import COMMAND, environment
 
 from rlhf_zoo import cli
@@ -44,18 +45,11 @@ REQUIRED = {"method": "dpo", "kl_coef": "0", "repo": "user/name", "prompt": "the
 LEFT_OUT = {"hub serve", "compare", "install-hf-extension", "uninstall-hf-extension"}
 
 
-def walk(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    if not isinstance(command, click.Group):
-        yield path, command
-        return
-    context = click.Context(command)
-    for name in command.list_commands(context):
-        child = command.get_command(context, name)
-        assert child is not None
-        yield from walk(child, (*path, name))
-
-
-LEAVES = {" ".join(path): command for path, command in walk(cli.cli) if " ".join(path) not in LEFT_OUT}
+LEAVES = {
+    name: command
+    for name, command in walk(cli.cli).items()
+    if name not in LEFT_OUT and not isinstance(command, click.Group)
+}
 
 
 @pytest.fixture

@@ -344,7 +344,7 @@ def test_what_a_user_reads(here, there, tmp_path):
             [SOURCE, "--repo", TARGET, "--repo_type", "dataset"],
             f"no repository '{SOURCE}' of type dataset: it has none",
         ),
-        ([SOURCE, "--repo", "ppo"], "--repo is 'ppo', and no Hub has such: write USER/NAME"),
+        ([SOURCE, "--repo", "ppo"], "--repo is 'ppo', which no Hub accepts: write USER/NAME"),
     ],
 )
 def test_names(origin, arguments, message):

@@ -277,7 +277,7 @@ def test_goes_on_where_it_was_cut_off(running: RunningHub, deploy: Deploy) -> No
         ("local/none", "is not there, or this token may not read it: check the name, --hub and the token."),
         ("local/toy-ppo --sft local/none", "local/none on"),
         ("local/toy-ppo --reward local/toy-ppo", "of the stage ppo, and --reward takes a reward model"),
-        ("local/toy-ppo --repo compare", "--repo is 'compare', and no Hub has such: write NAMESPACE/NAME."),
+        ("local/toy-ppo --repo compare", "--repo is 'compare', which no Hub accepts: write NAMESPACE/NAME."),
         ("local/toy-ppo --votes votes", "'votes' is no place for votes on a Hub: give NAMESPACE/NAME."),
         ("/", "/ is a folder of this machine, and a Space shows what is published: give NAMESPACE/NAME."),
     ],

@@ -164,7 +164,7 @@ def test_the_embedded_hub_is_listed_without_a_namespace(tmp_path):
 
 def test_mistakes(at_module_hub, heads, run, monkeypatch, tmp_path):
     for arguments, message in (
-        ("--namespace a/b", "--namespace is 'a/b', and no Hub has such"),
+        ("--namespace a/b", "--namespace is 'a/b', which no Hub accepts"),
         ("--readme", "There is no folder recipes for README.md: name the file, as --readme FILE."),
     ):
         with pytest.raises(ZooError, match=message):

@@ -11,15 +11,7 @@ from toy_run import make_context, make_recipe
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import COMPLETE, StageRecord, checkpoint_step
-from rlhf_zoo.runs.choice import (
-    ReleaseArguments,
-    best_step,
-    check_rule,
-    choose,
-    lasting,
-    promising,
-    prune,
-)
+from rlhf_zoo.runs.choice import ReleaseArguments, best_step, check_rule, choose, lasting, promising, prune
 
 LAST, BEST = ReleaseArguments(), ReleaseArguments(release="best")
 RECOMMENDED = ReleaseArguments(release="recommended")

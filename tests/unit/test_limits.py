@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import random
 import typing
 from pathlib import Path
 from typing import Any
@@ -221,29 +219,3 @@ def test_what_only_the_trainer_finds_is_a_sentence(
     with pytest.raises(ZooError) as caught:
         train(build(stage, {**TOYS[stage], **keys}, tmp_path))
     assert str(caught.value).startswith(message)
-
-
-# More of these takes longer, and is no mistake.
-LONG = {
-    "dataloader_num_workers", "dataset_num_proc", "lora_r", "max_steps", "num_generations", "num_ppo_epochs",
-    "pad_to_multiple_of",
-}  # fmt: skip
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("stage", STAGES)
-def test_bounds_train_or_are_a_sentence(stage: str, tmp_path: Path) -> None:
-    """A sample of them: all together take too long even for the long tier."""
-    bounds = [
-        (name, kind, bound)
-        for name, kind in numeric(stage).items()
-        for limit in [LIMITS.get(name)]
-        for bound in ((limit.low, limit.high) if limit is not None else (0, 1))
-        if limit is None or name not in LONG or bound != limit.high
-    ]
-    for name, kind, bound in random.Random(stage).sample(bounds, 8):
-        asked = [bound] if name == "reward_weights" else kind(bound)
-        built = attempt(stage, {**TOYS[stage], **WITH.get(name, {}), name: asked}, tmp_path)
-        if built is not None and built.trainer.max_steps == 1:
-            with contextlib.suppress(ZooError):
-                train(built)

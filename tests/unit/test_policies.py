@@ -19,15 +19,7 @@ from transformers import AutoTokenizer
 from rlhf_zoo.commands.evaluate import _is_policy, _recipe_keys, _shared
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.llm_judge import LLMJudge
-from rlhf_zoo.evaluator.judges import (
-    Panel,
-    RewardJudge,
-    RuleJudge,
-    cheapest_first,
-    check_names,
-    open_panel,
-    scores,
-)
+from rlhf_zoo.evaluator.judges import Panel, RewardJudge, RuleJudge, cheapest_first, check_names, open_panel, scores
 from rlhf_zoo.evaluator.measure import function_judges, reward_models
 from rlhf_zoo.models import load_causal, load_classifier
 from rlhf_zoo.ppo.trainer import PPO_STATE
@@ -87,7 +79,7 @@ def test_terms_that_cannot_work() -> None:
     for fields, message in (
         ({"prompts": 0}, r"--prompts is 0: give at least 1\."),
         ({"seed": -1}, r"--seed is -1: give at least 0\."),
-        ({"temperature": 0.0}, r"--temperature is 0\.0: give a number above 0\."),
+        ({"temperature": 0.0}, r"--temperature is 0\.0: .* give at least 0\.0001\."),
         ({"max_new_tokens": 0}, r"--max_new_tokens is 0: give at least 1\."),
     ):
         with pytest.raises(ZooError, match=message):

@@ -83,7 +83,8 @@ def test_a_parent_that_was_never_published(stage, parents):
 
 def test_where_it_reports_to_is_not_obeyed():
     keys = {"report_to": "wandb", "run_name": "x", "trackio_space_id": "x/y", "trust_remote_code": True,
-            "resume_from_checkpoint": "/tmp/x", "hub_private_repo": True}  # fmt: skip
+            "resume_from_checkpoint": "/tmp/x", "hub_private_repo": True,
+            "attn_implementation": "x/kernel"}  # fmt: skip
     found = published("sft", {}, learning_rate=1e-3, **keys)
     stage = recipe_of(found)[0].stages["sft"]
     assert stage == {"learning_rate": 1e-3, "seed": 3, "report_to": []}

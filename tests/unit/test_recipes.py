@@ -9,13 +9,7 @@ import pytest
 
 from rlhf_zoo import recipes
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.recipes import (
-    copy_recipe,
-    find_recipe,
-    is_repository_name,
-    list_recipes,
-    load_recipe,
-)
+from rlhf_zoo.recipes import copy_recipe, find_recipe, is_repository_name, list_recipes, load_recipe
 
 
 def write(folder: Path, **files: str) -> str:

@@ -19,14 +19,7 @@ from hypothesis import strategies as st
 
 from rlhf_zoo import record
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.record import (
-    StageRecord,
-    checkpoint_step,
-    fingerprint,
-    first_difference,
-    write_json,
-    write_text,
-)
+from rlhf_zoo.record import StageRecord, checkpoint_step, fingerprint, first_difference, write_json, write_text
 from rlhf_zoo.runs.data import DataSource
 
 

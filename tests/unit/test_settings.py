@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import rlhf_zoo
 from rlhf_zoo.errors import ZooError
@@ -78,12 +76,8 @@ def test_flags_win_over_yaml_and_a_stage_may_have_its_own_seed(tmp_path):
     recipe = make(tmp_path, keys={"kl_coef": 0.1, "seed": 7})
     assert build(recipe).trainer.seed == 7
     built = build(recipe, flags={"kl_coef": "0.3"}, shared_flags={"seed": "4", "evaluation.samples": "2"})
-    assert (built.trainer.kl_coef, built.trainer.seed, built.recipe.seed, built.recipe.evaluation.samples) == (
-        0.3,
-        7,
-        4,
-        2,
-    )
+    assert (built.trainer.kl_coef, built.trainer.seed) == (0.3, 7)
+    assert (built.recipe.seed, built.recipe.evaluation.samples) == (4, 2)
 
 
 def test_what_a_stage_learns_does_not_hang_on_description_and_evaluation(tmp_path):
@@ -171,14 +165,6 @@ def test_coercion(hint, value, expected):
         assert found == expected and type(found) is type(expected)
 
 
-@settings(deadline=None)
-@given(st.floats(allow_nan=False) | st.integers())
-def test_numbers_survive_a_flag(number):
-    assert coerce(str(number), float) == number
-    if isinstance(number, int):
-        assert coerce(str(number), int) == number
-
-
 @pytest.mark.parametrize(
     ("stage", "keys", "message"),
     [
@@ -208,15 +194,12 @@ def test_mistakes_in_a_stage_are_named(tmp_path, stage, keys, message):
     assert str(caught.value).startswith(message.format(tmp_path))
 
 
-@pytest.mark.parametrize("key", RUN_KEYS)
-def test_keys_of_the_run_are_refused_in_recipes_and_flags(tmp_path, key):
-    with pytest.raises(ZooError, match=rf"sft\.yaml says {key}, which is settled by the run: leave it out"):
-        build(make(tmp_path, "sft", {key: "x"}), "sft")
-    with pytest.raises(ZooError, match=f"--{key} is settled by the run: leave it out"):
-        build(make(tmp_path, "sft"), "sft", {key: "x"})
-
-
-def test_env_is_refused_as_a_flag_too(tmp_path):
+def test_keys_of_the_run_are_refused_in_recipes_and_flags(tmp_path):
+    for key in RUN_KEYS:
+        with pytest.raises(ZooError, match=rf"sft\.yaml says {key}, which is settled by the run: leave it out"):
+            build(make(tmp_path, "sft", {key: "x"}), "sft")
+        with pytest.raises(ZooError, match=f"--{key} is settled by the run: leave it out"):
+            build(make(tmp_path, "sft"), "sft", {key: "x"})
     for flags in ({"flags": {"env": "x"}}, {"shared_flags": {"env": "x"}}):
         with pytest.raises(ZooError, match="--env is refused, as it could redirect the Hub"):
             build(make(tmp_path), **flags)
@@ -306,7 +289,7 @@ def test_a_key_is_obeyed_or_refused(stage, tmp_path):
     trainer = {field.name for field in dataclasses.fields(STAGES[stage].load("trainer"))}
     lora = {name for name in keys if name.startswith(("lora_", "use_rs", "use_do"))}
     for name in keys.keys() - trainer - lora:
-        assert re.search(rf"[.\"]{name}\b", code), f"{name} is read nowhere"
+        assert re.search(rf'\.{name}\b|get\("{name}"', code), f"{name} is read nowhere"
     assert bool(lora) == ("use_peft" in keys)
     for name in ("dtype", "attn_implementation", "load_in_4bit", "trust_remote_code", "do_train", "local_rank"):
         assert name not in keys
@@ -351,18 +334,3 @@ def test_flags_that_do_not_parse(words, message):
     with pytest.raises(ZooError) as caught:
         parse_flags(words)
     assert str(caught.value).startswith(message)
-
-
-names = st.from_regex(r"[a-z][a-z_]{0,12}", fullmatch=True)
-words = st.text(min_size=1, max_size=8).filter(lambda text: not text.startswith("--"))
-
-
-@settings(deadline=None, max_examples=25)
-@given(st.dictionaries(st.sampled_from(["", *STAGES]), st.dictionaries(names, words, max_size=3)), st.booleans())
-def test_flags_round_trip(groups, joined):
-    written: list[str] = []
-    for stage, keys in groups.items():
-        for key, value in keys.items():
-            name = f"--{stage}.{key}" if stage else f"--{key}"
-            written += [f"{name}={value}"] if joined else [name, value]
-    assert parse_flags(written) == {**NONE, **groups}

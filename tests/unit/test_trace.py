@@ -32,6 +32,7 @@ from zoo_process import errors, zoo
 
 from rlhf_zoo.actor_critic import shared_value_head
 from rlhf_zoo.catalog import lineage
+from rlhf_zoo.catalog.lineage import Source
 from rlhf_zoo.cli import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.models import critic_from, load_causal, load_classifier
@@ -44,7 +45,7 @@ from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.sampling import sample, token_logprobs
 from rlhf_zoo.stages import ppo
 from rlhf_zoo.studies import trace as tracing
-from rlhf_zoo.studies.trace import Named, document, find, show, trace_checkpoint
+from rlhf_zoo.studies.trace import document, find, show, trace_checkpoint
 
 TOKENIZER = make_tokenizer()
 PROMPT = "abc"
@@ -285,11 +286,11 @@ def test_another_tokenizer_and_a_lost_critic(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "ppo/checkpoint-2", tmp_path / "old")
     (tmp_path / "old" / "COMPLETE").unlink()  # it says what training saved, and this is to be another
     make_tokenizer("lkjihgfedcba:;").save_pretrained(tmp_path / "old")
-    strange = replace(found, old=Named("strange", tmp_path / "old"))
+    strange = replace(found, old=Source("strange", tmp_path / "old"))
     with pytest.raises(ZooError, match=r"strange has another tokenizer than .*checkpoint-3, so its log-probabilities"):
         trace_checkpoint(strange, "cd", columns={"answer": "e"})
     shutil.rmtree(tmp_path / "old" / "critic")
-    lost = replace(found, policy=Named("lost", tmp_path / "old"), reference=Named("lost", tmp_path / "old"), old=None)
+    lost = replace(found, policy=Source("lost", tmp_path / "old"), reference=Source("lost", tmp_path / "old"), old=None)
     with pytest.raises(ZooError, match="lost holds no critic/, so it has no values"):
         trace_checkpoint(lost, "cd", columns={"answer": "e"})
 
