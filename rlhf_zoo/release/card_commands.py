@@ -8,7 +8,7 @@ import shlex
 from pathlib import PurePath
 
 from ..stage import STAGES
-from .facts import Checkpoint, Facts
+from .facts import CheckpointRow, Facts
 
 __all__ = ["fetch", "lineage", "of_the_run", "pull", "reproduce", "sent", "snippet"]
 
@@ -16,7 +16,7 @@ _CLASSES = {"text-generation": "AutoModelForCausalLM", "text-classification": "A
 OUTPUT = ("--output_dir", "--output-dir")
 
 
-def sent(facts: Facts) -> Checkpoint | None:
+def sent(facts: Facts) -> CheckpointRow | None:
     """The published checkpoint that the card is of; at a step also the one that is being sent with this card."""
     if facts.repo_id is None:
         return None
@@ -105,7 +105,7 @@ def snippet(facts: Facts) -> str | None:
     )
 
 
-def _revision(facts: Facts, checkpoint: Checkpoint) -> str:
+def _revision(facts: Facts, checkpoint: CheckpointRow) -> str:
     return "merged" if facts.merged else checkpoint.tag
 
 
