@@ -10,7 +10,7 @@ _WHERE = {
     "Subject": ".subject",
     "Tally": ".tally",
     "build": ".layout",
-    "chosen": "..hub.chosen",
+    "chosen": "..space.chosen",
     "opened": ".serve",
     "start": ".serve",
 }

@@ -34,7 +34,7 @@ from ..hub.publish import (
     take_repository,
     unpublished,
 )
-from ..hub.refusals import client_errors, refusals_as
+from ..hub.refusals import client_errors, refusals_as, status_of
 from ..record import StageRecord, checkpoint_step, write_json
 from ..runs.choice import lasting
 from ..runs.context import RunContext
@@ -116,8 +116,7 @@ class Sender:
         try:
             slug = collect(context.recipe.name, context.namespace, repos, private=context.private)
         except ZooError as error:
-            refused = getattr(getattr(error.__cause__, "response", None), "status_code", 0)
-            if refused not in REFUSALS and isinstance(error.__cause__, client_errors()):
+            if status_of(error.__cause__) not in REFUSALS and isinstance(error.__cause__, client_errors()):
                 raise error.__cause__ from None
             log.warning("%s", error)
             slug = None

@@ -33,7 +33,7 @@ def place(thread_hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     """Run directories `a`, `b` and so on, and a Hub; no plots."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_ENDPOINT", thread_hub.url)
-    monkeypatch.setattr(card, "_plots", lambda facts, folder: {})
+    monkeypatch.setattr(card, "_plots", lambda *_: {})
     for name in ("create_commit", "create_tag"):  # so that they are put back whatever a test leaves there
         monkeypatch.setattr(HfApi, name, getattr(HfApi, name))
 

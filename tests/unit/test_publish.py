@@ -105,7 +105,7 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return really(self, request)
 
     monkeypatch.setattr(Application, "answer", answer)
-    monkeypatch.setattr("rlhf_zoo.release.card._plots", lambda facts, folder: {})
+    monkeypatch.setattr("rlhf_zoo.release.card._plots", lambda *_: {})
     return seen
 
 

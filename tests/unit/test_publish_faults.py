@@ -36,7 +36,7 @@ def proxy(thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fa
     with FaultProxy(thread_hub.url) as proxy:
         monkeypatch.setattr(constants, "ENDPOINT", proxy.url)
         monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template.replace(thread_hub.url, proxy.url))
-        monkeypatch.setattr("rlhf_zoo.release.card._plots", lambda facts, folder: {})
+        monkeypatch.setattr("rlhf_zoo.release.card._plots", lambda *_: {})
         yield proxy
 
 
