@@ -94,7 +94,6 @@ LIMITS: Mapping[str, Limit] = {
     "label_smoothing_factor": DECAY,
     "lam": SHARE,
     "learning_rate": WEIGHT,
-    "local_rank": Limit(-1, MANY),
     "local_rollout_forward_batch_size": COUNT,
     "logging_steps": Limit(0, MANY, above=True),
     "lora_alpha": COUNT,

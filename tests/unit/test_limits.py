@@ -15,8 +15,9 @@ from trainer_fixture import good, make_policy, make_reward_model, make_tokenizer
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.limits import LIMITS, check_limits
-from rlhf_zoo.recipes import STAGES, Recipe
+from rlhf_zoo.recipes import Recipe
 from rlhf_zoo.runs.settings import StageSettings, recipe_keys, stage_keys, stage_settings
+from rlhf_zoo.stage import STAGES
 from rlhf_zoo.stages.train import make_trainer
 
 pytestmark = pytest.mark.attack
@@ -129,7 +130,7 @@ def test_a_value_at_the_bounds_is_taken_or_named(stage: str) -> None:
             built = attempt(stage, {**base, name: [value] if name == "reward_weights" else value})
             if built is not None:
                 check_limits(name, getattr(built.data, name, getattr(built.trainer, name, None)))
-        outside = [] if name in UNBOUNDED | {"max_steps", "local_rank"} else [-1]
+        outside = [] if name in UNBOUNDED | {"max_steps"} else [-1]
         no_number = [] if name == "pad_to_multiple_of" else ["nan", "1e400"]  # which takes text
         for bad in (-(10**400), *outside, *no_number):
             with pytest.raises(ZooError, match=f"^{name} in .* is "):

@@ -98,7 +98,6 @@ def test_where_it_reports_to_is_not_obeyed():
         ({"deepspeed": "/tmp/x.json"}, "says deepspeed, which may read files or load code"),
         ({"model_init_kwargs": {"trust_remote_code": True}}, "says model_init_kwargs"),
         ({"accelerator_config": "/etc/passwd"}, "says accelerator_config"),
-        ({"attn_implementation": "x/kernel"}, "takes attention from the repository x/kernel"),
         ({"model_name_or_path": "/home/me/model"}, "'/home/me/model', a path of the machine that published it"),
         ({"model_name_or_path": "../model"}, "a path of the machine that published it"),
         ({"output_dir": "/tmp/x"}, "output_dir, which is settled by the run"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,8 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import rlhf_zoo
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.recipes import STAGES, Recipe, list_recipes, load_recipe
+from rlhf_zoo.recipes import Recipe, list_recipes, load_recipe
 from rlhf_zoo.runs.settings import (
     RUN_KEYS,
     EvaluationConfig,
@@ -26,6 +28,7 @@ from rlhf_zoo.runs.settings import (
     stage_settings,
 )
 from rlhf_zoo.runs.values import coerce
+from rlhf_zoo.stage import STAGES
 
 
 class Color(enum.Enum):
@@ -290,9 +293,25 @@ def test_recorded_settings_are_typed_and_nothing_else_is_looked_at():
 def test_stage_keys_are_those_of_the_trainers():
     for stage, own in (("sft", "packing"), ("reward", "center_rewards_coefficient"), ("ppo", "kl_coef")):
         keys = stage_keys(stage)
-        assert {own, "learning_rate", "model_name_or_path", "dataset_train_split"} <= keys.keys()
+        assert {own, "learning_rate", "dataset_train_split"} <= keys.keys()
         assert not keys.keys() & {*RUN_KEYS, "env", "deepspeed_plugin"}
     assert stage_keys("ppo")["kl_coef"][:2] == (float, 0.05)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_key_is_obeyed_or_refused(stage, tmp_path):
+    """Ours are read by name, the trainer's arrive there, and of trl.ModelConfig's the package reads those it takes."""
+    recipe, keys = load_recipe("tiny-world"), stage_keys(stage)
+    code = "".join(path.read_text() for path in (Path(rlhf_zoo.__file__).parent).rglob("*.py"))
+    trainer = {field.name for field in dataclasses.fields(STAGES[stage].load("trainer"))}
+    lora = {name for name in keys if name.startswith(("lora_", "use_rs", "use_do"))}
+    for name in keys.keys() - trainer - lora:
+        assert re.search(rf"\.{name}\b", code), f"{name} is read nowhere"
+    assert bool(lora) == ("use_peft" in keys)
+    for name in ("dtype", "attn_implementation", "load_in_4bit", "trust_remote_code", "do_train", "local_rank"):
+        assert name not in keys
+        with pytest.raises(ZooError, match=rf"--{name} is (not supported by|no key of) the stage {stage}"):
+            stage_settings(recipe, stage, {name: "1"}, shared_flags={}, output_dir=tmp_path)
 
 
 # Flags

@@ -19,6 +19,7 @@ import yaml
 from toy_models import save_toys
 
 import rlhf_zoo
+from rlhf_zoo import page
 from rlhf_zoo.catalog.lineage import Source
 from rlhf_zoo.commands.space import _tell
 from rlhf_zoo.comparison import Comparison
@@ -77,9 +78,9 @@ def test_only_the_public_api() -> None:
         for node in ast.walk(tree)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "page"
     }
-    assert of_page and of_page <= set(rlhf_zoo.page.__all__)
-    for name in rlhf_zoo.page.__all__:
-        assert callable(getattr(rlhf_zoo.page, name))
+    assert of_page and of_page <= set(page.__all__)
+    for name in page.__all__:
+        assert callable(getattr(page, name))
 
 
 def test_without_gradio(monkeypatch: pytest.MonkeyPatch) -> None:
