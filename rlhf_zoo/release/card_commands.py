@@ -29,14 +29,17 @@ def pull(facts: Facts, revision: str) -> str:
 
 def reproduce(facts: Facts) -> str | None:
     """Trains it again from what is published with it."""
-    found = sent(facts)
-    return f"rlhf-zoo reproduce {facts.repo_id}@{found.tag} {_hub(facts)}" if found else None
+    return _about(facts, "reproduce")
 
 
 def lineage(facts: Facts) -> str | None:
     """Shows what it came from, as far back as it is published."""
-    found = sent(facts)
-    return f"rlhf-zoo lineage {facts.repo_id}@{found.tag} {_hub(facts)}" if found else None
+    return _about(facts, "lineage")
+
+
+def _about(facts: Facts, command: str) -> str | None:
+    row = sent(facts)
+    return f"rlhf-zoo {command} {facts.repo_id}@{row.tag} {_hub(facts)}" if row else None
 
 
 def of_the_run(facts: Facts) -> str:
