@@ -456,6 +456,8 @@ def _figure(
 def _save(figure: Any, path: Path) -> bool:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+    for axes in figure.axes:  # with a height given, no pass over all ticks is made to find one
+        axes.set_title(axes.get_title(), fontsize=axes.title.get_fontsize(), y=1.0)
     buffer = BytesIO()
     # Without the version in it, the same numbers give the same bytes.
     FigureCanvasAgg(figure).print_png(buffer, metadata={"Software": None})
