@@ -217,7 +217,11 @@ def wire(at_module_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def partials(folder: Path) -> dict[str, int]:
-    return {path.name: path.stat().st_size for path in folder.glob("**/.rlhf-zoo-partial/*")}
+    sizes = {}
+    for path in folder.glob("**/.rlhf-zoo-partial/*"):
+        with contextlib.suppress(FileNotFoundError):  # a process has just completed it
+            sizes[path.name] = path.stat().st_size
+    return sizes
 
 
 @pytest.mark.parametrize(("how", "code", "place"), [(signal.SIGKILL, -9, "cache"), (signal.SIGINT, 130, "output_dir")])

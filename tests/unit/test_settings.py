@@ -306,7 +306,7 @@ def test_a_key_is_obeyed_or_refused(stage, tmp_path):
     trainer = {field.name for field in dataclasses.fields(STAGES[stage].load("trainer"))}
     lora = {name for name in keys if name.startswith(("lora_", "use_rs", "use_do"))}
     for name in keys.keys() - trainer - lora:
-        assert re.search(rf"\.{name}\b", code), f"{name} is read nowhere"
+        assert re.search(rf"[.\"]{name}\b", code), f"{name} is read nowhere"
     assert bool(lora) == ("use_peft" in keys)
     for name in ("dtype", "attn_implementation", "load_in_4bit", "trust_remote_code", "do_train", "local_rank"):
         assert name not in keys

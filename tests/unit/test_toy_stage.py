@@ -59,6 +59,6 @@ def test_a_toy_stage_is_trained_carded_pushed_and_pulled(
     weights = Path("pulled/model.safetensors").read_bytes()
     assert weights == Path("run/toy/checkpoint-2/model.safetensors").read_bytes()
     capsys.readouterr()
-    zoo("zoo", "local", "--json", "--hub", hub.url)
+    zoo("zoo", "--namespace", "local", "--json", "--hub", hub.url)
     (entry,) = json.loads(capsys.readouterr().out)
     assert (entry["repo"], entry["stage"]) == ("local/toy-toy", "toy")
