@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Mapping
 from typing import Any, TypeGuard
 
-__all__ = ["finite", "hub_id", "number", "whole"]
+__all__ = ["at", "finite", "hub_id", "number", "whole"]
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -28,3 +29,10 @@ def whole(value: Any) -> int | None:
 def hub_id(name: Any) -> str | None:
     """It, if a Hub could have it as the id of a repository; not a path on this machine."""
     return name if isinstance(name, str) and _REPO_ID.fullmatch(name) else None
+
+
+def at(value: Any, *path: str) -> Any:
+    """What stands at a path of keys, None where nothing does."""
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value

@@ -14,9 +14,8 @@ from ..errors import ZooError
 from ..hub.pull import split_revision
 from ..hub.refusals import hub_name, refusals_as
 from ..hub.weights import Origin, equal_weights
-from ..release.card_kl import DEFAULTS
-from .family import clean, parents_of
-from .index import TAG, WORKERS, checkpoints, fetch_card
+from .card import Card, clean, fetch_card
+from .index import TAG, WORKERS, checkpoints
 
 __all__ = ["MOST_LOOKED_AT", "MOST_RUNS", "Ablation", "Run", "find_runs"]
 
@@ -25,7 +24,6 @@ MOST_LOOKED_AT = 32
 MOST_RUNS = 16
 """Runs that are found, the given one among them: as many checkpoints as one request of the page may show."""
 _TOLD = 3
-_LARGEST = 1e15
 
 
 @dataclass(frozen=True)
@@ -47,11 +45,7 @@ class Run:
     @property
     def beta(self) -> float | None:
         """The coefficient of its KL penalty, at first where it adapts; None where the card has no settings."""
-        settings = self.card.get("settings")
-        if not isinstance(settings, Mapping):
-            return None
-        value = settings.get("kl_coef", DEFAULTS["kl_coef"])
-        return float(value) if type(value) in (int, float) and abs(value) < _LARGEST else None
+        return Card(self.card).beta
 
     @property
     def steps(self) -> tuple[int, ...]:
@@ -85,7 +79,7 @@ def find_runs(repo: str, card: Mapping[str, Any], *, others: Sequence[str] | Non
     name, _ = split_revision(repo)
     with disable_progress_bars():
         own, problem = _own(name, card)
-        described = card if _origin(card) else own.card
+        described = card if Card(card).origin else own.card
         if others is not None:
             return Ablation((own, *_named(own, described, others)), problem)
         if problem is not None:
@@ -123,14 +117,6 @@ def _read(repo: str) -> tuple[Run, str | None]:
     return Run(checkpoints(repo), card, bool(info.private)), note
 
 
-def _origin(card: Mapping[str, Any]) -> Origin | None:
-    """Which SFT checkpoint a run started from, None where its card does not name a published one."""
-    for parent in parents_of(card):
-        if parent.role == "sft" and parent.repo is not None and parent.commit is not None:
-            return parent.repo, parent.commit
-    return None
-
-
 # Those that are named
 
 
@@ -139,7 +125,7 @@ def _named(own: Run, card: Mapping[str, Any], names: Iterable[str]) -> list[Run]
     repos.pop(own.repo, None)
     if not repos:
         return []
-    origin = _origin(card)
+    origin = Card(card).origin
     if origin is None:
         raise ZooError(
             f"{own.repo} does not say which SFT model it started from, so that no run can be held against it: publish "
@@ -161,7 +147,7 @@ def _check(run: Run, note: str | None, beside: str, origin: Origin) -> None:
             f"{run.repo} is a checkpoint of the stage {clean(str(stage))}, not of PPO: name the PPO repositories of "
             "the ablation."
         )
-    its = _origin(run.card)
+    its = Card(run.card).origin
     if not equal_weights(its, origin):
         started = f"started from {_short(its)}" if its else "does not say which SFT model it started from"
         raise ZooError(
@@ -182,7 +168,7 @@ def _discovered(own: Run, card: Mapping[str, Any]) -> tuple[list[Run], list[str]
     from huggingface_hub import HfApi
 
     namespace = own.repo.rpartition("/")[0]
-    origin, recipe, beta = _origin(card), card.get("recipe"), own.beta
+    origin, recipe, beta = Card(card).origin, card.get("recipe"), own.beta
     if origin is None or not isinstance(recipe, str) or beta is None or not namespace:
         return [], ["none can be found: its card lacks the SFT model, the recipe or the settings"]
     with refusals_as(f"The runs beside {own.repo} cannot be listed on {hub_name()}", "try again, or check --hub."):
@@ -214,7 +200,11 @@ def _look(model: Any, origin: Origin, recipe: str, beta: float) -> tuple[Run | N
     card, note = fetch_card(model.id, model.sha)
     if note is not None:
         return None, f"{model.id} ({note})"
-    if card.get("stage", "ppo") != "ppo" or card.get("recipe") != recipe or not equal_weights(_origin(card), origin):
+    if (
+        card.get("stage", "ppo") != "ppo"
+        or card.get("recipe") != recipe
+        or not equal_weights(Card(card).origin, origin)
+    ):
         return None, None
     run = Run({"repo": model.id, "checkpoints": []}, card, bool(model.private))
     if run.beta is None or run.beta == beta:

@@ -1,29 +1,27 @@
 """What a namespace has published, and which checkpoints a repository has: from the Hub's listings and rlhf_card.json.
 
-A card is its publisher's word: its texts are cleaned of what a terminal would obey, its numbers are taken only where
-they are finite, and one that cannot be read becomes a note in the listing. Needs no torch.
+A card is its publisher's word, see `card.Card`; one that cannot be read becomes a note in the listing. Needs no torch.
 """
 
 from __future__ import annotations
 
-import json
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
 from ..hub.connect import REAL
-from ..hub.refusals import client_errors, hub_name, is_disk_full, reason, refusals_as
-from ..json_values import number, whole
+from ..hub.refusals import hub_name, is_disk_full, refusals_as
+from ..json_values import at, number, whole
 from ..record import write_text
 from ..release import markdown
-from ..release.card import CARD_FILE
 from ..release.markdown import Raw
 from ..stage import STAGES
+from .card import Card, Figure, fetch_card, iso_date, one_line
 
 __all__ = [
     "SORTS",
@@ -34,9 +32,9 @@ __all__ = [
     "checkpoint_rows",
     "checkpoints",
     "entry",
+    "fetch_card",
     "ordered",
     "owner",
-    "parse_card",
     "published",
     "select",
     "with_table",
@@ -44,8 +42,6 @@ __all__ = [
 ]
 
 TAG = "rlhf-zoo"
-MAX_CARD = 2**20
-MAX_TEXT = 96
 WORKERS = 8
 BEGIN, END = "<!-- zoo -->", "<!-- /zoo -->"
 INTRODUCTION = """# Recipes
@@ -59,19 +55,6 @@ there.
 _STAGE_ORDER = {stage: place for place, stage in enumerate(STAGES)}
 _NOT_METRICS = ("step", "tag", "commit")
 _MAX_METRICS = 8
-
-
-@dataclass(frozen=True)
-class Figure:
-    """A measured number. ci95, n: its 95% interval and sample size where the card has them.
-
-    held_out: from the evaluation of the finished run; otherwise it is the last one that training logged.
-    """
-
-    value: float
-    ci95: tuple[float, float] | None = None
-    n: int | None = None
-    held_out: bool = True
 
 
 @dataclass(frozen=True)
@@ -120,96 +103,51 @@ SORTS: dict[str, tuple[Callable[[Entry], Any], bool]] = {
 # From a card to an entry
 
 
-def parse_card(content: bytes) -> tuple[dict[str, Any], str | None]:
-    """(the card, None), or ({}, why it cannot be read)."""
-    try:
-        card = json.loads(content)
-    except (ValueError, RecursionError):
-        return {}, f"its {CARD_FILE} is not JSON"
-    if not isinstance(card, dict):
-        return {}, f"its {CARD_FILE} holds no object"
-    return card, None
-
-
 def entry(
     repo: str,
     commit: str,
-    card: Mapping[str, Any],
+    document: Mapping[str, Any],
     *,
     changed: datetime | None = None,
     tags: Iterable[str] = (),
     note: str | None = None,
 ) -> Entry:
     """What a card says, whatever it is made of. changed, tags: the Hub's word, for what the card does not say."""
-    stage = _text(card.get("stage")) or next((_text(tag[6:]) for tag in tags if tag.startswith("stage:")), None)
-    figures = _figures(stage, card)
-    date = next(filter(None, (_date(card.get(key)) for key in ("finished", "created"))), None)
+    card = Card(document)
+    stage = card.stage or next((one_line(tag[6:]) for tag in tags if tag.startswith("stage:")), None)
     return Entry(
-        repo=_text(repo) or "",
-        commit=_text(commit) or "",
+        repo=one_line(repo) or "",
+        commit=one_line(commit) or "",
         stage=stage,
-        recipe=_text(card.get("recipe")),
-        base=_text(card.get("base_model")),
-        step=whole(card.get("step")),
-        seed=whole(card.get("seed")),
-        simulated=simulated if isinstance(simulated := card.get("simulated"), bool) else None,
-        date=date or (_date(changed.isoformat()) if changed else None),
+        recipe=card.recipe,
+        base=card.base,
+        step=card.step,
+        seed=card.seed,
+        simulated=card.simulated,
+        date=card.date or (iso_date(changed.isoformat()) if changed else None),
         note=note,
-        **figures,
+        **_figures(stage, card),
     )
 
 
-def _figures(stage: str | None, card: Mapping[str, Any]) -> dict[str, Figure | None]:
+def _figures(stage: str | None, card: Card) -> dict[str, Figure | None]:
     """The evaluation stands in the card of every stage of its run: of its figures, those of this stage."""
     if stage == "reward":
-        measured = _at(card, "evaluation", "reward_model")
-        accuracy = {**measured, "value": measured.get("accuracy")} if isinstance(measured, Mapping) else None
-        return {"accuracy": _estimate(accuracy)}
+        measured = at(card, "evaluation", "reward_model")
+        known = isinstance(measured, Mapping)
+        return {"accuracy": Figure.read({**measured, "value": measured.get("accuracy")})} if known else {}
     if stage not in ("sft", "ppo"):
         return {}
-    found = {"reward": _estimate(_at(card, "evaluation", stage, "reward")) or _trained(card.get("reward"))}
+    figures = {"reward": card.estimate(stage, "reward") or _trained(card.get("reward"))}
     if stage == "ppo":
-        found["kl"] = _estimate(_at(card, "evaluation", stage, "kl")) or _trained(card.get("kl"))
-        found["win_rate"] = _estimate(_at(card, "evaluation", "win_rate"))
-    return found
-
-
-def _at(value: Any, *path: str) -> Any:
-    for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
-def _estimate(found: Any) -> Figure | None:
-    """{value, ci95, n} as a figure."""
-    value = number(_at(found, "value"))
-    if value is None:
-        return None
-    interval = _at(found, "ci95")
-    ends = [number(end) for end in interval] if isinstance(interval, list) and len(interval) == 2 else []
-    low, high = ends if len(ends) == 2 else (None, None)
-    return Figure(value, None if low is None or high is None else (low, high), whole(_at(found, "n")))
+        figures["kl"] = card.estimate(stage, "kl") or _trained(card.get("kl"))
+        figures["win_rate"] = card.estimate("win_rate")
+    return figures
 
 
 def _trained(value: Any) -> Figure | None:
-    found = number(value)
-    return None if found is None else Figure(found, held_out=False)
-
-
-def _text(value: Any) -> str | None:
-    """A text of one line that a terminal shows as it is; None for what is none."""
-    if not isinstance(value, str) or not value.strip():
-        return None
-    clean = "".join(character if character.isprintable() else "�" for character in value[: MAX_TEXT + 1].strip())
-    return clean if len(clean) <= MAX_TEXT else f"{clean[: MAX_TEXT - 1]}…"
-
-
-def _date(value: Any) -> str | None:
-    try:
-        found = datetime.fromisoformat(value)
-        return found.astimezone(UTC).isoformat(timespec="seconds")
-    except (TypeError, ValueError, OverflowError):
-        return None
+    last = number(value)
+    return None if last is None else Figure(last, held_out=False)
 
 
 # Choosing and showing
@@ -363,8 +301,8 @@ def _damaged(namespace: str) -> dict[str, str]:
         return {}
     found = {}
     for one in told if isinstance(told, list) else []:
-        repo, note = (_text(_at(one, key)) for key in ("id", "reason"))
-        if _at(one, "type") == "model" and repo is not None and note is not None:
+        repo, note = (one_line(at(one, key)) for key in ("id", "reason"))
+        if at(one, "type") == "model" and repo is not None and note is not None:
             found[repo] = note
     return found
 
@@ -372,27 +310,6 @@ def _damaged(namespace: str) -> dict[str, str]:
 def _read(model: Any) -> Entry:
     card, note = fetch_card(model.id, model.sha)
     return entry(model.id, model.sha or "", card, changed=model.last_modified, tags=model.tags or (), note=note)
-
-
-def fetch_card(repo: str, commit: str) -> tuple[dict[str, Any], str | None]:
-    """(rlhf_card.json at a commit, None), or ({}, why there is none). A full disk stays an OSError."""
-    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
-
-    try:
-        path = try_to_load_from_cache(repo, CARD_FILE, revision=commit)
-        if not isinstance(path, str):
-            known = HfApi().get_paths_info(repo, [CARD_FILE], revision=commit)
-            if not known:
-                return {}, f"it has no {CARD_FILE}"
-            if getattr(known[0], "size", MAX_CARD + 1) > MAX_CARD:
-                return {}, f"its {CARD_FILE} is no file of at most {MAX_CARD} bytes"
-            path = hf_hub_download(repo, CARD_FILE, revision=commit)
-        with open(path, "rb") as source:
-            return parse_card(source.read(MAX_CARD + 1))
-    except client_errors() as error:
-        if is_disk_full(error):
-            raise
-        return {}, f"its {CARD_FILE} cannot be had ({_text(reason(error))})"
 
 
 # The checkpoints of one repository
@@ -423,7 +340,7 @@ def checkpoints(repo: str) -> dict[str, Any]:
     named: dict[str, str] = {name: commits.pop(name) for name in ("best", "main") if name in commits}
     with disable_progress_bars():
         cards = {name: fetch_card(repo, commit) for name, commit in named.items()}
-    note = next((note for _, note in cards.values()), f"it has no {CARD_FILE}")
+    note = next((note for _, note in cards.values()), None)
     rows = checkpoint_rows(commits, named, {name: card for name, (card, _) in cards.items()}, dates)
     return {"repo": repo, "note": None if rows["stage"] else note, **rows}
 
@@ -435,49 +352,45 @@ def checkpoint_rows(
     dates: Mapping[str, datetime],
 ) -> dict[str, Any]:
     """See `checkpoints`. tags, named (best and main): name -> commit; cards: of best and main; dates: by commit."""
-    card = next((found for found in (cards.get("main"), cards.get("best")) if found), {})
-    listed = card.get("checkpoints")
-    told = {
-        row["tag"]: row
-        for row in (listed if isinstance(listed, list) else [])
-        if isinstance(row, Mapping) and isinstance(row.get("tag"), str)
-    }
+    known = {name: Card(cards.get(name) or {}) for name in ("main", "best")}
+    card = known["main"] or known["best"]
+    rows_of_card = {row["tag"]: row for row in card.checkpoints if isinstance(row.get("tag"), str)}
     steps = {name: int(name[5:]) for name in tags if name.startswith("step-") and name[5:].isdecimal()}
     also: dict[int, list[str]] = {}
     for name in named:
-        found = cards.get(name) or {}
-        step = whole(_at(found, "chosen", "step") if name == "best" else None)
-        step = whole(found.get("step")) if step is None else step
+        step = whole(at(known[name], "chosen", "step")) if name == "best" else None
+        step = known[name].step if step is None else step
         if step is not None and step in steps.values():
             also.setdefault(step, []).append(name)
     # A repository that was exported has none of the commits that its cards name.
-    copied = not any(row.get("commit") == tags.get(tag) for tag, row in told.items())
+    copied = not any(row.get("commit") == tags.get(tag) for tag, row in rows_of_card.items())
     rows = []
     for name in sorted(tags, key=lambda name: (name not in steps, steps.get(name, 0), name)):
-        row, step = told.get(name, {}), steps.get(name)
+        row, step = rows_of_card.get(name, {}), steps.get(name)
         if not copied and row.get("commit") not in (None, tags[name]):
             row = {}  # the tag has moved since: these figures are of another checkpoint
-        rows.append(_row(name, step, tags[name], dates, also.get(step, []) if step is not None else [], _metrics(row)))
+        rows.append(_row(name, step, tags[name], dates, also.get(step, []) if step is not None else [], row))
     shown = {name for names in also.values() for name in names}
     rows += [_row(name, None, named[name], dates, [], {}) for name in named if name not in shown]
-    return {"stage": _text(card.get("stage")), "recipe": _text(card.get("recipe")), "checkpoints": rows}
+    return {"stage": card.stage, "recipe": card.recipe, "checkpoints": rows}
 
 
 def _row(
-    revision: str, step: int | None, commit: str, dates: Mapping[str, datetime], also: list[str], metrics: dict
+    revision: str,
+    step: int | None,
+    commit: str,
+    dates: Mapping[str, datetime],
+    also: list[str],
+    row_of_card: Mapping[str, Any],
 ) -> dict[str, Any]:
     date = dates.get(commit)
+    numbers = {one_line(key): number(value) for key, value in row_of_card.items() if key not in _NOT_METRICS}
+    metrics = {key: value for key, value in numbers.items() if key is not None and value is not None}
     return {
-        "revision": _text(revision),
+        "revision": one_line(revision),
         "step": step,
         "commit": commit,
-        "date": _date(date.isoformat()) if date else None,
+        "date": iso_date(date.isoformat()) if date else None,
         "also": also,
-        "metrics": metrics,
+        "metrics": dict(list(metrics.items())[:_MAX_METRICS]),
     }
-
-
-def _metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    numbers = {_text(key): number(value) for key, value in row.items() if key not in _NOT_METRICS}
-    found = {key: value for key, value in numbers.items() if key is not None and value is not None}
-    return dict(list(found.items())[:_MAX_METRICS])

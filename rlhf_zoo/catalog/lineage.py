@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,18 +11,17 @@ from typing import Any
 from ..errors import ZooError
 from ..hub.pull import find_revision, pull, split_revision
 from ..hub.refusals import client_errors, hub_name, reason
-from ..json_values import finite, hub_id
+from ..json_values import at, finite, hub_id
 from ..record import StageRecord
 from ..release.card import CARD_FILE, card_json
-from ..release.facts import Facts
-from .family import Member, Node, Reference, family_tree, parents_of
+from ..release.facts import Facts, estimate_at
+from .card import Card, Reference, download_card
+from .family import Member, Node, family_tree
 
 __all__ = ["Lineage", "Source", "find_family", "find_lineage", "find_policy", "published_at"]
 
 _LISTED = 12
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_LARGEST_CARD = 2**22
-"""Bytes of an rlhf_card.json that is read: one of a hundred checkpoints has some ten thousand."""
 
 
 @dataclass(frozen=True)
@@ -49,26 +47,21 @@ class Lineage:
     @property
     def prompts(self) -> list[str]:
         """Held-out prompts that its evaluation used."""
-        found = self.card.get("prompts")
-        return [prompt for prompt in found if isinstance(prompt, str)] if isinstance(found, list) else []
+        return Card(self.card).prompts
 
     @property
     def simulated(self) -> bool:
-        return self.card.get("simulated") is True
+        return Card(self.card).simulated is True
 
     @property
     def kl(self) -> Mapping[str, Any] | None:
         """KL to SFT over held-out completions, in nats per completion: {value, ci95, n}; None if not measured."""
-        found: Any = self.card
-        for key in ("evaluation", "ppo", "kl"):
-            found = found.get(key) if isinstance(found, Mapping) else None
-        return found if isinstance(found, Mapping) and finite(found.get("value")) else None
+        return estimate_at(self.card, "evaluation", "ppo", "kl")
 
     def setting(self, key: str, default: float) -> float:
         """A number among the settings that it was trained with."""
-        settings = self.card.get("settings")
-        value = settings.get(key) if isinstance(settings, Mapping) else None
-        return value if finite(value) and value is not None else default
+        value = at(self.card, "settings", key)
+        return value if finite(value) else default
 
 
 def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None) -> Lineage:
@@ -79,7 +72,7 @@ def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None)
     """
     source = _fetch(ppo)
     card = _read_card(source)
-    if card.get("stage", "ppo") != "ppo":
+    if not card.is_ppo:
         raise ZooError(
             f"{ppo} is a checkpoint of the stage {card['stage']}, not of PPO: give the PPO model that came of it."
         )
@@ -97,7 +90,7 @@ def find_policy(
 
 def _lineage(
     source: Source,
-    card: Mapping[str, Any],
+    card: Card,
     *,
     sft: str | None,
     reward: str | None,
@@ -117,22 +110,18 @@ def _fetch(name: str) -> Source:
     return Source(name, Path(name) if Path(name).is_dir() else pull(name))
 
 
-def _read_card(source: Source) -> dict[str, Any]:
+def _read_card(source: Source) -> Card:
     path = source.path / CARD_FILE
     if not path.is_file():
-        return {}
-    try:
-        card = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ZooError(f"{CARD_FILE} of {source.name} is not JSON ({error}): publish its card again.") from error
-    if not isinstance(card, dict):
-        raise ZooError(f"{CARD_FILE} of {source.name} holds no object: publish its card again.")
+        return Card()
+    card, problem = Card.parse(path.read_bytes())
+    if problem is not None:
+        raise ZooError(f"{source.name} {problem}: publish its card again.")
     return card
 
 
-def _parent(child: Source, card: Mapping[str, Any], role: str, mend: str) -> Source | None:
-    parents = card.get("parents")
-    parent = parents.get(role) if isinstance(parents, Mapping) else None
+def _parent(child: Source, card: Card, role: str, mend: str) -> Source | None:
+    parent = at(card, "parents", role)
     if not isinstance(parent, Mapping):
         return None
     repo, commit = hub_id(parent.get("repo")), parent.get("commit")
@@ -143,10 +132,8 @@ def _parent(child: Source, card: Mapping[str, Any], role: str, mend: str) -> Sou
     try:
         return Source(name, pull(name))
     except ZooError as error:
-        reason = str(error).rstrip(".")
-        raise ZooError(
-            f"The {what} model of {child.name} cannot be had ({reason}): name another with {mend}."
-        ) from error
+        why = str(error).rstrip(".")
+        raise ZooError(f"The {what} model of {child.name} cannot be had ({why}): name another with {mend}.") from error
 
 
 def published_at(source: Source) -> tuple[str | None, str | None, str | None]:
@@ -193,14 +180,14 @@ def _look_here(folder: Path) -> Member:
     record = StageRecord(folder)
     if not record.run_file.is_file():
         card = _read_card(Source(str(folder), folder))
-        return Member(card=card, parents=parents_of(card))
+        return Member(card=card, parents=card.parents)
     document = record.read()
     if document.get("stage") == "data":
         return Member(commit=(document.get("repo") or {}).get("commit"))
-    card = card_json(Facts.read(folder, None))
+    card = Card(card_json(Facts.read(folder, None)))
     repo = document.get("repo") or {}
     tags = tuple(tag for tag, commit in (repo.get("tags") or {}).items() if commit == repo.get("commit"))
-    parents = tuple(_beside(folder, document, parent) for parent in parents_of(card))
+    parents = tuple(_beside(folder, document, parent) for parent in card.parents)
     return Member(repo.get("commit"), tags, card, None, parents)
 
 
@@ -227,7 +214,10 @@ def _look_there(at: Reference) -> Member:
         tags = tuple(sorted(ref.name for ref in refs.tags if ref.target_commit == info.sha))
         card = problem = None
         if at.kind == "model" and CARD_FILE in {one.rfilename for one in info.siblings or []}:
-            card, problem = _card_there(repo, info.sha)
+            card, problem = download_card(repo, info.sha)
+            best = {ref.name: ref.target_commit for ref in refs.tags}.get("best")
+            if card.stage == "reward" and not card.get("reward_model") and best is not None:
+                card = _with_report(card, repo, best)
     except GatedRepoError:
         return Member(problem="is gated, and this token may not read it")
     except RepositoryNotFoundError:
@@ -237,26 +227,11 @@ def _look_there(at: Reference) -> Member:
         return Member(problem=f"has no revision {at.commit!r}, but {named}")
     except client_errors() as error:
         return Member(problem=f"cannot be had from {hub_name()} ({reason(error)})")
-    if card is not None and card.get("stage") == "reward" and not card.get("reward_model") and "best" in known:
-        card = _with_report(card, repo)
-    return Member(info.sha, tags, card, problem, parents_of(card or {}))
+    return Member(info.sha, tags, card if problem is None else None, problem, card.parents if card is not None else ())
 
 
-def _with_report(card: dict[str, Any], repo: str) -> dict[str, Any]:
+def _with_report(card: Card, repo: str, best: str) -> Card:
     """A reward model's card at its step's tag, with what was measured of the same checkpoint when it was finished."""
-    final, _ = _card_there(repo, "best")
-    same = final is not None and all(final.get(key) == card.get(key) for key in ("fingerprint", "step"))
-    return {**card, "reward_model": final.get("reward_model")} if final is not None and same else card
-
-
-def _card_there(repo: str, commit: str) -> tuple[dict[str, Any] | None, str | None]:
-    """The card of a repository, and what is wrong with it if something is."""
-    from huggingface_hub import HfApi, hf_hub_download
-
-    size = sum(getattr(one, "size", 0) for one in HfApi().get_paths_info(repo, [CARD_FILE], revision=commit))
-    if size > _LARGEST_CARD:
-        return None, f"has an {CARD_FILE} of {size} bytes, which is no card"
-    try:
-        return _read_card(Source(repo, Path(hf_hub_download(repo, CARD_FILE, revision=commit)).parent)), None
-    except (ZooError, RecursionError) as error:
-        return None, f"has an {CARD_FILE} that cannot be read ({str(error).partition(':')[0]})"
+    final, _ = download_card(repo, best)
+    same = final and all(final.get(key) == card.get(key) for key in ("fingerprint", "step"))
+    return Card({**card, "reward_model": final.get("reward_model")}) if same else card

@@ -8,17 +8,20 @@ claim stands, so that an edit on the website costs one more reading and another 
 from __future__ import annotations
 
 import json
+import random
+import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from .refusals import hub_name, status_of
 
-__all__ = ["CLAIM_FILE", "check_claim", "claim_repository", "commit_as"]
+__all__ = ["CLAIM_FILE", "check_claim", "claim_repository", "commit_as", "commit_on_head"]
 
 CLAIM_FILE = "claim.json"
-#: A head that moves more often than that between reading and committing is no edit by hand.
-TRIES = 8
+CONFLICTS = (409, 412)  # another commit was first
+TRIES = 20
 
 
 def claim_repository(
@@ -43,7 +46,7 @@ def claim_repository(
         content = json.dumps({"run": run}).encode() + b"\n"
         return [CommitOperationAdd(path_in_repo=CLAIM_FILE, path_or_fileobj=content)]
 
-    _compare_and_swap(repo, operations, f"{what}: claimed for run {run[:8]}")
+    commit_on_head(repo, operations, f"{what}: claimed for run {run[:8]}")
 
 
 def check_claim(run: str, repo: str, *, commit: str | None = None) -> None:
@@ -66,32 +69,40 @@ def commit_as(
         check_claim(run, repo, commit=None if revision else head)
         return operations(head)
 
-    commit = _compare_and_swap(repo, checked, message, revision=revision)
+    commit = commit_on_head(repo, checked, message, revision=revision)
     assert commit is not None
     return commit
 
 
-def _compare_and_swap(
-    repo: str, operations: Callable[[str], Sequence[Any] | None], message: str, *, revision: str | None = None
+def commit_on_head(
+    repo: str,
+    operations: Callable[[str], Sequence[Any] | None],
+    message: str,
+    *,
+    revision: str | None = None,
+    repo_type: str = "model",
 ) -> str | None:
-    """Commits what `operations` says of the head, to that head; reads again where it has moved. None: nothing to do."""
+    """Commits what `operations` makes of the head, onto that head, and begins again where another commit was first.
+
+    Returns the commit; None where `operations` returns None, as there is nothing to do.
+    """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
     api = HfApi()
-    for left in reversed(range(TRIES)):
-        head = str(api.model_info(repo, revision=revision).sha)
+    for attempt in range(1, TRIES + 1):
+        head = str(api.repo_info(repo, revision=revision, repo_type=repo_type).sha)
         changes = operations(head)
         if changes is None:
             return None
         try:
             return api.create_commit(
-                repo, list(changes), commit_message=message, revision=revision, parent_commit=head
+                repo, changes, commit_message=message, revision=revision, repo_type=repo_type, parent_commit=head
             ).oid
         except HfHubHTTPError as error:
-            moved = error.response is not None and error.response.status_code == 412
-            if not moved or not left:
+            if status_of(error) not in CONFLICTS or attempt == TRIES:
                 raise
+        time.sleep(random.uniform(0, min(0.1 * attempt, 1.0)))  # apart from others that were refused too
     raise AssertionError("unreachable")
 
 
@@ -122,8 +133,6 @@ def _free(repo: str, head: str, recipe_file: str, known: Collection[str]) -> boo
 
 def _held(repo: str, holder: str | None) -> ZooError:
     from huggingface_hub import HfApi
-
-    from .refusals import hub_name
 
     finished = any(ref.name == "best" for ref in HfApi().list_repo_refs(repo).tags)
     which = f"run {holder[:8]}, which is another run" if holder else "another run"

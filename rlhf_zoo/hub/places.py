@@ -26,11 +26,33 @@ class Wanted:
     blob: str = ""
 
 
-class Folder:
+class _Place:
+    """Where the files of a commit go: `target` in the end, `partial` until then."""
+
+    def __init__(self, repo: str, commit: str, folder: Path) -> None:
+        self.repo, self.commit, self.folder = repo, commit, folder
+
+    def partial(self, file: Wanted) -> Path:
+        return self.folder / PARTIAL / file.etag
+
+    def copy(self, file: Wanted) -> Path | None:
+        """Where this machine may have the file already."""
+        return None
+
+    def others(self, files: list[Wanted]) -> list[str]:
+        """Files that lie there and do not belong to the commit."""
+        return []
+
+    def _forget_partials(self) -> None:
+        with contextlib.suppress(OSError):  # another revision, interrupted, may have left something to go on from
+            (self.folder / PARTIAL).rmdir()
+
+
+class Folder(_Place):
     """A folder of the user's."""
 
     def __init__(self, repo: str, commit: str, folder: Path) -> None:
-        self.repo, self.commit, self.folder = repo, commit, folder.absolute()
+        super().__init__(repo, commit, folder.absolute())
 
     def target(self, file: Wanted) -> Path:
         return self.folder / file.path
@@ -56,11 +78,7 @@ class Folder:
         inside = file.path.count("/")
         return [*self.target(file).parents[:inside], self.folder / PARTIAL, self.partial(file)]
 
-    def partial(self, file: Wanted) -> Path:
-        return self.folder / PARTIAL / file.etag
-
     def copy(self, file: Wanted) -> Path | None:
-        """Where this machine has the file already, perhaps."""
         from huggingface_hub import try_to_load_from_cache
 
         found = try_to_load_from_cache(self.repo, file.path, revision=self.commit)
@@ -68,8 +86,7 @@ class Folder:
 
     def settle(self, files: list[Wanted], name: str) -> Path:
         """Once every file is there. Returns the folder."""
-        with contextlib.suppress(OSError):  # another revision, interrupted, may have left something to go on from
-            (self.folder / PARTIAL).rmdir()
+        self._forget_partials()
         return self.folder
 
     def others(self, files: list[Wanted]) -> list[str]:
@@ -81,24 +98,18 @@ class Folder:
         ]
 
 
-class Cache:
+class Cache(_Place):
     """The client's own cache, in which plain from_pretrained finds the revision afterwards."""
 
     def __init__(self, repo: str, commit: str) -> None:
         from huggingface_hub import constants
         from huggingface_hub.file_download import repo_folder_name
 
-        self.repo, self.commit = repo, commit
-        self.folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=repo, repo_type="model")
+        name = repo_folder_name(repo_id=repo, repo_type="model")
+        super().__init__(repo, commit, Path(constants.HF_HUB_CACHE) / name)
 
     def target(self, file: Wanted) -> Path:
         return self.folder / "blobs" / file.etag
-
-    def partial(self, file: Wanted) -> Path:
-        return self.folder / PARTIAL / file.etag
-
-    def copy(self, file: Wanted) -> Path | None:
-        return None
 
     def settle(self, files: list[Wanted], name: str) -> Path:
         """Makes the snapshot of the blobs, as the client has it. The client itself would ask the Hub for every file
@@ -106,8 +117,7 @@ class Cache:
         from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache
         from huggingface_hub.file_download import _cache_commit_hash_for_specific_revision, _create_symlink
 
-        with contextlib.suppress(OSError):
-            (self.folder / PARTIAL).rmdir()
+        self._forget_partials()
         snapshot = self.folder / "snapshots" / self.commit
         tree = {}
         for file in files:
@@ -128,9 +138,6 @@ class Cache:
         if path.exists() and blob.exists() and os.path.samefile(path, blob):
             return True
         return sha256_of(path, file) is not None  # without symbolic links a snapshot is a copy
-
-    def others(self, files: list[Wanted]) -> list[str]:
-        return []
 
 
 def sha256_of(path: Path, file: Wanted) -> str | None:

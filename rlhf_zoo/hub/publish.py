@@ -18,7 +18,7 @@ from ..record import (
     write_text,
 )
 from .claims import check_claim, claim_repository, commit_as
-from .refusals import client_errors, hub_name, reason
+from .refusals import client_errors, hub_name, reason, status_of
 
 __all__ = [
     "MERGED",
@@ -86,7 +86,7 @@ def check_access(namespace: str | None, *, token_from: str = "HF_TOKEN") -> str:
         mend = "log in with `hf auth login`, or set HF_TOKEN" if token_from == "HF_TOKEN" else f"set {token_from}"
         raise ZooError(f"There is no token for {constants.ENDPOINT}: {mend}.") from error
     except HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else None
+        status = status_of(error)
         if status in (401, 403):
             raise ZooError(
                 f"{constants.ENDPOINT} does not accept the token: make a new one with the role write, and set "

@@ -22,7 +22,7 @@ from typing import IO, Any
 from ..errors import ZooError
 from .places import CHUNK, PARTIAL, Cache, Folder, Wanted, sha256_of
 from .publish import tag_name
-from .refusals import hub_name, reason, refusals_as
+from .refusals import hub_name, reason, refusals_as, status_of
 
 __all__ = ["Pulled", "PulledFile", "fetch", "find_revision", "pull", "split_revision"]
 
@@ -118,7 +118,7 @@ def fetch(repository: str, output_dir: Path | None = None) -> Pulled:
             raise ZooError(f"There is no repository {repo!r} on {hub_name()} that this token may read.") from cause
         if isinstance(cause, HFValidationError):
             raise ZooError(f"{repository!r} is no repository: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.") from cause
-        if getattr(getattr(cause, "response", None), "status_code", None) == 401:
+        if status_of(cause) == 401:
             raise ZooError(
                 f"{constants.ENDPOINT} does not accept the token for {repository}: set HF_TOKEN, or RLHF_ZOO_HUB_TOKEN "
                 "for a Hub that --hub names."
@@ -205,7 +205,7 @@ def _is_silence(error: BaseException) -> bool:
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
     if isinstance(error, HfHubHTTPError):
-        return error.response is None or error.response.status_code >= 500
+        return (status_of(error) or 500) >= 500
     return isinstance(error, HTTPError | OfflineModeIsEnabled)
 
 

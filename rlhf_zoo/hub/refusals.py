@@ -10,9 +10,19 @@ from collections.abc import Iterator
 from ..errors import ZooError
 from .connect import EMBEDDED
 
-__all__ = ["client_errors", "hub_name", "is_disk_full", "reason", "refusals_as", "retry_after"]
+__all__ = [
+    "client_errors",
+    "hub_name",
+    "is_disk_full",
+    "pause_after",
+    "reason",
+    "refusals_as",
+    "retry_after",
+    "status_of",
+]
 
 LONGEST_WAIT = 600.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -41,16 +51,26 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """Why, in a few words: what the server said, else the first line of the exception, else its name."""
-    said = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
-    return said.splitlines()[0].rstrip(".").replace(". ", "; ")
+    """Why, in a few words: what the server answered, else the first line of the exception, else its name."""
+    answer = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
+    return answer.splitlines()[0].rstrip(".").replace(". ", "; ")
 
 
 def retry_after(error: BaseException) -> float:
     """Seconds that a server asked to wait before the next try; 0 where it did not say."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    said = str(headers.get("Retry-After", "")).strip()
-    return min(float(said), LONGEST_WAIT) if said.isdigit() else 0.0
+    seconds = str(headers.get("Retry-After", "")).strip()
+    return min(float(seconds), LONGEST_WAIT) if seconds.isdigit() else 0.0
+
+
+def pause_after(error: BaseException, failures: int) -> float:
+    """Seconds until the next try after so many failures in a row: doubling, unless the server asks for more."""
+    return max(min(FIRST_PAUSE * 2 ** min(failures - 1, 10), LONGEST_PAUSE), retry_after(error))
+
+
+def status_of(error: BaseException | None) -> int | None:
+    """The HTTP status that a Hub refused with; None where no Hub answered."""
+    return getattr(getattr(error, "response", None), "status_code", None)
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,10 @@ _SETTINGS = (
     "ptx_dataset_config", "gamma", "lam", "whiten_rewards", "score_centering", "score_scaling", "score_clip",
     "missing_eos_penalty", "missing_eos_score", "early_stop_kl", "max_grad_norm", "use_peft", "lora_r", "lora_alpha",
     "release", "metric_for_best_model",
+)  # fmt: skip
+_EVALUATION = (
+    "judge", "reward_model", "sft", "ppo", "win_rate", "win_rate_at_equal_length", "control", "verdict", "recommended",
+    "over_training",
 )  # fmt: skip
 _PROMPTS_KEPT = 8
 
@@ -97,22 +102,7 @@ def front_matter(facts: Facts, card: StageCard) -> dict[str, Any]:
 def card_json(facts: Facts) -> dict[str, Any]:
     """rlhf_card.json: what a program needs of the card. Figures that were not measured are null."""
     card: StageCard = STAGES[facts.stage].load("card")
-    evaluation = {
-        name: facts.evaluation.get(name)
-        for name in (
-            "judge",
-            "reward_model",
-            "sft",
-            "ppo",
-            "win_rate",
-            "win_rate_at_equal_length",
-            "control",
-            "verdict",
-            "recommended",
-            "over_training",
-        )
-        if name in facts.evaluation
-    }
+    evaluation = {name: facts.evaluation[name] for name in _EVALUATION if name in facts.evaluation}
     return {
         "schema": _SCHEMA,
         "stage": facts.stage,
@@ -173,12 +163,13 @@ def _write_benchmark(facts: Facts, folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
+@cache
+def _environment(folder: Path) -> Any:
+    """Of the templates in a folder and in our own."""
     import jinja2
-    import yaml
 
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader([card.template.parent, TEMPLATES]),
+        loader=jinja2.FileSystemLoader([folder, TEMPLATES]),
         autoescape=False,  # escaping is `finalize`'s, for Markdown and not only for HTML
         finalize=markdown.escape,
         undefined=jinja2.StrictUndefined,
@@ -189,26 +180,36 @@ def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
     environment.filters.update(
         code=markdown.code, fence=markdown.fence, number=markdown.number, estimate=markdown.estimate
     )
+    return environment
+
+
+def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
+    import yaml
+
     head = yaml.safe_dump(front_matter(facts, card), sort_keys=False, allow_unicode=True, width=1000)
-    body = environment.get_template(card.template.name).render(
-        facts=facts,
-        run=facts.run,
-        evaluation=facts.evaluation,
-        judge=facts.evaluation.get("judge") or {},
-        versions=facts.run.get("versions") or {},
-        best=((facts.run.get("repo") or {}).get("tags") or {}).get("best") if facts.step is None else None,
-        now=facts.now,
-        title=facts.title,
-        plots=drawn,
-        columns=_columns(facts, card),
-        lineage=_lineage(facts),
-        settings={key: facts.settings[key] for key in _SETTINGS if facts.settings.get(key) is not None},
-        unmeasured=card.unmeasured(facts),
-        held_out=_held_out(facts),
-        results_file=results_file(facts) if benchmark_results(facts) else None,
-        estimate_at=estimate_at,
-        commands=commands,
-        **card.words(facts),
+    body = (
+        _environment(card.template.parent)
+        .get_template(card.template.name)
+        .render(
+            facts=facts,
+            run=facts.run,
+            evaluation=facts.evaluation,
+            judge=facts.evaluation.get("judge") or {},
+            versions=facts.run.get("versions") or {},
+            best=((facts.run.get("repo") or {}).get("tags") or {}).get("best") if facts.step is None else None,
+            now=facts.now,
+            title=facts.title,
+            plots=drawn,
+            columns=_columns(facts, card),
+            lineage=_lineage(facts),
+            settings={key: facts.settings[key] for key in _SETTINGS if facts.settings.get(key) is not None},
+            unmeasured=card.unmeasured(facts),
+            held_out=_held_out(facts),
+            results_file=results_file(facts) if benchmark_results(facts) else None,
+            estimate_at=estimate_at,
+            commands=commands,
+            **card.words(facts),
+        )
     )
     return f"---\n{head}---\n\n" + re.sub(r"\n{3,}", "\n\n", body.strip()) + "\n"
 

@@ -8,7 +8,7 @@ import shlex
 from pathlib import PurePath
 
 from ..stage import STAGES
-from .facts import Checkpoint, Facts
+from .facts import CheckpointRow, Facts
 
 __all__ = ["fetch", "lineage", "of_the_run", "pull", "reproduce", "sent", "snippet"]
 
@@ -16,7 +16,7 @@ _CLASSES = {"text-generation": "AutoModelForCausalLM", "text-classification": "A
 OUTPUT = ("--output_dir", "--output-dir")
 
 
-def sent(facts: Facts) -> Checkpoint | None:
+def sent(facts: Facts) -> CheckpointRow | None:
     """The published checkpoint that the card is of; at a step also the one that is being sent with this card."""
     if facts.repo_id is None:
         return None
@@ -29,14 +29,17 @@ def pull(facts: Facts, revision: str) -> str:
 
 def reproduce(facts: Facts) -> str | None:
     """Trains it again from what is published with it."""
-    found = sent(facts)
-    return f"rlhf-zoo reproduce {facts.repo_id}@{found.tag} {_hub(facts)}" if found else None
+    return _about(facts, "reproduce")
 
 
 def lineage(facts: Facts) -> str | None:
     """Shows what it came from, as far back as it is published."""
-    found = sent(facts)
-    return f"rlhf-zoo lineage {facts.repo_id}@{found.tag} {_hub(facts)}" if found else None
+    return _about(facts, "lineage")
+
+
+def _about(facts: Facts, command: str) -> str | None:
+    row = sent(facts)
+    return f"rlhf-zoo {command} {facts.repo_id}@{row.tag} {_hub(facts)}" if row else None
 
 
 def of_the_run(facts: Facts) -> str:
@@ -105,7 +108,7 @@ def snippet(facts: Facts) -> str | None:
     )
 
 
-def _revision(facts: Facts, checkpoint: Checkpoint) -> str:
+def _revision(facts: Facts, checkpoint: CheckpointRow) -> str:
     return "merged" if facts.merged else checkpoint.tag
 
 

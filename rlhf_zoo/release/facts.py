@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..json_values import finite, hub_id
+from ..json_values import at, finite, hub_id
 from ..record import StageRecord, checkpoint_step, read_json
 from ..stage import STAGES
 
-__all__ = ["Checkpoint", "Facts", "estimate_at"]
+__all__ = ["CheckpointRow", "Facts", "estimate_at"]
 
 _SIBLINGS = ("sft", "reward", "data")  # roles that are also folders of a run directory
 # Of this machine or secret: nothing that a card should carry.
@@ -28,7 +28,7 @@ _PUBLIC_TOKENS = ("stop_token", "eos_token", "pad_token", "bos_token", "unk_toke
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointRow:
     """One row of the checkpoint table. `commit` is None where it was not sent."""
 
     step: int
@@ -260,24 +260,24 @@ class Facts:
         return "reward" in self.parents
 
     @cached_property
-    def checkpoints(self) -> list[Checkpoint]:
+    def checkpoints(self) -> list[CheckpointRow]:
         """By step: those that were sent, and those complete on disk; at `step` also the one that is being saved."""
         sent = dict(_step_tags(self.run))
-        steps = {checkpoint_step(folder): folder for folder in StageRecord(self.path).checkpoints()}
-        for at, folder in steps.items():
+        folders = {checkpoint_step(folder): folder for folder in StageRecord(self.path).checkpoints()}
+        for step, folder in folders.items():
             published = folder / "published.json"
             if published.is_file():
-                sent[at] = read_json(published).get("commit")
-        every = {*sent, *steps}
+                sent[step] = read_json(published).get("commit")
+        every = {*sent, *folders}
         if self.step is not None and StageRecord(self.path).checkpoint_path(self.step).is_dir():
             every.add(self.step)
         rows: dict[int, dict[str, Any]] = {}
         for row in self.metrics:
             rows.setdefault(row["step"], {}).update(row)
         return [
-            Checkpoint(at, f"step-{at:06d}", sent.get(at), rows.get(at, {}))
-            for at in sorted(every)
-            if self.step is None or at <= self.step
+            CheckpointRow(step, f"step-{step:06d}", sent.get(step), rows.get(step, {}))
+            for step in sorted(every)
+            if self.step is None or step <= self.step
         ]
 
     # Held-out figures
@@ -321,10 +321,8 @@ class Facts:
 
 def estimate_at(document: Mapping[str, Any], *path: str) -> Mapping[str, Any] | None:
     """The estimate {value, ci95, n} at a path of keys, or None where there is none or its value is not finite."""
-    found: Any = document
-    for key in path:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found if isinstance(found, Mapping) and finite(found.get("value")) else None
+    estimate = at(document, *path)
+    return estimate if isinstance(estimate, Mapping) and finite(estimate.get("value")) else None
 
 
 def _evaluation(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -14,7 +14,7 @@ import time
 from tqdm import tqdm
 
 from ..errors import ZooError
-from ..hub.refusals import client_errors, is_disk_full, reason, retry_after
+from ..hub.refusals import client_errors, is_disk_full, pause_after, reason
 from .sender import Sender
 
 __all__ = ["PATIENCE", "Outbox"]
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 #: Seconds without a success after which a command stops waiting for the Hub at its end.
 PATIENCE = 180.0
 LAST_PATIENCE = 10.0
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+LAST_SENDING = 30.0  # seconds that closing waits for what is being sent
 
 
 class Outbox:
@@ -85,7 +85,7 @@ class Outbox:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(timeout=LONGEST_PAUSE)
+        self._thread.join(timeout=LAST_SENDING)
 
     def _wait(self, *, patience: float, whatever: bool = False) -> bool:
         """Until nothing is left (True), or the Hub fails for `patience` seconds (False).
@@ -161,7 +161,6 @@ class Outbox:
 
     def _failed(self, what: str, error: Exception) -> None:
         why = "this machine's disk is full" if is_disk_full(error) else reason(error)
-        pause = min(FIRST_PAUSE * 2**self._failures, LONGEST_PAUSE)
         with self._changed:
             if self._failing is None:
                 log.warning("%s was not sent to %s (%s); it will be sent later.", what, self._hub, why)
@@ -169,4 +168,4 @@ class Outbox:
             self._failures += 1
             self._changed.notify_all()
             # A new checkpoint is no reason to ask sooner, the end of the run is.
-            self._changed.wait_for(lambda: self._closing, max(pause, retry_after(error)))
+            self._changed.wait_for(lambda: self._closing, pause_after(error, self._failures))

@@ -34,7 +34,7 @@ from ..hub.publish import (
     take_repository,
     unpublished,
 )
-from ..hub.refusals import client_errors, refusals_as
+from ..hub.refusals import client_errors, refusals_as, status_of
 from ..record import StageRecord, checkpoint_step, write_json
 from ..runs.choice import lasting
 from ..runs.context import RunContext
@@ -116,8 +116,7 @@ class Sender:
         try:
             slug = collect(context.recipe.name, context.namespace, repos, private=context.private)
         except ZooError as error:
-            refused = getattr(getattr(error.__cause__, "response", None), "status_code", 0)
-            if refused not in REFUSALS and isinstance(error.__cause__, client_errors()):
+            if status_of(error.__cause__) not in REFUSALS and isinstance(error.__cause__, client_errors()):
                 raise error.__cause__ from None
             log.warning("%s", error)
             slug = None
@@ -254,8 +253,7 @@ class Sender:
         record.write(merged=merged)
 
     def _note(self, record: StageRecord, repo: str, tags: Mapping[str, str]) -> None:
-        newest = tags.get("best") or next(reversed(list(tags.values())), None)
-        record.write(hub=self._context.hub.label, repo={"id": repo, "commit": newest, "tags": dict(tags)})
+        record.write(hub=self._context.hub.label, repo=_repository(repo, tags))
 
     def _beside(self, record: StageRecord, folder: Path, stage: str, *, step: int | None) -> None:
         """What a commit holds beside the checkpoint: card, plots, metrics so far, their events and the recipe."""
@@ -337,5 +335,9 @@ def _forget_lost(record: StageRecord, repo: str, hub: str) -> None:
     for checkpoint in record.checkpoints():
         if tag_name(checkpoint_step(checkpoint)) not in kept:
             (checkpoint / PUBLISHED).unlink(missing_ok=True)
-    newest = kept.get("best") or next(reversed(list(kept.values())), None)
-    record.write(repo={"id": repo, "commit": newest, "tags": kept} if kept else None, released=None)
+    record.write(repo=_repository(repo, kept) if kept else None, released=None)
+
+
+def _repository(repo: str, tags: Mapping[str, str]) -> dict[str, Any]:
+    """What run.json says of the repository."""
+    return {"id": repo, "commit": tags.get("best") or next(reversed(list(tags.values())), None), "tags": dict(tags)}

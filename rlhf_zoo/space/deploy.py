@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..errors import ZooError
-from ..hub.refusals import client_errors, reason, refusals_as
+from ..hub.refusals import client_errors, reason, refusals_as, status_of
 from ..json_values import hub_id
 from .chosen import CHOSEN
 from .files import (
@@ -209,21 +209,17 @@ def _create(api: Any, space: str, *, private: bool) -> tuple[Sdk, str, str | Non
         api.create_repo(space, space_sdk="gradio", **options)
         return "gradio", CPU, None
     except HfHubHTTPError as error:
-        if _status(error) != 402:
+        if status_of(error) != 402:
             raise
         refused = reason(error)
     try:
         api.create_repo(space, space_sdk="gradio", space_hardware=ZERO_GPU, **options)
         return "gradio", ZERO_GPU, None
     except HfHubHTTPError as error:
-        if _status(error) not in (400, 402, 403):  # by which a Hub says that this account has no ZeroGPU (left)
+        if status_of(error) not in (400, 402, 403):  # by which a Hub says that this account has no ZeroGPU (left)
             raise
     api.create_repo(space, space_sdk="static", **options)
     return "static", CPU, refused
-
-
-def _status(error: Any) -> int | None:
-    return error.response.status_code if error.response is not None else None
 
 
 def _check_visibility(space: str, asked: bool | None, private: bool, hidden: Sequence[str]) -> None:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..catalog.ablation import find_runs
-from ..catalog.family import Node, clean
+from ..catalog.card import Card, clean
+from ..catalog.family import Node
 from ..catalog.lineage import find_family
 from ..errors import ZooError
 from ..record import write_json, write_text
@@ -73,7 +74,7 @@ class SpaceModels:
     reward: Pinned | None
     datasets: tuple[str, ...] = ()
     recipe: str | None = None
-    card: Mapping[str, Any] = field(default_factory=dict)
+    card: Mapping[str, Any] = field(default_factory=Card)
     votes: str | None = None
     runs: tuple[str, ...] = ()
 
@@ -94,8 +95,8 @@ def find_models(
     """
     votes = None if votes is None else HubVotes(votes).name
     root = _published(ppo)
-    card = root.member.card or {}
-    if card.get("stage", "ppo") != "ppo":
+    card = root.card
+    if not card.is_ppo:
         stage = clean(str(card["stage"]))
         raise ZooError(f"{ppo} is a checkpoint of the stage {stage}, not of PPO: give the PPO model that came of it.")
     parents = {node.reference.role: node for node in root.parents}
@@ -105,7 +106,7 @@ def find_models(
     scorer = _given(reward, "reward") if reward is not None else _parent(ppo, parents.get("reward"), "reward")
     data = [node.reference.repo for node in _walk(root) if node.reference.role == "data" and not node.member.problem]
     return SpaceModels(
-        _pinned(root), base, scorer, tuple(dict.fromkeys(repo for repo in data if repo)), root.recipe, card, votes
+        _pinned(root), base, scorer, tuple(dict.fromkeys(repo for repo in data if repo)), card.recipe, card, votes
     )
 
 
@@ -229,60 +230,48 @@ def _requirements(template: Path, wheel: str | None, *, hardware: str) -> str:
         if name == "torch" and hardware == ZERO_GPU:
             continue  # ZeroGPU brings a version that it was built for
         # A local label (2.13.0+cpu) says which build is installed here, and no index need have it.
-        lines.append(f"{name}=={_installed(name, version).partition('+')[0]}")
+        lines.append(f"{name}=={(_installed(name) or version).partition('+')[0]}")
     return "\n".join([*lines, *([wheel] if wheel else []), ""])
 
 
-def _installed(name: str, otherwise: str) -> str:
+def _installed(name: str) -> str | None:
+    """The version of a package that is installed here."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
-        return otherwise
+        return None
 
 
 def _title(models: SpaceModels) -> str:
     return f"{clean(models.recipe, 60)}: SFT and PPO" if models.recipe else "SFT and PPO, side by side"
 
 
-def _front_matter(head: Mapping[str, Any], models: SpaceModels, **fields: Any) -> str:
+def _front_matter(models: SpaceModels, **fields: Any) -> tuple[str, str]:
+    """(the head of the Space's README with these fields, None for those that go; what stands below it there)."""
     import yaml
 
-    known = {
-        **head,
+    _, template, body = (space_folder() / "README.md").read_text(encoding="utf-8").split("---\n", 2)
+    head = {
+        **yaml.safe_load(template),
         "title": _title(models),
         "models": list(dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])),
         "datasets": list(dict.fromkeys([*models.datasets, *([models.votes] if models.votes else [])])),
         **fields,
     }
-    known = {key: value for key, value in known.items() if value is not None}
-    return f"---\n{yaml.safe_dump(known, sort_keys=False, allow_unicode=True, width=1000)}---\n"
-
-
-def _template() -> tuple[dict[str, Any], str]:
-    import yaml
-
-    _, head, body = (space_folder() / "README.md").read_text(encoding="utf-8").split("---\n", 2)
-    return yaml.safe_load(head), body
+    head = {key: value for key, value in head.items() if value is not None}
+    return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True, width=1000)}---\n", body
 
 
 def _readme(models: SpaceModels, *, hardware: str) -> str:
-    head, body = _template()
     python = f"{sys.version_info.major}.{sys.version_info.minor}" if hardware == CPU else _ZERO_GPU_PYTHON
-    front = _front_matter(
-        head,
-        models,
-        sdk_version=_installed("gradio", head["sdk_version"]),
-        python_version=python,
-        suggested_hardware=hardware,
-    )
+    gradio = {"sdk_version": version} if (version := _installed("gradio")) else {}
+    front, body = _front_matter(models, python_version=python, suggested_hardware=hardware, **gradio)
     body = body.replace(_MODELS_HERE, _models_table(models)).replace("NAMESPACE/NAME-ppo", models.ppo.repo)
     return front + body
 
 
 def _static_readme(models: SpaceModels) -> str:
-    head, _ = _template()
-    front = _front_matter(
-        head,
+    front, _ = _front_matter(
         models,
         sdk="static",
         app_file="index.html",

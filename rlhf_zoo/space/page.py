@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..catalog.family import clean
-from ..json_values import finite
-from ..release.facts import estimate_at
-from ..release.markdown import NOT_MEASURED, estimate
+from ..catalog.card import Card, Figure, clean
+from ..json_values import at
+from ..release.markdown import estimate
 
 __all__ = ["render_page"]
 
@@ -29,14 +29,16 @@ _SIDES = {"sft": ("SFT", "where PPO started"), "ppo": ("PPO", "trained against t
 
 
 def render_page(
-    models: Mapping[str, Any], card: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], *, title: str
+    models: Mapping[str, Any], document: Mapping[str, Any], samples: Sequence[Mapping[str, Any]], *, title: str
 ) -> str:
     """The page, without scripts and without addresses; whatever a model, a card or a prompt says is shown as text.
 
-    models: role -> repository and commit. card: the PPO model's rlhf_card.json. samples: `Compared.to_json` of each.
+    models: role -> repository and commit. document: the PPO model's rlhf_card.json. samples: of each
+    `Compared.to_json`.
     """
     import jinja2
 
+    card = Card(document)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
@@ -50,8 +52,8 @@ def render_page(
         title=title,
         models=models,
         ppo=models["PPO"].repo,
-        simulated=card.get("simulated") is True,
-        judge=_judge(card),
+        simulated=card.simulated is True,
+        judge=clean(judge) if isinstance(judge := at(card, "evaluation", "judge", "name"), str) else None,
         figures=list(_figures(card)),
         samples=[_sample(one) for one in samples],
         levels=range(1, LEVELS + 1),
@@ -64,32 +66,18 @@ def shown(text: str) -> str:
     return "\n".join(clean(line, len(line)) for line in lines)
 
 
-def _judge(card: Mapping[str, Any]) -> str | None:
-    evaluation = card.get("evaluation")
-    judge = evaluation.get("judge") if isinstance(evaluation, Mapping) else None
-    name = judge.get("name") if isinstance(judge, Mapping) else None
-    return clean(name) if isinstance(name, str) else None
-
-
-def _figures(card: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _figures(card: Card) -> Iterator[tuple[str, str, str]]:
     """(what, of SFT, of PPO) of each figure that the evaluation measured."""
-    evaluation = card.get("evaluation")
-    if not isinstance(evaluation, Mapping):
-        return
     for key, name in _FIGURES.items():
-        sft, ppo = (_estimate(evaluation, side, key) for side in ("sft", "ppo"))
-        if ppo != NOT_MEASURED:
-            yield name, "0: it is the reference" if key == "kl" else sft, ppo
-    win = _estimate(evaluation, "win_rate")
-    if win != NOT_MEASURED:
-        yield "win rate over SFT", "", win
+        sft, ppo = (card.estimate(side, key) for side in ("sft", "ppo"))
+        if ppo is not None:
+            yield name, "0: it is the reference" if key == "kl" else _estimate(sft), _estimate(ppo)
+    if (win := card.estimate("win_rate")) is not None:
+        yield "win rate over SFT", "", _estimate(win)
 
 
-def _estimate(evaluation: Mapping[str, Any], *path: str) -> str:
-    found = estimate_at(evaluation, *path)
-    interval = (found or {}).get("ci95")
-    whole = isinstance(interval, list) and len(interval) == 2 and all(map(finite, interval))
-    return str(estimate({**found, "ci95": interval if whole else None} if found else None))
+def _estimate(figure: Figure | None) -> str:
+    return str(estimate(asdict(figure) if figure is not None else None))
 
 
 def _sample(one: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import ZooError
-from ..hub.refusals import client_errors, is_disk_full, reason, retry_after
+from ..hub.refusals import client_errors, is_disk_full, pause_after, reason
 from ..record import now, write_text
 from .vote import Vote, merged
 
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 INTERVAL = 30.0
 PATIENCE = 180.0
 LAST_PATIENCE = 10.0
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+LAST_SENDING = 30.0  # seconds that closing waits for what is being sent
 LARGEST_BATCH = 1000
 LOOK_AGAIN = 0.2  # seconds, where another process sends
 
@@ -267,7 +267,7 @@ class VoteBox:
             self._closing = True
             self._changed.notify_all()
         if self._thread.is_alive():
-            self._thread.join(timeout=LONGEST_PAUSE)
+            self._thread.join(timeout=LAST_SENDING)
 
     def _run(self) -> None:
         while True:
@@ -319,4 +319,4 @@ class VoteBox:
             self._failing = why
             self._failures += 1
             self._woken = True
-        return max(min(FIRST_PAUSE * 2 ** min(self._failures - 1, 10), LONGEST_PAUSE), retry_after(error))
+        return pause_after(error, self._failures)

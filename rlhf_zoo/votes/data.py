@@ -8,14 +8,13 @@ one. The files are parquet: of JSON, `datasets` turns a column of texts that loo
 from __future__ import annotations
 
 import logging
-import random
-import time
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..hub.claims import commit_on_head
 from ..hub.refusals import reason
 from ..json_values import hub_id
 from ..plain_yaml import BadYAML, load_yaml
@@ -24,9 +23,6 @@ from .vote import CONFIGURATIONS, DRAWN, MODEL, Vote, merged, side_names
 __all__ = ["HubVotes"]
 
 log = logging.getLogger(__name__)
-
-CONFLICTS = (409, 412)  # another commit was first
-ATTEMPTS = 20
 
 
 class HubVotes:
@@ -53,32 +49,20 @@ class HubVotes:
         repository holds another data set.
         """
         from huggingface_hub import CommitOperationAdd, HfApi
-        from huggingface_hub.errors import HfHubHTTPError
 
         api = HfApi()
         if not self._ready:
             api.create_repo(self.name, repo_type="dataset", exist_ok=True, private=self._private)
         files = {f"{name}/{batch}.parquet": _parquet(name, votes) for name in CONFIGURATIONS}
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                head = self._head(api)
-                card = None if self._ready else self._card(api, head)
-                added = {**files, "README.md": card.encode() if card else None}
-                api.create_commit(
-                    self.name,
-                    [CommitOperationAdd(name, content) for name, content in added.items() if content is not None],
-                    commit_message=f"{len(votes)} vote{'s' * (len(votes) > 1)}",
-                    repo_type="dataset",
-                    parent_commit=head,
-                )
-                self._ready = True
-                return
-            except HfHubHTTPError as error:
-                self._ready = False
-                status = error.response.status_code if error.response is not None else None
-                if status not in CONFLICTS or attempt == ATTEMPTS:
-                    raise
-                time.sleep(random.uniform(0, min(0.1 * attempt, 1.0)))  # apart from others that were refused too
+
+        def operations(head: str) -> list[Any]:
+            card = None if self._ready else self._card(api, head)
+            self._ready = False  # where this fails, the README is looked at again
+            added = {**files, "README.md": card.encode() if card else None}
+            return [CommitOperationAdd(name, content) for name, content in added.items() if content is not None]
+
+        commit_on_head(self.name, operations, f"{len(votes)} vote{'s' * (len(votes) > 1)}", repo_type="dataset")
+        self._ready = True
 
     def _head(self, api: Any) -> str:
         refs = api.list_repo_refs(self.name, repo_type="dataset")

@@ -96,7 +96,7 @@ def test_found(zoo: ThreadHub, repo: str) -> None:
         (OWN, 0.05), ("local/hidden-ppo", 1), ("local/no-steps-ppo", 0.5), ("local/b02-ppo", 0.2), ("local/b0-ppo", 0),
     ]  # fmt: skip
     assert found.problem == (
-        f"Of the runs beside {OWN}, these are left out: local/broken-ppo (its rlhf_card.json is not JSON)."
+        f"Of the runs beside {OWN}, these are left out: local/broken-ppo (has an rlhf_card.json that is not JSON)."
     )
     assert {name: run.steps for name, run in runs.items()} == {
         name: () if name == "local/no-steps-ppo" else (10, 20) for name in runs
@@ -189,7 +189,10 @@ BESIDE = f"and {OWN} started from local/toy-sft@aaaaaaaaaa: runs can be compared
         ("local/other-commit-ppo", f"local/other-commit-ppo started from local/toy-sft@bbbbbbbbbb, {BESIDE} another."),
         ("local/other-sft-ppo", f"local/other-sft-ppo started from local/another@aaaaaaaaaa, {BESIDE} another."),
         ("local/orphan-ppo", f"local/orphan-ppo does not say which SFT model it started from, {BESIDE} another."),
-        ("local/broken-ppo", f"local/broken-ppo is no run that can stand beside {OWN} (its rlhf_card.json is not JSO"),
+        (
+            "local/broken-ppo",
+            f"local/broken-ppo is no run that can stand beside {OWN} (has an rlhf_card.json that",
+        ),
     ],
 )
 def test_refused(zoo: ThreadHub, named: str, said: str) -> None:

@@ -108,7 +108,7 @@ def test_what_is_gone_is_said_in_the_tree(lineage):
     ):  # fmt: skip
         assert said in printed
     printed = lineage("local/z-ppo")
-    assert "has an rlhf_card.json that cannot be read" in printed and "(at no commit)" not in printed
+    assert "has an rlhf_card.json that is not JSON" in printed and "(at no commit)" not in printed
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_what_is_gone_is_said_in_the_tree(lineage):
         ("local/none", r"^local/none on http.* is not there, or this token may not read it: check the name"),
         ("local/x-ppo@step-30", "has no revision 'step-30', but main, best, step-000020, step-000040: check the name"),
         ("a/b/c", r"'a/b/c' is no repository and no folder: write NAMESPACE/NAME or NAMESPACE/NAME@TAG\."),
-        ("local/torn", r"has an rlhf_card.json that cannot be read \(rlhf_card.json of local/torn is not JSON"),
+        ("local/torn", r"local/torn on .* has an rlhf_card.json that is not JSON: check the name"),
     ],
 )
 def test_a_root_that_cannot_be_had(lineage, name, message):

@@ -445,7 +445,7 @@ def test_other_stages_and_no_card(thread_hub, pull):
     assert "eval_loss" in pull("local/toy-sft", "--list").stdout
     card_repo(thread_hub, "local/bare", None)
     found = json.loads(pull("local/bare", "--list", "--json").stdout)
-    assert found["note"] == "it has no rlhf_card.json" and found["stage"] is None
+    assert found["note"] == "has no rlhf_card.json" and found["stage"] is None
     assert [(row["revision"], row["metrics"]) for row in found["checkpoints"]] == [
         ("step-000004", {}), ("step-000040", {}), ("main", {}),
     ]  # fmt: skip

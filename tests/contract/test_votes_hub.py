@@ -33,12 +33,12 @@ REPO = "local/votes"
 CAST = """
 import json, os, sys, threading, time
 from pathlib import Path
-from rlhf_zoo.votes import box as vote_box
+from rlhf_zoo.hub import refusals
 from rlhf_zoo.votes.box import VoteBox
 from rlhf_zoo.votes.data import HubVotes
 from rlhf_zoo.votes.vote import Shown, Vote
 journal, name, voters, votes, interval, pause = json.loads(sys.argv[1])
-vote_box.FIRST_PAUSE, vote_box.LONGEST_PAUSE = 0.05, 0.5
+refusals.FIRST_PAUSE, refusals.LONGEST_PAUSE = 0.05, 0.5
 
 def visit(box, voter):
     for number in range(votes):

@@ -102,16 +102,16 @@ def test_the_table(at_module_hub, heads, run):
 def test_broken_missing_and_hostile_cards_are_notes(thread_hub, run, monkeypatch):
     publish(thread_hub, "a-missing", None, stage="sft")
     publish(thread_hub, "b-broken", "{'stage': ")
-    publish(thread_hub, "d-huge", '{"stage": "' + "x" * 2**20 + '"}')
+    publish(thread_hub, "d-huge", '{"stage": "' + "x" * 2**22 + '"}')
     evil = dict.fromkeys(card("ppo"), EVIL) | {"stage": EVIL, "evaluation": {"win_rate": {"value": 10**400}}}
     publish(thread_hub, "e-evil", evil)
     publish(thread_hub, "f-whole", card("ppo"))
     rows = json.loads(run(thread_hub, "--json", "--sort", "name").stdout)
     notes = {row["repo"]: row["note"] for row in rows}
     assert notes == {
-        "local/a-missing": "it has no rlhf_card.json",
-        "local/b-broken": "its rlhf_card.json is not JSON",
-        "local/d-huge": "its rlhf_card.json is no file of at most 1048576 bytes",
+        "local/a-missing": "has no rlhf_card.json",
+        "local/b-broken": "has an rlhf_card.json that is not JSON",
+        "local/d-huge": "has an rlhf_card.json that is not a file of at most 4194304 bytes",
         "local/e-evil": None,
         "local/f-whole": None,
     }

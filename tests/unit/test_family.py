@@ -185,13 +185,13 @@ def test_texts_of_a_card_are_data(world):
     for text in (*draw(root), str(root.to_json())):
         assert "\x1b" not in text and "\x9b" not in text and "\u202e" not in text and len(text) < 1000
     assert "[bold red]" in draw(root)[1], "brackets are text here; what prints it must not read them as markup"
-    assert root.step is None and root.figures == {}
+    assert root.card.step is None and root.card.figures == {}
 
 
 def test_what_is_no_figure(world):
     for value in ("1", True, None, [1], float("inf"), 10**400, -(10**400)):
         world.repositories["x/ppo"][2].update(reward=value, kl=value, evaluation=value, checkpoints=value)
-        assert world.tree().figures == {}
+        assert world.tree().card.figures == {}
 
 
 def test_clean_keeps_what_can_be_read():

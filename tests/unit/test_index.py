@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlhf_zoo.catalog.card import Card
 from rlhf_zoo.catalog.index import (
     SORTS,
     Entry,
@@ -19,7 +20,6 @@ from rlhf_zoo.catalog.index import (
     checkpoint_rows,
     entry,
     ordered,
-    parse_card,
     select,
     with_table,
     write_benchmark,
@@ -71,17 +71,17 @@ def test_without_an_evaluation_the_figures_are_trainings_and_say_so():
 @pytest.mark.parametrize(
     ("content", "note"),
     [
-        (b"", "is not JSON"),
-        (b"\xff\xfe", "is not JSON"),
-        (b"{'stage': 1}", "is not JSON"),
-        (b"[" * 100_000, "is not JSON"),
-        (b'{"kl": ' + b"1" * 5000 + b"}", "is not JSON"),
-        (b"[1]", "holds no object"),
-        (b"null", "holds no object"),
+        (b"", "that is not JSON"),
+        (b"\xff\xfe", "that is not JSON"),
+        (b"{'stage': 1}", "that is not JSON"),
+        (b"[" * 100_000, "that is not JSON"),
+        (b'{"kl": ' + b"1" * 5000 + b"}", "that is not JSON"),
+        (b"[1]", "that holds no object"),
+        (b"null", "that holds no object"),
     ],
 )
 def test_a_card_that_cannot_be_read_is_a_note(content, note):
-    card, said = parse_card(content)
+    card, said = Card.parse(content)
     assert card == {} and said is not None and note in said
 
 

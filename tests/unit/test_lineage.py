@@ -77,7 +77,7 @@ def test_what_is_not_said_is_none(ask) -> None:
     [
         (None, "does not say which SFT model it started from: name it with --sft"),
         ({"stage": "sft"}, "is a checkpoint of the stage sft, not of PPO"),
-        ("{", "rlhf_card.json of local/x-ppo is not JSON"),
+        ("{", "local/x-ppo has an rlhf_card.json that is not JSON: publish its card again"),
         ("[]", "holds no object"),
         (CARD | {"parents": {"sft": {"repo": None, "commit": None}}}, "SFT model .* was never published: .* --sft"),
         (CARD | {"parents": {"sft": {"repo": "/etc/x", "commit": None}}}, "SFT model .* was never published: .* --sft"),

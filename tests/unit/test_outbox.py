@@ -52,8 +52,8 @@ def failing(times: int, error: Exception) -> Callable[[str], None]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(module, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(module, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("rlhf_zoo.hub.refusals.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("rlhf_zoo.hub.refusals.LONGEST_PAUSE", 0.05)
 
 
 def outbox(disk: Disk, patience: float = 5.0) -> Outbox:

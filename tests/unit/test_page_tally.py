@@ -16,7 +16,6 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.votes import summary
 from rlhf_zoo.page import tally as module
 from rlhf_zoo.page.tally import Figures, Tally
-from rlhf_zoo.votes import box as vote_box
 from rlhf_zoo.votes.vote import Vote, merged
 
 VERDICTS = ("left", "right", "tie", "both_bad")
@@ -24,8 +23,8 @@ VERDICTS = ("left", "right", "tie", "both_bad")
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(vote_box, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(vote_box, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("rlhf_zoo.hub.refusals.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("rlhf_zoo.hub.refusals.LONGEST_PAUSE", 0.05)
 
 
 @pytest.fixture

@@ -150,8 +150,8 @@ def test_a_row_that_is_no_vote():
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(vote_box, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(vote_box, "LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("rlhf_zoo.hub.refusals.FIRST_PAUSE", 0.01)
+    monkeypatch.setattr("rlhf_zoo.hub.refusals.LONGEST_PAUSE", 0.05)
     monkeypatch.setattr(vote_box, "LOOK_AGAIN", 0.01)
 
 
