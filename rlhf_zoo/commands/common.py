@@ -151,8 +151,12 @@ def stage_directories(run: Path) -> list[Path]:
 
 
 def run_flags(ctx: click.Context, recipe: str, *, stage: str | None = None) -> dict[str, dict[str, Any]]:
-    """Flags by stage, with those of recipe.yaml under 'recipe'. For one stage's command a bare key is that stage's."""
-    from ..runs.settings import parse_flags, recipe_keys
+    """Flags by stage, with those of recipe.yaml under 'recipe'. For one stage's command a bare key is that stage's.
+
+    Raises ZooError for a mistake that can be seen without importing what trains.
+    """
+    from ..runs.declared import declared_keys, refused_keys
+    from ..runs.settings import checked_keys, parse_flags, recipe_keys
 
     if recipe.startswith("-"):
         raise ZooError(f"{recipe} stands before the recipe: write `{ctx.command_path} RECIPE {recipe} ...`.")
@@ -162,6 +166,10 @@ def run_flags(ctx: click.Context, recipe: str, *, stage: str | None = None) -> d
     flags["recipe"] = {key: value for key, value in bare.items() if key in shared or stage in (None, "eval")}
     if stage not in (None, "eval"):
         flags[stage] = {**flags[stage], **{key: value for key, value in bare.items() if key not in shared}}
+    for name in filter(flags.get, STAGES):
+        hints = {key: declared.hint for key, declared in declared_keys(name).items()}
+        of, refused = f"the stage {name}", refused_keys(name)
+        checked_keys(flags[name], hints, "the command's flags", of=of, refused=refused, flag=True)
     return flags
 
 

@@ -121,12 +121,15 @@ def recipes_keys(stage: str, as_json: bool) -> None:
     Example:
       rlhf-zoo recipes keys ppo
     """
-    from ..runs.settings import recipe_keys, stage_keys
+    from ..runs.declared import declared_keys
+    from ..runs.settings import recipe_keys
 
-    keys = recipe_keys() if stage == "recipe" else stage_keys(stage)
+    if stage == "recipe":
+        keys = {name: (str(getattr(hint, "__name__", hint)), *rest) for name, (hint, *rest) in recipe_keys().items()}
+    else:
+        keys = {name: (key.type, key.default, key.help) for name, key in declared_keys(stage).items()}
     rows = [
-        [name, str(getattr(hint, "__name__", hint)), str(default), " ".join(help_text.split())]
-        for name, (hint, default, help_text) in sorted(keys.items())
+        [name, kind, str(default), " ".join(meaning.split())] for name, (kind, default, meaning) in sorted(keys.items())
     ]
     if as_json:
         print_json([dict(zip(("key", "type", "default", "help"), row, strict=True)) for row in rows])

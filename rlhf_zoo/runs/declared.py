@@ -12,9 +12,15 @@ from typing import Any
 
 from ..stage import STAGES
 from .choice import ReleaseArguments
-from .settings import RUN_KEYS, SCRIPT_KEYS
 
-__all__ = ["Declared", "declared_keys"]
+__all__ = ["RUN_KEYS", "Declared", "declared_keys", "refused_keys"]
+
+# Settled by the run, so neither a recipe nor a flag may say them for a stage.
+RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_always_push", "disable_tqdm")
+# What only the scripts of transformers and trl read, or what goes to a Hub by another way here.
+SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank", "model_init_kwargs",
+               "trust_remote_code", "hub_private_repo", "hub_revision")  # fmt: skip
+_TYPES = {"int": int, "float": float, "bool": bool, "int | None": int | None, "float | None": float | None}
 
 
 @dataclass(frozen=True)
@@ -25,16 +31,25 @@ class Declared:
     default: Any
     help: str
 
+    @property
+    def hint(self) -> Any:
+        """The type itself, of a number or a truth value; None of what takes more than that."""
+        return _TYPES.get(self.type)
+
 
 @functools.cache
 def declared_keys(stage: str) -> Mapping[str, Declared]:
     """Every key that a stage takes: those of `runs.settings.stage_keys`."""
     known = STAGES[stage]
     release = f"{ReleaseArguments.__module__}:{ReleaseArguments.__name__}"
-    keys = _fields(known.arguments) | _fields(known.trainer) | _fields(release)
-    model = _fields("trl:ModelConfig")
-    keys = {name: key for name, key in keys.items() if name not in (*RUN_KEYS, *SCRIPT_KEYS, *model)}
-    return keys | {name: model[name] for name in known.model_keys}
+    keys = _fields(known.arguments) | _fields(known.trainer) | _fields("trl:ModelConfig") | _fields(release)
+    return {name: key for name, key in keys.items() if name not in refused_keys(stage).union(RUN_KEYS)}
+
+
+@functools.cache
+def refused_keys(stage: str) -> frozenset[str]:
+    """Keys of the stage's dataclasses that it would take and not obey."""
+    return frozenset({*SCRIPT_KEYS, *_fields("trl:ModelConfig")} - {*STAGES[stage].model_keys})
 
 
 def _fields(reference: str) -> dict[str, Declared]:

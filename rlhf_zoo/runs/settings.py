@@ -16,6 +16,7 @@ from ..plugins import did_you_mean
 from ..recipes import Recipe
 from ..stage import STAGES
 from .choice import ReleaseArguments, check_rule
+from .declared import RUN_KEYS, declared_keys, refused_keys
 from .values import check_plain, coerce, shown
 
 __all__ = [
@@ -32,7 +33,6 @@ __all__ = [
     "recorded_settings",
     "stage_keys",
     "stage_settings",
-    "unsupported",
 ]
 
 
@@ -208,28 +208,11 @@ class StageSettings:
     resolved: Mapping[str, Any]
 
 
-# Settled by the run, so neither a recipe nor a flag may say them for a stage.
-RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_always_push", "disable_tqdm")
-
-
 def _dataclasses(stage: str) -> tuple[Any, ...]:
     from trl import ModelConfig
 
     known = STAGES[stage]
     return known.load("arguments"), known.load("trainer"), ModelConfig, ReleaseArguments
-
-
-# What only the scripts of transformers and trl read, or what goes to a Hub by another way here.
-SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank", "model_init_kwargs",
-               "trust_remote_code", "hub_private_repo", "hub_revision")  # fmt: skip
-
-
-@functools.cache
-def unsupported(stage: str) -> frozenset[str]:
-    """Keys of the stage's dataclasses that it would take and not obey: they are refused."""
-    from trl import ModelConfig
-
-    return frozenset(SCRIPT_KEYS) | set(_hints(ModelConfig)) - set(STAGES[stage].model_keys)
 
 
 @functools.cache
@@ -240,7 +223,7 @@ def _hints(kind: type) -> Mapping[str, Any]:
 
 def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
     """Every key that a stage takes: name -> (type, default, help)."""
-    keys, left_out = {}, unsupported(stage).union(RUN_KEYS)
+    keys, left_out = {}, refused_keys(stage).union(RUN_KEYS)
     for kind in _dataclasses(stage):
         hints = _hints(kind)
         for entry in dataclasses.fields(kind):
@@ -264,9 +247,9 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     for name in flags or {}:
         if name not in known and name not in ("env", *RUN_KEYS):
             raise ZooError(f"--{name} is no key of recipe.yaml{_elsewhere(name, known)}")
-    checked = _checked(shared, hints, where, of="recipe.yaml")
-    checked |= _checked({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, where)
-    checked |= _checked(flags or {}, known, "the command's flags", flag=True)
+    checked = checked_keys(shared, hints, where, of="recipe.yaml")
+    checked |= checked_keys({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, where)
+    checked |= checked_keys(flags or {}, known, "the command's flags", flag=True)
     if "description" not in checked:
         raise ZooError(f"{where} has no description: say in a line what the recipe trains.")
     shared = {name: value for name, value in checked.items() if name in hints}
@@ -278,14 +261,14 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
 
 def llm_config(given: Mapping[str, Any], where: str) -> LLMConfig:
     """The typed settings of LLM judges. Raises ZooError for a key that is unknown or mistyped."""
-    return LLMConfig(**_checked(given, _hints(LLMConfig), where, of="an LLM judge"))
+    return LLMConfig(**checked_keys(given, _hints(LLMConfig), where, of="an LLM judge"))
 
 
 def _elsewhere(name: str, known: Mapping[str, Any]) -> str:
-    """Where a flag without a stage before it belongs. Reads every stage's keys, which takes seconds."""
+    """Where a flag without a stage before it belongs."""
     flags = {key: key for key in known}
     for stage in STAGES:
-        flags |= {f"{stage}.{key}": key for key in stage_keys(stage)}
+        flags |= {f"{stage}.{key}": key for key in declared_keys(stage)}
     flags |= {key: key.partition(".")[2] for key in known if key.startswith("evaluation.")}
     if named := [f"--{flag}" for flag, key in flags.items() if key == name]:
         return f": write {' or '.join(named)}."
@@ -302,9 +285,9 @@ def stage_settings(
     shared = recipe_config(recipe, shared_flags)
     keys = stage_keys(stage)
     hints = {name: hint for name, (hint, _, _) in keys.items()}
-    of, refused = f"the stage {stage}", unsupported(stage)
-    asked = _checked(recipe.stages[stage], hints, str(recipe.source(stage)), of=of, refused=refused)
-    asked |= _checked(flags, hints, "the command's flags", of=of, refused=refused, flag=True)
+    of, refused = f"the stage {stage}", refused_keys(stage)
+    asked = checked_keys(recipe.stages[stage], hints, str(recipe.source(stage)), of=of, refused=refused)
+    asked |= checked_keys(flags, hints, "the command's flags", of=of, refused=refused, flag=True)
     asked.setdefault("seed", shared.seed)
     if "report_to" in asked and asked["report_to"] is None:
         asked["report_to"] = "none"  # its own word for nothing
@@ -340,7 +323,7 @@ def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[s
     """
     keys = stage_keys(stage)
     asked = {name: resolved[name] for name in names if name in resolved}
-    typed = _checked(asked, {name: keys[name][0] for name in names}, where, of=f"the stage {stage}")
+    typed = checked_keys(asked, {name: keys[name][0] for name in names}, where, of=f"the stage {stage}")
     return {name: keys[name][1] for name in names} | typed
 
 
@@ -361,7 +344,7 @@ def _check_trainer(trainer: Any, stage: str) -> None:
         raise ZooError(f"report_to of the stage {stage} does not work: {str(error).strip().splitlines()[0]}") from error
 
 
-def _checked(
+def checked_keys(
     values: Mapping[str, Any],
     hints: Mapping[str, Any],
     where: str,
@@ -372,9 +355,10 @@ def _checked(
 ) -> dict[str, Any]:
     """`values` as `hints` want them. Raises ZooError at the first that is not so.
 
-    where: what holds them; of: whose keys they are; refused: keys that are known and not supported.
+    where: what holds them; of: whose keys they are; refused: keys that are known and not supported. A hint that is None
+    is of a key whose value is not looked at.
     """
-    checked = {}
+    typed = {}
     for key, value in values.items():
         name = key if isinstance(key, str) else shown(key)
         said = f"--{name} is" if flag else f"{where} says {name}, which is"
@@ -392,13 +376,15 @@ def _checked(
             stage = of.rpartition(" ")[2].removesuffix(".yaml")
             raise ZooError(f"{said} no key of {of}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
         written = f"--{name}" if flag else f"{name} in {where}"
+        if hints[name] is None:
+            continue
         try:
             check_plain(value)
-            checked[name] = coerce(value, hints[name])
+            typed[name] = coerce(value, hints[name])
         except ValueError as error:
             raise ZooError(f"{written} is {shown(value)}, and it takes {error}.") from error
-        check_limits(name.rpartition(".")[2], checked[name], shown=written)
-    return checked
+        check_limits(name.rpartition(".")[2], typed[name], shown=written)
+    return typed
 
 
 def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
