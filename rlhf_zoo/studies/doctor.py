@@ -26,7 +26,7 @@ from ..actor_critic import TextBatch, text_logprobs
 from ..data import GENERATION, PROMPT_TOKENS, prepare_prompts
 from ..errors import ZooError
 from ..model_files import load_tokenizer
-from ..models import load_causal, load_classifier
+from ..models import context_of, load_causal, load_classifier
 from ..ppo.assembly import MANY_EPOCHS
 from ..ppo.base import TRAIN_STREAM
 from ..ppo.custom_loop import given_samples
@@ -258,7 +258,7 @@ def _tokenizer(checkpoint: Checkpoint, policy: PreTrainedModel) -> tuple[PreTrai
 def _lengths(
     settings: StageSettings, data: dict[str, Any], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[list[int]], str]:
-    context, room = getattr(policy.config, "max_position_embeddings", None), settings.trainer.response_length
+    context, room = context_of(policy), settings.trainer.response_length
     prompts: list[list[int]] = []
     for name in ("train_dataset", "eval_dataset"):
         if data[name] is not None:

@@ -20,7 +20,7 @@ from ..evaluator.head_to_head import head_to_head
 from ..evaluator.judges import check_names, checked, open_panel
 from ..evaluator.measure import Evaluator, function_judges, paid_functions, reward_models
 from ..model_files import load_tokenizer
-from ..models import load_causal, load_classifier
+from ..models import context_of, load_causal, load_classifier
 from ..record import StageRecord, now, write_json, write_text
 from ..release.plots import plot_win_rates
 from ..release.report import WIN_RATES
@@ -216,8 +216,7 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
 
 def _check_room(policy: PreTrainedModel, tools: Evaluator, prompts: Sequence[Any]) -> None:
     """Raises ZooError where a completion may not fit behind its prompt."""
-    limits = [getattr(one.config, "max_position_embeddings", None) for one in (policy, tools.reference)]
-    room = min((limit for limit in limits if limit), default=None)
+    room = context_of(policy, tools.reference)
     if room is None:
         return
     longest = max(len(tokenize_prompt(prompt, tools.tokenizer)) for prompt in prompts)
