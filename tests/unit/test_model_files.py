@@ -15,8 +15,6 @@ from rlhf_zoo.actor_critic import ActorCritic
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.model_files import load_tokenizer
 from rlhf_zoo.models import CRITIC_DIR, critic_from, load_causal, load_classifier
-from rlhf_zoo.recipes import load_recipe
-from rlhf_zoo.runs.settings import stage_settings
 
 pytestmark = pytest.mark.attack
 
@@ -97,13 +95,3 @@ def test_a_model_that_needs_code_of_its_own_is_refused_by_name(tmp_path: Path, l
     with pytest.raises(ZooError, match=r"needs program code of its own \(auto_map"):
         load(tmp_path)
     assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize(
-    ("stage", "message"),
-    [("sft", "of the stage sft does not work"), ("reward", "of the stage reward does not work"), ("ppo", "is no key")],
-)
-def test_trust_remote_code_is_refused(tmp_path: Path, stage: str, message: str) -> None:
-    recipe = load_recipe("tiny-world")
-    with pytest.raises(ZooError, match=f"trust_remote_code {message}"):
-        stage_settings(recipe, stage, {"trust_remote_code": "true"}, shared_flags={}, output_dir=tmp_path)
