@@ -154,7 +154,7 @@ def _load_into(model: PreTrainedModel, directory: Path) -> None:
 
         if not (directory / ADAPTER_WEIGHTS).is_file():
             raise ZooError(
-                f"{directory} holds no {ADAPTER_WEIGHTS}: it is no checkpoint of an adapter; choose another."
+                f"{directory} holds no {ADAPTER_WEIGHTS}: it is not a checkpoint of an adapter; choose another."
             )
         adapted: Any = model
         weights = load_peft_weights(str(directory), device="cpu")

@@ -9,7 +9,15 @@ from transformers import PreTrainedTokenizerBase
 
 from .errors import ZooError
 
-__all__ = ["GENERATION", "PROMPT_INDEX", "PROMPT_TOKENS", "need_columns", "prepare_prompts", "tokenize_prompt"]
+__all__ = [
+    "GENERATION",
+    "PROMPT_INDEX",
+    "PROMPT_TOKENS",
+    "check_room",
+    "need_columns",
+    "prepare_prompts",
+    "tokenize_prompt",
+]
 
 PROMPT_TOKENS = "input_ids"
 PROMPT_INDEX = "prompt_index"
@@ -43,6 +51,17 @@ def tokenize_prompt(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int
     return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
 
 
+def check_room(row: int, ids: list[int], *, context: int | None, room: int) -> None:
+    """Raises ZooError for an empty prompt, and for one that leaves less than `room` tokens of the context."""
+    if not ids:
+        raise ZooError(f"Prompt {row} is empty: the policy needs at least one token to start from.")
+    if context is not None and len(ids) + room > context:
+        raise ZooError(
+            f"Prompt {row} has {len(ids)} tokens, and with response_length {room} it passes the context of {context}: "
+            "shorten it or lower response_length."
+        )
+
+
 def prepare_prompts(
     dataset: Dataset,
     tokenizer: PreTrainedTokenizerBase,
@@ -54,8 +73,8 @@ def prepare_prompts(
     """Adds token ids and a fixed index to each prompt.
 
     dataset: has `prompt` (texts or conversations) or, as TRL's PPO took them, `input_ids`. context: positions of the
-    model, None if unbounded; room: tokens that a completion may take; num_proc: processes that
-    tokenize. Raises ZooError for an empty prompt or one that leaves too little room.
+    model, None if unbounded; room: tokens that a completion may take; num_proc: processes that tokenize. Raises
+    ZooError for an empty prompt or one that leaves too little room.
     """
     need_columns(
         dataset, ["input_ids"] if PROMPT_TOKENS in dataset.column_names else ["prompt"], of="The prompt data set"
@@ -67,13 +86,7 @@ def prepare_prompts(
             num_proc=num_proc,
         )
     for row, ids in enumerate(dataset[PROMPT_TOKENS]):
-        if not ids:
-            raise ZooError(f"Prompt {row} is empty: the policy needs at least one token to start from.")
-        if context is not None and len(ids) + room > context:
-            raise ZooError(
-                f"Prompt {row} has {len(ids)} tokens, and with response_length {room} it passes the context of "
-                f"{context}: shorten it or lower response_length."
-            )
+        check_room(row, ids, context=context, room=room)
     if PROMPT_INDEX not in dataset.column_names:
         dataset = dataset.add_column(PROMPT_INDEX, list(range(len(dataset))))
     return dataset

@@ -96,10 +96,9 @@ class ModelFiles:
             try:
                 self.hub["revision"] = resolve_revision(self.source, **pin)
             except (HfHubHTTPError, HFValidationError, RevisionResolutionError) as error:
-                reason = str(error).strip().splitlines()[0].rstrip(".")
                 raise ZooError(
-                    f"{self.source} is neither a directory nor a repository that can be read ({reason}): check its "
-                    "name, its revision and your token."
+                    f"{self.source} is neither a directory nor a repository that can be read ({first_line(error)}): "
+                    "check its name, its revision and your token."
                 ) from error
 
     def find(self, name: str) -> Path | None:

@@ -24,11 +24,12 @@ from transformers.modeling_layers import GenericForTokenClassification
 
 from .errors import ZooError
 from .model_files import ADAPTER_CONFIG, ModelFiles, first_line, load_model, loading
-from .sampling import Samples
+from .sampling import Samples, response_outputs
 
 __all__ = [
     "CRITIC_DIR",
     "build_causal",
+    "context_of",
     "critic_from",
     "disable_dropout",
     "is_peft",
@@ -138,14 +139,20 @@ def matrix_parameters(model: PreTrainedModel) -> int:
     return count - table.weight.numel()
 
 
+def context_of(*models: PreTrainedModel | None) -> int | None:
+    """The most positions that all of these models can read, in tokens; None where no architecture sets a bound."""
+    bounds = [getattr(model.config, "max_position_embeddings", None) for model in models if model is not None]
+    return min((bound for bound in bounds if bound), default=None)
+
+
 def is_peft(model: nn.Module) -> bool:
     return hasattr(model, "disable_adapter") and hasattr(model, "peft_config")
 
 
 def score_statistics(model: PreTrainedModel) -> tuple[float, float]:
     """(μ, σ) of a reward model's raw scores, kept in its config; (0, 1) when they were never measured."""
-    kept = getattr(model.config, "rlhf_zoo", None) or {}
-    return float(kept.get("score_mean", 0.0)), float(kept.get("score_std", 1.0))
+    statistics = getattr(model.config, "rlhf_zoo", None) or {}
+    return float(statistics.get("score_mean", 0.0)), float(statistics.get("score_std", 1.0))
 
 
 def set_score_statistics(model: PreTrainedModel, *, mean: float, std: float, over: str) -> None:
@@ -205,7 +212,8 @@ def critic_from(source: PreTrainedModel | str | Path, *, center: bool = True, sc
             return load_model(_token_classifier(type(config)), source, what=what, dtype=torch.float32)  # type: ignore[arg-type]
         loader = load_classifier if architecture.endswith("ForSequenceClassification") else load_causal
         return critic_from(loader(source), center=center, scale=scale)
-    if type(source).__name__.endswith("ForSequenceClassification") and source.config.num_labels != 1:
+    scored = type(source).__name__.endswith("ForSequenceClassification")
+    if scored and source.config.num_labels != 1:
         raise ZooError(
             f"A critic needs one output, and this {type(source).__name__} has {source.config.num_labels}: give a "
             "value_model with num_labels=1."
@@ -218,7 +226,6 @@ def critic_from(source: PreTrainedModel | str | Path, *, center: bool = True, sc
     config = copy.deepcopy(source.config)
     config.num_labels = 1
     critic = _token_classifier(type(config))._from_config(config, dtype=torch.float32)  # type: ignore[arg-type]
-    scored = type(source).__name__.endswith("ForSequenceClassification")
     between = _between(source) if scored else None
     try:
         critic.base_model.load_state_dict(source.base_model.state_dict())
@@ -288,12 +295,4 @@ def with_adapter(model: PreTrainedModel, peft_config: Any) -> Any:
 
 def response_values(critic: PreTrainedModel, samples: Samples) -> Tensor:
     """V of the state before each response token. Returns (B, T) float32; what lies outside the mask is meaningless."""
-    length = samples.mask.shape[1]
-    seen = torch.cat([samples.prompt_mask, samples.mask], dim=1)
-    out = critic(
-        input_ids=torch.cat([samples.prompt_ids, samples.completion_ids], dim=1),
-        attention_mask=seen.long(),
-        position_ids=(seen.long().cumsum(-1) - 1).clamp(min=0),
-        use_cache=False,
-    )
-    return out.logits[:, -length - 1 : -1, 0].float()
+    return response_outputs(critic, samples)[..., 0].float()

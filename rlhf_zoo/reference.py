@@ -42,7 +42,8 @@ class Reference:
             raise ZooError(
                 f"ref_adapter_name is {adapter!r}, and the policy has no such adapter: load it, or leave it out."
             )
-        if adapter is not None and adapter in _active(policy):
+        adapted: Any = policy
+        if adapter is not None and adapter in adapted.active_adapters:
             raise ZooError(f"ref_adapter_name is {adapter!r}, the adapter in training: give the reference another.")
         self._adapted: Any = None
         self._adapter = adapter
@@ -80,10 +81,6 @@ class Reference:
         if self._adapted is None and not getattr(self._model, "is_loaded_in_8bit", False):
             move: Any = self._model.to
             move(device)
-
-
-def _active(policy: Any) -> list[str]:
-    return list(policy.active_adapters)
 
 
 def _share(policy: PreTrainedModel, model: PreTrainedModel) -> bool:

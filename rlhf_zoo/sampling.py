@@ -26,10 +26,11 @@ __all__ = [
     "Vocabulary",
     "base_of",
     "check_cached",
-    "draw",
+    "draw_tokens",
     "left_pad",
     "next_logits",
     "response_logits",
+    "response_outputs",
     "sample",
     "token_logprobs",
     "uniforms",
@@ -120,10 +121,10 @@ def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
     return probabilities.masked_fill(outside.gather(-1, order.argsort(-1)), 0)
 
 
-def _draw(logits: Tensor, uniform: Tensor, top_p: float) -> Tensor:
-    """Inverse-CDF draw: logits (B, V), uniform (B,) in [0, 1) -> tokens (B,). Sums in float64: V may be large.
+def draw_tokens(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> Tensor:
+    """Inverse-CDF draw with numbers of `uniforms`: logits (B, V), uniform (B,) in [0, 1) -> tokens (B,).
 
-    Raises NotFinite for logits that make no distribution.
+    Sums in float64, as V may be large. Raises NotFinite for logits that are not finite.
     """
     probabilities = logits.softmax(-1).double()
     if top_p < 1:
@@ -136,11 +137,6 @@ def _draw(logits: Tensor, uniform: Tensor, top_p: float) -> Tensor:
         )
     target = uniform.to(cumulative) * cumulative[:, -1]
     return torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1)
-
-
-def draw(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> Tensor:
-    """The token that `sample` draws with a number of `uniforms`. logits (B, V), uniform (B,) in [0, 1) -> (B,)."""
-    return _draw(logits, uniform, top_p)
 
 
 def _positions(mask: Tensor) -> Tensor:
@@ -182,7 +178,7 @@ def sample(
     alive = torch.arange(size, device=device)
     cache: Any = DynamicCache(config=model.config)
     seen = prompt_mask
-    keep_last = _keeps_logits(model)
+    keep_last = {"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}
     inputs, positions = prompt_ids, _positions(prompt_mask)
     for t in range(max_new_tokens):
         out = model(
@@ -191,12 +187,12 @@ def sample(
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            **({"logits_to_keep": 1} if keep_last else {}),
+            **keep_last,
         )
         if t == 0:
             _check_filled(cache, model)
         logits = _scaled(out.logits[:, -1], temperature, vocabulary)
-        tokens = _draw(logits, random[alive, t], top_p)
+        tokens = draw_tokens(logits, random[alive, t], top_p=top_p)
         completion[alive, t] = tokens
         mask[alive, t] = True
         logprobs[alive, t] = selected_logprobs(logits, tokens)
@@ -235,10 +231,6 @@ def base_of(model: Any) -> Any:
 
 def _takes(model: Any, argument: str) -> bool:
     return argument in inspect.signature(base_of(model).forward).parameters
-
-
-def _keeps_logits(model: Any) -> bool:
-    return _takes(model, "logits_to_keep")
 
 
 def check_cached(model: PreTrainedModel) -> None:
@@ -282,15 +274,15 @@ def next_logits(
         position_ids=torch.arange(length - new, length, device=ids.device).expand(size, new),
         past_key_values=cache,
         use_cache=True,
-        **({"logits_to_keep": 1} if _keeps_logits(model) else {}),
+        **({"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}),
     )
     return _scaled(out.logits[:, -1], temperature, vocabulary)
 
 
-def response_logits(model: PreTrainedModel, samples: Samples, *, temperature: float = 1.0) -> Tensor:
-    """Logits that predict each response token, at the sampling temperature; the head runs on these positions only.
+def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
+    """What the model's head gives at the position before each response token; it runs on these positions only.
 
-    Returns (B, T, V) float32, of the tokens that could be sampled.
+    Returns (B, T, V) of a policy, (B, T, 1) of a critic, in the model's type.
     """
     length = samples.mask.shape[1]
     seen = torch.cat([samples.prompt_mask, samples.mask], dim=1)
@@ -299,9 +291,17 @@ def response_logits(model: PreTrainedModel, samples: Samples, *, temperature: fl
         attention_mask=seen.long(),
         position_ids=_positions(seen),
         use_cache=False,
-        **({"logits_to_keep": length + 1} if _keeps_logits(model) else {}),
+        **({"logits_to_keep": length + 1} if _takes(model, "logits_to_keep") else {}),
     )
-    return _scaled(out.logits[:, -length - 1 : -1], temperature, samples.vocabulary)
+    return out.logits[:, -length - 1 : -1]
+
+
+def response_logits(model: PreTrainedModel, samples: Samples, *, temperature: float = 1.0) -> Tensor:
+    """Logits that predict each response token, at the sampling temperature.
+
+    Returns (B, T, V) float32, of the tokens that could be sampled.
+    """
+    return _scaled(response_outputs(model, samples), temperature, samples.vocabulary)
 
 
 @torch.no_grad()

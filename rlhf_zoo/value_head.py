@@ -49,6 +49,12 @@ KBIT_ARGUMENTS = ("use_gradient_checkpointing", "gradient_checkpointing_kwargs")
 ADDRESS_ARGUMENTS = ("revision", "subfolder")
 HUB_ARGUMENTS = (*ADDRESS_ARGUMENTS, "token", "cache_dir", "force_download", "local_files_only")
 
+# Attributes of a model with a value head that are those of the model under it.
+FROM_THE_MODEL = (
+    "config", "device", "dtype", "generate", "prepare_inputs_for_generation", "enable_input_require_grads",
+    "gradient_checkpointing_enable", "gradient_checkpointing_disable",
+)  # fmt: skip
+
 log = logging.getLogger(__name__)
 
 
@@ -148,7 +154,7 @@ def _head_tensors(path: Path) -> dict[str, Tensor]:
             keys = [key for key in file.keys() if _of_head(key)]  # noqa: SIM118 -- it is no mapping
             return {key.removeprefix(PREFIX): file.get_tensor(key) for key in keys}
     except SafetensorError as error:
-        raise ZooError(f"{path} is no whole safetensors file ({error}): copy it again.") from error
+        raise ZooError(f"{path} is not a whole safetensors file ({error}): copy it again.") from error
 
 
 # Loading the model under it
@@ -192,8 +198,8 @@ def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], 
     }
     # transformers has reported these itself, unless its report was held back for naming the head.
     if len(unexpected) < len(info["unexpected_keys"]) and any(misfits.values()):
-        told = "; ".join(f"{what} {', '.join(keys)}" for what, keys in misfits.items() if keys)
-        log.warning("%s does not fit %s in all its weights: %s", checkpoint.source, type(model).__name__, told)
+        listed = "; ".join(f"{what} {', '.join(keys)}" for what, keys in misfits.items() if keys)
+        log.warning("%s does not fit %s in all its weights: %s", checkpoint.source, type(model).__name__, listed)
     return model
 
 
@@ -308,7 +314,7 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
             raise ZooError(f"{kind} has no language model head: give a model of {self.auto_class.__name__}.")
         if bool(model.config.is_encoder_decoder) != self.is_encoder_decoder:
             other = AutoModelForCausalLMWithValueHead if self.is_encoder_decoder else AutoModelForSeq2SeqLMWithValueHead
-            raise ZooError(f"{kind} is no model of {self.auto_class.__name__}: use {other.__name__}.")
+            raise ZooError(f"{kind} is not a model of {self.auto_class.__name__}: use {other.__name__}.")
         if self.is_peft_model:
             if model.active_peft_config.is_prompt_learning:
                 raise ZooError(
@@ -368,7 +374,7 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
                 log.warning("Not used, because the model is loaded already: %s.", ", ".join(sorted(kwargs)))
         else:
             raise ZooError(
-                f"A {type(source).__name__} is no language model: give a path, a PreTrainedModel or a PeftModel."
+                f"A {type(source).__name__} is not a language model: give a path, a PreTrainedModel or a PeftModel."
             )
         if peft_config is not None:
             if _is_peft_model(model):
@@ -377,17 +383,14 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
                 model = _add_adapter(model, peft_config, kbit, revision=revision)
         wrapped = cls(model, **head_arguments)
         if head is not None:
-            wrapped._take_head(head, str(source))
+            own, saved = wrapped.v_head.summary.weight.shape, head["summary.weight"].shape
+            if saved != own:
+                raise ZooError(
+                    f"The value head of {source} reads hidden states of size {saved[-1]}, and this model's have size "
+                    f"{own[-1]}: it is another model's head; take its {PREFIX}* away."
+                )
+            wrapped.v_head.load_state_dict(head)
         return wrapped
-
-    def _take_head(self, head: Mapping[str, Tensor], origin: str) -> None:
-        expected, found = self.v_head.summary.weight.shape, head["summary.weight"].shape
-        if found != expected:
-            raise ZooError(
-                f"The value head of {origin} reads hidden states of size {found[-1]}, and this model's have size "
-                f"{expected[-1]}: it is another model's head; take its {PREFIX}* away."
-            )
-        self.v_head.load_state_dict(head)
 
     def forward(
         self,
@@ -413,24 +416,8 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
         result = (output.logits.float(), output.loss, values)
         return (*result, output.past_key_values) if return_past_key_values else result
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
-        return self.pretrained_model.generate(*args, **kwargs)
-
-    def prepare_inputs_for_generation(self, *args: Any, **kwargs: Any) -> Any:
-        return self.pretrained_model.prepare_inputs_for_generation(*args, **kwargs)
-
-    def gradient_checkpointing_enable(self, *args: Any, **kwargs: Any) -> None:
-        self.pretrained_model.gradient_checkpointing_enable(*args, **kwargs)
-
-    def gradient_checkpointing_disable(self) -> None:
-        self.pretrained_model.gradient_checkpointing_disable()
-
-    def enable_input_require_grads(self) -> None:
-        self.pretrained_model.enable_input_require_grads()
-
-    @property
-    def config(self) -> PreTrainedConfig:
-        return self.pretrained_model.config
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.pretrained_model, name) if name in FROM_THE_MODEL else super().__getattr__(name)
 
     @property
     def generation_config(self) -> GenerationConfig:
@@ -439,14 +426,6 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
     @generation_config.setter
     def generation_config(self, value: GenerationConfig) -> None:
         self.pretrained_model.generation_config = value
-
-    @property
-    def device(self) -> torch.device:
-        return self.pretrained_model.device
-
-    @property
-    def dtype(self) -> torch.dtype:
-        return self.pretrained_model.dtype
 
     def save_pretrained(
         self, save_directory: str | Path, *, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any

@@ -17,7 +17,7 @@ from ..actor_critic import ActorCritic
 from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..model_files import load_tokenizer
-from ..models import disable_dropout, load_causal, load_classifier
+from ..models import context_of, disable_dropout, load_causal, load_classifier
 from ..ppo.guards import Reader, check_ids
 from ..rewards import RewardModel
 from ..rewards.model import same_tokenizer
@@ -125,8 +125,7 @@ class Comparison:
     @property
     def context(self) -> int | None:
         """Tokens that prompt and completion may have together, None if the architecture sets no bound."""
-        known = [getattr(policy.config, "max_position_embeddings", None) for policy in self._policies.values()]
-        return min((length for length in known if length), default=None)
+        return context_of(*self._policies.values())
 
     @property
     def has_reward(self) -> bool:

@@ -11,7 +11,7 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ..errors import ZooError
 from ..functional import entropy, exact_kl, selected_logprobs
-from ..sampling import Vocabulary, check_cached, draw, next_logits, uniforms
+from ..sampling import Vocabulary, check_cached, draw_tokens, next_logits, uniforms
 
 __all__ = ["COMPARE_STREAM", "Drawn", "LockStep"]
 
@@ -94,7 +94,7 @@ class LockStep:
         sft, ppo = self._logits()
         alive, rows = self._alive, self._rows
         own = torch.where((alive < self._n).unsqueeze(1), sft[rows], ppo[rows])
-        tokens = draw(own, self._uniforms[alive, self._step], top_p=self._top_p)
+        tokens = draw_tokens(own, self._uniforms[alive, self._step], top_p=self._top_p)
         ended = torch.isin(tokens, self._stops)
         figures = _figures(sft.double(), ppo.double(), rows, tokens)
         self._step += 1

@@ -182,19 +182,19 @@ class PPOTrainer:
                 what = f"of shape {tuple(query.shape)}" if isinstance(query, Tensor) else type(query).__name__
                 raise ZooError(f"Query {row} is {what}: give a 1-D tensor of token ids, or a list of such tensors.")
 
-        def responses(model: Any) -> Any:
-            found: list[Tensor] = []
+        def respond(model: Any) -> Any:
+            responses: list[Tensor] = []
             for start in range(0, len(queries), batch_size):
                 length = {} if length_sampler is None else {"max_new_tokens": length_sampler()}
                 batch = queries[start : start + batch_size]
-                found += self._generated(model, batch, return_prompt, generation_kwargs | length)
-            return found[0].unsqueeze(0) if single else found
+                responses += self._generated(model, batch, return_prompt, generation_kwargs | length)
+            return responses[0].unsqueeze(0) if single else responses
 
-        mine = responses(self.model)
+        own = respond(self.model)
         if not generate_ref_response:
-            return mine
+            return own
         with self._trainer.reference.model() as reference:
-            return mine, responses(reference)
+            return own, respond(reference)
 
     def _generated(
         self, model: Any, queries: list[Tensor], return_prompt: bool, kwargs: Mapping[str, Any]
@@ -207,20 +207,16 @@ class PPOTrainer:
         model.eval()
         out = model.generate(input_ids=ids, attention_mask=mask, **{"pad_token_id": fill, **kwargs})
         model.train(was_training)
-        stops = torch.tensor(self._stop_ids(kwargs), device=device)
-        found = []
+        stop_ids = stop_ids_of(self.model, kwargs.get("generation_config"), kwargs.get("eos_token_id"))
+        if kwargs.get("eos_token_id") is None:
+            stop_ids.append(self.tokenizer.eos_token_id)
+        stops = torch.tensor(stop_ids, device=device)
+        responses = []
         for query, row in zip(queries, out[:, width:], strict=True):
             end = torch.isin(row, stops).nonzero()
             response = row[: int(end[0]) + 1] if len(end) else row
-            found.append(torch.cat([query.to(device), response]) if return_prompt else response)
-        return found
-
-    def _stop_ids(self, kwargs: Mapping[str, Any]) -> list[int]:
-        """Where `generate` ends a row: as it was told, else as the model's configuration has it, or at EOS."""
-        given = kwargs.get("eos_token_id")
-        if given is not None:
-            return [int(index) for index in (given if isinstance(given, Sequence) else [given])]
-        return [*stop_ids_of(self.model, kwargs.get("generation_config")), self.tokenizer.eos_token_id]
+            responses.append(torch.cat([query.to(device), response]) if return_prompt else response)
+        return responses
 
     def step(
         self, queries: Sequence[Tensor], responses: Sequence[Tensor], scores: Sequence[Any], response_masks: Any = None

@@ -86,10 +86,10 @@ class ClassicPPOConfig:
         if self.forward_batch_size is not None:
             self.mini_batch_size = self.forward_batch_size
         self._check()
-        for one in dataclasses.fields(self):
-            default = one.default_factory() if callable(one.default_factory) else one.default
-            if one.name in WITHOUT_EFFECT and getattr(self, one.name) not in (default, None):
-                warn_of(f"{one.name} changes nothing here: {WITHOUT_EFFECT[one.name]}.")
+        for entry in dataclasses.fields(self):
+            default = entry.default_factory() if callable(entry.default_factory) else entry.default
+            if entry.name in WITHOUT_EFFECT and getattr(self, entry.name) not in (default, None):
+                warn_of(f"{entry.name} changes nothing here: {WITHOUT_EFFECT[entry.name]}.")
 
     def _check(self) -> None:
         if self.kl_penalty != "kl":
@@ -103,7 +103,7 @@ class ClassicPPOConfig:
             )
         if self.batch_size % self.backward_batch_size:
             raise ZooError(
-                f"batch_size {self.batch_size} is no multiple of mini_batch_size × gradient_accumulation_steps, "
+                f"batch_size {self.batch_size} is not a multiple of mini_batch_size × gradient_accumulation_steps, "
                 f"{self.backward_batch_size}: change one of them."
             )
 

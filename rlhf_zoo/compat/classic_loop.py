@@ -45,7 +45,7 @@ class ClassicLoop(ZooPPOTrainer):
             "queries": self.spread(rollout.samples.prompt_mask.sum(1).float()),
             "responses": self.spread(tokens.sum(1).float()),
         }
-        found = {
+        statistics = {
             **{name: self.last_metrics.get(ours, math.nan) for name, ours in SAME.items()},
             "objective/kl_coef": self.controller.kl_coef,
             "objective/kl_dist": rollout.kl.tolist(),
@@ -61,10 +61,10 @@ class ClassicLoop(ZooPPOTrainer):
             "ppo/learning_rate": self.get_learning_rates()[0],
         }
         for name, (mean, deviation) in lengths.items():
-            found |= {f"tokens/{name}_len_mean": mean, f"tokens/{name}_len_std": deviation}
-        if found["ppo/returns/var"]:
-            found["ppo/val/var_explained"] = 1 - found["ppo/val/error"] / found["ppo/returns/var"]
-        self.statistics = found
+            statistics |= {f"tokens/{name}_len_mean": mean, f"tokens/{name}_len_std": deviation}
+        if statistics["ppo/returns/var"]:
+            statistics["ppo/val/var_explained"] = 1 - statistics["ppo/val/error"] / statistics["ppo/returns/var"]
+        self.statistics = statistics
 
     def spread(self, x: Tensor, mask: Tensor | None = None) -> tuple[float, float]:
         """Mean and unbiased deviation of x over its mask, or over what is not NaN, and over all processes."""

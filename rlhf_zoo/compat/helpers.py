@@ -60,24 +60,26 @@ def batch_generation(
     config = copy.copy(generation_config)
     config.return_dict_in_generate = config.output_scores = True
     config.pad_token_id = 0
-    found, scores = [], []
+    sequences, scores = [], []
     for rows in queries.split(local_rollout_forward_batch_size):
         seen = rows != pad_token_id
         out = model.generate(input_ids=rows.masked_fill(~seen, 0), attention_mask=seen.long(), generation_config=config)
-        said = out.sequences[:, rows.shape[1] :]
-        ends = torch.isin(said, stops).long()
+        responses = out.sequences[:, rows.shape[1] :]
+        ends = torch.isin(responses, stops).long()
         over = (ends.cumsum(1) - ends).bool()
-        found.append(torch.cat([rows, said.masked_fill(over, pad_token_id)], dim=1))
+        sequences.append(torch.cat([rows, responses.masked_fill(over, pad_token_id)], dim=1))
         scores.append(torch.stack(out.scores, dim=1).masked_fill(over.unsqueeze(-1), 0))
     width = max(score.shape[1] for score in scores)
     full = queries.shape[1] + width
-    padded = [torch.nn.functional.pad(ids, (0, full - ids.shape[1]), value=pad_token_id) for ids in found]
+    padded = [torch.nn.functional.pad(ids, (0, full - ids.shape[1]), value=pad_token_id) for ids in sequences]
     stacked = [torch.nn.functional.pad(score, (0, 0, 0, width - score.shape[1])) for score in scores]
     return torch.cat(padded), torch.cat(stacked)
 
 
-def stop_ids_of(model: Any, generation_config: GenerationConfig | None = None) -> list[int]:
-    """The ids at which `model.generate` ends a row: the configuration's own, else the model's; empty if it has none."""
-    ids = None if generation_config is None else generation_config.eos_token_id
+def stop_ids_of(model: Any, generation_config: GenerationConfig | None = None, given: Any = None) -> list[int]:
+    """The ids at which `model.generate` ends a row: those given, else the configuration's own, else the model's."""
+    ids = given
+    if ids is None and generation_config is not None:
+        ids = generation_config.eos_token_id
     ids = model.generation_config.eos_token_id if ids is None else ids
     return [] if ids is None else [int(index) for index in (ids if isinstance(ids, Sequence) else [ids])]

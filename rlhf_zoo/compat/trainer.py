@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import wraps
 from typing import Any
 
 import torch
-from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 
 from ..errors import ZooError
 from ..models import is_peft
-from ..ppo.config import PPOConfig as ZooPPOConfig
 from ..ppo.rollout import Rollout
 from ..ppo.trainer import PPOTrainer as ZooPPOTrainer
 from ..sampling import Samples
@@ -26,41 +23,13 @@ __all__ = ["PPOTrainer"]
 class PPOTrainer(ZooPPOTrainer):
     """`rlhf_zoo.PPOTrainer`, whose constructor has TRL's keywords, with the attributes that TRL's had besides."""
 
-    def __init__(
-        self,
-        args: ZooPPOConfig,
-        processing_class: PreTrainedTokenizerBase,
-        model: PreTrainedModel | str | Any,
-        ref_model: PreTrainedModel | None = None,
-        reward_model: PreTrainedModel | str | None = None,
-        train_dataset: Dataset | None = None,
-        value_model: PreTrainedModel | str | Any = None,
-        data_collator: Callable[[list[Any]], Any] | None = None,
-        eval_dataset: Dataset | dict[str, Dataset] | None = None,
-        optimizers: tuple = (None, None),
-        callbacks: list[TrainerCallback] | None = None,
-        peft_config: Any = None,
-        **ours: Any,
-    ) -> None:
-        """As `rlhf_zoo.PPOTrainer`, whose further keywords are `ours`.
+    @wraps(ZooPPOTrainer.__init__, assigned=())  # type: ignore[misc]
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """As `rlhf_zoo.PPOTrainer`, whose first parameters are TRL's, in TRL's order.
 
         Raises ZooError, besides, for an optimizer that holds no weight of the policy or none of the critic.
         """
-        super().__init__(
-            args,
-            processing_class,
-            model,
-            ref_model,
-            reward_model,
-            train_dataset,
-            value_model,
-            data_collator,
-            eval_dataset,
-            optimizers,
-            callbacks,
-            peft_config,
-            **ours,
-        )
+        super().__init__(*args, **kwargs)
         if self.optimizer is not None:
             _check_optimizer(self)
         if isinstance(self.args, PPOConfig) and self.args.num_total_batches is None and self.train_dataset_len:

@@ -16,6 +16,7 @@ from ..data import PROMPT_TOKENS, prepare_prompts
 from ..errors import ZooError
 from ..model_files import first_line, load_tokenizer
 from ..models import (
+    context_of,
     critic_from,
     disable_dropout,
     is_peft,
@@ -116,8 +117,8 @@ def assemble(
     }
     narrowest = narrowest_of(vocabulary, models)
     check_decoding(policy, vocabulary)
-    context = _context(list(models.values()))
-    config = peft_config or _own_config(policy)
+    context = context_of(*models.values())
+    config = peft_config or (policy.peft_config[policy.active_adapter] if is_peft(policy) else None)
     if config is not None and args.critic_lora and not isinstance(critic, ValueHead) and not is_peft(critic):
         critic = with_adapter(critic, config)
     if args.stop_token_id is not None and args.stop_token_id not in vocabulary:
@@ -139,12 +140,6 @@ def assemble(
     own = ref_model is not None or args.ref_adapter_name is not None
     begins = not own and not args.ref_load_in_8bit
     return Parts(policy, critic, reference, rewards, texts, begins, context, vocabulary, narrowest)
-
-
-def _context(models: list[Any]) -> int | None:
-    """The most positions that all of the models can read; None where none has a bound."""
-    bounds = [getattr(model.config, "max_position_embeddings", None) for model in models if model is not None]
-    return min((bound for bound in bounds if bound), default=None)
 
 
 def _check_settings(args: PPOConfig) -> None:
@@ -218,10 +213,6 @@ def _with_adapter(policy: Any, peft_config: Any, args: PPOConfig) -> Any:
         ) from error
 
 
-def _own_config(policy: Any) -> Any:
-    return policy.peft_config[policy.active_adapter] if is_peft(policy) else None
-
-
 def build_rewards(
     reward_model: PreTrainedModel | str | None,
     reward_funcs: Any,
@@ -229,18 +220,11 @@ def build_rewards(
     tokenizer: PreTrainedTokenizerBase,
     reward_tokenizer: PreTrainedTokenizerBase,
 ) -> Rewards | None:
-    """The reward model first, then the functions, as one weighted list; None where nothing is given.
-
-    Raises ZooError for what is no reward.
-    """
+    """The reward model first, then the functions, as one weighted list; None where nothing is given."""
     given = [] if reward_model is None else [reward_model]
     if reward_funcs is not None:
         given += reward_funcs if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-    kwargs: dict[str, Any] = {
-        "batch_size": args.local_rollout_forward_batch_size,
-        "center": args.score_centering == "stored",
-        "scale": args.score_scaling == "stored",
-    }
+    kwargs: dict[str, Any] = {"batch_size": args.local_rollout_forward_batch_size, **_stored_statistics(args)}
     ready: list[RewardModel | RewardFunction] = []
     for reward in given:
         if isinstance(reward, str):
@@ -250,11 +234,14 @@ def build_rewards(
             check_tokenizer_of(reward, reward_tokenizer, of="the reward model")
             check_head_of(reward, of="the reward model")
             ready.append(RewardModel(reward, reward_tokenizer, tokenizer, **kwargs))
-        elif callable(reward):
-            ready.append(reward)
         else:
-            raise ZooError(f"{reward!r} is no reward: give a model, a path or Hub id, or a function.")
+            ready.append(reward)
     return Rewards(ready, weights=args.reward_weights) if ready or reward_funcs is not None else None
+
+
+def _stored_statistics(args: PPOConfig) -> dict[str, bool]:
+    """Which of the statistics that a reward model keeps shape its scores."""
+    return {"center": args.score_centering == "stored", "scale": args.score_scaling == "stored"}
 
 
 def build_critic(
@@ -264,7 +251,7 @@ def build_critic(
 
     An adapter of the policy is merged into the critic's trunk.
     """
-    shaped = {"center": args.score_centering == "stored", "scale": args.score_scaling == "stored"}
+    shaped = _stored_statistics(args)
     if value_model is not None:
         if args.critic != "auto":
             raise ZooError(f"critic is {args.critic!r} and value_model is given too: give one of them.")
@@ -311,9 +298,9 @@ def prompts_of(
     """A data set of prompts, or a mapping of such, tokenised and checked. Raises ZooError for what cannot be used."""
     if data is None:
         return None
-    if isinstance(data, dict) and training:
-        raise ZooError("train_dataset is a mapping of data sets: give one split of it, such as data['train'].")
     if isinstance(data, dict):
+        if training:
+            raise ZooError("train_dataset is a mapping of data sets: give one split of it, such as data['train'].")
         return {name: prompts_of(each, args, tokenizer, context, narrowest) for name, each in data.items()}
     if not isinstance(data, Dataset):
         raise ZooError(

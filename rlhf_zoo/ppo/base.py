@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
@@ -26,7 +26,7 @@ from ..errors import ZooError
 from ..finite import SKIPPED, Guarded, NotFinite
 from ..rewards import RewardFunction, Rewards, Scored
 from .assembly import Parts, assemble, prompts_of
-from .completions import COMPLETIONS_DIR, Completions, decoded, show_table
+from .completions import COMPLETIONS_DIR, DecodedCompletions, decoded, show_table
 from .config import PPOConfig
 from .control import RunningScores, kl_controller
 from .custom_loop import GivenScores
@@ -41,8 +41,8 @@ PPO_STATE = "ppo_state.json"
 TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2
 
 
-class BasePPOTrainer(Guarded):
-    """A Trainer of a policy and its critic. `rollout`, `score` and `estimate` come from `PPOTrainer`."""
+class BasePPOTrainer(Guarded, ABC):
+    """A Trainer of a policy and its critic. Its abstract methods are the steps of an update that evaluation needs."""
 
     args: PPOConfig
     processing_class: PreTrainedTokenizerBase
@@ -91,7 +91,21 @@ class BasePPOTrainer(Guarded):
             ptx_dataset=ptx_dataset,
             pad_apart=self.pad_apart,
         )
-        self._settle(args, processing_class, parts)
+        self.reference, self.texts, self._rewards = parts.reference, parts.texts, parts.rewards
+        self.context, self.vocabulary, self.narrowest = parts.context, parts.vocabulary, parts.narrowest
+        # What is fed where the mask is False; PAD itself may have no embedding.
+        pad, eos = processing_class.pad_token_id, processing_class.eos_token_id
+        self.fill_id: int = pad if pad in self.vocabulary else eos
+        self.controller = kl_controller(kl_coef=args.kl_coef, kl_target=args.kl_target, kl_horizon=args.kl_horizon)
+        self.scores_seen = RunningScores()
+        self.last_metrics: dict[str, float] = {}
+        self._from_reference, self._begun = parts.from_reference, False
+        self._watch, self._kl_watch = ReferenceWatch(), KLWatch()
+        self._waiting: list[dict] = []
+        self._metrics: dict[str, list[float]] = defaultdict(list)
+        self._shown: dict[str, list[Any]] = {}
+        self._episodes = self._generated = 0
+        self._loop_model: nn.Module | None = None
         super().__init__(
             model=ActorCritic(parts.policy, parts.critic),
             args=args,
@@ -108,38 +122,17 @@ class BasePPOTrainer(Guarded):
         for reward in self._rewards.models if self._rewards is not None else ():
             reward.to(self.accelerator.device)
 
-    def _settle(self, args: PPOConfig, tokenizer: PreTrainedTokenizerBase, parts: Parts) -> None:
-        """What is not Trainer's to keep."""
-        self.reference = parts.reference
-        self.texts = parts.texts
-        self._rewards = parts.rewards
-        self.context = parts.context
-        self.vocabulary, self.narrowest = parts.vocabulary, parts.narrowest
-        # What is fed where the mask is False; PAD itself may have no embedding.
-        pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
-        self.fill_id: int = pad if pad in self.vocabulary else eos
-        self.controller = kl_controller(kl_coef=args.kl_coef, kl_target=args.kl_target, kl_horizon=args.kl_horizon)
-        self.scores_seen = RunningScores()
-        self.last_metrics: dict[str, float] = {}
-        self._from_reference, self._begun = parts.from_reference, False
-        self._watch, self._kl_watch = ReferenceWatch(), KLWatch()
-        self._waiting: list[dict] = []
-        self._metrics: dict[str, list[float]] = defaultdict(list)
-        self._shown: dict[str, list[Any]] = {}
-        self._episodes = 0
-        self._generated = 0
-        self._loop_model: nn.Module | None = None
-
-    # The steps of an update, which evaluation takes too
+    @abstractmethod
+    def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout:
+        """Samples a completion for each row, with log π, log π_ref and V of its tokens."""
 
     @abstractmethod
-    def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout: ...
+    def score(self, rollout: Rollout, rows: Sequence[Mapping]) -> Scored:
+        """Scores each completion of a rollout by the rewards."""
 
     @abstractmethod
-    def score(self, rollout: Rollout, rows: Sequence[Mapping]) -> Scored: ...
-
-    @abstractmethod
-    def estimate(self, rollout: Rollout, scored: Scored) -> Advantages: ...
+    def estimate(self, rollout: Rollout, scored: Scored) -> Advantages:
+        """Rewards, advantages and returns of a scored rollout."""
 
     # Parts
 
@@ -169,9 +162,7 @@ class BasePPOTrainer(Guarded):
     @property
     def stop_ids(self) -> list[int]:
         """The tokens that end a completion; none where it always runs to response_length."""
-        if self.args.stop_token_id is not None:
-            return [self.args.stop_token_id]
-        return [self.processing_class.eos_token_id] if self.args.stop_token == "eos" else []
+        return self.args.stop_ids(self.processing_class)
 
     @property
     def precision(self) -> torch.dtype:
@@ -183,8 +174,6 @@ class BasePPOTrainer(Guarded):
     def warming_up(self) -> bool:
         """Whether only the critic learns in this update."""
         return self.state.global_step < self.args.critic_warmup_updates
-
-    # Statistics over processes
 
     def total(self, x: Tensor) -> Tensor:
         """Σ of x over processes, elementwise."""
@@ -212,7 +201,7 @@ class BasePPOTrainer(Guarded):
     def look(self, progress: Progress) -> None:
         """Has the processes agree on whether the step under way has a loss that is a number.
 
-        Raises NotFinite if log-probabilities, or the weights that they are of, are not finite.
+        Raises NotFinite for log-probabilities, or weights, that are not finite.
         """
         seen = self.agreed({"loss": progress.step_loss, "log-probabilities": progress.step_logprobs})
         if not seen["log-probabilities"]:
@@ -227,7 +216,8 @@ class BasePPOTrainer(Guarded):
 
     def observe(self, rollout: Rollout, estimates: Advantages, progress: Mapping[str, float]) -> None:
         """Adds this update's metrics to what the next log line averages."""
-        each = of_completions(rollout, estimates, self._names(estimates.scored))
+        names = ["given"] if isinstance(estimates.scored, GivenScores) else self.rewards.names
+        each = of_completions(rollout, estimates, names)
         values, returns = (self.everywhere(x) for x in (estimates.values, estimates.returns))
         mask = self.everywhere(estimates.mask.long()).bool()
         measured = {
@@ -257,29 +247,30 @@ class BasePPOTrainer(Guarded):
         error = math.sqrt(max(squares / n - (kl / n) ** 2, 0.0) / n)
         self._kl_watch.look(kl / n, error, measured["objective/score"])
 
-    def _names(self, scored: Scored) -> list[str]:
-        return ["given"] if isinstance(scored, GivenScores) else self.rewards.names
-
     def logged(self, scored: Scored) -> dict[str, float]:
         """What reward functions logged themselves, averaged over the processes that logged it."""
-        if self.args.world_size == 1:
-            return dict(scored.metrics)
         from accelerate.utils import gather_object
 
         seen: dict[str, list[float]] = defaultdict(list)
-        for one in gather_object([dict(scored.metrics)]):
-            for name, value in one.items():
+        for metrics in gather_object([dict(scored.metrics)]):
+            for name, value in metrics.items():
                 seen[name].append(value)
-        return {name: sum(values) / len(values) for name, values in sorted(seen.items())}
+        return {name: sum(values) / len(values) for name, values in seen.items()}
 
-    def remember(self, said: Completions, rollout: Rollout, scored: Scored) -> None:
+    def decode_and_score(self, rollout: Rollout, rows: Sequence[Mapping]) -> tuple[DecodedCompletions, Scored]:
+        """The completions as texts, and their rewards. rows: the prompts' rows of the data set, one a completion."""
+        texts = decoded(self.processing_class, rollout.samples, rows)
+        columns = {**texts.columns, "trainer_state": self.state}
+        return texts, self.rewards(rollout.samples, texts.prompts, texts.completions, texts.texts, columns)
+
+    def remember(self, texts: DecodedCompletions, rollout: Rollout, scored: Scored) -> None:
         """Keeps the first completions of a rollout, for the table of the next log line."""
         if not self.args.log_completions:
             return
         few = slice(self.args.num_completions_to_print)
         self._shown = {
-            "prompt": said.prompts[few],
-            "completion": said.completions[few],
+            "prompt": texts.prompts[few],
+            "completion": texts.completions[few],
             "score": scored.total[few].tolist(),
             "kl": rollout.kl[few].tolist(),
             "ended": rollout.samples.ended[few].tolist(),
@@ -326,17 +317,13 @@ class BasePPOTrainer(Guarded):
         ids, pad = columns.get(PROMPT_TOKENS), self.processing_class.pad_token_id
         if attention is None and isinstance(ids, Tensor) and pad not in (None, self.processing_class.eos_token_id):
             attention = ids != pad  # TRL's PPO told prompts from padding so
-        count = len(next(iter(columns.values())))
         rows = []
-        for row in range(count):
-            found = {
-                name: each[row].tolist() if isinstance(each, Tensor) else each[row] for name, each in columns.items()
-            }
+        for place in range(len(next(iter(columns.values())))):
+            row = {n: each[place].tolist() if isinstance(each, Tensor) else each[place] for n, each in columns.items()}
             if attention is not None:
-                keep = [bool(flag) for flag in attention[row]]
-                found[PROMPT_TOKENS] = [i for i, real in zip(found[PROMPT_TOKENS], keep, strict=True) if real]
-            found.setdefault(PROMPT_INDEX, self.index_here(len(self._waiting) + row))
-            rows.append(found)
+                row[PROMPT_TOKENS] = [i for i, real in zip(row[PROMPT_TOKENS], attention[place], strict=True) if real]
+            row.setdefault(PROMPT_INDEX, self.index_here(len(self._waiting) + place))
+            rows.append(row)
         return rows
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
@@ -357,7 +344,7 @@ class BasePPOTrainer(Guarded):
                 )
         elif resume_from_checkpoint and not (Path(resume_from_checkpoint) / PPO_COMPLETE).is_file():
             raise ZooError(
-                f"{resume_from_checkpoint} holds no {PPO_COMPLETE}: it is half-written or no PPO checkpoint; choose "
+                f"{resume_from_checkpoint} holds no {PPO_COMPLETE}: it is half-written or not a PPO checkpoint; choose "
                 "another, or give True for the last whole one."
             )
         return super().train(resume_from_checkpoint, *args, **kwargs)
@@ -401,10 +388,8 @@ class BasePPOTrainer(Guarded):
         """Samples held-out prompts, the same random streams each time, and reports score, KL, length and EOS rate."""
         given = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(given, dict):
-            found: dict[str, float] = {}
-            for name, each in given.items():
-                found |= self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}")
-            return found
+            parts = [self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}") for name, each in given.items()]
+            return {name: value for part in parts for name, value in part.items()}
         if given is None:
             raise ZooError("There is nothing to evaluate on: give eval_dataset.")
         if not isinstance(given, Dataset) or PROMPT_INDEX not in given.column_names:
@@ -437,10 +422,8 @@ class BasePPOTrainer(Guarded):
         for batch in chain.from_iterable(map(self.get_eval_dataloader, held_out.values())):
             rows = self.as_rows(batch)
             rollout = self.rollout(rows, stream=EVAL_STREAM)
-            said = decoded(self.processing_class, rollout.samples, rows)
-            columns = {**said.columns, "trainer_state": self.state}
-            scored = self.rewards(rollout.samples, said.prompts, said.completions, said.texts, columns)
-            for name, column in zip(table, (said.prompts, said.completions, scored.total.tolist()), strict=True):
+            texts, scored = self.decode_and_score(rollout, rows)
+            for name, column in zip(table, (texts.prompts, texts.completions, scored.total.tolist()), strict=True):
                 table[name] += list(column)
             if sampling:
                 break
@@ -496,7 +479,7 @@ class BasePPOTrainer(Guarded):
         directory = Path(resume_from_checkpoint)
         self.actor.load_checkpoint(directory)
         if not (directory / PPO_STATE).is_file():
-            raise ZooError(f"{directory} holds no {PPO_STATE}: it is no PPO checkpoint, so PPO cannot go on from it.")
+            raise ZooError(f"{directory} holds no {PPO_STATE}: it is not a PPO checkpoint; choose another to resume.")
         state = json.loads((directory / PPO_STATE).read_text())
         self.controller = kl_controller(
             kl_coef=state["kl_coef"], kl_target=self.args.kl_target, kl_horizon=self.args.kl_horizon

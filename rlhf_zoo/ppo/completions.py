@@ -14,7 +14,7 @@ from transformers.integrations import TensorBoardCallback  # type: ignore[attr-d
 from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
 from ..sampling import Samples
 
-__all__ = ["COMPLETIONS_DIR", "Completions", "decoded", "show_table"]
+__all__ = ["COMPLETIONS_DIR", "DecodedCompletions", "decoded", "show_table"]
 
 COMPLETIONS_DIR = "completions"
 # Not passed on to reward functions as columns: they come as arguments of their own, or are ours.
@@ -22,7 +22,7 @@ TAKEN = ("prompt", PROMPT_TOKENS, PROMPT_INDEX, GENERATION, "completion", "compl
 
 
 @dataclass(frozen=True)
-class Completions:
+class DecodedCompletions:
     """B rows: prompts (text or conversation), completions (likewise), texts (prompt + completion), other columns."""
 
     prompts: list[Any]
@@ -31,18 +31,18 @@ class Completions:
     columns: dict[str, list[Any]]
 
 
-def decoded(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequence[Mapping]) -> Completions:
+def decoded(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequence[Mapping]) -> DecodedCompletions:
     """What was sampled, as reward functions take it. rows: the prompts' rows of the data set, one a completion."""
-    said = tokenizer.batch_decode(samples.token_lists(), skip_special_tokens=True)
-    asked = tokenizer.batch_decode([list(row[PROMPT_TOKENS]) for row in rows], skip_special_tokens=True)
-    given = [row.get("prompt", prompt) for row, prompt in zip(rows, asked, strict=True)]
-    return Completions(
-        prompts=given,
+    completions = tokenizer.batch_decode(samples.token_lists(), skip_special_tokens=True)
+    decoded_prompts = tokenizer.batch_decode([list(row[PROMPT_TOKENS]) for row in rows], skip_special_tokens=True)
+    prompts = [row.get("prompt", prompt) for row, prompt in zip(rows, decoded_prompts, strict=True)]
+    return DecodedCompletions(
+        prompts=prompts,
         completions=[
             [{"role": "assistant", "content": completion}] if isinstance(prompt, list) else completion
-            for prompt, completion in zip(given, said, strict=True)
+            for prompt, completion in zip(prompts, completions, strict=True)
         ],
-        texts=[prompt + completion for prompt, completion in zip(asked, said, strict=True)],
+        texts=[prompt + completion for prompt, completion in zip(decoded_prompts, completions, strict=True)],
         columns={name: [row[name] for row in rows] for name in rows[0] if name not in TAKEN},
     )
 

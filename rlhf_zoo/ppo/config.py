@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from transformers import TrainingArguments
+from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from ..errors import ZooError
 from ..functional import AGGREGATIONS, KL_IN_LOSS, KL_IN_REWARD
@@ -24,7 +24,7 @@ ONE_OF = {
 NO_KL_ESTIMATOR = {
     ("reward", "k2"): "it is biased, and its expected gradient through the reward is that of no KL",
     ("reward", "k3_reverse"): "it is a gradient for the loss",
-    ("reward", "full"): "an exact KL is no property of the sampled token, so it cannot be paid out for it",
+    ("reward", "full"): "an exact KL is not a property of the sampled token, so it cannot be paid out for it",
     ("loss", "k1"): "its gradient is 0 on average, E[∇ log π] = 0, so nothing would hold the policy",
 }
 
@@ -158,7 +158,6 @@ class PPOConfig(TrainingArguments):
     def __post_init__(self) -> None:
         _check_ranges(self)
         _check_kl(self)
-        _check_sampling(self)
         local = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.num_generations
         if local % self.num_mini_batches:
             raise ZooError(
@@ -180,6 +179,12 @@ class PPOConfig(TrainingArguments):
                 )
             self.max_steps = updates
 
+    def stop_ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+        """The tokens that end a completion; none where it always runs to response_length."""
+        if self.stop_token_id is not None:
+            return [self.stop_token_id]
+        return [tokenizer.eos_token_id] if self.stop_token == "eos" and tokenizer.eos_token_id is not None else []
+
     @property
     def prompts_per_update(self) -> int:
         """Prompts of one update in one process."""
@@ -197,6 +202,8 @@ def _check_ranges(args: Any) -> None:
     for name, known in ONE_OF.items():
         if getattr(args, name) not in known:
             raise ZooError(f"{name} is {getattr(args, name)!r}: give one of {', '.join(map(repr, known))}.")
+    if args.stop_token not in ("eos", None):
+        raise ZooError(f"stop_token is {args.stop_token!r}: give 'eos', or leave it out and give stop_token_id.")
     if args.fp16:
         raise ZooError(
             "fp16 scales gradients for one optimizer step an update, and PPO makes several: give bf16 instead."
@@ -216,8 +223,3 @@ def _check_kl(args: Any) -> None:
             f"kl_estimator {args.kl_estimator!r} does not work in the {args.kl_in}, as {why}: give "
             f"{' or '.join(map(repr, known))}, or change kl_in."
         )
-
-
-def _check_sampling(args: Any) -> None:
-    if args.stop_token not in ("eos", None):
-        raise ZooError(f"stop_token is {args.stop_token!r}: give 'eos', or leave it out and give stop_token_id.")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..data import tokenize_prompt
+from ..data import check_room, tokenize_prompt
 from ..errors import ZooError
 from ..rewards import Scored
 from ..sampling import Samples, Vocabulary, left_pad
@@ -54,14 +54,8 @@ def prompt_row(prompt: Any, row: int, trainer: _Trainer) -> list[int]:
     """Token ids of a prompt. Raises ZooError for an empty one, unknown ids, and one that leaves no room to answer."""
     ids = _ids(prompt)
     ids = tokenize_prompt(prompt, trainer.processing_class) if ids is None else ids
-    if not ids:
-        raise ZooError(f"Prompt {row} is empty: the policy needs at least one token to start from.")
+    check_room(row, ids, context=trainer.context, room=trainer.args.response_length)
     check_ids([ids], trainer.narrowest)
-    if trainer.context is not None and len(ids) + trainer.args.response_length > trainer.context:
-        raise ZooError(
-            f"Prompt {row} has {len(ids)} tokens, and with response_length {trainer.args.response_length} it passes "
-            f"the context of {trainer.context}: shorten it or lower response_length."
-        )
     return ids
 
 
@@ -79,22 +73,23 @@ def given_samples(queries: Sequence[Any], responses: Sequence[Any], trainer: _Tr
     device, stops = trainer.args.device, set(trainer.stop_ids)
     prompts, answers = [], []
     for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
-        ids = _ids(query)
-        prompts.append(tokenize_prompt(query, trainer.processing_class) if ids is None else ids)
-        said = _ids(response)
-        if said is None and not isinstance(response, str):
+        prompt, answer = _ids(query), _ids(response)
+        if prompt is None:
+            prompt = tokenize_prompt(query, trainer.processing_class)
+        if answer is None and not isinstance(response, str):
             raise ZooError(f"Response {row} is {response!r}: give a text or a 1-D tensor of token ids.")
-        if said is None:
-            said = trainer.processing_class(response, add_special_tokens=False)["input_ids"]
-        answers.append(list(said))
-        if not prompts[-1] or not answers[-1]:
+        if answer is None:
+            answer = list(trainer.processing_class(response, add_special_tokens=False)["input_ids"])
+        prompts.append(prompt)
+        answers.append(answer)
+        if not prompt or not answer:
             raise ZooError(f"Query {row} or its response is empty: each needs at least one token.")
-        if trainer.context is not None and len(prompts[-1]) + len(answers[-1]) > trainer.context:
+        if trainer.context is not None and len(prompt) + len(answer) > trainer.context:
             raise ZooError(
-                f"Query {row} and its response have {len(prompts[-1]) + len(answers[-1])} tokens together, past the "
-                f"context of {trainer.context}: shorten them."
+                f"Query {row} and its response have {len(prompt) + len(answer)} tokens together, past the context of "
+                f"{trainer.context}: shorten them."
             )
-        if stops & set(answers[-1][:-1]):
+        if stops & set(answer[:-1]):
             raise ZooError(f"Response {row} goes on after its end token: cut it there, as nothing after it counts.")
     check_ids(prompts, trainer.narrowest, what="Query")
     check_ids(answers, trainer.narrowest, what="Response")
@@ -123,7 +118,7 @@ def given_scored(scores: Sequence[Any], samples: Samples) -> GivenScores:
         try:
             number = float(score)
         except (TypeError, ValueError) as error:
-            raise ZooError(f"Score {row} is {score!r}, which is no number ({error}): give a float.") from error
+            raise ZooError(f"Score {row} is {score!r}, which is not a number ({error}): give a float.") from error
         if not math.isfinite(number):
             raise ZooError(f"Score {row} is {number}: give a finite number.")
         numbers.append(number)

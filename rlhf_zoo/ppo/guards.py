@@ -15,12 +15,13 @@ from typing import Any, NamedTuple, Self
 import torch
 from safetensors import safe_open
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import cached_file  # type: ignore[attr-defined]
 
 from ..errors import ZooError
 from ..finite import NotFinite
+from ..model_files import first_line, load_tokenizer
 from ..reference import Reference
 from ..sampling import Samples, Vocabulary, base_of, sample, token_logprobs
 
@@ -155,9 +156,9 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
         alone = torch.cat([token_logprobs(policy, samples.rows(slice(row, row + 1))) for row in range(2)])
         beside = token_logprobs(policy, samples)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
         raise ZooError(
-            f"A {name} cannot be sampled from in batches with a cache ({first}): give another architecture as policy."
+            f"A {name} cannot be sampled from in batches with a cache ({first_line(error)}): give another architecture "
+            "as policy."
         ) from error
     finally:
         policy.train(training)
@@ -167,7 +168,7 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
         raise ZooError(
             f"A {name} gives tokens other log-probabilities beside a longer prompt, or from its cache, than alone (by "
             f"{drift:.3g} nats a token, where rounding makes {allowed:g} at most), as when it does not heed left "
-            "padding or is no causal language model: give another as policy."
+            "padding or is not a causal language model: give another as policy."
         )
 
 
@@ -183,8 +184,8 @@ def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
         # Where only the weights were downloaded, transformers makes an empty tokenizer of config.json alone.
         if not get_tokenizer_config(name, local_files_only=True):
             return
-        own = AutoTokenizer.from_pretrained(name, local_files_only=True)
-    except (OSError, ValueError, KeyError):
+        own = load_tokenizer(name, local_files_only=True)
+    except (OSError, ValueError, ZooError):
         return  # no tokenizer beside the weights: nothing to compare
     vocabulary, given = own.get_vocab(), tokenizer.get_vocab()
     moved = [token for token, index in given.items() if vocabulary.get(token, index) != index]
@@ -296,22 +297,24 @@ def check_rewards(rewards: Tensor, scores: Tensor, kl: Tensor, mask: Tensor, *, 
     )
 
 
+def _rows_not_finite(x: Tensor, mask: Tensor) -> int:
+    return int((~x.masked_fill(~mask, 0).isfinite()).any(1).sum())
+
+
 def check_logprobs(logprobs: Tensor, mask: Tensor, *, of: str) -> None:
     """Raises NotFinite if log π of a sampled token is NaN or infinite. logprobs, mask: (B, T)."""
-    wrong = ~logprobs.masked_fill(~mask, 0).isfinite()
-    if wrong.any():
+    if wrong := _rows_not_finite(logprobs, mask):
         raise NotFinite(
-            f"The {of} gave log-probabilities that are not finite to {int(wrong.any(1).sum())} of {len(logprobs)} "
-            "completions: check its weights, lower learning_rate, or compute in float32 if bf16 is on."
+            f"The {of} gave log-probabilities that are not finite to {wrong} of {len(logprobs)} completions: check its "
+            "weights, lower learning_rate, or compute in float32 if bf16 is on."
         )
 
 
 def check_values(values: Tensor, mask: Tensor) -> None:
-    """Raises NotFinite if the critic says anything but numbers. values, mask: (B, T)."""
-    wrong = ~values.masked_fill(~mask, 0).isfinite()
-    if wrong.any():
+    """Raises NotFinite if a value of the critic is NaN or infinite. values, mask: (B, T)."""
+    if wrong := _rows_not_finite(values, mask):
         raise NotFinite(
-            f"The critic returned NaN or infinity for {int(wrong.any(1).sum())} of {len(values)} completions: lower "
+            f"The critic returned NaN or infinity for {wrong} of {len(values)} completions: lower "
             "critic_learning_rate, or check value_model."
         )
 
@@ -331,21 +334,21 @@ def check_ratio(mismatch: float, *, precision: torch.dtype) -> None:
 
 
 class ReferenceWatch:
-    """Remembers what the reference says of one completion, and looks whether it says so still."""
+    """Remembers the reference's log-probabilities of one completion, and looks whether they stay."""
 
     def __init__(self) -> None:
         self._probe: Samples | None = None
-        self._said: Tensor | None = None
+        self._first: Tensor | None = None
 
     def look(self, reference: Reference, samples: Samples, *, temperature: float, precision: torch.dtype) -> None:
         """Raises ZooError once the reference has moved. samples: a rollout, whose first row is kept the first time."""
         if self._probe is None:
             self._probe = samples.rows(slice(0, 1))
         with reference.model() as model:
-            says = token_logprobs(model, self._probe, temperature=temperature)
-        if self._said is None:
-            self._said = says
-        moved = float((says - self._said).abs().max())
+            logprobs = token_logprobs(model, self._probe, temperature=temperature)
+        if self._first is None:
+            self._first = logprobs
+        moved = float((logprobs - self._first).abs().max())
         if not moved <= REFERENCE_ROUNDING.get(precision, REFERENCE_ROUNDING[torch.bfloat16]):
             raise ZooError(
                 f"The reference changed: log π_ref of a fixed completion moved by {moved:.3g} nats; it must not share "
@@ -358,7 +361,7 @@ class KLWatch:
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
 
     def look(self, kl: float, kl_error: float, score: float) -> None:
         """kl: mean Σ k1 of the rollout in nats, with its standard error; score: the mean score."""
@@ -372,8 +375,9 @@ class KLWatch:
             )
         if len(self._seen) == WINDOW:
             kls, scores = [k for k, _, _ in self._seen], [s for _, _, s in self._seen]
-            rise = sum(scores[-5:]) / 5 - sum(scores[:5]) / 5
-            noise = sum((s - sum(scores[:5]) / 5) ** 2 for s in scores[:5]) ** 0.5
+            start = sum(scores[:5]) / 5
+            rise = sum(scores[-5:]) / 5 - start
+            noise = sum((s - start) ** 2 for s in scores[:5]) ** 0.5
             if max(kls) - min(kls) < 1e-3 and rise > 3 * noise and rise > 0:
                 self._once(
                     "flat",
@@ -382,6 +386,6 @@ class KLWatch:
                 )
 
     def _once(self, name: str, message: str) -> None:
-        if name not in self._said:
-            self._said.add(name)
+        if name not in self._warned:
+            self._warned.add(name)
             warn_of(message)

@@ -37,7 +37,7 @@ def critic_health(values: Tensor, returns: Tensor, mask: Tensor, *, length: int)
 
     values, returns, mask: (B, A) of all processes. NaN where returns do not vary or a quarter is never reached.
     """
-    found = {
+    health = {
         "critic/explained_variance": F.explained_variance(values, returns, mask),
         "critic/gain_over_constant": F.constant_gain(values, returns, mask),
     }
@@ -47,12 +47,12 @@ def critic_health(values: Tensor, returns: Tensor, mask: Tensor, *, length: int)
             here = slice(part * quarter, (part + 1) * quarter)
             name = f"critic/explained_variance/quarter_{part + 1}"
             reached = mask[:, here]
-            found[name] = (
+            health[name] = (
                 F.explained_variance(values[:, here], returns[:, here], reached)
                 if reached.any()
                 else torch.tensor(math.nan)
             )
-    return {name: float(value) for name, value in found.items()}
+    return {name: float(value) for name, value in health.items()}
 
 
 class Progress:

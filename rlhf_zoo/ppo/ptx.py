@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from datasets import Dataset
-from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..actor_critic import TextBatch
@@ -89,8 +86,4 @@ def _texts(dataset: Dataset, column: str) -> list[str]:
 def split(texts: TextBatch, parts: int) -> list[TextBatch]:
     """`texts` in as many parts, of equal size but for the last."""
     size = -(-len(texts.ids) // parts)
-
-    def pieces(x: Tensor) -> Any:
-        return torch.split(x, size)
-
-    return [TextBatch(*each) for each in zip(*map(pieces, texts), strict=True)]
+    return [TextBatch(*(x[start : start + size] for x in texts)) for start in range(0, len(texts.ids), size)]

@@ -11,8 +11,10 @@ from torch import Tensor
 from .. import functional as F
 from ..rewards import Scored
 from ..sampling import Samples
+from .config import PPOConfig
+from .control import RunningScores
 
-__all__ = ["Advantages", "MinibatchSize", "Rollout", "length_sorted"]
+__all__ = ["Advantages", "MinibatchSize", "Rollout", "length_sorted", "shaped_scores"]
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,18 @@ class MinibatchSize(NamedTuple):
     actions: Tensor
     sequences: Tensor
     length: int
+
+
+def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, so_far: RunningScores) -> Tensor:
+    """Scores centered, scaled, clipped, then corrected for a missing end of sequence; (B,). ended: (B,) bool."""
+    scores = F.shape_scores(
+        scored.total,
+        mean=so_far.mean if args.score_centering == "running" else 0.0,
+        std=so_far.std if args.score_scaling == "running" else 1.0,
+        clip=args.score_clip,
+    )
+    scores = F.missing_eos_penalty(scores, ended, penalty=args.missing_eos_penalty)
+    return F.missing_eos_score(scores, ended, score=args.missing_eos_score)
 
 
 def length_sorted(index: Tensor, mask: Tensor, size: int) -> list[Tensor]:

@@ -8,25 +8,27 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import functional as F
 from ..actor_critic import ActorCritic
 from ..data import PROMPT_TOKENS, tokenize_prompt
 from ..errors import ZooError
-from ..models import disable_dropout
-from ..rewards import Rewards, Scored
+from ..models import context_of, disable_dropout
+from ..rewards import Rewards
 from ..sampling import Vocabulary, sample, token_logprobs
 from ..value_head import ValueHead
 from .completions import decoded
 from .config import PPOConfig
 from .control import RunningScores
 from .guards import Reader, check_ids
+from .rollout import shaped_scores
 
 __all__ = ["TRACE_STREAM", "Trace", "TracedToken", "trace"]
 
 TRACE_STREAM = 8
+# Fields of a trace that are those of PPOConfig.
+AS_CONFIGURED = ("kl_in", "kl_estimator", "action_level", "gamma", "lam", "temperature")
 
 
 @dataclass(frozen=True)
@@ -127,7 +129,7 @@ def trace(
         keys=[(TRACE_STREAM,)],
         seed=seed,
         max_new_tokens=args.response_length,
-        stop_ids=_stop_ids(args, tokenizer),
+        stop_ids=args.stop_ids(tokenizer),
         pad_id=0,  # one row is never padded
         temperature=args.temperature,
         vocabulary=Vocabulary.of(tokenizer, policy),
@@ -135,9 +137,9 @@ def trace(
     logprobs, ref_logprobs, old_logprobs = (
         token_logprobs(model, samples, temperature=args.temperature) for model in (policy, reference, old or reference)
     )
-    said = decoded(tokenizer, samples, [{**(columns or {}), "prompt": prompt, PROMPT_TOKENS: ids}])
-    scored = rewards(samples, said.prompts, said.completions, said.texts, said.columns)
-    shaped = _shaped(scored, samples.ended, args, scores_seen or RunningScores())
+    texts = decoded(tokenizer, samples, [{**(columns or {}), "prompt": prompt, PROMPT_TOKENS: ids}])
+    scored = rewards(samples, texts.prompts, texts.completions, texts.texts, texts.columns)
+    shaped = shaped_scores(scored, samples.ended, args, scores_seen or RunningScores())
 
     mask, level = samples.mask, args.action_level
     in_reward = args.kl_in == "reward"
@@ -159,28 +161,23 @@ def trace(
         cliprange_high=args.cliprange_high,
         dual_clip=args.dual_clip,
     )
-    kl = logprobs - ref_logprobs
     log_ratio = logprobs - old_logprobs
-    by_token = (samples.completion_ids, logprobs, ref_logprobs, kl, log_ratio.exp())
+    by_token = {
+        "token_id": samples.completion_ids,
+        "logprob": logprobs,
+        "ref_logprob": ref_logprobs,
+        "kl": logprobs - ref_logprobs,
+        "ratio": log_ratio.exp(),
+    }
+    by_action = {"reward": paid, "value": values, "delta": deltas, "advantage": advantages, "clipped": clipped}
     before: list[None] = [None] * (mask.shape[1] - width)
-    by_action = (paid, values, deltas, advantages, clipped)
+    columns_of_tokens = {
+        **{name: column[0].tolist() for name, column in by_token.items()},
+        **{name: before + column[0].tolist() for name, column in by_action.items()},
+    }
     tokens = tuple(
-        TracedToken(
-            token=str(tokenizer.decode([index])),
-            token_id=index,
-            logprob=logprob,
-            ref_logprob=ref_logprob,
-            kl=k1,
-            reward=reward,
-            value=value,
-            delta=delta,
-            advantage=advantage,
-            ratio=ratio,
-            clipped=stopped,
-        )
-        for index, logprob, ref_logprob, k1, ratio, reward, value, delta, advantage, stopped in zip(
-            *(x[0].tolist() for x in by_token), *(before + x[0].tolist() for x in by_action), strict=True
-        )
+        TracedToken(token=str(tokenizer.decode([row[0]])), **dict(zip(columns_of_tokens, row, strict=True)))
+        for row in zip(*columns_of_tokens.values(), strict=True)
     )
     each = zip(rewards.names, scored.each[0].tolist(), strict=True)
     return Trace(
@@ -192,17 +189,12 @@ def trace(
         shaped_score=float(shaped[0]),
         kl=math.fsum(token.kl for token in tokens),
         kl_coef=beta,
-        kl_in=args.kl_in,
-        kl_estimator=args.kl_estimator,
         ratio=float(log_ratio.sum().exp()),
         cliprange=(1 - clip, 1 + high),
-        action_level=level,
-        gamma=args.gamma,
-        lam=args.lam,
         ended=bool(samples.ended[0]),
         length=len(tokens),
         seed=seed,
-        temperature=args.temperature,
+        **{name: getattr(args, name) for name in AS_CONFIGURED},
         max_new_tokens=args.response_length,
         whitening=_whitening(args),
     )
@@ -219,7 +211,7 @@ def _encoded(prompt: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenize
     ids = tokenize_prompt(prompt, tokenizer)
     if not ids:
         raise ZooError("The tokenizer leaves nothing of this prompt: write other characters.")
-    context = getattr(policy.config, "max_position_embeddings", None)
+    context = context_of(policy)
     if context is not None and len(ids) + room > context:
         raise ZooError(
             f"The prompt has {len(ids)} tokens, and with {room} new ones it passes the context of {context}: shorten "
@@ -227,24 +219,6 @@ def _encoded(prompt: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenize
         )
     check_ids([ids], Reader.of(policy))
     return ids
-
-
-def _stop_ids(args: PPOConfig, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    if args.stop_token_id is not None:
-        return [args.stop_token_id]
-    return [tokenizer.eos_token_id] if args.stop_token == "eos" and tokenizer.eos_token_id is not None else []
-
-
-def _shaped(scored: Scored, ended: Tensor, args: PPOConfig, seen: RunningScores) -> Tensor:
-    """Scores as training pays them, (B,): `PPOTrainer.shape` without a trainer."""
-    scores = F.shape_scores(
-        scored.total,
-        mean=seen.mean if args.score_centering == "running" else 0.0,
-        std=seen.std if args.score_scaling == "running" else 1.0,
-        clip=args.score_clip,
-    )
-    scores = F.missing_eos_penalty(scores, ended, penalty=args.missing_eos_penalty)
-    return F.missing_eos_score(scores, ended, score=args.missing_eos_score)
 
 
 def _whitening(args: PPOConfig) -> str:

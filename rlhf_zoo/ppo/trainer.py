@@ -33,7 +33,6 @@ from .base import (
     TRAIN_STREAM,
     BasePPOTrainer,
 )
-from .completions import decoded
 from .custom_loop import given_samples, given_scored, prompt_row
 from .guards import (
     check_ends,
@@ -46,7 +45,13 @@ from .guards import (
 from .loss import micro_batch_loss
 from .metrics import Progress
 from .ptx import split
-from .rollout import Advantages, MinibatchSize, Rollout, length_sorted
+from .rollout import (
+    Advantages,
+    MinibatchSize,
+    Rollout,
+    length_sorted,
+    shaped_scores,
+)
 
 __all__ = ["PPO_STATE", "PPOTrainer"]
 
@@ -129,24 +134,14 @@ class PPOTrainer(BasePPOTrainer):
         return Rollout(samples, ref_logprobs, values.masked_fill(~samples.mask, 0))
 
     def score(self, rollout: Rollout, rows: Sequence[Mapping]) -> Scored:
-        """What the rewards say of each completion. rows: the prompts' rows of the data set, one a completion."""
-        said = decoded(self.processing_class, rollout.samples, rows)
-        columns = {**said.columns, "trainer_state": self.state}
-        scored = self.rewards(rollout.samples, said.prompts, said.completions, said.texts, columns)
-        self.remember(said, rollout, scored)
+        """Scores each completion by the rewards. rows: the prompts' rows of the data set, one a completion."""
+        texts, scored = self.decode_and_score(rollout, rows)
+        self.remember(texts, rollout, scored)
         return scored
 
     def shape(self, scored: Scored, ended: Tensor) -> Tensor:
         """Scores centered, scaled, clipped, then corrected for a missing end of sequence; (B,)."""
-        args = self.args
-        scores = F.shape_scores(
-            scored.total,
-            mean=self.scores_seen.mean if args.score_centering == "running" else 0.0,
-            std=self.scores_seen.std if args.score_scaling == "running" else 1.0,
-            clip=args.score_clip,
-        )
-        scores = F.missing_eos_penalty(scores, ended, penalty=args.missing_eos_penalty)
-        return F.missing_eos_score(scores, ended, score=args.missing_eos_score)
+        return shaped_scores(scored, ended, self.args, self.scores_seen)
 
     def estimate(self, rollout: Rollout, scored: Scored) -> Advantages:
         """Rewards, advantages and returns of a scored rollout, by token or with the completion as one action."""

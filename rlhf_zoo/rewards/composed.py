@@ -118,7 +118,7 @@ def _check(reward: Any) -> None:
             "recipe its name with settings, NAME(key=value)."
         )
     if not callable(reward):
-        raise ZooError(f"{reward!r} is no reward: give a reward model or a function.")
+        raise ZooError(f"{reward!r} cannot score completions: give a model, a path or Hub id, or a function.")
 
 
 def _finite(name: str, scores: Tensor, batch: Batch) -> Tensor:

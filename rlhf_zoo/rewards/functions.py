@@ -74,11 +74,8 @@ class FunctionCall:
         return list(values) if isinstance(values, Iterator) else values
 
     async def soon(self, batch: Batch) -> Any:
-        """As `now`, of a coroutine function; an exception is returned, so that each function gets to its end."""
-        try:
-            return await self.function(**self._arguments(batch))
-        except Exception as error:
-            return _Raised(error)
+        """As `now`, of a coroutine function."""
+        return await self.function(**self._arguments(batch))
 
     def fault(self, batch: Batch, error: Exception) -> ZooError:
         """The sentence about an exception on a batch. It names the first row that raises by itself too."""
@@ -89,16 +86,17 @@ class FunctionCall:
         row = 0
         if len(batch) > 1:
             alone = ((row, self._raised(batch.row(row))) for row in range(len(batch)))
-            found = next(((row, raised) for row, raised in alone if raised is not None), None)
-            if found is None:
+            first = next(((row, raised) for row, raised in alone if raised is not None), None)
+            if first is None:
                 return ZooError(
-                    f"The reward function {self.name} raised {_said(error)} on the batch of {len(batch)} completions "
-                    "and on none of its rows alone: look at what it does across rows, or whether it fails now and then."
+                    f"The reward function {self.name} raised {_described(error)} on the batch of {len(batch)} "
+                    "completions and on none of its rows alone: look at what it does across rows, or whether it fails "
+                    "now and then."
                 )
-            row, error = found
+            row, error = first
         return ZooError(
-            f"The reward function {self.name} raised {_said(error)} on row {row}, prompt {batch.prompt(row)}: mend it, "
-            "or let it return None for such a row."
+            f"The reward function {self.name} raised {_described(error)} on row {row}, prompt {batch.prompt(row)}: "
+            "mend it, or let it return None for such a row."
         )
 
     def _arguments(self, batch: Batch) -> dict[str, Any]:
@@ -140,27 +138,22 @@ class FunctionCall:
         return None
 
 
-@dataclass(frozen=True)
-class _Raised:
-    error: Exception
-
-
 def answers(calls: Sequence[FunctionCall], batch: Batch) -> dict[str, Any]:
     """What each function returns, by name; coroutine functions run together. Raises ZooError for one that raises."""
-    found: dict[str, Any] = {}
+    returned: dict[str, Any] = {}
     for call in calls:
         if not call.is_async:
             try:
-                found[call.name] = call.now(batch)
+                returned[call.name] = call.now(batch)
             except Exception as error:
                 raise call.fault(batch, error) from error
     waiting = [call for call in calls if call.is_async]
     if waiting:
         for call, answer in zip(waiting, _wait(_together([call.soon(batch) for call in waiting])), strict=True):
-            if isinstance(answer, _Raised):
-                raise call.fault(batch, answer.error) from answer.error
-            found[call.name] = answer
-    return found
+            if isinstance(answer, Exception):
+                raise call.fault(batch, answer) from answer
+            returned[call.name] = answer
+    return returned
 
 
 def logged(calls: Sequence[FunctionCall], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
@@ -250,7 +243,7 @@ def _show(value: Any) -> str:
     return _shortened(" ".join(repr(value).split()))
 
 
-def _said(error: Exception) -> str:
+def _described(error: Exception) -> str:
     """An exception in one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
@@ -264,7 +257,8 @@ async def _awaited(values: Awaitable[Any]) -> Any:
 
 
 async def _together(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    return await asyncio.gather(*coroutines)
+    """What each of them returns or raises, so that all get to their end."""
+    return await asyncio.gather(*coroutines, return_exceptions=True)
 
 
 def _wait(coroutine: Coroutine[Any, Any, Any]) -> Any:

@@ -22,6 +22,7 @@ import regex
 
 from ..errors import ZooError
 from ..evaluation.text import words
+from ..json_values import finite, whole
 
 __all__ = [
     "ExactMatch",
@@ -67,6 +68,20 @@ class _Named:
     def _refuse(self, field: str, wanted: str) -> ZooError:
         return ZooError(f"{field} of the reward {self.name} is {getattr(self, field)!r}: give {wanted}.")
 
+    def _check_count(self, field: str) -> None:
+        value = whole(getattr(self, field))
+        if value is None or value < 1:
+            raise self._refuse(field, "a whole number from 1")
+
+    def _check_marker(self) -> None:
+        if getattr(self, "marker", None) == "":
+            raise self._refuse("marker", "a text, or leave it out")
+
+    def _check_choice(self, field: str, *known: str) -> None:
+        if getattr(self, field) not in known:
+            *others, last = map(repr, known)
+            raise self._refuse(field, f"{', '.join(others)} or {last}")
+
     def _answers(self, columns: Mapping[str, Any], column: str) -> list[list[Any] | None]:
         """The accepted answers of each row, None where the row has none."""
         if column not in columns:
@@ -79,10 +94,9 @@ class _Named:
 
 
 def _accepted(answer: Any) -> list[Any] | None:
-    several = answer if isinstance(answer, (list, tuple)) else [answer]
+    answers = answer if isinstance(answer, (list, tuple)) else [answer]
     # A number that is missing is NaN in a column of numbers.
-    given = [one for one in several if one is not None and one == one]
-    return given or None
+    return [each for each in answers if each is not None and each == each] or None
 
 
 def _after(text: str, marker: str | None) -> str | None:
@@ -114,8 +128,7 @@ class ExactMatch(_Named):
     name: str = "exact_match"
 
     def __post_init__(self) -> None:
-        if self.marker == "":
-            raise self._refuse("marker", "a text, or leave it out")
+        self._check_marker()
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         return [
@@ -124,8 +137,8 @@ class ExactMatch(_Named):
         ]
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
-        said = _after(text, self.marker)
-        return said is not None and self._plain(said) in [self._wanted(str(answer)) for answer in answers]
+        answer = _after(text, self.marker)
+        return answer is not None and self._plain(answer) in [self._wanted(str(each)) for each in answers]
 
     def _wanted(self, answer: str) -> str:
         marked = _after(answer, self.marker)
@@ -173,7 +186,7 @@ def read_number(
         scope = _boxed(scope)
     for pattern, plain in _LATEX:
         scope = pattern.sub(plain, scope)
-    values = [value for found in _NUMBER.finditer(scope) if (value := _value(found, percent)) is not None]
+    values = [value for match in _NUMBER.finditer(scope) if (value := _value(match, percent)) is not None]
     if not values:
         return None
     return values[-1] if marker is None else values[0]
@@ -195,12 +208,12 @@ def _boxed(text: str) -> str:
     return rest[1:]
 
 
-def _value(found: re.Match[str], percent: str) -> float | None:
-    over, under = (float(part.replace(",", "")) if part else 1.0 for part in found.group("over", "under"))
+def _value(match: re.Match[str], percent: str) -> float | None:
+    over, under = (float(part.replace(",", "")) if part else 1.0 for part in match.group("over", "under"))
     if under == 0:
         return None
-    value = over / under * (-1 if found["sign"] in ("-", "−") else 1)
-    if found["percent"] and percent == "hundredth":
+    value = over / under * (-1 if match["sign"] in ("-", "−") else 1)
+    if match["percent"] and percent == "hundredth":
         value /= 100
     return value if math.isfinite(value) else None
 
@@ -225,13 +238,11 @@ class NumericMatch(_Named):
     name: str = "numeric_match"
 
     def __post_init__(self) -> None:
-        if self.marker == "":
-            raise self._refuse("marker", "a text, or leave it out")
+        self._check_marker()
         for field in ("relative", "absolute"):
-            if not _is_number(getattr(self, field)) or not 0 <= getattr(self, field) < math.inf:
+            if not finite(getattr(self, field)) or getattr(self, field) < 0:
                 raise self._refuse(field, "a tolerance, a number from 0")
-        if self.percent not in ("unit", "hundredth"):
-            raise self._refuse("percent", "'unit' or 'hundredth'")
+        self._check_choice("percent", "unit", "hundredth")
 
     def __call__(
         self,
@@ -240,18 +251,18 @@ class NumericMatch(_Named):
         log_extra: Callable[[str, list[Any]], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        said = [read_number(text_of(done), marker=self.marker, percent=self.percent) for done in completions]
+        numbers = [read_number(text_of(text), marker=self.marker, percent=self.percent) for text in completions]
         if log_extra is not None:
-            log_extra(f"{self.name}/read", list(said))
+            log_extra(f"{self.name}/read", list(numbers))
         return [
             None if answers is None else float(self._matches(number, answers))
-            for number, answers in zip(said, self._answers(columns, self.column), strict=True)
+            for number, answers in zip(numbers, self._answers(columns, self.column), strict=True)
         ]
 
     def _matches(self, number: float | None, answers: Sequence[Any]) -> bool:
         wanted = [self._wanted(answer) for answer in answers]
         return number is not None and any(
-            math.isclose(number, one, rel_tol=self.relative, abs_tol=self.absolute) for one in wanted
+            math.isclose(number, each, rel_tol=self.relative, abs_tol=self.absolute) for each in wanted
         )
 
     def _wanted(self, answer: Any) -> float:
@@ -292,9 +303,8 @@ class FormatMatch(_Named):
             regex.compile(self.pattern)
         except (regex.error, TypeError) as error:
             raise self._refuse("pattern", f"a regular expression ({error})") from error
-        if self.how not in ("fullmatch", "search"):
-            raise self._refuse("how", "'fullmatch' or 'search'")
-        if not _is_number(self.timeout) or not 0 < self.timeout < math.inf:
+        self._check_choice("how", "fullmatch", "search")
+        if not finite(self.timeout) or self.timeout <= 0:
             raise self._refuse("timeout", "a positive number of seconds")
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
@@ -327,14 +337,6 @@ def _token_ids(reward: _Named, columns: Mapping[str, Any]) -> Sequence[Sequence[
     return columns["completion_ids"]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_count(value: Any, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-
 @dataclass(frozen=True, kw_only=True)
 class Length(_Named):
     """The length of a completion; with `target`, −|length − target| / target, and −1 at worst.
@@ -348,10 +350,9 @@ class Length(_Named):
     name: str = "length"
 
     def __post_init__(self) -> None:
-        if self.target is not None and not _is_count(self.target, 1):
-            raise self._refuse("target", "a whole number from 1")
-        if self.unit not in ("tokens", "words", "characters"):
-            raise self._refuse("unit", "'tokens', 'words' or 'characters'")
+        if self.target is not None:
+            self._check_count("target")
+        self._check_choice("unit", "tokens", "words", "characters")
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         lengths = _lengths(self, self.unit, completions, columns)
@@ -373,12 +374,10 @@ class SoftOverlong(_Named):
     name: str = "soft_overlong"
 
     def __post_init__(self) -> None:
-        if not _is_count(self.limit, 1):
-            raise self._refuse("limit", "a whole number from 1")
-        if not _is_count(self.margin, 0) or self.margin > self.limit:
+        self._check_count("limit")
+        if whole(self.margin) is None or not 0 <= self.margin <= self.limit:
             raise self._refuse("margin", f"a whole number from 0 to the limit, {self.limit}")
-        if self.unit not in ("tokens", "words", "characters"):
-            raise self._refuse("unit", "'tokens', 'words' or 'characters'")
+        self._check_choice("unit", "tokens", "words", "characters")
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         return [self._penalty(length) for length in _lengths(self, self.unit, completions, columns)]
@@ -402,10 +401,8 @@ class Repetition(_Named):
     name: str = "repetition"
 
     def __post_init__(self) -> None:
-        if not _is_count(self.n, 1):
-            raise self._refuse("n", "a whole number from 1")
-        if self.unit not in ("tokens", "words"):
-            raise self._refuse("unit", "'tokens' or 'words'")
+        self._check_count("n")
+        self._check_choice("unit", "tokens", "words")
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         rows: Sequence[Sequence[Any]]

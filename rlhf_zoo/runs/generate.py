@@ -12,12 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..data import tokenize_prompt
 from ..sampling import Samples, Vocabulary, sample
 
-__all__ = ["SampledCompletions", "complete", "context_length"]
-
-
-def context_length(*models: PreTrainedModel) -> int | None:
-    """Tokens that all of these models can read; None where no configuration names a bound."""
-    return min(filter(None, (getattr(one.config, "max_position_embeddings", None) for one in models)), default=None)
+__all__ = ["SampledCompletions", "complete"]
 
 
 @dataclass(frozen=True)

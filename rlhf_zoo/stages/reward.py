@@ -23,13 +23,18 @@ from ..errors import ZooError
 from ..evaluation.calibration import preference_report
 from ..finite import finite_steps
 from ..model_files import load_model, load_tokenizer
-from ..models import load_causal, load_classifier, set_score_statistics
+from ..models import (
+    context_of,
+    load_causal,
+    load_classifier,
+    set_score_statistics,
+)
 from ..plugins import load_object
 from ..record import read_json, write_json
 from ..rewards import RewardModel
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import DataSource, add_configuration, data_source
-from ..runs.generate import complete, context_length
+from ..runs.generate import complete
 from ..runs.pairs import COLUMNS, named_pairs, on_pairs, prompt_configuration, sampling
 from ..runs.settings import RewardArguments, StageSettings
 from .train import make_trainer, quiet, train_stage
@@ -212,7 +217,7 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     """`score_samples` completions of training prompts, drawn as PPO will draw them under the stage's seed."""
     tokenizer = load_tokenizer(sft.path)
     model, drawn = load_causal(sft.path), sampling(context)
-    longest = (context_length(model) or math.inf) - drawn["max_new_tokens"]
+    longest = (context_of(model) or math.inf) - drawn["max_new_tokens"]
     prompts = _prompts(context, source, "train")
     prompts = [prompt for prompt in prompts if 0 < len(tokenize_prompt(prompt, tokenizer)) <= longest]
     if not prompts:

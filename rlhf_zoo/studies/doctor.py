@@ -24,7 +24,7 @@ from ..actor_critic import TextBatch, text_logprobs
 from ..data import GENERATION, PROMPT_TOKENS, prepare_prompts
 from ..errors import ZooError
 from ..model_files import load_tokenizer
-from ..models import load_causal, load_classifier
+from ..models import context_of, load_causal, load_classifier
 from ..ppo.assembly import MANY_EPOCHS
 from ..ppo.base import TRAIN_STREAM
 from ..ppo.custom_loop import given_samples
@@ -47,7 +47,6 @@ from ..ppo.trainer import PPOTrainer
 from ..rewards import RewardModel, Scored
 from ..runs.context import ParentCheckpoint, RunContext
 from ..runs.data import data_source
-from ..runs.generate import context_length
 from ..runs.settings import StageSettings
 from ..stages.ppo import build_trainer, load_data, parent, parent_names, reward_functions
 from ..stages.train import quiet
@@ -235,7 +234,7 @@ def _tokenizer(checkpoint: ParentCheckpoint, policy: PreTrainedModel) -> tuple[P
 def _lengths(
     settings: StageSettings, data: dict[str, Any], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[list[int]], str]:
-    context, room = context_length(policy), settings.trainer.response_length
+    context, room = context_of(policy), settings.trainer.response_length
     prompts: list[list[int]] = []
     for name in ("train_dataset", "eval_dataset"):
         if data[name] is not None:

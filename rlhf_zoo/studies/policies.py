@@ -21,7 +21,7 @@ from ..evaluator.judges import check_names, checked, open_panel
 from ..evaluator.measure import Evaluator, function_judges, paid_functions, reward_models
 from ..limits import check_limits
 from ..model_files import load_tokenizer
-from ..models import load_causal, load_classifier
+from ..models import context_of, load_causal, load_classifier
 from ..record import StageRecord, now, write_json, write_text
 from ..release.plots import plot_win_rates
 from ..release.report import WIN_RATES
@@ -29,7 +29,6 @@ from ..rewards import RewardModel, Rewards
 from ..rewards.model import same_tokenizer
 from ..runs.context import versions
 from ..runs.data import DataSource
-from ..runs.generate import context_length
 from ..runs.pairs import COLUMNS
 from ..runs.settings import LLMConfig, recorded_settings
 from ..stages.train import quiet
@@ -216,7 +215,7 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
 
 def _check_room(policy: PreTrainedModel, tools: Evaluator, prompts: Sequence[Any]) -> None:
     """Raises ZooError where a completion may not fit behind its prompt."""
-    room = context_length(policy, tools.reference)
+    room = context_of(policy, tools.reference)
     if room is None:
         return
     longest = max(len(tokenize_prompt(prompt, tools.tokenizer)) for prompt in prompts)

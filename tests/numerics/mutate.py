@@ -120,18 +120,19 @@ MUTATIONS = [
     Mutation("constant_gain", "unbiased variance", "correction=0", "correction=1"),
     Mutation("constant_gain", "sign of the error", "1 - error", "1 + error"),
     Mutation("constant_gain", "sum instead of difference", "returns - values", "returns + values"),
-    Mutation("response_values", "positions count padding", "seen.long().cumsum(-1)",
-             "torch.ones_like(seen).long().cumsum(-1)", "rlhf_zoo/models.py"),
+    Mutation("_positions", "positions count padding", "mask.long().cumsum(-1)",
+             "torch.ones_like(mask).long().cumsum(-1)", "rlhf_zoo/sampling.py"),
     Mutation("loss", "reference at temperature 1", "temperature=args.temperature", "temperature=1.0", TRAINER),
     Mutation("learn", "β counts prompts", "int(moments[0])", "int(moments[0]) // self.args.num_generations", TRAINER),
     Mutation("minibatch", "the width for the length", "length=self.args.response_length",
              "length=rollout.mask.shape[1]", TRAINER),
     Mutation("update", "one shuffle for all epochs", "generator=shuffle",
              "generator=torch.Generator().manual_seed(shuffle.initial_seed())", TRAINER),
-    Mutation("shape", "penalty clipped", "return F.missing_eos_score(scores, ended, score=args.missing_eos_score)",
+    Mutation("shaped_scores", "penalty clipped",
+             "return F.missing_eos_score(scores, ended, score=args.missing_eos_score)",
              "scores = F.missing_eos_score(scores, ended, score=args.missing_eos_score)\n"
-             "        return scores if args.score_clip is None else scores.clamp(-args.score_clip, args.score_clip)",
-             TRAINER),
+             "    return scores if args.score_clip is None else scores.clamp(-args.score_clip, args.score_clip)",
+             "rlhf_zoo/ppo/rollout.py"),
 ]  # fmt: skip
 
 

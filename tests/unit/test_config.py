@@ -1,4 +1,4 @@
-"""PPOConfig: a sentence for each value that cannot be right."""
+"""PPOConfig: a sentence for each value that cannot be right. test_limits.py has the bounds of every number."""
 
 from __future__ import annotations
 
@@ -20,33 +20,19 @@ def config(directory: Path, **given: Any) -> PPOConfig:
     ("given", "message"),
     [
         ({"num_ppo_epochs": 0}, "num_ppo_epochs is 0"),
-        ({"num_mini_batches": 0}, "num_mini_batches is 0"),
-        ({"response_length": 0}, "response_length is 0"),
-        ({"kl_horizon": 0}, "kl_horizon is 0"),
-        ({"local_rollout_forward_batch_size": 0}, "local_rollout_forward_batch_size is 0"),
-        ({"total_episodes": 0}, "total_episodes is 0"),
         ({"total_episodes": 64, "max_steps": 3}, "total_episodes 64 makes 8 updates and max_steps is 3"),
-        ({"temperature": 0.0}, "temperature is 0.0"),
         ({"kl_estimator": "k2"}, "'k2' does not work in the reward, as .*biased"),
-        ({"kl_estimator": "full"}, "'full' does not work in the reward, as .*no property of the sampled token"),
+        ({"kl_estimator": "full"}, "'full' does not work in the reward, as .*not a property of the sampled token"),
         ({"kl_estimator": "k3_reverse"}, "'k3_reverse' does not work in the reward, as .*a gradient for the loss"),
         ({"kl_in": "loss", "kl_estimator": "k1"}, "'k1' does not work in the loss, as .*nothing would hold the policy"),
         ({"kl_in": "loss", "kl_estimator": "k9"}, "'k9' does not work in the loss, as .*there is no such estimator"),
-        ({"kl_coef": -0.1}, "kl_coef is -0.1"),
         ({"kl_coef": math.nan}, "kl_coef is nan"),
         ({"reward_weights": [math.nan]}, "reward_weights is"),
         ({"missing_eos_penalty": 1.0, "missing_eos_score": -1.0}, "penalty subtracts and missing_eos_score replaces"),
         ({"critic": "mine"}, "critic is 'mine': give one of 'auto'"),
-        ({"kl_target": 0.0}, "kl_target is 0.0"),
         ({"kl_target": 6.0, "kl_horizon": 1}, "kl_horizon 1 is below a fifth of an update's 8 episodes"),
         ({"gamma": 0.0}, "gamma is 0.0: give a positive number"),
-        ({"gamma": 1.5}, "gamma is 1.5: give at most 1"),
-        ({"lam": -0.1}, "lam is -0.1: give at least 0"),
         ({"lam": 1.1}, "lam is 1.1: give at most 1"),
-        ({"cliprange": 0.0}, "cliprange is 0.0"),
-        ({"cliprange_value": -0.2}, "cliprange_value is -0.2"),
-        ({"score_clip": 0.0}, "score_clip is 0.0"),
-        ({"vf_coef": -0.1}, "vf_coef is -0.1"),
         ({"stop_token": "</s>"}, "stop_token is '</s>'"),
         ({"num_mini_batches": 3}, "num_mini_batches 3 does not divide the rollout of 8"),
         ({"fp16": True}, "fp16"),
@@ -73,7 +59,5 @@ def test_the_edge_of_what_is_right_is_accepted(tmp_path: Path, given: dict[str, 
 
 @pytest.mark.parametrize(("episodes", "updates"), [(1, 1), (8, 1), (9, 2), (64, 8)])
 def test_total_episodes_sets_max_steps(tmp_path: Path, episodes: int, updates: int) -> None:
-    made = config(
-        tmp_path, total_episodes=episodes, per_device_train_batch_size=4, gradient_accumulation_steps=2
-    )  # fmt: skip
+    made = config(tmp_path, total_episodes=episodes, per_device_train_batch_size=4, gradient_accumulation_steps=2)
     assert made.max_steps == updates

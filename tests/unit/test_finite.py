@@ -31,7 +31,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.finite import NotFinite, finite_steps
 from rlhf_zoo.ppo.guards import GuardWarning
 from rlhf_zoo.record import StageRecord
-from rlhf_zoo.sampling import draw
+from rlhf_zoo.sampling import draw_tokens
 from rlhf_zoo.stages import sft
 
 pytestmark = pytest.mark.attack
@@ -144,8 +144,8 @@ def test_a_rollout_of_what_is_not_finite_is_refused_by_name(tmp_path: Path) -> N
         make_trainer(tmp_path, ref_model=broken).train()
     for wrong in (math.nan, math.inf):
         with pytest.raises(NotFinite):
-            draw(torch.tensor([[0.0, wrong, 0.0]]), torch.tensor([0.5]))
-    assert draw(torch.tensor([[-math.inf, 0.0, -math.inf]]), torch.tensor([0.5])).tolist() == [1]
+            draw_tokens(torch.tensor([[0.0, wrong, 0.0]]), torch.tensor([0.5]))
+    assert draw_tokens(torch.tensor([[-math.inf, 0.0, -math.inf]]), torch.tensor([0.5])).tolist() == [1]
 
 
 def test_what_does_not_apply_is_absent_and_what_failed_is_null(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from trainer_fixture import (
 )
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.functional import token_rewards
 from rlhf_zoo.ppo import guards
 from rlhf_zoo.ppo.guards import GuardWarning, KLWatch
 from rlhf_zoo.ppo.trainer import PPOTrainer
@@ -73,16 +74,6 @@ def eos_as_pad() -> Any:
 
 def test_eos_as_pad(tmp_path: Path) -> None:
     refused(tmp_path, "no pad_token other than its eos_token", processing_class=eos_as_pad())
-
-
-def test_a_pad_past_the_embeddings_is_none_of_the_models_business(tmp_path: Path) -> None:
-    """As with GPT-2 and a [PAD] that was added: it is never fed to a model."""
-    tokenizer = make_tokenizer()
-    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
-    assert tokenizer.pad_token_id == len(tokenizer) - 1 == make_policy().get_input_embeddings().weight.shape[0]
-    trainer = make_trainer(tmp_path, processing_class=tokenizer)
-    trainer.train()
-    assert trainer.state.log_history[-2]["policy/logprob_mismatch"] < 1e-5
 
 
 def test_a_fresh_reward_head(tmp_path: Path) -> None:
@@ -151,7 +142,7 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
         ("The model is a LlamaForSequenceClassification", {"model": short}),
         # rewards
         ("PPO has no reward", {"reward_funcs": []}),
-        ("5 is no reward", {"reward_funcs": [5]}),
+        ("5 cannot score", {"reward_funcs": [5]}),
         ("holds 1 numbers for 2 rewards", {"reward_funcs": [good, good], "reward_weights": [1.0]}),
         ("reads? one token early|pads with its end-of-sequence", {
             "reward_model": make_reward_model(), "reward_processing_class": eos_as_pad()}),
@@ -225,31 +216,21 @@ def test_a_reference_that_is_not_the_start(tmp_path: Path) -> None:
         make_trainer(tmp_path, model=used, ref_model=make_policy(), max_steps=1).train()
 
 
-class Paid(PPOTrainer):
-    def token_rewards(self, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
-        return super().token_rewards(scores, kl, mask, kl_coef=-kl_coef)
-
-
-class Broadcast(PPOTrainer):
-    def token_rewards(self, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
-        return (scores.unsqueeze(1) - kl_coef * kl).masked_fill(~mask, 0)
-
-
-class Forgotten(PPOTrainer):
-    def token_rewards(self, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
-        return super().token_rewards(scores * 0, kl, mask, kl_coef=kl_coef)
-
-
 @pytest.mark.parametrize(
-    ("kind", "message"),
+    ("rewards", "message"),
     [
-        (Paid, r"KL penalty is paid instead of charged"),
-        (Broadcast, "score is broadcast to every token"),
-        (Forgotten, r"rewards of completion \d+ add up to"),
+        (lambda s, kl, mask, beta: token_rewards(s, kl, mask, kl_coef=-beta), "KL penalty is paid instead of charged"),
+        (lambda s, kl, mask, beta: (s.unsqueeze(1) - beta * kl).masked_fill(~mask, 0), "score is broadcast to every"),
+        (lambda s, kl, mask, beta: token_rewards(s * 0, kl, mask, kl_coef=beta), r"of completion \d+ add up to"),
     ],
+    ids=["paid", "broadcast", "forgotten"],
 )
-def test_rewards_that_are_not_score_less_kl(tmp_path: Path, kind: type[PPOTrainer], message: str) -> None:
-    refused(tmp_path, message, kind=kind, ref_model=make_policy(seed=4), kl_coef=0.2)
+def test_rewards_that_are_not_score_less_kl(tmp_path: Path, rewards: Any, message: str) -> None:
+    class Wrong(PPOTrainer):
+        def token_rewards(self, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
+            return rewards(scores, kl, mask, kl_coef)
+
+    refused(tmp_path, message, kind=Wrong, ref_model=make_policy(seed=4), kl_coef=0.2)
 
 
 def test_a_critic_that_returns_nan(tmp_path: Path) -> None:
@@ -346,7 +327,7 @@ def test_a_half_written_checkpoint_is_never_picked_up(tmp_path: Path) -> None:
     whole.train()
     assert digests(whole) == digests(resumed)
     (tmp_path / "run/checkpoint-1/ppo_state.json").unlink()
-    with pytest.raises(ZooError, match="it is no PPO checkpoint"):
+    with pytest.raises(ZooError, match="it is not a PPO checkpoint"):
         make_trainer(tmp_path / "run", **given).train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-1"))
     with pytest.raises(ZooError, match="holds no whole checkpoint to go on from"):
         make_trainer(tmp_path / "empty", **given).train(resume_from_checkpoint=True)

@@ -727,7 +727,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> PPOTrainer:
         (("ab", [[3], [4]], [1.0, 2.0]), r"step\(\) got one text"),
         ((["a", "b"], ["b", "c"], [1.0]), "got 1 scores for 2 responses"),
         ((["a", "b"], ["b", "c"], [1.0, math.nan]), "Score 1 is nan: give a finite number"),
-        ((["a"], ["b"], ["good"]), "Score 0 is 'good', which is no number"),
+        ((["a"], ["b"], ["good"]), "Score 0 is 'good', which is not a number"),
         ((["a", ""], ["b", "c"], [1.0, 1.0]), "Query 1 or its response is empty"),
         ((["a"], [[]], [1.0]), "Query 0 or its response is empty"),
         ((["a"], ["b" * 32], [1.0]), "have 33 tokens together, past the context of 32"),

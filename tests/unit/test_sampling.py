@@ -14,9 +14,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from rlhf_zoo.sampling import (
     Samples,
-    _draw,
+    draw_tokens,
     left_pad,
-    response_logits,
     sample,
     token_logprobs,
 )
@@ -175,16 +174,6 @@ def test_token_logprobs_do_not_depend_on_batches_or_padding(model: PreTrainedMod
     assert (got[:, whole.shape[1] :] == 0).all()
 
 
-def test_response_logits_are_the_rows_that_predict_the_response_and_carry_gradients(model: PreTrainedModel) -> None:
-    samples = draw(model)
-    logits = response_logits(model, samples, temperature=0.5)
-    assert logits.shape == (*samples.mask.shape, VOCABULARY)
-    assert logits.requires_grad
-    for row, tokens in enumerate(samples.token_lists()):
-        exact = alone(model, PROMPTS[row], tokens, temperature=0.5).float()
-        close(logits[row, : len(tokens)].log_softmax(-1).detach(), exact)
-
-
 # ---- the distribution
 
 
@@ -192,7 +181,7 @@ def test_a_draw_inverts_the_cumulative_distribution() -> None:
     # A quarter each but for the first token, which has probability 0 and is not drawn even by a uniform number of 0.
     uniform = torch.tensor([0.0, 0.2499, 0.25, 0.5, 0.7499, 0.75, 1 - 2**-53], dtype=torch.float64)
     logits = torch.tensor([[-torch.inf, 0.0, 0.0, 0.0, 0.0]]).expand(len(uniform), 5)
-    assert _draw(logits, uniform, 1.0).tolist() == [1, 1, 2, 3, 3, 4, 4]
+    assert draw_tokens(logits, uniform).tolist() == [1, 1, 2, 3, 3, 4, 4]
 
 
 DRAWS = 4000

@@ -517,9 +517,6 @@ def test_callbacks_and_tensorboard_hear_of_every_update(tmp_path: Path) -> None:
     assert [event.step for event in read.Scalars("train/objective/score")] == [1, 2]
 
 
-# Refusals
-
-
 # Checkpoints
 
 
