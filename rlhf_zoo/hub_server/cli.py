@@ -89,7 +89,6 @@ def hub() -> None:
 @click.option("--port", default=0, show_default=True, help="Port to listen on; 0 takes a free one.")
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Gets {url, pid} as JSON once the server listens.")
 @click.option("--parent", type=int, help="End when the process of this id ends (for commands that start a Hub).")
-@click.option("--part-size", type=click.IntRange(min=1), hidden=True, help="Bytes above which uploads come in parts.")
 @click.option("-v", "--verbose", is_flag=True, help="Log each request on stderr.")
 def serve_command(
     root: Path | None,
@@ -97,7 +96,6 @@ def serve_command(
     port: int,
     ready_file: Path | None,
     parent: int | None,
-    part_size: int | None,
     verbose: bool,
 ) -> None:
     """Serve the embedded Hub until Ctrl-C or SIGTERM.
@@ -127,7 +125,6 @@ def serve_command(
         port,
         ready_file,
         parent=parent,
-        part_size=part_size,
         beside=other is not None,
         on_ready=None if parent else say,
     )

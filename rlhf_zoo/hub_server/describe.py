@@ -10,7 +10,7 @@ from hashlib import sha256
 from itertools import chain
 from typing import Any
 
-from .cards import card_tags, check_card, read_card
+from .cards import card_tags, read_card
 from .faults import Damaged, Fault
 from .git import MAIN, GitRepository
 from .names import RepoId
@@ -74,7 +74,7 @@ def describe(
 
     files = git.files(commit)
     by_path = {entry.path: entry.oid for entry in files}
-    card, _ = _card(git, by_path.get("README.md"), repo.kind)
+    card, _ = _card(git, by_path.get("README.md"))
     head = git.branch(MAIN)
     info: dict[str, Any] = {
         "author": repo.namespace,
@@ -88,7 +88,7 @@ def describe(
         "downloadsAllTime": 0,
         "likes": 0,
         "trendingScore": 0,
-        "tags": card_tags(card, repo.kind),
+        "tags": card_tags(card or {}, repo.kind),
         "cardData": card,
     }
     if repo.kind == "model":
@@ -144,15 +144,10 @@ def _auto_class(architecture: str) -> str:
     return next((f"AutoModel{suffix}" for suffix in _TASKS if architecture.endswith(suffix)), "AutoModel")
 
 
-def _card(git: GitRepository, oid: str | None, kind: str) -> tuple[dict[str, Any] | None, str | None]:
+def _card(git: GitRepository, oid: str | None) -> tuple[dict[str, Any] | None, str | None]:
     """The metadata of README.md, and what is wrong with them where they cannot be read."""
-    if oid is None:
-        return None, None
-    content = git.blob(oid)[:_README_BYTES]
-    card = read_card(content)
-    if card is None and (errors := check_card(content.decode(errors="replace"), kind)[0]):
-        return None, f"its README.md: {errors[0].rstrip('.')}"
-    return card, None
+    card, error = read_card(git.blob(oid)[:_README_BYTES]) if oid is not None else (None, None)
+    return card, f"its README.md: {error.rstrip('.')}" if error else None
 
 
 def _config(git: GitRepository, oid: str | None) -> tuple[dict[str, Any], str | None]:
@@ -187,7 +182,7 @@ def examine(storage: Storage, repo: RepoId) -> str | None:
                 if pointer is not None:
                     storage.large_files(repo).whole(pointer, entry.path)
             by_path = {entry.path: entry.oid for entry in files[0]}
-            _, reason = _card(git, by_path.get("README.md"), repo.kind)
+            _, reason = _card(git, by_path.get("README.md"))
             if reason is None and repo.kind == "model":
                 _, reason = _config(git, by_path.get("config.json"))
             return reason

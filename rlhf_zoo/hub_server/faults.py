@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
+from pathlib import Path
 
 __all__ = [
     "Damaged",
     "Fault",
     "bad_request",
+    "damaged_repository",
     "disk_full",
     "entry_not_found",
     "forbidden",
@@ -49,6 +51,11 @@ class Damaged(Fault):
         message = f"{what} is damaged on this Hub's disk ({reason}): restore it from a copy, or delete it."
         super().__init__(410, message, code="RepoDamaged")
         self.reason = reason
+
+
+def damaged_repository(folder: Path, reason: str) -> Damaged:
+    """The fault for the repository whose files lie in NAMESPACE/NAME.git."""
+    return Damaged(f"Repository '{folder.parent.name}/{folder.name.removesuffix('.git')}'", reason)
 
 
 def bad_request(message: str) -> Fault:

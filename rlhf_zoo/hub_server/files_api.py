@@ -7,13 +7,12 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-from .access import Access, commit_of
+from .access import Api, commit_of
 from .describe import commit_date
 from .faults import Fault, entry_not_found
 from .git import Entry, GitRepository
 from .messages import SMALL_BODY, FilePart, Request, Response, json_response
 from .names import RepoId
-from .repos_api import next_link
 from .routing import Router
 
 __all__ = ["FilesApi"]
@@ -22,12 +21,8 @@ _PAGE = 1000
 _PAGE_EXPANDED = 50
 
 
-class FilesApi:
-    """See `register` for the addresses."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._storage = access.storage
+class FilesApi(Api):
+    """Answers the addresses in `register`."""
 
     def register(self, router: Router) -> None:
         """Add the routes."""
@@ -77,9 +72,6 @@ class FilesApi:
         """What a folder holds, in pages; a missing folder is EntryNotFound."""
         self._access.read(request, repo)
         expand = request.flag("expand")
-        limit = _PAGE_EXPANDED if expand else _PAGE
-        size = request.number("limit", limit, maximum=limit)
-        start = request.number("cursor", 1, maximum=10**9) - 1
         path = path.strip("/")
         with self._storage.git(repo) as git:
             commit = commit_of(git, revision)
@@ -88,13 +80,10 @@ class FilesApi:
                 raise entry_not_found(f"'{path}' is no folder at '{revision}' of '{repo}'.", commit=commit)
             prefix = f"{path}/" if path else ""
             entries = list(git.walk(folder.oid, prefix, recursive=request.flag("recursive")))
-            page = _infos(git, commit, entries[start : start + size], expand=expand)
-        headers = {}
-        if len(entries) > start + size:
             # Later pages name the commit: a push in between shall not shift them.
             address = f"/api/{repo.plural}/{repo}/tree/{commit}" + (f"/{quote(path, safe='')}" if path else "")
-            headers = next_link(request, address, cursor=start + size + 1)
-        return json_response(page, headers=headers)
+            page, headers = request.page(entries, _PAGE_EXPANDED if expand else _PAGE, address)
+            return json_response(_infos(git, commit, page, expand=expand), headers=headers)
 
     def paths_info(self, request: Request, repo: RepoId, revision: str) -> Response:
         """Information about the given paths; missing ones are left out."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .durable import sync_folder, write_bytes
-from .faults import Damaged, Fault, is_of_the_file
+from .faults import Damaged, Fault, damaged_repository, is_of_the_file
 from .large_files import Pointer, parse_pointer
 from .names import OWNER
 
@@ -185,7 +185,7 @@ class GitRepository:
 
     def damaged(self, reason: str) -> Damaged:
         """The fault that says so of this repository."""
-        return Damaged(f"Repository '{self.path.parent.name}/{self.path.name.removesuffix('.git')}'", reason)
+        return damaged_repository(self.path, reason)
 
     @contextmanager
     def _reading(self, oid: str | None = None) -> Iterator[None]:

@@ -205,12 +205,6 @@ def test_lost_refs_and_big_files_are_said_so(thread_hub: ThreadHub) -> None:
         assert len(thread_hub.send("GET", f"/local/{name}/resolve/main/x.bin").content) == 5000
     api.delete_tag("local/tag", tag="v1")
     assert api.list_repo_refs("local/tag").tags == []
-    # Links of git-lfs outlive what they were made for.
-    file = next((thread_hub.folder("good") / "lfs/objects").glob("*/*/*"))
-    asked = {"operation": "download", "objects": [{"oid": file.name, "size": 5000}]}
-    batch = thread_hub.send("POST", "/local/good.git/info/lfs/objects/batch", asked, role=None).json()
-    spoil(file, b"x")
-    assert thread_hub.send("GET", batch["objects"][0]["actions"]["download"]["href"], role=None).status == 410
 
 
 def test_a_file_in_the_place_of_a_repository(thread_hub: ThreadHub) -> None:
