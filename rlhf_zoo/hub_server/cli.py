@@ -49,7 +49,9 @@ class _Duration(click.ParamType):
         match = re.fullmatch(r"([1-9][0-9]{0,3})([mhd])", value)
         if not match:
             self.fail(
-                f"{value!r} is no time: give minutes, hours or days, such as 30m, 12h or 90d, or never.", param, ctx
+                f"{value!r} is not a duration: give minutes, hours or days, such as 30m, 12h or 90d, or never.",
+                param,
+                ctx,
             )
         return int(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]]
 

@@ -50,7 +50,7 @@ class CollectionsApi(Api):
         """Collections by owner, item ("models/NAMESPACE/NAME") or words of the title; results have no position."""
         owners, items = request.many("owner"), request.many("item")
         words = (request.one("q") or "").lower().split()
-        found = []
+        matching = []
         for collection in self._whole(self._root.glob("*/*.json")):
             if not self._sees(request, collection):
                 continue
@@ -60,9 +60,9 @@ class CollectionsApi(Api):
                 continue
             if all(word in collection["title"].lower() for word in words):
                 collection.pop("position")
-                found.append(_shown(collection))
-        found.sort(key=lambda collection: collection["lastUpdated"], reverse=True)
-        page, headers = request.page(found, _PAGE)
+                matching.append(_shown(collection))
+        matching.sort(key=lambda collection: collection["lastUpdated"], reverse=True)
+        page, headers = request.page(matching, _PAGE)
         return json_response(page, headers=headers)
 
     def create(self, request: Request) -> Response:
@@ -154,12 +154,12 @@ class CollectionsApi(Api):
         fields = request.json()
         with self._locked():
             collection = self._load(request, namespace, slug)
-            found = _item(collection, item)
+            entry = _item(collection, item)
             if "note" in fields:
-                found["note"] = _text(fields, "note", 500)
+                entry["note"] = _text(fields, "note", 500)
             if isinstance(fields.get("position"), int):
-                collection["items"].remove(found)
-                collection["items"].insert(max(0, fields["position"]), found)
+                collection["items"].remove(entry)
+                collection["items"].insert(max(0, fields["position"]), entry)
             self._save(collection)
         return json_response({})
 
@@ -182,13 +182,13 @@ class CollectionsApi(Api):
         """The items that the caller may know of; strangers see what is public now."""
         if request.role is not None:
             return list(collection["items"])
-        storage, found = self._access.storage, []
+        storage, visible = self._access.storage, []
         for item in collection["items"]:
             repo = RepoId(item["type"], *item["id"].split("/"))
             with storage.going_on(repo):
                 if self._access.sees(request, storage.settings(repo)):
-                    found.append(item)
-        return found
+                    visible.append(item)
+        return visible
 
     def _answer(self, request: Request, collection: dict[str, Any]) -> Response:
         return json_response(_shown({**collection, "items": self._visible(request, collection)}))
@@ -242,17 +242,17 @@ def _read(path: Path) -> dict[str, Any] | None:
     raise Damaged(f"The collection '{path.parent.name}/{path.stem}'", reason)
 
 
-def _is_collection(found: Any) -> bool:
+def _is_collection(stored: Any) -> bool:
     return (
-        isinstance(found, dict)
-        and all(isinstance(found.get(key), kind) for key, kind in _FIELDS.items())
+        isinstance(stored, dict)
+        and all(isinstance(stored.get(key), kind) for key, kind in _FIELDS.items())
         and all(
             isinstance(item, dict)
             and isinstance(item.get("id"), str)
             and item["id"].count("/") == 1
             and item.get("type") in list(KINDS)
             and isinstance(item.get("_id"), str)
-            for item in found["items"]
+            for item in stored["items"]
         )
     )
 

@@ -204,7 +204,7 @@ def _branch_head(git: GitRepository, revision: str) -> tuple[str, str]:
     head = git.branch(name)
     if head is None:
         if git.resolve(revision) is not None:
-            raise bad_request(f"'{revision}' is no branch: commit to a branch instead.")
+            raise bad_request(f"'{revision}' is not a branch: commit to a branch instead.")
         raise revision_not_found(revision)
     return name, head
 

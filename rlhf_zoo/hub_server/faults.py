@@ -78,7 +78,7 @@ def repo_not_found(repo: object, *, anonymous: bool) -> Fault:
 
 def revision_not_found(revision: str) -> Fault:
     """404: no branch, tag or commit of that name."""
-    return Fault(404, f"Invalid rev id: '{revision}' is no branch, tag or commit.", code="RevisionNotFound")
+    return Fault(404, f"Invalid rev id: there is no branch, tag or commit '{revision}'.", code="RevisionNotFound")
 
 
 def entry_not_found(message: str, *, commit: str) -> Fault:

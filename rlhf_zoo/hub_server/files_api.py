@@ -77,7 +77,7 @@ class FilesApi(Api):
             commit = commit_of(git, revision)
             folder = git.entry(commit, path)
             if folder is None or not folder.is_folder:
-                raise entry_not_found(f"'{path}' is no folder at '{revision}' of '{repo}'.", commit=commit)
+                raise entry_not_found(f"There is no folder '{path}' at '{revision}' of '{repo}'.", commit=commit)
             prefix = f"{path}/" if path else ""
             entries = list(git.walk(folder.oid, prefix, recursive=request.flag("recursive")))
             # Later pages name the commit: a push in between shall not shift them.
@@ -92,12 +92,10 @@ class FilesApi(Api):
         expand = (fields.get("expand") or ["false"])[-1].lower() in ("true", "1")
         with self._storage.git(repo) as git:
             commit = commit_of(git, revision)
-            found = []
-            for path in dict.fromkeys(fields.get("paths", [])):
-                entry = git.entry(commit, path.strip("/"))
-                if entry is not None and entry.path:
-                    found.append(entry)
-            return json_response(_infos(git, commit, found, expand=expand))
+            entries = [git.entry(commit, path.strip("/")) for path in dict.fromkeys(fields.get("paths", []))]
+            return json_response(
+                _infos(git, commit, [entry for entry in entries if entry and entry.path], expand=expand)
+            )
 
 
 def _file(git: GitRepository, commit: str, path: str) -> Entry:
@@ -122,7 +120,7 @@ def _file_headers(path: str, etag: str, commit: str) -> dict[str, str]:
 
 
 def _span(header: str, size: int) -> tuple[int, int] | None:
-    """[start, end) of a single byte range; None for what is no such range, which HTTP says to ignore."""
+    """[start, end) of a single byte range; None for anything else, which HTTP says to ignore."""
     match = re.fullmatch(r"\s*bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", header)
     if not match or not (match[1] or match[2]):
         return None

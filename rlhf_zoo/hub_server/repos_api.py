@@ -23,6 +23,8 @@ _RESERVED = ("api", "_lfs", "_xet", "models", "datasets", "spaces", "collections
 _LISTED = ["createdAt", "downloads", "library_name", "likes", "pipeline_tag", "private", "sdk", "tags", "trendingScore"]
 _LISTED_FULL = ["author", "disabled", "gated", "lastModified", "sha", "siblings"]
 _SORTS = ("lastModified", "createdAt", "downloads", "likes", "trendingScore")
+# What filters and the order of a list look at.
+_FILTERED = (*_SORTS, "tags", "pipeline_tag", "models", "datasets", "sha")
 
 
 class ReposApi(Api):
@@ -94,17 +96,17 @@ class ReposApi(Api):
     def storage(self, request: Request, namespace: str = OWNER) -> Response:
         """What each repository of a namespace takes on the disk, largest first."""
         request.require_token()
-        found = []
+        sizes = []
         for repo in self._storage.repositories():
             if repo.namespace != namespace:
                 continue
             with self._storage.going_on(repo):
                 settings = self._storage.settings(repo)
                 with self._storage.git(repo) as git:
-                    wanted = ("usedStorage", "lastModified")
-                    info = describe(self._storage, repo, settings, git, git.head(), expand=wanted)
-                found.append((info["usedStorage"], info["lastModified"], repo, settings.private))
-        total = sum(size for size, *_ in found) or 1
+                    expand = ("usedStorage", "lastModified")
+                    info = describe(self._storage, repo, settings, git, git.head(), expand=expand)
+                sizes.append((info["usedStorage"], info["lastModified"], repo, settings.private))
+        total = sum(size for size, *_ in sizes) or 1
         answer = [
             {
                 "id": str(repo),
@@ -114,7 +116,7 @@ class ReposApi(Api):
                 "storage": size,
                 "storagePercent": size / total,
             }
-            for size, updated, repo, private in sorted(found, key=lambda item: item[0], reverse=True)
+            for size, updated, repo, private in sorted(sizes, key=lambda item: item[0], reverse=True)
         ]
         return json_response(answer)
 
@@ -140,14 +142,14 @@ class ReposApi(Api):
         if request.one("num_parameters"):
             raise bad_request("The embedded Hub cannot filter by the number of parameters: leave num_parameters out.")
         expand = request.many("expand") or None
-        found = []
+        matching = []
         for repo in self._storage.repositories(kind):
             with self._storage.going_on(repo):
                 item = self._matching(request, repo)
                 if item is not None:
-                    found.append((repo, item))
-        found.sort(key=lambda pair: pair[1][sort], reverse=request.one("direction") != "1")
-        page, headers = request.page(found, _PAGE)
+                    matching.append((repo, item))
+        matching.sort(key=lambda pair: pair[1][sort], reverse=request.one("direction") != "1")
+        page, headers = request.page(matching, _PAGE)
         answer = []
         for repo, item in page:
             with self._storage.going_on(repo):
@@ -169,8 +171,7 @@ class ReposApi(Api):
             return None
         with self._storage.git(repo) as git:
             commit = git.head()
-            costly = ("siblings", "usedStorage", "safetensors")
-            item = describe(self._storage, repo, settings, git, commit, leave_out=costly)
+            item = describe(self._storage, repo, settings, git, commit, expand=_FILTERED)
         if not set(request.many("filter")) <= set(item["tags"]):
             return None
         task = request.one("pipeline_tag")

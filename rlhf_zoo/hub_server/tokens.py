@@ -80,7 +80,7 @@ class TokenFile:
         try:
             stored = read_json(self._path, [])
             if not isinstance(stored, list):
-                raise ValueError(f"it holds {stored!r:.40} and no list")
+                raise ValueError(f"it holds {stored!r:.40} instead of a list")
             return [_token(entry) for entry in stored]
         except (ValueError, TypeError) as error:
             raise ZooError(

@@ -42,11 +42,9 @@ class XetApi(Api):
         """Add the routes."""
         store = f"{XET_PREFIX}{{repo}}/{{epoch}}"
         router.add("GET", "/api/{repo}/xet-write-token/{revision}", self.write_token)
-        router.add("GET", "/api/{repo}/xet-read-token/{revision}", self.no_read_token)
         router.add("POST", f"{store}/v1/xorbs/default/{{xorb}}", self.upload_xorb, body=XORB_LIMIT)
         router.add("POST", f"{store}/v1/shards", self.upload_shard, body=SHARD_LIMIT)
         router.add("POST", TELEMETRY_PATH, self.telemetry)
-        router.add("GET POST HEAD", f"{store}/{{path*}}", self.unknown)
 
     def write_token(self, request: Request, repo: RepoId, revision: str) -> Response:
         """A token for this repository's store alone, and the store's address."""
@@ -63,11 +61,6 @@ class XetApi(Api):
         address = f"{request.base}{XET_PREFIX}{repo.plural}/{repo}/{epoch}"
         headers = {"X-Xet-Cas-Url": address, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": expiry}
         return json_response({"casUrl": address, "accessToken": token, "exp": int(expiry)}, headers=headers)
-
-    def no_read_token(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """Downloads do not go by Xet."""
-        self._access.read(request, repo)
-        raise Fault(404, "The embedded Hub hands files out by plain HTTP, not by Xet.")
 
     def upload_xorb(self, request: Request, repo: RepoId, epoch: str, xorb: str) -> Response:
         """Chunks that a shard will refer to."""
@@ -87,11 +80,6 @@ class XetApi(Api):
     def telemetry(self, request: Request) -> Response:
         """Nothing is read, nothing is kept."""
         return json_response({})
-
-    def unknown(self, request: Request, repo: RepoId, epoch: str, path: str) -> Response:
-        """404, by which clients learn what this store does not have."""
-        self._verify(request, repo)
-        raise Fault(404, "The embedded Hub's Xet store takes xorbs and shards by version 1 of the protocol.")
 
     def _verify(self, request: Request, repo: RepoId) -> None:
         token = bearer_token(request.headers.get("Authorization", ""))
