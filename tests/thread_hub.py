@@ -6,7 +6,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hub_fixture import Hub, base_environment
@@ -25,9 +24,9 @@ __all__ = ["ThreadHub", "at_module_hub", "module_hub", "near_hub", "thread_hub"]
 class ThreadHub(Hub):
     """An embedded Hub in a thread of this process."""
 
-    def __init__(self, root: Path, **options: Any) -> None:
+    def __init__(self, root: Path) -> None:
         root.mkdir(mode=0o700, exist_ok=True)
-        self.server = HubServer("127.0.0.1", 0, Application(root, **options))
+        self.server = HubServer("127.0.0.1", 0, Application(root))
         self.storage = Storage(root)
         url, token, home = self.server.url, create_token(root, "write"), root.with_name("home")
         super().__init__(url, root, token, base_environment() | client_environment(url, token, home), home / "hub")

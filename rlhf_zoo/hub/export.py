@@ -260,8 +260,8 @@ class _Export:
 
     def _foreign(self, commit: str) -> ZooError:
         return ZooError(
-            f"{self.name} holds the commit {commit[:8]}, which is no export of {self.source.repo} as it is now: choose "
-            "another --repo."
+            f"{self.name} holds the commit {commit[:8]}, which is not an export of {self.source.repo} as it is now: "
+            "choose another --repo."
         )
 
     def _replay(self, branch: Branch, head: str | None, missing: list[str], total: int) -> str:

@@ -8,7 +8,7 @@ from .messages import Request
 from .names import RepoId
 from .storage import Settings, Storage
 
-__all__ = ["Access", "commit_of"]
+__all__ = ["Access", "Api", "commit_of"]
 
 
 class Access:
@@ -39,6 +39,14 @@ class Access:
         settings = self.read(request, repo)
         request.require_write()
         return settings
+
+
+class Api:
+    """The functions behind some of the routes; `register` says which."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self._storage = access.storage
 
 
 def commit_of(git: GitRepository, revision: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from .access import Access, commit_of
+from .access import Api, commit_of
 from .describe import examine
 from .faults import Fault, forbidden
 from .messages import Request, Response, json_response
@@ -18,11 +18,8 @@ __all__ = ["STATUS_PATH", "AccountApi"]
 STATUS_PATH = "/api/rlhf-zoo"
 
 
-class AccountApi:
-    """See `register` for the addresses."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
+class AccountApi(Api):
+    """Answers the addresses in `register`."""
 
     def register(self, router: Router) -> None:
         """Add the routes."""
@@ -39,7 +36,7 @@ class AccountApi:
         """The one account; other namespaces in use are its organisations."""
         if request.role is None:
             raise Fault(401, "Invalid username or password.")
-        namespaces = {repo.namespace for repo in self._access.storage.repositories()} - {OWNER}
+        namespaces = {repo.namespace for repo in self._storage.repositories()} - {OWNER}
         answer: dict[str, Any] = {
             "type": "user",
             "id": OWNER,
@@ -64,7 +61,7 @@ class AccountApi:
         """What is wrong with repositories of the given authors, or of all: those that lists leave out, and those whose
         metadata they leave out."""
         request.require_token()
-        storage, authors = self._access.storage, request.many("author")
+        storage, authors = self._storage, request.many("author")
         answer = []
         for repo in storage.repositories():
             reason = examine(storage, repo) if not authors or repo.namespace in authors else None
@@ -84,7 +81,7 @@ class AccountApi:
 
     def front_page(self, request: Request) -> Response:
         """What a browser sees first: a list of the repositories, as plain text."""
-        storage = self._access.storage
+        storage = self._storage
         repos = []
         for repo in storage.repositories():
             with storage.going_on(repo):
@@ -98,7 +95,7 @@ class AccountApi:
         self._access.read(request, repo)
         if view not in ("tree", "commit"):
             raise Fault(404, "The embedded Hub has no such page.")
-        with self._access.storage.git(repo) as git:
+        with self._storage.git(repo) as git:
             commit = commit_of(git, revision)
             refs = [ref.ref for prefix in ("refs/heads/", "refs/tags/") for ref in git.refs(prefix)]
             files = [f"{git.blob_info(entry.oid).size:>14,}  {entry.path}" for entry in git.files(commit)]

@@ -12,7 +12,7 @@ from .collections_api import CollectionsApi
 from .commits_api import CommitsApi
 from .faults import Fault
 from .files_api import FilesApi
-from .lfs_api import PART_SIZE, LfsApi
+from .lfs_api import LfsApi
 from .messages import Request, Response, bearer_token
 from .refs_api import RefsApi
 from .repos_api import ReposApi
@@ -26,9 +26,9 @@ __all__ = ["Application"]
 
 
 class Application:
-    """Everything under `root`, an existing folder that can be written to. part_size: bytes, see `lfs_api`."""
+    """Everything under `root`, an existing folder that can be written to."""
 
-    def __init__(self, root: Path, *, part_size: int = PART_SIZE) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
         storage = Storage(root)
         self.sweep = storage.sweep
@@ -40,7 +40,7 @@ class Application:
         for api in (
             CollectionsApi(access),
             SpacesApi(access),
-            LfsApi(access, signer, part_size=part_size),
+            LfsApi(access, signer),
             XetApi(access, signer),
             CommitsApi(access),
             FilesApi(access),

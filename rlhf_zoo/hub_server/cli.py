@@ -49,7 +49,9 @@ class _Duration(click.ParamType):
         match = re.fullmatch(r"([1-9][0-9]{0,3})([mhd])", value)
         if not match:
             self.fail(
-                f"{value!r} is no time: give minutes, hours or days, such as 30m, 12h or 90d, or never.", param, ctx
+                f"{value!r} is not a duration: give minutes, hours or days, such as 30m, 12h or 90d, or never.",
+                param,
+                ctx,
             )
         return int(match[1]) * {"m": 60, "h": 3600, "d": 86400}[match[2]]
 
@@ -89,7 +91,6 @@ def hub() -> None:
 @click.option("--port", default=0, show_default=True, help="Port to listen on; 0 takes a free one.")
 @click.option("--ready-file", type=click.Path(path_type=Path), help="Gets {url, pid} as JSON once the server listens.")
 @click.option("--parent", type=int, help="End when the process of this id ends (for commands that start a Hub).")
-@click.option("--part-size", type=click.IntRange(min=1), hidden=True, help="Bytes above which uploads come in parts.")
 @click.option("-v", "--verbose", is_flag=True, help="Log each request on stderr.")
 def serve_command(
     root: Path | None,
@@ -97,7 +98,6 @@ def serve_command(
     port: int,
     ready_file: Path | None,
     parent: int | None,
-    part_size: int | None,
     verbose: bool,
 ) -> None:
     """Serve the embedded Hub until Ctrl-C or SIGTERM.
@@ -127,7 +127,6 @@ def serve_command(
         port,
         ready_file,
         parent=parent,
-        part_size=part_size,
         beside=other is not None,
         on_ready=None if parent else say,
     )

@@ -6,17 +6,16 @@ import logging
 import re
 import secrets
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from .access import Access
+from .access import Access, Api
 from .durable import locked, read_json, write_json
 from .faults import Damaged, Fault, bad_request
 from .messages import SMALL_BODY, Request, Response, json_response, member
 from .names import KINDS, OWNER, RepoId, parse_repo_id
-from .repos_api import next_link
 from .routing import Router
 from .storage import now
 
@@ -27,11 +26,11 @@ _PAGE = 100
 _FIELDS = {"slug": str, "title": str, "owner": str, "private": bool, "position": int, "lastUpdated": str, "items": list}
 
 
-class CollectionsApi:
-    """See `register` for the addresses."""
+class CollectionsApi(Api):
+    """Answers the addresses in `register`."""
 
     def __init__(self, access: Access) -> None:
-        self._access = access
+        super().__init__(access)
         self._root = access.storage.root / "collections"
         self._noted: set[Path] = set()
 
@@ -51,7 +50,7 @@ class CollectionsApi:
         """Collections by owner, item ("models/NAMESPACE/NAME") or words of the title; results have no position."""
         owners, items = request.many("owner"), request.many("item")
         words = (request.one("q") or "").lower().split()
-        found = []
+        matching = []
         for collection in self._whole(self._root.glob("*/*.json")):
             if not self._sees(request, collection):
                 continue
@@ -61,13 +60,10 @@ class CollectionsApi:
                 continue
             if all(word in collection["title"].lower() for word in words):
                 collection.pop("position")
-                found.append(_shown(collection))
-        found.sort(key=lambda collection: collection["lastUpdated"], reverse=True)
-        size = request.number("limit", _PAGE, maximum=_PAGE)
-        start = request.number("cursor", 1, maximum=10**9) - 1
-        more = len(found) > start + size
-        headers = next_link(request, request.path, cursor=start + size + 1) if more else {}
-        return json_response(found[start : start + size], headers=headers)
+                matching.append(_shown(collection))
+        matching.sort(key=lambda collection: collection["lastUpdated"], reverse=True)
+        page, headers = request.page(matching, _PAGE)
+        return json_response(page, headers=headers)
 
     def create(self, request: Request) -> Response:
         """409 with the slug where the owner has one of that title."""
@@ -158,12 +154,12 @@ class CollectionsApi:
         fields = request.json()
         with self._locked():
             collection = self._load(request, namespace, slug)
-            found = _item(collection, item)
+            entry = _item(collection, item)
             if "note" in fields:
-                found["note"] = _text(fields, "note", 500)
+                entry["note"] = _text(fields, "note", 500)
             if isinstance(fields.get("position"), int):
-                collection["items"].remove(found)
-                collection["items"].insert(max(0, fields["position"]), found)
+                collection["items"].remove(entry)
+                collection["items"].insert(max(0, fields["position"]), entry)
             self._save(collection)
         return json_response({})
 
@@ -176,10 +172,8 @@ class CollectionsApi:
             self._save(collection)
         return json_response({})
 
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        with locked(self._root / ".lock"):
-            yield
+    def _locked(self) -> AbstractContextManager[None]:
+        return locked(self._root / ".lock")
 
     def _sees(self, request: Request, collection: dict[str, Any]) -> bool:
         return request.role is not None or not collection["private"]
@@ -188,13 +182,13 @@ class CollectionsApi:
         """The items that the caller may know of; strangers see what is public now."""
         if request.role is not None:
             return list(collection["items"])
-        storage, found = self._access.storage, []
+        storage, visible = self._access.storage, []
         for item in collection["items"]:
             repo = RepoId(item["type"], *item["id"].split("/"))
             with storage.going_on(repo):
                 if self._access.sees(request, storage.settings(repo)):
-                    found.append(item)
-        return found
+                    visible.append(item)
+        return visible
 
     def _answer(self, request: Request, collection: dict[str, Any]) -> Response:
         return json_response(_shown({**collection, "items": self._visible(request, collection)}))
@@ -239,25 +233,26 @@ class CollectionsApi:
 def _read(path: Path) -> dict[str, Any] | None:
     """A stored collection, None where it has gone; Damaged for what no Hub wrote."""
     try:
-        found = read_json(path)
+        collection: dict[str, Any] | None = read_json(path)
+        if collection is None or _is_collection(collection):
+            return collection
+        reason = "it is not what a Hub writes"
     except (ValueError, RecursionError, PermissionError) as error:
-        raise Damaged(f"The collection '{path.parent.name}/{path.stem}'", f"it cannot be read: {error}") from error
-    if found is not None and not _is_collection(found):
-        raise Damaged(f"The collection '{path.parent.name}/{path.stem}'", "it is not what a Hub writes")
-    return found
+        reason = f"it cannot be read: {error}"
+    raise Damaged(f"The collection '{path.parent.name}/{path.stem}'", reason)
 
 
-def _is_collection(found: Any) -> bool:
+def _is_collection(stored: Any) -> bool:
     return (
-        isinstance(found, dict)
-        and all(isinstance(found.get(key), kind) for key, kind in _FIELDS.items())
+        isinstance(stored, dict)
+        and all(isinstance(stored.get(key), kind) for key, kind in _FIELDS.items())
         and all(
             isinstance(item, dict)
             and isinstance(item.get("id"), str)
             and item["id"].count("/") == 1
             and item.get("type") in list(KINDS)
             and isinstance(item.get("_id"), str)
-            for item in found["items"]
+            for item in stored["items"]
         )
     )
 

@@ -12,25 +12,12 @@ from io import BytesIO
 from itertools import islice
 from typing import Any
 
-from .access import Access
-from .cards import check_card
-from .faults import (
-    Fault,
-    bad_request,
-    entry_not_found,
-    forbidden,
-    revision_not_found,
-)
+from .access import Api
+from .cards import read_card
+from .faults import Fault, bad_request, entry_not_found, forbidden, revision_not_found
 from .git import GitRepository, Quarantine, TreeEdit
 from .large_files import Pointer, parse_pointer
-from .messages import (
-    Request,
-    Response,
-    json_response,
-    member,
-    objects,
-    plain_json,
-)
+from .messages import Request, Response, json_response, member, objects, plain_json
 from .names import RepoId, check_oid, check_path
 from .routing import Router
 from .storage import Storage
@@ -42,7 +29,7 @@ _CARD_BODY = 16 * 2**20
 _PREUPLOAD_BODY = 4 * 2**20
 _MAX_FILES = 5000
 _COMMIT_BODY = 4 * 2**30
-_MAX_OPERATIONS = 100_000
+_MAX_CHANGES = 100_000
 _MAX_ATTRIBUTE_LINE = 2000
 _PATTERN_FILES = (".gitattributes", ".gitignore")
 # Each `*` multiplies the time that a pattern may take; nothing else runs while it is matched.
@@ -58,33 +45,18 @@ _NO_PULL_REQUESTS = "The embedded Hub has no pull requests: commit to a branch (
 
 
 @dataclass(frozen=True)
-class _File:
+class _Change:
+    """What becomes of a path: the blob to store; or the sha256 of a large file, whose size may be told; or deletion."""
+
     path: str
-    blob: str
+    blob: str | None = None
+    large: str | None = None
+    size: int | None = None
+    is_folder: bool = False
 
 
-@dataclass(frozen=True)
-class _LargeFile:
-    path: str
-    oid: str
-    size: int | None
-
-
-@dataclass(frozen=True)
-class _Deletion:
-    path: str
-    is_folder: bool
-
-
-_Operation = _File | _LargeFile | _Deletion
-
-
-class CommitsApi:
-    """See `register` for the addresses."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._storage = access.storage
+class CommitsApi(Api):
+    """Answers the addresses in `register`."""
 
     def register(self, router: Router) -> None:
         """Add the routes."""
@@ -93,9 +65,9 @@ class CommitsApi:
         router.add("POST", "/api/{repo}/commit/{revision}", self.commit, body=_COMMIT_BODY)
 
     def validate(self, request: Request) -> Response:
-        """The card check that huggingface_hub asks for before it uploads anything.
+        """Whether a card's metadata can be read, which huggingface_hub asks before it uploads anything.
 
-        Of strangers' cards nothing is parsed: the commit, which needs a token, checks the card once more.
+        A stranger's card is not parsed: the commit, which needs a token, checks the card once more.
         """
         if request.role is None:
             for _ in request.body.chunks():
@@ -106,12 +78,13 @@ class CommitsApi:
         content = member(fields, "content", str)
         if content is None:
             raise bad_request("The card's content is missing.")
-        errors, warnings = check_card(content, member(fields, "repoType", str) or "model")
+        card, error = read_card(content.encode())
+        missing = "The card has no YAML metadata; put them between two lines of --- at its top."
         answer = {
-            "errors": [{"message": error} for error in errors],
-            "warnings": [{"message": warning} for warning in warnings],
+            "errors": [{"message": error}] if error else [],
+            "warnings": [{"message": missing}] if card is None and not error else [],
         }
-        return json_response(answer, status=400 if errors else 200)
+        return json_response(answer, status=400 if error else 200)
 
     def preupload(self, request: Request, repo: RepoId, revision: str) -> Response:
         """How each file is to be sent, and what the repository has under its name already."""
@@ -157,7 +130,7 @@ class CommitsApi:
         request.body.expect(_COMMIT_BODY)
         with self._storage.git(repo) as git, Quarantine(self._storage.path(repo)) as quarantine:
             _branch_head(git, revision)  # better known before the upload than after it
-            header, operations = _read(request, repo, quarantine, self._storage)
+            header, changes = _read(request, repo, quarantine, self._storage)
             with self._storage.lock(repo):
                 branch, head = _branch_head(git, revision)
                 parent = member(header, "parentCommit", str)
@@ -165,7 +138,7 @@ class CommitsApi:
                     raise Fault(
                         412, f"A commit has happened since: the head of '{branch}' is {head}, not {parent}; try again."
                     )
-                oid = self._apply(git, quarantine, repo, head, header, operations)
+                oid = self._apply(git, quarantine, repo, head, header, changes)
                 if oid != head:
                     quarantine.migrate()
                     git.write_ref(f"refs/heads/{branch}", oid)
@@ -179,29 +152,27 @@ class CommitsApi:
         repo: RepoId,
         head: str,
         header: dict[str, Any],
-        operations: list[_Operation],
+        changes: list[_Change],
     ) -> str:
         """The new commit's id; the head's own where nothing changes, so that a repeated request does no harm."""
         store = self._storage.large_files(repo)
         before = git.root_tree(head)
         tree = TreeEdit(git, before)
         large = []
-        for operation in operations:
-            if isinstance(operation, _Deletion):
-                if not tree.remove(operation.path, is_folder=operation.is_folder):
-                    what = "folder" if operation.is_folder else "file"
-                    message = f"A {what} with this name doesn't exist: '{operation.path}'."
-                    raise entry_not_found(message, commit=head)
-            elif isinstance(operation, _LargeFile):
-                size = store.size(operation.oid)
+        for change in changes:
+            if change.blob is not None:
+                tree.put(change.path, change.blob)
+            elif change.large is not None:
+                size = store.size(change.large)
                 if size is None:
-                    raise bad_request(f"The content of '{operation.path}' was not uploaded to LFS; upload it first.")
-                if operation.size not in (None, size):
-                    raise bad_request(f"'{operation.path}' has {size} bytes in LFS, not {operation.size}.")
-                tree.put(operation.path, quarantine.blob(Pointer(operation.oid, size).content()))
-                large.append(operation.path)
-            else:
-                tree.put(operation.path, operation.blob)
+                    raise bad_request(f"The content of '{change.path}' was not uploaded to LFS; upload it first.")
+                if change.size not in (None, size):
+                    raise bad_request(f"'{change.path}' has {size} bytes in LFS, not {change.size}.")
+                tree.put(change.path, quarantine.blob(Pointer(change.large, size).content()))
+                large.append(change.path)
+            elif not tree.remove(change.path, is_folder=change.is_folder):
+                what = "folder" if change.is_folder else "file"
+                raise entry_not_found(f"A {what} with this name doesn't exist: '{change.path}'.", commit=head)
         self._track(git, quarantine, tree, large)
         after = tree.write(quarantine)
         if after == before:
@@ -233,7 +204,7 @@ def _branch_head(git: GitRepository, revision: str) -> tuple[str, str]:
     head = git.branch(name)
     if head is None:
         if git.resolve(revision) is not None:
-            raise bad_request(f"'{revision}' is no branch: commit to a branch instead.")
+            raise bad_request(f"'{revision}' is not a branch: commit to a branch instead.")
         raise revision_not_found(revision)
     return name, head
 
@@ -247,16 +218,16 @@ def _base64(content: str, path: str) -> bytes:
 
 def _read(
     request: Request, repo: RepoId, quarantine: Quarantine, storage: Storage
-) -> tuple[dict[str, Any], list[_Operation]]:
-    """Header and operations of a commit; file contents go to the quarantine line by line, not into memory."""
+) -> tuple[dict[str, Any], list[_Change]]:
+    """Header and changes of a commit; file contents go to the quarantine line by line, not into memory."""
     header: dict[str, Any] = {}
-    operations: list[_Operation] = []
+    changes: list[_Change] = []
     for key, value in _items(request):
         if key == "header":
             header = value
             continue
-        if len(operations) == _MAX_OPERATIONS:
-            raise bad_request(f"The commit holds more than {_MAX_OPERATIONS} changes; make several commits of it.")
+        if len(changes) == _MAX_CHANGES:
+            raise bad_request(f"The commit holds more than {_MAX_CHANGES} changes; make several commits of it.")
         path = check_path((member(value, "path", str) or "").removesuffix("/" if key == "deletedFolder" else ""))
         if key == "file":
             content = _content(value, path)
@@ -266,21 +237,21 @@ def _read(
             if pointer and storage.large_files(repo).size(pointer.oid) != pointer.size:
                 raise bad_request(f"'{path}' is an LFS pointer to a file that was not uploaded; push the file itself.")
             if path == "README.md":
-                errors, _ = check_card(content.decode(errors="replace"), repo.kind)
-                if errors:
-                    raise bad_request(f"Invalid metadata in README.md: {' '.join(errors)}")
-            operations.append(_File(path, quarantine.blob(content)))
+                _, error = read_card(content)
+                if error:
+                    raise bad_request(f"Invalid metadata in README.md: {error}")
+            changes.append(_Change(path, blob=quarantine.blob(content)))
         elif key == "lfsFile":
             if value.get("algo", "sha256") != "sha256":
                 raise bad_request(f"'{path}' is named by {value['algo']}; the Hub knows sha256 only.")
-            operations.append(_LargeFile(path, check_oid(value.get("oid")), member(value, "size", int)))
+            changes.append(_Change(path, large=check_oid(value.get("oid")), size=member(value, "size", int)))
         elif key in ("deletedFile", "deletedFolder"):
-            operations.append(_Deletion(path, key == "deletedFolder"))
+            changes.append(_Change(path, is_folder=key == "deletedFolder"))
         else:
             raise bad_request(f"The commit holds an unknown operation '{key[:40]}'.")
     if not header:
         raise bad_request("The commit has no header line.")
-    return header, operations
+    return header, changes
 
 
 def _items(request: Request) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import chain
 from typing import Any
 
-from .cards import card_tags, check_card, read_card
+from .cards import card_tags, read_card
 from .faults import Damaged, Fault
 from .git import MAIN, GitRepository
 from .names import RepoId
@@ -21,8 +20,6 @@ __all__ = ["commit_date", "describe", "examine", "not_running"]
 # Metadata lie at the top of a README, and what YAML they may be is bounded by less.
 _README_BYTES = 2**22
 _CONFIG_BYTES = 2**20
-_HEADER_BYTES = 2**24
-_MOST_ELEMENTS = 2**63
 
 _TASKS = {
     "ForCausalLM": "text-generation",
@@ -59,22 +56,20 @@ def describe(
     *,
     blobs: bool = False,
     expand: Iterable[str] | None = None,
-    leave_out: Iterable[str] = (),
 ) -> dict[str, Any]:
     """A repository at a commit.
 
-    blobs adds sizes and ids of the files. expand names the only properties to give beside the id, leave_out those to
-    skip; what a property costs is spent only where it is given.
+    blobs adds sizes and ids of the files. expand names the only properties to give beside the id; what a property
+    costs is spent only where it is given.
     """
     wanted = None if expand is None else set(expand)
-    skipped = set(leave_out)
 
-    def wants(*names: str) -> bool:
-        return any((wanted is None or name in wanted) and name not in skipped for name in names)
+    def wants(name: str) -> bool:
+        return wanted is None or name in wanted
 
     files = git.files(commit)
     by_path = {entry.path: entry.oid for entry in files}
-    card, _ = _card(git, by_path.get("README.md"), repo.kind)
+    card, _ = _card(git, by_path.get("README.md"))
     head = git.branch(MAIN)
     info: dict[str, Any] = {
         "author": repo.namespace,
@@ -88,18 +83,16 @@ def describe(
         "downloadsAllTime": 0,
         "likes": 0,
         "trendingScore": 0,
-        "tags": card_tags(card, repo.kind),
+        "tags": card_tags(card or {}, repo.kind),
         "cardData": card,
     }
     if repo.kind == "model":
         _add_model(info, git, by_path, card)
-        if wants("safetensors"):
-            info["safetensors"] = _count_parameters(storage, repo, git, by_path)
     elif repo.kind == "space":
         info["sdk"] = (card or {}).get("sdk") or settings.sdk
         for key in ("models", "datasets"):
-            value = (card or {}).get(key) or []
-            info[key] = [one for one in (value if isinstance(value, list) else [value]) if isinstance(one, str)]
+            value = (card or {}).get(key)
+            info[key] = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
         info["runtime"] = not_running()
     if wants("siblings"):
         info["siblings"] = [_sibling(git, entry.path, entry.oid, blobs=blobs) for entry in files]
@@ -136,23 +129,12 @@ def _add_model(info: dict[str, Any], git: GitRepository, by_path: dict[str, str]
     info["model-index"] = card.get("model-index")
     if config:
         info["config"] = {key: config[key] for key in ("architectures", "model_type") if key in config}
-    if architectures and library == "transformers":
-        info["transformersInfo"] = {"auto_model": _auto_class(architectures[0]), "pipeline_tag": task}
 
 
-def _auto_class(architecture: str) -> str:
-    return next((f"AutoModel{suffix}" for suffix in _TASKS if architecture.endswith(suffix)), "AutoModel")
-
-
-def _card(git: GitRepository, oid: str | None, kind: str) -> tuple[dict[str, Any] | None, str | None]:
+def _card(git: GitRepository, oid: str | None) -> tuple[dict[str, Any] | None, str | None]:
     """The metadata of README.md, and what is wrong with them where they cannot be read."""
-    if oid is None:
-        return None, None
-    content = git.blob(oid)[:_README_BYTES]
-    card = read_card(content)
-    if card is None and (errors := check_card(content.decode(errors="replace"), kind)[0]):
-        return None, f"its README.md: {errors[0].rstrip('.')}"
-    return card, None
+    card, error = read_card(git.blob(oid)[:_README_BYTES]) if oid is not None else (None, None)
+    return card, f"its README.md: {error.rstrip('.')}" if error else None
 
 
 def _config(git: GitRepository, oid: str | None) -> tuple[dict[str, Any], str | None]:
@@ -167,7 +149,7 @@ def _config(git: GitRepository, oid: str | None) -> tuple[dict[str, Any], str | 
         return {}, "its config.json holds no object"
     architectures, model_type = value.get("architectures"), value.get("model_type")
     if architectures is not None and not (
-        isinstance(architectures, list) and all(isinstance(one, str) for one in architectures)
+        isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
     ):
         return {}, "its config.json has no list of names under architectures"
     if not isinstance(model_type, str | None):
@@ -187,7 +169,7 @@ def examine(storage: Storage, repo: RepoId) -> str | None:
                 if pointer is not None:
                     storage.large_files(repo).whole(pointer, entry.path)
             by_path = {entry.path: entry.oid for entry in files[0]}
-            _, reason = _card(git, by_path.get("README.md"), repo.kind)
+            _, reason = _card(git, by_path.get("README.md"))
             if reason is None and repo.kind == "model":
                 _, reason = _config(git, by_path.get("config.json"))
             return reason
@@ -207,34 +189,3 @@ def _sibling(git: GitRepository, path: str, oid: str, *, blobs: bool) -> dict[st
         if info.pointer:
             sibling["lfs"] = {"sha256": info.pointer.oid, "size": info.size, "pointerSize": info.stored}
     return sibling
-
-
-def _count_parameters(
-    storage: Storage, repo: RepoId, git: GitRepository, by_path: dict[str, str]
-) -> dict[str, Any] | None:
-    """Elements by dtype, from the headers of the safetensors files at the root."""
-    counts: dict[str, int] = {}
-    for path, oid in by_path.items():
-        pointer = git.blob_info(oid).pointer if path.endswith(".safetensors") and "/" not in path else None
-        if pointer is None:
-            continue
-        try:
-            with open(storage.large_files(repo).path(pointer.oid), "rb") as file:
-                (length,) = struct.unpack("<Q", file.read(8))
-                header = json.loads(file.read(length)) if length < _HEADER_BYTES else {}
-            for name, tensor in header.items():
-                if name != "__metadata__":
-                    counts[tensor["dtype"]] = counts.get(tensor["dtype"], 0) + _elements(tensor["shape"])
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError, struct.error):
-            return None  # not a safetensors file after all
-    return {"parameters": counts, "total": sum(counts.values())} if counts else None
-
-
-def _elements(shape: list[int]) -> int:
-    """Raises ValueError for what no tensor has: a text as a size would be repeated, not multiplied."""
-    elements = 1
-    for size in shape:
-        if type(size) is not int or not 0 <= size < _MOST_ELEMENTS or elements > _MOST_ELEMENTS:
-            raise ValueError(f"no shape: {shape!r:.40}")
-        elements *= size
-    return elements

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Mapping
+from pathlib import Path
 
 __all__ = [
     "Damaged",
     "Fault",
     "bad_request",
+    "damaged_repository",
     "disk_full",
     "entry_not_found",
     "forbidden",
@@ -51,6 +53,11 @@ class Damaged(Fault):
         self.reason = reason
 
 
+def damaged_repository(folder: Path, reason: str) -> Damaged:
+    """The fault for the repository whose files lie in NAMESPACE/NAME.git."""
+    return Damaged(f"Repository '{folder.parent.name}/{folder.name.removesuffix('.git')}'", reason)
+
+
 def bad_request(message: str) -> Fault:
     """400: the request itself is wrong."""
     return Fault(400, message)
@@ -71,7 +78,7 @@ def repo_not_found(repo: object, *, anonymous: bool) -> Fault:
 
 def revision_not_found(revision: str) -> Fault:
     """404: no branch, tag or commit of that name."""
-    return Fault(404, f"Invalid rev id: '{revision}' is no branch, tag or commit.", code="RevisionNotFound")
+    return Fault(404, f"Invalid rev id: there is no branch, tag or commit '{revision}'.", code="RevisionNotFound")
 
 
 def entry_not_found(message: str, *, commit: str) -> Fault:

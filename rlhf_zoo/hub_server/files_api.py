@@ -7,13 +7,12 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-from .access import Access, commit_of
+from .access import Api, commit_of
 from .describe import commit_date
 from .faults import Fault, entry_not_found
 from .git import Entry, GitRepository
 from .messages import SMALL_BODY, FilePart, Request, Response, json_response
 from .names import RepoId
-from .repos_api import next_link
 from .routing import Router
 
 __all__ = ["FilesApi"]
@@ -22,12 +21,8 @@ _PAGE = 1000
 _PAGE_EXPANDED = 50
 
 
-class FilesApi:
-    """See `register` for the addresses."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._storage = access.storage
+class FilesApi(Api):
+    """Answers the addresses in `register`."""
 
     def register(self, router: Router) -> None:
         """Add the routes."""
@@ -77,24 +72,18 @@ class FilesApi:
         """What a folder holds, in pages; a missing folder is EntryNotFound."""
         self._access.read(request, repo)
         expand = request.flag("expand")
-        limit = _PAGE_EXPANDED if expand else _PAGE
-        size = request.number("limit", limit, maximum=limit)
-        start = request.number("cursor", 1, maximum=10**9) - 1
         path = path.strip("/")
         with self._storage.git(repo) as git:
             commit = commit_of(git, revision)
             folder = git.entry(commit, path)
             if folder is None or not folder.is_folder:
-                raise entry_not_found(f"'{path}' is no folder at '{revision}' of '{repo}'.", commit=commit)
+                raise entry_not_found(f"There is no folder '{path}' at '{revision}' of '{repo}'.", commit=commit)
             prefix = f"{path}/" if path else ""
             entries = list(git.walk(folder.oid, prefix, recursive=request.flag("recursive")))
-            page = _infos(git, commit, entries[start : start + size], expand=expand)
-        headers = {}
-        if len(entries) > start + size:
             # Later pages name the commit: a push in between shall not shift them.
             address = f"/api/{repo.plural}/{repo}/tree/{commit}" + (f"/{quote(path, safe='')}" if path else "")
-            headers = next_link(request, address, cursor=start + size + 1)
-        return json_response(page, headers=headers)
+            page, headers = request.page(entries, _PAGE_EXPANDED if expand else _PAGE, address)
+            return json_response(_infos(git, commit, page, expand=expand), headers=headers)
 
     def paths_info(self, request: Request, repo: RepoId, revision: str) -> Response:
         """Information about the given paths; missing ones are left out."""
@@ -103,12 +92,10 @@ class FilesApi:
         expand = (fields.get("expand") or ["false"])[-1].lower() in ("true", "1")
         with self._storage.git(repo) as git:
             commit = commit_of(git, revision)
-            found = []
-            for path in dict.fromkeys(fields.get("paths", [])):
-                entry = git.entry(commit, path.strip("/"))
-                if entry is not None and entry.path:
-                    found.append(entry)
-            return json_response(_infos(git, commit, found, expand=expand))
+            entries = [git.entry(commit, path.strip("/")) for path in dict.fromkeys(fields.get("paths", []))]
+            return json_response(
+                _infos(git, commit, [entry for entry in entries if entry and entry.path], expand=expand)
+            )
 
 
 def _file(git: GitRepository, commit: str, path: str) -> Entry:
@@ -133,7 +120,7 @@ def _file_headers(path: str, etag: str, commit: str) -> dict[str, str]:
 
 
 def _span(header: str, size: int) -> tuple[int, int] | None:
-    """[start, end) of a single byte range; None for what is no such range, which HTTP says to ignore."""
+    """[start, end) of a single byte range; None for anything else, which HTTP says to ignore."""
     match = re.fullmatch(r"\s*bytes\s*=\s*(\d{0,18})\s*-\s*(\d{0,18})\s*", header)
     if not match or not (match[1] or match[2]):
         return None

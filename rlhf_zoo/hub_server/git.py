@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .durable import sync_folder, write_bytes
-from .faults import Damaged, Fault, is_of_the_file
+from .faults import Damaged, Fault, damaged_repository, is_of_the_file
 from .large_files import Pointer, parse_pointer
 from .names import OWNER
 
@@ -103,8 +103,8 @@ class GitRepository:
             if target is not None:
                 return self._peel(target)
         if re.fullmatch(r"[0-9a-f]{40}", revision):
-            found = self._get(revision)
-            if found is not None and found.type_name == b"commit":
+            item = self._get(revision)
+            if item is not None and item.type_name == b"commit":
                 return revision
         return None
 
@@ -122,26 +122,23 @@ class GitRepository:
     def write_ref(self, ref: str, target: str) -> None:
         """Point `ref` at an object that is on the disk already; the one step by which a commit becomes visible."""
         path = self.path / ref
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if path.is_dir():
-                self._prune(path)
-            write_bytes(path, f"{target}\n".encode(), scratch=self.path)
-        except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-            raise Fault(409, f"'{ref}' and another ref exclude each other: one name begins with the other.") from error
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            self._prune(path)
+        write_bytes(path, f"{target}\n".encode(), scratch=self.path)
 
     def delete_ref(self, ref: str) -> None:
         """Remove a ref, also from packed-refs, where `git gc` may have put it."""
         packed = self.path / "packed-refs"
         if packed.exists():
-            kept: list[bytes] = []
+            lines: list[bytes] = []
             dropping = False
             for line in packed.read_bytes().splitlines(keepends=True):
                 # A line "^COMMIT" peels the annotated tag on the line before it.
                 dropping = dropping if line.startswith(b"^") else line.rstrip(b"\n").endswith(b" " + ref.encode())
                 if not dropping:
-                    kept.append(line)
-            write_bytes(packed, b"".join(kept) or b"# pack-refs with: sorted \n")
+                    lines.append(line)
+            write_bytes(packed, b"".join(lines) or b"# pack-refs with: sorted \n")
         path = self.path / ref
         path.unlink(missing_ok=True)
         if path.parent.exists():
@@ -185,7 +182,7 @@ class GitRepository:
 
     def damaged(self, reason: str) -> Damaged:
         """The fault that says so of this repository."""
-        return Damaged(f"Repository '{self.path.parent.name}/{self.path.name.removesuffix('.git')}'", reason)
+        return damaged_repository(self.path, reason)
 
     @contextmanager
     def _reading(self, oid: str | None = None) -> Iterator[None]:

@@ -232,13 +232,14 @@ class Handler(BaseHTTPRequestHandler):
             except ConnectionError:
                 self.close_connection = True
                 return
-            except OSError as error:
-                if not is_disk_full(error):
+            except Exception as error:
+                if isinstance(error, OSError) and is_disk_full(error):
+                    response = _refusal(disk_full(self.server.application.root))
+                else:
                     log.exception("%s %s failed", self.command, _shown(self.path))
-                response = _refusal(disk_full(self.server.application.root) if is_disk_full(error) else _defect())
-            except Exception:
-                log.exception("%s %s failed", self.command, _shown(self.path))
-                response = _refusal(_defect())
+                    response = _refusal(
+                        Fault(500, "The embedded Hub failed on this request; its log on stderr says where.")
+                    )
             if body is None or not body.drain():
                 self.close_connection = True
             self._send(response)
@@ -307,10 +308,6 @@ def _header_text(value: str) -> str:
     """A header is one line of printable Latin-1; what a client sent and an answer quotes need not be."""
     line = "".join(char if char.isprintable() else " " for char in value)
     return line.encode("latin-1", "replace").decode("latin-1")
-
-
-def _defect() -> Fault:
-    return Fault(500, "The embedded Hub failed on this request; its log on stderr tells where.")
 
 
 def _refusal(fault: Fault) -> Response:

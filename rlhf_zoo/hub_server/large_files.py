@@ -6,21 +6,16 @@ import hashlib
 import os
 import re
 import secrets
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from .durable import sync_folder
-from .faults import Damaged, Fault, bad_request
+from .faults import bad_request, damaged_repository
 
-if TYPE_CHECKING:
-    from hashlib import _Hash
-
-__all__ = ["LargeFiles", "PartialUploads", "Pointer", "parse_pointer", "write_all"]
+__all__ = ["LargeFiles", "Pointer", "parse_pointer", "write_all"]
 
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-[^\n]*\n)*oid sha256:([0-9a-f]{64})\nsize (\d{1,18})\n"
@@ -71,43 +66,49 @@ class LargeFiles:
         """The file that stands at `path` of a commit; Damaged where it is lost, or has another size."""
         size = self.size(pointer.oid)
         if size != pointer.size:
-            folder = self.folder.parent
             what = "lost" if size is None else f"cut: {size} of {pointer.size} bytes"
-            raise Damaged(
-                f"Repository '{folder.parent.name}/{folder.name.removesuffix('.git')}'",
-                f"the content of '{path}' is {what}; another push of it mends that",
-            )
+            reason = f"the content of '{path}' is {what}; another push of it mends that"
+            raise damaged_repository(self.folder.parent, reason)
         return self.path(pointer.oid)
 
     def receive(self, oid: str, size: int, chunks: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Store a file as it streams in; Fault 400 when it is not the file that was announced."""
-        if self.size(oid) == size:  # another upload of the same file was quicker
-            digest, written = hashlib.sha256(), 0
-            for chunk in chunks:
-                digest.update(chunk)
-                written += len(chunk)
-            _check(oid, size, written, digest.hexdigest())
-            return
-        incomplete = self.incomplete(oid)
+        """Store a file as it streams in; Fault 400 when it is not the file that was announced.
+
+        Hashing and syncing run in threads beside the one that receives: each of the three takes about as long.
+        """
+        folder = self.folder / "incomplete"
+        folder.mkdir(exist_ok=True)  # its own parents stay away: the repository may have been deleted meanwhile
+        incomplete = folder / f"{oid}.{secrets.token_hex(8)}"
+        digest = hashlib.sha256()
+        written = unsynced = 0
         try:
-            digest = hashlib.sha256()
             with open(incomplete, "xb", buffering=0) as file:
-                _store(file.fileno(), 0, size, chunks, digest)
+                with _Behind(_BLOCKS_AHEAD) as hashing, _Behind(1) as syncing:
+                    for block in _blocks(chunks):
+                        written += len(block)
+                        unsynced += len(block)
+                        if written > size:
+                            raise bad_request(f"More than the announced {size} bytes arrived.")
+                        if size > _BLOCK:
+                            hashing.call(digest.update, block)
+                        else:  # not worth a thread
+                            digest.update(block)
+                        write_all(file.fileno(), block)
+                        if unsynced >= _SYNC_EVERY:
+                            syncing.call(os.fdatasync, file.fileno())
+                            unsynced = 0
                 os.fsync(file.fileno())
-            self.accept(incomplete, oid, size, digest.hexdigest())
+            if written != size or digest.hexdigest() != oid:
+                raise bad_request(
+                    f"LFS object {oid} arrived damaged ({written} of {size} bytes, sha256 {digest.hexdigest()}); "
+                    "upload it again."
+                )
+            self._place(incomplete, self.path(oid))
         finally:
             incomplete.unlink(missing_ok=True)
 
-    def incomplete(self, oid: str) -> Path:
-        """A fresh name for a file under way."""
-        folder = self.folder / "incomplete"
-        folder.mkdir(exist_ok=True)  # its own parents stay away: the repository may have been deleted meanwhile
-        return folder / f"{oid}.{secrets.token_hex(8)}"
-
-    def accept(self, incomplete: Path, oid: str, size: int, digest: str) -> None:
-        """Move a finished upload to its place, once its length and its hash are right."""
-        _check(oid, size, incomplete.stat().st_size, digest)
-        target = self.path(oid)
+    @staticmethod
+    def _place(incomplete: Path, target: Path) -> None:
         created = [folder for folder in (target.parent.parent, target.parent) if not folder.exists()]
         for folder in created:
             folder.mkdir(exist_ok=True)
@@ -116,45 +117,11 @@ class LargeFiles:
             sync_folder(folder)
 
 
-def _check(oid: str, size: int, written: int, digest: str) -> None:
-    if written != size or digest != oid:
-        raise bad_request(
-            f"LFS object {oid} arrived damaged ({written} of {size} bytes, sha256 {digest}); upload it again."
-        )
-
-
-def write_all(fd: int, data: bytes | bytearray | memoryview, offset: int | None = None) -> None:
-    """Write all of `data`, at `offset` or where the file stands."""
+def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
+    """Write all of `data` where the file stands."""
     view = memoryview(data)
     while view:
-        count = os.write(fd, view) if offset is None else os.pwrite(fd, view, offset)
-        view = view[count:]
-        offset = None if offset is None else offset + count
-
-
-def _store(
-    fd: int, offset: int, size: int, chunks: Iterable[bytes | bytearray | memoryview], digest: _Hash | None
-) -> int:
-    """Write `size` bytes at `offset`, hash them, push them to the disk; Fault 400 for more. Returns how many came.
-
-    Hashing and pushing run in threads beside the one that receives: each of the three takes about as long as another.
-    """
-    written = unsynced = 0
-    with _Behind(_BLOCKS_AHEAD) as hashing, _Behind(1) as syncing:
-        for block in _blocks(chunks):
-            if written + len(block) > size:
-                raise bad_request(f"More than the announced {size} bytes arrived.")
-            if digest is not None and size > _BLOCK:
-                hashing.call(digest.update, block)
-            elif digest is not None:  # not worth a thread
-                digest.update(block)
-            write_all(fd, block, offset + written)
-            written += len(block)
-            unsynced += len(block)
-            if unsynced >= _SYNC_EVERY:
-                syncing.call(os.fdatasync, fd)
-                unsynced = 0
-    return written
+        view = view[os.write(fd, view) :]
 
 
 def _blocks(chunks: Iterable[bytes | bytearray | memoryview]) -> Iterator[bytes | bytearray | memoryview]:
@@ -199,49 +166,3 @@ class _Behind:
         if kind is None:
             while self._pending:
                 self._pending.popleft().result()
-
-
-class PartialUploads:
-    """Multipart uploads under way.
-
-    Parts are written at their offset into one incomplete file. The hash runs along while parts come in order, as
-    huggingface_hub sends them: reading a very large file again at the end would outlast the client's patience.
-    """
-
-    def __init__(self) -> None:
-        self._mutex = threading.Lock()
-        self._hashes: dict[Path, tuple[int, _Hash]] = {}
-
-    def receive(self, path: Path, offset: int, size: int, chunks: Iterable[bytes | memoryview]) -> None:
-        """Store one part (offset and size in bytes)."""
-        with self._mutex:
-            done, whole = self._hashes.pop(path, (0, hashlib.sha256()))
-        running = whole.copy() if done == offset else None
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            written = _store(fd, offset, size, chunks, running)
-        finally:
-            os.close(fd)
-        if written != size:
-            raise bad_request(f"A part arrived cut short ({written} of {size} bytes); upload it again.")
-        if running is not None:
-            with self._mutex:
-                self._hashes[path] = (offset + size, running)
-
-    def finish(self, store: LargeFiles, path: Path, oid: str, size: int) -> None:
-        """Check the whole file and move it to its place; safe to ask twice."""
-        with self._mutex:
-            done, whole = self._hashes.pop(path, (0, hashlib.sha256()))
-        try:
-            with open(path, "rb", buffering=0) as file:
-                if done != size:
-                    whole = hashlib.sha256()
-                    while block := file.read(_BLOCK):
-                        whole.update(block)
-                os.fsync(file.fileno())
-            store.accept(path, oid, size, whole.hexdigest())
-        except FileNotFoundError:
-            if store.size(oid) != size:
-                raise Fault(404, f"No upload of LFS object {oid} is under way; start it again.") from None
-        finally:
-            path.unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from email.message import Message
 from io import BufferedIOBase
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import parse_qs, unquote
+from urllib.parse import parse_qs, unquote, urlencode
 
 from .faults import Fault, bad_request, forbidden
 
@@ -40,6 +40,7 @@ _TRAILERS = 32
 _NUMBER_LENGTH = 18
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _Kind = TypeVar("_Kind")
+_Item = TypeVar("_Item")
 
 
 class Body:
@@ -133,8 +134,8 @@ class Body:
             data += chunk
         return bytes(data)
 
-    def lines(self, limit: int = _LINE_LIMIT) -> Iterator[bytes]:
-        """Line by line without the newline; Fault 413 for a line above `limit` bytes."""
+    def lines(self) -> Iterator[bytes]:
+        """Line by line without the newline; Fault 413 for a line above 16 MiB."""
         pending = bytearray()
         for chunk in self.chunks():
             pending += chunk
@@ -142,8 +143,8 @@ class Body:
                 *lines, rest = bytes(pending).split(b"\n")
                 yield from lines
                 pending = bytearray(rest)
-            if len(pending) > limit:
-                raise Fault(413, f"A line of the commit is larger than {limit} bytes; such a file belongs to LFS.")
+            if len(pending) > _LINE_LIMIT:
+                raise Fault(413, f"A line of the commit has more than {_LINE_LIMIT} bytes; such a file belongs to LFS.")
         if pending:
             yield bytes(pending)
 
@@ -195,6 +196,18 @@ class Request:
             raise bad_request(f"The query parameter {name}={value[:40]} must be a whole number of at least 1.")
         return min(int(value), maximum)
 
+    def next_page(self, path: str, **query: Any) -> dict[str, str]:
+        """The Link header to the next page: this query with some values replaced."""
+        fields = {key: values for key, values in self.query.items() if key not in query} | query
+        return {"Link": f'<{self.base}{path}?{urlencode(fields, doseq=True)}>; rel="next"'}
+
+    def page(self, items: list[_Item], most: int, path: str | None = None) -> tuple[list[_Item], dict[str, str]]:
+        """The items that limit and cursor ask for, and the header that leads to the next ones, at `path` or here."""
+        size = self.number("limit", most, maximum=most)
+        start = self.number("cursor", 1, maximum=10**9) - 1
+        more = len(items) > start + size
+        return items[start : start + size], self.next_page(path or self.path, cursor=start + size + 1) if more else {}
+
     def json(self) -> dict[str, Any]:
         """The body as a JSON object (Fault 400 otherwise)."""
         try:
@@ -239,7 +252,7 @@ class FilePart:
 
 @dataclass(frozen=True)
 class Response:
-    """status, headers and content. length, when given, overrides Content-Length in the answer to HEAD."""
+    """What the server answers."""
 
     status: int = 200
     headers: dict[str, str] = field(default_factory=dict)

@@ -40,7 +40,6 @@ def serve(
     ready_file: str | os.PathLike[str] | None = None,
     *,
     parent: int | None = None,
-    part_size: int | None = None,
     beside: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> str:
@@ -48,22 +47,20 @@ def serve(
 
     ready_file receives {"url", "pid"} once the server listens. With `parent`, a process id, the server ends when that
     process does, ignores SIGINT (Ctrl-C reaches the whole terminal group, and the parent still has to save), and does
-    not record itself in the root, as it does not `beside` another server over the same root. part_size: bytes above
-    which big files are uploaded in parts; on_ready: called with the address. ZooError where the root cannot be written
-    or the address is not free. Call it from the main thread.
+    not record itself in the root, as it does not `beside` another server over the same root. on_ready: called with
+    the address. ZooError where the root cannot be written or the address is not free. Call it from the main thread.
     """
     from .application import Application
     from .handler import HubServer
-    from .lfs_api import PART_SIZE
 
     if not 0 <= port <= 65535:
         raise ZooError(f"Port {port} does not exist: choose one from 1 to 65535, or 0 for any free one.")
-    alive = _Parent(parent)
+    is_alive = _watch(parent)
     folder = Path(root).expanduser().absolute()
     try:
         make_private(folder)
         os.umask(0o077)
-        application = Application(folder, part_size=part_size or PART_SIZE)
+        application = Application(folder)
     except OSError as error:
         raise ZooError(f"The Hub cannot write under {folder} ({error.strerror}): choose another --root.") from error
     try:
@@ -82,7 +79,7 @@ def serve(
         _announce(folder / RECORD if parent is None and not beside else None, ready_file, note)
         if on_ready is not None:
             on_ready(server.url)
-        while not stop.wait(_PARENT_SECONDS if parent else None) and alive():
+        while not stop.wait(_PARENT_SECONDS if parent else None) and is_alive():
             pass
     finally:
         server.shutdown()
@@ -114,43 +111,20 @@ def _announce(record: Path | None, ready_file: str | os.PathLike[str] | None, no
         raise ZooError(f"Cannot write {error.filename} ({error.strerror}): choose another --ready-file.") from error
 
 
-class _Parent:
-    """Tells whether a process still lives."""
+def _watch(pid: int | None) -> Callable[[], bool]:
+    """Tells whether the process still lives; always true without one."""
+    if pid is None or pid == os.getppid():
+        return lambda: pid in (None, os.getppid())
 
-    def __init__(self, pid: int | None) -> None:
-        self._pid = pid
-        self._is_own = pid == os.getppid()
-        self._started = _start_time(pid) if pid else None
-        if self._started is None and Path("/proc/self/stat").exists():
-            self._started = "ended"  # before it was looked at; matches no process
-
-    def __call__(self) -> bool:
-        if self._pid is None:
-            return True
-        if self._is_own:
-            return os.getppid() == self._pid
-        if self._started is not None:  # a new process may carry an old number, but not the same start
-            return _start_time(self._pid) == self._started
-        return _exists(self._pid)
-
-
-def _exists(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
+    def exists() -> bool:
+        with suppress(PermissionError):
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return False
         return True
-    return True
 
-
-def _start_time(pid: int) -> str | None:
-    """From Linux's /proc; None for a process that has ended, or elsewhere."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in ("Z", "X") else fields[19]
+    return exists
 
 
 logging.getLogger("rlhf_zoo.hub_server").addHandler(logging.NullHandler())

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from html import escape
 from typing import Any
 
-from .access import Access, commit_of
+from .access import Api, commit_of
+from .describe import commit_date
 from .faults import Fault, bad_request, forbidden, revision_not_found
 from .git import MAIN, GitRepository, Quarantine, Ref
 from .messages import SMALL_BODY, Request, Response, json_response, member
 from .names import OWNER, RepoId, check_ref
-from .repos_api import next_link
 from .routing import Router
 
 __all__ = ["RefsApi"]
@@ -19,12 +18,8 @@ __all__ = ["RefsApi"]
 _PAGE = 50
 
 
-class RefsApi:
-    """See `register` for the addresses."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._storage = access.storage
+class RefsApi(Api):
+    """Answers the addresses in `register`."""
 
     def register(self, router: Router) -> None:
         """Add the routes."""
@@ -64,15 +59,14 @@ class RefsApi:
                 if len(page) == size:
                     # The next page starts at a commit, so that new commits do not shift it.
                     path = request.path.rpartition("/")[0] + f"/{oid}"
-                    return json_response(page, headers=next_link(request, path))
+                    return json_response(page, headers=request.next_page(path))
                 title, _, message = commit.message.decode(errors="replace").strip().partition("\n")
-                date = datetime.fromtimestamp(commit.commit_time, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
                 item: dict[str, Any] = {
                     "id": oid,
                     "title": title,
                     "message": message.strip(),
                     "authors": [{"user": OWNER, "avatar": ""}],
-                    "date": date,
+                    "date": commit_date(git, oid),
                 }
                 if formatted:
                     item["formatted"] = {"title": escape(title), "message": escape(message.strip())}

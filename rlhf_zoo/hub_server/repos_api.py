@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from functools import partial
 from typing import Any
-from urllib.parse import urlencode
 
-from .access import Access, commit_of
+from .access import Api, commit_of
 from .describe import describe
 from .faults import Fault, bad_request
 from .git import MAIN
-from .messages import (
-    SMALL_BODY,
-    Request,
-    Response,
-    json_response,
-    member,
-    objects,
-)
+from .messages import SMALL_BODY, Request, Response, json_response, member, objects
 from .names import KINDS, OWNER, RepoId, parse_repo_id
 from .routing import Router
 from .storage import now
 
-__all__ = ["ReposApi", "next_link"]
+__all__ = ["ReposApi"]
 
 _PAGE = 1000
 _MAX_VARIABLES = 500
@@ -32,21 +23,12 @@ _RESERVED = ("api", "_lfs", "_xet", "models", "datasets", "spaces", "collections
 _LISTED = ["createdAt", "downloads", "library_name", "likes", "pipeline_tag", "private", "sdk", "tags", "trendingScore"]
 _LISTED_FULL = ["author", "disabled", "gated", "lastModified", "sha", "siblings"]
 _SORTS = ("lastModified", "createdAt", "downloads", "likes", "trendingScore")
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+# What filters and the order of a list look at.
+_FILTERED = (*_SORTS, "tags", "pipeline_tag", "models", "datasets", "sha")
 
 
-def next_link(request: Request, path: str, **query: Any) -> dict[str, str]:
-    """The Link header to the next page: the same query with some values replaced."""
-    fields = {key: values for key, values in request.query.items() if key not in query} | query
-    return {"Link": f'<{request.base}{path}?{urlencode(fields, doseq=True)}>; rel="next"'}
-
-
-class ReposApi:
-    """See `register` for the addresses."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._storage = access.storage
+class ReposApi(Api):
+    """Answers the addresses in `register`."""
 
     def register(self, router: Router) -> None:
         """Add the routes."""
@@ -67,7 +49,7 @@ class ReposApi:
         """409 where it exists; the answer holds the address all the same."""
         request.require_write()
         fields = request.json()
-        repo = parse_repo_id(fields.get("type") or "model", fields.get("organization"), fields.get("name"))
+        repo = _named(fields)
         _check_free_namespace(repo)
         if fields.get("template"):
             raise bad_request("The embedded Hub has no Space templates: create the Space and push your own files.")
@@ -86,9 +68,7 @@ class ReposApi:
     def delete(self, request: Request) -> Response:
         """Remove a repository with all its files."""
         request.require_write()  # no more than that: a damaged repository can be deleted
-        fields = request.json()
-        repo = parse_repo_id(fields.get("type") or "model", fields.get("organization"), fields.get("name"))
-        self._storage.delete(repo)
+        self._storage.delete(_named(request.json()))
         return json_response({})
 
     def move(self, request: Request) -> Response:
@@ -116,17 +96,17 @@ class ReposApi:
     def storage(self, request: Request, namespace: str = OWNER) -> Response:
         """What each repository of a namespace takes on the disk, largest first."""
         request.require_token()
-        found = []
+        sizes = []
         for repo in self._storage.repositories():
             if repo.namespace != namespace:
                 continue
             with self._storage.going_on(repo):
                 settings = self._storage.settings(repo)
                 with self._storage.git(repo) as git:
-                    wanted = ("usedStorage", "lastModified")
-                    info = describe(self._storage, repo, settings, git, git.head(), expand=wanted)
-                found.append((info["usedStorage"], info["lastModified"], repo, settings.private))
-        total = sum(size for size, *_ in found) or 1
+                    expand = ("usedStorage", "lastModified")
+                    info = describe(self._storage, repo, settings, git, git.head(), expand=expand)
+                sizes.append((info["usedStorage"], info["lastModified"], repo, settings.private))
+        total = sum(size for size, *_ in sizes) or 1
         answer = [
             {
                 "id": str(repo),
@@ -136,7 +116,7 @@ class ReposApi:
                 "storage": size,
                 "storagePercent": size / total,
             }
-            for size, updated, repo, private in sorted(found, key=lambda item: item[0], reverse=True)
+            for size, updated, repo, private in sorted(sizes, key=lambda item: item[0], reverse=True)
         ]
         return json_response(answer)
 
@@ -159,23 +139,22 @@ class ReposApi:
         sort = request.one("sort") or "lastModified"
         if sort not in _SORTS:
             raise bad_request(f"Cannot sort by '{sort[:40]}': use one of {', '.join(_SORTS)}.")
+        if request.one("num_parameters"):
+            raise bad_request("The embedded Hub cannot filter by the number of parameters: leave num_parameters out.")
         expand = request.many("expand") or None
-        found = []
+        matching = []
         for repo in self._storage.repositories(kind):
             with self._storage.going_on(repo):
                 item = self._matching(request, repo)
                 if item is not None:
-                    found.append((repo, item))
-        found.sort(key=lambda pair: pair[1][sort], reverse=request.one("direction") != "1")
-        size = request.number("limit", _PAGE, maximum=_PAGE)
-        start = request.number("cursor", 1, maximum=10**9) - 1
-        page = []
-        for repo, item in found[start : start + size]:
+                    matching.append((repo, item))
+        matching.sort(key=lambda pair: pair[1][sort], reverse=request.one("direction") != "1")
+        page, headers = request.page(matching, _PAGE)
+        answer = []
+        for repo, item in page:
             with self._storage.going_on(repo):
-                page.append(self._shown(request, repo, item, expand))
-        more = len(found) > start + size
-        headers = next_link(request, request.path, cursor=start + size + 1) if more else {}
-        return json_response(page, headers=headers)
+                answer.append(self._shown(request, repo, item, expand))
+        return json_response(answer, headers=headers)
 
     def _matching(self, request: Request, repo: RepoId) -> dict[str, Any] | None:
         authors = request.many("author")
@@ -192,8 +171,7 @@ class ReposApi:
             return None
         with self._storage.git(repo) as git:
             commit = git.head()
-            costly = {"siblings", "usedStorage"} | (set() if request.one("num_parameters") else {"safetensors"})
-            item = describe(self._storage, repo, settings, git, commit, leave_out=costly)
+            item = describe(self._storage, repo, settings, git, commit, expand=_FILTERED)
         if not set(request.many("filter")) <= set(item["tags"]):
             return None
         task = request.one("pipeline_tag")
@@ -203,9 +181,6 @@ class ReposApi:
             if repo.kind == "space" and not set(request.many(key)) <= set(item[key]):
                 return None
         if repo.kind == "space" and request.flag("linked") and not (item["models"] or item["datasets"]):
-            return None
-        total = (item.get("safetensors") or {}).get("total")
-        if request.one("num_parameters") and not _in_range(total, request.one("num_parameters") or ""):
             return None
         return item
 
@@ -219,6 +194,10 @@ class ReposApi:
         settings = self._storage.settings(repo)
         with self._storage.git(repo) as git:
             return describe(self._storage, repo, settings, git, item["sha"], expand=expand)
+
+
+def _named(fields: dict[str, Any]) -> RepoId:
+    return parse_repo_id(fields.get("type") or "model", fields.get("organization"), fields.get("name"))
 
 
 def _check_free_namespace(repo: RepoId) -> None:
@@ -241,15 +220,3 @@ def _split(kind: str, repo_id: Any, field: str) -> RepoId:
     if not separator:
         raise bad_request(f"{field} must be NAMESPACE/NAME.")
     return parse_repo_id(kind, namespace, name)
-
-
-def _in_range(total: int | None, wanted: str) -> bool:
-    """`wanted` is "min:6B,max:128B", either half optional."""
-    for part in wanted.split(","):
-        match = re.fullmatch(r"(min|max):(\d+(?:\.\d+)?)([KMBT]?)", part.strip())
-        if not match:
-            raise bad_request(f"num_parameters={wanted[:60]} must read like min:1M,max:7B.")
-        bound = float(match[2]) * _UNITS[match[3]]
-        if total is None or (total < bound if match[1] == "min" else total > bound):
-            return False
-    return True

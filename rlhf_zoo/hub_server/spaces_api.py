@@ -6,7 +6,7 @@ import re
 from functools import partial
 from typing import Any
 
-from .access import Access
+from .access import Api
 from .describe import not_running
 from .faults import Fault, bad_request
 from .messages import SMALL_BODY, Request, Response, json_response, member
@@ -17,12 +17,8 @@ from .storage import Settings, now
 __all__ = ["SpacesApi"]
 
 
-class SpacesApi:
-    """See `register` for the addresses."""
-
-    def __init__(self, access: Access) -> None:
-        self._access = access
-        self._storage = access.storage
+class SpacesApi(Api):
+    """Answers the addresses in `register`."""
 
     def register(self, router: Router) -> None:
         """Add the routes."""

@@ -24,7 +24,7 @@ from typing import Any
 
 from . import xet_store
 from .durable import locked, read_json, sync_folder, write_json
-from .faults import Damaged, Fault, disk_full, is_of_the_file, repo_not_found
+from .faults import Damaged, Fault, damaged_repository, disk_full, is_of_the_file, repo_not_found
 from .git import MAIN, GitRepository, Quarantine, TreeEdit
 from .large_files import LargeFiles
 from .names import KINDS, RepoId
@@ -33,50 +33,12 @@ __all__ = ["GIT_ATTRIBUTES", "Settings", "Storage", "now"]
 
 log = logging.getLogger(__name__)
 
-_LARGE_SUFFIXES = [
-    "7z",
-    "arrow",
-    "avro",
-    "bin",
-    "bz2",
-    "ckpt",
-    "ftz",
-    "gguf",
-    "gz",
-    "h5",
-    "joblib",
-    "lz4",
-    "mlmodel",
-    "model",
-    "msgpack",
-    "npy",
-    "npz",
-    "onnx",
-    "ot",
-    "parquet",
-    "pb",
-    "pickle",
-    "pkl",
-    "pt",
-    "pth",
-    "rar",
-    "safetensors",
-    "tar",
-    "tflite",
-    "tgz",
-    "wasm",
-    "xz",
-    "zip",
-    "zst",
-    "mp3",
-    "mp4",
-    "flac",
-    "ogg",
-    "wav",
-    "webm",
-]
+_LARGE_SUFFIXES = (
+    "7z arrow avro bin bz2 ckpt flac ftz gguf gz h5 joblib lz4 mlmodel model mp3 mp4 msgpack npy npz ogg "
+    "onnx ot parquet pb pickle pkl pt pth rar safetensors tar tflite tgz wasm wav webm xz zip zst"
+)
 #: The first commit of a repository: which files git-lfs keeps outside git.
-GIT_ATTRIBUTES = "".join(f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in sorted(_LARGE_SUFFIXES)) + (
+GIT_ATTRIBUTES = "".join(f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in _LARGE_SUFFIXES.split()) + (
     "*tfevents* filter=lfs diff=lfs merge=lfs -text\n"
 )
 _STALE_SECONDS = 24 * 3600
@@ -152,20 +114,20 @@ class Storage:
 
     def settings(self, repo: RepoId) -> Settings:
         """Fault 404 where the repository has gone, Damaged where its settings cannot be read."""
-        what = f"Repository '{repo}'"
+        folder = self.path(repo)
         try:
-            stored = read_json(self.path(repo) / "hub.json")
+            stored = read_json(folder / "hub.json")
             if stored is None:
                 if not self.exists(repo):
                     raise repo_not_found(repo, anonymous=False)
-                raise Damaged(what, "its hub.json is lost")
+                raise damaged_repository(folder, "its hub.json is lost")
             return _parse_settings(stored)
         except OSError as error:
             if not is_of_the_file(error):
                 raise
-            raise Damaged(what, f"its hub.json cannot be read: {error.strerror}") from error
+            raise damaged_repository(folder, f"its hub.json cannot be read: {error.strerror}") from error
         except (ValueError, TypeError, RecursionError) as error:
-            raise Damaged(what, f"its hub.json is not what a Hub writes: {error}") from error
+            raise damaged_repository(folder, f"its hub.json is not what a Hub writes: {error}") from error
 
     @contextmanager
     def going_on(self, repo: RepoId) -> Iterator[None]:

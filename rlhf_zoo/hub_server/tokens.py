@@ -7,6 +7,8 @@ import hmac
 import os
 import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -78,7 +80,7 @@ class TokenFile:
         try:
             stored = read_json(self._path, [])
             if not isinstance(stored, list):
-                raise ValueError(f"it holds {stored!r:.40} and no list")
+                raise ValueError(f"it holds {stored!r:.40} instead of a list")
             return [_token(entry) for entry in stored]
         except (ValueError, TypeError) as error:
             raise ZooError(
@@ -106,13 +108,9 @@ class TokenFile:
         return None
 
     def _write(self, tokens: list[Token]) -> None:
-        """Expired ones need not be kept."""
-        kept: list[dict[str, Any]] = [
-            {key: value for key, value in vars(token).items() if value is not None}
-            for token in tokens
-            if not token.expired
-        ]
-        write_json(self._path, kept, mode=0o600)
+        """Expired ones are dropped."""
+        valid = [token for token in tokens if not token.expired]
+        write_json(self._path, [{key: value for key, value in vars(t).items() if value is not None} for t in valid])
 
 
 def _token(entry: Any) -> Token:
@@ -133,6 +131,15 @@ def _date(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat()
 
 
+@contextmanager
+def _tokens_under(root: str | os.PathLike[str], what: str) -> Iterator[tuple[Path, TokenFile]]:
+    folder = Path(root).expanduser()
+    try:
+        yield folder, TokenFile(folder)
+    except OSError as error:
+        raise ZooError(f"Cannot {what} under {folder}: {error.strerror}; choose another --root.") from error
+
+
 def create_token(
     root: str | os.PathLike[str], role: str, *, name: str | None = None, seconds: int | None = None
 ) -> str:
@@ -142,37 +149,28 @@ def create_token(
     """
     if role not in ROLES:
         raise ZooError(f"Token role '{role}' is unknown: use --role read or --role write.")
-    folder = Path(root).expanduser()
-    try:
+    with _tokens_under(root, "write a token") as (folder, tokens):
         make_private(folder)
-        return TokenFile(folder).add(role, name=name, seconds=seconds)
-    except OSError as error:
-        raise ZooError(f"Cannot write a token under {folder}: {error.strerror}; choose another --root.") from error
+        return tokens.add(role, name=name, seconds=seconds)
 
 
 def list_tokens(root: str | os.PathLike[str]) -> list[Token]:
     """The tokens of the Hub under `root`, oldest first; empty where there is no Hub."""
-    folder = Path(root).expanduser()
-    try:
-        return TokenFile(folder).all()
-    except OSError as error:
-        raise ZooError(f"Cannot read the tokens under {folder}: {error.strerror}; choose another --root.") from error
+    with _tokens_under(root, "read the tokens") as (_, tokens):
+        return tokens.all()
 
 
 def revoke_tokens(root: str | os.PathLike[str], names: tuple[str, ...]) -> list[Token]:
     """Revoke tokens, each given by its id or by itself; ZooError for what names none, after the others are revoked."""
-    folder = Path(root).expanduser()
-    try:
-        found = {name: TokenFile(folder).revoke(name) if folder.is_dir() else None for name in names}
-    except OSError as error:
-        raise ZooError(f"Cannot revoke tokens under {folder}: {error.strerror}; choose another --root.") from error
+    with _tokens_under(root, "revoke tokens") as (folder, tokens):
+        revoked = {name: tokens.revoke(name) if folder.is_dir() else None for name in names}
     # What was given may be a token: no more of it is shown than tells it from an id.
     missing = ", ".join(
-        f"'{name[:8]}…'" if len(name) > _ID_LENGTH else f"'{name}'" for name in found if not found[name]
+        f"'{name[:8]}…'" if len(name) > _ID_LENGTH else f"'{name}'" for name in revoked if not revoked[name]
     )
     if missing:
         raise ZooError(f"No token {missing} of the Hub under {folder}: `rlhf-zoo hub token list` shows their ids.")
-    return [token for token in found.values() if token is not None]
+    return [token for token in revoked.values() if token is not None]
 
 
 class Signer:

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .access import Access
+from .access import Access, Api
 from .faults import Fault, forbidden, revision_not_found
-from .lfs_api import receiving
+from .lfs_api import identity, receiving
 from .messages import Request, Response, bearer_token, json_response
 from .names import RepoId
 from .routing import Router
@@ -31,27 +31,24 @@ TELEMETRY_PATH = "/v1/telemetry"
 _TOKEN_SECONDS = 3600
 
 
-class XetApi:
-    """See `register` for the addresses."""
+class XetApi(Api):
+    """Answers the addresses in `register`."""
 
     def __init__(self, access: Access, signer: Signer) -> None:
-        self._access = access
-        self._storage = access.storage
+        super().__init__(access)
         self._signer = signer
 
     def register(self, router: Router) -> None:
         """Add the routes."""
         store = f"{XET_PREFIX}{{repo}}/{{epoch}}"
         router.add("GET", "/api/{repo}/xet-write-token/{revision}", self.write_token)
-        router.add("GET", "/api/{repo}/xet-read-token/{revision}", self.no_read_token)
         router.add("POST", f"{store}/v1/xorbs/default/{{xorb}}", self.upload_xorb, body=XORB_LIMIT)
         router.add("POST", f"{store}/v1/shards", self.upload_shard, body=SHARD_LIMIT)
         router.add("POST", TELEMETRY_PATH, self.telemetry)
-        router.add("GET POST HEAD", f"{store}/{{path*}}", self.unknown)
 
     def write_token(self, request: Request, repo: RepoId, revision: str) -> Response:
         """A token for this repository's store alone, and the store's address."""
-        self._access.write(request, repo)
+        settings = self._access.write(request, repo)
         with self._storage.git(repo) as git:
             if git.branch(revision.removeprefix("refs/heads/")) is None:
                 # A client that is about to open a pull request asks for "None".
@@ -59,61 +56,48 @@ class XetApi:
                     raise forbidden("The embedded Hub has no pull requests: commit to a branch instead.")
                 raise revision_not_found(revision)
         epoch = current_epoch(self._storage.path(repo))
-        token = self._signer.sign(*_claims(repo, epoch), seconds=_TOKEN_SECONDS)
+        token = self._signer.sign("xet", *identity(repo, settings), seconds=_TOKEN_SECONDS)
         expiry = token.partition(".")[0]
         address = f"{request.base}{XET_PREFIX}{repo.plural}/{repo}/{epoch}"
         headers = {"X-Xet-Cas-Url": address, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": expiry}
         return json_response({"casUrl": address, "accessToken": token, "exp": int(expiry)}, headers=headers)
 
-    def no_read_token(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """Downloads do not go by Xet."""
-        self._access.read(request, repo)
-        raise Fault(404, "The embedded Hub hands files out by plain HTTP, not by Xet.")
-
     def upload_xorb(self, request: Request, repo: RepoId, epoch: str, xorb: str) -> Response:
         """Chunks that a shard will refer to."""
-        with self._receiving(request, repo, epoch):
+        with self._receiving(request, repo):
             hash_bytes(xorb)
             self._storage.require_room(min(request.body.length or 0, XORB_LIMIT))
-            inserted = self._store(repo, epoch).receive(xorb, request.body.chunks())
+            inserted = XetStore(self._storage.path(repo), epoch).receive(xorb, request.body.chunks())
         return json_response({"was_inserted": inserted})
 
     def upload_shard(self, request: Request, repo: RepoId, epoch: str) -> Response:
         """The files that the xorbs make up; when the answer comes, each stands among the big files."""
-        with self._receiving(request, repo, epoch):
-            shard = request.body.read()
-            self._store(repo, epoch).register(shard, require_room=self._storage.require_room)
+        with self._receiving(request, repo):
+            store = XetStore(self._storage.path(repo), epoch)
+            store.register(request.body.read(), require_room=self._storage.require_room)
         return json_response({"result": 1})
 
     def telemetry(self, request: Request) -> Response:
         """Nothing is read, nothing is kept."""
         return json_response({})
 
-    def unknown(self, request: Request, repo: RepoId, epoch: str, path: str) -> Response:
-        """404, by which clients learn what this store does not have."""
-        self._verify(request, repo, epoch)
-        raise Fault(404, "The embedded Hub's Xet store takes xorbs and shards by version 1 of the protocol.")
-
-    def _store(self, repo: RepoId, epoch: str) -> XetStore:
-        return XetStore(self._storage.path(repo), epoch)
-
-    def _verify(self, request: Request, repo: RepoId, epoch: str) -> None:
+    def _verify(self, request: Request, repo: RepoId) -> None:
         token = bearer_token(request.headers.get("Authorization", ""))
-        if token is None or not self._signer.verify(token, *_claims(repo, epoch)):
-            raise Fault(401, "The Xet token is not valid here or has expired; start the upload again.")
-        self._storage.settings(repo)
+        refused = Fault(401, "The Xet token is not valid here or has expired; start the upload again.")
+        try:
+            settings = self._storage.settings(repo)
+        except Fault as fault:  # a stranger is not to learn what exists
+            raise refused from fault
+        if token is None or not self._signer.verify(token, "xet", *identity(repo, settings)):
+            raise refused
         request.body.expect(request.body.limit)
 
     @contextmanager
-    def _receiving(self, request: Request, repo: RepoId, epoch: str) -> Iterator[None]:
-        self._verify(request, repo, epoch)
+    def _receiving(self, request: Request, repo: RepoId) -> Iterator[None]:
+        self._verify(request, repo)
         try:
             with receiving(repo, self._storage):
                 yield
         except Fault as fault:
             log.warning("Xet upload to %s refused: %s", repo, fault.message)  # hf-xet shows its user the status alone
             raise
-
-
-def _claims(repo: RepoId, epoch: str) -> tuple[str, ...]:
-    return "xet", "write", f"{repo.plural}/{repo}", epoch

@@ -121,7 +121,7 @@ def unpack(scheme: int, stored: bytes | memoryview, length: int) -> bytes | byte
             # One byte more than announced is enough to notice a frame that holds more.
             content = inflate.decompress(stored, max_length=length + 1)
         except RuntimeError as error:
-            raise bad_request("A chunk of the xorb is no LZ4 frame.") from error
+            raise bad_request("A chunk of the xorb is not an LZ4 frame.") from error
         if scheme == _GROUPED_LZ4:
             content = _ungroup(content)
     else:
@@ -198,7 +198,7 @@ class XorbParser:
 
     def _check_size(self) -> None:
         if self._offset + len(self._pending) > XORB_LIMIT:
-            raise too_large("xorb", XORB_LIMIT)
+            raise Fault(413, f"A xorb may have at most {XORB_LIMIT} bytes.")
 
     def finish(self, name: str) -> list[Chunk]:
         """The chunks, once all bytes were fed; Fault 400 where they are not those of the xorb `name`."""
@@ -208,11 +208,6 @@ class XorbParser:
         if found != name:
             raise bad_request(f"The xorb {name} arrived damaged: its chunks make {found}.")
         return self._chunks
-
-
-def too_large(what: str, limit: int) -> Fault:
-    """413."""
-    return Fault(413, f"A {what} may have at most {limit} bytes.")
 
 
 @dataclass(frozen=True)
@@ -244,7 +239,7 @@ def parse_shard(data: bytes) -> Iterator[ShardFile]:
     header = _ENTRY.size
     version = int.from_bytes(data[32:40], "little")
     if data[:32] != _SHARD_MAGIC or len(data) < header or version != _SHARD_VERSION:
-        raise bad_request("The body is no Xet shard of version 2.")
+        raise bad_request("The body is not a Xet shard of version 2.")
     entries = _Entries(data, header)
     while (entry := entries.next())[0] != _BOOKEND:
         _, flags, count, *_ = entry

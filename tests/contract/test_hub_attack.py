@@ -201,7 +201,7 @@ WRONG = [
     ("POST", f"/api/models/{REPO}/preupload/main", {"files": [{"path": "a", "size": "x"}]}),
     ("POST", f"/{REPO}.git/info/lfs/objects/batch", {"operation": "upload", "objects": [1]}),
     ("POST", f"/{REPO}.git/info/lfs/objects/batch", {"operation": "upload", "objects": 1}),
-    ("POST", f"/{REPO}.git/info/lfs/objects/batch", {"operation": "upload", "transfers": 5}),
+    ("POST", f"/{REPO}.git/info/lfs/objects/batch", {"operation": "upload", "objects": 5}),
     ("POST", "/api/repos/create", {"name": "n", "variables": 5}),
     ("POST", "/api/repos/create", {"name": "n", "type": ["model"]}),
     ("POST", "/api/repos/create", {"name": "n", "type": {"model": 1}}),

@@ -230,7 +230,7 @@ def test_a_target_with_anything_else_is_left_alone(here, there, export, before):
     before(here, there, export)
     refs = there.git(TARGET, "for-each-ref")
     with pytest.raises(
-        ZooError, match=rf"^{TARGET} on {there.url} holds the commit .*, which is no export of {SOURCE}"
+        ZooError, match=rf"^{TARGET} on {there.url} holds the commit .*, which is not an export of {SOURCE}"
     ):
         export()
     assert there.git(TARGET, "for-each-ref") == refs

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import random
-import struct
 from pathlib import Path
 
 import pytest
@@ -264,15 +263,6 @@ def test_head_and_ranges(hub, api):
         changed = hub.send("GET", url, Range="bytes=3-", If_Range='"other"')
         assert (changed.status, changed.content) == (200, content)
         assert hub.send("GET", url, If_None_Match=f'"{etag}"').status == 304
-
-
-def test_parameters_are_counted_from_safetensors(hub, api):
-    header = b'{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}'
-    commit(api, add("model.safetensors", struct.pack("<Q", len(header)) + header + bytes(24)))
-    assert api.model_info(REPO).safetensors.total == 6
-    assert api.get_safetensors_metadata(REPO).parameter_count == {"F32": 6}
-    assert [m.id for m in api.list_models(num_parameters="min:5,max:1K")] == [REPO]
-    assert list(api.list_models(num_parameters="min:1K")) == []
 
 
 def test_names_of_all_sorts(hub, api):

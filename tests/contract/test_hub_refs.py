@@ -82,7 +82,7 @@ def test_tags(hub, api):
     assert "The best by the judge" in hub.git(REPO, "cat-file", "-p", "release/best")
     assert api.model_info(REPO, revision="release/best").sha == second
     assert api.list_repo_commits(REPO, revision="step-000040")[0].commit_id == first
-    with pytest.raises(BadRequestError, match="no branch"):
+    with pytest.raises(BadRequestError, match="is not a branch"):
         upload(api, b"three", revision="step-000040")
 
     api.delete_tag(REPO, tag="release/best")

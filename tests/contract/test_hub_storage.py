@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import random
 import resource
@@ -14,7 +13,6 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -22,7 +20,6 @@ import httpx2
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
 from huggingface_hub.errors import HfHubHTTPError
-from thread_hub import ThreadHub
 from zoo_process import wait_until
 
 from rlhf_zoo.hub_server.storage import Storage
@@ -30,15 +27,6 @@ from rlhf_zoo.hub_server.storage import Storage
 REPO = "local/m"
 BINARY = random.Random(1).randbytes(3_000_000)
 OID = hashlib.sha256(BINARY).hexdigest()
-
-
-@pytest.fixture
-def parts_hub(tmp_path: Path) -> Iterator[ThreadHub]:
-    """Big files come in parts of a megabyte."""
-    hub = ThreadHub(tmp_path / "hub", part_size=1_000_000)
-    hub.api().create_repo(REPO)
-    yield hub
-    hub.close()
 
 
 def client(hub) -> HfApi:
@@ -140,61 +128,23 @@ def test_rubbish_of_killed_servers_is_swept_after_a_day(near_hub):
 # Big files
 
 
-def test_multipart_upload(parts_hub, caplog):
-    api = parts_hub.api()
-    # Three parts, the last of which may be short; and what fits into one is one request.
-    for size, requests in ((3_000_000, 3), (2_500_001, 3), (1_000_000, 1)):
-        caplog.clear()
-        with caplog.at_level(logging.INFO, "rlhf_zoo.hub_server"):
-            put(api, "w.bin", BINARY[:size])
-        assert caplog.text.count("PUT /_lfs/") == requests
-        path = api.hf_hub_download(REPO, "w.bin", cache_dir=parts_hub.cache)
-        assert Path(path).read_bytes() == BINARY[:size]
-    assert incomplete(parts_hub) == []
-
-
-def test_files_above_50_megabytes_come_in_parts(near_hub, monkeypatch):
-    monkeypatch.setattr(Storage, "free", lambda _: 10**12)
+def test_damaged_upload_is_refused(near_hub):
     near_hub.api().create_repo(REPO)
-    for size, parts in ((50_000_000, None), (50_000_001, 2), (10**11, 1000), (2 * 10**11, 1000)):
-        header = near_hub.batch(REPO, "a" * 64, size)["actions"]["upload"].get("header")
-        assert (header and sum(key.isdigit() for key in header)) == parts, size
-
-
-def test_parts_in_any_order_through_two_servers(parts_hub):
-    second = ThreadHub(parts_hub.root, part_size=1_000_000)
-    action = parts_hub.batch(REPO, OID, len(BINARY))["actions"]["upload"]
-    header = action["header"]
-    assert header["chunk_size"] == "1000000"
-    for part, hub in (("3", parts_hub), ("1", second), ("2", parts_hub), ("1", parts_hub)):
-        start = (int(part) - 1) * 1_000_000
-        sent = BINARY[start : start + 1_000_000]
-        path = header[part].removeprefix(parts_hub.url)
-        assert hub.send("PUT", path, sent, role=None).status == 200
-    for hub in (second, parts_hub):  # the client may ask again
-        done = hub.send("POST", action["href"].removeprefix(parts_hub.url), {"oid": OID, "parts": []}, role=None)
-        assert done.status == 200
-    second.close()
-    assert "actions" not in parts_hub.batch(REPO, OID, len(BINARY))
-
-
-def test_damaged_upload_is_refused(parts_hub):
     oid = hashlib.sha256(b"right").hexdigest()
     file = {"key": "lfsFile", "value": {"path": "w.bin", "algo": "sha256", "oid": oid, "size": 5}}
-    href = parts_hub.batch(REPO, oid, 5)["actions"]["upload"]["href"]
+    href = near_hub.batch(REPO, oid, 5)["actions"]["upload"]["href"]
     for content in (b"wrong", b"righ", b"righty"):
-        assert parts_hub.send("PUT", href, content, role=None).status == 400, content
-    assert "actions" in parts_hub.batch(REPO, oid, 5)
-    action = parts_hub.batch(REPO, OID, len(BINARY))["actions"]["upload"]
-    for part in ("1", "2", "3"):
-        assert parts_hub.send("PUT", action["header"][part], bytes(1_000_000), role=None).status == 200
-    assert parts_hub.send("POST", action["href"], {}, role=None).status == 400
-    assert parts_hub.send("PUT", action["header"]["1"], b"short", role=None).status == 400
-    answer = parts_hub.commit(REPO, file)
+        assert near_hub.send("PUT", href, content, role=None).status == 400, content
+    assert "actions" in near_hub.batch(REPO, oid, 5)
+    href_large = near_hub.batch(REPO, OID, len(BINARY))["actions"]["upload"]["href"]
+    assert near_hub.send("PUT", href_large, bytes(len(BINARY)), role=None).status == 400
+    answer = near_hub.commit(REPO, file)
     assert answer.status == 400
     assert "was not uploaded" in answer.json()["error"]
-    assert httpx2.put(href, content=iter([b"ri", b"ght"])).status_code == 200  # chunked, without a length
-    assert parts_hub.commit(REPO, file).status == 200
+    for _ in range(2):  # the client may send it again
+        assert httpx2.put(href, content=iter([b"ri", b"ght"])).status_code == 200  # chunked, without a length
+    assert near_hub.commit(REPO, file).status == 200
+    assert incomplete(near_hub) == []
 
 
 def test_upload_that_breaks_off_leaves_nothing(near_hub):
@@ -230,10 +180,9 @@ def test_upload_links_are_signed(near_hub):
     assert "actions" in near_hub.batch(REPO, oid, 5)
 
 
-@pytest.mark.parametrize("options", [(), ("--part-size", str(2**24))], ids=["whole", "parts"])
-def test_files_stream_through_the_server(hubs, tmp_path, options):
+def test_files_stream_through_the_server(hubs, tmp_path):
     """Its memory stays within 30 MiB of what it was, whatever the size."""
-    hub = hubs("one", *options)
+    hub = hubs("one")
     api = hub.api()
     api.create_repo(REPO)
     put(api, "warm.bin", b"\0warm")
