@@ -119,7 +119,11 @@ class PPOConfig(TrainingArguments):
         metadata={"help": "γ_ptx, the weight of the language-model loss on ptx_dataset (InstructGPT: 27.8)."},
     )
     loss_aggregation: str = field(
-        default="token-mean", metadata={"help": f"How a minibatch's losses are averaged: {', '.join(AGGREGATIONS)}."}
+        default="token-mean",
+        metadata={
+            "help": "How a minibatch's losses are averaged: token-mean, seq-mean-token-mean, seq-mean-token-sum, "
+            "seq-sum-norm."
+        },
     )
     early_stop_kl: float | None = field(
         default=None,

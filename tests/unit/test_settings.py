@@ -14,6 +14,7 @@ import pytest
 import rlhf_zoo
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.recipes import Recipe, list_recipes, load_recipe
+from rlhf_zoo.runs.declared import declared_keys
 from rlhf_zoo.runs.settings import (
     RUN_KEYS,
     EvaluationConfig,
@@ -279,6 +280,16 @@ def test_stage_keys_are_those_of_the_trainers():
         assert {own, "learning_rate", "dataset_train_split"} <= keys.keys()
         assert not keys.keys() & {*RUN_KEYS, "env", "deepspeed_plugin"}
     assert stage_keys("ppo")["kl_coef"][:2] == (float, 0.05)
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_keys_read_off_the_source_are_those_of_the_dataclasses(stage):
+    keys, declared = stage_keys(stage), declared_keys(stage)
+    assert keys.keys() == declared.keys()
+    for name, (hint, default, meaning) in keys.items():
+        assert str(default) == str(declared[name].default), name
+        assert declared[name].hint in (None, hint), name
+        assert meaning == declared[name].help, name
 
 
 @pytest.mark.parametrize("stage", STAGES)
