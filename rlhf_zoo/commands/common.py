@@ -156,7 +156,7 @@ def run_flags(ctx: click.Context, recipe: str, *, stage: str | None = None) -> d
     Raises ZooError for a mistake that can be seen without importing what trains.
     """
     from ..runs.declared import declared_keys, refused_keys
-    from ..runs.settings import checked_keys, parse_flags, recipe_keys
+    from ..runs.settings import checked_keys, parse_flags, recipe_flags, recipe_keys
 
     if recipe.startswith("-"):
         raise ZooError(f"{recipe} stands before the recipe: write `{ctx.command_path} RECIPE {recipe} ...`.")
@@ -166,6 +166,7 @@ def run_flags(ctx: click.Context, recipe: str, *, stage: str | None = None) -> d
     flags["recipe"] = {key: value for key, value in bare.items() if key in shared or stage in (None, "eval")}
     if stage not in (None, "eval"):
         flags[stage] = {**flags[stage], **{key: value for key, value in bare.items() if key not in shared}}
+    recipe_flags(flags["recipe"])
     for name in filter(flags.get, STAGES):
         hints = {key: declared.hint for key, declared in declared_keys(name).items()}
         of, refused = f"the stage {name}", refused_keys(name)

@@ -29,6 +29,7 @@ __all__ = [
     "StageSettings",
     "parse_flags",
     "recipe_config",
+    "recipe_flags",
     "recipe_keys",
     "recorded_settings",
     "stage_keys",
@@ -241,15 +242,10 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     if not isinstance(evaluation, dict):
         raise ZooError(f"evaluation in {where} is no mapping: put its keys under it, indented.")
     evaluation = dict(evaluation)
-    hints = {name: hint for name, hint in _hints(RecipeConfig).items() if name != "evaluation"}
-    nested_hints = {f"evaluation.{name}": hint for name, hint in _hints(EvaluationConfig).items()}
-    known = {**hints, **nested_hints}
-    for name in flags or {}:
-        if name not in known and name not in ("env", *RUN_KEYS):
-            raise ZooError(f"--{name} is no key of recipe.yaml{_elsewhere(name, known)}")
+    hints, nested_hints = _recipe_hints()
     checked = checked_keys(shared, hints, where, of="recipe.yaml")
     checked |= checked_keys({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, where)
-    checked |= checked_keys(flags or {}, known, "the command's flags", flag=True)
+    checked |= recipe_flags(flags or {})
     if "description" not in checked:
         raise ZooError(f"{where} has no description: say in a line what the recipe trains.")
     shared = {name: value for name, value in checked.items() if name in hints}
@@ -257,6 +253,22 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     found = EvaluationConfig(**nested)
     _ = found.asked_llm  # a mistake in its keys is told here
     return RecipeConfig(**shared, evaluation=found)
+
+
+def recipe_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
+    """Flags of recipe.yaml's keys, typed. Raises ZooError for a key that is unknown or mistyped."""
+    hints, nested_hints = _recipe_hints()
+    known = {**hints, **nested_hints}
+    for name in flags:
+        if name not in known and name not in ("env", *RUN_KEYS):
+            raise ZooError(f"--{name} is no key of recipe.yaml{_elsewhere(name, known)}")
+    return checked_keys(flags, known, "the command's flags", flag=True)
+
+
+def _recipe_hints() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The types of recipe.yaml's keys, and of those under `evaluation`."""
+    hints = {name: hint for name, hint in _hints(RecipeConfig).items() if name != "evaluation"}
+    return hints, {f"evaluation.{name}": hint for name, hint in _hints(EvaluationConfig).items()}
 
 
 def llm_config(given: Mapping[str, Any], where: str) -> LLMConfig:

@@ -42,6 +42,8 @@ VOTES = "rlhf_zoo.votes.box, rlhf_zoo.votes.data, rlhf_zoo.evaluation.votes"
     [
         ("rlhf_zoo", ["torch", "numpy"]),
         ("rlhf_zoo.catalog.ablation", ["torch"]),
+        # Where mistakes in flags are told.
+        ("rlhf_zoo.commands.train, rlhf_zoo.runs.settings, rlhf_zoo.runs.declared", ["torch", "transformers", "trl"]),
         (VOTES, ["torch", "gradio", "transformers", "datasets", "pyarrow"]),
     ],
 )
