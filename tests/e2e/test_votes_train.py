@@ -6,6 +6,7 @@ import json
 import random
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,7 @@ def test_pairs_alone_are_known_from_other_data(tmp_path, configurations, found):
     make_recipe(tmp_path)
     named = folder_of(tmp_path / "named", configurations)
     context = make_context(tmp_path)
-    context = type(context)(**{**vars(context), "flags": {"recipe": {"dataset_name": str(named)}}})
+    context = replace(context, flags={"recipe": {"dataset_name": str(named)}})
     pairs = named_pairs(context)
     assert (pairs and (pairs.configuration, pairs.test_split)) == found
     assert pairs is None or (pairs.commit, pairs.source.lineage["repo"]) == (None, None), "a folder has no name"
@@ -219,7 +220,7 @@ def test_what_a_corpus_has_read_is_no_pairs(tmp_path):
     context = make_context(tmp_path)
     StageRecord(tmp_path / "run" / "data").write(status="finished", resolved={"dataset_name": "a/text"})
     flags = {"recipe": {"dataset_name": "a/text"}}
-    assert named_pairs(type(context)(**{**vars(context), "flags": flags})) is None
+    assert named_pairs(replace(context, flags=flags)) is None
     assert named_pairs(context) is None
 
 
