@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from .chat import prompt_ids as tokenize_prompt
 from .errors import ZooError
 
 __all__ = [
@@ -35,20 +34,6 @@ def need_columns(dataset: Dataset, columns: list[str], *, of: str) -> None:
         )
     if len(dataset) == 0:
         raise ZooError(f"{of} is empty: choose another split.")
-
-
-def tokenize_prompt(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of a text or of a conversation (a list of messages, closed by the template's generation prompt).
-
-    Raises ZooError for what is neither, and for a conversation where the tokenizer has no chat template.
-    """
-    if isinstance(prompt, str):
-        return list(tokenizer(prompt)["input_ids"])
-    if not isinstance(prompt, list):
-        raise ZooError(f"The prompt {prompt!r} is neither a text nor a conversation: mend the column 'prompt'.")
-    if tokenizer.chat_template is None:
-        raise ZooError("The prompts are conversations and the tokenizer has no chat template: give it one, or texts.")
-    return list(tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=True, return_dict=False))
 
 
 def check_room(row: int, ids: list[int], *, context: int | None, room: int) -> None:

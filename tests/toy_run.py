@@ -67,7 +67,12 @@ def _write_data(folder: Path, prompts: int) -> None:
         for row in range(prompts)
     ]
     lines = [{"text": _run_of(row, 6)} for row in range(12)]
-    configs = {"prompts": dict.fromkeys(("train", "validation", "test"), rows), "lines": {"train": lines}}
+    pairs = [{"prompt": row["prompt"], "chosen": row["answer"], "rejected": "a"} for row in rows]
+    configs = {
+        "prompts": dict.fromkeys(("train", "validation", "test"), rows),
+        "lines": {"train": lines},
+        "preferences": {"train": pairs},
+    }
     for name, splits in configs.items():
         (folder / name).mkdir(parents=True)
         for split, content in splits.items():

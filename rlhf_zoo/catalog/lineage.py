@@ -18,7 +18,7 @@ from ..release.facts import Facts, estimate_at
 from .card import Card, Reference, download_card
 from .family import Member, Node, family_tree
 
-__all__ = ["Lineage", "Source", "find_family", "find_lineage", "find_policy", "published_at"]
+__all__ = ["Lineage", "Source", "find_family", "find_lineage", "find_policy", "prompts_at", "published_at"]
 
 _LISTED = 12
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -58,10 +58,27 @@ class Lineage:
         """KL to SFT over held-out completions, in nats per completion: {value, ci95, n}; None if not measured."""
         return estimate_at(self.card, "evaluation", "ppo", "kl")
 
+    @property
+    def prompts_at(self) -> tuple[str | None, str, str | None]:
+        """(configuration, column, split to evaluate on) of PPO's prompts in its data set, by the card."""
+        return prompts_at(self.card.get("settings"))
+
     def setting(self, key: str, default: float) -> float:
         """A number among the settings that it was trained with."""
         value = at(self.card, "settings", key)
         return value if finite(value) else default
+
+
+def prompts_at(settings: Any) -> tuple[str | None, str, str | None]:
+    """`Lineage.prompts_at` of a run's settings, or of a card's, which are a stranger's words."""
+    settings = settings if isinstance(settings, Mapping) else {}
+    configuration, split = settings.get("dataset_config", "prompts"), settings.get("dataset_test_split")
+    column = at(settings, "columns", "prompt")
+    return (
+        configuration if isinstance(configuration, str) else None,
+        column if isinstance(column, str) else "prompt",
+        split if isinstance(split, str) else None,
+    )
 
 
 def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None) -> Lineage:

@@ -97,17 +97,20 @@ def recipes_validate(ctx: click.Context, recipe: str) -> None:
       rlhf-zoo recipes validate tiny-world --ppo.kl_coef 0.2
     """
     from ..recipes import load_recipe
+    from ..runs.data import check_forms
     from ..runs.settings import recipe_config, stage_settings
 
     found = load_recipe(recipe)
     flags = run_flags(ctx, recipe)
-    recipe_config(found, flags["recipe"])
+    shared, checked = recipe_config(found, flags["recipe"]), {}
     for stage in found.stages:
         settings = stage_settings(found, stage, flags[stage], shared_flags=flags["recipe"], output_dir=Path("runs"))
+        checked[stage] = settings
         if stage == "ppo":
             from ..stages.ppo import reward_functions
 
             reward_functions(settings)
+    check_forms(shared, checked)
     click.echo(f"{found.name} is valid: {', '.join(found.stages)}.")
 
 

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..actor_critic import ActorCritic
+from ..chat import as_prompt, spoken, whole
 from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..model_files import load_tokenizer
@@ -193,7 +194,7 @@ class Comparison:
 
     def _ids(self, prompt: str) -> list[int]:
         with self._turns:  # two threads in one tokenizer can be told that it is "already borrowed"
-            return list(tokenize_prompt(prompt, self._tokenizer))
+            return list(tokenize_prompt(as_prompt(prompt, self._tokenizer), self._tokenizer))
 
     def _request(
         self, prompt: str, seed: int, temperature: float, top_p: float, max_new_tokens: int, n: int
@@ -261,7 +262,9 @@ class Comparison:
         )
         text = completion.finish()
         if self._reward is not None:
-            completion.reward = float(self._reward.score_samples(samples, [request.prompt + text])[0])
+            (said,) = spoken([text], self._tokenizer)
+            read = whole(as_prompt(request.prompt, self._tokenizer), said)
+            completion.reward = float(self._reward.score_samples(samples, [read])[0])
         if self._critic is not None:
             completion.values = tuple(self._critic.values(samples)[0].tolist())
 

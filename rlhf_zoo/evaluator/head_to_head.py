@@ -12,6 +12,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedModel
 
+from ..chat import words
 from ..evaluation.judge_check import JudgeCheck
 from ..evaluation.judges import ClassifierJudge, FunctionJudge
 from ..evaluation.length_control import length_controlled_win_rate
@@ -273,4 +274,4 @@ def head_to_head(
         )
         for name, one in policies.items()
     }
-    return HeadToHead(tools, measured, prompts, samples, seed, paid, checks or {})
+    return HeadToHead(tools, measured, [words(prompt) for prompt in prompts], samples, seed, paid, checks or {})

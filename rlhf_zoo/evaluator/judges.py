@@ -22,6 +22,7 @@ from typing import Any
 
 from datasets import Dataset
 
+from ..chat import answer, completion_text, whole, words
 from ..errors import ZooError
 from ..evaluation.judge_check import JudgeCheck, check_judge
 from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
@@ -76,8 +77,9 @@ class RewardJudge:
     def description(self) -> str:
         return f"The scores of the reward model {self._of}."
 
-    def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-        texts = [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
+    def __call__(self, prompts: Sequence[Any], completions: Sequence[str]) -> list[float]:
+        """prompts: texts or conversations, which the model's own template renders."""
+        texts = [whole(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
         return self.model.score_texts(texts, ended=[True] * len(texts)).tolist()
 
 
@@ -99,9 +101,12 @@ class RuleJudge:
         return self.score(prompts, completions, {})
 
     def score(
-        self, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Sequence[Any]]
+        self, prompts: Sequence[Any], completions: Sequence[Any], columns: Mapping[str, Sequence[Any]]
     ) -> list[float]:
-        """columns: the prompts' other columns, one value a prompt. Raises ZooError for a row without a number."""
+        """prompts, completions: texts or conversations.
+
+        columns: the prompts' other columns, one value a prompt. Raises ZooError for a row without a number.
+        """
         given = {name: list(values) for name, values in columns.items()}
         batch = Batch(list(prompts), list(completions), [[] for _ in prompts], given)
         try:
@@ -119,12 +124,19 @@ class RuleJudge:
 
 
 def scores(
-    judge: Judge, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Sequence[Any]] | None
+    judge: Judge, prompts: Sequence[Any], completions: Sequence[str], columns: Mapping[str, Sequence[Any]] | None
 ) -> list[float]:
-    """A judge's score of each completion; only rules read the prompts' other columns."""
+    """A judge's score of each completion. prompts: texts or conversations.
+
+    Rules are given conversations as reward functions are, and the prompts' other columns; a reward model renders them
+    itself; other judges read plain words.
+    """
     if isinstance(judge, RuleJudge):
-        return judge.score(prompts, completions, columns or {})
-    return judge(list(prompts), list(completions))
+        given = [answer(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+        return judge.score(prompts, given, columns or {})
+    if isinstance(judge, RewardJudge):
+        return judge(prompts, completions)
+    return judge([words(prompt) for prompt in prompts], list(completions))
 
 
 def cheapest_first(judges: Sequence[Judge]) -> list[Judge]:
@@ -135,19 +147,17 @@ def cheapest_first(judges: Sequence[Judge]) -> list[Judge]:
 def checked(panel: Panel, pairs: Dataset, *, seed: int) -> dict[str, JudgeCheck]:
     """What each scoring judge makes of pairs that were labeled elsewhere, by its name.
 
-    pairs: prompt, chosen, rejected, and other columns for rules. {} where they are conversations.
+    pairs: prompt, chosen, rejected, texts or conversations, and other columns for rules.
     """
     found = {}
     for judge in cheapest_first(panel.scoring):
         most = CHECKED_BY_LLM if isinstance(judge, LLMJudge) else CHECKED
         columns = pairs.select(range(min(most, len(pairs)))).to_dict()
         prompts = columns.pop("prompt")
-        chosen, rejected = columns.pop("chosen"), columns.pop("rejected")
-        if not all(isinstance(text, str) for text in (*prompts, *chosen, *rejected)):
-            log.info("The judges are not checked on labeled pairs, which are conversations.")
-            return {}
-        good, bad = (scores(judge, prompts, side, columns) for side in (chosen, rejected))
-        found[judge.name] = check_judge(good, bad, prompts, probabilities=isinstance(judge, ClassifierJudge), seed=seed)
+        sides = [[completion_text(one) for one in columns.pop(side)] for side in ("chosen", "rejected")]
+        good, bad = (scores(judge, prompts, side, columns) for side in sides)
+        asked = [words(prompt) for prompt in prompts]
+        found[judge.name] = check_judge(good, bad, asked, probabilities=isinstance(judge, ClassifierJudge), seed=seed)
     return found
 
 

@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..chat import Chat, answer, whole
 from ..evaluation.judges import FunctionJudge, Judge
 from ..functional import exact_kl, selected_logprobs
 from ..model_files import load_tokenizer
@@ -21,7 +22,7 @@ from ..plugins import load_object
 from ..ppo.completions import TAKEN
 from ..rewards import RewardModel, Rewards
 from ..runs.context import RunContext
-from ..runs.data import DataSource
+from ..runs.data import DataSource, data_source, labeled_rows
 from ..runs.generate import complete
 from ..sampling import Samples, response_logits
 from .judges import (
@@ -89,7 +90,7 @@ class Measured:
         return [math.fsum(row) for row in self.ref_logprobs]
 
 
-def repeated(rows: Dataset, samples: int) -> tuple[list[int], list[str], dict[str, list[Any]]]:
+def repeated(rows: Dataset, samples: int) -> tuple[list[int], list[Any], dict[str, list[Any]]]:
     """Each row `samples` times in turn: the place of its row, its prompt, and the other columns."""
     groups = [place for place in range(len(rows)) for _ in range(samples)]
     columns = rows.select(groups).to_dict()
@@ -99,7 +100,7 @@ def repeated(rows: Dataset, samples: int) -> tuple[list[int], list[str], dict[st
 def measure(
     policy: PreTrainedModel,
     evaluator: Evaluator,
-    prompts: Sequence[str],
+    prompts: Sequence[Any],
     *,
     keys: Sequence[tuple[int, ...]],
     seed: int,
@@ -127,9 +128,10 @@ def measure(
     for batch in done.batches:
         if evaluator.rewards is not None:
             chosen = slice(len(reward), len(reward) + len(batch))
-            texts = [prompt + text for prompt, text in zip(prompts[chosen], done.texts[chosen], strict=True)]
+            written = list(zip(prompts[chosen], done.texts[chosen], strict=True))
             others = {name: list(values[chosen]) for name, values in (columns or {}).items()}
-            reward += evaluator.rewards(batch, prompts[chosen], done.texts[chosen], texts, others).total.tolist()
+            completions, texts = [answer(*one) for one in written], [whole(*one) for one in written]
+            reward += evaluator.rewards(batch, prompts[chosen], completions, texts, others).total.tolist()
         for part in batch.chunks(CHUNK):
             along, rated = _against(policy, evaluator, part)
             exact += along
@@ -163,6 +165,8 @@ def make_evaluator(context: RunContext, source: DataSource, reference_path: Path
     """The SFT policy at `reference_path` as reference, PPO's reward, and the recipe's judges."""
     ppo = context.settings("ppo")
     tokenizer = load_tokenizer(reference_path)
+    if tokenizer.chat_template is not None and context.shared.chat != Chat():
+        context.shared.chat.write(tokenizer)
     rewards: list[Any] = [load_object(name, group="rlhf_zoo.rewards") for name in ppo.data.reward_funcs or []]
     if ppo.data.reward_model_path is not None:
         path = (
@@ -222,11 +226,11 @@ def _equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool
 
 
 def _panel(context: RunContext, source: DataSource) -> Panel:
-    config = context.shared.evaluation
+    config, ppo = context.shared.evaluation, context.settings("ppo").data
     return open_panel(
         config.names,
         llm=config.asked_llm,
-        labeled=lambda: source.load("judge", "train", columns=["text", "label"]),
+        labeled=lambda: labeled_rows(context, source if ppo.dataset_name is None else data_source(context)),
         folder=context.record("eval").path,
         seed=context.shared.seed,
         title=config.judge_name,

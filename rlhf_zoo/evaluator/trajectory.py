@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from ..chat import reading_ids, whole_words, words
 from ..errors import ZooError
 from ..evaluation.overoptimization import fit, root_kl
 from ..evaluation.probes import (
@@ -35,7 +36,8 @@ from ..models import load_causal
 from ..record import checkpoint_step
 from ..runs.choice import lasting
 from ..runs.context import RunContext
-from ..runs.data import DataSource
+from ..runs.data import DataSource, evaluation_rows, parts, stage_source
+from ..runs.layout import sft_text
 from .measure import CHUNK, Evaluator, Measured, measure, repeated, training_rewards
 
 log = logging.getLogger(__name__)
@@ -158,7 +160,7 @@ def follow(context: RunContext, source: DataSource, tools: Evaluator, *, unfit: 
     if not paths:
         return "There is no verdict, since no checkpoint of the run lies on this machine."
     try:
-        rows = source.load("prompts", SPLIT, columns=["prompt"])
+        rows = evaluation_rows(context, source, "validation", path=context.checkpoint("sft").path)
     except ZooError as error:
         return f"There is no verdict, since there are no validation prompts: {error}"
     count = min(config.checkpoint_prompts, len(rows))
@@ -181,7 +183,7 @@ def follow(context: RunContext, source: DataSource, tools: Evaluator, *, unfit: 
         likelihoods = None
         if rated is not None:
             loss, tokens = _log_likelihoods(policy, tools, texts)
-            likelihoods = Likelihoods(loss, rated[0], tokens, texts)
+            likelihoods = Likelihoods(loss, rated[0], tokens, [whole_words(text) for text in texts])
         ours, theirs = (_completions(tools, asked, one) for one in (found, draws[0]))
         report = probe(ours, theirs, thresholds, likelihoods=likelihoods)
         points.append(_Point(step, found, report))
@@ -198,32 +200,43 @@ def follow(context: RunContext, source: DataSource, tools: Evaluator, *, unfit: 
     )
 
 
-def _completions(tools: Evaluator, prompts: Sequence[str], found: Measured) -> Completions:
+def _completions(tools: Evaluator, prompts: Sequence[Any], found: Measured) -> Completions:
     names = {token: str(tools.tokenizer.decode([token])).strip() for row in found.tokens for token in row}
     tokens = [[names[token] for token in row] for row in found.tokens]
     judged = found.judges[tools.judge.name]
-    return Completions(prompts, found.completions, found.reward, found.length, tokens, judged)
+    asked = [words(prompt) for prompt in prompts]
+    return Completions(asked, found.completions, found.reward, found.length, tokens, judged)
 
 
-def _texts(context: RunContext, source: DataSource) -> list[str]:
-    """Held-out texts of the data that SFT was trained on; [] where its stage holds none out."""
-    data = context.settings("sft").data if "sft" in context.recipe.stages else None
-    if data is None or data.dataset_test_split is None:
+def _texts(context: RunContext, source: DataSource) -> list[Any]:
+    """Held-out texts, or conversations, of the data that SFT was trained on; [] where its stage holds none out."""
+    if "sft" not in context.recipe.stages:
+        return []
+    settings = context.settings("sft")
+    if settings.data.dataset_test_split is None and settings.data.held_out_share is None:
         return []
     try:
-        rows = source.load(data.dataset_config, data.dataset_test_split, columns=["text"])
+        same = context.settings("ppo").data.dataset_name is None
+        _, rows = parts(context, "sft", stage_source(context, "sft", source if same else None))
     except ZooError as error:
         log.info("Capability is not probed: %s", error)
         return []
-    return list(rows.select(range(min(TEXTS, len(rows))))["text"])
+    assert rows is not None  # the stage holds some out
+    field = settings.trainer.dataset_text_field
+    return [sft_text(row, field) for row in rows.select(range(min(TEXTS, len(rows))))]
 
 
 @torch.no_grad()
-def _log_likelihoods(policy: PreTrainedModel, tools: Evaluator, texts: Sequence[str]) -> tuple[list[float], list[int]]:
+def _log_likelihoods(policy: PreTrainedModel, tools: Evaluator, texts: Sequence[Any]) -> tuple[list[float], list[int]]:
     """Of each text: −Σ log p of its tokens after the first, nats, at temperature 1; and how many these are."""
     losses: list[float] = []
     counts: list[int] = []
-    ids = [tools.tokenizer(text, truncation=True, max_length=TEXT_TOKENS)["input_ids"] for text in texts]
+    ids = [
+        tools.tokenizer(text, truncation=True, max_length=TEXT_TOKENS)["input_ids"]
+        if isinstance(text, str)
+        else reading_ids(text, tools.tokenizer, ended=True)[:TEXT_TOKENS]
+        for text in texts
+    ]
     for start in range(0, len(ids), CHUNK):
         part = ids[start : start + CHUNK]
         width = max(len(row) for row in part)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..catalog.family import parents_of
 from ..catalog.lineage import Lineage
+from ..chat import is_conversation, words
 from ..errors import ZooError
 from ..hub.refusals import client_errors, reason
 from ..record import StageRecord
@@ -48,10 +49,11 @@ def stage_of(folder: Path) -> Path | None:
 
 def _of_data(lineage: Lineage) -> list[str]:
     """[] where there are none, for whatever reason: the log has it."""
-    for location, revision in _places(lineage):
-        for split in SPLITS:
+    configuration, column, named = lineage.prompts_at
+    for location, revision in _places(lineage, configuration):
+        for split in dict.fromkeys(filter(None, (named, *SPLITS))):
             try:
-                found = _loaded(location, revision, split)
+                found = _loaded(location, revision, configuration, split, column)
             except _refusals() as error:
                 log.info("%s has no held-out prompts in the split %s (%s).", location, split, reason(error))
                 continue
@@ -60,29 +62,31 @@ def _of_data(lineage: Lineage) -> list[str]:
     return []
 
 
-def _places(lineage: Lineage) -> Iterator[tuple[str, str | None]]:
+def _places(lineage: Lineage, configuration: str | None) -> Iterator[tuple[str, str | None]]:
     """(data set, revision): beside a stage's folder, and on the Hub."""
     stage = stage_of(Path(lineage.ppo.name))
-    if stage is not None and (stage.parent / "data" / CONFIGURATION).is_dir():
+    if stage is not None and (stage.parent / "data" / (configuration or CONFIGURATION)).is_dir():
         yield str(stage.parent / "data"), None
     for parent in parents_of(lineage.card):
         if parent.role == "data" and parent.repo is not None and parent.commit is not None:
             yield parent.repo, parent.commit
 
 
-def _loaded(location: str, revision: str | None, split: str) -> list[str]:
+def _loaded(location: str, revision: str | None, configuration: str | None, split: str, column: str) -> list[str]:
+    """Texts of prompts, and of conversations that are one user's turn what that says."""
     if Path(location).is_dir():
         import json
 
-        path = Path(location) / CONFIGURATION / f"{split}.jsonl"
+        path = Path(location) / (configuration or CONFIGURATION) / f"{split}.jsonl"
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        prompts = [row.get("prompt") for row in rows if isinstance(row, dict)]
+        prompts = [row.get(column) for row in rows if isinstance(row, dict)]
     else:
         import datasets
 
-        rows = datasets.load_dataset(location, CONFIGURATION, split=split, revision=revision)
-        prompts = list(rows["prompt"]) if "prompt" in rows.column_names else []
-    return [prompt for prompt in prompts if isinstance(prompt, str)]
+        rows = datasets.load_dataset(location, configuration, split=split, revision=revision)
+        prompts = list(rows[column]) if column in rows.column_names else []
+    turns = [one for one in prompts if isinstance(one, str) or (is_conversation(one) and len(one) == 1)]
+    return [words(one) for one in turns]
 
 
 def _refusals() -> tuple[type[Exception], ...]:

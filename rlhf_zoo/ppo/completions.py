@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]
 
+from ..chat import answer, spoken, whole
 from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
 from ..sampling import Samples
 
@@ -23,26 +24,26 @@ TAKEN = ("prompt", PROMPT_TOKENS, PROMPT_INDEX, GENERATION, "completion", "compl
 
 @dataclass(frozen=True)
 class DecodedCompletions:
-    """B rows: prompts (text or conversation), completions (likewise), texts (prompt + completion), other columns."""
+    """B rows: prompts (text or conversation), completions and texts (prompt and completion) likewise, other columns."""
 
     prompts: list[Any]
     completions: list[Any]
-    texts: list[str]
+    texts: list[Any]
     columns: dict[str, list[Any]]
 
 
 def decoded(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequence[Mapping]) -> DecodedCompletions:
     """What was sampled, as reward functions take it. rows: the prompts' rows of the data set, one a completion."""
-    completions = tokenizer.batch_decode(samples.token_lists(), skip_special_tokens=True)
+    completions = spoken(tokenizer.batch_decode(samples.token_lists(), skip_special_tokens=True), tokenizer)
     decoded_prompts = tokenizer.batch_decode([list(row[PROMPT_TOKENS]) for row in rows], skip_special_tokens=True)
     prompts = [row.get("prompt", prompt) for row, prompt in zip(rows, decoded_prompts, strict=True)]
     return DecodedCompletions(
         prompts=prompts,
-        completions=[
-            [{"role": "assistant", "content": completion}] if isinstance(prompt, list) else completion
-            for prompt, completion in zip(prompts, completions, strict=True)
+        completions=[answer(prompt, completion) for prompt, completion in zip(prompts, completions, strict=True)],
+        texts=[
+            whole(text if isinstance(prompt, str) else prompt, completion)
+            for prompt, text, completion in zip(prompts, decoded_prompts, completions, strict=True)
         ],
-        texts=[prompt + completion for prompt, completion in zip(decoded_prompts, completions, strict=True)],
         columns={name: [row[name] for row in rows] for name in rows[0] if name not in TAKEN},
     )
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import functional as F
 from ..actor_critic import ActorCritic
+from ..chat import as_prompt
 from ..data import PROMPT_TOKENS, tokenize_prompt
 from ..errors import ZooError
 from ..models import context_of, disable_dropout
@@ -122,6 +123,7 @@ def trace(
         if model is not None:
             disable_dropout(model)
             model.eval()
+    prompt = as_prompt(prompt, tokenizer)
     ids = _encoded(prompt, policy, tokenizer, args.response_length)
     samples = sample(
         policy,

@@ -71,10 +71,10 @@ class Rewards:
         samples: Samples,
         prompts: Sequence[Any],
         completions: Sequence[Any],
-        texts: Sequence[str],
+        texts: Sequence[Any],
         columns: Mapping[str, Any],
     ) -> Scored:
-        """Scores B completions. texts: prompt + completion as one string a row.
+        """Scores B completions. texts: prompt and completion of a row together, a text or a conversation.
 
         Raises ZooError when a function raises (what, and on which row), returns another count or what is no finite
         number, when a model's score is not finite, or when nothing applies to a row. A function's own ZooError passes.

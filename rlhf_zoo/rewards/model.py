@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,9 +13,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..chat import Chat, reading_ids
 from ..errors import ZooError
-from ..models import disable_dropout, score_statistics
+from ..models import context_of, disable_dropout, score_statistics
 from ..sampling import Samples
+
+log = logging.getLogger(__name__)
 
 __all__ = ["RewardModel", "same_tokenizer"]
 
@@ -74,6 +78,11 @@ class RewardModel:
                 "none can be scaled: measure them again, or score with center=False and scale=False."
             )
         self.shares_ids = same_tokenizer(tokenizer, policy_tokenizer)
+        self._same_template = tokenizer.chat_template == policy_tokenizer.chat_template
+        chat = Chat.of(policy_tokenizer)
+        self._strips = chat is not None and chat.strip_thoughts
+        self.context = context_of(model)
+        self.truncated = 0
         embeddings: Any = model.get_input_embeddings()
         self.vocabulary = rows = embeddings.weight.shape[0]
         if self.pad_id < rows:
@@ -89,23 +98,33 @@ class RewardModel:
     def to(self, device: torch.device | str) -> None:
         self.model.to(device)
 
-    def score_samples(self, samples: Samples, texts: Sequence[str]) -> Tensor:
-        """Scores of sampled completions. texts: B strings, prompt + completion. Returns (B,)."""
-        if not self.shares_ids:
+    def score_samples(self, samples: Samples, texts: Sequence[Any]) -> Tensor:
+        """Scores of sampled completions. texts: B of prompt + completion, texts or conversations. Returns (B,)."""
+        rendered = any(not isinstance(text, str) for text in texts)
+        if not self.shares_ids or self._strips or (rendered and not self._same_template):
             return self.score_texts(texts, ended=samples.ended.tolist())
         prompts = [ids[keep].tolist() for ids, keep in zip(samples.prompt_ids, samples.prompt_mask, strict=True)]
         return self._score_ids([[*p, *c] for p, c in zip(prompts, samples.token_lists(), strict=True)])
 
-    def score_texts(self, texts: Sequence[str], *, ended: Sequence[bool]) -> Tensor:
-        """Scores of texts; the end-of-sequence token is appended to those that ended. Returns (B,)."""
-        eos = self.tokenizer.eos_token_id
-        rows = [self.tokenizer(text, add_special_tokens=True)["input_ids"] for text in texts]
-        if eos is not None:
-            rows = [
-                [*row, eos] if done and (not row or row[-1] != eos) else row
-                for row, done in zip(rows, ended, strict=True)
-            ]
-        return self._score_ids(rows)
+    def score_texts(self, texts: Sequence[Any], *, ended: Sequence[bool]) -> Tensor:
+        """Scores of texts and conversations; those that ended are closed as in training. Returns (B,)."""
+        rows = [reading_ids(text, self.tokenizer, ended=done) for text, done in zip(texts, ended, strict=True)]
+        return self._score_ids([self._cut(row) for row in rows])
+
+    def _cut(self, row: list[int]) -> list[int]:
+        """The end of a text that is longer than the model can read, which is counted and said."""
+        if self.context is None or len(row) <= self.context:
+            return row
+        self.truncated += 1
+        if self.truncated & (self.truncated - 1) == 0:  # said at 1, 2, 4, 8, ...
+            log.warning(
+                "The reward model %s reads %d tokens, and a text has %d: its beginning is left out (%d texts so far).",
+                self.name,
+                self.context,
+                len(row),
+                self.truncated,
+            )
+        return row[-self.context :]
 
     @torch.no_grad()
     def _score_ids(self, rows: Sequence[Sequence[int]]) -> Tensor:

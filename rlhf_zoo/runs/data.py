@@ -15,26 +15,36 @@ from typing import Any
 
 import datasets
 
+from ..chat import Chat
 from ..data import need_columns
 from ..errors import ZooError
 from ..hub.publish import publish_folder
 from ..hub.refusals import client_errors, is_disk_full, reason
+from ..model_files import load_tokenizer
 from ..plain_yaml import BadYAML, load_yaml
 from ..plugins import load_object
 from ..record import fingerprint, now, records_at_rest, write_text
 from .context import RunContext, versions
-from .settings import RecipeConfig
+from .layout import Form, conversational, fitting, hold_out, in_form, parts_of
+from .settings import RecipeConfig, StageSettings
 
 __all__ = [
     "CORPORA",
     "DataSource",
     "add_configuration",
+    "check_forms",
     "corpus_settings",
     "data_source",
+    "evaluation_rows",
     "forget_lost_data",
+    "labeled_rows",
+    "parts",
     "pending_data",
     "send_data",
     "split_files",
+    "stage_rows",
+    "stage_source",
+    "to_train",
     "write_configuration",
 ]
 
@@ -72,6 +82,137 @@ class DataSource:
             ) from error
         need_columns(loaded, columns, of=f"{what}, split {split},")
         return loaded
+
+
+def stage_source(context: RunContext, stage: str, source: DataSource | None = None) -> DataSource:
+    """The stage's data: those that it names, else the recipe's, which are `source` where they were opened before."""
+    data = context.settings(stage).data
+    if data.dataset_name is None:
+        return data_source(context) if source is None else source
+    name, revision = data.dataset_name, data.dataset_revision
+    known = fingerprint({"repo": name, "commit": revision})
+    before = context.record(stage).read().get("dataset") or {}
+    found = before if before.get("fingerprint") == known and not context.restart else _looked_up(name, revision)
+    return DataSource(name, found.get("commit") or revision, {**found, "fingerprint": known})
+
+
+def stage_rows(
+    context: RunContext, stage: str, source: DataSource, split: str, *, form: Form | None = None
+) -> datasets.Dataset:
+    """A split of the stage's data in the form that the stage reads. form: None is the stage's own."""
+    data = context.settings(stage).data
+    return shaped(context, source, data, split, form=form or _FORMS[stage], text=_text_field(context.settings(stage)))
+
+
+_FORMS: Mapping[str, Form] = {"sft": "texts", "reward": "pairs", "ppo": "prompts"}
+
+
+def _text_field(settings: StageSettings) -> str:
+    return str(getattr(settings.trainer, "dataset_text_field", "text"))
+
+
+def shaped(
+    context: RunContext, source: DataSource, data: Any, split: str, *, form: Form, text: str = "text"
+) -> datasets.Dataset:
+    """A split of any data keys in a form."""
+    rows = source.load(data.dataset_config, split, columns=[])
+    what = f"The data set {source.location}" + (f", configuration {data.dataset_config}" if data.dataset_config else "")
+    return in_form(
+        rows, form, columns=data.columns, turns=context.shared.conversational, text=text, of=f"{what}, split {split},"
+    )
+
+
+def parts(context: RunContext, stage: str, source: DataSource) -> tuple[datasets.Dataset, datasets.Dataset | None]:
+    """(rows to train on, rows that are evaluated while training goes on) of SFT and PPO; None where there are none."""
+    data = context.settings(stage).data
+    train = stage_rows(context, stage, source, data.dataset_train_split)
+    if data.held_out_share is not None:
+        if stage == "ppo":  # the first part is for the evaluation at the end
+            _, held_out, train = parts_of(train, data.held_out_share, parts=2)
+            return train, held_out
+        return hold_out(train, data.held_out_share)
+    if data.dataset_test_split is None:
+        return train, None
+    return train, stage_rows(context, stage, source, data.dataset_test_split)
+
+
+def evaluation_rows(
+    context: RunContext, source: DataSource, part: str = "test", *, path: Path | None = None
+) -> datasets.Dataset:
+    """PPO's prompts that the evaluation measures on (`test`), or chooses a checkpoint by (`validation`).
+
+    source: PPO's. path: of the SFT policy, whose tokenizer counts for max_prompt_length; None leaves out none. Raises
+    ZooError where there are none.
+    """
+    rows, data = _evaluation_rows(context, source, part), context.settings("ppo").data
+    if path is None or data.max_prompt_length is None:
+        return rows
+    tokenizer = context.shared.chat.for_prompts(load_tokenizer(path), rows["prompt"])
+    return fitting(rows, tokenizer, data.max_prompt_length, of=f"the evaluation's prompts ({part})")[0]
+
+
+def _evaluation_rows(context: RunContext, source: DataSource, part: str) -> datasets.Dataset:
+    data, asked = context.settings("ppo").data, context.shared.evaluation.dataset_test_split
+    if data.held_out_share is not None and (part == "validation" or asked is None):
+        found = parts_of(stage_rows(context, "ppo", source, data.dataset_train_split), data.held_out_share, parts=2)
+        return found[0 if part == "test" else 1]
+    split = (asked or "test") if part == "test" else data.dataset_test_split or "validation"
+    return stage_rows(context, "ppo", source, split)
+
+
+def labeled_rows(context: RunContext, source: DataSource) -> datasets.Dataset:
+    """Texts and labels that the judge `classifier` learns from. source: the recipe's data."""
+    data = context.shared.evaluation.labeled_data
+    if data.dataset_name is not None:
+        source = DataSource(data.dataset_name, data.dataset_revision, {})
+    return shaped(context, source, data, data.dataset_train_split, form="labeled")
+
+
+def to_train(context: RunContext) -> dict[str, StageSettings]:
+    """The settings of the stages whose data are still to be read."""
+    done = {one for one in context.recipe.stages if context.record(one).read().get("status") == "finished"}
+    return {
+        one: context.settings(one)
+        for one in context.recipe.stages
+        if (one not in done or context.restart) and one not in context.pinned
+    }
+
+
+def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings]) -> None:
+    """Raises ZooError for columns that a stage cannot read, as far as the data sets' pages tell without a download.
+
+    What the Hub does not say, or a Hub that does not answer, is left to the stage.
+    """
+    for stage, settings in stages.items():
+        data = settings.data
+        name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
+        if name is None or (stage == "reward" and data.simulated_pairs is not None):
+            continue
+        try:
+            revision = data.dataset_revision if data.dataset_name else shared.dataset_revision
+            rows = datasets.load_dataset(
+                name, data.dataset_config, split=data.dataset_train_split, revision=revision, streaming=True
+            )
+            first = next(iter(rows), None)
+        except (ValueError, OSError, datasets.exceptions.DatasetsError, *client_errors()) as error:
+            log.info("The columns of %s are not known (%s).", name, reason(error))
+            if Path(name).is_dir():
+                raise ZooError(
+                    f"The data set {name}, configuration {data.dataset_config}, split {data.dataset_train_split}, of "
+                    f"the stage {stage} cannot be loaded ({reason(error)}): check dataset_name, dataset_config and "
+                    "dataset_train_split."
+                ) from error
+            continue
+        if first is not None:
+            rows = datasets.Dataset.from_list([first])
+            of = f"The data set {name} of the stage {stage}"
+            text = _text_field(settings)
+            rows = in_form(rows, _FORMS[stage], columns=data.columns, turns=shared.conversational, text=text, of=of)
+            if shared.chat != Chat() and not conversational(rows):
+                raise ZooError(
+                    f"{of} has plain texts, and recipe.yaml says how conversations are rendered: set conversational to "
+                    "true, or leave system_prompt, chat_template_kwargs and strip_thoughts out."
+                )
 
 
 def _cache_of(location: str) -> str | None:

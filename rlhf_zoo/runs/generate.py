@@ -9,6 +9,7 @@ from typing import Any
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..chat import spoken
 from ..data import tokenize_prompt
 from ..sampling import Samples, Vocabulary, sample
 
@@ -69,6 +70,6 @@ def complete(
                 vocabulary=vocabulary,
             )
             batches.append(batch)
-            texts += tokenizer.batch_decode(batch.token_lists(), skip_special_tokens=True)
+            texts += spoken(tokenizer.batch_decode(batch.token_lists(), skip_special_tokens=True), tokenizer)
             bar.update(len(batch))
     return SampledCompletions(batches, texts)

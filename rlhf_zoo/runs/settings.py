@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..chat import Chat
 from ..errors import ZooError
 from ..limits import check_limits
 from ..plugins import did_you_mean
@@ -17,6 +18,7 @@ from ..recipes import Recipe
 from ..stage import STAGES
 from .choice import ReleaseArguments, check_rule
 from .declared import RUN_KEYS, declared_keys, refused_keys
+from .layout import DataArguments
 from .values import check_plain, coerce, shown
 
 __all__ = [
@@ -62,10 +64,22 @@ class LLMConfig:
 
 
 @dataclass(frozen=True)
+class LabeledArguments:
+    """Where the texts and labels are that the judge `classifier` learns from; the keys under `evaluation.labeled`."""
+
+    dataset_name: str | None = None
+    dataset_revision: str | None = None
+    dataset_config: str | None = "judge"
+    dataset_train_split: str = "train"
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class EvaluationConfig:
     """How the eval stage compares PPO with SFT; the keys under `evaluation:` in recipe.yaml.
 
-    judge scores for the headline, and judges beside it; `stages.judges` says what their names may be.
+    judge scores for the headline, and judges beside it; `stages.judges` says what their names may be. Prompts are those
+    of PPO's data set, of the split dataset_test_split: None is "test", or what PPO's held_out_share holds out.
     """
 
     prompts: int = 200
@@ -78,6 +92,14 @@ class EvaluationConfig:
     checkpoint_samples: int = 2
     judges: list[str] = field(default_factory=list)
     llm: dict[str, Any] = field(default_factory=dict)
+    dataset_test_split: str | None = None
+    labeled: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def labeled_data(self) -> LabeledArguments:
+        """Raises ZooError for a key of `labeled` that is unknown or mistyped."""
+        given = checked_keys(self.labeled, _hints(LabeledArguments), "evaluation.labeled", of="labeled texts")
+        return LabeledArguments(**given)
 
     @property
     def names(self) -> list[str]:
@@ -107,11 +129,25 @@ class RecipeConfig:
     corpus_args: dict[str, Any] = field(default_factory=dict)
     tokenizer: dict[str, Any] | None = None
     architecture: dict[str, Any] | None = None
+    conversational: bool = False
+    system_prompt: str | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    strip_thoughts: bool = False
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+
+    @property
+    def chat(self) -> Chat:
+        """How conversations are rendered and read."""
+        return Chat(self.system_prompt, self.chat_template_kwargs, self.strip_thoughts)
+
+
+_OF_CONVERSATIONS: Mapping[str, Any] = {
+    "conversational": False, "system_prompt": None, "chat_template_kwargs": {}, "strip_thoughts": False
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class SFTArguments:
+class SFTArguments(DataArguments):
     """Which lines SFT learns from."""
 
     dataset_config: str | None = field(default="lines", metadata={"help": "Configuration of the data set."})
@@ -125,7 +161,7 @@ class SFTArguments:
 
 
 @dataclass(frozen=True)
-class RewardArguments:
+class RewardArguments(DataArguments):
     """Which pairs the reward model learns from, and what its scores are centered and scaled by."""
 
     dataset_config: str | None = field(default="preferences", metadata={"help": "Configuration of the data set."})
@@ -133,10 +169,6 @@ class RewardArguments:
     dataset_test_split: str | None = field(default="test", metadata={"help": "Split that accuracy is measured on."})
     dataset_validation_split: str | None = field(
         default=None, metadata={"help": "Split to evaluate on while training goes on."}
-    )
-    held_out_share: float | None = field(
-        default=None,
-        metadata={"help": "Measure accuracy on this share of the training split's prompts; needs no test split."},
     )
     simulated_pairs: int | None = field(
         default=None,
@@ -151,13 +183,6 @@ class RewardArguments:
         default=512, metadata={"help": "SFT samples over which the scores' mean and deviation are measured."}
     )
 
-    def __post_init__(self) -> None:
-        if self.held_out_share is not None and self.dataset_test_split is not None:
-            raise ZooError(
-                f"held_out_share takes its pairs from the training split, and dataset_test_split names "
-                f"{self.dataset_test_split!r}: set dataset_test_split to null."
-            )
-
     @property
     def evaluated_split(self) -> str | None:
         """The split that is evaluated while training goes on."""
@@ -165,7 +190,7 @@ class RewardArguments:
 
 
 @dataclass(frozen=True)
-class PPOArguments:
+class PPOArguments(DataArguments):
     """Which prompts PPO rolls out and what rewards it."""
 
     dataset_config: str | None = field(default="prompts", metadata={"help": "Configuration of the data set."})
@@ -251,7 +276,7 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     shared = {name: value for name, value in checked.items() if name in hints}
     nested = {name.removeprefix("evaluation."): value for name, value in checked.items() if name in nested_hints}
     found = EvaluationConfig(**nested)
-    _ = found.asked_llm  # a mistake in its keys is told here
+    _ = found.asked_llm, found.labeled_data  # a mistake in their keys is told here
     return RecipeConfig(**shared, evaluation=found)
 
 
@@ -306,6 +331,9 @@ def stage_settings(
     # What a stage learns does not depend on how the recipe is described or evaluated later.
     learned = dataclasses.asdict(shared)
     del learned["description"], learned["evaluation"]
+    for name, default in _OF_CONVERSATIONS.items():  # runs from before there were these keep their fingerprint
+        if learned[name] == default:
+            del learned[name]
     given = {name: value for name, value in asked.items() if name != "save_total_limit"}
     for name in given:  # torch's Adam takes no whole β, but steps from 1 on are whole
         if hints[name] is float and not name.endswith("_steps"):

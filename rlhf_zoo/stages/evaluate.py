@@ -22,7 +22,7 @@ from ..hub.weights import Origin
 from ..models import load_causal
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from ..runs.context import Publisher, RunContext, versions
-from ..runs.data import DataSource, data_source
+from ..runs.data import DataSource, evaluation_rows, stage_source
 from ..runs.settings import EvaluationConfig
 from ..votes.judge import votes_on
 from .interrupt import Stopped
@@ -43,7 +43,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     quiet()
     shared = context.shared
     check_judges(context)
-    source = data_source(context)
+    source = stage_source(context, "ppo")
     checkpoints = {stage: context.checkpoint(stage) for stage in ("sft", "ppo")}
     record = context.record("eval")
     before = record.read()
@@ -57,7 +57,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         record.check_fingerprint(resolved, recipe=context.recipe.name)
         if before.get("status") == "finished":
             return False
-    prompts = check_prompts(context, source)
+    prompts = check_prompts(context, source, checkpoints["sft"].path)
     if context.restart:
         record.clear()
     record.write(
@@ -130,7 +130,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
 def recorded(config: EvaluationConfig) -> dict[str, Any]:
     """What tells evaluations apart. Runs from before there were several judges keep their fingerprint."""
-    later: dict[str, Any] = {"judges": [], "llm": {}}
+    later: dict[str, Any] = {"judges": [], "llm": {}, "dataset_test_split": None, "labeled": {}}
     return {key: value for key, value in asdict(config).items() if later.get(key) != value}
 
 
@@ -142,10 +142,13 @@ def _origins(context: RunContext, stage: str) -> list[Origin]:
     return [(repo, commit)] if commit else []
 
 
-def check_prompts(context: RunContext, source: DataSource) -> Dataset:
-    """Rows of the held-out prompts that the evaluation asks for. Raises ZooError when the test split has too few."""
+def check_prompts(context: RunContext, source: DataSource, path: Path | None = None) -> Dataset:
+    """Rows of the held-out prompts that the evaluation asks for. Raises ZooError when the test split has too few.
+
+    source: PPO's data. path: of the SFT policy, where it is trained.
+    """
     wanted = context.shared.evaluation.prompts
-    prompts = source.load("prompts", "test", columns=["prompt"])
+    prompts = evaluation_rows(context, source, path=path)
     if len(prompts) < wanted:
         raise ZooError(
             f"The test split has {len(prompts)} prompts and evaluation.prompts asks for {wanted}: lower it, or prepare "
@@ -170,7 +173,7 @@ def _checked_judges(context: RunContext, tools: Evaluator) -> dict[str, JudgeChe
         return {}
     try:
         owner, source = open_pairs(context)
-        found = held_out_pairs(source, owner.settings("reward").data)
+        found = held_out_pairs(owner, source)
     except ZooError as error:
         log.info("The judges are not checked on labeled pairs: %s", error)
         return {}

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..chat import words
 from ..errors import ZooError
 from ..evaluator.measure import make_evaluator, measure
 from ..hub.publish import published_tags, unpublished
@@ -18,7 +19,7 @@ from ..release.card import make_card
 from ..release.sender import claim_repository
 from ..run_lock import sole_writer
 from ..runs.context import Publisher, RunContext
-from ..runs.data import data_source
+from ..runs.data import check_forms, data_source, evaluation_rows, stage_source, to_train
 from ..stage import STAGES
 from . import evaluate, ppo
 from .evaluate import check_judges, check_prompts, same_weights
@@ -48,11 +49,12 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
     # Mistakes in what comes last are found before what comes first trains.
     for stage in context.recipe.stages:
         _check_begun(context, stage)
+    check_forms(context.shared, to_train(context))
     evaluates = "ppo" in context.recipe.stages
     source = data_source(context, again=context.restart and context.base is None)
     if evaluates:
         ppo.reward_functions(context.settings("ppo"))
-        check_prompts(context, source)
+        check_prompts(context, stage_source(context, "ppo", source))
         check_judges(context)
     if publisher is not None:
         for stage in context.recipe.stages:
@@ -152,9 +154,9 @@ def show(context: RunContext, console: Any) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    source = data_source(context)
+    source = stage_source(context, "ppo")
     config = context.shared.evaluation
-    rows = source.load("prompts", "test", columns=["prompt"])
+    rows = evaluation_rows(context, source, path=context.checkpoint("sft").path)
     asked = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
     prompts, columns = asked["prompt"], {name: values for name, values in asked.items() if name not in TAKEN}
     with tempfile.TemporaryDirectory() as cache:
@@ -188,7 +190,7 @@ def show(context: RunContext, console: Any) -> None:
             one = found[stage]
             table.add_row(
                 stage.upper(),
-                Text(prompt + one.completions[i]),
+                Text(words(prompt) + one.completions[i]),
                 f"{one.reward[i]:.2f}",
                 f"{one.judges[judge][i]:.2f}",
                 f"{one.kl[i]:.2f}",

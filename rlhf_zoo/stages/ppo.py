@@ -15,11 +15,21 @@ from ..plugins import REWARDS, load_object
 from ..rewards import RewardFunction, Rewards
 from ..runs.choice import REWARD_METRICS, metric_name
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
-from ..runs.data import DataSource, data_source
+from ..runs.data import DataSource, parts, stage_source
+from ..runs.layout import fitting
 from ..runs.settings import StageSettings
 from .train import quiet, train_stage
 
-__all__ = ["build_trainer", "load_data", "parent", "parent_names", "reward_functions", "run"]
+__all__ = [
+    "build_trainer",
+    "load_data",
+    "parent",
+    "parent_names",
+    "policy_tokenizer",
+    "reward_functions",
+    "run",
+    "within_length",
+]
 
 
 def parent(context: RunContext, name: str) -> ParentCheckpoint:
@@ -69,20 +79,29 @@ def _in_place_of_the_model(completions: list[Any], **_: Any) -> list[None]:
     return [None] * len(completions)
 
 
-def load_data(settings: StageSettings, source: DataSource) -> dict[str, Any]:
+def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
     """PPOTrainer's data sets by its keywords: prompts, with every column that they have, and the texts of ptx_coef."""
+    settings = context.settings("ppo")
     data = settings.data
-    held_out = None
-    if data.dataset_test_split is not None:
-        held_out = source.load(data.dataset_config, data.dataset_test_split, columns=["prompt"])
+    train, held_out = parts(context, "ppo", source)
     texts = None
     if settings.trainer.ptx_coef > 0:
         texts = source.load(data.ptx_dataset_config, data.ptx_dataset_split, columns=[])
-    return {
-        "train_dataset": source.load(data.dataset_config, data.dataset_train_split, columns=["prompt"]),
-        "eval_dataset": held_out,
-        "ptx_dataset": texts,
-    }
+    return {"train_dataset": train, "eval_dataset": held_out, "ptx_dataset": texts}
+
+
+def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> Any:
+    """The tokenizer of the policy that PPO starts from; on conversations, with what the recipe says of them."""
+    return context.shared.chat.for_prompts(load_tokenizer(path), data["train_dataset"]["prompt"])
+
+
+def within_length(settings: StageSettings, tokenizer: Any, data: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    """The data without prompts over max_prompt_length, and how many to roll out those were."""
+    most, kept, left_out = settings.data.max_prompt_length, dict(data), 0
+    for name, of in (("eval_dataset", "the prompts to evaluate on"), ("train_dataset", "the prompts")):
+        if kept[name] is not None:
+            kept[name], left_out = fitting(kept[name], tokenizer, most, of=of)
+    return kept, left_out
 
 
 def build_trainer(settings: StageSettings, functions: list[RewardFunction], **parts: Any) -> Any:
@@ -110,11 +129,15 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         context.check_shared()
     quiet()
     functions = reward_functions(settings)
-    source = data_source(context)
+    source = stage_source(context, "ppo")
+    left_out: dict[str, int] = {}
     parents = {role: parent(context, name) for role, name in parent_names(settings).items()}
 
     def build() -> Any:
-        data = load_data(settings, source)
+        data = load_data(context, source)
+        tokenizer = policy_tokenizer(context, parents["sft"].path, data)
+        data, cut = within_length(settings, tokenizer, data)
+        left_out.update({"max_prompt_length": cut} if cut else {})
         set_seed(settings.trainer.seed)
         reward, reward_tokenizer = None, None
         if "reward" in parents:
@@ -124,14 +147,21 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             settings,
             functions,
             model=load_causal(merged if (merged := parents["sft"].path / MERGED).is_dir() else parents["sft"].path),
-            processing_class=load_tokenizer(parents["sft"].path),
+            processing_class=tokenizer,
             reward_model=reward,
             reward_processing_class=reward_tokenizer,
             **data,
         )
 
     return train_stage(
-        context, settings, data=source.lineage, parents=parents, started=started, build=build, publisher=publisher
+        context,
+        settings,
+        data=source.lineage,
+        parents=parents,
+        started=started,
+        build=build,
+        publisher=publisher,
+        left_out=left_out,
     )
 
 

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
+import logging
 import math
 import random
 import time
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 
+from ..chat import answer, completion_text, reading_ids, whole, words
 from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..evaluation.calibration import preference_report
@@ -33,22 +33,25 @@ from ..plugins import load_object
 from ..record import read_json, write_json
 from ..rewards import RewardModel
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
-from ..runs.data import DataSource, add_configuration, data_source
+from ..runs.data import DataSource, add_configuration, parts, stage_rows, stage_source
 from ..runs.generate import complete
-from ..runs.pairs import COLUMNS, named_pairs, on_pairs, prompt_configuration, sampling
-from ..runs.settings import RewardArguments, StageSettings
+from ..runs.layout import conversational, fitting, hold_out
+from ..runs.pairs import named_pairs, on_pairs, sampling
+from ..runs.settings import StageSettings
 from .train import make_trainer, quiet, train_stage
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "SFTSamples",
     "held_out_pairs",
     "held_out_report",
-    "hold_out",
     "open_pairs",
     "pairs_seed",
     "run",
     "score_pairs",
     "sft_samples",
+    "training_pairs",
 ]
 
 
@@ -74,14 +77,21 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     if data.simulated_pairs is not None:
         source = _simulated(context, settings, source, sft)
     scored: list[SFTSamples] = []
+    left_out: dict[str, int] = {}
 
     def build() -> Any:
-        train = source.load(data.dataset_config, data.dataset_train_split, columns=COLUMNS)
-        if data.held_out_share is not None:
-            train, _ = hold_out(train, data.held_out_share)
+        train = training_pairs(context, source)
+        if conversational(train):
+            context.shared.chat.write(tokenizer)
+        train, cut = fitting(train, tokenizer, data.max_prompt_length, of=source.location)
+        left_out.update({"max_prompt_length": cut} if cut else {})
+        train = _as_read(train, tokenizer)
+        if (long := _longer(train, settings.trainer.max_length)) > 0:
+            left_out["max_length"] = long
         held_out = None
         if data.dataset_validation_split is not None:
-            held_out = source.load(data.dataset_config, data.dataset_validation_split, columns=COLUMNS)
+            held_out = stage_rows(context, "reward", source, data.dataset_validation_split)
+            held_out = _as_read(fitting(held_out, tokenizer, data.max_prompt_length, of=source.location)[0], tokenizer)
         scored.append(sft_samples(context, settings, source, sft))
         set_seed(settings.trainer.seed)
         what = f"The SFT model {sft.path}"
@@ -117,7 +127,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     def conclude(trainer: Any, chosen: Path) -> dict[str, Any]:
         model = load_classifier(chosen)
         report = {key: model.config.rlhf_zoo[key] for key in ("score_mean", "score_std")}
-        found = held_out_pairs(source, data)
+        found = held_out_pairs(context, source)
         if found is not None:
             measured, split = found
             report |= held_out_report(model, tokenizer, measured, seed=settings.trainer.seed)
@@ -134,6 +144,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         publisher=publisher,
         finish_checkpoint=finish_checkpoint,
         conclude=conclude,
+        left_out=left_out,
     )
 
 
@@ -141,84 +152,107 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
     """The run as its reward model is trained, and where its pairs are."""
     pairs = named_pairs(context)
     if pairs is None:
-        return context, data_source(context)
+        return context, stage_source(context, "reward")
     return on_pairs(context, pairs), pairs.source
 
 
-def held_out_pairs(source: DataSource, data: RewardArguments) -> tuple[Dataset, str] | None:
+def training_pairs(context: RunContext, source: DataSource) -> Dataset:
+    """The pairs to train on."""
+    data = context.settings("reward").data
+    train = stage_rows(context, "reward", source, data.dataset_train_split)
+    return train if data.held_out_share is None else hold_out(train, data.held_out_share)[0]
+
+
+def held_out_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, str] | None:
     """The pairs that accuracy is measured on, and what to call them; None where the stage holds none out."""
+    data = context.settings("reward").data
     if data.held_out_share is not None:
         split = data.dataset_train_split
-        _, held_out = hold_out(source.load(data.dataset_config, split, columns=COLUMNS), data.held_out_share)
+        _, held_out = hold_out(stage_rows(context, "reward", source, split), data.held_out_share)
         return held_out, f"{split}, {data.held_out_share:.0%} of prompts held out"
     if data.dataset_test_split is None:
         return None
-    return source.load(data.dataset_config, data.dataset_test_split, columns=COLUMNS), data.dataset_test_split
-
-
-def hold_out(pairs: Dataset, share: float) -> tuple[Dataset, Dataset]:
-    """(pairs to train on, pairs held out): those of `share` of the prompts, at least one, by the sha256 of the prompt.
-
-    All pairs on a prompt stay on one side, and as a data set grows a prompt hardly ever changes sides. Raises ZooError
-    where nothing would be left to train on.
-    """
-    digests = [_digest(prompt) for prompt in pairs["prompt"]]
-    distinct = sorted(set(digests))
-    count = math.ceil(share * len(distinct))
-    if count == len(distinct):
-        raise ZooError(
-            f"held_out_share is {share}, which leaves none of {len(distinct)} prompts to train on: gather pairs on "
-            "more prompts, or set it to null, and accuracy is not measured."
-        )
-    last = distinct[count - 1]
-    train, held_out = ([row for row, digest in enumerate(digests) if (digest <= last) is out] for out in (False, True))
-    return pairs.select(train), pairs.select(held_out)
-
-
-def _digest(prompt: Any) -> str:
-    """sha256 of a text or a conversation."""
-    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return stage_rows(context, "reward", source, data.dataset_test_split), data.dataset_test_split
 
 
 def held_out_report(model: Any, tokenizer: Any, pairs: Dataset, *, seed: int) -> dict[str, Any]:
     """`preference_report` of the raw scores: only in the units of training is σ(margin) a probability."""
     scores = score_pairs(RewardModel(model, tokenizer, tokenizer, center=False, scale=False), pairs)
     lengths = {
-        f"{side}_lengths": [len(ids) for ids in tokenizer(list(pairs[side]), add_special_tokens=False)["input_ids"]]
+        f"{side}_lengths": [
+            len(ids)
+            for ids in tokenizer([completion_text(one) for one in pairs[side]], add_special_tokens=False)["input_ids"]
+        ]
         for side in ("chosen", "rejected")
     }
-    return preference_report(scores["chosen"], scores["rejected"], prompts=list(pairs["prompt"]), seed=seed, **lengths)
+    asked = [words(prompt) for prompt in pairs["prompt"]]
+    return preference_report(scores["chosen"], scores["rejected"], prompts=asked, seed=seed, **lengths)
 
 
 def score_pairs(scorer: RewardModel, pairs: Dataset) -> dict[str, list[float]]:
     """Scores of both sides, chosen and rejected, each as a text that ended."""
     scores = {}
     for side in ("chosen", "rejected"):
-        texts = [prompt + text for prompt, text in zip(pairs["prompt"], pairs[side], strict=True)]
+        texts = [whole(prompt, text) for prompt, text in zip(pairs["prompt"], pairs[side], strict=True)]
         scores[side] = scorer.score_texts(texts, ended=[True] * len(texts)).tolist()
     return scores
 
 
-def _prompts(context: RunContext, source: DataSource, split: str) -> list[str]:
-    return list(source.load(prompt_configuration(context), split, columns=["prompt"])["prompt"])
+def _as_read(pairs: Dataset, tokenizer: Any) -> Dataset:
+    """Conversations as the token ids that the model is read with later; texts as they are."""
+    if not conversational(pairs):
+        return pairs
+    ids = {
+        f"{side}_ids": [
+            reading_ids(whole(prompt, text), tokenizer, ended=True)
+            for prompt, text in zip(pairs["prompt"], pairs[side], strict=True)
+        ]
+        for side in ("chosen", "rejected")
+    }
+    return Dataset.from_dict({**ids, **({"margin": pairs["margin"]} if "margin" in pairs.column_names else {})})
+
+
+def _longer(pairs: Dataset, most: int | None) -> int:
+    """How many pairs of conversations trl will leave out as too long, which is said in a line."""
+    if most is None or "chosen_ids" not in pairs.column_names:
+        return 0
+    sides = zip(pairs["chosen_ids"], pairs["rejected_ids"], strict=True)
+    long = sum(max(map(len, one)) > most for one in sides)
+    if long:
+        log.warning("%d of %d pairs are left out: they have more than max_length, %d, tokens.", long, len(pairs), most)
+    return long
+
+
+def _prompts(context: RunContext, source: DataSource, split: str) -> list[Any]:
+    """Prompts of PPO's, in its own data set where it names one; without a stage ppo, those of the data's `prompts`."""
+    if "ppo" not in context.recipe.stages:
+        return list(source.load("prompts", split, columns=["prompt"])["prompt"])
+    data = context.settings("ppo").data
+    if data.dataset_name is not None:
+        source = stage_source(context, "ppo")
+    if data.held_out_share is not None:
+        train, held_out = parts(context, "ppo", source)
+        return list((train if split == "train" or held_out is None else held_out)["prompt"])
+    return list(stage_rows(context, "ppo", source, split)["prompt"])
 
 
 @dataclass(frozen=True)
 class SFTSamples:
     """Samples of the SFT model: N prompts, prompt + completion of each, and whether it ended by itself."""
 
-    prompts: list[str]
-    texts: list[str]
+    prompts: list[Any]
+    texts: list[Any]
     ended: list[bool]
 
 
 def sft_samples(context: RunContext, settings: StageSettings, source: DataSource, sft: ParentCheckpoint) -> SFTSamples:
     """`score_samples` completions of training prompts, drawn as PPO will draw them under the stage's seed."""
-    tokenizer = load_tokenizer(sft.path)
+    prompts = _prompts(context, source, "train")
+    tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
     model, drawn = load_causal(sft.path), sampling(context)
     longest = (context_of(model) or math.inf) - drawn["max_new_tokens"]
-    prompts = _prompts(context, source, "train")
+    if "ppo" in context.recipe.stages:
+        longest = min(longest, context.settings("ppo").data.max_prompt_length or math.inf)
     prompts = [prompt for prompt in prompts if 0 < len(tokenize_prompt(prompt, tokenizer)) <= longest]
     if not prompts:
         raise ZooError(
@@ -236,7 +270,9 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
         desc="samples to center scores",
         **drawn,
     )
-    return SFTSamples(chosen, [prompt + text for prompt, text in zip(chosen, done.texts, strict=True)], done.ended)
+    return SFTSamples(
+        chosen, [whole(prompt, text) for prompt, text in zip(chosen, done.texts, strict=True)], done.ended
+    )
 
 
 def pairs_seed(settings: StageSettings) -> int:
@@ -286,7 +322,7 @@ def _pairs(
     prefer: Callable[[str, str, random.Random], int],
     rng: random.Random,
 ) -> list[dict[str, Any]]:
-    tokenizer, model = load_tokenizer(sft.path), load_causal(sft.path)
+    tokenizer, model = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts), load_causal(sft.path)
     sides = [
         complete(
             model,
@@ -305,8 +341,9 @@ def _pairs(
         # RewardTrainer closes every text with an end-of-sequence token, which a cut one did not have.
         if texts[0] == texts[1] or not all(side.ended[i] for side in sides):
             continue
-        winner = prefer(prompt + texts[0], prompt + texts[1], rng)
-        rows.append({"prompt": prompt, "chosen": texts[winner], "rejected": texts[1 - winner], "simulated": True})
+        winner = prefer(words(prompt) + texts[0], words(prompt) + texts[1], rng)
+        sides = {"chosen": answer(prompt, texts[winner]), "rejected": answer(prompt, texts[1 - winner])}
+        rows.append({"prompt": prompt, **sides, "simulated": True})
     if not rows:
         raise ZooError(
             f"Of {len(prompts)} simulated pairs none is left, as no two samples of the SFT model differed and ended by "

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ..chat import whole_words
+from ..errors import ZooError
 from ..finite import finite_steps
 from ..hub.refusals import refusals_as
 from ..model_files import load_tokenizer
 from ..models import build_causal, load_causal
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
-from ..runs.data import data_source
+from ..runs.data import data_source, parts, stage_source
+from ..runs.layout import conversational, fitting, sft_text
 from ..runs.settings import StageSettings
 from ..tokenizer import train_tokenizer
 from .train import make_trainer, quiet, train_stage
@@ -27,22 +32,22 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     started = time.monotonic()
     settings = context.settings("sft")
     quiet()
-    source = data_source(context, again=context.restart)
+    source = stage_source(context, "sft", data_source(context, again=context.restart) if _shares(settings) else None)
     data, shared = settings.data, settings.recipe
     field = settings.trainer.dataset_text_field
+    left_out: dict[str, int] = {}
     base = _base(context, settings)
     parents = {"base": base} if base is not None else {}
 
     def build() -> Any:
-        train = source.load(data.dataset_config, data.dataset_train_split, columns=[field])
-        held_out = None
-        if data.dataset_test_split is not None:
-            held_out = source.load(data.dataset_config, data.dataset_test_split, columns=[field])
+        train, held_out = parts(context, "sft", source)
         set_seed(settings.trainer.seed)
         if settings.model.model_name_or_path is None:
             architecture = shared.architecture or {}
             tokenizer = train_tokenizer(
-                train[field], max_length=architecture.get("max_position_embeddings", 512), **(shared.tokenizer or {})
+                _words(train, field),
+                max_length=architecture.get("max_position_embeddings", 512),
+                **(shared.tokenizer or {}),
             )
             model = build_causal(architecture, tokenizer)
         else:
@@ -50,9 +55,16 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             revision = base.lineage["commit"] if base is not None else settings.model.model_revision
             tokenizer = load_tokenizer(name, revision=revision)
             model = load_causal(name, revision=revision)
+        own = _with_template(settings, model, tokenizer)
+        if conversational(train):
+            shared.chat.write(tokenizer)
+        train, cut = fitting(train, tokenizer, data.max_prompt_length, of=source.location)
+        left_out.update({"max_prompt_length": cut} if cut else {})
+        if held_out is not None:
+            held_out, _ = fitting(held_out, tokenizer, data.max_prompt_length, of=source.location)
         return make_trainer(
             finite_steps(SFTTrainer),
-            settings,
+            own,
             model=model,
             train_dataset=train,
             eval_dataset=held_out,
@@ -61,8 +73,50 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         )
 
     return train_stage(
-        context, settings, data=source.lineage, parents=parents, started=started, build=build, publisher=publisher
+        context,
+        settings,
+        data=source.lineage,
+        parents=parents,
+        started=started,
+        build=build,
+        publisher=publisher,
+        left_out=left_out,
     )
+
+
+def _shares(settings: StageSettings) -> bool:
+    """Whether the stage reads the recipe's data set."""
+    return settings.data.dataset_name is None
+
+
+def _words(rows: Any, field: str) -> list[str]:
+    """What a tokenizer of one's own is trained on."""
+    if field in rows.column_names and "completion" not in rows.column_names:
+        return list(rows[field])
+    return [whole_words(sft_text(row, field)) for row in rows]
+
+
+def _with_template(settings: StageSettings, model: Any, tokenizer: Any) -> StageSettings:
+    """Gives the tokenizer the template of chat_template_path, as trl would; the settings without that key.
+
+    Only then what the recipe says of conversations can stand at the template's head.
+    """
+    name = settings.trainer.chat_template_path
+    if name is None:
+        return settings
+    if name.endswith((".jinja", ".j2")):
+        try:
+            tokenizer.chat_template = Path(name).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ZooError(f"chat_template_path names {name}, which cannot be read ({error}): give a file.") from error
+    else:
+        from trl import clone_chat_template
+
+        with refusals_as(f"The chat template of {name} cannot be had", "check chat_template_path and --hub."):
+            clone_chat_template(model, tokenizer, name)
+    trainer = copy.copy(settings.trainer)
+    trainer.chat_template_path = None
+    return replace(settings, trainer=trainer)
 
 
 def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | None:

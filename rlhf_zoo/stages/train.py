@@ -70,13 +70,15 @@ def train_stage(
     publisher: Publisher | None = None,
     finish_checkpoint: Callable[[Any, Path], None] | None = None,
     conclude: Callable[[Any, Path], Mapping[str, Any]] | None = None,
+    left_out: Mapping[str, int] | None = None,
 ) -> bool:
     """Runs a stage, or leaves it when it is finished. Returns whether it trained.
 
     data: the data set's lineage; parents: the checkpoints that it starts from; started: time.monotonic() when the stage
     began. build() -> trainer, called only when there is something to train. publisher: sends each checkpoint as it is
     saved. finish_checkpoint(trainer, path) adds to a checkpoint before it counts as complete; conclude(trainer, chosen
-    checkpoint) -> fields for run.json, at the end.
+    checkpoint) -> fields for run.json, at the end. left_out: rows that `build` leaves out of training, by the key for
+    which it does.
     Raises Stopped after Ctrl-C, once the step under way is saved.
     """
     stage = settings.stage
@@ -132,6 +134,7 @@ def train_stage(
             repo=before.get("repo"),
             command=context.command,
             run=context.run_id(stage),
+            **({"left_out": dict(left_out)} if left_out else {}),
         )
         callback = _attach(trainer, context, settings, record, stop, publisher, finish_checkpoint)
         with _whole_checkpoints(record), contextlib.closing(callback):

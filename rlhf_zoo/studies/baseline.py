@@ -20,6 +20,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
+from ..chat import answer, reading_ids, whole, words
 from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..evaluation.compute import Compute, Passes, ppo_compute
@@ -32,13 +33,13 @@ from ..ppo.completions import TAKEN
 from ..record import StageRecord, fingerprint, first_difference, now, write_text
 from ..rewards import Rewards
 from ..runs.context import ParentCheckpoint, RunContext, versions
-from ..runs.data import DataSource, data_source
+from ..runs.data import DataSource, parts, stage_source
 from ..runs.generate import complete
+from ..runs.layout import fitting
 from ..runs.listed import listed_numbers
-from ..runs.pairs import COLUMNS, named_pairs
 from ..stages.evaluate import check_prompts, recorded
 from ..stages.interrupt import Stopped
-from ..stages.reward import hold_out
+from ..stages.reward import open_pairs, training_pairs
 from ..stages.train import quiet
 from .baseline_trainers import Start, dpo_arguments, rloo_arguments, train_dpo, train_rloo
 
@@ -125,8 +126,8 @@ class Baseline:
         epochs = float(args.num_train_epochs)
         if args.max_steps > 0:
             epochs = args.max_steps * args.per_device_train_batch_size * args.gradient_accumulation_steps / len(pairs)
-        texts = [row["prompt"] + row[side] for row in pairs for side in ("chosen", "rejected")]
-        tokens = sum(len(ids) + 1 for ids in self.tools.tokenizer(texts)["input_ids"])  # and the end token
+        texts = [whole(row["prompt"], row[side]) for row in pairs for side in ("chosen", "rejected")]
+        tokens = sum(len(reading_ids(text, self.tools.tokenizer, ended=True)) for text in texts)
         return Compute({"reward": Passes(self.sizes["reward"], trained=tokens * epochs)})
 
     @property
@@ -161,18 +162,12 @@ class Baseline:
 
     def pairs(self) -> Dataset:
         """The pairs that the reward model was trained on."""
-        data = self.context.settings("reward").data
-        named = named_pairs(self.context)
-        source, configuration = self.source, data.dataset_config
-        if named is not None:
-            source, configuration = named.source, named.configuration
-        rows = source.load(configuration, data.dataset_train_split, columns=COLUMNS)
-        return rows if data.held_out_share is None else hold_out(rows, data.held_out_share)[0]
+        return training_pairs(*open_pairs(self.context))
 
     def prompts(self) -> Dataset:
         """The prompts that PPO rolled out."""
-        data = self.context.settings("ppo").data
-        return self.source.load(data.dataset_config, data.dataset_train_split, columns=["prompt"])
+        rows, most = parts(self.context, "ppo", self.source)[0], self.context.settings("ppo").data.max_prompt_length
+        return fitting(rows, self.tools.tokenizer, most, of="the prompts")[0]
 
     def resolved(self, **own: Any) -> dict[str, Any]:
         """Of a baseline's run.json: its own settings, and what it was measured on and started from."""
@@ -248,8 +243,8 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
                 f"run: `rlhf-zoo run {recipe.name} --output_dir {context.directory}` first."
             )
     _check_settings(context)
-    source = data_source(context)
-    rows = check_prompts(context, source)
+    source = stage_source(context, "ppo")
+    rows = check_prompts(context, source, context.checkpoint("sft").path)
     checkpoints = {stage: context.checkpoint(stage) for stage in stages}
     scores = read_scores(context.record("eval").path / "samples.jsonl", rows, context.shared.evaluation.samples)
     return Baseline(context, source, checkpoints, rows, scores)
@@ -286,7 +281,7 @@ def read_scores(path: Path, rows: Dataset, per_prompt: int) -> dict[str, dict[st
         lines = read_lines(path)
     except (FileNotFoundError, ValueError) as error:
         raise ZooError(f"{path} cannot be read ({error}): {mend}") from error
-    if [line["prompt"] for line in lines] != [prompt for prompt in rows["prompt"] for _ in range(per_prompt)]:
+    if [line["prompt"] for line in lines] != [words(prompt) for prompt in rows["prompt"] for _ in range(per_prompt)]:
         raise ZooError(f"{path} holds other prompts than the data set: {mend}")
     names = ("reward", "judge", "kl", "length")
     return {side: {name: [float(line[side][name]) for line in lines] for name in names} for side in ("sft", "ppo")}
@@ -331,9 +326,10 @@ def _score_pools(baseline: Baseline, places: Sequence[int], pool: int, record: S
     reward: list[float] = []
     for batch in done.batches:
         chosen = slice(len(reward), len(reward) + len(batch))
-        texts = [prompt + text for prompt, text in zip(prompts[chosen], done.texts[chosen], strict=True)]
+        written = list(zip(prompts[chosen], done.texts[chosen], strict=True))
+        completions, texts = [answer(*one) for one in written], [whole(*one) for one in written]
         others = {name: values[chosen] for name, values in columns.items() if name not in TAKEN}
-        reward += baseline.rewards(batch, prompts[chosen], done.texts[chosen], texts, others).total.tolist()
+        reward += baseline.rewards(batch, prompts[chosen], completions, texts, others).total.tolist()
     others = {name: values for name, values in columns.items() if name not in TAKEN}
     judge = scores(tools.judge, prompts, done.texts, others)
     for number, place in enumerate(places):
@@ -432,7 +428,7 @@ def _lines(baseline: Baseline, found: Measured) -> str:
     per_prompt = baseline.per_prompt
     rows = [
         {
-            "prompt": baseline.rows[i // per_prompt]["prompt"],
+            "prompt": words(baseline.rows[i // per_prompt]["prompt"]),
             "sample": i % per_prompt,
             "completion": text,
             "reward": found.reward[i],

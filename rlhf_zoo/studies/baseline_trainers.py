@@ -20,6 +20,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 
 from .. import functional as F
+from ..chat import whole
 from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..evaluation.compute import Compute, dpo_compute, rloo_compute
@@ -219,7 +220,7 @@ def ppo_reward(
         samples = _samples(prompts, completion_ids, tokenizer)
         meter.prompt_tokens += int(samples.prompt_mask.sum())
         meter.completion_tokens += int(samples.mask.sum())
-        texts = [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
+        texts = [whole(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
         others = {name: values for name, values in columns.items() if name not in _NOT_COLUMNS}
         scores = rewards(samples, prompts, completions, texts, others).total
         scores = F.shape_scores(scores, mean=0.0, std=1.0, clip=score_clip)

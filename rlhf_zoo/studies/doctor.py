@@ -46,9 +46,17 @@ from ..ppo.rollout import Advantages, Rollout
 from ..ppo.trainer import PPOTrainer
 from ..rewards import RewardModel, Scored
 from ..runs.context import ParentCheckpoint, RunContext
-from ..runs.data import data_source
+from ..runs.data import check_forms, stage_source, to_train
 from ..runs.settings import StageSettings
-from ..stages.ppo import build_trainer, load_data, parent, parent_names, reward_functions
+from ..stages.ppo import (
+    build_trainer,
+    load_data,
+    parent,
+    parent_names,
+    policy_tokenizer,
+    reward_functions,
+    within_length,
+)
 from ..stages.train import quiet
 
 __all__ = ["FAILED", "OK", "SKIPPED", "WARNING", "Examination", "Finding", "examine"]
@@ -125,6 +133,7 @@ def examine(context: RunContext) -> list[Finding]:
         check = found.check
         # Before anything is trained.
         check("keys", lambda: _keys(apart))
+        check("columns", lambda settings: _columns(context), "keys")
         check("epochs", _epochs, "keys")
         check("reward functions", _functions, "keys")
         check("prompts", lambda settings: _prompts(settings, data_from), "keys")
@@ -133,7 +142,7 @@ def examine(context: RunContext) -> list[Finding]:
         check("sft checkpoint", lambda settings: _start(context, settings, "sft"), "keys")
         check("reward checkpoint", lambda settings: _start(context, settings, "reward"), "keys")
         check("policy", _policy, "sft checkpoint")
-        check("tokenizer", _tokenizer, "sft checkpoint", "policy")
+        check("tokenizer", lambda *found: _tokenizer(context, *found), "prompts", "sft checkpoint", "policy")
         check("prompt length", _lengths, "keys", "prompts", "policy", "tokenizer")
         check("prompt ids", _ids, "prompt length", "policy")
         check("policy's tokenizer", _policy_tokenizer, "policy", "tokenizer", "prompt ids")
@@ -161,6 +170,12 @@ def _keys(context: RunContext) -> tuple[StageSettings, str]:
     return settings.get("ppo") or context.settings("ppo"), f"{', '.join(settings)}: every key is known and of its type"
 
 
+def _columns(context: RunContext) -> tuple[None, str]:
+    found = {stage: settings for stage, settings in to_train(context).items() if stage != "ppo"}  # whose are read next
+    check_forms(context.shared, found)
+    return None, "each stage finds the columns that it reads, as far as can be told before data are prepared"
+
+
 def _epochs(settings: StageSettings) -> tuple[None, str]:
     epochs = settings.trainer.num_ppo_epochs
     if epochs > MANY_EPOCHS:
@@ -180,7 +195,7 @@ def _functions(settings: StageSettings) -> tuple[list[Any], str]:
 
 
 def _prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, Any], str]:
-    data = load_data(settings, data_source(context))
+    data = load_data(context, stage_source(context, "ppo"))
     train, held_out, texts = (data[name] for name in ("train_dataset", "eval_dataset", "ptx_dataset"))
     parts = [f"{len(train)} to roll out"]
     parts += [] if held_out is None else [f"{len(held_out)} held out"]
@@ -224,8 +239,10 @@ def _policy(checkpoint: ParentCheckpoint) -> tuple[PreTrainedModel, str]:
     return model, f"{type(model).__name__}, {size:,} weights"
 
 
-def _tokenizer(checkpoint: ParentCheckpoint, policy: PreTrainedModel) -> tuple[PreTrainedTokenizerBase, str]:
-    tokenizer = load_tokenizer(checkpoint.path)
+def _tokenizer(
+    context: RunContext, data: dict[str, Any], checkpoint: ParentCheckpoint, policy: PreTrainedModel
+) -> tuple[PreTrainedTokenizerBase, str]:
+    tokenizer = policy_tokenizer(context, checkpoint.path, data)
     check_tokens(tokenizer, policy)
     ends = f"EOS {tokenizer.eos_token} = {tokenizer.eos_token_id}, PAD {tokenizer.pad_token} = {tokenizer.pad_token_id}"
     return tokenizer, f"{ends}; ids to {max(tokenizer.get_vocab().values())}, {embedding_rows(policy)} embedding rows"
@@ -235,6 +252,7 @@ def _lengths(
     settings: StageSettings, data: dict[str, Any], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[list[int]], str]:
     context, room = context_of(policy), settings.trainer.response_length
+    data, _ = within_length(settings, tokenizer, data)
     prompts: list[list[int]] = []
     for name in ("train_dataset", "eval_dataset"):
         if data[name] is not None:
@@ -355,7 +373,7 @@ def _trainer(
         processing_class=tokenizer,
         reward_model=reward,
         reward_processing_class=None if reward_model is None else reward_model.tokenizer,
-        **data,
+        **within_length(settings, tokenizer, data)[0],
     )
     return trainer, f"{trainer.args.max_steps} updates" if trainer.args.max_steps > 0 else "it can be made"
 

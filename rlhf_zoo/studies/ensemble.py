@@ -190,7 +190,7 @@ def _score(
 ) -> tuple[NDArray[np.float64], str, dict[str, NDArray[np.float64]]]:
     """Raw scores of M models: margins (M, pairs) on the held-out pairs, their split, and each side's texts (M, N)."""
     opened, source = open_pairs(runs[0])
-    held_out = held_out_pairs(source, opened.settings("reward").data)
+    held_out = held_out_pairs(opened, source)
     assert held_out is not None  # `check` refuses such a recipe
     pairs, split = held_out
     margins: list[NDArray[np.float64]] = []

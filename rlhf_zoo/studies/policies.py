@@ -12,7 +12,8 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..catalog.family import clean, parents_of
-from ..catalog.lineage import Lineage, Source, find_policy, published_at
+from ..catalog.lineage import Lineage, Source, find_policy, prompts_at, published_at
+from ..chat import Chat
 from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..evaluation.judge_check import JudgeCheck
@@ -29,6 +30,7 @@ from ..rewards import RewardModel, Rewards
 from ..rewards.model import same_tokenizer
 from ..runs.context import versions
 from ..runs.data import DataSource
+from ..runs.layout import in_form
 from ..runs.pairs import COLUMNS
 from ..runs.settings import LLMConfig, recorded_settings
 from ..stages.train import quiet
@@ -74,7 +76,7 @@ class PolicyPair:
 
     data: where its prompts are, None where nothing says. settings: temperature and response_length of its training.
     judge: what its run on this machine was judged by; None for others. described: the name of the judge in its card.
-    functions: the reward functions that its training was paid by.
+    functions: the reward functions that its training was paid by. prompts_at: see `Lineage.prompts_at`.
     """
 
     policy: Source
@@ -85,6 +87,7 @@ class PolicyPair:
     judge: str | None = None
     described: str | None = None
     functions: frozenset[str] = frozenset()
+    prompts_at: tuple[str | None, str, str | None] = (CONFIGURATION, "prompt", None)
 
 
 def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Terms) -> PolicyPair:
@@ -103,7 +106,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         subject = find(policy, sft=against, reward=named)
         read = recorded_settings(subject.resolved, "ppo", ("response_length", "temperature"), where=str(subject.where))
         beside = stage.parent / "data"
-        if data is None and (beside / CONFIGURATION).is_dir():
+        if data is None and (beside / (prompts_at(subject.resolved)[0] or CONFIGURATION)).is_dir():
             data = DataSource(str(beside), None, {})
         evaluated = StageRecord(stage.parent / "eval").read().get("resolved") or {}
         return PolicyPair(
@@ -114,6 +117,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             {name: float(value) for name, value in read.items()},
             judge=(evaluated.get("evaluation") or {}).get("judge"),
             functions=_paid(subject.resolved),
+            prompts_at=prompts_at(subject.resolved),
         )
     lineage = find_policy(policy, against=against, reward=named, without_reward=without)
     settings = {"temperature": lineage.setting("temperature", 1.0)}
@@ -129,6 +133,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         settings,
         described=clean(described) if isinstance(described, str) else None,
         functions=_paid(lineage.card.get("settings")),
+        prompts_at=lineage.prompts_at,
     )
 
 
@@ -168,7 +173,12 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
     check_names(names, terms.llm)
     if contest.data is None:
         raise ZooError(f"Nothing says which prompts {contest.policy.name} is for: name a data set with --dataset_name.")
-    rows = contest.data.load(CONFIGURATION, terms.split, columns=["prompt"])
+    configuration, column, _ = contest.prompts_at
+    rows = contest.data.load(configuration, terms.split, columns=[])
+    of = f"The data set {contest.data.location}, split {terms.split},"
+    named = {} if column == "prompt" else {"prompt": column}
+    turns = Chat.of(_tokenizer(contest.policy)) is not None
+    rows = in_form(rows, "prompts", columns=named, turns=turns, text="text", of=of)
     if len(rows) < terms.prompts:
         log.warning("The split %s has %d prompts; all of them are taken.", terms.split, len(rows))
     rows = rows.select(range(min(terms.prompts, len(rows))))

@@ -32,8 +32,8 @@ from rlhf_zoo.studies import doctor
 from rlhf_zoo.studies.doctor import FAILED, OK, SKIPPED, WARNING, Finding, examine
 
 CHECKS = [
-    "keys", "epochs", "reward functions", "prompts", "batch", "sft checkpoint", "reward checkpoint", "policy",
-    "tokenizer", "prompt length", "prompt ids", "policy's tokenizer", "reward head", "reward model's tokenizer",
+    "keys", "columns", "epochs", "reward functions", "prompts", "batch", "sft checkpoint", "reward checkpoint",
+    "policy", "tokenizer", "prompt length", "prompt ids", "policy's tokenizer", "reward head", "reward model's tokenizer",
     "reward reads the end", "trainer", "critic", "end tokens", "KL at the start", "ratio", "rewards", "rewards add up",
 ]  # fmt: skip
 BUILT_IN = "rlhf_zoo.rewards.verifiable"
@@ -396,7 +396,7 @@ def test_before_anything_is_trained(tmp_path: Path) -> None:
     rows = {row["check"]: row for row in json.loads(done.stdout)}
     status = {check: row["status"] for check, row in rows.items()}
     assert status.pop("reward functions") == FAILED
-    ready = ("keys", "epochs", "prompts", "batch")
+    ready = ("keys", "columns", "epochs", "prompts", "batch")
     assert status == {check: OK if check in ready else SKIPPED for check in status}
     assert rows["tokenizer"]["said"] == "train the sft stage first"
     assert rows["reward head"]["said"] == "train the reward stage first"

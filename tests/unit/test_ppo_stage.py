@@ -123,7 +123,7 @@ def test_texts_that_cannot_be_modelled(folder: Path, flags: dict[str, str], mess
 def test_rewards_are_looked_at_before_anything_is_loaded(
     folder: Path, monkeypatch: pytest.MonkeyPatch, flags: dict[str, str], message: str
 ) -> None:
-    monkeypatch.setattr(ppo, "data_source", lambda context: pytest.fail("data were looked at first"))
+    monkeypatch.setattr(ppo, "stage_source", lambda *_: pytest.fail("data were looked at first"))
     with pytest.raises(ZooError) as caught:
         ppo.run(make_context(folder, **flags))
     assert message in str(caught.value)

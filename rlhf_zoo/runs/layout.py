@@ -1,0 +1,240 @@
+"""Where a stage's rows are in its data set, and in which form: the keys, and rows in the columns that stages read.
+
+Prompts are split by the hash of their prompt, so that a share can be held out of a data set with one split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from ..chat import is_conversation, prompt_ids, whole
+from ..errors import ZooError
+
+__all__ = [
+    "DataArguments",
+    "Form",
+    "conversational",
+    "fitting",
+    "hold_out",
+    "in_form",
+    "need_form",
+    "parts_of",
+    "sft_text",
+    "split_pair",
+]
+
+log = logging.getLogger(__name__)
+
+Form = Literal["texts", "pairs", "prompts", "labeled"]
+NEEDED = {
+    "texts": "messages, prompt and completion, or text",
+    "pairs": "chosen and rejected, and prompt where they do not begin with it",
+    "prompts": "prompt, messages, or chosen and rejected that begin with one",
+    "labeled": "text and label",
+}
+#: By which texts of dialogues, as those of Anthropic/hh-rlhf, begin an answer.
+_ANSWER = "\n\nAssistant:"
+
+
+@dataclass(frozen=True)
+class DataArguments:
+    """The keys of every stage's data."""
+
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "Data set of this stage alone; None takes the recipe's."}
+    )
+    dataset_revision: str | None = field(default=None, metadata={"help": "Revision of dataset_name."})
+    columns: dict[str, str] = field(
+        default_factory=dict, metadata={"help": "Column that the stage reads: column of the data set, as a mapping."}
+    )
+    held_out_share: float | None = field(
+        default=None,
+        metadata={"help": "Hold this share of the training split's prompts out; needs no test split."},
+    )
+    max_prompt_length: int | None = field(
+        default=None, metadata={"help": "Leave out rows whose prompt has more tokens; None leaves out none."}
+    )
+
+    def __post_init__(self) -> None:
+        test = getattr(self, "dataset_test_split", None)
+        if self.held_out_share is not None and test is not None:
+            raise ZooError(
+                f"held_out_share takes its rows from the training split, and dataset_test_split names {test!r}: set "
+                "dataset_test_split to null."
+            )
+        if self.dataset_revision is not None and self.dataset_name is None:
+            raise ZooError("dataset_revision is given and dataset_name of the stage is not: give both, or neither.")
+        for ours, theirs in self.columns.items():
+            if not isinstance(theirs, str):
+                raise ZooError(f"columns says {theirs!r} for {ours}: give the name of a column.")
+
+
+def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: bool, text: str, of: str) -> Dataset:
+    """The rows in the columns that a stage reads, other columns beside them.
+
+    columns: ours -> theirs. turns: texts of prompts become a user's turn, and of completions the assistant's.
+    text: the column of plain texts. of: what to call the data set. Raises ZooError for a column that is not there.
+    """
+    for ours, theirs in columns.items():
+        if theirs not in rows.column_names:
+            listed = ", ".join(map(repr, rows.column_names))
+            raise ZooError(f"{of} has no column {theirs!r}, only {listed}: mend `columns` of the stage.")
+        if ours != theirs:
+            rows = rows.remove_columns(ours) if ours in rows.column_names else rows
+            rows = rows.rename_column(theirs, ours)
+    if len(rows) == 0:
+        raise ZooError(f"{of} is empty: choose another split.")
+    need_form(rows.column_names, form, text=text, of=of)
+    names = set(rows.column_names)
+    if form in ("pairs", "prompts") and {"chosen", "rejected"} <= names:
+        first = rows[0]
+        apart = "prompt" in names and is_conversation(first["prompt"]) == is_conversation(first["chosen"])
+        if not apart and (form == "pairs" or "prompt" not in names):
+            rows = _mapped(rows, split_pair)
+    elif form == "prompts" and "prompt" not in names:
+        rows = _mapped(rows, _first_turns, drop=["messages"])
+    if form == "texts":
+        rows = _texts(rows, text)
+    return _mapped(rows, as_turns) if turns and "prompt" in rows.column_names else rows
+
+
+def need_form(names: Sequence[str], form: Form, *, text: str, of: str) -> None:
+    """Raises ZooError where columns of these names are none of the forms that a stage takes."""
+    known: dict[str, tuple[set[str], ...]] = {
+        "texts": ({"messages"}, {"prompt", "completion"}, {text}),
+        "pairs": ({"chosen", "rejected"},),
+        "prompts": ({"prompt"}, {"messages"}, {"chosen", "rejected"}),
+        "labeled": ({"text", "label"},),
+    }
+    if any(needed <= set(names) for needed in known[form]):
+        return
+    usual = known[form][-1 if form == "texts" else 0]
+    missing = next(name for name in sorted(usual) if name not in names)
+    raise ZooError(
+        f"{of} has no column {missing!r}, only {', '.join(map(repr, names))}: the stage reads {NEEDED[form]}; rename "
+        "the column, say `columns` in the stage, or choose another data set."
+    )
+
+
+def _mapped(rows: Dataset, function: Callable[[dict], dict], *, drop: Sequence[str] = ()) -> Dataset:
+    """As Dataset.map, where a column may change from texts to conversations."""
+    changed = [function(row) for row in rows]
+    made = {name: [row[name] for row in changed] for name in changed[0]}
+    kept = [name for name in rows.column_names if name not in made and name not in drop]
+    return Dataset.from_dict({**{name: rows[name] for name in kept}, **made})
+
+
+def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Of two texts or conversations that begin alike: that prompt, and what comes behind it on each side."""
+    chosen, rejected = row["chosen"], row["rejected"]
+    most = min(len(chosen), len(rejected))
+    same = next((place for place in range(most) if chosen[place] != rejected[place]), most)
+    if isinstance(chosen, str):
+        place = chosen[:same].rfind(_ANSWER)
+        same = place + len(_ANSWER) if place >= 0 else chosen[:same].rfind(" ") + 1
+    else:
+        same = min(same, most - 1)
+        if same == 0:
+            raise ZooError(
+                "A pair of conversations begins with two different turns, so that it has no prompt: give a column "
+                "'prompt', or mend the row."
+            )
+    return {"prompt": chosen[:same], "chosen": chosen[same:], "rejected": rejected[same:]}
+
+
+def _first_turns(row: Mapping[str, Any]) -> dict[str, Any]:
+    turns = row["messages"]
+    return {"prompt": turns[:-1] if len(turns) > 1 and turns[-1]["role"] == "assistant" else turns}
+
+
+def as_turns(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Texts of a row as turns of a conversation; what is one already stays."""
+    roles = {"prompt": "user", "completion": "assistant", "chosen": "assistant", "rejected": "assistant"}
+    return {
+        name: [{"role": role, "content": row[name].strip()}] if isinstance(row[name], str) else row[name]
+        for name, role in roles.items()
+        if name in row
+    }
+
+
+def _texts(rows: Dataset, text: str) -> Dataset:
+    """The columns that SFT learns from, alone where others could be taken for them."""
+    names = set(rows.column_names)
+    if "messages" in names:
+        return rows.select_columns(["messages"])
+    if {"prompt", "completion"} <= names:
+        return rows.select_columns(["prompt", "completion"])
+    return rows.select_columns([text]) if "prompt" in names else rows
+
+
+def sft_text(row: Mapping[str, Any], text: str) -> Any:
+    """The whole text or conversation that a row of SFT is."""
+    if "messages" in row:
+        return row["messages"]
+    return whole(row["prompt"], row["completion"]) if "completion" in row else row[text]
+
+
+def hold_out(rows: Dataset, share: float) -> tuple[Dataset, Dataset]:
+    """(rows to train on, rows held out): those of `share` of the prompts, at least one, by the sha256 of the prompt.
+
+    All rows of a prompt stay on one side, and as a data set grows a prompt hardly ever changes sides. Raises ZooError
+    where nothing would be left to train on.
+    """
+    parts = parts_of(rows, share, parts=1)
+    return parts[-1], parts[0]
+
+
+def parts_of(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
+    """`parts` times `share` of the prompts, each at least one, and at the end the rest; see `hold_out`."""
+    digests = [_digest(_key(row)) for row in rows]
+    distinct = sorted(set(digests))
+    count = math.ceil(share * len(distinct))
+    if parts * count >= len(distinct):
+        raise ZooError(
+            f"held_out_share is {share}, which leaves none of {len(distinct)} prompts to train on: gather rows on "
+            "more prompts, or set it to null, and nothing is measured on prompts held out."
+        )
+    place = {digest: min(rank // count, parts) for rank, digest in enumerate(distinct)}
+    chosen: list[list[int]] = [[] for _ in range(parts + 1)]
+    for row, digest in enumerate(digests):
+        chosen[place[digest]].append(row)
+    return [rows.select(one) for one in chosen]
+
+
+def _key(row: Mapping[str, Any]) -> Any:
+    if "prompt" in row:
+        return row["prompt"]
+    return row["messages"][:-1] if "messages" in row else row["text"] if "text" in row else dict(row)
+
+
+def _digest(prompt: Any) -> str:
+    """sha256 of a text or a conversation."""
+    text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def fitting(rows: Dataset, tokenizer: PreTrainedTokenizerBase, most: int | None, *, of: str) -> tuple[Dataset, int]:
+    """Rows whose prompt has at most `most` tokens, and how many were left out, which is said in a line."""
+    if most is None or "prompt" not in rows.column_names:
+        return rows, 0
+    keep = [place for place, prompt in enumerate(rows["prompt"]) if len(prompt_ids(prompt, tokenizer)) <= most]
+    left_out = len(rows) - len(keep)
+    if not keep:
+        raise ZooError(f"max_prompt_length is {most}, and no prompt of {of} is as short: raise it.")
+    if left_out:
+        log.warning("%d of %d rows of %s are left out: max_prompt_length is %d.", left_out, len(rows), of, most)
+    return rows.select(keep), left_out
+
+
+def conversational(rows: Dataset) -> bool:
+    """Whether the rows are conversations."""
+    return any(is_conversation(rows[0].get(name)) for name in ("prompt", "messages", "completion", "chosen"))

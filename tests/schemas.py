@@ -1,0 +1,145 @@
+"""Small data sets with exactly the columns and forms of public ones, and recipes that train on them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+__all__ = ["SCHEMAS", "TEMPLATE", "make_recipe", "rows_of", "write_data"]
+
+#: ChatML, as Qwen's, with a switch for thoughts, and no system turn of its own.
+TEMPLATE = (
+    "{%- for m in messages %}{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' + '\\n' }}{%- endfor %}"
+    "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think></think>' }}{%- endif %}{%- endif %}"
+)
+WORDS = ("sharp", "clear", "heavy", "cheap", "bright", "slow", "good", "weak")
+
+
+def _turn(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def rows_of(schema: str, count: int = 24) -> list[dict[str, Any]]:
+    """Rows as the public data set of this name has them."""
+    rows = []
+    for row in range(count):
+        asked, good, bad = f"how is item {row}", f"it is {WORDS[row % 8]}", f"it is {WORDS[(row + 3) % 8]} and bad"
+        if schema == "trl-lib/ultrafeedback_binarized":
+            sides = {
+                side: [_turn("user", asked), _turn("assistant", said)]
+                for side, said in (("chosen", good), ("rejected", bad))
+            }
+            rows.append({**sides, "score_chosen": 8.0, "score_rejected": 3.5})
+        elif schema == "trl-lib/tldr":
+            rows.append({"prompt": f"POST: {asked} TL;DR:", "completion": f" {good}"})
+        elif schema == "trl-lib/tldr-preference":
+            rows.append({"prompt": f"POST: {asked} TL;DR:", "chosen": f" {good}", "rejected": f" {bad}"})
+        elif schema == "Anthropic/hh-rlhf":
+            before = f"\n\nHuman: {asked}\n\nAssistant: it is fine\n\nHuman: really\n\nAssistant:"
+            rows.append({"chosen": f"{before} {good}", "rejected": f"{before} {bad}"})
+        elif schema == "openai/gsm8k":
+            rows.append({"question": asked, "answer": f"{row} and {row} are {2 * row}\n#### {2 * row}"})
+        elif schema == "stanfordnlp/imdb":
+            rows.append({"text": f"{asked} {good}", "label": row % 2})
+        else:
+            raise LookupError(schema)
+    return rows
+
+
+#: Of each schema and form, the keys of the recipe and of the stages that it can train; see `make_recipe`.
+SCHEMAS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
+    ("trl-lib/ultrafeedback_binarized", "conversational"): {
+        "recipe": {},
+        "sft": {"columns": {"messages": "chosen"}},
+        "reward": {},
+        "ppo": {},
+    },
+    ("trl-lib/tldr", "plain"): {"recipe": {}, "sft": {}, "ppo": {}},
+    ("trl-lib/tldr", "conversational"): {"recipe": {"conversational": True}, "sft": {}, "ppo": {}},
+    ("trl-lib/tldr-preference", "plain"): {
+        "recipe": {},
+        "sft": {"columns": {"completion": "chosen"}},
+        "reward": {},
+        "ppo": {},
+    },
+    ("trl-lib/tldr-preference", "conversational"): {
+        "recipe": {"conversational": True},
+        "sft": {"columns": {"completion": "chosen"}},
+        "reward": {},
+        "ppo": {},
+    },
+    ("Anthropic/hh-rlhf", "plain"): {"recipe": {}, "sft": {"columns": {"text": "chosen"}}, "reward": {}, "ppo": {}},
+    ("openai/gsm8k", "plain"): {
+        "recipe": {},
+        "sft": {"columns": {"prompt": "question", "completion": "answer"}},
+        "ppo": {"columns": {"prompt": "question"}},
+    },
+    ("openai/gsm8k", "conversational"): {
+        "recipe": {"conversational": True, "system_prompt": "Answer with a number."},
+        "sft": {"columns": {"prompt": "question", "completion": "answer"}},
+        "ppo": {"columns": {"prompt": "question"}},
+    },
+    ("stanfordnlp/imdb", "plain"): {"recipe": {}, "sft": {}, "ppo": {"columns": {"prompt": "text"}}},
+}
+
+ARCHITECTURE = {
+    "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "intermediate_size": 32, "max_position_embeddings": 256,
+}  # fmt: skip
+TRAINED = {
+    "max_steps": 2, "per_device_train_batch_size": 4, "save_strategy": "no", "bf16": False, "use_cpu": True,
+    "gradient_checkpointing": False, "logging_steps": 1,
+}  # fmt: skip
+LAYOUT = {"dataset_config": None, "dataset_test_split": None, "held_out_share": 0.2}
+
+
+def write_data(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    """A data set with one configuration and one split, as its repository would hold it."""
+    folder.mkdir(parents=True)
+    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return folder
+
+
+def length(completions: Any, **_: Any) -> list[float]:
+    """A reward function that takes conversations as TRL gives them."""
+    return [float(len(one if isinstance(one, str) else one[-1]["content"])) for one in completions]
+
+
+def make_recipe(folder: Path, schema: str, form: str, *, shared: Mapping[str, Any] | None = None) -> Path:
+    """A recipe of every stage that the schema has data for, on a data set of it with one split."""
+    keys = SCHEMAS[schema, form]
+    recipe = folder / "mine"
+    recipe.mkdir(parents=True)
+    data = write_data(folder / "data", rows_of(schema))
+    template = folder / "chat.jinja"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    own = {
+        "recipe": {
+            "description": f"{schema}, {form}.",
+            "dataset_name": str(data),
+            "tokenizer": {"vocab_size": 300},
+            "architecture": ARCHITECTURE,
+            "evaluation": {"prompts": 2, "samples": 1, "checkpoint_prompts": 2, "checkpoint_samples": 1,
+                           "judge": "schemas:judge"},
+        },
+        "sft": {**TRAINED, **LAYOUT, "max_length": 128,
+                **({"chat_template_path": str(template)} if form == "conversational" else {})},
+        "reward": {**TRAINED, **LAYOUT, "max_length": 128, "score_samples": 4},
+        "ppo": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_steps": 1, "save_steps": 1,
+                "response_length": 6, "eval_strategy": "no", "use_cpu": True, **LAYOUT,
+                **({} if "reward" in keys else {"reward_model_path": None}), "reward_funcs": ["schemas:length"]},
+    }  # fmt: skip
+    for name, given in keys.items():
+        said = {**own[name], **given, **((shared or {}) if name == "recipe" else {})}
+        (recipe / f"{name}.yaml").write_text(yaml.safe_dump(said), encoding="utf-8")
+    return recipe
+
+
+def judge(prompts: list[str], completions: list[str]) -> list[float]:
+    assert not any("<|im_start|>" in prompt for prompt in prompts), "judges read plain words"
+    return [float(len(completion)) for completion in completions]
