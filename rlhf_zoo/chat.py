@@ -105,7 +105,9 @@ def _rendered(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokeni
     if tokenizer.chat_template is None:
         raise ZooError("The prompts are conversations and the tokenizer has no chat template: give it one, or texts.")
     try:
-        return list(tokenizer.apply_chat_template(list(messages), tokenize=True, return_dict=False, **how))
+        turns: Any = list(messages)
+        ids: Any = tokenizer.apply_chat_template(turns, tokenize=True, return_dict=False, **how)
+        return list(ids)
     except (TemplateError, TypeError, ValueError, KeyError) as error:
         first = (str(error).strip().splitlines() or ["it gives no reason"])[0].rstrip(".")
         roles = ", ".join(str(one.get("role")) for one in messages) or "nobody"

@@ -85,8 +85,7 @@ def _loaded(location: str, revision: str | None, configuration: str | None, spli
 
         rows = datasets.load_dataset(location, configuration, split=split, revision=revision)
         prompts = list(rows[column]) if column in rows.column_names else []
-    turns = [one for one in prompts if isinstance(one, str) or (is_conversation(one) and len(one) == 1)]
-    return [words(one) for one in turns]
+    return [words(one) for one in prompts if isinstance(one, str) or (one and is_conversation(one) and len(one) == 1)]
 
 
 def _refusals() -> tuple[type[Exception], ...]:

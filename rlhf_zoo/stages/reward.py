@@ -342,8 +342,8 @@ def _pairs(
         if texts[0] == texts[1] or not all(side.ended[i] for side in sides):
             continue
         winner = prefer(words(prompt) + texts[0], words(prompt) + texts[1], rng)
-        sides = {"chosen": answer(prompt, texts[winner]), "rejected": answer(prompt, texts[1 - winner])}
-        rows.append({"prompt": prompt, **sides, "simulated": True})
+        pair = {"chosen": answer(prompt, texts[winner]), "rejected": answer(prompt, texts[1 - winner])}
+        rows.append({"prompt": prompt, **pair, "simulated": True})
     if not rows:
         raise ZooError(
             f"Of {len(prompts)} simulated pairs none is left, as no two samples of the SFT model differed and ended by "

@@ -33,8 +33,9 @@ from rlhf_zoo.studies.doctor import FAILED, OK, SKIPPED, WARNING, Finding, exami
 
 CHECKS = [
     "keys", "columns", "epochs", "reward functions", "prompts", "batch", "sft checkpoint", "reward checkpoint",
-    "policy", "tokenizer", "prompt length", "prompt ids", "policy's tokenizer", "reward head", "reward model's tokenizer",
-    "reward reads the end", "trainer", "critic", "end tokens", "KL at the start", "ratio", "rewards", "rewards add up",
+    "policy", "tokenizer", "prompt length", "prompt ids", "policy's tokenizer", "reward head",
+    "reward model's tokenizer", "reward reads the end", "trainer", "critic", "end tokens", "KL at the start", "ratio",
+    "rewards", "rewards add up",
 ]  # fmt: skip
 BUILT_IN = "rlhf_zoo.rewards.verifiable"
 AT_LAST = ["end tokens", "KL at the start", "ratio", "rewards", "rewards add up"]

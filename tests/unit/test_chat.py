@@ -1,0 +1,92 @@
+"""One rendering of conversations: what a template's head says, and what models, judges and people read."""
+
+from __future__ import annotations
+
+import pytest
+import schemas
+from datasets import Dataset
+
+from rlhf_zoo.chat import Chat, as_prompt, end_of_turn, prompt_ids, reading_ids, whole, without_thoughts, words
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.runs.layout import fitting, parts_of, split_pair
+from rlhf_zoo.tokenizer import train_tokenizer
+
+ASKED = [{"role": "user", "content": "how are you"}]
+
+
+def tokenizer(template: str | None = schemas.TEMPLATE):
+    made = train_tokenizer(["how are you", "fine"] * 4, vocab_size=280, max_length=64)
+    made.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    made.chat_template = template
+    return made
+
+
+def test_the_head_renders_everywhere_alike_and_is_written_once(tmp_path) -> None:
+    odd = 'Say "hi" #} {% x %}\n😀'
+    chat = Chat(odd, {"enable_thinking": False}, True)
+    made = chat.write(tokenizer())
+    head = made.chat_template
+    assert chat.write(made).chat_template == head, "written again, it takes its own place"
+    made.save_pretrained(tmp_path)
+    read = type(made).from_pretrained(tmp_path)
+    assert Chat.of(read) == chat and Chat.of(tokenizer()) is None
+    text = read.apply_chat_template(ASKED, tokenize=False, add_generation_prompt=True)
+    assert text == (
+        f"<|im_start|>system\n{odd}<|im_end|>\n<|im_start|>user\nhow are you<|im_end|>\n"
+        "<|im_start|>assistant\n<think></think>"
+    )
+    own = [{"role": "system", "content": "mine"}, *ASKED]
+    text = read.apply_chat_template(own, tokenize=False, add_generation_prompt=True, enable_thinking=True)
+    assert odd not in text and "mine" in text and "<think>" not in text, "what a caller says comes first"
+
+
+def test_a_model_of_ours_reads_what_ppo_writes() -> None:
+    made = Chat().write(tokenizer())
+    end = made.convert_tokens_to_ids("<|im_end|>")
+    assert end_of_turn(made) == end
+    written = [*prompt_ids(ASKED, made), *made("fine", add_special_tokens=False)["input_ids"]]
+    assert reading_ids(whole(ASKED, "fine"), made, ended=True) == [*written, end]
+    assert reading_ids(whole(ASKED, "fine"), made, ended=False) == written
+    theirs = tokenizer()
+    assert made.decode(reading_ids(whole(ASKED, "fine"), theirs, ended=True)).endswith("fine<|im_end|>\n")
+    plain = reading_ids(whole(ASKED, "fine"), tokenizer(None), ended=True)
+    assert plain == [*tokenizer(None)("how are you\n\nfine")["input_ids"], made.eos_token_id]
+
+
+def test_plain_words() -> None:
+    talk = [{"role": "system", "content": "s"}, *ASKED, {"role": "assistant", "content": "fine"}, *ASKED]
+    assert words("a text") == "a text" and words(ASKED) == "how are you\n\n"
+    assert words(talk) == "User: how are you\n\nAssistant: fine\n\nUser: how are you\n\n"
+    assert without_thoughts("<think>a\nb</think>\n\n42") == "42" and without_thoughts("so <think>cut") == "so "
+    assert as_prompt(" hi ", tokenizer()) == " hi "
+    assert as_prompt(" hi ", Chat().write(tokenizer())) == [{"role": "user", "content": "hi"}]
+
+
+def test_what_cannot_be_rendered_is_told_in_a_sentence() -> None:
+    with pytest.raises(ZooError, match="name one with chat_template_path"):
+        Chat().write(tokenizer(None))
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('No system turns') }}{% endif %}x"
+    with pytest.raises(ZooError, match=r"of user \(No system turns\).*leave out a system_prompt"):
+        Chat("s").write(tokenizer(refuses))
+
+
+def test_implicit_prompts() -> None:
+    row = schemas.rows_of("Anthropic/hh-rlhf", 1)[0]
+    found = split_pair({"chosen": row["chosen"] + " one", "rejected": row["chosen"] + " two"})
+    assert found["prompt"].endswith("really\n\nAssistant:") and found["chosen"].endswith(" one")
+    row = schemas.rows_of("trl-lib/ultrafeedback_binarized", 1)[0]
+    assert split_pair(row)["prompt"] == row["chosen"][:1]
+    same = split_pair({"chosen": row["chosen"], "rejected": row["chosen"]})
+    assert same["chosen"] == row["chosen"][1:], "two equal sides keep their answers"
+
+
+def test_three_parts_of_one_split_share_no_prompt(caplog: pytest.LogCaptureFixture) -> None:
+    rows = Dataset.from_list([{"prompt": "x" * (1 + place // 2)} for place in range(40)])
+    parts = parts_of(rows, 0.2, parts=2)
+    assert [len(set(part["prompt"])) for part in parts] == [4, 4, 12]
+    assert len(set().union(*(part["prompt"] for part in parts))) == 20
+    short, left_out = fitting(rows, tokenizer(None), 5, of="the prompts")
+    assert 0 < len(short) < 40 and left_out == 40 - len(short)
+    assert f"{left_out} of 40 rows of the prompts are left out: max_prompt_length is 5." in caplog.text
+    with pytest.raises(ZooError, match="leaves none of 20 prompts"):
+        parts_of(rows, 0.5, parts=2)
