@@ -67,7 +67,7 @@ def _write_data(folder: Path, prompts: int) -> None:
         for row in range(prompts)
     ]
     lines = [{"text": _run_of(row, 6)} for row in range(12)]
-    pairs = [{"prompt": row["prompt"], "chosen": row["answer"], "rejected": "a"} for row in rows]
+    pairs = [{"prompt": row["prompt"], "chosen": row["answer"], "rejected": f"{row['answer']}aa"} for row in rows]
     configs = {
         "prompts": dict.fromkeys(("train", "validation", "test"), rows),
         "lines": {"train": lines},

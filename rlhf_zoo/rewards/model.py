@@ -124,7 +124,9 @@ class RewardModel:
                 len(row),
                 self.truncated,
             )
-        return row[-self.context :]
+        # Encoders pool their first token, which stays.
+        first = row[:1] if row[0] in self.tokenizer.all_special_ids else []
+        return [*first, *row[len(row) - self.context + len(first) :]]
 
     @torch.no_grad()
     def _score_ids(self, rows: Sequence[Sequence[int]]) -> Tensor:

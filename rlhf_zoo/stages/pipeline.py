@@ -51,10 +51,11 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
         _check_begun(context, stage)
     check_forms(context.shared, to_train(context))
     evaluates = "ppo" in context.recipe.stages
-    source = data_source(context, again=context.restart and context.base is None)
+    if any(context.settings(stage).data.dataset_name is None for stage in context.recipe.stages):
+        data_source(context, again=context.restart and context.base is None)
     if evaluates:
         ppo.reward_functions(context.settings("ppo"))
-        check_prompts(context, stage_source(context, "ppo", source))
+        check_prompts(context, stage_source(context, "ppo"))
         check_judges(context)
     if publisher is not None:
         for stage in context.recipe.stages:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 from dataclasses import replace
@@ -28,6 +29,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """Trains the SFT policy. Returns False when it was trained already."""
     from transformers import set_seed
     from trl import SFTTrainer, get_peft_config
+    from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
     started = time.monotonic()
     settings = context.settings("sft")
@@ -57,6 +59,9 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             model = load_causal(name, revision=revision)
         own = _with_template(settings, model, tokenizer)
         if conversational(train):
+            if own.trainer.assistant_only_loss and not has_generation_markers(tokenizer.chat_template or ""):
+                with contextlib.suppress(ValueError):  # trl knows templates by their whole text, and says if it cannot
+                    tokenizer.chat_template = get_training_chat_template(tokenizer)
             shared.chat.write(tokenizer)
         train, cut = fitting(train, tokenizer, data.max_prompt_length, of=source.location)
         left_out.update({"max_prompt_length": cut} if cut else {})

@@ -13,7 +13,6 @@ import click
 import datasets
 import numpy as np
 import pytest
-import yaml
 from json_keys import unexplained
 from toy_run import make_context, make_recipe, save_start
 
@@ -39,19 +38,6 @@ def asked(
     return [float(one.startswith(wanted)) for one, wanted in zip(completions, answer, strict=True)]
 
 
-def add_pairs(data: Path) -> None:
-    """The configuration `preferences`: those who go on with the alphabet are preferred."""
-    rows = [json.loads(line) for line in (data / "prompts" / "train.jsonl").read_text().splitlines()]
-    pairs = [{"prompt": row["prompt"], "chosen": row["answer"], "rejected": row["answer"] + "aa"} for row in rows]
-    (data / "preferences").mkdir()
-    (data / "preferences" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
-    readme = data / "README.md"
-    front = yaml.safe_load(readme.read_text().split("---")[1])
-    files = [{"split": "train", "path": "preferences/train.jsonl"}]
-    front["configs"].append({"config_name": "preferences", "data_files": files})
-    readme.write_text(f"---\n{yaml.safe_dump(front)}---\n")
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the recipe `toy` and its finished run: PPO of 3 updates of 4 completions, and its evaluation."""
@@ -60,7 +46,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         rewards = {"reward_funcs": ["test_baseline:asked"], "reward_weights": [1, 2], "missing_eos_penalty": 1.0}
         make_recipe(folder, ppo=rewards, shared={"evaluation": EVALUATION})
-        add_pairs(folder / "data")
         save_start(folder)
         context = make_context(folder)
         REWARDED.clear()

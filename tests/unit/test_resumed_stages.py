@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +11,8 @@ from typing import Any
 
 import datasets
 import pytest
-import yaml
 from toy_run import make_context, make_recipe, save_stage, trained_policy
-from trainer_fixture import LETTERS, make_tokenizer
+from trainer_fixture import make_tokenizer
 
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.stages import reward, sft
@@ -33,24 +31,10 @@ COMMON = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     make_recipe(tmp_path)
-    _add_pairs(tmp_path / "data")
     base = save_stage(tmp_path, "sft", trained_policy(), make_tokenizer())
     base.rename(tmp_path / "base")
     (tmp_path / "run").rename(tmp_path / "not-a-run")
     return tmp_path
-
-
-def _add_pairs(data: Path) -> None:
-    rows = [
-        {"prompt": LETTERS[row], "chosen": LETTERS[row + 1 : row + 3 + row % 2], "rejected": LETTERS[8 - row % 3]}
-        for row in range(8)
-    ]
-    (data / "preferences").mkdir()
-    (data / "preferences" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    front = yaml.safe_load((data / "README.md").read_text().split("---")[1])
-    files = [{"split": "train", "path": "preferences/train.jsonl"}]
-    front["configs"].append({"config_name": "preferences", "data_files": files})
-    (data / "README.md").write_text(f"---\n{yaml.safe_dump(front)}---\n")
 
 
 def _sft(folder: Path, name: str) -> tuple[Callable[[RunContext], bool], RunContext]:
