@@ -63,6 +63,12 @@ class Lineage:
         value = at(self.card, "settings", key)
         return value if finite(value) else default
 
+    @property
+    def reward_reading(self) -> dict[str, str]:
+        """Which output of its reward model was its score, by the keywords of `RewardModel`; {} of a model of one."""
+        label, output = (at(self.card, "settings", key) for key in ("reward_label", "reward_output"))
+        return {"label": label, "output": output if output == "logprob" else "logit"} if isinstance(label, str) else {}
+
 
 def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None) -> Lineage:
     """Fetches a PPO checkpoint, NAMESPACE/NAME[@TAG] or a folder, and the models of its lineage at their commits.

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data import tokenize_prompt
 from ..sampling import Samples, Vocabulary, sample
+from ..truncation import Truncation
 
 __all__ = ["SampledCompletions", "complete"]
 
@@ -43,6 +44,7 @@ def complete(
     desc: str,
     top_p: float = 1.0,
     batch_size: int = 128,
+    truncation: Truncation | None = None,
 ) -> SampledCompletions:
     """One completion a prompt, of tokens that the tokenizer names.
 
@@ -68,6 +70,8 @@ def complete(
                 pad_id=pad if pad in vocabulary else eos,
                 vocabulary=vocabulary,
             )
+            if truncation is not None:
+                batch = truncation(batch, tokenizer, seed=seed, keys=keys[chosen])
             batches.append(batch)
             texts += tokenizer.batch_decode(batch.token_lists(), skip_special_tokens=True)
             bar.update(len(batch))

@@ -74,7 +74,8 @@ class PolicyPair:
 
     data: where its prompts are, None where nothing says. settings: temperature and response_length of its training.
     judge: what its run on this machine was judged by; None for others. described: the name of the judge in its card.
-    functions: the reward functions that its training was paid by.
+    functions: the reward functions that its training was paid by. reading: `label` and `output` of a reward model of
+    several labels.
     """
 
     policy: Source
@@ -85,6 +86,7 @@ class PolicyPair:
     judge: str | None = None
     described: str | None = None
     functions: frozenset[str] = frozenset()
+    reading: Mapping[str, str] = field(default_factory=dict)
 
 
 def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Terms) -> PolicyPair:
@@ -114,6 +116,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             {name: float(value) for name, value in read.items()},
             judge=(evaluated.get("evaluation") or {}).get("judge"),
             functions=_paid(subject.resolved),
+            reading=_reading(subject.resolved, str(subject.where)) if reward is None else {},
         )
     lineage = find_policy(policy, against=against, reward=named, without_reward=without)
     settings = {"temperature": lineage.setting("temperature", 1.0)}
@@ -129,7 +132,15 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         settings,
         described=clean(described) if isinstance(described, str) else None,
         functions=_paid(lineage.card.get("settings")),
+        reading=lineage.reward_reading if reward is None else {},
     )
+
+
+def _reading(resolved: Mapping[str, Any], where: str) -> dict[str, str]:
+    """Which output of its reward model scored a run, by the keywords of `RewardModel`."""
+    read = recorded_settings(resolved, "ppo", ("reward_label", "reward_output"), where=where)
+    label = read["reward_label"]
+    return {} if label is None else {"label": label, "output": read["reward_output"]}
 
 
 def _paid(settings: Any) -> frozenset[str]:
@@ -247,8 +258,8 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
         tokenizer.pad_token_id = tokenizer.eos_token_id
     rewards = None
     if contest.reward is not None:
-        model = load_classifier(contest.reward.path)
-        rewards = Rewards([RewardModel(model, _tokenizer(contest.reward), tokenizer)])
+        model = load_classifier(contest.reward.path, label=contest.reading.get("label"))
+        rewards = Rewards([RewardModel(model, _tokenizer(contest.reward), tokenizer, **contest.reading)])
     length = terms.max_new_tokens or int(contest.settings["response_length"])
     panel = open_panel(
         names, llm=terms.llm, labeled=lambda: _labeled(data, contest.described), folder=out, seed=terms.seed
