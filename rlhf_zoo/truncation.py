@@ -41,8 +41,8 @@ def drawn_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, 
 def text_end(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, text: str, after: int) -> int | None:
     """How many tokens there are up to the first `text` behind the first `after` tokens, itself included; else None.
 
-    OpenAI's truncate_token and truncate_after (lm-human-preferences `train_policy.py`; arXiv:1909.08593 §3.1.2), of a
-    text instead of one token.
+    OpenAI's truncate_token and truncate_after (lm-human-preferences `lm_tasks.py`, arXiv:1909.08593), of a text instead
+    of one token.
     """
     if len(ids) <= after:
         return None

@@ -27,7 +27,7 @@ def is_list(value: Any) -> bool:
 def spread(spans: Sequence[tuple[int, int, float]], found: TokenText, offset: int = 0) -> list[tuple[int, float]]:
     """(start, end, value) in characters -> (k, value), k the token with which the span's last character is there.
 
-    A span is paid once, when it is complete, as process rewards are (arXiv:2305.20050 §2). offset: where the text that
+    A span is paid once, when it is complete, as process rewards are (arXiv:2305.20050). offset: where the text that
     the spans count in begins in `found.text`. Returns one pair a span, in their order.
     """
     return [(found.completing(offset + end), value) for _, end, value in spans]

@@ -138,7 +138,8 @@ class RewardModel:
             mask = pad_sequence([torch.ones_like(row) for row in batch], batch_first=True)
             with self._pad_understood():
                 output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device), **kwargs)
-            raw = self._read(output.logits.float(), mask.to(device))
+            logits = output if isinstance(output, Tensor) else output.logits
+            raw = self._read(logits.float(), mask.to(device))
             scores[chosen] = (raw - self.mean) / self.std
         return scores
 

@@ -136,7 +136,7 @@ def examine(context: RunContext) -> list[Finding]:
         check("prompt length", _lengths, "keys", "prompts", "policy", "tokenizer")
         check("prompt ids", _ids, "prompt length", "policy")
         check("policy's tokenizer", _policy_tokenizer, "policy", "tokenizer", "prompt ids")
-        check("reward head", _reward_head, "settings", "reward checkpoint")
+        check("reward head", _reward_head, "keys", "reward checkpoint")
         models = ("keys", "reward checkpoint", "reward head", "tokenizer")
         check("reward model's tokenizer", lambda *found: _reward_tokenizer(context, *found), *models)
         check("reward reads the end", _reads_the_end, "reward model's tokenizer", "tokenizer", "prompt ids")
