@@ -64,7 +64,7 @@ class Lineage:
         return value if finite(value) else default
 
     @property
-    def reward_reading(self) -> dict[str, str]:
+    def reward_reading(self) -> dict[str, Any]:
         """Which output of its reward model was its score, by the keywords of `RewardModel`; {} of a model of one."""
         label, output = (at(self.card, "settings", key) for key in ("reward_label", "reward_output"))
         return {"label": label, "output": output if output == "logprob" else "logit"} if isinstance(label, str) else {}

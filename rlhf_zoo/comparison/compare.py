@@ -78,7 +78,7 @@ class Comparison:
         ppo: str | Path,
         sft: str | Path,
         reward: str | Path | None = None,
-        reading: Mapping[str, str] | None = None,
+        reading: Mapping[str, Any] | None = None,
         device: str | None = None,
         limits: Limits | None = None,
     ) -> Comparison:

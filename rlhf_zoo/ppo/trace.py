@@ -143,7 +143,7 @@ def trace(
     scored = rewards(samples, texts.prompts, texts.completions, texts.texts, texts.columns)
     so_far = scores_seen or RunningScores()
     shaped = shaped_scores(scored, samples.ended, args, so_far)
-    by_token = shaped_by_token(scored, samples.ended, args, so_far)
+    dense = shaped_by_token(scored, samples.ended, args, so_far)
 
     mask, level = samples.mask, args.action_level
     in_reward = args.kl_in == "reward"
@@ -152,10 +152,10 @@ def trace(
     width = charged.shape[1]
     beta = args.kl_coef if kl_coef is None else kl_coef
     values = actor.values(samples)[:, :width]
-    by_action = None if by_token is None else F.actions(by_token, mask, level=level)
-    left = shaped if by_action is None else F.at_the_end(shaped, by_action, mask[:, :width])
+    dense = None if dense is None else F.actions(dense, mask, level=level)
+    left = shaped if dense is None else F.at_the_end(shaped, dense, mask[:, :width])
     paid = F.token_rewards(left, charged, mask[:, :width], kl_coef=beta if in_reward else 0.0)
-    paid = paid if by_action is None else paid + by_action
+    paid = paid if dense is None else paid + dense
     deltas, _ = F.gae(paid, values, mask[:, :width], gamma=args.gamma, lam=0.0)
     advantages, _ = F.gae(paid, values, mask[:, :width], gamma=args.gamma, lam=args.lam)
     clip = args.cliprange if level == "token" else args.cliprange_sequence

@@ -164,12 +164,11 @@ class PPOTrainer(BasePPOTrainer):
         kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=estimator).masked_fill(~tokens, 0)
         kl = F.actions(kl, tokens, level=args.action_level)
         mask, values = tokens[:, : kl.shape[1]], rollout.values[:, : kl.shape[1]]
-        by_token = shaped_by_token(scored, rollout.samples.ended, args, self.scores_seen)
-        by_action = None if by_token is None else F.actions(by_token, tokens, level=args.action_level)
-        left = scores if by_action is None else F.at_the_end(scores, by_action, mask)
+        dense = shaped_by_token(scored, rollout.samples.ended, args, self.scores_seen)
+        dense = None if dense is None else F.actions(dense, tokens, level=args.action_level)
+        left = scores if dense is None else F.at_the_end(scores, dense, mask)
         rewards = self.token_rewards(left, kl, mask, kl_coef=beta)
-        if by_action is not None:
-            rewards = rewards + by_action
+        rewards = rewards if dense is None else rewards + dense
         check_rewards(rewards, scores, kl, mask, kl_coef=beta)
         if args.whiten_rewards:
             rewards = F.whiten(rewards, mask, self.moments(rewards, mask), shift_mean=False)

@@ -20,8 +20,8 @@ def is_list(value: Any) -> bool:
     """Whether a reward is a list of numbers or spans; an array or tensor of one element is a number."""
     if isinstance(value, (list, tuple)):
         return True
-    shape = getattr(value, "shape", ())
-    return len(shape) == 1 and shape[0] != 1
+    shape = list(getattr(value, "shape", ()))
+    return len(shape) == 1 and shape != [1]
 
 
 def spread(spans: Sequence[tuple[int, int, float]], found: TokenText, offset: int = 0) -> list[tuple[int, float]]:

@@ -101,19 +101,19 @@ class Rewards:
         named = list(zip(self.names, self.rewards, strict=True))
         calls = [FunctionCall(name, reward) for name, reward in named if not isinstance(reward, RewardModel)]
         returned = answers(calls, batch)
-        rows: list[Tensor] = []
+        scores: list[Tensor] = []
         by_token: Tensor | None = None
         for (name, reward), weight in zip(named, self.weights, strict=True):
             if isinstance(reward, RewardModel):
-                rows.append(_finite(name, reward.score_samples(samples, texts), batch).to(device))
+                scores.append(_finite(name, reward.score_samples(samples, texts), batch).to(device))
                 continue
-            row, paid = numbers(name, returned[name], batch, self.tokenizer)
-            rows.append(row.to(device))
+            found, paid = numbers(name, returned[name], batch, self.tokenizer)
+            scores.append(found.to(device))
             if paid is not None:
                 padded = torch.zeros(samples.mask.shape, device=device)
                 padded[samples.mask] = torch.tensor([x for tokens in paid for x in tokens], device=device)
                 by_token = weight * padded + (0.0 if by_token is None else by_token)
-        each = torch.stack(rows, dim=1)
+        each = torch.stack(scores, dim=1)
         nowhere = each.isnan().all(1)
         if nowhere.any():
             row = int(nowhere.nonzero()[0])

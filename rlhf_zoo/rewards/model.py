@@ -52,7 +52,7 @@ class RewardModel:
         batch_size: int = 64,
         center: bool = True,
         scale: bool = True,
-        label: str | int | None = None,
+        label: str | None = None,
         output: str = "logit",
     ) -> None:
         self.name = name = getattr(model.config, "_name_or_path", "") or type(model).__name__
@@ -178,12 +178,13 @@ class RewardModel:
             config.pad_token_id = before
 
 
-def label_index(model: PreTrainedModel, label: str | int | None, *, name: str) -> int | None:
+def label_index(model: PreTrainedModel, label: str | None, *, name: str) -> int | None:
     """The output that a label names; None where there is one output. Raises ZooError where it must be said and is not.
 
     A class of one's own tells by its first scores how many it gives.
     """
-    count, known = model.config.num_labels, model.config.label2id or {}
+    count: int = model.config.num_labels
+    known: dict[str, int] = model.config.label2id or {}
     names = ", ".join(known)
     if label is None:
         if type(model).__module__.startswith("transformers.") and count != 1:
@@ -194,11 +195,9 @@ def label_index(model: PreTrainedModel, label: str | int | None, *, name: str) -
         return None
     if count == 1:
         raise ZooError(f"The reward model {name} has one output, and reward_label is {label!r}: leave it out.")
-    index = known.get(label, label)
-    if isinstance(index, str) and index.isdecimal():
-        index = int(index)
-    if not isinstance(index, int) or not 0 <= index < count:
-        near = did_you_mean(str(label), known) or f": give one of {names}."
+    index = known.get(label, int(label) if label.isdecimal() else None)
+    if index is None or index >= count:
+        near = did_you_mean(label, known) or f": give one of {names}."
         raise ZooError(f"The reward model {name} has no label {label!r}{near}")
     return index
 

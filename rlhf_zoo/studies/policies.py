@@ -86,7 +86,7 @@ class PolicyPair:
     judge: str | None = None
     described: str | None = None
     functions: frozenset[str] = frozenset()
-    reading: Mapping[str, str] = field(default_factory=dict)
+    reading: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Terms) -> PolicyPair:

@@ -176,7 +176,7 @@ def test_a_label_of_a_classifier_as_a_reward() -> None:
     model = classifier(LABELS)
     raw = torch.stack([model(torch.tensor([tokenizer(text)["input_ids"]])).logits[0] for text in texts])
 
-    def scores(label: str | int, output: str = "logit", which: Any = model) -> torch.Tensor:
+    def scores(label: str, output: str = "logit", which: Any = model) -> torch.Tensor:
         read = RewardModel(which, tokenizer, tokenizer, label=label, output=output)
         return read.score_texts(texts, ended=[False, False])
 
