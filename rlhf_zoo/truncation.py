@@ -15,16 +15,18 @@ from .sampling import Samples, uniforms
 __all__ = ["Truncation", "cut", "drawn_lengths", "text_end"]
 
 
-def cut(samples: Samples, lengths: Tensor, ended: Tensor) -> Samples:
+def cut(samples: Samples, lengths: Tensor, *, whole: Tensor) -> Samples:
     """m'_t = m_t·1[t < n]: the first n tokens of each completion; what is cut off counts nowhere.
 
-    lengths: (B,) n of at least 1; ended: (B,) bool, whether what is left is a whole completion. As every token draws
-    its own number, the tokens that are left are those of an uncut rollout.
+    lengths: (B,) n of at least 1; whole: (B,) bool, whether a completion is over with its nth token, though that is no
+    end token. Otherwise it has ended only where nothing was cut off. As every token draws its own number, the tokens
+    that are left are those of an uncut rollout.
     """
+    ended = (samples.ended & (lengths >= samples.mask.sum(1))) | whole
     places = torch.arange(samples.mask.shape[1], device=samples.mask.device)
     mask = samples.mask & (places < lengths.unsqueeze(1))
     logprobs = samples.logprobs.masked_fill(~mask, 0)
-    shorter = replace(samples, mask=mask, logprobs=logprobs, ended=ended)
+    shorter = replace(samples, mask=mask, logprobs=logprobs, ended=ended, cut=whole)
     return shorter.rows(slice(None))  # without the columns that no row reaches any more
 
 
@@ -73,19 +75,17 @@ class Truncation:
         """The samples, cut. seed, keys: those that they were sampled with."""
         if not self:
             return samples
-        whole = samples.mask.sum(1)
-        lengths, ended = whole, samples.ended
+        lengths = samples.mask.sum(1)
         if self.shortest is not None:
-            lengths = drawn_lengths(seed, keys, shortest=self.shortest, longest=self.longest).to(whole)
-            lengths = torch.minimum(lengths, whole)
-            ended = ended & (lengths == whole)
+            drawn = drawn_lengths(seed, keys, shortest=self.shortest, longest=self.longest)
+            lengths = torch.minimum(lengths, drawn.to(lengths))
+        ends: list[int | None] = [None] * len(samples)
         if self.text is not None:
-            most = lengths.tolist()
             ends = [
-                text_end(tokenizer, ids[:count], text=self.text, after=self.after)
-                for ids, count in zip(samples.token_lists(), most, strict=True)
+                text_end(tokenizer, ids[:most], text=self.text, after=self.after)
+                for ids, most in zip(samples.token_lists(), lengths.tolist(), strict=True)
             ]
-            counts = [count if end is None else end for end, count in zip(ends, most, strict=True)]
-            lengths = torch.tensor(counts, device=whole.device)
-            ended = ended | torch.tensor([end is not None for end in ends], device=whole.device)
-        return cut(samples, lengths, ended)
+        counts = [most if end is None else end for end, most in zip(ends, lengths.tolist(), strict=True)]
+        device = lengths.device
+        at_text = torch.tensor([end is not None for end in ends], device=device)
+        return cut(samples, torch.tensor(counts, device=device), whole=at_text)

@@ -101,7 +101,11 @@ class RewardModel:
         if not self.shares_ids:
             return self.score_texts(texts, ended=samples.ended.tolist())
         prompts = [ids[keep].tolist() for ids, keep in zip(samples.prompt_ids, samples.prompt_mask, strict=True)]
-        return self._score_ids([[*p, *c] for p, c in zip(prompts, samples.token_lists(), strict=True)])
+        rows = [[*p, *c] for p, c in zip(prompts, samples.token_lists(), strict=True)]
+        eos = self.tokenizer.eos_token_id
+        if samples.cut is not None and eos is not None:  # as the reward stage closes every text that ended
+            rows = [[*row, eos] if cut else row for row, cut in zip(rows, samples.cut.tolist(), strict=True)]
+        return self._score_ids(rows)
 
     def score_texts(self, texts: Sequence[str], *, ended: Sequence[bool]) -> Tensor:
         """Scores of texts; the end-of-sequence token is appended to those that ended. Returns (B,)."""
@@ -183,8 +187,8 @@ def label_index(model: PreTrainedModel, label: str | None, *, name: str) -> int 
 
     A class of one's own tells by its first scores how many it gives.
     """
-    count: int = model.config.num_labels
-    known: dict[str, int] = model.config.label2id or {}
+    config: Any = model.config
+    count, known = config.num_labels, config.label2id or {}
     names = ", ".join(known)
     if label is None:
         if type(model).__module__.startswith("transformers.") and count != 1:
@@ -195,7 +199,7 @@ def label_index(model: PreTrainedModel, label: str | None, *, name: str) -> int 
         return None
     if count == 1:
         raise ZooError(f"The reward model {name} has one output, and reward_label is {label!r}: leave it out.")
-    index = known.get(label, int(label) if label.isdecimal() else None)
+    index: int | None = known.get(label, int(label) if label.isdecimal() else None)
     if index is None or index >= count:
         near = did_you_mean(label, known) or f": give one of {names}."
         raise ZooError(f"The reward model {name} has no label {label!r}{near}")

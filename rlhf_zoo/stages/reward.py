@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -257,7 +257,7 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
         "train": data.simulated_pairs,
         "test": data.simulated_test_pairs,
         "preference": data.preference,
-        **sampling(context),
+        **{name: asdict(value) if is_dataclass(value) else value for name, value in sampling(context).items()},
     }
     note = folder / "made.json"
     if note.is_file() and read_json(note) == made:

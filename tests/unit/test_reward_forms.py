@@ -301,9 +301,14 @@ def test_what_is_cut_off_counts_nowhere() -> None:
     done = truncation(samples, make_tokenizer(), seed=1, keys=[(0,), (1,), (2,)])
     assert done.mask.sum(1).tolist() == [7, 4, 2] and done.ended.tolist() == [True, True, False]
     assert done.token_lists()[1] == make_tokenizer()("abc:")["input_ids"]
-    shorter = cut(samples, torch.tensor([2, 3, 1]), torch.tensor([False, True, False]))
-    assert shorter.mask.tolist() == [[True, True, False], [True, True, True], [True, False, False]]
+    shorter = cut(samples, torch.tensor([2, 3, 9]), whole=torch.tensor([False, True, False]))
+    assert shorter.ended.tolist() == [False, True, False]
+    assert shorter.mask.tolist() == [[True, True, False], [True, True, True], [True, True, False]]
     assert (shorter.logprobs == torch.where(shorter.mask, -0.5, 0.0)).all()
+    # A reward model reads its end-of-sequence token behind what ended, though it was not sampled there.
+    scorer = RewardModel(make_reward_model(), make_tokenizer(), make_tokenizer())
+    texts = ["a" + make_tokenizer().decode(row, skip_special_tokens=True) for row in done.token_lists()]
+    torch.testing.assert_close(scorer.score_samples(done, texts), scorer.score_texts(texts, ended=done.ended.tolist()))
     untouched = Truncation(6)
     assert not untouched and untouched(samples, make_tokenizer(), seed=1, keys=[]) is samples
 
