@@ -418,9 +418,9 @@ def _totals(found: Trace) -> list[str]:
     )
     where = "in the reward" if found.kl_in == "reward" else "in the loss, so r holds none of it"
     action = "each token is an action" if found.action_level == "token" else "the completion is one action"
-    end = "ended by itself" if found.ended else f"did not end within {found.max_new_tokens}"
+    end = "ended by itself" if found.ended else f"did not end within {found.length}"
     return [
-        f"score {found.score:.3f} ({parts}), paid as {found.shaped_score:.3f} on the last token",
+        f"score {found.score:.3f} ({parts}), paid as {found.shaped_score:.3f} by its last token",
         f"ΣKL {found.kl:.3f} nats, β {found.kl_coef:g} ({found.kl_estimator}, {where})",
         f"{found.length} tokens, {end}; temperature {found.temperature:g}, seed {found.seed}",
         f"∏ρ {found.ratio:.3f}, clipped outside [{low:g}, {high:g}]; {action}; γ {found.gamma:g}, λ {found.lam:g}",
