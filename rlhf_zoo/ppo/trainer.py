@@ -33,7 +33,7 @@ from .base import (
     TRAIN_STREAM,
     BasePPOTrainer,
 )
-from .custom_loop import given_samples, given_scored, prompt_row
+from .custom_loop import GivenScores, given_samples, given_scored, prompt_row
 from .guards import (
     check_ends,
     check_logprobs,
@@ -71,21 +71,20 @@ class PPOTrainer(BasePPOTrainer):
         prompts, self._waiting = self._waiting, []
         rows = [{**row, GENERATION: n} for row in prompts for n in range(self.args.num_generations)]
         rollout = self.rollout(rows, stream=TRAIN_STREAM)
-        loss = self.learn(model, rollout, self.score(rollout, rows), group=self.args.num_generations)
+        loss = self.learn(model, rollout, self.score(rollout, rows))
         self.log_eval_samples()
         return loss
 
-    def learn(self, model: nn.Module, rollout: Rollout, scored: Scored, *, group: int = 1) -> Tensor:
-        """One update from a scored rollout: advantages, epochs, metrics, β. Returns its loss.
-
-        group: how many completions of a prompt stand beside each other.
-        """
+    def learn(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
+        """One update from a scored rollout: advantages, epochs, metrics, β. Returns its loss."""
         if not self._begun:
             check_start(self.mean(rollout.kl), at_reference=self._from_reference)
             self._begun = True
         moments = self.moments(scored.total).tolist()
         self.scores_seen = self.scores_seen.update(moments)
         estimates = self.estimate(rollout, scored)
+        # In a loop of one's own nobody says which completions are of one prompt.
+        group = 1 if isinstance(scored, GivenScores) else self.args.num_generations
         equal = F.equal_in_groups(estimates.scores, size=group)
         if group > 1 and self.args.skip_equal_scores:
             progress = self.update_from(model, rollout, scored, (~equal).repeat_interleave(group).nonzero().squeeze(1))

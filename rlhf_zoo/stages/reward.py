@@ -11,7 +11,7 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ from ..runs.data import DataSource, add_configuration, data_source
 from ..runs.generate import complete
 from ..runs.pairs import COLUMNS, named_pairs, on_pairs, prompt_configuration, sampling
 from ..runs.settings import RewardArguments, StageSettings
+from ..truncation import Truncation
 from .train import make_trainer, quiet, train_stage
 
 __all__ = [
@@ -257,7 +258,9 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
         "train": data.simulated_pairs,
         "test": data.simulated_test_pairs,
         "preference": data.preference,
-        **{name: asdict(value) if is_dataclass(value) else value for name, value in sampling(context).items()},
+        **{
+            name: asdict(value) if isinstance(value, Truncation) else value for name, value in sampling(context).items()
+        },
     }
     note = folder / "made.json"
     if note.is_file() and read_json(note) == made:
