@@ -99,6 +99,8 @@ class Comparison:
         if reward is not None:
             read = dict(reading or {})
             model = load_classifier(reward, label=read.get("label"))
+            # Of another model that is given in place of the run's, one output needs no label.
+            read = read if model.config.num_labels != 1 else {}
             scorer = RewardModel(model, load_tokenizer(reward), tokenizer, **read)
             scorer.to(device)
         policies = {"ppo": load_causal(ppo), "sft": load_causal(sft)}

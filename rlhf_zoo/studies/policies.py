@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from ..runs.data import DataSource
 from ..runs.pairs import COLUMNS
 from ..runs.settings import LLMConfig, recorded_settings
 from ..stages.train import quiet
+from ..truncation import Truncation
 from ..votes.judge import votes_on
 from .trace import find
 
@@ -75,7 +76,7 @@ class PolicyPair:
     data: where its prompts are, None where nothing says. settings: temperature and response_length of its training.
     judge: what its run on this machine was judged by; None for others. described: the name of the judge in its card.
     functions: the reward functions that its training was paid by. reading: `label` and `output` of a reward model of
-    several labels.
+    several labels. cuts: how its training cut completions, by the fields of `Truncation`.
     """
 
     policy: Source
@@ -87,6 +88,7 @@ class PolicyPair:
     described: str | None = None
     functions: frozenset[str] = frozenset()
     reading: Mapping[str, Any] = field(default_factory=dict)
+    cuts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Terms) -> PolicyPair:
@@ -116,7 +118,8 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             {name: float(value) for name, value in read.items()},
             judge=(evaluated.get("evaluation") or {}).get("judge"),
             functions=_paid(subject.resolved),
-            reading=_reading(subject.resolved, str(subject.where)) if reward is None else {},
+            reading=_reading(subject.resolved, str(subject.where)),
+            cuts=_cuts(subject.resolved, str(subject.where)),
         )
     lineage = find_policy(policy, against=against, reward=named, without_reward=without)
     settings = {"temperature": lineage.setting("temperature", 1.0)}
@@ -132,7 +135,8 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         settings,
         described=clean(described) if isinstance(described, str) else None,
         functions=_paid(lineage.card.get("settings")),
-        reading=lineage.reward_reading if reward is None else {},
+        reading=lineage.reward_reading,
+        cuts=lineage.cuts,
     )
 
 
@@ -141,6 +145,14 @@ def _reading(resolved: Mapping[str, Any], where: str) -> dict[str, str]:
     read = recorded_settings(resolved, "ppo", ("reward_label", "reward_output"), where=where)
     label = read["reward_label"]
     return {} if label is None else {"label": label, "output": read["reward_output"]}
+
+
+def _cuts(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """How a run cut completions, by the fields of `Truncation`; {} where it did not."""
+    keys = {"shortest": "response_length_min", "text": "truncate_text", "after": "truncate_after"}
+    read = recorded_settings(resolved, "ppo", tuple(keys.values()), where=where)
+    cuts = {field: read[key] for field, key in keys.items()}
+    return cuts if cuts["shortest"] or cuts["text"] else {}
 
 
 def _paid(settings: Any) -> frozenset[str]:
@@ -259,14 +271,26 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
     rewards = None
     if contest.reward is not None:
         model = load_classifier(contest.reward.path, label=contest.reading.get("label"))
-        rewards = Rewards([RewardModel(model, _tokenizer(contest.reward), tokenizer, **contest.reading)])
+        reading = contest.reading if model.config.num_labels != 1 else {}  # --reward may name another model
+        rewards = Rewards([RewardModel(model, _tokenizer(contest.reward), tokenizer, **reading)])
     length = terms.max_new_tokens or int(contest.settings["response_length"])
     panel = open_panel(
         names, llm=terms.llm, labeled=lambda: _labeled(data, contest.described), folder=out, seed=terms.seed
     )
     temperature = contest.settings["temperature"] if terms.temperature is None else terms.temperature
     reference = load_causal(contest.against.path).eval()
-    return Evaluator(reference, tokenizer, rewards, panel, max_new_tokens=length, temperature=temperature)
+    truncation = Truncation(length, **contest.cuts)
+    if truncation.shortest is not None and truncation.shortest > length:
+        truncation = replace(truncation, shortest=length)
+    return Evaluator(
+        reference,
+        tokenizer,
+        rewards,
+        panel,
+        max_new_tokens=length,
+        temperature=temperature,
+        truncation=truncation,
+    )
 
 
 def _labeled(data: DataSource, described: str | None) -> Any:
