@@ -5,8 +5,12 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import signal
 import sys
+import threading
 import warnings
+from functools import partial
+from types import FrameType
 
 import click
 
@@ -111,8 +115,21 @@ def _nobody_reads() -> bool:
     return False
 
 
+def _as_ctrl_c(process: int, number: int, frame: FrameType | None) -> None:
+    """What SIGTERM does to `process`, by which schedulers take machines back; a child that inherits this just ends."""
+    if os.getpid() != process:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    raise KeyboardInterrupt
+
+
 def main() -> None:
-    """Exit codes: 0; 2 what a user can mend; 1 a defect, with its traceback, or a closed stdout; 130 after Ctrl-C."""
+    """Exit codes: 0; 2 what a user can mend; 1 a defect, with its traceback, or a closed stdout; 130 after Ctrl-C.
+
+    SIGTERM is Ctrl-C: what runs is saved, and what was opened is closed.
+    """
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, partial(_as_ctrl_c, os.getpid()))
     if not sys.warnoptions:
         # What libraries tell their developers, and that this machine has no accelerator, are no user's concern.
         for category, message in ((DeprecationWarning, ""), (FutureWarning, ""), (UserWarning, ".*pin_memory")):

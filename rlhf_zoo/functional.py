@@ -18,10 +18,12 @@ __all__ = [
     "actions",
     "aggregate",
     "approx_kl",
+    "at_the_end",
     "clipped_policy_loss",
     "clipped_value_loss",
     "constant_gain",
     "entropy",
+    "equal_in_groups",
     "exact_kl",
     "explained_variance",
     "gae",
@@ -192,6 +194,25 @@ def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -
     """
     rewards = -kl_coef * kl.masked_fill(~mask, 0)
     return rewards.scatter_add(1, last_token(mask).unsqueeze(1), scores.to(rewards.dtype).unsqueeze(1))
+
+
+def at_the_end(scores: Tensor, by_token: Tensor, mask: Tensor) -> Tensor:
+    """s − Σ_t d_t: what of a score is still to be paid on the last token, where d_t is paid on each.
+
+    So r_t = d_t + (s − Σ_u d_u)·1[t is the last token] − β·KL_t, and Σ_t r_t = s − β·Σ_t KL_t however the score is
+    spread. scores: (B,); by_token: (B, T) d; mask: (B, T). Returns (B,).
+    """
+    return scores - by_token.masked_fill(~mask, 0).sum(1)
+
+
+def equal_in_groups(scores: Tensor, *, size: int) -> Tensor:
+    """Whether the `size` completions of a prompt have one score: then they teach nothing about each other.
+
+    DAPO's dynamic sampling leaves such prompts out (arXiv:2503.14476 §3.2). scores: (B,), those of a prompt beside each
+    other. Returns (B / size,) bool.
+    """
+    groups = scores.view(-1, size)
+    return (groups == groups[:, :1]).all(1)
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:

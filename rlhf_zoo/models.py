@@ -92,18 +92,18 @@ def build_causal(architecture: Mapping[str, Any], tokenizer: PreTrainedTokenizer
         raise ZooError(f"The architecture {dict(architecture)} cannot be built ({first_line(error)}).") from error
 
 
-def load_classifier(path: str | Path, **kwargs: Any) -> PreTrainedModel:
-    """A reward model: one score per sequence, in float32.
+def load_classifier(path: str | Path, *, label: str | None = None, **kwargs: Any) -> PreTrainedModel:
+    """A reward model: one score per sequence, in float32. label: of a classifier that has several, the one to be read.
 
     Raises ZooError if it has another number of outputs, and for a checkpoint of a run that is not what was saved.
     """
     kwargs.setdefault("dtype", torch.float32)
     kwargs |= {"what": f"The reward model {path}", "output_loading_info": True}
     model, info = load_model(AutoModelForSequenceClassification, path, **kwargs)
-    if model.config.num_labels != 1:
+    if label is None and model.config.num_labels != 1:
         raise ZooError(
-            f"The reward model {path} has {model.config.num_labels} outputs, and a reward model has one: give a model "
-            "with num_labels=1."
+            f"The reward model {path} has {model.config.num_labels} outputs, and a reward model has one: name the "
+            f"label whose output is the score by reward_label, one of {', '.join(model.config.label2id)}."
         )
     if fresh := sorted(key for key in info["missing_keys"] if key.split(".")[0] in HEADS):
         raise ZooError(

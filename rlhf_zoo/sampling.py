@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -65,6 +65,7 @@ class Samples:
     bool, True up to and including the end-of-sequence token; logprobs (B, T) of the sampled token at the sampling
     temperature, in nats, 0 outside the mask; ended (B,) bool: whether the row stopped by itself. vocabulary: what could
     be sampled, so that log-probabilities of these samples are of that distribution in every model; None: all rows.
+    cut (B,) bool: which completions ended at a text, so without an end token; None: none did.
     """
 
     prompt_ids: Tensor
@@ -74,13 +75,15 @@ class Samples:
     logprobs: Tensor
     ended: Tensor
     vocabulary: Vocabulary | None = None
+    cut: Tensor | None = None
 
     def __len__(self) -> int:
         return self.prompt_ids.shape[0]
 
     def rows(self, index: Tensor | slice) -> Samples:
         """The chosen rows, without columns that are padding in all of them."""
-        chosen = {field.name: getattr(self, field.name)[index] for field in fields(self) if field.name != "vocabulary"}
+        known = {name: value for name, value in vars(self).items() if name != "vocabulary" and value is not None}
+        chosen = {name: value[index] for name, value in known.items()}
         prompt = int(chosen["prompt_mask"].sum(1).max())
         response = int(chosen["mask"].sum(1).max())
         for name in ("prompt_ids", "prompt_mask"):

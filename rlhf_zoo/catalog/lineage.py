@@ -11,7 +11,7 @@ from typing import Any
 from ..errors import ZooError
 from ..hub.pull import find_revision, pull, split_revision
 from ..hub.refusals import client_errors, hub_name, reason
-from ..json_values import at, finite, hub_id
+from ..json_values import at, finite, hub_id, whole
 from ..record import StageRecord
 from ..release.card import CARD_FILE, card_json
 from ..release.facts import Facts, estimate_at
@@ -67,6 +67,24 @@ class Lineage:
         """A number among the settings that it was trained with."""
         value = at(self.card, "settings", key)
         return value if finite(value) else default
+
+    @property
+    def reward_reading(self) -> dict[str, Any]:
+        """Which output of its reward model was its score, by the keywords of `RewardModel`; {} of a model of one."""
+        label, output = (at(self.card, "settings", key) for key in ("reward_label", "reward_output"))
+        return {"label": label, "output": output if output == "logprob" else "logit"} if isinstance(label, str) else {}
+
+    @property
+    def cuts(self) -> dict[str, Any]:
+        """How its training cut completions, by the fields of `Truncation`; {} where it did not."""
+        keys = ("response_length_min", "truncate_text", "truncate_after")
+        shortest, text, after = (at(self.card, "settings", key) for key in keys)
+        cuts = {
+            "shortest": max(shortest, 1) if whole(shortest) else None,
+            "text": text if isinstance(text, str) and text else None,
+            "after": max(whole(after) or 0, 0),
+        }
+        return cuts if cuts["shortest"] or cuts["text"] else {}
 
 
 def prompts_at(settings: Any) -> tuple[str | None, str, str | None]:

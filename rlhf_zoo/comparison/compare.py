@@ -79,14 +79,15 @@ class Comparison:
         ppo: str | Path,
         sft: str | Path,
         reward: str | Path | None = None,
+        reading: Mapping[str, Any] | None = None,
         device: str | None = None,
         limits: Limits | None = None,
     ) -> Comparison:
         """Loads checkpoints from folders or the Hub, onto `device` (default: a GPU if there is one).
 
-        The critic is loaded too where `ppo` is a folder that holds one. Raises ZooError for what is no such model, and
-        for policies with different tokenizers: the log-ratio of a completion is defined only where its tokens mean the
-        same to both.
+        reading: `label` and `output` of a reward model of several labels. The critic is loaded too where `ppo` is a
+        folder that holds one. Raises ZooError for what is no such model, and for policies with different tokenizers:
+        the log-ratio of a completion is defined only where its tokens mean the same to both.
         """
         tokenizer, other = load_tokenizer(ppo), load_tokenizer(sft)
         if not same_tokenizer(tokenizer, other):
@@ -97,7 +98,11 @@ class Comparison:
         device = device or ("cuda" if torch.cuda.is_available() else "cpu")
         scorer = None
         if reward is not None:
-            scorer = RewardModel(load_classifier(reward), load_tokenizer(reward), tokenizer)
+            read = dict(reading or {})
+            model = load_classifier(reward, label=read.get("label"))
+            # Of another model that is given in place of the run's, one output needs no label.
+            read = read if model.config.num_labels != 1 else {}
+            scorer = RewardModel(model, load_tokenizer(reward), tokenizer, **read)
             scorer.to(device)
         policies = {"ppo": load_causal(ppo), "sft": load_causal(sft)}
         for policy in policies.values():

@@ -113,7 +113,7 @@ class RuleJudge:
             returned = self._call.now(batch)
         except Exception as error:
             raise self._call.fault(batch, error) from error
-        found = numbers(self._call.name, returned, batch)
+        found, _ = numbers(self._call.name, returned, batch)
         if found.isnan().any():
             row = int(found.isnan().nonzero()[0])
             raise ZooError(

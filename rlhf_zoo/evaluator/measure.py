@@ -17,14 +17,16 @@ from ..chat import Chat, answer, whole
 from ..evaluation.judges import FunctionJudge, Judge
 from ..functional import exact_kl, selected_logprobs
 from ..model_files import load_tokenizer
-from ..models import load_causal, load_classifier
+from ..models import load_causal
 from ..plugins import load_object
 from ..ppo.completions import TAKEN
 from ..rewards import RewardModel, Rewards
+from ..rewards.loading import load_reward_model
 from ..runs.context import RunContext
 from ..runs.data import DataSource, data_source, labeled_rows
 from ..runs.generate import complete
 from ..sampling import Samples, response_logits
+from ..truncation import Truncation
 from .judges import (
     Panel,
     RewardJudge,
@@ -49,6 +51,7 @@ class Evaluator:
     panel: Panel
     max_new_tokens: int
     temperature: float
+    truncation: Truncation | None = None
 
     @property
     def judge(self) -> Judge:
@@ -119,6 +122,7 @@ def measure(
         seed=seed,
         max_new_tokens=evaluator.max_new_tokens,
         temperature=evaluator.temperature,
+        truncation=evaluator.truncation,
         desc=desc,
     )
     reward: list[float] = []
@@ -172,14 +176,18 @@ def make_evaluator(context: RunContext, source: DataSource, reference_path: Path
         path = (
             context.checkpoint("reward").path if ppo.data.reward_model_path == "reward" else ppo.data.reward_model_path
         )
-        rewards.insert(0, RewardModel(load_classifier(path), load_tokenizer(path), tokenizer))
+        label, loader = ppo.trainer.reward_label, ppo.data.reward_model_loader
+        model = load_reward_model(path, label=label, loader=loader)
+        read = {"label": label, "output": ppo.trainer.reward_output}
+        rewards.insert(0, RewardModel(model, load_tokenizer(path), tokenizer, **read))
     return Evaluator(
         reference=load_causal(reference_path).eval(),
         tokenizer=tokenizer,
-        rewards=Rewards(rewards, weights=ppo.trainer.reward_weights),
+        rewards=Rewards(rewards, weights=ppo.trainer.reward_weights, tokenizer=tokenizer),
         panel=_panel(context, source),
         max_new_tokens=ppo.trainer.response_length,
         temperature=ppo.trainer.temperature,
+        truncation=ppo.trainer.truncation,
     )
 
 

@@ -62,6 +62,7 @@ class Subject:
             ppo=lineage.ppo.path,
             sft=lineage.sft.path,
             reward=lineage.reward.path if lineage.reward else None,
+            reading=lineage.reward_reading,
             limits=LIMITS,
         )
         found, problem = _runs(lineage, runs, lenient=lenient)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import MODEL_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..actor_critic import shared_value_head
 from ..data import PROMPT_TOKENS, prepare_prompts
@@ -224,19 +224,26 @@ def build_rewards(
     given = [] if reward_model is None else [reward_model]
     if reward_funcs is not None:
         given += reward_funcs if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+    if args.reward_label is not None and reward_model is None:
+        raise ZooError(f"reward_label is {args.reward_label!r}, and there is no reward_model whose label it could be.")
     kwargs: dict[str, Any] = {"batch_size": args.local_rollout_forward_batch_size, **_stored_statistics(args)}
     ready: list[RewardModel | RewardFunction] = []
     for reward in given:
+        # The label is that of reward_model; one among reward_funcs is given as a RewardModel with its own.
+        labeled = reward is reward_model
+        read = kwargs | ({"label": args.reward_label, "output": args.reward_output} if labeled else {})
         if isinstance(reward, str):
-            model = load_classifier(reward)
-            ready.append(RewardModel(model, load_tokenizer(reward), tokenizer, **kwargs))
+            model = load_classifier(reward, label=read.get("label"))
+            ready.append(RewardModel(model, load_tokenizer(reward), tokenizer, **read))
         elif isinstance(reward, PreTrainedModel):
             check_tokenizer_of(reward, reward_tokenizer, of="the reward model")
             check_head_of(reward, of="the reward model")
-            ready.append(RewardModel(reward, reward_tokenizer, tokenizer, **kwargs))
+            ready.append(RewardModel(reward, reward_tokenizer, tokenizer, **read))
         else:
             ready.append(reward)
-    return Rewards(ready, weights=args.reward_weights) if ready or reward_funcs is not None else None
+    if not ready and reward_funcs is None:
+        return None
+    return Rewards(ready, weights=args.reward_weights, tokenizer=tokenizer)
 
 
 def _stored_statistics(args: PPOConfig) -> dict[str, bool]:
@@ -271,9 +278,11 @@ def build_critic(
         return critic_from(value_model, **shaped)
     if args.critic == "shared":
         return shared_value_head(policy)
-    sharing = [reward.model for reward in rewards.models if reward.shares_ids] if rewards is not None else []
+    sharing = [reward.model for reward in rewards.models if _begins_critic(reward)] if rewards is not None else []
     if args.critic == "reward" and not sharing:
-        raise ZooError("critic is 'reward', and no reward is a model with the policy's tokenizer: give 'policy'.")
+        raise ZooError(
+            "critic is 'reward', and no reward is a model of one output with the policy's tokenizer: give 'policy'."
+        )
     if sharing and args.critic != "policy":
         return critic_from(sharing[0], **shaped)
     if not is_peft(policy):
@@ -284,6 +293,11 @@ def build_critic(
     if not all(name in base and torch.equal(weight, base[name]) for name, weight in merged.state_dict().items()):
         critic.name_or_path = ""  # an adapter of the critic must not name the policy's base as its own
     return critic
+
+
+def _begins_critic(reward: RewardModel) -> bool:
+    """Whether a critic can begin as this reward model: it reads the policy's ids, and has one head on a known trunk."""
+    return reward.shares_ids and reward.label is None and type(reward.model.config) in MODEL_MAPPING
 
 
 def prompts_of(

@@ -10,6 +10,8 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from ..errors import ZooError
 from ..functional import AGGREGATIONS, KL_IN_LOSS, KL_IN_REWARD
 from ..limits import check_limits
+from ..rewards.model import REWARD_OUTPUTS
+from ..truncation import Truncation
 
 __all__ = ["PPOConfig"]
 
@@ -20,6 +22,7 @@ ONE_OF = {
     "critic": ("auto", "reward", "policy", "shared"),
     "score_centering": ("stored", "running", "none"),
     "score_scaling": ("stored", "running", "none"),
+    "reward_output": REWARD_OUTPUTS,
 }
 NO_KL_ESTIMATOR = {
     ("reward", "k2"): "it is biased, and its expected gradient through the reward is that of no KL",
@@ -54,6 +57,18 @@ class PPOConfig(TrainingArguments):
     num_mini_batches: int = field(default=1, metadata={"help": "Optimizer steps a pass."})
     num_generations: int = field(default=1, metadata={"help": "Completions of each prompt."})
     response_length: int = field(default=53, metadata={"help": "Most tokens of a completion."})
+    response_length_min: int | None = field(
+        default=None,
+        metadata={"help": "Draw the most tokens of each completion from here to response_length; None draws none."},
+    )
+    truncate_text: str | None = field(
+        default=None, metadata={"help": "A text behind which a completion is cut, and counts as ended."}
+    )
+    truncate_after: int = field(default=0, metadata={"help": "Tokens behind which truncate_text is looked for."})
+    skip_equal_scores: bool = field(
+        default=False,
+        metadata={"help": "Learn nothing from prompts whose completions all score the same (num_generations from 2)."},
+    )
     temperature: float = field(default=0.7, metadata={"help": "Sampling temperature; log-probabilities are at it."})
     stop_token: str | None = field(
         default="eos",
@@ -76,6 +91,12 @@ class PPOConfig(TrainingArguments):
     )
     missing_eos_score: float | None = field(
         default=None, metadata={"help": "Replaces the score of a completion that did not end (-1 in the N+ paper)."}
+    )
+    reward_label: str | None = field(
+        default=None, metadata={"help": "Which output of a reward model of several labels is the score, by its name."}
+    )
+    reward_output: str = field(
+        default="logit", metadata={"help": "What of this output: its 'logit', or its 'logprob' among the labels."}
     )
     reward_weights: list[float] | None = field(default=None, metadata={"help": "One weight a reward; None is all 1."})
     kl_coef: float = field(default=0.05, metadata={"help": "β, the weight of the KL penalty."})
@@ -190,6 +211,11 @@ class PPOConfig(TrainingArguments):
         return [tokenizer.eos_token_id] if self.stop_token == "eos" and tokenizer.eos_token_id is not None else []
 
     @property
+    def truncation(self) -> Truncation:
+        """How completions are cut after they were sampled."""
+        return Truncation(self.response_length, self.response_length_min, self.truncate_text, self.truncate_after)
+
+    @property
     def prompts_per_update(self) -> int:
         """Prompts of one update in one process."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
@@ -215,8 +241,32 @@ def _check_ranges(args: Any) -> None:
     for name, off in {"label_smoothing_factor": 0, "neftune_noise_alpha": None}.items():
         if getattr(args, name) != off:
             raise ZooError(f"{name} is {getattr(args, name)}, and PPO has no loss that it belongs to: leave it out.")
+    _check_completions(args)
+    if args.reward_label is None and args.reward_output != "logit":
+        raise ZooError(f"reward_output is {args.reward_output!r}, which is of a label: say which by reward_label.")
     if args.missing_eos_penalty is not None and args.missing_eos_score is not None:
         raise ZooError("missing_eos_penalty subtracts and missing_eos_score replaces: give one of them.")
+
+
+def _check_completions(args: Any) -> None:
+    if args.response_length_min is not None and args.response_length_min > args.response_length:
+        raise ZooError(
+            f"response_length_min is {args.response_length_min} and response_length {args.response_length}: give at "
+            "most as many."
+        )
+    if args.truncate_text == "":
+        raise ZooError("truncate_text is empty: give a text, or leave it out.")
+    if args.truncate_text is None and args.truncate_after:
+        raise ZooError(f"truncate_after is {args.truncate_after}, and nothing is cut there: give truncate_text too.")
+    if args.truncate_after >= args.response_length:
+        raise ZooError(
+            f"truncate_after is {args.truncate_after} and response_length {args.response_length}, so nothing could be "
+            "cut: lower it."
+        )
+    if args.skip_equal_scores and args.num_generations < 2:
+        raise ZooError(
+            "skip_equal_scores compares the completions of a prompt, and num_generations is 1: give at least 2."
+        )
 
 
 def _check_kl(args: Any) -> None:

@@ -14,7 +14,7 @@ from ..sampling import Samples
 from .config import PPOConfig
 from .control import RunningScores
 
-__all__ = ["Advantages", "MinibatchSize", "Rollout", "length_sorted", "shaped_scores"]
+__all__ = ["Advantages", "MinibatchSize", "Rollout", "length_sorted", "shaped_by_token", "shaped_scores"]
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,18 @@ def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, so_far: Runnin
     )
     scores = F.missing_eos_penalty(scores, ended, penalty=args.missing_eos_penalty)
     return F.missing_eos_score(scores, ended, score=args.missing_eos_score)
+
+
+def shaped_by_token(scored: Scored, ended: Tensor, args: PPOConfig, so_far: RunningScores) -> Tensor | None:
+    """What is paid on single tokens, (B, T), in units of the shaped score: d_t/σ, and 0 where the score was replaced.
+
+    None where no reward is for tokens. What centering, the clip and a penalty change of a score is paid at the end.
+    """
+    if scored.by_token is None:
+        return None
+    paid = F.shape_scores(scored.by_token, std=so_far.std if args.score_scaling == "running" else 1.0)
+    replaced = torch.zeros_like(ended) if args.missing_eos_score is None else ~ended
+    return paid.masked_fill(replaced.unsqueeze(1), 0)
 
 
 def length_sorted(index: Tensor, mask: Tensor, size: int) -> list[Tensor]:

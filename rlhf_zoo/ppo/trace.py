@@ -23,7 +23,7 @@ from .completions import decoded
 from .config import PPOConfig
 from .control import RunningScores
 from .guards import Reader, check_ids
-from .rollout import shaped_scores
+from .rollout import shaped_by_token, shaped_scores
 
 __all__ = ["TRACE_STREAM", "Trace", "TracedToken", "trace"]
 
@@ -125,10 +125,11 @@ def trace(
             model.eval()
     prompt = as_prompt(prompt, tokenizer)
     ids = _encoded(prompt, policy, tokenizer, args.response_length)
+    keys = [(TRACE_STREAM,)]
     samples = sample(
         policy,
         [ids],
-        keys=[(TRACE_STREAM,)],
+        keys=keys,
         seed=seed,
         max_new_tokens=args.response_length,
         stop_ids=args.stop_ids(tokenizer),
@@ -136,12 +137,15 @@ def trace(
         temperature=args.temperature,
         vocabulary=Vocabulary.of(tokenizer, policy),
     )
+    samples = args.truncation(samples, tokenizer, seed=seed, keys=keys)
     logprobs, ref_logprobs, old_logprobs = (
         token_logprobs(model, samples, temperature=args.temperature) for model in (policy, reference, old or reference)
     )
     texts = decoded(tokenizer, samples, [{**(columns or {}), "prompt": prompt, PROMPT_TOKENS: ids}])
     scored = rewards(samples, texts.prompts, texts.completions, texts.texts, texts.columns)
-    shaped = shaped_scores(scored, samples.ended, args, scores_seen or RunningScores())
+    so_far = scores_seen or RunningScores()
+    shaped = shaped_scores(scored, samples.ended, args, so_far)
+    dense = shaped_by_token(scored, samples.ended, args, so_far)
 
     mask, level = samples.mask, args.action_level
     in_reward = args.kl_in == "reward"
@@ -150,7 +154,10 @@ def trace(
     width = charged.shape[1]
     beta = args.kl_coef if kl_coef is None else kl_coef
     values = actor.values(samples)[:, :width]
-    paid = F.token_rewards(shaped, charged, mask[:, :width], kl_coef=beta if in_reward else 0.0)
+    dense = None if dense is None else F.actions(dense, mask, level=level)
+    left = shaped if dense is None else F.at_the_end(shaped, dense, mask[:, :width])
+    paid = F.token_rewards(left, charged, mask[:, :width], kl_coef=beta if in_reward else 0.0)
+    paid = paid if dense is None else paid + dense
     deltas, _ = F.gae(paid, values, mask[:, :width], gamma=args.gamma, lam=0.0)
     advantages, _ = F.gae(paid, values, mask[:, :width], gamma=args.gamma, lam=args.lam)
     clip = args.cliprange if level == "token" else args.cliprange_sequence

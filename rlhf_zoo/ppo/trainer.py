@@ -33,7 +33,7 @@ from .base import (
     TRAIN_STREAM,
     BasePPOTrainer,
 )
-from .custom_loop import given_samples, given_scored, prompt_row
+from .custom_loop import GivenScores, given_samples, given_scored, prompt_row
 from .guards import (
     check_ends,
     check_logprobs,
@@ -50,6 +50,7 @@ from .rollout import (
     MinibatchSize,
     Rollout,
     length_sorted,
+    shaped_by_token,
     shaped_scores,
 )
 
@@ -82,7 +83,15 @@ class PPOTrainer(BasePPOTrainer):
         moments = self.moments(scored.total).tolist()
         self.scores_seen = self.scores_seen.update(moments)
         estimates = self.estimate(rollout, scored)
-        progress = self.update(model, rollout, estimates)
+        # In a loop of one's own nobody says which completions are of one prompt.
+        group = 1 if isinstance(scored, GivenScores) else self.args.num_generations
+        equal = F.equal_in_groups(estimates.scores, size=group)
+        if group > 1 and self.args.skip_equal_scores:
+            progress = self.update_from(model, rollout, scored, (~equal).repeat_interleave(group).nonzero().squeeze(1))
+        else:
+            progress = self.update(model, rollout, estimates)
+        if group > 1:
+            progress["objective/equal_scores"] = self.mean(equal.float())
         self.observe(rollout, estimates, progress)
         self.controller = self.controller.update(self.mean(rollout.kl), int(moments[0]))
         return torch.tensor(progress["loss"], device=self.args.device)
@@ -97,11 +106,12 @@ class PPOTrainer(BasePPOTrainer):
         args, actor = self.args, self.actor
         actor.eval()
         step = 0 if stream == EVAL_STREAM else self.state.global_step
+        keys = [(stream, step, row[PROMPT_INDEX], row.get(GENERATION, 0)) for row in rows]
         with self.accelerator.autocast():
             samples = sample(
                 actor.policy,
                 [row[PROMPT_TOKENS] for row in rows],
-                keys=[(stream, step, row[PROMPT_INDEX], row.get(GENERATION, 0)) for row in rows],
+                keys=keys,
                 seed=args.seed,
                 max_new_tokens=args.response_length,
                 stop_ids=self.stop_ids,
@@ -110,6 +120,7 @@ class PPOTrainer(BasePPOTrainer):
                 vocabulary=self.vocabulary,
             )
         check_ends(samples, self.stop_ids)
+        samples = args.truncation(samples, self.processing_class, seed=args.seed, keys=keys)
         return self.evaluated(samples, recompute=args.recompute_logprobs)
 
     @torch.no_grad()
@@ -152,7 +163,11 @@ class PPOTrainer(BasePPOTrainer):
         kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=estimator).masked_fill(~tokens, 0)
         kl = F.actions(kl, tokens, level=args.action_level)
         mask, values = tokens[:, : kl.shape[1]], rollout.values[:, : kl.shape[1]]
-        rewards = self.token_rewards(scores, kl, mask, kl_coef=beta)
+        dense = shaped_by_token(scored, rollout.samples.ended, args, self.scores_seen)
+        dense = None if dense is None else F.actions(dense, tokens, level=args.action_level)
+        left = scores if dense is None else F.at_the_end(scores, dense, mask)
+        rewards = self.token_rewards(left, kl, mask, kl_coef=beta)
+        rewards = rewards if dense is None else rewards + dense
         check_rewards(rewards, scores, kl, mask, kl_coef=beta)
         if args.whiten_rewards:
             rewards = F.whiten(rewards, mask, self.moments(rewards, mask), shift_mean=False)
@@ -162,8 +177,21 @@ class PPOTrainer(BasePPOTrainer):
         return Advantages(scored, scores, -beta * kl.sum(1), rewards, values, advantages, returns, mask)
 
     def token_rewards(self, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
-        """r_t of each action, (B, A); an override is checked against score − β·KL."""
+        """r_t of each action, (B, A), but for what reward functions pay by token; scores (B,): what is left of them.
+
+        An override may place a score elsewhere. It may not change what a completion is paid in all: that is checked.
+        """
         return F.token_rewards(scores, kl, mask, kl_coef=kl_coef)
+
+    def update_from(self, model: nn.Module, rollout: Rollout, scored: Scored, rows: Tensor) -> dict[str, float]:
+        """`update` from some rows of a rollout alone, as if no others had been sampled.
+
+        No step is made where a process has none: all make the same number of them.
+        """
+        if int(self.accelerator.gather(torch.tensor([len(rows)], device=self.args.device)).min()) == 0:
+            return {"loss": 0.0, "policy/epochs": 0.0}
+        chosen = rollout.rows(rows)
+        return self.update(model, chosen, self.estimate(chosen, scored.rows(rows, width=chosen.mask.shape[1])))
 
     def update(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
         """Epochs × minibatches over a rollout, an optimizer step each. Returns means of what was seen, over all."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
 from ..sampling import Samples
@@ -30,25 +31,40 @@ __all__ = ["RewardFunction", "Rewards", "Scored"]
 class Scored:
     """total (B,): the weighted sum; each (B, F): one column a reward, NaN where it does not apply.
 
-    What functions logged of the batch: extra, columns of B values beside the completions; metrics, numbers by name.
+    by_token (B, T): what of the total belongs to single tokens, where a function returned lists; else None. What
+    functions logged of the batch: extra, columns of B values beside the completions; metrics, numbers by name.
     """
 
     total: Tensor
     each: Tensor
     extra: Mapping[str, list[Any]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    by_token: Tensor | None = None
+
+    def rows(self, index: Tensor, *, width: int) -> Scored:
+        """What was scored of the chosen rows, of `width` tokens; without what functions logged."""
+        by_token = None if self.by_token is None else self.by_token[index, :width]
+        return Scored(self.total[index], self.each[index], by_token=by_token)
 
 
 class Rewards:
     """Σ_f w_f · reward_f over the rewards that apply to a row.
 
     A function is called as TRL's GRPO calls it, `f(prompts=…, completions=…, completion_ids=…, trainer_state=…,
-    log_extra=…, log_metric=…, **columns)`, and returns one number a row, or None where it does not apply. It may be a
-    coroutine function: all of these wait together, on one event loop that lasts as long as the process.
+    log_extra=…, log_metric=…, **columns)`, and returns one number a row, or None where it does not apply. For a row it
+    may also return a list: one number a token, or spans (start, end, value) in characters of the completion, each paid
+    on the token that completes it; their sum is the row's number. It may be a coroutine function: all of these wait
+    together, on one event loop that lasts as long as the process.
+
+    tokenizer: the policy's, which finds the tokens of spans.
     """
 
     def __init__(
-        self, rewards: Sequence[RewardModel | RewardFunction], *, weights: Sequence[float] | None = None
+        self,
+        rewards: Sequence[RewardModel | RewardFunction],
+        *,
+        weights: Sequence[float] | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
         if not rewards:
             raise ZooError("PPO has no reward: give reward_model or reward_funcs.")
@@ -61,6 +77,7 @@ class Rewards:
         self.rewards = list(rewards)
         self.weights = [1.0] * len(rewards) if weights is None else [float(w) for w in weights]
         self.names = _unique([_name(reward) for reward in rewards])
+        self.tokenizer = tokenizer
 
     @property
     def models(self) -> list[RewardModel]:
@@ -84,13 +101,19 @@ class Rewards:
         named = list(zip(self.names, self.rewards, strict=True))
         calls = [FunctionCall(name, reward) for name, reward in named if not isinstance(reward, RewardModel)]
         returned = answers(calls, batch)
-        rows = [
-            _finite(name, reward.score_samples(samples, texts), batch)
-            if isinstance(reward, RewardModel)
-            else numbers(name, returned[name], batch)
-            for name, reward in named
-        ]
-        each = torch.stack([row.to(device) for row in rows], dim=1)
+        scores: list[Tensor] = []
+        by_token: Tensor | None = None
+        for (name, reward), weight in zip(named, self.weights, strict=True):
+            if isinstance(reward, RewardModel):
+                scores.append(_finite(name, reward.score_samples(samples, texts), batch).to(device))
+                continue
+            found, paid = numbers(name, returned[name], batch, self.tokenizer)
+            scores.append(found.to(device))
+            if paid is not None:
+                padded = torch.zeros(samples.mask.shape, device=device)
+                padded[samples.mask] = torch.tensor([x for tokens in paid for x in tokens], device=device)
+                by_token = weight * padded + (0.0 if by_token is None else by_token)
+        each = torch.stack(scores, dim=1)
         nowhere = each.isnan().all(1)
         if nowhere.any():
             row = int(nowhere.nonzero()[0])
@@ -106,7 +129,7 @@ class Rewards:
                 f"The weighted rewards of row {row} add up to {float(total[row])}, beyond what single precision holds: "
                 f"let {listed(self.names)} return smaller numbers, or lower reward_weights."
             )
-        return Scored(total, each, *logged(calls, len(batch)))
+        return Scored(total, each, *logged(calls, len(batch)), by_token)
 
 
 def _check(reward: Any) -> None:

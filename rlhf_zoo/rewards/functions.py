@@ -15,8 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
+from .by_token import Misfit, is_list, number, paid_by_token
 from .verifiable import text_of
 
 __all__ = ["Batch", "FunctionCall", "RewardFunction", "answers", "listed", "logged", "numbers", "unwrapped"]
@@ -181,8 +183,15 @@ def _mean(values: Sequence[float]) -> float:
         return math.nan
 
 
-def numbers(name: str, values: Any, batch: Batch) -> Tensor:
-    """What a function returned as (B,) float32, NaN for None. Raises ZooError for what is not B finite numbers."""
+def numbers(
+    name: str, values: Any, batch: Batch, tokenizer: PreTrainedTokenizerBase | None = None
+) -> tuple[Tensor, list[list[float]] | None]:
+    """What a function returned as (B,) float32, NaN for None; and by token, where it is a list for some completion.
+
+    By token: a list of each completion's length, of zeros where the function returned one number or None. Its sum is
+    the number of such a row. tokenizer: finds the tokens of spans. Raises ZooError for what is not B finite numbers, or
+    lists that fit their completions.
+    """
     wanted = "return a float or None for each completion"
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
         raise ZooError(f"The reward function {name} returned no list of numbers but {_show(values)}: {wanted}.")
@@ -191,33 +200,37 @@ def numbers(name: str, values: Any, batch: Batch) -> Tensor:
         raise ZooError(
             f"The reward function {name} returned {len(given)} rewards for {len(batch)} completions: {wanted}."
         )
-    read = []
+    totals: list[float] = []
+    paid = [[0.0] * len(ids) for ids in batch.completion_ids]
     for row, value in enumerate(given):
         try:
-            number = None if value is None else _number(value)
+            if is_list(value):
+                text, ids = text_of(batch.completions[row]), batch.completion_ids[row]
+                paid[row] = paid_by_token(value, text, ids, tokenizer)
+                parts = paid[row]
+            else:
+                parts = [math.nan if value is None else number(value)]
+        except Misfit as misfit:
+            raise ZooError(
+                f"The reward function {name} returned {misfit} for row {row}, prompt {batch.prompt(row)}: return one "
+                "number for the completion, one for each of completion_ids, or spans (start, end, value) in characters "
+                "of the completion."
+            ) from misfit
         except (TypeError, ValueError, RuntimeError) as error:
             raise ZooError(
                 f"The reward function {name} returned no list of numbers: {_show(value)} stands for row {row}, prompt "
                 f"{batch.prompt(row)}; {wanted}."
             ) from error
+        total = sum(parts)
         # Rewards are computed with in float32: what passes its range is infinite there.
-        if number is not None and not abs(number) <= torch.finfo(torch.float32).max:
+        strange = [x for x in (*parts, total) if not abs(x) <= torch.finfo(torch.float32).max]
+        if value is not None and strange:
             raise ZooError(
-                f"The reward function {name} returned {number} for row {row}, prompt {batch.prompt(row)}: return a "
+                f"The reward function {name} returned {strange[0]} for row {row}, prompt {batch.prompt(row)}: return a "
                 "finite number, or None where it does not apply."
             )
-        read.append(math.nan if number is None else number)
-    return torch.tensor(read, dtype=torch.float32)
-
-
-def _number(value: Any) -> float:
-    """A number of Python, NumPy or torch. Raises TypeError, ValueError or RuntimeError for anything else."""
-    if isinstance(value, (str, bytes)):
-        raise TypeError("a text is no number")
-    try:
-        return float(value.item() if hasattr(value, "item") else value)
-    except OverflowError:
-        return math.inf
+        totals.append(total)
+    return torch.tensor(totals, dtype=torch.float32), paid if any(map(is_list, given)) else None
 
 
 def unwrapped(function: Any) -> Any:

@@ -10,17 +10,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat import Chat, reading_ids
 from ..errors import ZooError
 from ..models import context_of, disable_dropout, score_statistics
+from ..plugins import did_you_mean
 from ..sampling import Samples
 
 log = logging.getLogger(__name__)
 
-__all__ = ["RewardModel", "same_tokenizer"]
+__all__ = ["REWARD_OUTPUTS", "RewardModel", "label_index", "same_tokenizer"]
+
+REWARD_OUTPUTS = ("logit", "logprob")
 
 
 def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bool:
@@ -37,6 +41,10 @@ class RewardModel:
     the rightmost token that is not PAD: an ended response's end-of-sequence token, as in training. So PAD must differ
     from it, which is checked. An encoder-decoder reads its score at an end-of-sequence token and nowhere else, so it is
     given one also where a response did not end.
+
+    label: of a classifier of several labels, the one whose output is s, by its name or index; output: its logit, or its
+    log-probability, among all labels or, where a text may have several, of it alone. Without a label the model has one
+    output; or, as a model of one's own may, one a token, of which the last token's is read.
     """
 
     def __init__(
@@ -48,13 +56,12 @@ class RewardModel:
         batch_size: int = 64,
         center: bool = True,
         scale: bool = True,
+        label: str | None = None,
+        output: str = "logit",
     ) -> None:
         self.name = name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-        if model.config.num_labels != 1:
-            raise ZooError(
-                f"The reward model {name} has {model.config.num_labels} outputs, and a reward model has one: give a "
-                "sequence classifier with num_labels=1."
-            )
+        self.label = label_index(model, label, name=name)
+        self.output = output
         if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
             raise ZooError(
                 f"The reward model {name} pads with its end-of-sequence token, so its score would be read one token "
@@ -83,7 +90,7 @@ class RewardModel:
         self._strips = chat is not None and chat.strip_thoughts
         self.context = context_of(model)
         self.truncated = 0
-        embeddings: Any = model.get_input_embeddings()
+        embeddings: Any = _embeddings(model, name)
         self.vocabulary = rows = embeddings.weight.shape[0]
         if self.pad_id < rows:
             self.model.config.pad_token_id = self.pad_id
@@ -104,7 +111,11 @@ class RewardModel:
         if not self.shares_ids or self._strips or (rendered and not self._same_template):
             return self.score_texts(texts, ended=samples.ended.tolist())
         prompts = [ids[keep].tolist() for ids, keep in zip(samples.prompt_ids, samples.prompt_mask, strict=True)]
-        return self._score_ids([[*p, *c] for p, c in zip(prompts, samples.token_lists(), strict=True)])
+        rows = [[*p, *c] for p, c in zip(prompts, samples.token_lists(), strict=True)]
+        eos = self.tokenizer.eos_token_id
+        if samples.cut is not None and eos is not None:  # as the reward stage closes every text that ended
+            rows = [[*row, eos] if cut else row for row, cut in zip(rows, samples.cut.tolist(), strict=True)]
+        return self._score_ids(rows)
 
     def score_texts(self, texts: Sequence[Any], *, ended: Sequence[bool]) -> Tensor:
         """Scores of texts and conversations; those that ended are closed as in training. Returns (B,)."""
@@ -152,9 +163,26 @@ class RewardModel:
             mask = pad_sequence([torch.ones_like(row) for row in batch], batch_first=True)
             with self._pad_understood():
                 output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device), **kwargs)
-            raw = output.logits[:, 0].float()
+            logits = output if isinstance(output, Tensor) else output.logits
+            raw = self._read(logits.float(), mask.to(device))
             scores[chosen] = (raw - self.mean) / self.std
         return scores
+
+    def _read(self, logits: Tensor, mask: Tensor) -> Tensor:
+        """The score s of each sequence, (b,). logits: (b, labels), or (b, L, 1) of each token; mask: (b, L)."""
+        if logits.ndim == 3 and logits.shape[2] == 1:
+            last = (mask.sum(1) - 1).clamp(min=0)
+            return logits[:, :, 0].gather(1, last.unsqueeze(1)).squeeze(1)
+        if logits.ndim != 2 or (self.label is None and logits.shape[1] != 1):
+            raise ZooError(
+                f"The reward model {self.name} gives logits of the shape {tuple(logits.shape)} for a batch of "
+                f"{len(logits)}: it must give one number a text, (B, 1), or one a token, (B, L, 1)."
+            )
+        if self.label is None or self.output == "logit":
+            return logits[:, self.label or 0]
+        if self.model.config.problem_type == "multi_label_classification":
+            return F.logsigmoid(logits[:, self.label])
+        return logits.log_softmax(1)[:, self.label]
 
     @contextmanager
     def _pad_understood(self) -> Iterator[None]:
@@ -173,6 +201,40 @@ class RewardModel:
         finally:
             hook.remove()
             config.pad_token_id = before
+
+
+def label_index(model: PreTrainedModel, label: str | None, *, name: str) -> int | None:
+    """The output that a label names; None where there is one output. Raises ZooError where it must be said and is not.
+
+    A class of one's own tells by its first scores how many it gives.
+    """
+    config: Any = model.config
+    count, known = config.num_labels, config.label2id or {}
+    names = ", ".join(known)
+    if label is None:
+        if type(model).__module__.startswith("transformers.") and count != 1:
+            raise ZooError(
+                f"The reward model {name} has {count} outputs, and a reward model has one: name the label whose output "
+                f"is the score by reward_label, one of {names}."
+            )
+        return None
+    if count == 1:
+        raise ZooError(f"The reward model {name} has one output, and reward_label is {label!r}: leave it out.")
+    index: int | None = known.get(label, int(label) if label.isdecimal() else None)
+    if index is None or index >= count:
+        near = did_you_mean(label, known) or f": give one of {names}."
+        raise ZooError(f"The reward model {name} has no label {label!r}{near}")
+    return index
+
+
+def _embeddings(model: PreTrainedModel, name: str) -> Any:
+    try:
+        return model.get_input_embeddings()
+    except (NotImplementedError, AttributeError) as error:
+        raise ZooError(
+            f"The reward model {name} does not say which embeddings it looks tokens up in: give its class a method "
+            "get_input_embeddings()."
+        ) from error
 
 
 def _batches(ends: Sequence[int], size: int) -> Iterator[list[int]]:

@@ -139,6 +139,7 @@ class RunContext:
             "dataset_config": ppo.data.dataset_config,
             "response_length": ppo.trainer.response_length,
             "temperature": ppo.trainer.temperature,
+            **({"truncation": asdict(ppo.trainer.truncation)} if ppo.trainer.truncation else {}),
         }
         return replace(settings, resolved={**settings.resolved, "ppo": drawn})
 

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..chat import spoken
 from ..data import tokenize_prompt
 from ..sampling import Samples, Vocabulary, sample
+from ..truncation import Truncation
 
 __all__ = ["SampledCompletions", "complete"]
 
@@ -44,6 +45,7 @@ def complete(
     desc: str,
     top_p: float = 1.0,
     batch_size: int = 128,
+    truncation: Truncation | None = None,
 ) -> SampledCompletions:
     """One completion a prompt, of tokens that the tokenizer names.
 
@@ -69,6 +71,8 @@ def complete(
                 pad_id=pad if pad in vocabulary else eos,
                 vocabulary=vocabulary,
             )
+            if truncation is not None:
+                batch = truncation(batch, tokenizer, seed=seed, keys=keys[chosen])
             batches.append(batch)
             texts += spoken(tokenizer.batch_decode(batch.token_lists(), skip_special_tokens=True), tokenizer)
             bar.update(len(batch))

@@ -33,7 +33,8 @@ def sampling(context: RunContext) -> dict[str, Any]:
     """The sampling that PPO will use: scores are centered over what the policy will write at its start."""
     if "ppo" in context.recipe.stages:
         ppo = context.settings("ppo").trainer
-        return {"max_new_tokens": ppo.response_length, "temperature": ppo.temperature}
+        drawn = {"max_new_tokens": ppo.response_length, "temperature": ppo.temperature}
+        return drawn | ({"truncation": ppo.truncation} if ppo.truncation else {})
     return {"max_new_tokens": 64, "temperature": 1.0}
 
 

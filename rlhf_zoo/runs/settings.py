@@ -199,6 +199,10 @@ class PPOArguments(DataArguments):
     reward_model_path: str | None = field(
         default="reward", metadata={"help": "A path or Hub id, or 'reward' for this recipe's own reward model."}
     )
+    reward_model_loader: str | None = field(
+        default=None,
+        metadata={"help": "module:attribute of your class or function that loads a reward model no classifier can."},
+    )
     reward_funcs: list[str] | None = field(
         default=None, metadata={"help": "Reward functions as module:attribute or entry-point names."}
     )

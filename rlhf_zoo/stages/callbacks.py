@@ -11,6 +11,7 @@ from transformers import IntervalStrategy, TrainerCallback, TrainerControl, Trai
 
 from ..record import COMPLETE, StageRecord
 from .interrupt import Interruptible
+from .room import check_room
 
 __all__ = ["Follow", "StageCallback"]
 
@@ -95,6 +96,14 @@ class StageCallback(Follow):
         self._stop_after = stop_after
         self._evaluated: int | None = None
 
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
+    ) -> None:
+        super().on_train_begin(args, state, control, **kwargs)
+        trained = [] if model is None else [each for each in model.parameters() if each.requires_grad]
+        # At the least: the optimizer's state comes on top.
+        check_room(self._record, least=sum(each.numel() * each.element_size() for each in trained))
+
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
@@ -105,6 +114,8 @@ class StageCallback(Follow):
             # Now, and not at the end of the epoch, after the checkpoint is saved: its card has the figures then.
             control.should_evaluate |= args.eval_strategy != IntervalStrategy.NO
             control.should_save = True
+        if control.should_save:
+            check_room(self._record)
         return control
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:

@@ -10,9 +10,10 @@ from typing import Any
 from ..errors import ZooError
 from ..hub.publish import MERGED
 from ..model_files import load_tokenizer
-from ..models import load_causal, load_classifier
+from ..models import load_causal
 from ..plugins import REWARDS, load_object
 from ..rewards import RewardFunction, Rewards
+from ..rewards.loading import find_loader, load_reward_model
 from ..runs.choice import REWARD_METRICS, metric_name
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import DataSource, parts, stage_source
@@ -27,6 +28,7 @@ __all__ = [
     "parent_names",
     "policy_tokenizer",
     "reward_functions",
+    "reward_model",
     "run",
     "within_length",
 ]
@@ -69,10 +71,21 @@ def reward_functions(settings: StageSettings) -> list[RewardFunction]:
     functions = [load_object(name, group=REWARDS) for name in data.reward_funcs or []]
     if data.reward_model_path is None and not functions:
         raise ZooError("The stage ppo has no reward: give reward_model_path or reward_funcs.")
+    of_model = {"reward_label": settings.trainer.reward_label, "reward_model_loader": data.reward_model_loader}
+    for key, value in of_model.items():
+        if value is not None and data.reward_model_path is None:
+            raise ZooError(f"{key} of the stage ppo is {value!r}, and it has no reward model: give reward_model_path.")
+    if data.reward_model_loader is not None:
+        find_loader(data.reward_model_loader)
     model = [] if data.reward_model_path is None else [_in_place_of_the_model]
     rewards = Rewards([*model, *functions], weights=settings.trainer.reward_weights)
     _check_rule(settings, ["reward_model", *rewards.names[1:]] if model else rewards.names, rewards.weights)
     return functions
+
+
+def reward_model(settings: StageSettings, path: Path) -> Any:
+    """The reward model at `path`, as the settings say that it is loaded."""
+    return load_reward_model(path, label=settings.trainer.reward_label, loader=settings.data.reward_model_loader)
 
 
 def _in_place_of_the_model(completions: list[Any], **_: Any) -> list[None]:
@@ -141,7 +154,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         set_seed(settings.trainer.seed)
         reward, reward_tokenizer = None, None
         if "reward" in parents:
-            reward = load_classifier(parents["reward"].path)
+            reward = reward_model(settings, parents["reward"].path)
             reward_tokenizer = load_tokenizer(parents["reward"].path)
         return build_trainer(
             settings,

@@ -10,7 +10,7 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from ..runs.generate import complete
 from ..runs.layout import conversational, fitting, hold_out
 from ..runs.pairs import named_pairs, on_pairs, sampling
 from ..runs.settings import StageSettings
+from ..truncation import Truncation
 from .train import make_trainer, quiet, train_stage
 
 log = logging.getLogger(__name__)
@@ -293,7 +294,9 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
         "train": data.simulated_pairs,
         "test": data.simulated_test_pairs,
         "preference": data.preference,
-        **sampling(context),
+        **{
+            name: asdict(value) if isinstance(value, Truncation) else value for name, value in sampling(context).items()
+        },
     }
     note = folder / "made.json"
     if note.is_file() and read_json(note) == made:

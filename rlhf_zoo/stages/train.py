@@ -24,6 +24,8 @@ from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
 from ..runs.settings import StageSettings
 from .callbacks import StageCallback
 from .interrupt import Interruptible, Stopped
+from .reporting import one_run
+from .room import NoRoom
 from .running_metrics import RunningMetrics
 
 __all__ = ["make_trainer", "quiet", "train_stage"]
@@ -137,7 +139,8 @@ def train_stage(
             **({"left_out": dict(left_out)} if left_out else {}),
         )
         callback = _attach(trainer, context, settings, record, stop, publisher, finish_checkpoint)
-        with _whole_checkpoints(record), contextlib.closing(callback):
+        known_as = f"{context.recipe.name}-{stage}-{context.run_id(stage)}"
+        with _whole_checkpoints(record), contextlib.closing(callback), one_run(trainer.args, known_as):
             trainer.train(resume_from_checkpoint=str(resume) if resume else None)
         seconds = before.get("seconds", 0.0) + time.monotonic() - started
         if trainer.state.global_step < trainer.state.max_steps:
@@ -196,7 +199,7 @@ def _whole_checkpoints(record: StageRecord) -> Iterator[None]:
     """Deletes a torn checkpoint where the disk fills up, which is a ZooError, or the run stops making numbers."""
     try:
         yield
-    except NotFinite:
+    except (NotFinite, NoRoom):
         record.remove_incomplete()
         record.write(status="interrupted")
         raise

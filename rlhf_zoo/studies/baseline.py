@@ -321,6 +321,7 @@ def _score_pools(baseline: Baseline, places: Sequence[int], pool: int, record: S
         seed=baseline.context.shared.seed,
         max_new_tokens=tools.max_new_tokens,
         temperature=tools.temperature,
+        truncation=tools.truncation,
         desc=f"pools of prompts {places[0] + 1} to {places[-1] + 1}",
     )
     reward: list[float] = []

@@ -75,9 +75,14 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
     """Fields of RLOOConfig, less β and seed: those of PPO, under RLOO's names.
 
     episodes: completions that PPO sampled; RLOO samples as many, rounded up to whole rollouts. Raises ZooError where a
-    rollout of PPO does not divide into RLOO's groups.
+    rollout of PPO does not divide into RLOO's groups, and where PPO cut its completions.
     """
     args = ppo.trainer
+    if args.truncation:
+        raise ZooError(
+            "PPO cut its completions (truncate_text or response_length_min), and RLOO cannot: compare with dpo or "
+            "best-of-n."
+        )
     rollout = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.num_generations
     group = args.num_generations if args.num_generations > 1 else GENERATIONS
     if rollout % group:

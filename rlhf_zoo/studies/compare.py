@@ -107,7 +107,10 @@ def page_samples(models: SpaceModels) -> list[dict[str, Any]]:
     lineage = find_lineage(models.ppo.name, sft=models.sft.name, reward=reward)
     quiet()
     comparison = Comparison.load(
-        ppo=lineage.ppo.path, sft=lineage.sft.path, reward=lineage.reward.path if lineage.reward else None
+        ppo=lineage.ppo.path,
+        sft=lineage.sft.path,
+        reward=lineage.reward.path if lineage.reward else None,
+        reading=lineage.reward_reading,
     )
     temperature, length = lineage.setting("temperature", 1.0), int(lineage.setting("response_length", 32))
     found = []

@@ -24,14 +24,13 @@ from ..actor_critic import TextBatch, text_logprobs
 from ..data import GENERATION, PROMPT_TOKENS, prepare_prompts
 from ..errors import ZooError
 from ..model_files import load_tokenizer
-from ..models import context_of, load_causal, load_classifier
+from ..models import context_of, load_causal
 from ..ppo.assembly import MANY_EPOCHS
 from ..ppo.base import TRAIN_STREAM
 from ..ppo.custom_loop import given_samples
 from ..ppo.guards import (
     GuardWarning,
     Reader,
-    check_ends,
     check_ids,
     check_ratio,
     check_rewards,
@@ -55,6 +54,7 @@ from ..stages.ppo import (
     parent_names,
     policy_tokenizer,
     reward_functions,
+    reward_model,
     within_length,
 )
 from ..stages.train import quiet
@@ -146,7 +146,7 @@ def examine(context: RunContext) -> list[Finding]:
         check("prompt length", _lengths, "keys", "prompts", "policy", "tokenizer")
         check("prompt ids", _ids, "prompt length", "policy")
         check("policy's tokenizer", _policy_tokenizer, "policy", "tokenizer", "prompt ids")
-        check("reward head", _reward_head, "reward checkpoint")
+        check("reward head", _reward_head, "keys", "reward checkpoint")
         models = ("keys", "reward checkpoint", "reward head", "tokenizer")
         check("reward model's tokenizer", lambda *found: _reward_tokenizer(context, *found), *models)
         check("reward reads the end", _reads_the_end, "reward model's tokenizer", "tokenizer", "prompt ids")
@@ -299,10 +299,10 @@ def _surprise(policy: PreTrainedModel, texts: Sequence[Tensor]) -> float:
     return float(F.masked_mean(-logprobs, attention[:, 1:]))
 
 
-def _reward_head(checkpoint: ParentCheckpoint | None) -> tuple[PreTrainedModel | None, str]:
+def _reward_head(settings: StageSettings, checkpoint: ParentCheckpoint | None) -> tuple[PreTrainedModel | None, str]:
     if checkpoint is None:
         return None, "no reward model"
-    return load_classifier(checkpoint.path), "trained: it stands among the saved weights"
+    return reward_model(settings, checkpoint.path), "trained: it stands among the saved weights"
 
 
 def _reward_tokenizer(
@@ -324,6 +324,8 @@ def _reward_tokenizer(
         batch_size=args.local_rollout_forward_batch_size,
         center=args.score_centering == "stored",
         scale=args.score_scaling == "stored",
+        label=args.reward_label,
+        output=args.reward_output,
     )
     if not reward.shares_ids and set(parent_names(settings).values()) <= context.recipe.stages.keys():
         raise ZooError(
@@ -397,7 +399,6 @@ def _rollout(trainer: PPOTrainer) -> tuple[tuple[list[dict], Rollout], str]:
     """The first completions that the run would sample."""
     rows = [{**row, GENERATION: 0} for row in _first(trainer)]
     rollout = trainer.rollout(rows, stream=TRAIN_STREAM)
-    check_ends(rollout.samples, trainer.stop_ids)
     ended = int(rollout.samples.ended.sum())
     return (rows, rollout), f"{ended} of {len(rows)} completions ended, each with its end token in the mask"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from ..runs.layout import in_form
 from ..runs.pairs import COLUMNS
 from ..runs.settings import LLMConfig, recorded_settings
 from ..stages.train import quiet
+from ..truncation import Truncation
 from ..votes.judge import votes_on
 from .trace import find
 
@@ -76,7 +77,9 @@ class PolicyPair:
 
     data: where its prompts are, None where nothing says. settings: temperature and response_length of its training.
     judge: what its run on this machine was judged by; None for others. described: the name of the judge in its card.
-    functions: the reward functions that its training was paid by. prompts_at: see `Lineage.prompts_at`.
+    functions: the reward functions that its training was paid by. prompts_at: see `Lineage.prompts_at`. reading:
+    `label` and `output` of a reward model of several labels. cuts: how its training cut completions, by the fields of
+    `Truncation`.
     """
 
     policy: Source
@@ -88,6 +91,8 @@ class PolicyPair:
     described: str | None = None
     functions: frozenset[str] = frozenset()
     prompts_at: tuple[str | None, str, str | None] = (CONFIGURATION, "prompt", None)
+    reading: Mapping[str, Any] = field(default_factory=dict)
+    cuts: Mapping[str, Any] = field(default_factory=dict)
 
 
 def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Terms) -> PolicyPair:
@@ -118,6 +123,8 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             judge=(evaluated.get("evaluation") or {}).get("judge"),
             functions=_paid(subject.resolved),
             prompts_at=prompts_at(subject.resolved),
+            reading=_reading(subject.resolved, str(subject.where)),
+            cuts=_cuts(subject.resolved, str(subject.where)),
         )
     lineage = find_policy(policy, against=against, reward=named, without_reward=without)
     settings = {"temperature": lineage.setting("temperature", 1.0)}
@@ -134,7 +141,24 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         described=clean(described) if isinstance(described, str) else None,
         functions=_paid(lineage.card.get("settings")),
         prompts_at=lineage.prompts_at,
+        reading=lineage.reward_reading,
+        cuts=lineage.cuts,
     )
+
+
+def _reading(resolved: Mapping[str, Any], where: str) -> dict[str, str]:
+    """Which output of its reward model scored a run, by the keywords of `RewardModel`."""
+    read = recorded_settings(resolved, "ppo", ("reward_label", "reward_output"), where=where)
+    label = read["reward_label"]
+    return {} if label is None else {"label": label, "output": read["reward_output"]}
+
+
+def _cuts(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """How a run cut completions, by the fields of `Truncation`; {} where it did not."""
+    keys = {"shortest": "response_length_min", "text": "truncate_text", "after": "truncate_after"}
+    read = recorded_settings(resolved, "ppo", tuple(keys.values()), where=where)
+    cuts = {field: read[key] for field, key in keys.items()}
+    return cuts if cuts["shortest"] or cuts["text"] else {}
 
 
 def _paid(settings: Any) -> frozenset[str]:
@@ -257,15 +281,27 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
         tokenizer.pad_token_id = tokenizer.eos_token_id
     rewards = None
     if contest.reward is not None:
-        model = load_classifier(contest.reward.path)
-        rewards = Rewards([RewardModel(model, _tokenizer(contest.reward), tokenizer)])
+        model = load_classifier(contest.reward.path, label=contest.reading.get("label"))
+        reading = contest.reading if model.config.num_labels != 1 else {}  # --reward may name another model
+        rewards = Rewards([RewardModel(model, _tokenizer(contest.reward), tokenizer, **reading)])
     length = terms.max_new_tokens or int(contest.settings["response_length"])
     panel = open_panel(
         names, llm=terms.llm, labeled=lambda: _labeled(data, contest.described), folder=out, seed=terms.seed
     )
     temperature = contest.settings["temperature"] if terms.temperature is None else terms.temperature
     reference = load_causal(contest.against.path).eval()
-    return Evaluator(reference, tokenizer, rewards, panel, max_new_tokens=length, temperature=temperature)
+    truncation = Truncation(length, **contest.cuts)
+    if truncation.shortest is not None and truncation.shortest > length:
+        truncation = replace(truncation, shortest=length)
+    return Evaluator(
+        reference,
+        tokenizer,
+        rewards,
+        panel,
+        max_new_tokens=length,
+        temperature=temperature,
+        truncation=truncation,
+    )
 
 
 def _labeled(data: DataSource, described: str | None) -> Any:

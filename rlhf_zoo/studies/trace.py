@@ -20,7 +20,7 @@ from ..hub.publish import RECIPE_FILE, tag_name
 from ..hub.pull import pull, split_revision
 from ..hub.refusals import hub_name, refusals_as
 from ..model_files import load_tokenizer
-from ..models import CRITIC_DIR, critic_from, load_causal, load_classifier
+from ..models import CRITIC_DIR, critic_from, load_causal
 from ..plugins import REWARDS, load_object
 from ..ppo.assembly import build_critic, build_rewards
 from ..ppo.config import PPOConfig
@@ -29,6 +29,7 @@ from ..ppo.trace import Trace, trace
 from ..ppo.trainer import PPO_STATE
 from ..record import StageRecord, check_whole, checkpoint_step, read_json
 from ..rewards import Rewards
+from ..rewards.loading import load_reward_model
 from ..rewards.model import same_tokenizer
 from ..runs.settings import recorded_settings
 from ..stages.train import quiet
@@ -39,11 +40,12 @@ __all__ = ["TracedPolicy", "document", "find", "show", "trace_checkpoint"]
 # What a trace reads of a run's settings.
 TRAINER_KEYS = (
     "action_level", "cliprange", "cliprange_high", "cliprange_sequence", "critic", "dual_clip", "gamma", "kl_coef",
-    "kl_estimator", "kl_in", "lam", "missing_eos_penalty", "missing_eos_score", "response_length", "reward_weights",
-    "score_centering", "score_clip", "score_scaling", "stop_token", "stop_token_id", "temperature",
+    "kl_estimator", "kl_in", "lam", "missing_eos_penalty", "missing_eos_score", "response_length",
+    "response_length_min", "reward_label", "reward_output", "reward_weights", "score_centering", "score_clip",
+    "score_scaling", "stop_token", "stop_token_id", "temperature", "truncate_after", "truncate_text",
     "whiten_advantages", "whiten_rewards",
 )  # fmt: skip
-DATA_KEYS = ("reward_funcs", "reward_model_path", "value_model_name_or_path")
+DATA_KEYS = ("reward_funcs", "reward_model_loader", "reward_model_path", "value_model_name_or_path")
 _STEP_TAG = re.compile(r"step-(\d+)")
 
 
@@ -271,7 +273,7 @@ def trace_checkpoint(
             )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = {role: load_causal(one.path) for role, one in models.items()}
-    scorer = None if subject.reward is None else load_classifier(subject.reward.path)
+    scorer = None if subject.reward is None else _scorer(subject, subject.reward, data["reward_model_loader"], args)
     read_by = tokenizer if subject.reward is None else _tokenizer(subject.reward)
     rewards = build_rewards(scorer, functions, args, tokenizer, read_by)
     assert rewards is not None
@@ -291,6 +293,16 @@ def trace_checkpoint(
         columns=columns,
         seed=seed,
     )
+
+
+def _scorer(subject: TracedPolicy, reward: Source, loader: str | None, args: PPOConfig) -> PreTrainedModel:
+    """The reward model. Raises ZooError where a download names the code that loads it."""
+    if loader is not None and not subject.trusted:
+        raise ZooError(
+            f"{subject.policy.name} was scored by a reward model that {loader} loads, and no code that a download "
+            "names is imported: trace a run directory, or a policy with another reward model."
+        )
+    return load_reward_model(reward.path, label=args.reward_label, loader=loader)
 
 
 def _functions(
@@ -406,9 +418,9 @@ def _totals(found: Trace) -> list[str]:
     )
     where = "in the reward" if found.kl_in == "reward" else "in the loss, so r holds none of it"
     action = "each token is an action" if found.action_level == "token" else "the completion is one action"
-    end = "ended by itself" if found.ended else f"did not end within {found.max_new_tokens}"
+    end = "ended by itself" if found.ended else f"did not end within {found.length}"
     return [
-        f"score {found.score:.3f} ({parts}), paid as {found.shaped_score:.3f} on the last token",
+        f"score {found.score:.3f} ({parts}), paid as {found.shaped_score:.3f} by its last token",
         f"ΣKL {found.kl:.3f} nats, β {found.kl_coef:g} ({found.kl_estimator}, {where})",
         f"{found.length} tokens, {end}; temperature {found.temperature:g}, seed {found.seed}",
         f"∏ρ {found.ratio:.3f}, clipped outside [{low:g}, {high:g}]; {action}; γ {found.gamma:g}, λ {found.lam:g}",

@@ -367,14 +367,15 @@ main()
     assert not list(tmp_path.rglob("run/**/*.tmp")) and not (tmp_path / "run" / "sft").exists()
 
 
-def test_ctrl_c_before_anything_is_trained(tmp_path):
-    """130 without a traceback, and no Hub is left."""
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_before_anything_is_trained(tmp_path, by):
+    """130 without a traceback, and no Hub is left; SIGTERM, as schedulers send it, is the same."""
     command = [*COMMAND, "sft", "tiny-world", "--output_dir", str(tmp_path / "run")]
     process = subprocess.Popen(
         command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     wait_until(lambda: (tmp_path / "zoo" / "hub" / "client-token").exists(), process)
-    os.kill(process.pid, signal.SIGINT)
+    os.kill(process.pid, by)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in said
     assert errors(said) == ["Interrupted; the same command goes on from what is saved."]

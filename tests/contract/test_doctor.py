@@ -188,7 +188,7 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "no such model": (None, {"model_name_or_path": "a b"}, "sft checkpoint", "'a b' is no stage of toy, no folder"),
     "wrong count": (None, {"reward_funcs": "test_doctor:broken"}, "rewards", "returned 7 rewards for 8 completions"),
     "critic": (None, {"critic": "reward", "reward_model_path": "none", "reward_funcs": f"{BUILT_IN}:length"}, "trainer",
-               "critic is 'reward', and no reward is a model with the policy's tokenizer"),
+               "critic is 'reward', and no reward is a model of one output with the policy's tokenizer"),
 }  # fmt: skip
 
 

@@ -191,6 +191,16 @@ def missing_eos_score(scores: ArrayLike, ended: ArrayLike, *, score: float | Non
     return _per_token(lambda s, end: s if end or score is None else score, scores, ended)
 
 
+def at_the_end(scores: ArrayLike, by_token: ArrayLike, mask: ArrayLike) -> Array:
+    scores, by_token, mask = np.asarray(scores), np.asarray(by_token), np.asarray(mask)
+    return np.array([s - d[m].sum() for s, d, m in zip(scores, by_token, mask, strict=True)], dtype=scores.dtype)
+
+
+def equal_in_groups(scores: ArrayLike, *, size: int) -> Array:
+    scores = np.asarray(scores)
+    return np.array([len(set(scores[at : at + size].tolist())) == 1 for at in range(0, len(scores), size)], dtype=bool)
+
+
 def token_rewards(scores: ArrayLike, kl: ArrayLike, mask: ArrayLike, *, kl_coef: float) -> Array:
     """Ziegler et al. (arXiv:1909.08593) eq. 2 by token: R = r − β log(π/ρ), with r on the token that ends the text."""
     penalties, points = np.asarray(kl, dtype=np.float64), np.asarray(scores, dtype=np.float64)

@@ -172,6 +172,19 @@ def test_missing_eos_score() -> None:
     same(functional.missing_eos_score(scores, ended, score=None), [1.0, 1.0, -4.0, -4.0, NAN])
 
 
+def test_what_is_left_of_a_score_at_the_end() -> None:
+    # 10 − (1 + 2) = 7, and −4 − 0.5 = −4.5; padding pays nothing.
+    mask = torch.tensor([[True, True, True], [True, False, False]])
+    by_token = f64([[1.0, 0.0, 2.0], [0.5, NAN, 9.0]])
+    same(functional.at_the_end(f64([10.0, -4.0]), by_token, mask), [7.0, -4.5])
+
+
+def test_equal_in_groups() -> None:
+    scores = f64([1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 2.0, 2.0, 2.0])
+    assert functional.equal_in_groups(scores, size=3).tolist() == [True, False, True]
+    assert functional.equal_in_groups(scores, size=1).all()
+
+
 def test_token_rewards_puts_the_score_on_the_last_real_token_only() -> None:
     kl = f64([[0.5, -1.0, 2.0], [1.0, 3.0, NAN], [4.0, NAN, NAN]])
     mask = torch.tensor([[True, True, True], [True, True, False], [True, False, False]])

@@ -89,6 +89,7 @@ PER_TOKEN: dict[str, Callable[[Batch], tuple[Tensor, ...]]] = {
     "gae": lambda x: functional.gae(x.a, x.b, x.mask, gamma=0.9, lam=0.8),
 }
 REDUCED: dict[str, Callable[[Batch], tuple[Tensor, ...]]] = {
+    "at_the_end": lambda x: (functional.at_the_end(x.row, x.a, x.mask),),
     "actions": lambda x: (functional.actions(x.a, x.mask, level="sequence"),),
     "last_token": lambda x: (functional.last_token(x.mask),),
     "masked_mean": lambda x: (functional.masked_mean(x.a, x.mask),),

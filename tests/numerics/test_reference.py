@@ -105,6 +105,11 @@ def _missing_eos(name: str, **settings: float) -> Case:
     return case
 
 
+def _equal_in_groups(draw: Draw) -> tuple[Any, Any]:
+    scores = torch.tensor(draw.rng.integers(0, 2, size=3 * draw.shape[0]), dtype=draw.dtype)
+    return both("equal_in_groups", scores, size=3)
+
+
 def _policy_loss(**clips: float) -> Case:
     return lambda draw: both("clipped_policy_loss", *draw.logprobs(), draw.normal(), cliprange=0.2, **clips)
 
@@ -166,6 +171,8 @@ CASES: dict[str, Case] = {
     "token_rewards": lambda draw: both(
         "token_rewards", draw.normal(draw.shape[0]), draw.normal(), draw.mask(), kl_coef=0.07
     ),
+    "at_the_end": lambda draw: both("at_the_end", draw.normal(draw.shape[0]), draw.normal(), draw.mask()),
+    "equal_in_groups": _equal_in_groups,
     "gae": lambda draw: both("gae", draw.normal(), draw.normal(), draw.mask(), gamma=0.97, lam=0.9),
     "gae/undiscounted": lambda draw: both("gae", draw.normal(), draw.normal(), draw.mask(), gamma=1.0, lam=0.95),
     "clipped_policy_loss": _policy_loss(),
@@ -180,7 +187,7 @@ CASES: dict[str, Case] = {
     "explained_variance": _critic("explained_variance"),
     "constant_gain": _critic("constant_gain"),
 }
-IN_FLOAT64 = {"last_token", "masked_moments", "mean_and_std", "explained_variance", "constant_gain"}
+IN_FLOAT64 = {"equal_in_groups", "last_token", "masked_moments", "mean_and_std", "explained_variance", "constant_gain"}
 
 
 def _arrays(result: Any) -> list[np.ndarray]:

@@ -151,7 +151,7 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
         ("10 embedding rows and its tokenizer 17", {"reward_model": narrow}),
         # critics
         ("critic is 'shared' and value_model is given too", {"critic": "shared", "value_model": short}),
-        ("no reward is a model with the policy's tokenizer", {"critic": "reward"}),
+        ("no reward is a model of one output with the policy's tokenizer", {"critic": "reward"}),
         ("needs one output", {"value_model": make_reward_model(num_labels=3)}),
         ("critic has 10 embedding rows and the policy 17", {"value_model": narrow}),
         ("value_model has the type int", {"value_model": 5}),

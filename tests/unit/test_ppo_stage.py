@@ -10,7 +10,7 @@ from typing import Any
 import datasets
 import pytest
 from toy_run import make_context, make_recipe, save_start
-from trainer_fixture import LETTERS, make_policy, make_tokenizer
+from trainer_fixture import LETTERS, make_policy, make_reward_model, make_tokenizer
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluator.judges import Panel
@@ -66,6 +66,34 @@ def test_every_column_reaches_reward_functions_in_training_and_evaluation(folder
     assert [row["ppo"]["reward"] for row in rows] == [2 * each for each in given] and set(given) == {0.0, 1.0}
 
 
+def lengths(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[list[float]]:
+    """One for each token: the sum is the length."""
+    return [[1.0] * len(ids) for ids in completion_ids]
+
+
+def test_completions_are_cut_and_a_label_is_read_in_training_and_evaluation(folder: Path) -> None:
+    """A classifier of two labels beside a reward by token; what the evaluation measures was cut as PPO cuts."""
+    model = make_reward_model(num_labels=2, statistics=None)
+    model.config.id2label, model.config.label2id = {0: "BAD", 1: "GOOD"}, {"BAD": 0, "GOOD": 1}
+    for part in (model, make_tokenizer()):
+        part.save_pretrained(folder / "classifier")
+    context = make_context(
+        folder, reward_model_path=str(folder / "classifier"), reward_label="GOOD", reward_output="logprob",
+        reward_funcs="test_ppo_stage:lengths", reward_weights="1,0.5", response_length_min="2", truncate_text="c",
+        truncate_after="1",
+    )  # fmt: skip
+    assert ppo.run(context)
+    [first, *_] = metrics(folder)
+    assert first["rewards/lengths"] == pytest.approx(first["completions/length"])
+    assert first["objective/score"] == pytest.approx(first["rewards/reward_model"] + 0.5 * first["rewards/lengths"])
+    assert first["rewards/reward_model"] < 0
+    assert evaluate.run(context)
+    sides = [json.loads(line)[side] for line in (folder / "run/eval/samples.jsonl").open() for side in ("sft", "ppo")]
+    at_text = [side for side in sides if "c" in side["completion"][1:]]
+    assert at_text and all(side["ended"] and side["completion"].index("c", 1) == side["length"] - 1 for side in at_text)
+    assert len({side["length"] for side in sides if not side["ended"]}) > 1
+
+
 def test_columns_keep_step_with_the_batches_of_an_evaluation() -> None:
     """`complete` samples 128 prompts at a time."""
     answers = [LETTERS[row % 7] for row in range(130)]
@@ -118,6 +146,11 @@ def test_texts_that_cannot_be_modelled(folder: Path, flags: dict[str, str], mess
         ({"reward_funcs": "toy_run:answred"}, "did you mean 'answered'?"),
         ({"reward_weights": "1,2"}, "reward_weights holds 2 numbers for 1 rewards: give one a reward."),
         ({"reward_model_path": "none"}, "The stage ppo has no reward: give reward_model_path or reward_funcs."),
+        (
+            {"reward_model_path": "none", "reward_funcs": "toy_run:answered", "reward_label": "GOOD"},
+            "reward_label of the stage ppo is 'GOOD', and it has no reward model: give reward_model_path.",
+        ),
+        ({"reward_model_loader": "toy_run:lader"}, "There is no 'lader' in the module 'toy_run'"),
     ],
 )
 def test_rewards_are_looked_at_before_anything_is_loaded(

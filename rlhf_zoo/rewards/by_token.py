@@ -1,0 +1,79 @@
+"""Rewards of parts of a completion: one a token, or spans of its text, brought to its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from ..alignment import TokenText
+
+__all__ = ["Misfit", "is_list", "number", "paid_by_token", "spread"]
+
+
+class Misfit(Exception):
+    """What a reward for parts of a completion does not fit; to be told in a sentence that names function and row."""
+
+
+def is_list(value: Any) -> bool:
+    """Whether a reward is a list of numbers or spans; an array or tensor of one element is a number."""
+    if isinstance(value, (list, tuple)):
+        return True
+    shape = list(getattr(value, "shape", ()))
+    return len(shape) == 1 and shape != [1]
+
+
+def spread(spans: Sequence[tuple[int, int, float]], found: TokenText, offset: int = 0) -> list[tuple[int, float]]:
+    """(start, end, value) in characters -> (k, value), k the token with which the span's last character is there.
+
+    A span is paid once, when it is complete, as process rewards are (arXiv:2305.20050). offset: where the text that
+    the spans count in begins in `found.text`. Returns one pair a span, in their order.
+    """
+    return [(found.completing(offset + end), value) for _, end, value in spans]
+
+
+def paid_by_token(
+    given: Sequence[Any], text: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase | None
+) -> list[float]:
+    """What each of a completion's T tokens is paid. given: T numbers, or spans (start, end, value) of `text`.
+
+    text: the completion as the function read it, a part of what the tokens decode to. No spans pay nothing. Raises
+    Misfit for another count and for a span that is not in the text, and what `number` raises for what is none.
+    """
+    if len(given) and not any(is_list(each) for each in given):
+        if len(given) != len(ids):
+            raise Misfit(f"{len(given)} numbers for {len(ids)} tokens (the end-of-sequence token counts)")
+        return [number(each) for each in given]
+    paid = [0.0] * len(ids)
+    spans = [_span(each, text) for each in given]
+    if not spans:
+        return paid
+    if tokenizer is None:
+        raise Misfit("spans, and there is no tokenizer to find their tokens with")
+    found = TokenText(tokenizer, ids)
+    offset = found.text.rfind(text)
+    if offset < 0:
+        raise Misfit("spans of a text that is not what its tokens decode to")
+    for token, value in spread(spans, found, offset):
+        paid[token] += value
+    return paid
+
+
+def _span(given: Any, text: str) -> tuple[int, int, float]:
+    if not is_list(given) or len(given) != 3:
+        raise Misfit(f"{given!r}, which is no span (start, end, value)")
+    start, end, value = given
+    if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)):
+        raise Misfit(f"the span from {start!r} to {end!r} for a text of {len(text)} characters")
+    return start, end, number(value)
+
+
+def number(value: Any) -> float:
+    """A number of Python, NumPy or torch. Raises TypeError, ValueError or RuntimeError for anything else."""
+    if isinstance(value, (str, bytes)):
+        raise TypeError("a text is no number")
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except OverflowError:
+        return float("inf")

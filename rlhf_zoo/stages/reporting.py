@@ -1,0 +1,39 @@
+"""Runs of trackio and Weights & Biases that go on when a stage does."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["one_run"]
+
+# Weights & Biases reads these; whoever set them means another run.
+WANDB = {"WANDB_RUN_ID": "{}", "WANDB_RESUME": "allow"}
+
+
+@contextmanager
+def one_run(args: Any, name: str) -> Iterator[None]:
+    """While open, what a trainer with these arguments reports goes to the run `name`, which it goes on with.
+
+    trackio knows a run by its name, and gets one where `run_name` gives none; Weights & Biases knows it by an id.
+    """
+    reporters = args.report_to or []
+    if "trackio" in reporters and args.run_name in (None, args.output_dir):
+        args.run_name = name
+    begins = "wandb" in reporters and "WANDB_RUN_ID" not in os.environ
+    ours = {key: value.format(name) for key, value in WANDB.items()} if begins else {}
+    before = {key: os.environ.get(key) for key in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        if ours and getattr(sys.modules.get("wandb"), "run", None) is not None:
+            sys.modules["wandb"].finish()  # the next stage is another run
+        for key, value in before.items():
+            if value is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = value

@@ -1,0 +1,93 @@
+"""docs/rewards.md: its recipes are valid, its code and its commands run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from trainer_fixture import make_policy, make_tokenizer, make_trainer, updates_of
+from zoo_process import zoo
+
+from rlhf_zoo.plugins import registered
+from rlhf_zoo.recipes import load_recipe
+from rlhf_zoo.rewards.loading import load_reward_model
+from rlhf_zoo.runs.settings import stage_keys, stage_settings
+from rlhf_zoo.stages.ppo import reward_functions
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/rewards.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGE, flags=re.S | re.M)
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the page's modules."""
+    for code in blocks("python"):
+        name = re.match(r"# (\w+\.py)\n", code)
+        assert name is not None
+        (tmp_path / name[1]).write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path
+    for name in ("my_rewards", "scalar"):
+        sys.modules.pop(name, None)
+
+
+def test_every_recipe_on_the_page_is_valid(modules: Path) -> None:
+    assert len(blocks("yaml")) == 7
+    for block in blocks("yaml"):
+        keys = {"missing_eos_penalty": None, **yaml.safe_load(block)}  # tiny-world has one
+        settings = stage_settings(load_recipe("tiny-world"), "ppo", keys, shared_flags={}, output_dir=modules)
+        reward_functions(settings)
+
+
+def test_keys_and_names_are_those_that_there_are() -> None:
+    named = set(re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\| (.*?) \|", PAGE, flags=re.M))))
+    functions = set(re.findall(r"^\| .*?`([a-z_]+)\([^`]*…[^`]*\)`", PAGE, flags=re.M))
+    assert named <= {*stage_keys("ppo"), *registered("rlhf_zoo.rewards")}
+    assert set(registered("rlhf_zoo.rewards")) <= named | functions
+
+
+def test_the_functions_of_the_page_pay_a_run(modules: Path) -> None:
+    [weights] = [yaml.safe_load(block) for block in blocks("yaml") if "my_rewards:brief" in block]
+    settings = stage_settings(
+        load_recipe("tiny-world"), "ppo", {**weights, "reward_model_path": None, "reward_weights": [1.0, 0.5, 1.0]},
+        shared_flags={}, output_dir=modules,
+    )  # fmt: skip
+    trainer = make_trainer(modules, reward_funcs=reward_functions(settings), max_steps=1)
+    trainer.train()
+    assert {"rewards/brief", "rewards/no_echo", "rewards/sentences"} <= updates_of(trainer)[0].keys()
+    import my_rewards  # type: ignore[import-not-found]
+
+    [spans] = my_rewards.sentences([""], ["the cup. a tap. the end."])
+    assert spans == [(0, 8, 0.2), (15, 24, 0.2)]
+    assert my_rewards.no_echo([""], [""], [[5, 5, 6, 6, 6]]) == [[0, -0.1, 0, -0.1, -0.1]]
+
+
+def test_the_reward_model_of_the_page_is_loaded(modules: Path) -> None:
+    import scalar  # type: ignore[import-not-found]
+
+    torch.manual_seed(0)
+    scalar.ScalarModel(make_policy().config).save_pretrained("my-reward-model")
+    make_tokenizer().save_pretrained("my-reward-model")
+    [keys] = [yaml.safe_load(block) for block in blocks("yaml") if "reward_model_loader" in block]
+    model = load_reward_model(keys["reward_model_path"], loader=keys["reward_model_loader"])
+    trainer = make_trainer(modules, reward_model=model, max_steps=1)
+    trainer.train()
+    assert "rewards/reward_model" in updates_of(trainer)[0]
+
+
+def test_the_commands_of_the_page_run(modules: Path) -> None:
+    [commands] = blocks("sh")
+    for line in commands.splitlines():
+        _, *arguments = shlex.split(line)
+        done = zoo(*arguments, home=modules / "home", cwd=modules)
+        assert done.returncode == 0, done.stderr
