@@ -132,8 +132,12 @@ def prompt_ids(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The special token by which the template closes an answer; the end of sequence where it has none."""
     turns = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
-    ids = _rendered(turns, tokenizer)
-    special = set(tokenizer.all_special_ids)
+    try:
+        ids = _rendered(turns, tokenizer)
+    except ZooError:  # a template for other conversations than this
+        return tokenizer.eos_token_id
+    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    special = {*tokenizer.all_special_ids, *(index for index, token in added.items() if token.special)}
     content = tokenizer(_PROBE, add_special_tokens=False)["input_ids"]
     ends = [place + len(content) for place in range(len(ids)) if ids[place : place + len(content)] == content]
     behind = ids[ends[-1] :] if ends else []

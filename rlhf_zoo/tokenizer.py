@@ -1,13 +1,111 @@
-"""A tokenizer trained from scratch, for recipes that start from nothing."""
+"""The special tokens of a policy: what ends a completion, what pads; and a tokenizer trained from scratch."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterable
+from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-__all__ = ["train_tokenizer"]
+from .chat import end_of_turn
+from .errors import ZooError
+
+__all__ = ["settle_padding", "stop_ids", "train_tokenizer"]
+
+ADDED_PAD = "[PAD]"
+# Tokens that a vocabulary keeps for padding, or for nothing: the first pattern that one of them has is taken.
+SPARE = (r"pad(ding)?", r"(finetune_)?right_pad(_id)?", r"fim_pad", r"vision_pad", r"(image|video)_pad",
+         r"reserved(_special)?_token_?\d+", r"unused_?(token_?)?\d+", r"control_\d+")  # fmt: skip
+_BRACKETS = "<>[]|"
+
+
+def stop_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """The tokens of which any ends a completion: EOS, those of the generation config, the end of the template's turn.
+
+    Of the generation config's only special tokens count: a configuration that nobody set names an ordinary one.
+    """
+    listed = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    listed = listed if isinstance(listed, list) else [listed]
+    special = _added(tokenizer)
+    turn = None if tokenizer.chat_template is None else end_of_turn(tokenizer)
+    wanted = (tokenizer.eos_token_id, *(index for index in listed if index in special), turn)
+    return list(dict.fromkeys(index for index in wanted if index is not None))
+
+
+def _added(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """The tokens beside those of the text itself: id -> token."""
+    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+    special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+    return {index: str(token) for index, token in added.items()} | special
+
+
+def settle_padding(
+    tokenizer: PreTrainedTokenizerBase,
+    model: Any,
+    *,
+    pad_token: str | None = None,
+    eos_token: str | None = None,
+    grow: bool,
+) -> str | None:
+    """Sees to it that the tokenizer pads with a token that ends nothing, and that the model's configs name it.
+
+    Takes `pad_token`, else what the tokenizer has, else a token that its vocabulary keeps for such uses, else adds one.
+    eos_token: EOS from now on. grow: whether the model may get an embedding more. Returns a line that says what
+    changed, None where nothing had to. Raises ZooError for a token that the vocabulary does not have, for a PAD that is
+    EOS, and where one would have to be added that no embedding is left for.
+    """
+    for key, token in (("eos_token", eos_token), ("pad_token", pad_token)):
+        if token is not None and token not in tokenizer.get_vocab():
+            raise ZooError(f"{key} is {token!r}, which the tokenizer does not have: give one of its tokens.")
+    if eos_token is not None:
+        tokenizer.eos_token = eos_token
+    if tokenizer.eos_token_id is None:
+        raise ZooError("The tokenizer has no eos_token, so no completion could end: give it one.")
+    if pad_token is not None and pad_token == tokenizer.eos_token:
+        raise ZooError(f"pad_token is {pad_token!r}, which is EOS too: give another, or leave it out.")
+    if pad_token is None and tokenizer.pad_token_id not in (None, tokenizer.eos_token_id):
+        return None
+    before = "has no PAD" if tokenizer.pad_token_id is None else "pads with EOS"
+    said = pad_token or _spare(tokenizer, model)
+    if said is not None:
+        tokenizer.pad_token = said
+        how = "as asked for" if pad_token is not None else "which its vocabulary has to spare"
+    else:
+        tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
+        said, how = ADDED_PAD, "which is added to it"
+    rows = model.get_input_embeddings().weight.shape[0]
+    if tokenizer.pad_token_id >= rows:
+        if not grow:
+            raise ZooError(
+                f"The tokenizer {before} and no token to spare, and an adapter adds no embedding for one: name one of "
+                "its tokens in pad_token of sft.yaml, or train without LoRA."
+            )
+        model.resize_token_embeddings(tokenizer.pad_token_id + 1)
+    model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return f"The tokenizer {before}: {said} (id {tokenizer.pad_token_id}) pads from now on, {how}."
+
+
+def _spare(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:
+    """A token that no text and no turn of a conversation holds, and that the model has an embedding of."""
+    rows = model.get_input_embeddings().weight.shape[0]
+    kept = {tokenizer.eos_token_id, tokenizer.bos_token_id, *stop_ids(model, tokenizer)}
+    template = json.dumps(tokenizer.chat_template or "", ensure_ascii=False)
+    added = {
+        token: index
+        for index, token in sorted(_added(tokenizer).items())
+        if index < rows and index not in kept and token not in template
+    }
+    for pattern in SPARE:
+        for token in added:
+            if re.fullmatch(pattern, token.strip(_BRACKETS), re.IGNORECASE):
+                return token
+    # Where every text can be spelled in bytes, nothing is unknown.
+    unknown = tokenizer.unk_token
+    spelled = getattr(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None), "byte_fallback", False)
+    return unknown if spelled and unknown in added else None
 
 
 def train_tokenizer(

@@ -23,6 +23,7 @@ from ..ppo.guards import Reader, check_ids
 from ..rewards import RewardModel
 from ..rewards.model import same_tokenizer
 from ..sampling import Samples, Vocabulary
+from ..tokenizer import stop_ids
 from ..value_head import ValueHead
 from .critic import load_critic
 from .limits import Limits, check_prompt, check_sampling
@@ -226,17 +227,17 @@ class Comparison:
     def _write(self, request: _Request) -> Generator[Sequence[_Completion], None, None]:
         """The same completions after each token, SFT's before PPO's."""
         written = [_Completion(self._tokenizer) for _ in range(2 * request.n)]
-        eos = self._tokenizer.eos_token_id
         models: LockStep | None = None
         try:
             with self._turns:
+                stops = {index for policy in self._policies.values() for index in stop_ids(policy, self._tokenizer)}
                 models = LockStep(
                     sft=self._policies["sft"],
                     ppo=self._policies["ppo"],
                     prompt=request.ids,
                     n=request.n,
                     **request.sampling,
-                    stop_ids=[] if eos is None else [eos],
+                    stop_ids=sorted(stops),
                     vocabulary=Vocabulary.of(self._tokenizer, *self._policies.values()),
                 )
             while not models.done:

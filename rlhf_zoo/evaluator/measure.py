@@ -52,6 +52,7 @@ class Evaluator:
     max_new_tokens: int
     temperature: float
     truncation: Truncation | None = None
+    stops: Sequence[int] | None = None
 
     @property
     def judge(self) -> Judge:
@@ -123,6 +124,7 @@ def measure(
         max_new_tokens=evaluator.max_new_tokens,
         temperature=evaluator.temperature,
         truncation=evaluator.truncation,
+        stops=evaluator.stops,
         desc=desc,
     )
     reward: list[float] = []
@@ -180,14 +182,16 @@ def make_evaluator(context: RunContext, source: DataSource, reference_path: Path
         model = load_reward_model(path, label=label, loader=loader)
         read = {"label": label, "output": ppo.trainer.reward_output}
         rewards.insert(0, RewardModel(model, load_tokenizer(path), tokenizer, **read))
+    reference = load_causal(reference_path).eval()
     return Evaluator(
-        reference=load_causal(reference_path).eval(),
+        reference=reference,
         tokenizer=tokenizer,
         rewards=Rewards(rewards, weights=ppo.trainer.reward_weights, tokenizer=tokenizer),
         panel=_panel(context, source),
         max_new_tokens=ppo.trainer.response_length,
         temperature=ppo.trainer.temperature,
         truncation=ppo.trainer.truncation,
+        stops=ppo.trainer.stop_ids(tokenizer, reference),
     )
 
 

@@ -95,6 +95,7 @@ class BasePPOTrainer(Guarded, ABC):
         self.context, self.vocabulary, self.narrowest = parts.context, parts.vocabulary, parts.narrowest
         # What is fed where the mask is False; PAD itself may have no embedding.
         pad, eos = processing_class.pad_token_id, processing_class.eos_token_id
+        self.stop_ids = args.stop_ids(processing_class, parts.policy)
         self.fill_id: int = pad if pad in self.vocabulary else eos
         self.controller = kl_controller(kl_coef=args.kl_coef, kl_target=args.kl_target, kl_horizon=args.kl_horizon)
         self.scores_seen = RunningScores()
@@ -158,11 +159,6 @@ class BasePPOTrainer(Guarded, ABC):
                 "PPO has no reward: give reward_model or reward_funcs, or use step() with scores of your own."
             )
         return self._rewards
-
-    @property
-    def stop_ids(self) -> list[int]:
-        """The tokens that end a completion; none where it always runs to response_length."""
-        return self.args.stop_ids(self.processing_class)
 
     @property
     def precision(self) -> torch.dtype:

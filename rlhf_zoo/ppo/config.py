@@ -11,6 +11,7 @@ from ..errors import ZooError
 from ..functional import AGGREGATIONS, KL_IN_LOSS, KL_IN_REWARD
 from ..limits import check_limits
 from ..rewards.model import REWARD_OUTPUTS
+from ..tokenizer import stop_ids
 from ..truncation import Truncation
 
 __all__ = ["PPOConfig"]
@@ -204,11 +205,16 @@ class PPOConfig(TrainingArguments):
                 )
             self.max_steps = updates
 
-    def stop_ids(self, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    def stop_ids(self, tokenizer: PreTrainedTokenizerBase, policy: Any) -> list[int]:
         """The tokens that end a completion; none where it always runs to response_length."""
+        return stop_ids(policy, tokenizer) if self.own_stops is None else self.own_stops
+
+    @property
+    def own_stops(self) -> list[int] | None:
+        """The tokens that end a completion where the run names them or none; None where the policy's own do."""
         if self.stop_token_id is not None:
             return [self.stop_token_id]
-        return [tokenizer.eos_token_id] if self.stop_token == "eos" and tokenizer.eos_token_id is not None else []
+        return None if self.stop_token == "eos" else []
 
     @property
     def truncation(self) -> Truncation:

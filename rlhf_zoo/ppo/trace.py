@@ -132,7 +132,7 @@ def trace(
         keys=keys,
         seed=seed,
         max_new_tokens=args.response_length,
-        stop_ids=args.stop_ids(tokenizer),
+        stop_ids=args.stop_ids(tokenizer, policy),
         pad_id=0,  # one row is never padded
         temperature=args.temperature,
         vocabulary=Vocabulary.of(tokenizer, policy),

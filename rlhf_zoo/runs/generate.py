@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..chat import spoken
 from ..data import tokenize_prompt
 from ..sampling import Samples, Vocabulary, sample
+from ..tokenizer import stop_ids
 from ..truncation import Truncation
 
 __all__ = ["SampledCompletions", "complete"]
@@ -46,14 +47,15 @@ def complete(
     top_p: float = 1.0,
     batch_size: int = 128,
     truncation: Truncation | None = None,
+    stops: Sequence[int] | None = None,
 ) -> SampledCompletions:
-    """One completion a prompt, of tokens that the tokenizer names.
+    """One completion a prompt, of tokens that the tokenizer names. stops: what ends it; None: what ends the model's.
 
     The random stream of each depends on (seed, its key) alone.
     """
     model.eval()
     vocabulary = Vocabulary.of(tokenizer, model)
-    pad, eos = tokenizer.pad_token_id, tokenizer.eos_token_id
+    pad = tokenizer.pad_token_id
     tokens = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
     batches, texts = [], []
     with tqdm(total=len(prompts), desc=desc, unit="sample", leave=False) as bar:
@@ -67,8 +69,8 @@ def complete(
                 max_new_tokens=max_new_tokens,
                 temperature=temperature,
                 top_p=top_p,
-                stop_ids=[eos],
-                pad_id=pad if pad in vocabulary else eos,
+                stop_ids=stop_ids(model, tokenizer) if stops is None else stops,
+                pad_id=pad if pad is not None and pad in vocabulary else tokenizer.eos_token_id,
                 vocabulary=vocabulary,
             )
             if truncation is not None:

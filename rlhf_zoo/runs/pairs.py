@@ -34,7 +34,8 @@ def sampling(context: RunContext) -> dict[str, Any]:
     if "ppo" in context.recipe.stages:
         ppo = context.settings("ppo").trainer
         drawn = {"max_new_tokens": ppo.response_length, "temperature": ppo.temperature}
-        return drawn | ({"truncation": ppo.truncation} if ppo.truncation else {})
+        drawn |= {"truncation": ppo.truncation} if ppo.truncation else {}
+        return drawn | ({"stops": ppo.own_stops} if ppo.own_stops is not None else {})
     return {"max_new_tokens": 64, "temperature": 1.0}
 
 

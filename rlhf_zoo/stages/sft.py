@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -19,8 +20,10 @@ from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import data_source, parts, stage_source
 from ..runs.layout import conversational, fitting, sft_text
 from ..runs.settings import StageSettings
-from ..tokenizer import train_tokenizer
+from ..tokenizer import settle_padding, train_tokenizer
 from .train import make_trainer, quiet, train_stage
+
+log = logging.getLogger(__name__)
 
 __all__ = ["run"]
 
@@ -58,6 +61,15 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             tokenizer = load_tokenizer(name, revision=revision)
             model = load_causal(name, revision=revision)
         own = _with_template(settings, model, tokenizer)
+        said = settle_padding(
+            tokenizer,
+            model,
+            pad_token=own.trainer.pad_token,
+            eos_token=own.trainer.eos_token,
+            grow=not settings.model.use_peft,
+        )
+        if said is not None:
+            log.warning("%s", said)
         if conversational(train):
             if own.trainer.assistant_only_loss and not has_generation_markers(tokenizer.chat_template or ""):
                 with contextlib.suppress(ValueError):  # trl knows templates by their whole text, and says if it cannot

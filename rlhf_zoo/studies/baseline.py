@@ -322,6 +322,7 @@ def _score_pools(baseline: Baseline, places: Sequence[int], pool: int, record: S
         max_new_tokens=tools.max_new_tokens,
         temperature=tools.temperature,
         truncation=tools.truncation,
+        stops=tools.stops,
         desc=f"pools of prompts {places[0] + 1} to {places[-1] + 1}",
     )
     reward: list[float] = []

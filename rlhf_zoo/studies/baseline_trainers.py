@@ -32,6 +32,7 @@ from ..rewards import Rewards
 from ..runs.settings import StageSettings
 from ..sampling import Samples, left_pad
 from ..stages.callbacks import Follow
+from ..tokenizer import stop_ids
 
 __all__ = ["GENERATIONS", "Meter", "Start", "dpo_arguments", "ppo_reward", "rloo_arguments", "train_dpo", "train_rloo"]
 
@@ -247,5 +248,6 @@ def _samples(
     padded = [list(ids) + [tokenizer.pad_token_id] * (width - len(ids)) for ids in completion_ids]
     lengths = torch.tensor([len(ids) for ids in completion_ids])
     mask = torch.arange(width) < lengths.unsqueeze(1)
-    ended = torch.tensor([bool(ids) and ids[-1] == tokenizer.eos_token_id for ids in completion_ids])
+    stops = stop_ids(None, tokenizer)
+    ended = torch.tensor([bool(ids) and ids[-1] in stops for ids in completion_ids])
     return Samples(prompt_ids, prompt_mask, torch.tensor(padded), mask, torch.zeros(mask.shape), ended)

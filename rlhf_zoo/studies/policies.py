@@ -34,6 +34,7 @@ from ..runs.layout import in_form
 from ..runs.pairs import COLUMNS
 from ..runs.settings import LLMConfig, recorded_settings
 from ..stages.train import quiet
+from ..tokenizer import stop_ids
 from ..truncation import Truncation
 from ..votes.judge import votes_on
 from .trace import find
@@ -301,6 +302,7 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
         max_new_tokens=length,
         temperature=temperature,
         truncation=truncation,
+        stops=stop_ids(reference, tokenizer),
     )
 
 

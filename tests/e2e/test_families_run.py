@@ -1,0 +1,56 @@
+"""Models of public families go through every stage, as they come."""
+
+from __future__ import annotations
+
+import pytest
+import yaml
+from miniatures import FAMILIES, save
+from schemas import make_recipe
+
+from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.model_files import load_tokenizer
+from rlhf_zoo.models import load_causal
+from rlhf_zoo.recipes import load_recipe
+from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.stages.pipeline import run_stage
+from rlhf_zoo.tokenizer import stop_ids
+
+DIAGONAL = ["GPT-2", "Llama 3"]
+
+
+def train(folder, name):
+    family = FAMILIES[name]
+    if family.template is not None:
+        recipe = make_recipe(folder, "trl-lib/ultrafeedback_binarized", "conversational")
+    else:
+        recipe = make_recipe(folder, "trl-lib/tldr-preference", "plain")
+    sft = yaml.safe_load((recipe / "sft.yaml").read_text())
+    sft.pop("chat_template_path", None)
+    sft["model_name_or_path"] = str(save(name, folder / "base"))
+    (recipe / "sft.yaml").write_text(yaml.safe_dump(sft))
+    shared = yaml.safe_load((recipe / "recipe.yaml").read_text())
+    del shared["architecture"], shared["tokenizer"]
+    (recipe / "recipe.yaml").write_text(yaml.safe_dump(shared))
+    context = RunContext(
+        recipe=load_recipe(str(recipe)), directory=folder / "run", hub=Hub("other", "http://127.0.0.1:9", "a test"),
+        namespace="local", publish=False,
+    )  # fmt: skip
+    for stage in [*context.recipe.stages, "eval"]:
+        assert run_stage(context, stage), stage
+    for stage in context.recipe.stages:
+        assert load_tokenizer(context.checkpoint(stage).path).pad_token == family.pad, stage
+    path = context.checkpoint("ppo").path
+    tokenizer = load_tokenizer(path)
+    stops = tokenizer.convert_ids_to_tokens(stop_ids(load_causal(path), tokenizer))
+    assert {*stops} == {*family.stops}, "what ended a completion in training ends it wherever the model is loaded"
+
+
+@pytest.mark.parametrize("name", DIAGONAL)
+def test_diagonal(tmp_path, name):
+    train(tmp_path, name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in DIAGONAL])
+def test_every_family(tmp_path, name):
+    train(tmp_path, name)

@@ -1,0 +1,104 @@
+"""Models of public families in miniature: config class, special tokens, PAD and EOS habits, and chat template."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from families import tiny_model
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+__all__ = ["FAMILIES", "Family", "load", "save"]
+
+_CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_pad|>", "<|vision_pad|>")
+_LLAMA = (
+    "<|begin_of_text|>", "<|end_of_text|>", "<|reserved_special_token_0|>", "<|finetune_right_pad_id|>",
+    "<|start_header_id|>", "<|end_header_id|>", "<|eom_id|>", "<|eot_id|>",
+)  # fmt: skip
+_GEMMA = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>")
+
+
+@dataclass(frozen=True)
+class Family:
+    """stops and pad: what ends completions and what pads once a stage has begun from the model."""
+
+    config: str
+    special: tuple[str, ...]
+    eos: str
+    stops: tuple[str, ...]
+    pad: str
+    template: str | None = None
+    bos: str | None = None
+    unk: str | None = None
+    own_pad: str | None = None
+    generation: tuple[str, ...] = ()
+    byte_fallback: bool = False
+    tied: bool = False
+
+
+FAMILIES = {
+    "Qwen2.5": Family("qwen2", _CHATML, "<|im_end|>", ("<|im_end|>", "<|endoftext|>"), "<|endoftext|>", "qwen2_5",
+                      own_pad="<|endoftext|>", generation=("<|im_end|>", "<|endoftext|>"), tied=True),
+    "Qwen3-Base": Family("qwen3", _CHATML, "<|endoftext|>", ("<|endoftext|>", "<|im_end|>"), "<|fim_pad|>", "qwen3",
+                         own_pad="<|endoftext|>", generation=("<|endoftext|>",), tied=True),
+    "Llama 3": Family("llama", _LLAMA, "<|eot_id|>", ("<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"),
+                      "<|finetune_right_pad_id|>", "llama3", bos="<|begin_of_text|>",
+                      generation=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")),
+    "Gemma 2": Family("gemma2", _GEMMA, "<eos>", ("<eos>", "<end_of_turn>"), "<pad>", "gemma", bos="<bos>", unk="<unk>",
+                      own_pad="<pad>", tied=True),
+    "Gemma 3": Family("gemma3_text", _GEMMA, "<eos>", ("<eos>", "<end_of_turn>"), "<pad>", "gemma3", bos="<bos>",
+                      unk="<unk>", own_pad="<pad>", generation=("<eos>", "<end_of_turn>"), tied=True),
+    "Mistral": Family("mistral", ("<unk>", "<s>", "</s>"), "</s>", ("</s>",), "<unk>", bos="<s>", unk="<unk>",
+                      byte_fallback=True),
+    "Pythia": Family("gpt_neox", ("<|endoftext|>", "<|padding|>"), "<|endoftext|>", ("<|endoftext|>",), "<|padding|>"),
+    "GPT-2": Family("gpt2", ("<|endoftext|>",), "<|endoftext|>", ("<|endoftext|>",), "[PAD]", bos="<|endoftext|>",
+                    tied=True),
+    "OPT": Family("opt", ("<s>", "<pad>", "</s>", "<unk>"), "</s>", ("</s>",), "<pad>", bos="</s>", unk="<unk>",
+                  own_pad="<pad>", tied=True),
+}  # fmt: skip
+
+
+def load(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Random weights and a tokenizer that knows bytes."""
+    family = FAMILIES[name]
+    backend = Tokenizer(models.BPE(byte_fallback=family.byte_fallback, unk_token=family.unk))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=300, special_tokens=list(family.special), initial_alphabet=alphabet, show_progress=False
+    )
+    backend.train_from_iterator(["how is item it is sharp clear heavy cheap bright slow good weak"], trainer)
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token=family.eos, bos_token=family.bos, unk_token=family.unk,
+        pad_token=family.own_pad, model_max_length=128,
+    )  # fmt: skip
+    if family.template is not None:
+        tokenizer.chat_template = _template(family.template)
+    ids = tokenizer.convert_tokens_to_ids
+    fields: dict[str, Any] = {
+        "vocab_size": len(tokenizer), "tie_word_embeddings": family.tied, "max_position_embeddings": 128,
+        "pad_token_id": None if family.own_pad is None else ids(family.own_pad), "eos_token_id": ids(family.eos),
+        "bos_token_id": None if family.bos is None else ids(family.bos),
+    }  # fmt: skip
+    if family.config == "gpt2":
+        fields["n_positions"] = fields.pop("max_position_embeddings")
+    model = tiny_model(AutoModelForCausalLM, family.config, **fields)
+    model.generation_config.eos_token_id = [ids(token) for token in family.generation] or ids(family.eos)
+    return model, tokenizer
+
+
+def save(name: str, folder: Path) -> Path:
+    model, tokenizer = load(name)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def _template(name: str) -> str:
+    import trl
+
+    folder = Path(trl.__file__).parent / "chat_templates"
+    return (folder / f"{name}.jinja").read_text(encoding="utf-8")

@@ -1,0 +1,46 @@
+"""What ends a completion and what pads, as public families have it."""
+
+from __future__ import annotations
+
+import pytest
+from miniatures import FAMILIES, load
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.tokenizer import settle_padding, stop_ids
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_stops_and_padding(name):
+    model, tokenizer = load(name)
+    family, rows = FAMILIES[name], model.get_input_embeddings().weight.shape[0]
+    assert {*tokenizer.convert_ids_to_tokens(stop_ids(model, tokenizer))} == {*family.stops}
+    assert stop_ids(model, tokenizer)[0] == tokenizer.eos_token_id
+    said = settle_padding(tokenizer, model, grow=True)
+    assert tokenizer.pad_token == family.pad
+    assert (said is None) == (family.own_pad == family.pad)
+    assert said is None or family.pad in said
+    assert model.config.pad_token_id == tokenizer.pad_token_id != tokenizer.eos_token_id
+    assert model.get_input_embeddings().weight.shape[0] == rows + (family.pad == "[PAD]")
+    assert {*tokenizer.convert_ids_to_tokens(stop_ids(model, tokenizer))} == {*family.stops}
+    assert settle_padding(tokenizer, model, grow=False) is None
+
+
+def test_tokens_that_are_named():
+    model, tokenizer = load("Llama 3")
+    settle_padding(tokenizer, model, pad_token="<|reserved_special_token_0|>", eos_token="<|end_of_text|>", grow=False)
+    assert (tokenizer.pad_token, tokenizer.eos_token) == ("<|reserved_special_token_0|>", "<|end_of_text|>")
+    for given in ({"pad_token": "<nothing>"}, {"pad_token": tokenizer.eos_token}, {"eos_token": "<nothing>"}):
+        with pytest.raises(ZooError, match="token"):
+            settle_padding(tokenizer, model, grow=True, **given)
+
+
+def test_an_adapter_adds_no_embedding():
+    model, tokenizer = load("GPT-2")
+    with pytest.raises(ZooError, match="pad_token of sft"):
+        settle_padding(tokenizer, model, grow=False)
+
+
+def test_an_ordinary_token_ends_nothing():
+    model, tokenizer = load("GPT-2")
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, 17]
+    assert stop_ids(model, tokenizer) == [tokenizer.eos_token_id]
