@@ -101,6 +101,7 @@ LIMITS: Mapping[str, Limit] = {
     "lora_r": Limit(1, 2**16),
     "max_grad_norm": WEIGHT,
     "max_length": Limit(2, MANY, why="a token is learned from the one before it, so "),
+    "max_prompt_length": COUNT,
     "max_steps": Limit(-1, MANY),
     "neftune_noise_alpha": Limit(0, 1e6),
     "num_completions_to_print": COUNT,

@@ -11,13 +11,14 @@ import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
-
-from datasets import Dataset
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any, Literal
 
 from ..chat import is_conversation, prompt_ids, whole
 from ..errors import ZooError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+    from transformers import PreTrainedTokenizerBase
 
 __all__ = [
     "DataArguments",
@@ -127,6 +128,8 @@ def need_form(names: Sequence[str], form: Form, *, text: str, of: str) -> None:
 
 def _mapped(rows: Dataset, function: Callable[[dict], dict], *, drop: Sequence[str] = ()) -> Dataset:
     """As Dataset.map, where a column may change from texts to conversations."""
+    from datasets import Dataset
+
     changed = [function(row) for row in rows]
     made = {name: [row[name] for row in changed] for name in changed[0]}
     kept = [name for name in rows.column_names if name not in made and name not in drop]

@@ -256,7 +256,9 @@ def test_a_missing_column_and_a_missing_split_name_the_data_set(sentence, tmp_pa
     (recipe / "recipe.yaml").write_text(f"description: A toy.\ndataset_name: {tmp_path / 'data'}\n")
     (recipe / "sft.yaml").write_text("bf16: false\n")
     said = refused(tmp_path, "sft", str(recipe), "--hub", "local", "--output_dir", str(tmp_path / "run"))
-    assert "configuration lines, split train, has no column 'text', only 'txt': rename the column" in said
+    assert (
+        "configuration lines, split train, has no column 'text', only 'txt': the stage reads messages, prompt" in said
+    )
     said = sentence("sft", "mine", "--output_dir", "run", "--dataset_train_split", "trian")
     assert "split trian, cannot be loaded (Unknown split \"trian\"; Should be one of ['train'])" in said
     assert "The data set data/none, configuration lines" in sentence("sft", "mine", "--dataset_name", "data/none")
