@@ -66,9 +66,10 @@ def settle_padding(
         raise ZooError("The tokenizer has no eos_token, so no completion could end: give it one.")
     if pad_token is not None and pad_token == tokenizer.eos_token:
         raise ZooError(f"pad_token is {pad_token!r}, which is EOS too: give another, or leave it out.")
-    if pad_token is None and tokenizer.pad_token_id not in (None, tokenizer.eos_token_id):
+    own = tokenizer.pad_token
+    if pad_token in (None, own) and own not in (None, tokenizer.eos_token):
         return None
-    before = "has no PAD" if tokenizer.pad_token_id is None else "pads with EOS"
+    before = "has no PAD" if own is None else f"pads with {'EOS' if own == tokenizer.eos_token else own}"
     said = pad_token or _spare(tokenizer, model)
     if said is not None:
         tokenizer.pad_token = said

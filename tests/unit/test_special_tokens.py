@@ -29,6 +29,9 @@ def test_tokens_that_are_named():
     model, tokenizer = load("Llama 3")
     settle_padding(tokenizer, model, pad_token="<|reserved_special_token_0|>", eos_token="<|end_of_text|>", grow=False)
     assert (tokenizer.pad_token, tokenizer.eos_token) == ("<|reserved_special_token_0|>", "<|end_of_text|>")
+    said = settle_padding(tokenizer, model, pad_token="<|finetune_right_pad_id|>", grow=False)
+    assert said is not None and said.startswith("The tokenizer pads with <|reserved_special_token_0|>: <|finetune_")
+    assert settle_padding(tokenizer, model, pad_token="<|finetune_right_pad_id|>", grow=False) is None
     for given in ({"pad_token": "<nothing>"}, {"pad_token": tokenizer.eos_token}, {"eos_token": "<nothing>"}):
         with pytest.raises(ZooError, match="token"):
             settle_padding(tokenizer, model, grow=True, **given)
