@@ -103,6 +103,7 @@ class BasePPOTrainer(Guarded, ABC):
         self._from_reference, self._begun = parts.from_reference, False
         self._watch, self._kl_watch = ReferenceWatch(), KLWatch()
         self._waiting: list[dict] = []
+        self._sizes: list[int] = []  # of the batches that wait
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._shown: dict[str, list[Any]] = {}
         self._episodes = self._generated = 0
@@ -175,20 +176,15 @@ class BasePPOTrainer(Guarded, ABC):
         """Σ of x over processes, elementwise."""
         return self.accelerator.reduce(x, "sum")
 
-    def moments(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """(n, Σx, Σx²) over all processes, of what is not NaN where no mask is given."""
-        return self.total(F.masked_moments(x, ~x.isnan() if mask is None else mask))
+    @staticmethod
+    def moments(x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """(n, Σx, Σx²) of what is not NaN where no mask is given."""
+        return F.masked_moments(x, ~x.isnan() if mask is None else mask)
 
     def mean(self, x: Tensor) -> float:
-        """Mean of x over its real entries (not NaN) and over all processes; NaN if there is none."""
+        """Mean of x over its real entries (not NaN); NaN if there is none."""
         n, total, _ = self.moments(x).tolist()
         return total / n if n else math.nan
-
-    def everywhere(self, x: Tensor) -> Tensor:
-        """The rows of all processes, (B, …) -> (B of the most·processes, … of the longest), filled up with 0."""
-        for dim in range(x.ndim):
-            x = self.accelerator.pad_across_processes(x, dim=dim)
-        return self.accelerator.gather(x)
 
     def index_here(self, place: int) -> int:
         """An index of a prompt at `place` among this process's own, which no other process gives a prompt of its."""
@@ -214,20 +210,19 @@ class BasePPOTrainer(Guarded, ABC):
         """Adds this update's metrics to what the next log line averages."""
         names = ["given"] if isinstance(estimates.scored, GivenScores) else self.rewards.names
         each = of_completions(rollout, estimates, names)
-        values, returns = (self.everywhere(x) for x in (estimates.values, estimates.returns))
-        mask = self.everywhere(estimates.mask.long()).bool()
+        values, returns, mask = estimates.values, estimates.returns, estimates.mask
         measured = {
             **{name: self.mean(column) for name, column in each.items()},
             "objective/non_score_reward": self.mean(estimates.non_score),
             "objective/rlhf_reward": self.mean(estimates.non_score + estimates.scores),
             **critic_health(values, returns, mask, length=self.args.response_length),
-            "critic/value": self.mean(estimates.values.masked_fill(~estimates.mask, math.nan)),
-            "critic/return": self.mean(estimates.returns.masked_fill(~estimates.mask, math.nan)),
+            "critic/value": self.mean(values.masked_fill(~mask, math.nan)),
+            "critic/return": self.mean(returns.masked_fill(~mask, math.nan)),
         }
         # What does not apply (a quarter of positions never reached, returns that do not vary) is left out.
         applies = {name: value for name, value in measured.items() if not math.isnan(value)}
         metrics = {**applies, "kl_coef": self.controller.kl_coef, **progress}
-        metrics |= {name: value for name, value in self.logged(estimates.scored).items() if name not in metrics}
+        metrics |= {name: value for name, value in estimates.scored.metrics.items() if name not in metrics}
         if "running" in (self.args.score_centering, self.args.score_scaling):
             metrics |= {
                 "objective/score_mean_so_far": self.scores_seen.mean,
@@ -242,16 +237,6 @@ class BasePPOTrainer(Guarded, ABC):
         self._episodes += int(n)
         error = math.sqrt(max(squares / n - (kl / n) ** 2, 0.0) / n)
         self._kl_watch.look(kl / n, error, measured["objective/score"])
-
-    def logged(self, scored: Scored) -> dict[str, float]:
-        """What reward functions logged themselves, averaged over the processes that logged it."""
-        from accelerate.utils import gather_object
-
-        seen: dict[str, list[float]] = defaultdict(list)
-        for metrics in gather_object([dict(scored.metrics)]):
-            for name, value in metrics.items():
-                seen[name].append(value)
-        return {name: sum(values) / len(values) for name, values in seen.items()}
 
     def decode_and_score(self, rollout: Rollout, rows: Sequence[Mapping]) -> tuple[DecodedCompletions, Scored]:
         """The completions as texts, and their rewards. rows: the prompts' rows of the data set, one a completion."""

@@ -184,13 +184,13 @@ class PPOConfig(TrainingArguments):
     def __post_init__(self) -> None:
         _check_ranges(self)
         _check_kl(self)
-        local = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.num_generations
-        if local % self.num_mini_batches:
-            raise ZooError(
-                f"num_mini_batches {self.num_mini_batches} does not divide the rollout of {local} completions "
-                "(per_device_train_batch_size × gradient_accumulation_steps × num_generations): change one of them."
-            )
         super().__post_init__()
+        if self.episodes_per_update % self.num_mini_batches:
+            raise ZooError(
+                f"num_mini_batches {self.num_mini_batches} does not divide the rollout of {self.episodes_per_update} "
+                "completions (per_device_train_batch_size × gradient_accumulation_steps × num_generations): change one "
+                "of them."
+            )
         if self.kl_target is not None and self.episodes_per_update > 5 * self.kl_horizon:
             raise ZooError(
                 f"kl_horizon {self.kl_horizon} is below a fifth of an update's {self.episodes_per_update} episodes, so "

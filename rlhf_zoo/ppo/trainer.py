@@ -44,12 +44,11 @@ from .guards import (
 )
 from .loss import micro_batch_loss
 from .metrics import Progress
-from .ptx import split
+from .processes import shares, text_shares, together
 from .rollout import (
     Advantages,
     MinibatchSize,
     Rollout,
-    length_sorted,
     shaped_by_token,
     shaped_scores,
 )
@@ -65,18 +64,32 @@ class PPOTrainer(BasePPOTrainer):
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Waits for the prompts of a whole step, then makes one PPO update. Returns its loss."""
-        self._waiting += self.as_rows(inputs)
+        batch = self.as_rows(inputs)
+        self._waiting += batch
+        self._sizes.append(len(batch))
         if not self.accelerator.sync_gradients:
             return torch.zeros((), device=self.args.device)
         prompts, self._waiting = self._waiting, []
         rows = [{**row, GENERATION: n} for row in prompts for n in range(self.args.num_generations)]
         rollout = self.rollout(rows, stream=TRAIN_STREAM)
-        loss = self.learn(model, rollout, self.score(rollout, rows))
+        loss = self.learn(model, *self.of_all(rollout, self.score(rollout, rows), group=self.args.num_generations))
         self.log_eval_samples()
         return loss
 
+    def of_all(self, rollout: Rollout, scored: Scored, *, group: int = 1) -> tuple[Rollout, Scored]:
+        """The scored rollouts of all processes as one, in the order that they have in one process.
+
+        group: completions of a prompt. Rows that only filled up the last batch of a pass are left out.
+        """
+        sizes, self._sizes = self._sizes, []
+        if self.args.world_size == 1:
+            return rollout, scored
+        reading = self.accelerator.gradient_state
+        real = reading.remainder if sizes and reading.end_of_dataloader and reading.remainder > 0 else None
+        return together(rollout, scored, sizes=sizes or [len(rollout.samples)], group=group, real=real)
+
     def learn(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
-        """One update from a scored rollout: advantages, epochs, metrics, β. Returns its loss."""
+        """One update from the scored rollout of all processes: advantages, epochs, metrics, β. Returns its loss."""
         if not self._begun:
             check_start(self.mean(rollout.kl), at_reference=self._from_reference)
             self._begun = True
@@ -184,11 +197,8 @@ class PPOTrainer(BasePPOTrainer):
         return F.token_rewards(scores, kl, mask, kl_coef=kl_coef)
 
     def update_from(self, model: nn.Module, rollout: Rollout, scored: Scored, rows: Tensor) -> dict[str, float]:
-        """`update` from some rows of a rollout alone, as if no others had been sampled.
-
-        No step is made where a process has none: all make the same number of them.
-        """
-        if int(self.accelerator.gather(torch.tensor([len(rows)], device=self.args.device)).min()) == 0:
+        """`update` from some rows of a rollout alone, as if no others had been sampled; no step where there is none."""
+        if not len(rows):
             return {"loss": 0.0, "policy/epochs": 0.0}
         chosen = rollout.rows(rows)
         return self.update(model, chosen, self.estimate(chosen, scored.rows(rows, width=chosen.mask.shape[1])))
@@ -198,14 +208,13 @@ class PPOTrainer(BasePPOTrainer):
         args = self.args
         model.train()
         shuffle = torch.Generator().manual_seed(args.seed * 1_000_003 + self.state.global_step)
-        texts = torch.Generator().manual_seed((shuffle.initial_seed() << 12) + args.process_index)
+        texts = torch.Generator().manual_seed(shuffle.initial_seed() << 12)
         progress = Progress(args.device)
-        # The last batch of a pass over the prompts may hold fewer completions than there are minibatches; and every
-        # process makes the same number of optimizer steps.
-        fewest = int(self.accelerator.gather(torch.tensor([len(rollout.samples)], device=args.device)).min())
+        # The last batch of a pass over the prompts may hold fewer completions than there are minibatches.
+        parts = min(args.num_mini_batches, len(rollout.samples))
         for _ in range(args.num_ppo_epochs):
             order = torch.randperm(len(rollout.samples), generator=shuffle, device="cpu").to(rollout.mask.device)
-            for minibatch in torch.tensor_split(order, min(args.num_mini_batches, fewest)):
+            for minibatch in torch.tensor_split(order, parts):
                 mixed = self.texts.draw(len(minibatch), texts, args.device) if self.texts is not None else None
                 self.minibatch(model, rollout, estimates, minibatch, mixed, progress)
             drift = progress.end_epoch(self.total)
@@ -223,25 +232,31 @@ class PPOTrainer(BasePPOTrainer):
         texts: TextBatch | None,
         progress: Progress,
     ) -> None:
-        """Gradients of a minibatch, micro-batch by micro-batch, and one optimizer step."""
+        """Gradients of this process's share of a minibatch, by micro-batch, and one optimizer step."""
+        args = self.args
         size = MinibatchSize(
-            actions=self.total(estimates.mask[rows].sum()),
-            sequences=self.total(torch.tensor(len(rows), device=rollout.mask.device)),
-            length=self.args.response_length if self.args.action_level == "token" else 1,
+            actions=estimates.mask[rows].sum(),
+            sequences=torch.tensor(len(rows), device=rollout.mask.device),
+            length=args.response_length if args.action_level == "token" else 1,
         )
-        target_tokens = None if texts is None else self.total(texts.mask.sum())
-        micro_batches = length_sorted(rows, rollout.mask, self.args.per_device_train_batch_size)
-        mixed = [] if texts is None else split(texts, len(micro_batches))
+        target_tokens = None if texts is None else texts.mask.sum()
+        mine = {"process": args.process_index, "processes": args.world_size}
+        micro_batches = shares(rows, rollout.mask, size=args.per_device_train_batch_size, **mine)
+        mixed = [] if texts is None else text_shares(texts, parts=len(micro_batches), **mine)
         for number, (chosen, text) in enumerate(zip_longest(micro_batches, mixed), start=1):
+            # A process without a row left takes part for the sake of the others, and counts for nothing.
+            counts, seen = len(chosen) > 0, progress if len(chosen) else Progress(args.device)
+            chosen = chosen if counts else rows[:1]
             # Processes exchange gradients once an optimizer step: with the last micro-batch.
             with self.accelerator.no_sync(model) if number < len(micro_batches) else nullcontext():
                 with self.compute_loss_context_manager():
                     loss = self.loss(
-                        model, rollout.rows(chosen), estimates.rows(chosen), size, text, target_tokens, progress
+                        model, rollout.rows(chosen), estimates.rows(chosen), size, text, target_tokens, seen
                     )
+                loss = loss if counts else loss * 0
                 progress.add_loss(loss)
-                # They average gradients, and the loss is a share of the global mean.
-                self.accelerator.backward(loss * self.args.world_size)
+                # They average gradients, and the loss is a share of the whole minibatch's.
+                self.accelerator.backward(loss * args.world_size)
         self.look(progress)
         if not progress.steps:
             check_ratio(progress.first_pass(self.total), precision=self.precision)
@@ -341,7 +356,7 @@ class PPOTrainer(BasePPOTrainer):
         model = self.prepare_loop()
         samples = given_samples(queries, responses, self)
         rollout = self.evaluated(samples, recompute=True)
-        self.learn(model, rollout, given_scored(scores, samples))
+        self.learn(model, *self.of_all(rollout, given_scored(scores, samples)))
         self._metrics.clear()  # the caller has them: no log line of Trainer's will
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()

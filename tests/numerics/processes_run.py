@@ -44,31 +44,10 @@ SECONDS = 120
 PROCESSES = 2
 
 
-class Split(Spy):
-    """In one process, takes the minibatches that PROCESSES processes take together."""
-
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        if self.args.world_size > 1:
-            return super().update(*args, **kwargs)
-        draw, cut = torch.randperm, torch.tensor_split
-        share = self.args.per_device_train_batch_size // PROCESSES
-
-        def local_order(count: int, **given: Any) -> torch.Tensor:
-            return draw(count // PROCESSES, **given)
-
-        def minibatches(order: torch.Tensor, parts: int) -> list[torch.Tensor]:
-            whose = torch.arange(len(order) * PROCESSES) // share % PROCESSES
-            rows = [(whose == process).nonzero().squeeze(1) for process in range(PROCESSES)]
-            return [torch.cat([mine[part] for mine in rows]) for part in cut(order, parts)]
-
-        with mock.patch.multiple(torch, randperm=local_order, tensor_split=minibatches):
-            return super().update(*args, **kwargs)
-
-
 def settings(processes: int) -> dict[str, Any]:
     """8 completions an update, 4 a process where there are two; plain SGD, as Adam magnifies rounding."""
     return {
-        "kind": Split, "per_device_train_batch_size": 4 // processes, "per_device_eval_batch_size": 4 // processes,
+        "kind": Spy, "per_device_train_batch_size": 4 // processes, "per_device_eval_batch_size": 4 // processes,
         "gradient_accumulation_steps": 2, "num_mini_batches": 1, "optim": "sgd", "learning_rate": 0.2,
         "critic_learning_rate": 0.2, "reward_model": make_reward_model(), "reward_funcs": good,
         "ref_model": make_policy(seed=2),
@@ -88,18 +67,14 @@ def together(directory: Path, processes: int) -> Any:
 
 
 def uneven(directory: Path, processes: int) -> Any:
-    """A pass over 13 prompts: its last update has 3 completions a process, so minibatches of 2 and of 1.
+    """Passes over 13 prompts: the last update of one has 5 completions, so minibatches of 3 and of 2.
 
-    Two processes fill the last batch up with the first prompt; one process is given that row. With an "a" as the end,
+    Two processes fill the last batch up with the first prompt, and leave that row out. With an "a" as the end,
     completions end early, so the longest of one process is shorter than that of the other.
     """
-    prompts = prompt_rows(13)
-    if processes == 1:
-        order = [*range(13), 0]
-        prompts = prompts.select(order).add_column("prompt_index", order)
     return make_trainer(
         directory, **settings(processes) | {
-            "max_steps": 4, "train_dataset": prompts, "train_sampling_strategy": "sequential", "num_mini_batches": 2,
+            "max_steps": 4, "train_dataset": prompt_rows(13), "train_sampling_strategy": "sequential", "num_mini_batches": 2,
             "per_device_train_batch_size": 2 // processes, "gradient_accumulation_steps": 4,
             "stop_token_id": 3, "eval_dataset": prompt_rows(1), "eval_strategy": "steps", "eval_steps": 4,
         },
@@ -127,7 +102,7 @@ def by_hand(directory: Path, processes: int) -> Any:
 
 
 def loop(trainer: Any, processes: int) -> dict[str, Any]:
-    """Two updates with `step`, then one with more minibatches than a process has completions."""
+    """Two updates with `step`, then one with minibatches of 2, of which a process may have none."""
     rank = trainer.args.process_index
     mine = slice(None) if processes == 1 else slice(0, 5) if rank == 0 else slice(5, 8)
     queries = prompt_rows(8)["prompt"]
@@ -137,16 +112,14 @@ def loop(trainer: Any, processes: int) -> dict[str, Any]:
         responses = [LETTERS[row + update : 2 * row + 2 + update] for row in range(8)]
         scores = [float(row % 3 - update) for row in range(8)]
         metrics.append(trainer.step(queries[mine], responses[mine], scores[mine]))
-    weights = snapshot(trainer)
     trainer.args.num_mini_batches = 4
     trainer.step(queries[mine], responses[mine], scores[mine])
     return {
         "began": trainer.before,
-        "weights": weights,
+        "weights": snapshot(trainer),
         "log": metrics,
         "kl_coef": trainer.controller.kl_coef,
         "generated": generated,
-        "last": snapshot(trainer),
         "refusal": refusal(Path(trainer.args.output_dir)),
     }
 
@@ -160,7 +133,7 @@ def refusal(directory: Path) -> str:
     return ""
 
 
-class Lost(Split):
+class Lost(Spy):
     """The loss of process 1, in the second update, is no number, though its gradients are."""
 
     def loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -200,7 +173,6 @@ def train(root: Path, name: str, processes: int) -> dict[str, Any]:
         "log": rows,
         "saves": saves.call_count,
         "kl_coef": trainer.controller.kl_coef,
-        "widths": [rollout.mask.shape[1] for rollout, _, _ in trainer.updates],
         "sizes": [len(rollout.samples) for rollout, _, _ in trainer.updates],
     }
 
