@@ -5,16 +5,18 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import re
 import signal
 import sys
 import threading
+import time
 import warnings
 from functools import partial
 from types import FrameType
 
 import click
 
-from . import __version__
+from . import __version__, processes
 from .errors import ZooError
 from .stage import STAGES
 
@@ -42,6 +44,10 @@ COMMANDS = {
     "uninstall-hf-extension": "commands.extension:uninstall",
     "zoo": "commands.zoo:zoo",
 }
+#: What gloo and NCCL say where the process at the other end is gone.
+LOST = re.compile(r"(?i)connection (closed|reset) by peer|broken pipe|remote process exited|gloo|nccl")
+#: Seconds in which the launcher ends the other processes of one that failed.
+GRACE = 15
 
 
 class Lazy(click.Group):
@@ -102,6 +108,9 @@ def _of_the_user(error: BaseException) -> str | None:
         return f"{str(path)[:200]} cannot be used ({error.strerror or error}): check the path and its permissions."
     if isinstance(error, RuntimeError) and "home directory" in str(error):  # what pathlib says
         return "There is no home directory to expand ~ to: set HOME and RLHF_ZOO_HOME, or write the path in full."
+    import traceback; traceback.print_exception(error)
+    if processes.count() > 1 and isinstance(error, RuntimeError) and LOST.search(str(error)):
+        return "Another process of this command ended: the same command goes on from the last checkpoint."
     return None
 
 
@@ -121,6 +130,13 @@ def _as_ctrl_c(process: int, number: int, frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
     raise KeyboardInterrupt
+
+
+def _after_the_first() -> None:
+    """Of several processes the first one says what is wrong, once: the launcher then ends the others, which wait."""
+    if processes.rank() > 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(GRACE)
 
 
 def main() -> None:
@@ -148,6 +164,7 @@ def main() -> None:
             sys.exit(1)
         sys.exit(code if isinstance(code, int) else 0)
     except ZooError as error:
+        _after_the_first()
         click.echo(f"Error: {error}", err=True)
         sys.exit(2)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -157,11 +174,13 @@ def main() -> None:
         click.echo(f"Error: {_sentence(error)}", err=True)
         sys.exit(2)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("Interrupted; the same command goes on from what is saved.", err=True)
+        if processes.rank() == 0:
+            click.echo("Interrupted; the same command goes on from what is saved.", err=True)
         sys.exit(130)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             sys.exit(1)
+        _after_the_first()
         said = _of_the_user(error)
         if said is None:
             raise

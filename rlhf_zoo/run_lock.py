@@ -17,6 +17,7 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from . import processes
 from .errors import ZooError
 from .record import now
 
@@ -42,10 +43,18 @@ class _Held:
 def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
     """Open while a command writes into a run directory; a process may open it several times, from any thread.
 
-    command: what another command is told of this one. Raises ZooError where another process writes there, where the
-    directory cannot be locked, and in a process that is one of several (torchrun, accelerate launch).
+    command: what another command is told of this one. Of several processes that work together the first one holds it.
+    Raises ZooError where another command writes there, where the directory cannot be locked, and in several processes
+    that do not work together.
     """
-    _check_alone()
+    if processes.started() > processes.count():
+        raise ZooError(
+            f"WORLD_SIZE is {processes.started()}, and this command runs in one process: start it without torchrun or "
+            "accelerate launch, which are for `rlhf-zoo sft|reward|ppo|eval RECIPE`."
+        )
+    if not processes.first():
+        yield
+        return
     whole = Path(os.path.realpath(directory))
     with _HOLDING:
         held = _HELD.get(whole)
@@ -60,15 +69,6 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
             if not held.count:
                 del _HELD[whole]
                 _release(held, whole)
-
-
-def _check_alone() -> None:
-    count = os.environ.get("WORLD_SIZE", "1")
-    if count.isdecimal() and int(count) > 1:
-        raise ZooError(
-            f"WORLD_SIZE is {count}, and rlhf-zoo runs in one process: start it without torchrun or accelerate launch; "
-            "in several processes, PPOTrainer can be used as a library."
-        )
 
 
 def _take(directory: Path, *, named: Path, command: str) -> _Held:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import processes
 from ..errors import ZooError
 from ..stage import STAGES
 
@@ -197,8 +200,23 @@ def run_context(
 ) -> Iterator[tuple[RunContext, Publisher | None]]:
     """`open_run` with the recipe, the Hub and the lock that a command needs.
 
-    writes: whether the command writes into the run directory, where no other may then.
+    writes: whether the command writes into the run directory, where no other may then. Of several processes the first
+    one opens all that; the others take from it what it found out, and send nothing.
     """
+    if not processes.first():
+        from ..hub.connect import point_clients
+
+        context, environment = processes.from_first(dict)
+        for name, value in environment.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        quiet_hub()
+        point_clients()
+        yield replace(context, restart=False, publish=False), None
+        return
+    before = dict(os.environ)
     found, directory = settle_run(recipe, output_dir=output_dir, namespace=namespace)
     touched = [folder for folder in (options.get("base"), directory) if writes and folder is not None]
     with (
@@ -206,6 +224,9 @@ def run_context(
         settle_hub(hub, push_to_hub=push_to_hub) as connected,
         open_run(found, directory, flags, connected, push_to_hub=push_to_hub, namespace=namespace, **options) as run,
     ):
+        names = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
+        changed = {name: os.environ.get(name) for name in names}
+        processes.from_first(lambda: (replace(run[0]), changed))
         yield run
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from .. import processes
 from ..stage import STAGES, Stage
 from .common import FLAGS, print_json, run_context, run_flags, run_options, table
 
@@ -27,8 +28,9 @@ def run_one(
 ) -> Path:
     """Runs one stage of a recipe, says what came of it, and returns its directory.
 
-    quietly: on the error stream, for a command that prints JSON.
+    quietly: on the error stream, for a command that prints JSON. In several processes the first one says it.
     """
+    processes.join()
     with run_context(recipe, flags, **options) as (context, publisher):
         from ..stages.pipeline import run_stage, said
 
@@ -37,7 +39,10 @@ def run_one(
         for named in STAGES:
             if context.flags[named]:
                 context.settings(named)  # a mistake in another stage's flags is one too
-        if not run_stage(context, stage, publisher):
+        done = run_stage(context, stage, publisher)
+        if not processes.first():
+            return context.directory / stage
+        if not done:
             click.echo(f"{stage} was finished before in {context.directory}; --restart does it again.", err=quietly)
         if publisher is not None:
             publisher.drain()

@@ -6,6 +6,7 @@ minibatches, β and metrics are computed as in one process, and only gradients a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -123,18 +124,19 @@ def shares(rows: Tensor, mask: Tensor, *, size: int, process: int, processes: in
         return length_sorted(rows, mask, size)
     order = mask[rows].sum(1).argsort(stable=True)
     mine = rows[order][process::processes]
-    count = -(-(-(-len(rows) // processes)) // size)
+    count = math.ceil(math.ceil(len(rows) / processes) / size)
     return [mine[start * size : (start + 1) * size] for start in range(count)]
 
 
 def text_shares(texts: TextBatch, *, parts: int, process: int, processes: int) -> list[TextBatch]:
-    """This process's texts of a minibatch, in at most as many parts; a part without a text has one that counts for 0."""
+    """This process's texts of a minibatch, in `parts` at most; as many in every process."""
     from .ptx import split
 
     if processes == 1:
         return split(texts, parts)
     mine = TextBatch(*(x[process::processes] for x in texts))
-    size = -(-(-(-len(texts.ids) // processes)) // parts)
+    size = math.ceil(math.ceil(len(texts.ids) / processes) / parts)
     found = [TextBatch(*(x[start * size : (start + 1) * size] for x in mine)) for start in range(parts)]
+    # A text of which no token counts, for a process that has none left.
     nothing = TextBatch(texts.ids[:1], texts.attention[:1], torch.zeros_like(texts.mask[:1]))
     return [part if len(part.ids) else nothing for part in found]

@@ -15,6 +15,7 @@ from typing import Any
 
 import datasets
 
+from .. import processes
 from ..chat import Chat
 from ..data import need_columns
 from ..errors import ZooError
@@ -229,6 +230,11 @@ def data_source(context: RunContext, *, again: bool = False) -> DataSource:
     Raises ZooError when the recipe has neither, or another run's data lie in the run directory and --restart was not
     given.
     """
+    with processes.first_alone():
+        return _data_source(context, again=again)
+
+
+def _data_source(context: RunContext, *, again: bool) -> DataSource:
     shared = context.shared
     if shared.corpus is None:
         if shared.dataset_name is None:

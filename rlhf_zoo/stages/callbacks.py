@@ -9,6 +9,7 @@ from typing import Any
 from tqdm import tqdm
 from transformers import IntervalStrategy, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from .. import processes
 from ..record import COMPLETE, StageRecord
 from .interrupt import Interruptible
 from .room import check_room
@@ -36,7 +37,13 @@ class Follow(TrainerCallback):
         self._bar: tqdm | None = None
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        self._bar = tqdm(total=state.max_steps, initial=state.global_step, desc=self._desc, unit="step")
+        self._bar = tqdm(
+            total=state.max_steps,
+            initial=state.global_step,
+            desc=self._desc,
+            unit="step",
+            disable=not processes.first(),
+        )
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -57,7 +64,7 @@ class Follow(TrainerCallback):
             return  # the summary of an interrupted run: the run that goes on has another
         numbers = {name: value for name, value in (logs or {}).items() if not name.endswith(LEFT_OUT)}
         numbers.pop("epoch", None)
-        if not numbers:
+        if not numbers or not processes.first():
             return
         self._record.append_metrics({"step": state.global_step, **numbers})
         if self._bar is not None:
@@ -108,6 +115,7 @@ class StageCallback(Follow):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
         super().on_step_end(args, state, control)
+        self._stop.requested = processes.any_of(self._stop.requested)
         if self._stop.requested or state.global_step == self._stop_after:
             control.should_save = control.should_training_stop = True
         if state.global_step >= state.max_steps:
@@ -126,10 +134,14 @@ class StageCallback(Follow):
     ) -> TrainerControl:
         control.should_evaluate &= self._evaluated != state.global_step
         # A complete checkpoint may be on its way to the Hub: it is not written again.
-        control.should_save &= not (self._record.checkpoint_path(state.global_step) / COMPLETE).is_file()
+        complete = self._record.checkpoint_path(state.global_step) / COMPLETE
+        control.should_save &= not processes.from_first(complete.is_file)
         return control
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        processes.wait()  # what each of them adds to the checkpoint lies there
+        if not processes.first():
+            return
         checkpoint = self._record.checkpoint_path(state.global_step)
         if self._finish_checkpoint is not None:
             self._finish_checkpoint(checkpoint)

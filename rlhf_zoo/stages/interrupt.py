@@ -7,6 +7,8 @@ import sys
 import threading
 from types import FrameType
 
+from .. import processes
+
 __all__ = ["Interruptible", "Stopped"]
 
 
@@ -39,4 +41,6 @@ class Interruptible:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
+        if not processes.first():
+            return
         print(f"\nSaving {self._what} after the step under way; Ctrl-C again aborts at once.", file=sys.stderr)  # noqa: T201

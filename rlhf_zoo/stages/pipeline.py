@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .. import processes
 from ..chat import words
 from ..errors import ZooError
 from ..evaluator.measure import make_evaluator, measure
@@ -38,7 +39,8 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
         for earlier in context.recipe.stages:
             if earlier == stage:
                 break
-            context.restore_chosen(earlier)
+            with processes.first_alone():
+                context.restore_chosen(earlier)
         runs = evaluate.run if stage == "eval" else STAGES[stage].load("run")
         return runs(context, publisher)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from .. import processes
 from ..errors import ZooError
 from ..record import write_text
 
@@ -29,8 +30,11 @@ class RunningMetrics(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         trainer = self._trainer
+        losses = processes.gathered(trainer._tr_loss.item())
+        if not processes.first():
+            return
         sums = {
-            "loss": trainer._tr_loss.item(),
+            "loss": sum(losses) / len(losses),
             "logged": trainer._globalstep_last_logged,
             "metrics": dict(trainer._metrics["train"]),
             "tokens": trainer._total_train_tokens,

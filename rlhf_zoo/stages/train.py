@@ -9,9 +9,11 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .. import processes
 from ..errors import ZooError
 from ..finite import NotFinite
 from ..hub.publish import MERGED, unpublished
@@ -48,8 +50,10 @@ def make_trainer(kind: Callable[..., Any], settings: StageSettings, **parts: Any
 
     Raises ZooError for what only the trainer finds wrong with them, and where they leave it nothing to train on.
     """
+    from .global_batch import in_processes
+
     try:
-        trainer = kind(args=copy.copy(settings.trainer), **parts)  # a trainer changes its arguments
+        trainer = in_processes(kind)(args=copy.copy(settings.trainer), **parts)  # a trainer changes its arguments
     except ValueError as error:
         first = str(error).strip().splitlines()[0].rstrip(".").replace(". ", "; ")
         raise ZooError(f"The settings of the stage {settings.stage} do not work: {first}.") from error
@@ -85,70 +89,60 @@ def train_stage(
     """
     stage = settings.stage
     record = context.record(stage)
-    again = context.restart and record.run_file.exists()
     lineage = {name: dict(parent.lineage) for name, parent in parents.items()}
     resolved = {
         **settings.resolved,
         "data": data.get("fingerprint"),
         "parents": {name: parent["fingerprint"] for name, parent in lineage.items()},
     }
-    if not again:
-        record.check_fingerprint(resolved, recipe=context.recipe.name)
-    before = {} if again else record.read()
-    if before.get("status") == "finished":
-        if publisher is not None:
-            record.write(publish=_publication(context))
-            publisher.notify()
+    # Of several processes the first one decides what is done, and writes.
+    plan: _Plan = processes.from_first(lambda: _plan(context, settings, resolved, parents, publisher))
+    if plan.finished:
         return False
-    if publisher is not None and not context.checked:
-        claim_repository(context, stage)
-    if publisher is not None and settings.model.use_peft:
-        check_bases(context, stage, parents)
-    if not before and not again and any(record.path.glob("checkpoint-*")):
-        raise ZooError(f"{record.path} holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir.")
-    resume = None
-    if not again:
-        record.remove_incomplete()
-        resume = _last_whole(record)
-        record.truncate_metrics(checkpoint_step(resume) if resume else -1)
+    before = plan.before
     with Interruptible(f"the {stage} stage") as stop:
         trainer = build()
         # Only now: settings that build refuses must not claim the directory, nor cost what lies there.
-        if again:
-            record.clear()
-            if publisher is not None:
-                claim_repository(context, stage)  # without the tags of what was cleared
-        record.write(
-            stage=stage,
-            recipe=context.recipe.name,
-            status="running",
-            seed=settings.trainer.seed,
-            fingerprint=fingerprint(resolved),
-            resolved=resolved,
-            versions=versions(),
-            parents={
-                role: kept_lineage((before.get("parents") or {}).get(role) or {}, parent)
-                for role, parent in lineage.items()
-            },
-            dataset=kept_lineage(before.get("dataset") or {}, data),
-            hub=before.get("hub") or context.hub.label,
-            publish=before.get("publish") if publisher is None else _publication(context),
-            repo=before.get("repo"),
-            command=context.command,
-            run=context.run_id(stage),
-            **({"left_out": dict(left_out)} if left_out else {}),
-        )
+        if processes.first():
+            if plan.again:
+                record.clear()
+                if publisher is not None:
+                    claim_repository(context, stage)  # without the tags of what was cleared
+            record.write(
+                stage=stage,
+                recipe=context.recipe.name,
+                status="running",
+                seed=settings.trainer.seed,
+                fingerprint=fingerprint(resolved),
+                resolved=resolved,
+                versions=versions(),
+                parents={
+                    role: kept_lineage((before.get("parents") or {}).get(role) or {}, parent)
+                    for role, parent in lineage.items()
+                },
+                dataset=kept_lineage(before.get("dataset") or {}, data),
+                hub=before.get("hub") or context.hub.label,
+                publish=before.get("publish") if publisher is None else _publication(context),
+                repo=before.get("repo"),
+                command=context.command,
+                run=context.run_id(stage),
+                **({"left_out": dict(left_out)} if left_out else {}),
+            )
+        processes.wait()
         callback = _attach(trainer, context, settings, record, stop, publisher, finish_checkpoint)
         known_as = f"{context.recipe.name}-{stage}-{context.run_id(stage)}"
         with _whole_checkpoints(record), contextlib.closing(callback), one_run(trainer.args, known_as):
-            trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+            trainer.train(resume_from_checkpoint=str(plan.resume) if plan.resume else None)
         seconds = before.get("seconds", 0.0) + time.monotonic() - started
         if trainer.state.global_step < trainer.state.max_steps:
             stopped = not stop.requested and trainer.state.global_step == context.stop_after
-            record.write(status="stopped" if stopped else "interrupted", seconds=seconds)
+            if processes.first():
+                record.write(status="stopped" if stopped else "interrupted", seconds=seconds)
             if stopped:
                 return True
             raise Stopped
+        if not processes.first():
+            return True
         chosen = choose(record, settings.release, trainer.args)
         path = record.checkpoint_path(chosen["step"])
         if settings.release.push_merged:
@@ -161,6 +155,49 @@ def train_stage(
     if stop.requested:
         raise Stopped
     return True
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be done of a stage. again: from the start, over what is there; before: run.json as it stands."""
+
+    finished: bool
+    again: bool = False
+    before: Mapping[str, Any] = field(default_factory=dict)
+    resume: Path | None = None
+
+
+def _plan(
+    context: RunContext,
+    settings: StageSettings,
+    resolved: Mapping[str, Any],
+    parents: Mapping[str, ParentCheckpoint],
+    publisher: Publisher | None,
+) -> _Plan:
+    """Raises ZooError where the stage cannot begin or go on in its directory, or be published under its name."""
+    stage = settings.stage
+    record = context.record(stage)
+    again = context.restart and record.run_file.exists()
+    if not again:
+        record.check_fingerprint(resolved, recipe=context.recipe.name)
+    before = {} if again else record.read()
+    if before.get("status") == "finished":
+        if publisher is not None:
+            record.write(publish=_publication(context))
+            publisher.notify()
+        return _Plan(finished=True)
+    if publisher is not None and not context.checked:
+        claim_repository(context, stage)
+    if publisher is not None and settings.model.use_peft:
+        check_bases(context, stage, parents)
+    if not before and not again and any(record.path.glob("checkpoint-*")):
+        raise ZooError(f"{record.path} holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir.")
+    resume = None
+    if not again:
+        record.remove_incomplete()
+        resume = _last_whole(record)
+        record.truncate_metrics(checkpoint_step(resume) if resume else -1)
+    return _Plan(False, again, before, resume)
 
 
 def _save_merged(trainer: Any, checkpoint: Path) -> None:
@@ -200,10 +237,13 @@ def _whole_checkpoints(record: StageRecord) -> Iterator[None]:
     try:
         yield
     except (NotFinite, NoRoom):
-        record.remove_incomplete()
-        record.write(status="interrupted")
+        if processes.first():
+            record.remove_incomplete()
+            record.write(status="interrupted")
         raise
     except Exception as error:
+        if not processes.first():
+            raise
         # torch reports a full disk as a RuntimeError without a reason.
         no_room = isinstance(error, RuntimeError) and shutil.disk_usage(record.path).free < 2**20
         if not no_room and not is_disk_full(error):
@@ -227,6 +267,8 @@ def _attach(
     from transformers import PrinterCallback
 
     trainer.remove_callback(PrinterCallback)
+    if hasattr(trainer, "_total_train_tokens"):  # of trl; PPOTrainer saves its own
+        trainer.add_callback(RunningMetrics(trainer))
 
     def saved() -> None:
         unsent: set[int] = set()
@@ -237,8 +279,6 @@ def _attach(
         stay = unsent | promising(record, settings.release, settings.trainer)
         prune(record, keep=settings.keep, stay=stay)
 
-    if hasattr(trainer, "_total_train_tokens"):  # of trl; PPOTrainer saves its own
-        trainer.add_callback(RunningMetrics(trainer))
     finish = None if finish_checkpoint is None else functools.partial(finish_checkpoint, trainer)
     callback = StageCallback(record, stop, finish_checkpoint=finish, saved=saved, stop_after=context.stop_after)
     trainer.add_callback(callback)

@@ -1,0 +1,98 @@
+"""Several processes that are one command, as `accelerate launch` and torchrun start them.
+
+The first one owns all that is written and sent: run directory, lock, embedded Hub, outbox. The others compute their
+share, take from the first what it found out, and write nothing. A command that has not joined is alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+__all__ = ["any_of", "count", "first", "first_alone", "from_first", "gathered", "join", "rank", "started", "wait"]
+
+#: For what the first process does while the others wait.
+PATIENCE = timedelta(hours=2)
+_joined = False
+
+
+def started() -> int:
+    """How many processes the launcher started of this command, whether they have joined or not."""
+    number = os.environ.get("WORLD_SIZE", "1")
+    return int(number) if number.isdecimal() else 1
+
+
+def count() -> int:
+    """How many processes work on what this one does."""
+    return started() if _joined else 1
+
+
+def rank() -> int:
+    return int(os.environ.get("RANK", "0")) if started() > 1 else 0
+
+
+def first() -> bool:
+    """Whether this process writes."""
+    return rank() == 0 or not _joined
+
+
+def join() -> None:
+    """Meets the other processes; from here on they work together. Does nothing in one that is alone."""
+    global _joined
+    if started() == 1 or _joined:
+        return
+    import torch
+
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        backend = "cuda:nccl,cpu:gloo"
+    else:
+        os.environ["ACCELERATE_USE_CPU"] = "true"  # or each process would think that it is alone
+    torch.distributed.init_process_group(backend, timeout=PATIENCE)
+    _joined = True
+
+
+def gathered(value: Any) -> list[Any]:
+    """A value of each process, in all of them."""
+    if count() == 1:
+        return [value]
+    from torch import distributed
+
+    seen: list[Any] = [None] * count()
+    distributed.all_gather_object(seen, value)
+    return seen
+
+
+def from_first(make: Callable[[], Any]) -> Any:
+    """What `make` returns in the first process, in all of them."""
+    if count() == 1:
+        return make()
+    from torch import distributed
+
+    found = [make() if first() else None]
+    distributed.broadcast_object_list(found)
+    return found[0]
+
+
+def wait() -> None:
+    """Until all processes are here."""
+    gathered(None)
+
+
+def any_of(flag: bool) -> bool:
+    """Whether it is so in any process."""
+    return any(gathered(flag))
+
+
+@contextmanager
+def first_alone() -> Iterator[None]:
+    """The first process goes through, then the others, which find what it has written."""
+    if not first():
+        wait()
+    yield
+    if first():
+        wait()
