@@ -106,7 +106,7 @@ def unpack(scheme: int, stored: bytes, length: int) -> bytes | bytearray:
     return content
 
 
-def _ungroup(grouped: bytes) -> bytearray:
+def _ungroup(grouped: bytes | bytearray) -> bytearray:
     """Undo byte grouping: first all bytes 0 of the chunk's groups of four, then all bytes 1, 2 and 3."""
     content = bytearray(len(grouped))
     start = 0
