@@ -156,10 +156,10 @@ def publish_checkpoint(
     """Sends one complete checkpoint as one commit with one annotated tag, and notes it in published.json.
 
     run: the id of the run, which holds the repository. hub: what run.json calls the Hub. beside: a folder of further
-    files (card, metrics, recipe). optimizer: send what training goes on from too. instead: see `checkpoint_files`. Returns {hub, repo, commit, tag,
-    time}. Where an earlier try was cut off before it heard an answer, nothing is sent twice: its commit is found again.
-    Raises ZooError where another run took the repository, and where the tag is there with other weights: a step's tag
-    never moves.
+    files (card, metrics, recipe). optimizer: send what training goes on from too. instead: see `checkpoint_files`.
+    Returns {hub, repo, commit, tag, time}. Where an earlier try was cut off before it heard an answer, nothing is sent
+    twice: its commit is found again. Raises ZooError where another run took the repository, and where the tag is there
+    with other weights: a step's tag never moves.
     """
     check_whole(checkpoint, training=optimizer)
     files = checkpoint_files(checkpoint, optimizer=optimizer, instead=instead)
@@ -183,7 +183,14 @@ def publish_checkpoint(
 
 
 def publish_release(
-    checkpoint: Path, repo_id: str, *, run: str, beside: Path, message: str, told: str, optimizer: bool = False,
+    checkpoint: Path,
+    repo_id: str,
+    *,
+    run: str,
+    beside: Path,
+    message: str,
+    told: str,
+    optimizer: bool = False,
     instead: Mapping[str, Path | None] = NOTHING,
 ) -> str:
     """Makes a checkpoint what `main` and `best` hold, with the files of `beside`, in one commit. Returns the commit.

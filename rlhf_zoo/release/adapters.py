@@ -34,9 +34,7 @@ def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentChe
         )
 
 
-def sent_instead(
-    context: RunContext, record: StageRecord, checkpoint: Path, folder: Path
-) -> dict[str, Path | None]:
+def sent_instead(context: RunContext, record: StageRecord, checkpoint: Path, folder: Path) -> dict[str, Path | None]:
     """Path in the repository -> the file of `folder` that is sent there instead, None for what is left out.
 
     Weights are rounded by push_dtype, and the critic is left out by push_critic.

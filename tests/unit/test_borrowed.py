@@ -29,12 +29,12 @@ from rlhf_zoo.release.adapters import sent_instead
 from rlhf_zoo.release.sender import Sender
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.stages import evaluate, ppo
-from rlhf_zoo.studies import reproduce
-from rlhf_zoo.studies.differences import compare_files, compare_weights
 from rlhf_zoo.stages.callbacks import StageCallback
 from rlhf_zoo.stages.interrupt import Interruptible
 from rlhf_zoo.stages.reporting import one_run
 from rlhf_zoo.stages.room import NoRoom
+from rlhf_zoo.studies import reproduce
+from rlhf_zoo.studies.differences import compare_files, compare_weights
 
 SENT_LITTLE = {
     "max_steps": 5, "push_steps": 2, "push_dtype": "bfloat16", "push_critic": False, "save_optimizer_limit": 2,
@@ -107,7 +107,12 @@ def test_less_is_sent_than_saved_and_rounded_and_training_goes_on_unrounded(fold
 
     assert ppo.run(make_context(folder))
     send()
-    assert sorted(tag.name for tag in refs("local/toy-ppo").tags) == ["best", "step-000002", "step-000004", "step-000005"]
+    assert sorted(tag.name for tag in refs("local/toy-ppo").tags) == [
+        "best",
+        "step-000002",
+        "step-000004",
+        "step-000005",
+    ]
     whole = folder / "whole"
     whole.mkdir()
     (folder / "toy").rename(whole / "toy")
@@ -135,7 +140,10 @@ def test_less_is_sent_than_saved_and_rounded_and_training_goes_on_unrounded(fold
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"push_steps": 3, "save_steps": 2}, r"push_steps of the stage ppo is 3, and checkpoints are saved by steps, ev"),
+        (
+            {"push_steps": 3, "save_steps": 2},
+            r"push_steps of the stage ppo is 3, and checkpoints are saved by steps, ev",
+        ),
         ({"push_steps": 2, "save_strategy": "epoch"}, r"saved by epoch: give a multiple of save_steps"),
         ({"push_optimizer": True}, r"what training goes on from, and push_dtype leaves some of it out: give one"),
         ({"push_dtype": "int8"}, r"--push_dtype is 'int8', and it takes one of bfloat16\."),
@@ -148,7 +156,16 @@ def test_what_could_not_be_sent_so_is_said_before_training(folder: Path, keys: d
 
 def test_resume_auto_is_said_in_job_scripts_and_does_not_go_with_restart(tmp_path: Path) -> None:
     """A job that is begun again by its scheduler gives the same command each time."""
-    flags = ["run", "tiny-world", "--output_dir", str(tmp_path / "run"), "--hub", "http://127.0.0.1:9", "--resume", "auto"]
+    flags = [
+        "run",
+        "tiny-world",
+        "--output_dir",
+        str(tmp_path / "run"),
+        "--hub",
+        "http://127.0.0.1:9",
+        "--resume",
+        "auto",
+    ]
     refused = CliRunner().invoke(cli, [*flags, "--restart"])
     assert isinstance(refused.exception, ZooError) and "--restart forgets it: keep one." in str(refused.exception)
     assert CliRunner().invoke(cli, [*flags[:-1], "never"]).exit_code == 2
