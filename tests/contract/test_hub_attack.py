@@ -7,6 +7,8 @@ import json
 import socket
 import time
 from datetime import datetime
+from http.client import parse_headers
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -19,7 +21,9 @@ from rlhf_zoo.hub_server import create_token, tokens
 from rlhf_zoo.hub_server.cli import hub as group
 from rlhf_zoo.hub_server.faults import Fault
 from rlhf_zoo.hub_server.handler import Handler
+from rlhf_zoo.hub_server.messages import Body, Request
 from rlhf_zoo.hub_server.names import check_path
+from rlhf_zoo.hub_server.routing import Router
 from rlhf_zoo.hub_server.tokens import TokenFile, revoke_tokens
 
 pytestmark = pytest.mark.attack
@@ -240,6 +244,15 @@ def test_wrong_kinds_are_a_400(here):
     for value in ({"path": ["a"], "content": "x"}, {"path": "a\ud800", "content": "x"}, {"path": "a", "content": 5}):
         assert here.commit(REPO, {"key": "file", "value": value}).status == 400
     assert here.api().model_info(REPO).sha == before
+
+
+def test_a_route_that_says_nothing_of_a_body_reads_none():
+    router = Router(lambda repo: True)
+    router.add("POST", "/undeclared", lambda request: request.json())
+    headers = parse_headers(BytesIO(b"Content-Length: 2\r\n\r\n"))
+    with pytest.raises(Fault) as caught:
+        router.dispatch(Request("POST", "/undeclared", {}, headers, Body(BytesIO(b"{}"), headers), "write", ""))
+    assert caught.value.status == 413
 
 
 def test_bodies_are_bounded(here):
