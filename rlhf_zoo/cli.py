@@ -108,7 +108,6 @@ def _of_the_user(error: BaseException) -> str | None:
         return f"{str(path)[:200]} cannot be used ({error.strerror or error}): check the path and its permissions."
     if isinstance(error, RuntimeError) and "home directory" in str(error):  # what pathlib says
         return "There is no home directory to expand ~ to: set HOME and RLHF_ZOO_HOME, or write the path in full."
-    import traceback; traceback.print_exception(error)
     if processes.count() > 1 and isinstance(error, RuntimeError) and LOST.search(str(error)):
         return "Another process of this command ended: the same command goes on from the last checkpoint."
     return None

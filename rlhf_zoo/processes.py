@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
+from .errors import ZooError
+
 __all__ = ["any_of", "count", "first", "first_alone", "from_first", "gathered", "join", "rank", "started", "wait"]
 
 #: For what the first process does while the others wait.
@@ -40,10 +42,18 @@ def first() -> bool:
 
 
 def join() -> None:
-    """Meets the other processes; from here on they work together. Does nothing in one that is alone."""
+    """Meets the other processes; from here on they work together. Does nothing in one that is alone.
+
+    Raises ZooError where no launcher says which of them this one is.
+    """
     global _joined
     if started() == 1 or _joined:
         return
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+        raise ZooError(
+            f"WORLD_SIZE is {started()} and {missing[0]} is not set: start the processes with `accelerate launch` or "
+            "torchrun, or unset WORLD_SIZE."
+        )
     import torch
 
     backend = "gloo"

@@ -85,6 +85,11 @@ class Progress:
         if not self.steps:
             self.sums["first tokens"] += tokens.sum()
 
+    def add_names(self, other: Progress) -> None:
+        """Knows what `other` does, and counts nothing of it: processes sum up the same names."""
+        for name in other.sums:
+            self.sums[name] += 0
+
     def add_texts(self, nll: Tensor, mask: Tensor) -> None:
         self.sums["loss/ptx"] += nll.detach().double().masked_fill(~mask, 0).sum()
         self.sums["texts"] += mask.sum()

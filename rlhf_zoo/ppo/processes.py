@@ -17,6 +17,7 @@ from torch import Tensor
 from ..actor_critic import TextBatch
 from ..rewards import Scored
 from ..sampling import Samples
+from .ptx import split
 from .rollout import Rollout, length_sorted
 
 __all__ = ["place_of_rows", "shares", "text_shares", "together"]
@@ -130,8 +131,6 @@ def shares(rows: Tensor, mask: Tensor, *, size: int, process: int, processes: in
 
 def text_shares(texts: TextBatch, *, parts: int, process: int, processes: int) -> list[TextBatch]:
     """This process's texts of a minibatch, in `parts` at most; as many in every process."""
-    from .ptx import split
-
     if processes == 1:
         return split(texts, parts)
     mine = TextBatch(*(x[process::processes] for x in texts))

@@ -253,7 +253,9 @@ class PPOTrainer(BasePPOTrainer):
                     loss = self.loss(
                         model, rollout.rows(chosen), estimates.rows(chosen), size, text, target_tokens, seen
                     )
-                loss = loss if counts else loss * 0
+                if not counts:
+                    loss = loss * 0
+                    progress.add_names(seen)
                 progress.add_loss(loss)
                 # They average gradients, and the loss is a share of the whole minibatch's.
                 self.accelerator.backward(loss * args.world_size)

@@ -12,6 +12,7 @@ from typing import Any
 
 from datasets import Dataset
 
+from .. import processes
 from ..errors import ZooError
 from ..evaluation.judge_check import JudgeCheck
 from ..evaluator.head_to_head import head_to_head
@@ -41,6 +42,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     Writes eval/evaluation.json and eval/samples.jsonl. The figures are over the test split, which nothing else reads.
     """
     started = time.monotonic()
+    if processes.count() > 1:
+        raise ZooError("The evaluation runs in one process: start it without accelerate launch and torchrun.")
     quiet()
     shared = context.shared
     check_judges(context)

@@ -13,7 +13,7 @@ import torch
 from accelerate.data_loader import BatchSamplerShard
 from torch import Tensor, nn
 from transformers import Trainer
-from trl import RewardTrainer
+from trl import RewardConfig, RewardTrainer
 
 from .. import processes
 
@@ -72,10 +72,12 @@ class GlobalBatch(Trainer):
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
         return super().get_batch_samples(map(self._counting, epoch_iterator), num_batches, device)
 
-    def compute_loss(self, model: Any, inputs: Any, *args: Any, num_items_in_batch: Any = None, **kwargs: Any) -> Any:
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         if num_items_in_batch is None:
             num_items_in_batch = self._get_num_items_in_batch([inputs], self.args.device)
-        return super().compute_loss(model, inputs, *args, num_items_in_batch=num_items_in_batch, **kwargs)
+        return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
     def prediction_step(self, model: nn.Module, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         loss, *rest = super().prediction_step(model, self._counting(inputs), *args, **kwargs)
@@ -85,14 +87,20 @@ class GlobalBatch(Trainer):
 class GlobalReward(GlobalBatch):
     """Stands before trl's RewardTrainer."""
 
-    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+    args: RewardConfig
+    _metrics: Any
+    _total_train_tokens: float
+
+    def compute_loss(
+        self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
+    ) -> Any:
         """−log σ(chosen − rejected − margin), and the centering, averaged over the pairs of all processes."""
-        mode = "train" if self.model.training else "eval"
+        mode, coefficient = "train" if model.training else "eval", self.args.center_rewards_coefficient
         outputs = model(**inputs, use_cache=False)
         chosen, rejected = torch.chunk(outputs.logits.squeeze(-1), chunks=2)
         each = -nn.functional.logsigmoid(chosen - rejected - inputs.get("margin", 0))
-        if self.args.center_rewards_coefficient is not None:
-            each = each + self.args.center_rewards_coefficient * (chosen + rejected) ** 2
+        if coefficient is not None:
+            each = each + coefficient * (chosen + rejected) ** 2
         mine, of_all = self.rows(len(each))
         weight = (torch.arange(len(each), device=each.device) < mine).to(each)
         # Gradients are averaged over the processes.
@@ -119,7 +127,7 @@ class GlobalReward(GlobalBatch):
             metrics[name].append(float(value))
 
 
-def in_processes(kind: type[Any]) -> type[Any]:
+def in_processes(kind: Any) -> Any:
     """This trainer of trl's as several processes train it; itself in one."""
     if processes.count() == 1:
         return kind

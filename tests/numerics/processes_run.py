@@ -74,7 +74,8 @@ def uneven(directory: Path, processes: int) -> Any:
     """
     return make_trainer(
         directory, **settings(processes) | {
-            "max_steps": 4, "train_dataset": prompt_rows(13), "train_sampling_strategy": "sequential", "num_mini_batches": 2,
+            "max_steps": 4, "train_dataset": prompt_rows(13), "train_sampling_strategy": "sequential",
+            "num_mini_batches": 2,
             "per_device_train_batch_size": 2 // processes, "gradient_accumulation_steps": 4,
             "stop_token_id": 3, "eval_dataset": prompt_rows(1), "eval_strategy": "steps", "eval_steps": 4,
         },

@@ -166,14 +166,17 @@ def test_where_nothing_can_be_locked(tmp_path: Path, monkeypatch: pytest.MonkeyP
             pass
 
 
-def test_stages_refuse_to_run_in_several_processes(
+def test_several_processes_without_a_launcher_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     recipe = str(make_recipe(tmp_path))
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert main(monkeypatch, "sft", recipe, "--output_dir", str(tmp_path / "run"), "--hub", NOWHERE) == 2
+    arguments = (recipe, "--output_dir", str(tmp_path / "run"), "--hub", NOWHERE)
+    assert main(monkeypatch, "sft", *arguments) == 2
+    assert "RANK is not set: start the processes with `accelerate launch`" in capsys.readouterr().err
+    assert main(monkeypatch, "run", *arguments) == 2
     said = capsys.readouterr().err
-    assert said.startswith("Error: WORLD_SIZE is 2, and rlhf-zoo runs in one process: start it without torchrun")
+    assert said.startswith("Error: WORLD_SIZE is 2, and this command runs in one process: start it without torchrun")
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("WORLD_SIZE", "1")
     with sole_writer(tmp_path / "run", command="x"):
