@@ -19,7 +19,7 @@ from ..hub.refusals import refusals_as
 from ..model_files import load_tokenizer, loading
 from .memory import Shape
 
-__all__ = ["ModelFacts", "look_at_model", "parameters_of_reward_model"]
+__all__ = ["ModelFacts", "look_at_model", "look_at_reward_model"]
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,17 @@ def look_at_model(name: str) -> ModelFacts:
     )
 
 
-def parameters_of_reward_model(name: str) -> int:
-    """Of a reward model: a folder, or NAMESPACE/NAME[@REVISION]."""
+def look_at_reward_model(name: str) -> int:
+    """The parameters of a reward model: a folder, or NAMESPACE/NAME[@REVISION]. Downloads no weights.
+
+    Raises ZooError for one that cannot be read, or whose score would be read one token early.
+    """
     repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
     what = f"The reward model {name}"
     model = _without_weights(AutoModelForSequenceClassification, repo, revision or None, what)
+    tokenizer = load_tokenizer(repo, name=what, revision=revision or None)
+    if tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
+        raise ZooError(f"{what} pads with its end-of-sequence token, so its score would be read one token early.")
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -19,7 +19,7 @@ from ..runs.layout import as_turns, sft_text
 from ..stage import STAGES
 from .data import Reading, Source, look_at_data, read_as
 from .memory import FLOAT32, GIB, ppo_memory, training_memory
-from .model import ModelFacts, look_at_model, parameters_of_reward_model
+from .model import ModelFacts, look_at_model, look_at_reward_model
 
 __all__ = ["Draft", "Wish", "draft", "write"]
 
@@ -34,7 +34,10 @@ UPDATE, MICRO = 64, 4
 
 @dataclass(frozen=True)
 class Wish:
-    """What somebody asks for. texts: what SFT learns from. rewards: functions, and at most one model. gib: of the GPU."""
+    """What somebody asks for.
+
+    texts: what SFT learns from. rewards: functions, and at most one model. gib: of the GPU.
+    """
 
     model: str
     preferences: str | None = None
@@ -192,7 +195,7 @@ def _readings(wish: Wish) -> dict[str, Reading]:
     prompts = read_as(look(name), "prompts")
     if prompts is None:
         raise ZooError(
-            f"{_columns_of(look(name))}, and PPO reads prompt, messages, or chosen and rejected: give another --prompts."
+            f"{_columns_of(look(name))}, and PPO reads prompt, messages, or chosen and rejected: give other --prompts."
         )
     readings["ppo"] = prompts
     return readings
@@ -243,12 +246,12 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
     lengths = sorted(len(_ids(row, tokenizer, conversational)) for row in ppo.rows)
     texts = sorted(_text_length(text, tokenizer) for text in _texts(readings, conversational))
     usual, longest = lengths[int(0.95 * (len(lengths) - 1))], texts[int(0.95 * (len(texts) - 1))]
-    response = min(MOST_RESPONSE, context // 2)
-    prompt = min(context - response, max(8, _up(usual)))
+    prompt = min(_up(usual), context - max(8, context // 8))
+    response = min(MOST_RESPONSE, context - prompt)
     if lengths[0] > prompt:
         raise ZooError(
-            f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, and {model.name} reads {context}, of which "
-            f"{response} are for the answer: take shorter prompts."
+            f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, and {model.name} reads {context}, of "
+            f"which {response} are for the answer: take shorter prompts."
         )
     fit = sum(length <= prompt for length in lengths) / len(lengths)
     usable = max(int(ppo.count * fit), 1)
@@ -263,7 +266,7 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
         "max_length", min(context, MOST_TOKENS, max(16, _up(longest))), f"95 of 100 texts have at most {longest} tokens"
     )
     said("max_prompt_length", prompt, f"95 of 100 of {len(lengths)} prompts have at most {usual} tokens")
-    said("response_length", response, f"at most {MOST_RESPONSE}, and half of the context")
+    said("response_length", response, f"at most {MOST_RESPONSE}, and what prompts leave of the context")
     said("held_out_share", share, f"{asked} prompts for the evaluation, as many to watch training by")
     return {
         "prompt": prompt, "response": response, "text": min(context, MOST_TOKENS, max(16, _up(longest))),
@@ -311,7 +314,7 @@ def _memory(
     def stages(lora: bool) -> dict[str, Mapping[str, int]]:
         reward = 0
         if reward_model is not None:
-            reward = FLOAT32 * parameters_of_reward_model(reward_model)
+            reward = FLOAT32 * look_at_reward_model(reward_model)
         elif "reward" in readings:
             reward = FLOAT32 * shape.parameters
         ppo = ppo_memory(
@@ -359,6 +362,8 @@ def _accelerated() -> bool:
 def _judge(wish: Wish, readings: Mapping[str, Reading], functions: Sequence[str], said: _Said) -> dict[str, Any]:
     """The keys of the evaluation that say who judges."""
     if wish.judge is not None:
+        if wish.judge.startswith("reward:"):
+            look_at_reward_model(wish.judge.removeprefix("reward:"))
         said("judge", wish.judge, "as --judge says")
         return {"judge": wish.judge}
     for name in functions:
