@@ -13,7 +13,7 @@ from .errors import ZooError
 
 log = logging.getLogger(__name__)
 
-__all__ = ["MEMORY_ERRORS", "MicroBatches", "best_device", "free_cache", "is_out_of_memory", "on_device"]
+__all__ = ["MEMORY_ERRORS", "MicroBatches", "best_device", "free_cache", "is_out_of_memory", "move", "on_device"]
 
 # A CPU's allocator and that of MPS raise RuntimeError, and so does much else.
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)
@@ -38,10 +38,13 @@ def best_device(*, use_cpu: bool = False) -> torch.device:
 
 
 def on_device(model: Model, *, use_cpu: bool = False) -> Model:
-    """The model on `best_device`. A quantized one stays where it was loaded."""
-    if getattr(model, "is_quantized", False):
-        return model
-    return model.to(best_device(use_cpu=use_cpu))
+    """The model, moved to `best_device`."""
+    return move(model, best_device(use_cpu=use_cpu))
+
+
+def move(model: Model, device: torch.device) -> Model:
+    """The model there. A quantized one stays where it was loaded, which is on an accelerator."""
+    return model if getattr(model, "is_quantized", False) else model.to(device)
 
 
 class MicroBatches:
@@ -91,6 +94,6 @@ def is_out_of_memory(error: Exception) -> bool:
 
 def free_cache() -> None:
     """Gives the memory back that the accelerator's allocator keeps for later."""
-    from accelerate.utils import clear_device_cache
+    from accelerate.utils.memory import clear_device_cache
 
     clear_device_cache(garbage_collection=True)

@@ -29,10 +29,11 @@ from ..evaluation.judge_check import JudgeCheck, check_judge
 from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
 from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.pairwise import FunctionPairJudge, PairJudge
-from ..plugins import JUDGES, did_you_mean, registered
+from ..plugins import JUDGES, REWARDS, did_you_mean, load_object, registered
 from ..record import StageRecord
 from ..rewards import RewardModel
-from ..rewards.functions import Batch, FunctionCall, numbers
+from ..rewards.functions import Batch, FunctionCall, RewardFunction, numbers
+from ..rewards.verifiable import Verifiable
 from ..runs.settings import LLMConfig
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ __all__ = [
     "cheapest_first",
     "check_names",
     "checked",
+    "checks_answers",
     "open_panel",
     "scores",
 ]
@@ -95,16 +97,23 @@ class RewardJudge:
 class RuleJudge:
     """A reward function as a judge: it is told the prompts' other columns, such as a known answer."""
 
-    def __init__(self, target: str) -> None:
-        from ..plugins import REWARDS, load_object
-
+    def __init__(self, target: str, function: RewardFunction | None = None) -> None:
+        """function: None is what the target names."""
         self.target = target
-        self._call = FunctionCall(target, load_object(target, group=REWARDS))
+        self._call = FunctionCall(target, function or load_object(target, group=REWARDS))
         self.name = f"rule:{target}"
 
     @property
     def description(self) -> str:
         return f"The rule {self._call.name}, which a program checks."
+
+    @property
+    def readings(self) -> dict[str, RuleJudge]:
+        """Of a rule that says whether an answer is right: it with the answer read strictly, and leniently."""
+        rule = self._call.function
+        if not isinstance(rule, Verifiable):
+            return {}
+        return {"strict": RuleJudge(self.target, rule.strict), "lenient": RuleJudge(self.target, rule.lenient)}
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         return self.score(prompts, completions, {})
@@ -130,6 +139,11 @@ class RuleJudge:
                 "score each."
             )
         return found.tolist()
+
+
+def checks_answers(judge: Judge) -> bool:
+    """Whether it is a rule that says whether an answer is right: PPO may be paid by it and judged by it."""
+    return isinstance(judge, RuleJudge) and bool(judge.readings)
 
 
 def scores(

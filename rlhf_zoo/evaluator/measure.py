@@ -14,7 +14,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat import Chat, answer, whole
-from ..devices import MicroBatches, on_device
+from ..devices import MicroBatches, move, on_device
 from ..evaluation.judges import FunctionJudge, Judge
 from ..functional import exact_kl, selected_logprobs
 from ..model_files import load_tokenizer
@@ -119,7 +119,7 @@ def measure(
 
     columns: the prompts' other columns, one value a prompt, which reward functions may read.
     """
-    policy.to(evaluator.reference.device)
+    move(policy, evaluator.reference.device)
     done = complete(
         policy,
         evaluator.tokenizer,

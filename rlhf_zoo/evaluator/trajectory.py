@@ -39,6 +39,7 @@ from ..runs.choice import lasting
 from ..runs.context import RunContext
 from ..runs.data import DataSource, evaluation_rows, parts, stage_source
 from ..runs.layout import sft_text
+from .judges import checks_answers
 from .measure import CHUNK, Evaluator, Measured, measure, repeated, training_rewards
 
 log = logging.getLogger(__name__)
@@ -196,7 +197,7 @@ def follow(context: RunContext, source: DataSource, tools: Evaluator, *, unfit: 
         points,
         judge=judge,
         seed=seed,
-        judge_is_reward=judge in training_rewards(context, tools),
+        judge_is_reward=judge in training_rewards(context, tools) and not checks_answers(tools.judge),
         unfit=unfit,
     )
 
