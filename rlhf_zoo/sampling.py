@@ -95,7 +95,9 @@ class Samples:
 
     def to(self, device: torch.device | str) -> Samples:
         """The same, there."""
-        moved = {name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)}
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
         return replace(self, **moved)
 
     @classmethod

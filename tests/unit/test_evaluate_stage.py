@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from json_keys import unexplained
 from toy_run import EVALUATION, make_context, make_recipe, save_start
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import read_json
+from rlhf_zoo.release.card import make_card
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.stages import evaluate, pipeline, ppo
 
 JUDGE = "toy_run:judge"
+EXACT = "rlhf_zoo.rewards.verifiable:exact_match"
+ALONE = {name: value for name, value in EVALUATION.items() if name != "judge"}
 
 
 def refuses(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
@@ -102,10 +106,38 @@ def test_what_the_evaluation_needs_is_known_before_anything_trains(
     assert not any((tmp_path / "run" / stage).exists() for stage in ("sft", "reward", "ppo", "eval"))
 
 
+def test_a_verifiable_reward_judges_what_it_rewards(tmp_path: Path) -> None:
+    """Its answers are read strictly and leniently; the verdict goes by it, and the card says what it is."""
+    make_recipe(tmp_path, ppo={"reward_funcs": [EXACT], "reward_model_path": None}, shared={"evaluation": ALONE})
+    save_start(tmp_path)
+    context = make_context(tmp_path)
+    ppo.run(context)
+    assert evaluate.run(context) is True
+    found = read_json(context.record("eval").path / "evaluation.json")
+    name = f"rule:{EXACT}"
+    judge, answers = found["judge"], found["judges"][name]["answers"]
+    assert (judge["name"], judge["is_training_reward"], judge["checks_answers"]) == (name, True, True)
+    assert answers.keys() == {"strict", "lenient"} and unexplained(found) == []
+    for sides in answers.values():
+        for side in ("sft", "ppo"):
+            right, passed = sides[side]["accuracy"], sides[side]["pass_at"]
+            assert list(passed) == ["1", "2"] and right["n"] == 12 and passed["2"]["n"] == 6
+            assert passed["1"]["value"] == pytest.approx(right["value"]) <= passed["2"]["value"]
+        assert sides["difference"]["value"] == pytest.approx(
+            sides["ppo"]["accuracy"]["value"] - sides["sft"]["accuracy"]["value"]
+        )
+    assert answers["strict"]["ppo"]["accuracy"]["value"] == pytest.approx(found["ppo"]["reward"]["value"])
+    assert answers["lenient"]["ppo"]["accuracy"]["value"] >= answers["strict"]["ppo"]["accuracy"]["value"]
+    assert "the training reward itself" not in str(found["over_training"]["reasons"])
+    make_card(context.record("ppo").path)
+    card = (context.record("ppo").path / "README.md").read_text()
+    assert "It is the reward that PPO was trained on. It says whether an answer is right" in card
+    assert f"right answers by {name}, read strictly" in card and "| pass@2, read lenient |" in card
+
+
 def test_a_verifiable_reward_is_the_judge_where_none_is_named(tmp_path: Path) -> None:
-    own = "rlhf_zoo.rewards.verifiable:exact_match"
-    make_recipe(tmp_path, ppo={"reward_funcs": ["toy_run:answered", own]}, shared={"evaluation": {"prompts": 4}})
+    make_recipe(tmp_path, ppo={"reward_funcs": ["toy_run:answered", EXACT]}, shared={"evaluation": ALONE})
     context = make_context(tmp_path)
     settled = evaluate.evaluation_of(context)
-    assert settled.names == [f"rule:{own}"] and evaluate.recorded(settled)["judge"] == f"rule:{own}"
+    assert settled.names == [f"rule:{EXACT}"] and evaluate.recorded(settled)["judge"] == f"rule:{EXACT}"
     assert evaluate.evaluation_of(make_context(tmp_path, reward_funcs="toy_run:answered")).names == ["classifier"]
