@@ -102,7 +102,12 @@ def answer_rows(judges: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, Any]
             yield what, theirs["accuracy"], ours["accuracy"], sides["difference"]
             for k in ours["pass_at"]:
                 if k != "1":
-                    yield f"pass@{k}, read {reading}", theirs["pass_at"][k], ours["pass_at"][k], None
+                    yield (
+                        f"pass@{k}, read {READINGS.get(reading, reading).partition(' ')[0]}",
+                        theirs["pass_at"][k],
+                        ours["pass_at"][k],
+                        None,
+                    )
 
 
 def judge_notes(found: Mapping[str, Any]) -> Raw:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -131,9 +132,9 @@ def test_a_verifiable_reward_judges_what_it_rewards(tmp_path: Path) -> None:
     assert answers["lenient"]["ppo"]["accuracy"]["value"] >= answers["strict"]["ppo"]["accuracy"]["value"]
     assert "the training reward itself" not in str(found["over_training"]["reasons"])
     make_card(context.record("ppo").path)
-    card = (context.record("ppo").path / "README.md").read_text()
+    card = html.unescape((context.record("ppo").path / "README.md").read_text())
     assert "It is the reward that PPO was trained on. It says whether an answer is right" in card
-    assert f"right answers by {name}, read strictly" in card and "| pass@2, read lenient |" in card
+    assert f"right answers by {name}, read strictly" in card and "| pass@2, read leniently |" in card
 
 
 def test_a_verifiable_reward_is_the_judge_where_none_is_named(tmp_path: Path) -> None:
