@@ -14,7 +14,7 @@ from ..chat import Chat, completion_text, prompt_ids, reading_ids, whole
 from ..errors import ZooError
 from ..plugins import REWARDS, did_you_mean, load_object, registered
 from ..recipes import is_repository_name, load_recipe
-from ..rewards.verifiable import ExactMatch, NumericMatch
+from ..rewards.verifiable import Verifiable
 from ..runs.layout import as_turns, sft_text
 from ..stage import STAGES
 from .data import Reading, Source, look_at_data, read_as
@@ -367,7 +367,7 @@ def _judge(wish: Wish, readings: Mapping[str, Reading], functions: Sequence[str]
         said("judge", wish.judge, "as --judge says")
         return {"judge": wish.judge}
     for name in functions:
-        if isinstance(load_object(name, group=REWARDS), ExactMatch | NumericMatch):
+        if isinstance(load_object(name, group=REWARDS), Verifiable):
             said("judge", f"rule:{name}", "a reward that is checked by a program is its own judge")
             return {"judge": f"rule:{name}"}
     usual = sorted(len(_answer(row).split()) for row in readings["sft"].rows)
