@@ -76,7 +76,7 @@ def commits(module_hub: ThreadHub) -> dict[int, str]:
 @pytest.fixture
 def pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """The command in this process, whose clients talk to a Hub already."""
-    monkeypatch.setattr(command, "settle_hub", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(command, "settle_hub", lambda *_, **__: contextlib.nullcontext(CLIENT))
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: CliRunner().invoke(command.pull, arguments, catch_exceptions=False)
 

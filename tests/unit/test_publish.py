@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from zoo_process import errors, zoo
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub import publish
-from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.hub.connect import CLIENT, Hub
 from rlhf_zoo.hub.publish import tag_name
 from rlhf_zoo.hub_server import create_token
 from rlhf_zoo.hub_server.application import Application
