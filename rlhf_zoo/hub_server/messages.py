@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
@@ -33,7 +32,6 @@ __all__ = [
 #: Bytes of a body that describes one thing.
 SMALL_BODY = 2**20
 _CHUNK = 2**20
-_BUFFERS = 3
 _LINE_LIMIT = 16 * 2**20
 _DRAIN = 8 * 2**20
 _TRAILERS = 32
@@ -67,7 +65,7 @@ class Body:
         self._given_up = False
 
     def chunks(self) -> Iterator[memoryview]:
-        """The pieces; each is valid until the third one after it is asked for, so that a thread may work behind.
+        """The pieces; each is valid until the next one is asked for.
 
         Fault 413 beyond the limit, 408 for a sender that is too slow; ConnectionError for one that stops early.
         """
@@ -88,15 +86,10 @@ class Body:
             raise Fault(408, "The request's body comes too slowly; send it again.") from error
 
     def _read_pieces(self) -> Iterator[memoryview]:
-        buffers: deque[memoryview] = deque()
+        view = memoryview(bytearray(_CHUNK if self.chunked else min(self._left, _CHUNK)))
         while not self._ended:
             if self._left == 0 and not self._next_chunk():
                 return
-            if len(buffers) < _BUFFERS:
-                buffers.append(memoryview(bytearray(min(self._left, _CHUNK) if not self.chunked else _CHUNK)))
-            else:
-                buffers.rotate(-1)
-            view = buffers[-1]
             count = self._stream.readinto(view[: self._left])
             if not count:
                 raise ConnectionError("the sender closed the connection in the middle of a body")

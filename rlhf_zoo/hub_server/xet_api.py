@@ -17,7 +17,7 @@ from .messages import Request, Response, bearer_token, json_response
 from .names import RepoId
 from .routing import Router
 from .tokens import Signer
-from .xet_format import SHARD_LIMIT, XORB_LIMIT, hash_bytes
+from .xet_format import SHARD_LIMIT, XORB_LIMIT, check_hash
 from .xet_store import XetStore, current_epoch
 
 __all__ = ["TELEMETRY_PATH", "XET_PREFIX", "XetApi"]
@@ -65,7 +65,7 @@ class XetApi(Api):
     def upload_xorb(self, request: Request, repo: RepoId, epoch: str, xorb: str) -> Response:
         """Chunks that a shard will refer to."""
         with self._receiving(request, repo):
-            hash_bytes(xorb)
+            check_hash(xorb)
             self._storage.require_room(min(request.body.length or 0, XORB_LIMIT))
             inserted = XetStore(self._storage.path(repo), epoch).receive(xorb, request.body.chunks())
         return json_response({"was_inserted": inserted})

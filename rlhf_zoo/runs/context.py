@@ -214,7 +214,9 @@ class RunContext:
         write_complete(target)
         note = {"hub": self.hub.label, "repo": repo, "commit": folder.name, "tag": tag, "time": now()}
         write_json(target / PUBLISHED, note)
-        log.warning("%s was gone, and was restored from %s@%s.", target, repo, tag)
+        dtype = document["resolved"].get("push_dtype")
+        rounded = f", where its weights are rounded to {dtype}" if dtype else ""
+        log.warning("%s was gone, and was restored from %s@%s%s.", target, repo, tag, rounded)
 
     def _pulled(self, stage: str) -> ParentCheckpoint:
         """Of the target Hub: the source of models and data has no stage of this run."""

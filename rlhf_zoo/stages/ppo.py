@@ -43,7 +43,8 @@ def parent(context: RunContext, name: str) -> ParentCheckpoint:
     try:
         found = resolve(name, context.hub, but=() if context.settings("ppo").data.reward_model_loader else NOT_LOADED)
     except ZooError as error:
-        raise ZooError(f"{name!r} is no stage of {context.recipe.name} and no folder. {error}") from error.__cause__
+        what = f"{name!r} is no stage of {context.recipe.name}, no folder, and no model that can be had"
+        raise ZooError(f"{what}. {error}") from error.__cause__
     if found.hub is None:
         return ParentCheckpoint(found.path, {"repo": None, "commit": None, "path": name, "fingerprint": name})
     lineage = {"repo": found.repo, "commit": found.commit, "path": None, "fingerprint": found.commit}

@@ -19,7 +19,7 @@ from ..hub.refusals import is_disk_full
 from ..record import StageRecord, checkpoint_step, fingerprint, now, write_complete
 from ..release.adapters import check_bases
 from ..release.sender import claim_repository, kept_lineage
-from ..runs.choice import choose, promising, prune
+from ..runs.choice import choose, promising, prune, thin
 from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
 from ..runs.settings import StageSettings
 from .callbacks import StageCallback
@@ -236,6 +236,7 @@ def _attach(
             unsent = {checkpoint_step(path) for path in waiting}
         stay = unsent | promising(record, settings.release, settings.trainer)
         prune(record, keep=settings.keep, stay=stay)
+        thin(record, keep=settings.release.save_optimizer_limit)
 
     if hasattr(trainer, "_total_train_tokens"):  # of trl; PPOTrainer saves its own
         trainer.add_callback(RunningMetrics(trainer))

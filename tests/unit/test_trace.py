@@ -31,9 +31,10 @@ from transformers import PreTrainedModel
 from zoo_process import errors, zoo
 
 from rlhf_zoo.actor_critic import shared_value_head
-from rlhf_zoo.catalog import lineage
 from rlhf_zoo.cli import cli
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub import refs
+from rlhf_zoo.hub.pull import Pulled
 from rlhf_zoo.hub.refs import Checkpoint
 from rlhf_zoo.models import critic_from, load_causal, load_classifier
 from rlhf_zoo.ppo.config import PPOConfig
@@ -324,9 +325,8 @@ def hub(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
             raise ZooError(f"{name} has no such revision.")
         return known[name]
 
-    for module in (tracing, lineage):
-        monkeypatch.setattr(module, "pull", pull)
-    monkeypatch.setattr(tracing, "_tags", lambda repo: {step: f"step-{step:06d}" for step in (1, 2, 3)})
+    monkeypatch.setattr(refs, "fetch", lambda name, **_: Pulled(name.partition("@")[0], "main", "c", pull(name), []))
+    monkeypatch.setattr(tracing, "_tags", lambda *_: {step: f"step-{step:06d}" for step in (1, 2, 3)})
     return known
 
 
