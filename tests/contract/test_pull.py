@@ -29,7 +29,7 @@ from zoo_process import COMMAND, environment, errors, wait_until, zoo
 
 from rlhf_zoo.commands import pull as command
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.hub.connect import CLIENT, Hub
 from rlhf_zoo.hub.publish import SENT
 from rlhf_zoo.hub.pull import fetch
 from rlhf_zoo.hub_server.handler import Handler

@@ -256,7 +256,9 @@ def test_it_is_restored_where_it_was_published(
     shutil.rmtree(chosen)
     asked = []
     monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda repo, revision: (asked.append((repo, revision)), str(published))[1]
+        huggingface_hub,
+        "snapshot_download",
+        lambda repo, revision, **_: (asked.append((repo, revision)), str(published))[1],
     )
     context.restore_chosen("sft")
     context.restore_chosen("sft")
