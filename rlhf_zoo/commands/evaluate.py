@@ -186,7 +186,7 @@ def _of_policy(
 
 def _show(document: Mapping[str, Any]) -> None:
     from ..release.markdown import estimate
-    from ..release.report import FIGURES, unread
+    from ..release.report import FIGURES, answer_rows, unread
 
     rows, apart = [], []
     for key, title in FIGURES.items():
@@ -196,6 +196,10 @@ def _show(document: Mapping[str, Any]) -> None:
             rows.append([name, str(estimate(before)), str(estimate(after))])
         if key in document["difference"]:
             apart.append([name, str(estimate(document["difference"][key]))])
+    for what, before, after, difference in answer_rows(document["judges"]):
+        rows.append([what, str(estimate(before)), str(estimate(after))])
+        if difference is not None:
+            apart.append([what, str(estimate(difference))])
     for name, found in document["judges"].items():
         rows.append([f"win rate, by {name}", "", str(estimate(found["win_rate"]))])
     for name, found in (document.get("votes") or {}).items():
@@ -219,7 +223,7 @@ def _show(document: Mapping[str, Any]) -> None:
             click.echo(f"{name}: {unfit}", err=True)
         if said := unread(found):
             click.echo(f"{name}: {said}", err=True)
-        if found.get("is_training_reward"):
+        if found.get("is_training_reward") and not found.get("checks_answers"):
             click.echo(
                 f"{name} is the policy's own reward: it says that training worked, not that it got better.", err=True
             )

@@ -144,15 +144,15 @@ class RunContext:
         }
         return replace(settings, resolved={**settings.resolved, "ppo": drawn})
 
-    def checkpoint(self, stage: str) -> ParentCheckpoint:
+    def checkpoint(self, stage: str, *, step: int | None = None) -> ParentCheckpoint:
         """The finished checkpoint of a stage: from this run directory, else from the Hub at its tag `best`.
 
-
-        Raises ZooError when there is neither, and where its files are not those that were saved.
+        step: of another checkpoint on the disk than the one that its rule chose. Raises ZooError when there is neither,
+        and where its files are not those that were saved.
         """
         record = self.record(stage)
         document = record.read()
-        chosen = record.chosen_checkpoint()
+        chosen = record.chosen_checkpoint() if step is None else record.checkpoint_path(step)
         if document.get("status") == "finished" and chosen is not None:
             check_whole(chosen)
             sent = read_json(chosen / PUBLISHED) if (chosen / PUBLISHED).is_file() else {}

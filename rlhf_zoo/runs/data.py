@@ -33,6 +33,7 @@ __all__ = [
     "DataSource",
     "add_configuration",
     "check_forms",
+    "check_labeled",
     "corpus_settings",
     "data_source",
     "evaluation_rows",
@@ -126,10 +127,12 @@ def _evaluation_rows(context: RunContext, source: DataSource, part: str) -> data
     return stage_rows(context, "ppo", source, split)
 
 
-def labeled_rows(context: RunContext, source: DataSource) -> datasets.Dataset:
-    """Texts and labels that the judge `classifier` learns from. source: the recipe's data."""
+def labeled_rows(context: RunContext) -> datasets.Dataset:
+    """Texts and labels that the judge `classifier` learns from: those that the recipe says, else of its data set."""
     data = context.shared.evaluation.labeled_data
-    if data.dataset_name is not None:
+    if data.dataset_name is None:
+        source = data_source(context)
+    else:
         source = find_data(data.dataset_name, data.dataset_revision, context.hub)
     return shaped(context, source, data, data.dataset_train_split, form="labeled")
 
@@ -150,33 +153,47 @@ def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: 
     What the Hub does not say, or a Hub that does not answer, is left to the stage.
     """
     for stage, settings in stages.items():
-        data = settings.data
-        name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
-        if name is None or (stage == "reward" and data.simulated_pairs is not None):
+        if stage == "reward" and settings.data.simulated_pairs is not None:
             continue
-        try:
-            revision = data.dataset_revision if data.dataset_name else shared.dataset_revision
-            source = find_data(name, revision, hub)
-            first = source.first_row(data.dataset_config, data.dataset_train_split)
-        except (ValueError, OSError, datasets.exceptions.DatasetsError, *client_errors()) as error:
-            log.info("The columns of %s are not known (%s).", name, reason(error))
-            if Path(name).is_dir():
-                raise ZooError(
-                    f"The data set {name}, configuration {data.dataset_config}, split {data.dataset_train_split}, of "
-                    f"the stage {stage} cannot be loaded ({reason(error)}): check dataset_name, dataset_config and "
-                    "dataset_train_split."
-                ) from error
-            continue
-        if first is not None:
-            rows = datasets.Dataset.from_list([first])
-            of = f"The data set {name} of the stage {stage}"
-            text = _text_field(settings)
-            rows = in_form(rows, _FORMS[stage], columns=data.columns, turns=shared.conversational, text=text, of=of)
-            if shared.chat != Chat() and not conversational(rows):
-                raise ZooError(
-                    f"{of} has plain texts, and recipe.yaml says how conversations are rendered: set conversational to "
-                    "true, or leave system_prompt, chat_template_kwargs and strip_thoughts out."
-                )
+        of = f"the stage {stage}"
+        rows = _first_row(shared, settings.data, _FORMS[stage], text=_text_field(settings), of=of, hub=hub)
+        if rows is not None and shared.chat != Chat() and not conversational(rows):
+            raise ZooError(
+                f"The data set {settings.data.dataset_name or shared.dataset_name} of {of} has plain texts, and "
+                "recipe.yaml says how conversations are rendered: set conversational to true, or leave system_prompt, "
+                "chat_template_kwargs and strip_thoughts out."
+            )
+
+
+def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> None:
+    """The same of the texts and labels that the judge `classifier` learns from."""
+    _first_row(shared, shared.evaluation.labeled_data, "labeled", of="the judge classifier", hub=hub)
+
+
+def _first_row(
+    shared: RecipeConfig, data: Any, form: Form, *, of: str, text: str = "text", hub: Hub
+) -> datasets.Dataset | None:
+    """The first row that these data keys mean, in its form; None where that cannot be told yet."""
+    name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
+    if name is None:
+        return None
+    configuration, split = data.dataset_config, data.dataset_train_split
+    try:
+        revision = data.dataset_revision if data.dataset_name else shared.dataset_revision
+        first = find_data(name, revision, hub).first_row(configuration, split)
+    except (ValueError, OSError, datasets.exceptions.DatasetsError, *client_errors()) as error:
+        # The loader lists what there is where it knows that a configuration or split is not.
+        if Path(name).is_dir() or (isinstance(error, ValueError) and "Available" in str(error)):
+            raise ZooError(
+                f"The data set {name}, configuration {configuration}, split {split}, of {of} cannot be loaded "
+                f"({reason(error)}): check dataset_name, dataset_config and dataset_train_split."
+            ) from error
+        log.info("The columns of %s are not known (%s).", name, reason(error))
+        return None
+    if first is None:
+        return None
+    rows, what = datasets.Dataset.from_list([first]), f"The data set {name} of {of}"
+    return in_form(rows, form, columns=data.columns, turns=shared.conversational, text=text, of=what)
 
 
 def data_source(context: RunContext, *, again: bool = False) -> DataSource:

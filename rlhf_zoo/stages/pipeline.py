@@ -55,9 +55,13 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
     if any(context.settings(stage).data.dataset_name is None for stage in context.recipe.stages):
         data_source(context, again=context.restart and context.base is None)
     if evaluates:
-        ppo.reward_functions(context.settings("ppo"))
-        check_prompts(context, stage_source(context, "ppo"))
+        settings, source = context.settings("ppo"), stage_source(context, "ppo")
+        ppo.reward_functions(settings)
+        ppo.check_batch(settings, ppo.load_data(context, source))
+        check_prompts(context, source)
         check_judges(context)
+        if not context.restart:
+            context.record("eval").check_recipe(context.recipe.name)
     if publisher is not None:
         for stage in context.recipe.stages:
             claim_repository(context, stage)
@@ -170,7 +174,7 @@ def show(context: RunContext, console: Any) -> None:
                 pulled[stage], here, sent_instead(context, context.record(stage), here, Path(altered) / stage)
             ):
                 raise ZooError(f"{repo['id']} came back from the Hub with other weights than were sent: run --restart.")
-        tools = make_evaluator(context, source, pulled["sft"]).with_one_judge
+        tools = make_evaluator(context, pulled["sft"]).with_one_judge
         keys = [(SHOW_STREAM, i) for i in range(len(prompts))]
         found = {
             stage: measure(

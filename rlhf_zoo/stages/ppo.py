@@ -25,6 +25,7 @@ from .train import quiet, train_stage
 
 __all__ = [
     "build_trainer",
+    "check_batch",
     "load_data",
     "parent",
     "parent_names",
@@ -98,6 +99,18 @@ def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
     if settings.trainer.ptx_coef > 0:
         texts = source.load(data.ptx_dataset_config, data.ptx_dataset_split, columns=[])
     return {"train_dataset": train, "eval_dataset": held_out, "ptx_dataset": texts}
+
+
+def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
+    """How many prompts an update takes, and of how many. Raises ZooError where there are too few."""
+    args, count = settings.trainer, len(data["train_dataset"])
+    needed = args.prompts_per_update * args.world_size
+    if count < needed:
+        raise ZooError(
+            f"The prompt data set has {count} rows and an update takes {needed}: give more prompts or a smaller batch."
+        )
+    completions, minibatches = args.episodes_per_update, args.num_mini_batches
+    return f"{needed} of {count} prompts an update, {completions} completions in {minibatches} minibatches"
 
 
 def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> Any:

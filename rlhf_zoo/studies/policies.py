@@ -15,6 +15,7 @@ from ..catalog.family import clean, parents_of
 from ..catalog.lineage import Lineage, find_policy, prompts_at
 from ..chat import Chat
 from ..data import tokenize_prompt
+from ..devices import on_device
 from ..errors import ZooError
 from ..evaluation.judge_check import JudgeCheck
 from ..evaluator.head_to_head import head_to_head
@@ -284,7 +285,7 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
         tokenizer.pad_token_id = tokenizer.eos_token_id
     rewards = None
     if contest.reward is not None:
-        model = load_classifier(contest.reward.path, label=contest.reading.get("label"))
+        model = on_device(load_classifier(contest.reward.path, label=contest.reading.get("label")))
         reading = contest.reading if model.config.num_labels != 1 else {}  # --reward may name another model
         rewards = Rewards([RewardModel(model, _tokenizer(contest.reward), tokenizer, **reading)])
     length = terms.max_new_tokens or int(contest.settings["response_length"])
@@ -292,7 +293,7 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
         names, llm=terms.llm, labeled=lambda: _labeled(data, contest.described), folder=out, seed=terms.seed
     )
     temperature = contest.settings["temperature"] if terms.temperature is None else terms.temperature
-    reference = load_causal(contest.against.path).eval()
+    reference = on_device(load_causal(contest.against.path)).eval()
     truncation = Truncation(length, **contest.cuts)
     if truncation.shortest is not None and truncation.shortest > length:
         truncation = replace(truncation, shortest=length)

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..actor_critic import shared_value_head
 from ..catalog.lineage import find_lineage
+from ..devices import on_device
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.publish import RECIPE_FILE, tag_name
@@ -278,7 +277,6 @@ def trace_checkpoint(
                 f"{one.name} has another tokenizer than {subject.policy.name}, so its log-probabilities are of other "
                 "tokens: give a checkpoint of the same run."
             )
-    device = "cuda" if torch.cuda.is_available() else "cpu"
     loaded = {role: load_causal(one.path) for role, one in models.items()}
     scorer = None if subject.reward is None else _scorer(subject, subject.reward, data["reward_model_loader"], args)
     read_by = tokenizer if subject.reward is None else _tokenizer(subject.reward)
@@ -286,7 +284,7 @@ def trace_checkpoint(
     assert rewards is not None
     critic = _critic(subject, data["value_model_name_or_path"], loaded["policy"], rewards, args)
     for model in (*loaded.values(), critic, *(reward.model for reward in rewards.models)):
-        nn.Module.to(model, device)
+        on_device(model)
     kl_coef, seen = (args.kl_coef, RunningScores()) if subject.begins else _state(subject.policy.path / PPO_STATE)
     return trace(
         prompt,
