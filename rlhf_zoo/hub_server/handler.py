@@ -77,12 +77,10 @@ class HubServer(ThreadingHTTPServer):
         log.exception("A connection failed.")
 
     def enter(self) -> None:
-        """Count a request as under way."""
         with self._idle:
             self._busy += 1
 
     def leave(self) -> None:
-        """Count it as answered."""
         with self._idle:
             self._busy -= 1
             self._idle.notify_all()
@@ -99,8 +97,6 @@ def _is_same_origin(origin: str, host: str) -> bool:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
     protocol_version = "HTTP/1.1"
     server_version = "rlhf-zoo-hub"
     sys_version = ""
@@ -109,7 +105,6 @@ class Handler(BaseHTTPRequestHandler):
     server: HubServer
 
     def handle(self) -> None:
-        """Serve until the client goes."""
         try:
             super().handle()
         except (ConnectionError, TimeoutError):
@@ -198,7 +193,6 @@ class Handler(BaseHTTPRequestHandler):
         self._send(_refusal(Fault(int(code), message or "The request cannot be read.")))
 
     def log_message(self, format: str, *args: Any) -> None:
-        """http.server's own log line."""
         log.info(format, *args)
 
 
