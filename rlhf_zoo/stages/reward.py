@@ -19,6 +19,7 @@ from datasets import Dataset
 
 from ..chat import answer, completion_text, reading_ids, whole, words
 from ..data import tokenize_prompt
+from ..devices import on_device
 from ..errors import ZooError
 from ..evaluation.calibration import preference_report
 from ..finite import finite_steps
@@ -126,7 +127,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         model.config.save_pretrained(path)
 
     def conclude(trainer: Any, chosen: Path) -> dict[str, Any]:
-        model = load_classifier(chosen)
+        model = on_device(load_classifier(chosen), use_cpu=settings.trainer.use_cpu)
         report = {key: model.config.rlhf_zoo[key] for key in ("score_mean", "score_std")}
         found = held_out_pairs(context, source)
         if found is not None:
@@ -154,7 +155,7 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
     pairs = named_pairs(context)
     if pairs is None:
         return context, stage_source(context, "reward")
-    return on_pairs(context, pairs), pairs.source
+    return on_pairs(context, pairs), pairs.source(context.hub)
 
 
 def training_pairs(context: RunContext, source: DataSource) -> Dataset:
@@ -250,7 +251,7 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     """`score_samples` completions of training prompts, drawn as PPO will draw them under the stage's seed."""
     prompts = _prompts(context, source, "train")
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
-    model, drawn = load_causal(sft.path), sampling(context)
+    model, drawn = on_device(load_causal(sft.path), use_cpu=settings.trainer.use_cpu), sampling(context)
     longest = (context_of(model) or math.inf) - drawn["max_new_tokens"]
     if "ppo" in context.recipe.stages:
         longest = min(longest, context.settings("ppo").data.max_prompt_length or math.inf)
@@ -325,7 +326,8 @@ def _pairs(
     prefer: Callable[[str, str, random.Random], int],
     rng: random.Random,
 ) -> list[dict[str, Any]]:
-    tokenizer, model = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts), load_causal(sft.path)
+    tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
+    model = on_device(load_causal(sft.path), use_cpu=context.settings("reward").trainer.use_cpu)
     sides = [
         complete(
             model,

@@ -22,7 +22,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import functional as F
 from ..actor_critic import TextBatch, text_logprobs
 from ..data import GENERATION, PROMPT_TOKENS, prepare_prompts
+from ..devices import MicroBatches, on_device
 from ..errors import ZooError
+from ..hub.connect import Hub
 from ..model_files import load_tokenizer
 from ..models import context_of, load_causal
 from ..ppo.assembly import MANY_EPOCHS
@@ -46,9 +48,12 @@ from ..ppo.trainer import PPOTrainer
 from ..rewards import RewardModel, Scored
 from ..runs.context import ParentCheckpoint, RunContext
 from ..runs.data import check_forms, stage_source, to_train
+from ..runs.judge import evaluation_of
 from ..runs.settings import StageSettings
+from ..stages.evaluate import check_judges, check_prompts
 from ..stages.ppo import (
     build_trainer,
+    check_batch,
     load_data,
     parent,
     parent_names,
@@ -138,10 +143,12 @@ def examine(context: RunContext) -> list[Finding]:
         check("reward functions", _functions, "keys")
         check("prompts", lambda settings: _prompts(settings, data_from), "keys")
         check("batch", _batch, "keys", "prompts")
+        check("evaluation's prompts", lambda *found: _evaluated(data_from), "keys", "prompts")
+        check("judges", lambda *found: _judges(data_from), "keys", "reward functions")
         # What PPO starts from.
         check("sft checkpoint", lambda settings: _start(context, settings, "sft"), "keys")
         check("reward checkpoint", lambda settings: _start(context, settings, "reward"), "keys")
-        check("policy", _policy, "sft checkpoint")
+        check("policy", _policy, "keys", "sft checkpoint")
         check("tokenizer", lambda *found: _tokenizer(context, *found), "prompts", "sft checkpoint", "policy")
         check("prompt length", _lengths, "keys", "prompts", "policy", "tokenizer")
         check("prompt ids", _ids, "prompt length", "policy")
@@ -152,7 +159,7 @@ def examine(context: RunContext) -> list[Finding]:
         check("reward reads the end", _reads_the_end, "reward model's tokenizer", "tokenizer", "prompt ids")
         # The first update, without its steps.
         parts = ("keys", "reward functions", "prompts", "batch", "policy", "tokenizer", "prompt ids", "reward head")
-        check("trainer", _trainer, *parts, "reward model's tokenizer")
+        check("trainer", lambda *found: _trainer(context.hub, *found), *parts, "reward model's tokenizer")
         check("critic", _critic, "trainer")
         check("end tokens", _rollout, "trainer")
         check("KL at the start", _kl, "trainer", "end tokens")
@@ -172,7 +179,7 @@ def _keys(context: RunContext) -> tuple[StageSettings, str]:
 
 def _columns(context: RunContext) -> tuple[None, str]:
     found = {stage: settings for stage, settings in to_train(context).items() if stage != "ppo"}  # whose are read next
-    check_forms(context.shared, found)
+    check_forms(context.shared, found, context.hub)
     return None, "each stage finds the columns that it reads, as far as can be told before data are prepared"
 
 
@@ -204,14 +211,18 @@ def _prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, An
 
 
 def _batch(settings: StageSettings, data: dict[str, Any]) -> tuple[None, str]:
-    args, count = settings.trainer, len(data["train_dataset"])
-    needed = args.prompts_per_update * args.world_size
-    if count < needed:
-        raise ZooError(
-            f"The prompt data set has {count} rows and an update takes {needed}: give more prompts or a smaller batch."
-        )
-    completions, minibatches = args.episodes_per_update, args.num_mini_batches
-    return None, f"{needed} of {count} prompts an update, {completions} completions in {minibatches} minibatches"
+    return None, check_batch(settings, data)
+
+
+def _evaluated(context: RunContext) -> tuple[None, str]:
+    config = context.shared.evaluation
+    count = len(check_prompts(context, stage_source(context, "ppo")))
+    return None, f"{count} held-out prompts, {config.samples} completions each"
+
+
+def _judges(context: RunContext) -> tuple[None, str]:
+    check_judges(context)
+    return None, ", ".join(evaluation_of(context).names)
 
 
 # What PPO starts from
@@ -233,8 +244,8 @@ def _start(context: RunContext, settings: StageSettings, role: str) -> tuple[Par
     return found, str(found.lineage.get("repo") or found.path)
 
 
-def _policy(checkpoint: ParentCheckpoint) -> tuple[PreTrainedModel, str]:
-    model = load_causal(checkpoint.path).eval()
+def _policy(settings: StageSettings, checkpoint: ParentCheckpoint) -> tuple[PreTrainedModel, str]:
+    model = on_device(load_causal(checkpoint.path), use_cpu=settings.trainer.use_cpu).eval()
     size = sum(parameter.numel() for parameter in model.parameters())
     return model, f"{type(model).__name__}, {size:,} weights"
 
@@ -293,16 +304,21 @@ def _policy_tokenizer(
 @torch.no_grad()
 def _surprise(policy: PreTrainedModel, texts: Sequence[Tensor]) -> float:
     """−log π of each next token, averaged over the texts' tokens, in nats."""
-    ids = pad_sequence(list(texts), batch_first=True)
-    attention = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True).bool()
-    logprobs = text_logprobs(policy, TextBatch(ids, attention, attention[:, 1:]))
-    return float(F.masked_mean(-logprobs, attention[:, 1:]))
+    ids = pad_sequence(list(texts), batch_first=True).to(policy.device)
+    attention = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True).bool().to(policy.device)
+
+    def nats(rows: Sequence[int]) -> Tensor:
+        some = slice(rows[0], rows[-1] + 1)
+        return -text_logprobs(policy, TextBatch(ids[some], attention[some], attention[some, 1:]))
+
+    return float(F.masked_mean(torch.cat(list(MicroBatches(READ).run(nats, range(len(texts))))), attention[:, 1:]))
 
 
 def _reward_head(settings: StageSettings, checkpoint: ParentCheckpoint | None) -> tuple[PreTrainedModel | None, str]:
     if checkpoint is None:
         return None, "no reward model"
-    return reward_model(settings, checkpoint.path), "trained: it stands among the saved weights"
+    model = on_device(reward_model(settings, checkpoint.path), use_cpu=settings.trainer.use_cpu)
+    return model, "trained: it stands among the saved weights"
 
 
 def _reward_tokenizer(
@@ -358,6 +374,7 @@ def _reads_the_end(
 
 
 def _trainer(
+    hub: Hub,
     settings: StageSettings,
     functions: list[Any],
     data: dict[str, Any],
@@ -371,6 +388,7 @@ def _trainer(
     trainer = build_trainer(
         settings,
         functions,
+        hub=hub,
         model=policy,
         processing_class=tokenizer,
         reward_model=reward,
