@@ -7,14 +7,27 @@ share, take from the first what it found out, and write nothing. A command that 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
 from .errors import ZooError
 
-__all__ = ["any_of", "count", "first", "first_alone", "from_first", "gathered", "join", "rank", "started", "wait"]
+__all__ = [
+    "any_of",
+    "count",
+    "dealt",
+    "first",
+    "first_alone",
+    "from_first",
+    "gathered",
+    "in_order",
+    "join",
+    "rank",
+    "started",
+    "wait",
+]
 
 #: For what the first process does while the others wait.
 PATIENCE = timedelta(hours=2)
@@ -75,6 +88,17 @@ def gathered(value: Any) -> list[Any]:
     seen: list[Any] = [None] * count()
     distributed.all_gather_object(seen, value)
     return seen
+
+
+def dealt(number: int) -> bool:
+    """Whether this process does the batch of this number."""
+    return number % count() == rank() if count() > 1 else True
+
+
+def in_order(done: Mapping[int, Any]) -> list[Any]:
+    """What all processes made of the batches dealt to them, by number."""
+    whole = {number: made for each in gathered(dict(done)) for number, made in each.items()}
+    return [whole[number] for number in sorted(whole)]
 
 
 def from_first(make: Callable[[], Any]) -> Any:

@@ -22,6 +22,7 @@ from typing import Any
 
 from datasets import Dataset
 
+from .. import processes
 from ..chat import answer, completion_text, whole, words
 from ..devices import on_device
 from ..errors import ZooError
@@ -152,14 +153,19 @@ def scores(
     """A judge's score of each completion. prompts: texts or conversations.
 
     Rules are given conversations as reward functions are, and the prompts' other columns; a reward model renders them
-    itself; other judges read plain words.
+    itself; other judges read plain words. Of several processes the first one asks, as a judge may be paid.
     """
-    if isinstance(judge, RuleJudge):
-        given = [answer(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
-        return judge.score(prompts, given, columns or {})
-    if isinstance(judge, RewardJudge):
-        return judge(prompts, completions)
-    return judge([words(prompt) for prompt in prompts], list(completions))
+
+    def asked() -> list[float]:
+        if isinstance(judge, RuleJudge):
+            given = [answer(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+            return judge.score(prompts, given, columns or {})
+        if isinstance(judge, RewardJudge):
+            return judge(prompts, completions)
+        return judge([words(prompt) for prompt in prompts], list(completions))
+
+    found: list[float] = processes.from_first(asked)
+    return found
 
 
 def cheapest_first(judges: Sequence[Judge]) -> list[Judge]:

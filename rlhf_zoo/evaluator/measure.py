@@ -13,6 +13,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .. import processes
 from ..chat import Chat, answer, whole
 from ..devices import MicroBatches, move, on_device
 from ..evaluation.judges import FunctionJudge, Judge
@@ -115,7 +116,7 @@ def measure(
 ) -> Measured:
     """Samples one completion a prompt and measures each, on the device of the reference.
 
-    Two policies under equal keys and seed draw alike.
+    Two policies under equal keys and seed draw alike. Several processes measure a batch in turn.
 
     columns: the prompts' other columns, one value a prompt, which reward functions may read.
     """
@@ -132,27 +133,33 @@ def measure(
         stops=evaluator.stops,
         desc=desc,
     )
-    reward: list[float] = []
-    exact: list[float] = []
-    ours: list[list[float]] = []
-    theirs: list[list[float]] = []
-    parts = MicroBatches(CHUNK)
-    for batch in done.batches:
+    measured: dict[int, _Batch] = {}
+    parts, start = MicroBatches(CHUNK), 0
+    for number, batch in enumerate(done.batches):
+        chosen = slice(start, start + len(batch))
+        start += len(batch)
+        if not processes.dealt(number):
+            continue
+        reward: list[float] = []
         if evaluator.rewards is not None:
-            chosen = slice(len(reward), len(reward) + len(batch))
             written = list(zip(prompts[chosen], done.texts[chosen], strict=True))
             others = {name: list(values[chosen]) for name, values in (columns or {}).items()}
             completions, texts = [answer(*one) for one in written], [whole(*one) for one in written]
-            reward += evaluator.rewards(batch, prompts[chosen], completions, texts, others).total.tolist()
-        for along, rated in parts.run(partial(_against, policy, evaluator, batch), range(len(batch))):
-            exact += along
-            theirs += rated
-        ours += _rows(batch.logprobs, batch)
+            reward = evaluator.rewards(batch, prompts[chosen], completions, texts, others).total.tolist()
+        rated = list(parts.run(partial(_against, policy, evaluator, batch), range(len(batch))))
+        exact, theirs = ([value for part in rated for value in part[place]] for place in (0, 1))
+        measured[number] = reward, exact, _rows(batch.logprobs, batch), theirs
+    every = processes.in_order(measured)
+    reward, exact, ours, theirs = ([value for one in every for value in one[place]] for place in range(4))
     judged = {
         judge.name: scores(judge, prompts, done.texts, columns) for judge in cheapest_first(evaluator.panel.scoring)
     }
     tokens = [list(row) for batch in done.batches for row in batch.token_lists()]
     return Measured(done.texts, reward, done.lengths, done.ended, judged, exact, ours, theirs, tokens)
+
+
+#: Of a batch: rewards, exact KL, log π and log π_ref of each token.
+_Batch = tuple[list[float], list[float], list[list[float]], list[list[float]]]
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
+from .. import processes
 from ..chat import reading_ids, whole_words, words
 from ..devices import MicroBatches
 from ..errors import ZooError
@@ -158,7 +159,7 @@ def follow(context: RunContext, source: DataSource, tools: Evaluator, *, unfit: 
     if config.checkpoint_prompts == 0:
         return "There is no verdict, since evaluation.checkpoint_prompts is 0."
     # Others may be on the disk still, until the sender has published and deleted them.
-    paths = lasting(context.record("ppo"))
+    paths = processes.from_first(lambda: lasting(context.record("ppo")))
     if not paths:
         return "There is no verdict, since no checkpoint of the run lies on this machine."
     try:

@@ -9,6 +9,7 @@ from typing import Any
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from .. import processes
 from ..chat import spoken
 from ..data import tokenize_prompt
 from ..devices import MicroBatches
@@ -53,7 +54,7 @@ def complete(
     """One completion a prompt, of tokens that the tokenizer names. stops: what ends it; None: what ends the model's.
 
     The random stream of each depends on (seed, its key) alone. Batches are on the CPU; where the memory of the model's
-    device is too small for one, it is sampled in parts.
+    device is too small for one, it is sampled in parts. Of several processes each samples some; all have all of them.
     """
     model.eval()
     vocabulary = Vocabulary.of(tokenizer, model)
@@ -61,7 +62,7 @@ def complete(
     fill = pad if pad is not None and pad in vocabulary else tokenizer.eos_token_id
     stops = stop_ids(model, tokenizer) if stops is None else stops
     tokens = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
-    batches, texts = [], []
+    done: dict[int, tuple[Samples, list[str]]] = {}
     parts = MicroBatches(batch_size)
 
     def drawn(rows: Sequence[int]) -> Samples:
@@ -78,14 +79,16 @@ def complete(
             vocabulary=vocabulary,
         ).to("cpu")
 
-    with tqdm(total=len(prompts), desc=desc, unit="sample", leave=False) as bar:
-        for start in range(0, len(prompts), batch_size):
+    hidden = not processes.first()
+    with tqdm(total=len(prompts), desc=desc, unit="sample", leave=False, disable=hidden) as bar:
+        for number, start in enumerate(range(0, len(prompts), batch_size)):
             chosen = range(start, min(start + batch_size, len(prompts)))
-            found = parts.run(drawn, chosen)
-            batch = Samples.joined(list(found), fill)
-            if truncation is not None:
-                batch = truncation(batch, tokenizer, seed=seed, keys=[keys[row] for row in chosen])
-            batches.append(batch)
-            texts += spoken(tokenizer.batch_decode(batch.token_lists(), skip_special_tokens=True), tokenizer)
-            bar.update(len(batch))
-    return SampledCompletions(batches, texts)
+            if processes.dealt(number):
+                batch = Samples.joined(list(parts.run(drawn, chosen)), fill)
+                if truncation is not None:
+                    batch = truncation(batch, tokenizer, seed=seed, keys=[keys[row] for row in chosen])
+                written = tokenizer.batch_decode(batch.token_lists(), skip_special_tokens=True)
+                done[number] = batch, list(spoken(written, tokenizer))
+            bar.update(len(chosen))
+    found = processes.in_order(done)
+    return SampledCompletions([batch for batch, _ in found], [text for _, texts in found for text in texts])

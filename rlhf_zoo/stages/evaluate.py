@@ -42,11 +42,10 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
     Writes eval/evaluation.json and eval/samples.jsonl. The figures are over the test split, which nothing else reads.
     Another judge, or other prompts, make another evaluation, which takes the place of the one before once it is done;
-    until then, and where it fails, nothing of the run directory changes.
+    until then, and where it fails, nothing of the run directory changes. Several processes sample and measure; the
+    first one asks the judges, and writes.
     """
     started = time.monotonic()
-    if processes.count() > 1:
-        raise ZooError("The evaluation runs in one process: start it without accelerate launch and torchrun.")
     quiet()
     shared, config = context.shared, evaluation_of(context)
     record = context.record("eval")
@@ -63,7 +62,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     }
     before, undecided = record.read(), (context.record("ppo").read().get("chosen") or {}).get("open")
     done = before.get("status") == "finished" and before.get("fingerprint") == fingerprint(resolved)
-    if done and not context.restart and not undecided:
+    if processes.from_first(lambda: done and not context.restart and not undecided):
         return False
     prompts = check_prompts(context, source, checkpoints["sft"].path)
     try:
@@ -83,6 +82,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             paid=training_rewards(context, tools),
             checks=checks,
         )
+        if not processes.first():
+            return True
         figures = found.to_json()
         if tools.panel.votes:
             figures["votes"] = {

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 
+from .. import processes
 from ..chat import answer, completion_text, reading_ids, whole, words
 from ..data import tokenize_prompt
 from ..devices import on_device
@@ -300,7 +301,7 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
         },
     }
     note = folder / "made.json"
-    if note.is_file() and read_json(note) == made:
+    if processes.from_first(lambda: note.is_file() and read_json(note) == made):
         return source
     prefer: Callable[[str, str, random.Random], int] = load_object(data.preference, group="rlhf_zoo.preferences")
     rng = random.Random(seed)
@@ -312,8 +313,10 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
         prompts = _prompts(context, source, prompts_of)
         chosen = [prompts[i % len(prompts)] for i in range(count)]
         splits[split] = _pairs(context, chosen, seed, stream, sft, prefer, rng)
-    source = add_configuration(context, "preferences", splits)
-    write_json(note, made)
+    with processes.first_alone():
+        if processes.first():
+            source = add_configuration(context, "preferences", splits)
+            write_json(note, made)
     return source
 
 

@@ -1,0 +1,245 @@
+"""Commands of a recipe in two processes: the files, metrics, weights and tags of one, each written once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import schemas
+import yaml
+from safetensors.torch import load_file
+from zoo_process import COMMAND, environment, errors, hubs_over, zoo
+
+from rlhf_zoo.record import StageRecord
+from rlhf_zoo.run_lock import LOCK
+from rlhf_zoo.wholeness import check_whole
+
+NOWHERE = "http://127.0.0.1:9"
+TESTS = str(Path(schemas.__file__).parent)
+TWO = Path(__file__).parents[2] / "recipes" / "accelerate" / "two-cpus.yaml"
+#: Batches of 4 over 19 texts and 15 prompts, so that passes end with rows that cannot be dealt out evenly.
+KEYS: dict[str, dict[str, Any]] = {
+    "sft": {"num_train_epochs": 2, "max_steps": -1, "per_device_eval_batch_size": 4, "eval_strategy": "epoch",
+            "save_strategy": "epoch", "learning_rate": 1e-3, "bf16": False},
+    "reward": {"num_train_epochs": 2, "max_steps": -1, "per_device_eval_batch_size": 4, "save_strategy": "epoch",
+               "logging_steps": 2, "learning_rate": 1e-3, "bf16": False},
+    "ppo": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 6, "save_steps": 2,
+            "num_mini_batches": 2, "num_ppo_epochs": 2, "eval_strategy": "steps", "eval_steps": 3,
+            "per_device_eval_batch_size": 4, "learning_rate": 1e-3, "whiten_rewards": True},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = schemas.make_recipe(tmp_path_factory.mktemp("recipe"), "Anthropic/hh-rlhf", "plain")
+    for stage, keys in KEYS.items():
+        file = made / f"{stage}.yaml"
+        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | keys))
+    return made
+
+
+def loopback() -> dict[str, str]:
+    name = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    return {"GLOO_SOCKET_IFNAME": name, "PYTHONPATH": TESTS}
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def together(*arguments: str | Path, home: Path) -> tuple[list[int], list[str]]:
+    """`rlhf-zoo ARGUMENTS` in two processes, ended as a launcher ends them. Returns their exit codes and stderr."""
+    of_all = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    processes = []
+    for rank in "01":
+        env = environment(home, **of_all, **loopback(), RANK=rank, LOCAL_RANK=rank)
+        command = [*COMMAND, *map(str, arguments)]
+        log = home.parent / f"stderr-{rank}"
+        with open(log, "w") as stderr, open(home.parent / f"stdout-{rank}", "w") as stdout:
+            processes.append(subprocess.Popen(command, env=env, stdout=stdout, stderr=stderr))
+    deadline = time.monotonic() + 240
+    while any(each.poll() is None for each in processes):
+        assert time.monotonic() < deadline, [(home.parent / f"stderr-{rank}").read_text()[-3000:] for rank in "01"]
+        if any(each.poll() for each in processes):
+            for each in processes:
+                each.terminate()
+        time.sleep(0.05)
+    assert hubs_over(home) == []
+    return [each.returncode for each in processes], [(home.parent / f"stderr-{r}").read_text() for r in "01"]
+
+
+def files(folder: Path) -> set[str]:
+    """What a stage left, but for the states of random numbers, of which each process has one."""
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.name.startswith("rng_state")}
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if k != "time"} for row in StageRecord(folder).metrics()]
+
+
+def close(found: Any, wanted: Any, where: str = "") -> None:
+    """The same JSON, but for rounding in single precision and for times."""
+    if isinstance(wanted, dict):
+        assert found.keys() == wanted.keys(), where
+        for key in wanted.keys() - {"seconds"}:
+            close(found[key], wanted[key], f"{where}.{key}")
+    elif isinstance(wanted, list):
+        assert len(found) == len(wanted), where
+        for place, (one, other) in enumerate(zip(found, wanted, strict=True)):
+            close(one, other, f"{where}[{place}]")
+    elif isinstance(wanted, float):
+        assert found == pytest.approx(wanted, rel=1e-3, abs=2e-5), where
+    else:
+        assert found == wanted, where
+
+
+def same_weights(one: Path, two: Path) -> None:
+    names = sorted(path.relative_to(one) for path in one.rglob("*.safetensors"))
+    assert names
+    for name in names:
+        ours, theirs = load_file(one / name), load_file(two / name)
+        assert ours.keys() == theirs.keys()
+        assert max(float((ours[key] - theirs[key]).abs().max()) for key in ours) < 2e-5, name
+
+
+@pytest.fixture(scope="module")
+def runs(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The recipe's run in one process, and in two."""
+    root = tmp_path_factory.mktemp("runs")
+    for stage in ("sft", "reward", "ppo", "eval"):
+        done = zoo(
+            stage, recipe, "--output_dir", root / "one", "--hub", "local", home=root / "home-one", PYTHONPATH=TESTS
+        )
+        assert done.returncode == 0, done.stderr
+        codes, said = together(stage, recipe, "--output_dir", root / "two", "--hub", "local", home=root / "home-two")
+        assert codes == [0, 0], said
+        assert errors(said[1]) == [], "the first process speaks for all"
+    return root / "one", root / "two"
+
+
+@pytest.mark.timeout(600)
+def test_two_processes_leave_what_one_does(runs: tuple[Path, Path]) -> None:
+    one, two = runs
+    for stage in ("sft", "reward", "ppo"):
+        assert files(two / stage) == files(one / stage)
+        close(rows(two / stage), rows(one / stage), stage)
+        ours, theirs = (StageRecord(run / stage).read() for run in (one, two))
+        assert ours["fingerprint"] == theirs["fingerprint"] and ours["chosen"]["step"] == theirs["chosen"]["step"]
+        assert ours["repo"]["tags"].keys() == theirs["repo"]["tags"].keys() > {"best"}
+        for checkpoint in StageRecord(one / stage).checkpoints():
+            check_whole(two / stage / checkpoint.name)
+            same_weights(checkpoint, two / stage / checkpoint.name)
+    close(*(json.loads((run / "eval" / "evaluation.json").read_text()) for run in (two, one)), where="evaluation")
+    assert (two / "eval" / "samples.jsonl").read_text().count("\n") == 2
+    assert not (two / LOCK).exists()
+
+
+def cut(run: Path, stage: str, step: int, to: Path) -> Path:
+    """A copy of a run whose stage was killed after the checkpoint of a step."""
+    shutil.copytree(run, to)
+    record = StageRecord(to / stage)
+    for checkpoint in record.checkpoints():
+        if int(checkpoint.name.partition("-")[2]) > step:
+            record.remove_checkpoint(checkpoint)
+    record.write(status="running", repo=None, publish=None, chosen=None)
+    return to
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("stage", "step"), [("sft", 5), ("ppo", 2)])
+def test_a_run_goes_on_in_another_number_of_processes(
+    recipe: Path, runs: tuple[Path, Path], tmp_path: Path, stage: str, step: int
+) -> None:
+    one, two = runs
+    more, fewer = cut(one, stage, step, tmp_path / "more"), cut(two, stage, step, tmp_path / "fewer")
+    codes, said = together(stage, recipe, "--output_dir", more, "--hub", NOWHERE, home=tmp_path / "home")
+    assert codes == [0, 0], said
+    done = zoo(stage, recipe, "--output_dir", fewer, "--hub", NOWHERE, home=tmp_path / "home", PYTHONPATH=TESTS)
+    assert done.returncode == 0, done.stderr
+    for run in (more, fewer):
+        close(rows(run / stage), rows(one / stage), f"{run.name} {stage}")
+        last = StageRecord(one / stage).last_checkpoint()
+        assert last is not None
+        same_weights(last, run / stage / last.name)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (
+            ("--per_device_train_batch_size", "3"),
+            "per_device_train_batch_size of the stage sft is 3, of all processes together, and there are 2",
+        ),
+        (("--train_sampling_strategy", "group_by_length"), "which 2 processes would each do with rows of their own"),
+        (("--max_length", "1"), "leaves no example to train on"),
+    ],
+)
+def test_a_mistake_is_said_once(recipe: Path, tmp_path: Path, flags: tuple[str, str], said: str) -> None:
+    found = ("sft", recipe, "--output_dir", tmp_path / "run", "--hub", NOWHERE, *flags)
+    codes, stderr = together(*found, home=tmp_path / "home")
+    assert codes[0] == 2 and codes[1] != 0
+    assert [line for one in stderr for line in errors(one) if "Error" in line][0].startswith("Error: ")
+    assert sum(one.count("Error: ") for one in stderr) == 1 and said in stderr[0]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(900)
+def test_a_killed_worker_ends_the_run_and_the_last_checkpoint_is_whole(
+    recipe: Path, runs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """By `accelerate launch`, as a user starts it."""
+    shutil.copytree(runs[0], tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "ppo")
+    shutil.rmtree(tmp_path / "run" / "eval")
+    command = [
+        sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(TWO), "--main_process_port",
+        str(free_port()), "-m", "rlhf_zoo.cli", "ppo", str(recipe), "--output_dir", str(tmp_path / "run"), "--hub",
+        NOWHERE,
+    ]  # fmt: skip
+    env = environment(tmp_path / "home", **loopback())
+    with open(tmp_path / "log", "w") as log:
+        launched = subprocess.Popen([*command, "--max_steps", "4000"], env=env, stdout=log, stderr=log)
+    record = StageRecord(tmp_path / "run" / "ppo")
+    deadline = time.monotonic() + 400
+    while record.last_checkpoint() is None:
+        assert launched.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.1)
+    os.kill(worker(launched.pid, rank=1), signal.SIGKILL)
+    assert launched.wait(120) != 0
+    checkpoint = record.last_checkpoint()
+    assert checkpoint is not None
+    check_whole(checkpoint)
+    assert hubs_over(tmp_path / "home") == []
+    before = int(checkpoint.name.partition("-")[2])
+    again = [*command, "--max_steps", "4000"]
+    with open(tmp_path / "log-2", "w") as log:
+        launched = subprocess.Popen(again, env=env, stdout=log, stderr=log)
+    while (now := record.last_checkpoint()) is None or int(now.name.partition("-")[2]) <= before:
+        assert launched.poll() is None and time.monotonic() < deadline + 400, (tmp_path / "log-2").read_text()
+        time.sleep(0.1)
+    launched.send_signal(signal.SIGINT)  # Ctrl-C: both stop after the step under way, which is saved
+    assert launched.wait(120) != 0
+    assert record.read()["status"] == "interrupted"
+    steps = [row["step"] for row in record.metrics()]
+    assert steps == sorted(steps)
+
+
+def worker(launcher: int, *, rank: int) -> int:
+    """The process id of the launcher's process of this rank."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    for child in children:
+        if f"\0RANK={rank}\0" in Path(f"/proc/{child}/environ").read_text():
+            return int(child)
+    raise LookupError(rank)
