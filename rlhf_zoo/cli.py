@@ -146,6 +146,8 @@ def main() -> None:
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, partial(_as_ctrl_c, os.getpid()))
+    if processes.started() > 1:
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice to developers
     if not sys.warnoptions:
         # What libraries tell their developers, and that this machine has no accelerator, are no user's concern.
         for category, message in ((DeprecationWarning, ""), (FutureWarning, ""), (UserWarning, ".*pin_memory")):
