@@ -79,7 +79,7 @@ STAGES: dict[str, Stage] = {
             card="rlhf_zoo.release.card_reward:CARD",
             starts_from=("sft", "base"),
             metrics=("eval_loss", "eval_accuracy", "eval_margin"),
-            model_keys=(),
+            model_keys=tuple(key for key in LORA if key != "lora_task_type"),
             figures={
                 "held-out accuracy": ("reward_model", "accuracy"),
                 "loss": ("checkpoints", "loss"),

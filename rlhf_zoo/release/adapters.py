@@ -30,6 +30,13 @@ def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentChe
             f"use_peft of the stage {stage} cannot be published, as its adapter would lie on an SFT model that no Hub "
             f"has: publish that first (`rlhf-zoo push {context.directory}`), or leave use_peft out."
         )
+    if not (base.path / ADAPTER_CONFIGS[0]).is_file() or (here and context.settings("sft").release.push_merged):
+        return
+    whole = f"name {base.lineage['repo']}@{MERGED}, if it has that branch" if not here else "set push_merged in sft.yaml"
+    raise ZooError(
+        f"use_peft of the stage {stage} cannot be published, as its adapter would lie on an SFT adapter merged into its "
+        f"base, which no Hub has: {whole}, or leave use_peft out."
+    )
 
 
 def name_bases(context: RunContext, record: StageRecord, checkpoint: Path, folder: Path) -> None:

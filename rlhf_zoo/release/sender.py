@@ -223,7 +223,7 @@ class Sender:
                 told=f"{tag}, with the card of the finished run",
                 optimizer=bool(record.read()["resolved"].get("push_optimizer")),
             )
-            if (chosen / MERGED).is_dir():
+            if record.read()["resolved"].get("push_merged"):
                 self._release_merged(record, stage, chosen, Path(scratch))
         self._note(record, repo, {**tags, "best": commit})
         record.write(released=due)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..hub.publish import MERGED
 from ..model_files import load_tokenizer
 from ..models import load_causal
 from ..plugins import REWARDS, load_object
@@ -19,6 +18,7 @@ from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import DataSource, parts, stage_source
 from ..runs.layout import fitting
 from ..runs.settings import StageSettings
+from .merged import whole_model
 from .train import quiet, train_stage
 
 __all__ = [
@@ -159,7 +159,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         return build_trainer(
             settings,
             functions,
-            model=load_causal(merged if (merged := parents["sft"].path / MERGED).is_dir() else parents["sft"].path),
+            model=load_causal(whole_model(context, parents["sft"])),
             processing_class=tokenizer,
             reward_model=reward,
             reward_processing_class=reward_tokenizer,

@@ -66,7 +66,6 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             model,
             pad_token=own.trainer.pad_token,
             eos_token=own.trainer.eos_token,
-            grow=not settings.model.use_peft,
         )
         if said is not None:
             log.warning("%s", said)
