@@ -83,7 +83,9 @@ def _base_of(files: ModelFiles) -> tuple[str, str | None]:
     """Name and revision of the model that an adapter lies on. Raises ZooError where it names none."""
     said = files.adapter or {}
     if not said.get("base_model_name_or_path"):
-        raise ZooError(f"The adapter in {files.source} names no base model: put it on its base and give the two merged.")
+        raise ZooError(
+            f"The adapter in {files.source} names no base model: put it on its base and give the two merged."
+        )
     return said["base_model_name_or_path"], said.get("revision")
 
 
@@ -174,7 +176,9 @@ def _adapted_classifier(files: ModelFiles, what: str, how: Loading) -> tuple[Pre
                     if name.split(".")[0] in HEADS:
                         heads[name] = tensors.get_slice(key).get_shape()
         saved = files.find("config.json")
-        config = AutoConfig.from_pretrained(base if saved is None else saved.parent, revision=None if saved else revision)
+        config = AutoConfig.from_pretrained(
+            base if saved is None else saved.parent, revision=None if saved else revision
+        )
         if saved is None:
             config.num_labels = next((shape[0] for shape in heads.values()), config.num_labels)
     model, info = load_model(

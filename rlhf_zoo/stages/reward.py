@@ -36,6 +36,7 @@ from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import DataSource, add_configuration, parts, stage_rows, stage_source
 from ..runs.generate import complete
 from ..runs.layout import conversational, fitting, hold_out
+from ..runs.loading import loading_of
 from ..runs.pairs import named_pairs, on_pairs, sampling
 from ..runs.settings import StageSettings
 from ..truncation import Truncation
@@ -97,7 +98,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         scored.append(sft_samples(context, settings, source, sft))
         set_seed(settings.trainer.seed)
         what = f"The SFT model {sft.path}"
-        model = load_model(AutoModelForSequenceClassification, whole_model(context, sft), what=what, num_labels=1)
+        path, how = whole_model(context, sft), loading_of(settings)
+        model = load_model(AutoModelForSequenceClassification, path, what=what, how=how, num_labels=1)
         model.config.pad_token_id = tokenizer.pad_token_id
         return make_trainer(
             finite_steps(RewardTrainer),

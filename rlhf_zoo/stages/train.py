@@ -16,11 +16,13 @@ from ..errors import ZooError
 from ..finite import NotFinite
 from ..hub.publish import MERGED, unpublished
 from ..hub.refusals import is_disk_full
+from ..ppo.guards import check_step_size
 from ..record import StageRecord, checkpoint_step, fingerprint, now
 from ..release.adapters import check_bases
 from ..release.sender import claim_repository, kept_lineage
 from ..runs.choice import choose, promising, prune
 from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
+from ..runs.loading import check_installed
 from ..runs.settings import StageSettings
 from .callbacks import StageCallback
 from .interrupt import Interruptible, Stopped
@@ -54,6 +56,10 @@ def make_trainer(kind: Callable[..., Any], settings: StageSettings, **parts: Any
     except ValueError as error:
         first = str(error).strip().splitlines()[0].rstrip(".").replace(". ", "; ")
         raise ZooError(f"The settings of the stage {settings.stage} do not work: {first}.") from error
+    for weight in trainer.model.parameters():  # trl holds adapters on few bits in bfloat16, where small steps vanish
+        if weight.requires_grad and settings.model.use_peft and settings.trainer.bf16:
+            weight.data = weight.data.float()
+    check_step_size(trainer.model, trainer.args.learning_rate, of=f"the model of the stage {settings.stage}")
     if len(trainer.train_dataset) == 0:
         raise ZooError(
             f"max_length {settings.trainer.max_length} of the stage {settings.stage} leaves no example to train on: "
@@ -85,6 +91,7 @@ def train_stage(
     Raises Stopped after Ctrl-C, once the step under way is saved.
     """
     stage = settings.stage
+    check_installed(settings)
     record = context.record(stage)
     again = context.restart and record.run_file.exists()
     lineage = {name: dict(parent.lineage) for name, parent in parents.items()}
