@@ -132,6 +132,11 @@ def run_options(command: Callable) -> Callable:
             type=click.FloatRange(min=0),
             help="At the end, wait so many seconds for a Hub that fails.  [default: 180]",
         ),
+        click.option(
+            "--resume",
+            type=click.Choice(["auto"]),
+            help="auto, as without the flag: go on from the newest whole checkpoint, or start where there is none.",
+        ),
         click.option("--restart", is_flag=True, help="Forget what was done before and begin again."),
         OVERWRITE,
     ]
@@ -244,6 +249,7 @@ def open_run(
     namespace: str | None,
     private: bool,
     restart: bool = False,
+    resume: str | None = None,
     overwrite_repo: bool = False,
     patience: float | None = None,
     looking: bool = False,
@@ -261,6 +267,8 @@ def open_run(
     from ..release.sender import Sender, resume_command
     from ..runs.context import RunContext
 
+    if resume is not None and restart:
+        raise ZooError("--resume auto goes on with what lies in the run directory, and --restart forgets it: keep one.")
     quiet_hub()  # uploads go on behind the training's own bar
     publish = push_to_hub or connected.kind == "local"
     if publish:

@@ -18,7 +18,7 @@ __all__ = ["evaluate"]
 #: Options of this command that a recipe's run has as keys, and those that only a policy has.
 KEYS = {"prompts": "evaluation.prompts", "samples": "evaluation.samples", "llm": "evaluation.llm"}
 OF_POLICIES = ("against", "reward", "split", "temperature", "max_new_tokens")
-OF_RUNS = ("namespace", "private", "patience", "restart", "overwrite_repo")
+OF_RUNS = ("namespace", "private", "patience", "resume", "restart", "overwrite_repo")
 #: Keys of a recipe that say the same of a policy.
 SHARED = ("dataset_name", "dataset_revision", "seed")
 

@@ -22,6 +22,7 @@ from .refusals import client_errors, hub_name, reason, status_of
 
 __all__ = [
     "MERGED",
+    "NOTHING",
     "PUBLISHED",
     "RECIPE_FILE",
     "all_tags",
@@ -43,6 +44,7 @@ __all__ = [
 PUBLISHED = "published.json"
 SENDING = "SENDING"
 RECIPE_FILE = "recipe.json"
+NOTHING: Mapping[str, Path | None] = {}
 MERGED = "merged"  # a folder of a checkpoint, and the branch that it is published as
 # What a checkpoint is to others.
 SENT = (
@@ -149,17 +151,18 @@ def publish_checkpoint(
     beside: Path,
     message: str,
     optimizer: bool = False,
+    instead: Mapping[str, Path | None] = NOTHING,
 ) -> dict[str, str]:
     """Sends one complete checkpoint as one commit with one annotated tag, and notes it in published.json.
 
     run: the id of the run, which holds the repository. hub: what run.json calls the Hub. beside: a folder of further
-    files (card, metrics, recipe). optimizer: send what training goes on from too. Returns {hub, repo, commit, tag,
-    time}. Where an earlier try was cut off before it heard an answer, nothing is sent twice: its commit is found again.
-    Raises ZooError where another run took the repository, and where the tag is there with other weights: a step's tag
-    never moves.
+    files (card, metrics, recipe). optimizer: send what training goes on from too. instead: see `checkpoint_files`.
+    Returns {hub, repo, commit, tag, time}. Where an earlier try was cut off before it heard an answer, nothing is sent
+    twice: its commit is found again. Raises ZooError where another run took the repository, and where the tag is there
+    with other weights: a step's tag never moves.
     """
     check_whole(checkpoint, training=optimizer)
-    files = checkpoint_files(checkpoint, optimizer=optimizer)
+    files = checkpoint_files(checkpoint, optimizer=optimizer, instead=instead)
     tag, begun = tag_name(checkpoint_step(checkpoint)), checkpoint / SENDING
     tagged = all_tags(repo_id).get(tag)
     commit = _made_before(repo_id, message, files, tagged=tagged, begun=begun.is_file())
@@ -180,7 +183,15 @@ def publish_checkpoint(
 
 
 def publish_release(
-    checkpoint: Path, repo_id: str, *, run: str, beside: Path, message: str, told: str, optimizer: bool = False
+    checkpoint: Path,
+    repo_id: str,
+    *,
+    run: str,
+    beside: Path,
+    message: str,
+    told: str,
+    optimizer: bool = False,
+    instead: Mapping[str, Path | None] = NOTHING,
 ) -> str:
     """Makes a checkpoint what `main` and `best` hold, with the files of `beside`, in one commit. Returns the commit.
 
@@ -189,7 +200,7 @@ def publish_release(
     from huggingface_hub import HfApi
 
     check_whole(checkpoint, training=optimizer)
-    files = checkpoint_files(checkpoint, optimizer=optimizer)
+    files = checkpoint_files(checkpoint, optimizer=optimizer, instead=instead)
     commit = _commit_whole(run, repo_id, {**files, **_files(beside)}, message)
     before = all_tags(repo_id).get("best")
     if before != commit:
@@ -200,7 +211,15 @@ def publish_release(
     return commit
 
 
-def publish_merged(folder: Path, repo_id: str, *, run: str, beside: Path, message: str) -> str:
+def publish_merged(
+    folder: Path,
+    repo_id: str,
+    *,
+    run: str,
+    beside: Path,
+    message: str,
+    instead: Mapping[str, Path | None] = NOTHING,
+) -> str:
     """Makes a model with its adapter merged what the branch `merged` holds. Returns the commit.
 
     Beside the adapter, in a folder, transformers would not find it: adapter_config.json at the root sends it elsewhere.
@@ -210,13 +229,19 @@ def publish_merged(folder: Path, repo_id: str, *, run: str, beside: Path, messag
     check_whole(folder)
     check_claim(run, repo_id)
     HfApi().create_branch(repo_id, branch=MERGED, exist_ok=True)
-    files = {**checkpoint_files(folder), **_files(beside)}
+    files = {**checkpoint_files(folder, instead=instead), **_files(beside)}
     return _commit_whole(run, repo_id, files, message, revision=MERGED)
 
 
-def checkpoint_files(checkpoint: Path, *, optimizer: bool = False) -> dict[str, Path]:
-    """What is sent of a checkpoint: path in the repository -> local path."""
-    return {name: path for name, path in _files(checkpoint).items() if _is_sent(name, optimizer=optimizer)}
+def checkpoint_files(
+    checkpoint: Path, *, optimizer: bool = False, instead: Mapping[str, Path | None] = NOTHING
+) -> dict[str, Path]:
+    """What is sent of a checkpoint: path in the repository -> local path.
+
+    instead: what is sent in place of a file; None leaves it out.
+    """
+    files = {name: path for name, path in _files(checkpoint).items() if _is_sent(name, optimizer=optimizer)}
+    return {name: path for name, path in {**files, **instead}.items() if path is not None}
 
 
 def _files(folder: Path) -> dict[str, Path]:
@@ -316,8 +341,17 @@ def _commit_whole(
 
 
 def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
-    """Complete checkpoints that this Hub has not acknowledged under `repo_id` yet, oldest first."""
-    return [path for path in record.checkpoints() if not _acknowledged(path, repo_id, hub)]
+    """Complete checkpoints to be sent that this Hub has not acknowledged under `repo_id` yet, oldest first.
+
+    With push_steps those are its multiples and, of a finished stage, the last and the chosen one.
+    """
+    document = record.read()
+    every = (document.get("resolved") or {}).get("push_steps") or 1
+    ends: set[Path | None] = set()
+    if document.get("status") == "finished":
+        ends = {record.last_checkpoint(), record.chosen_checkpoint()}
+    wanted = [path for path in record.checkpoints() if checkpoint_step(path) % every == 0 or path in ends]
+    return [path for path in wanted if not _acknowledged(path, repo_id, hub)]
 
 
 def published_tags(record: StageRecord, repo_id: str, *, hub: str) -> dict[str, str]:

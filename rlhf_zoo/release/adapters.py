@@ -1,4 +1,4 @@
-"""Where the adapters of a published checkpoint find their base."""
+"""What of a checkpoint is sent otherwise than it lies on the disk: its adapters name a base that others find."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..hub.publish import MERGED
+from ..hub.publish import MERGED, checkpoint_files
 from ..record import StageRecord, read_json, write_json
 from ..runs.context import ParentCheckpoint, RunContext
+from .rounding import rounded
 
-__all__ = ["ADAPTER_CONFIGS", "check_bases", "check_plan", "name_bases"]
+__all__ = ["ADAPTER_CONFIGS", "check_bases", "check_plan", "sent_instead"]
 
+CRITIC = "critic"
 ADAPTER_CONFIGS = ("adapter_config.json", "critic/adapter_config.json")
 
 
@@ -60,12 +62,31 @@ def _on_merged(stage: str, mend: str) -> ZooError:
     )
 
 
-def name_bases(context: RunContext, record: StageRecord, checkpoint: Path, folder: Path) -> None:
+def sent_instead(context: RunContext, record: StageRecord, checkpoint: Path, folder: Path) -> dict[str, Path | None]:
+    """Path in the repository -> the file of `folder` that is sent there instead, None for what is left out.
+
+    Weights are rounded by push_dtype, and the critic is left out by push_critic.
+    """
+    document = record.read()
+    settings: Mapping[str, Any] = document.get("resolved") or {}
+    files = checkpoint_files(checkpoint)
+    found: dict[str, Path | None] = {}
+    if settings.get("push_critic", True) is False:
+        found = {name: None for name in files if name.startswith(f"{CRITIC}/")}
+    if (dtype := settings.get("push_dtype")) is not None:
+        kept = {name: path for name, path in files.items() if name not in found}
+        found |= rounded(kept, dtype, folder)
+    named = {name: folder / name for name in _name_bases(context, document, checkpoint, folder) if name not in found}
+    return {**found, **named}
+
+
+def _name_bases(context: RunContext, document: Mapping[str, Any], checkpoint: Path, folder: Path) -> list[str]:
     """Writes a checkpoint's adapter configurations into `folder`, each naming its base by repository and commit.
 
     On the disk they name the folder that it was loaded from. What has no adapter, or a base that no parent is, is left.
+    Returns the names of those it wrote.
     """
-    parents = record.read().get("parents") or {}
+    parents, written = document.get("parents") or {}, []
     for name in ADAPTER_CONFIGS:
         if not (checkpoint / name).is_file():
             continue
@@ -75,7 +96,9 @@ def name_bases(context: RunContext, record: StageRecord, checkpoint: Path, folde
             if base and (found := _published(context, role, parent, Path(base))):
                 config["base_model_name_or_path"], config["revision"] = found
                 write_json(folder / name, config)
+                written.append(name)
                 break
+    return written
 
 
 def _published(context: RunContext, role: str, parent: Mapping[str, Any], base: Path) -> tuple[str, str] | None:

@@ -117,6 +117,7 @@ def card_json(facts: Facts) -> dict[str, Any]:
         "simulated": facts.simulated,
         "adapter": facts.adapter,
         "merged": facts.merged,
+        **({"dtype": facts.setting("push_dtype")} if facts.setting("push_dtype") else {}),
         "base_model": facts.base["repo"] if facts.base else None,
         "parents": facts.parents,
         "reward": facts.now.get("objective/score"),

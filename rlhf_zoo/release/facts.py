@@ -242,6 +242,8 @@ class Facts:
     def critic(self) -> bool:
         """Whether the checkpoint holds a critic that is a model of its own and that transformers alone can load."""
         at = self.at
+        if self.settings.get("push_critic") is False:
+            return False
         folder = StageRecord(self.path).checkpoint_path(at) if at is not None else self.path
         config = folder / "critic" / "config.json"
         return config.is_file() and any(map(_is_of_transformers, read_json(config).get("architectures") or []))

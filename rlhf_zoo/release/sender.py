@@ -40,7 +40,7 @@ from ..runs.choice import lasting
 from ..runs.context import RunContext
 from ..runs.data import forget_lost_data, pending_data, send_data
 from ..stage import STAGES
-from .adapters import ADAPTER_CONFIGS, name_bases
+from .adapters import sent_instead
 from .card import make_card
 from .events import write_events
 
@@ -187,9 +187,8 @@ class Sender:
         repo, hub = context.repo(stage), context.hub.label
         # The card of a step names the repository, also before the first commit to it.
         self._note(record, repo, published_tags(record, repo, hub=hub))
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             self._beside(record, Path(scratch), stage, step=step)
-            name_bases(context, record, checkpoint, Path(scratch))
             published = publish_checkpoint(
                 checkpoint,
                 repo,
@@ -198,6 +197,7 @@ class Sender:
                 beside=Path(scratch),
                 message=f"{context.recipe.name} {stage}: step {step}",
                 optimizer=bool(record.read()["resolved"].get("push_optimizer")),
+                instead=sent_instead(context, record, checkpoint, Path(altered)),
             )
         self._note(record, repo, {**published_tags(record, repo, hub=hub), published["tag"]: published["commit"]})
 
@@ -211,9 +211,8 @@ class Sender:
         tags = published_tags(record, repo, hub=context.hub.label)
         # The card names the tag `best`, which is to point at the commit that holds the card.
         self._note(record, repo, {"best": tags[tag], **tags})
-        with tempfile.TemporaryDirectory() as scratch:
+        with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             self._beside(record, Path(scratch), stage, step=None)
-            name_bases(context, record, chosen, Path(scratch))
             commit = publish_release(
                 chosen,
                 repo,
@@ -222,9 +221,10 @@ class Sender:
                 message=f"{context.recipe.name} {stage}: card of {tag}",
                 told=f"{tag}, with the card of the finished run",
                 optimizer=bool(record.read()["resolved"].get("push_optimizer")),
+                instead=sent_instead(context, record, chosen, Path(altered)),
             )
             if record.read()["resolved"].get("push_merged"):
-                self._release_merged(record, stage, chosen, Path(scratch))
+                self._release_merged(record, stage, chosen, Path(scratch), Path(altered) / MERGED)
         self._note(record, repo, {**tags, "best": commit})
         record.write(released=due)
         self._again.discard(stage)
@@ -238,10 +238,8 @@ class Sender:
             if path not in stay:
                 record.remove_checkpoint(path)
 
-    def _release_merged(self, record: StageRecord, stage: str, chosen: Path, folder: Path) -> None:
+    def _release_merged(self, record: StageRecord, stage: str, chosen: Path, folder: Path, altered: Path) -> None:
         """The chosen checkpoint with its adapter merged, as the branch `merged`, with a card that says so."""
-        for name in ADAPTER_CONFIGS:
-            (folder / name).unlink(missing_ok=True)
         make_card(record.path, out=folder, merged=True)
         merged = publish_merged(
             chosen / MERGED,
@@ -249,6 +247,7 @@ class Sender:
             run=self._context.run_id(stage),
             beside=folder,
             message=f"{self._context.recipe.name} {stage}: {tag_name(checkpoint_step(chosen))}, adapter merged",
+            instead=sent_instead(self._context, record, chosen / MERGED, altered),
         )
         record.write(merged=merged)
 

@@ -22,10 +22,12 @@ __all__ = [
     "metric_name",
     "promising",
     "prune",
+    "thin",
 ]
 
 # PPO's evaluation has one of these for each reward, beside the metrics of the stage.
 REWARD_METRICS = "eval_rewards/"
+OPTIMIZER = "optimizer.pt"
 # What PPO maximises, measured on other prompts, is still what PPO maximises.
 PROXY = ("eval_objective/score", "eval_objective/shaped_score", "eval_objective/rlhf_reward")
 
@@ -48,13 +50,30 @@ class ReleaseArguments:
         default=False,
         metadata={"help": "With LoRA, send the chosen model with its adapter merged too, as the branch `merged`."},
     )
+    push_steps: int | None = field(
+        default=None,
+        metadata={
+            "help": "Send only checkpoints whose step is a multiple, and at the end the last and the chosen one; None "
+            "sends every checkpoint that is saved."
+        },
+    )
+    push_dtype: Literal["bfloat16"] | None = field(
+        default=None,
+        metadata={"help": "Round the weights that are sent. Those on the disk stay float32, so resuming is exact."},
+    )
+    push_critic: bool = field(default=True, metadata={"help": "Send PPO's critic beside the policy."})
+    save_optimizer_limit: int | None = field(
+        default=None,
+        metadata={"help": "Keep the optimizer's state of so many checkpoints, the newest; None keeps all."},
+    )
 
 
 def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out: str | None) -> None:
     """Raises ZooError, before anything trains, for a rule that could choose nothing, or that looks where it must not.
 
-    held_out: the split that the trainer evaluates on.
+    Also for one by which nothing would be sent. held_out: the split that the trainer evaluates on.
     """
+    _check_sent(stage, release, trainer)
     if release.release == "last":
         return
     if release.release == "recommended":
@@ -95,6 +114,24 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
         raise ZooError(
             f"{wanted} needs an evaluation at every checkpoint: make eval_strategy equal save_strategy, and save_steps "
             "a multiple of eval_steps."
+        )
+
+
+def _check_sent(stage: str, release: ReleaseArguments, trainer: Any) -> None:
+    if not release.push_critic and stage != "ppo":
+        raise ZooError(f"push_critic is PPO's, and the stage {stage} has no critic: leave it out.")
+    if release.push_optimizer and (release.push_dtype or release.save_optimizer_limit is not None):
+        key = "push_dtype" if release.push_dtype else "save_optimizer_limit"
+        raise ZooError(
+            f"push_optimizer of the stage {stage} sends what training goes on from, and {key} leaves some of it out: "
+            "give one of them."
+        )
+    every, saved = release.push_steps, trainer.save_steps
+    if every is not None and (trainer.save_strategy != "steps" or saved < 1 or every % saved):
+        raise ZooError(
+            f"push_steps of the stage {stage} is {every}, and checkpoints are saved by {trainer.save_strategy.value}"
+            f"{f', every {saved:g}' if trainer.save_strategy == 'steps' else ''}: give a multiple of save_steps, which "
+            "is a whole number there, with save_strategy: steps."
         )
 
 
@@ -161,6 +198,16 @@ def prune(record: StageRecord, *, keep: int | None, stay: Collection[int]) -> No
     """
     for path in _surplus(record, keep=keep, stay=stay):
         record.remove_checkpoint(path)
+
+
+def thin(record: StageRecord, *, keep: int | None) -> None:
+    """Deletes the optimizer's state of all checkpoints but the newest `keep`; None keeps all.
+
+    Such a checkpoint is still a model to publish and to load. Training goes on from the newest, and from the one before
+    where that is damaged.
+    """
+    for path in record.checkpoints()[:-keep] if keep else []:
+        (path / OPTIMIZER).unlink(missing_ok=True)
 
 
 def lasting(record: StageRecord) -> list[Path]:

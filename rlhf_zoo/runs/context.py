@@ -215,7 +215,9 @@ class RunContext:
         write_complete(target)
         note = {"hub": self.hub.label, "repo": repo, "commit": folder.name, "tag": tag, "time": now()}
         write_json(target / PUBLISHED, note)
-        log.warning("%s was gone, and was restored from %s@%s.", target, repo, tag)
+        dtype = document["resolved"].get("push_dtype")
+        rounded = f", where its weights are rounded to {dtype}" if dtype else ""
+        log.warning("%s was gone, and was restored from %s@%s%s.", target, repo, tag, rounded)
 
     def _pulled(self, stage: str) -> ParentCheckpoint:
         from huggingface_hub import HfApi, snapshot_download

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ..evaluator.head_to_head import head_to_head
 from ..evaluator.judges import check_names, checked
 from ..evaluator.measure import Evaluator, make_evaluator, training_rewards
 from ..evaluator.trajectory import Trajectory, follow
-from ..hub.publish import checkpoint_files, published_tags, tag_name
+from ..hub.publish import NOTHING, checkpoint_files, published_tags, tag_name
 from ..hub.weights import Origin
 from ..models import load_causal
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
@@ -210,14 +211,17 @@ def _verdict(folder: Path, followed: Trajectory | str) -> dict[str, Any]:
     return {"verdict": found["verdict"], "recommended": found["recommended"], "over_training": found}
 
 
-def same_weights(a: Path, b: Path) -> bool:
-    """Whether two checkpoints hold the same weight files, of those that are published, by sha256."""
+def same_weights(a: Path, b: Path, instead: Mapping[str, Path | None] = NOTHING) -> bool:
+    """Whether two checkpoints hold the same weight files, of those that are published, by sha256.
+
+    instead: what is sent in place of b's files.
+    """
     ours, theirs = (
         {
             name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for name, path in checkpoint_files(folder).items()
+            for name, path in files.items()
             if name.endswith(".safetensors")
         }
-        for folder in (a, b)
+        for files in (checkpoint_files(a), checkpoint_files(b, instead=instead))
     )
     return bool(ours) and ours == theirs

@@ -15,7 +15,7 @@ from ..hub.publish import published_tags, unpublished
 from ..models import load_causal
 from ..ppo.completions import TAKEN
 from ..record import read_json
-from ..release.adapters import check_plan
+from ..release.adapters import check_plan, sent_instead
 from ..release.card import make_card
 from ..release.sender import claim_repository
 from ..run_lock import sole_writer
@@ -165,12 +165,15 @@ def show(context: RunContext, console: Any) -> None:
     rows = evaluation_rows(context, source, path=context.checkpoint("sft").path)
     asked = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
     prompts, columns = asked["prompt"], {name: values for name, values in asked.items() if name not in TAKEN}
-    with tempfile.TemporaryDirectory() as cache:
+    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as altered:
         pulled = {}
         for stage in ("sft", "ppo"):
             repo = context.record(stage).read()["repo"]
             pulled[stage] = Path(snapshot_download(repo["id"], revision=repo["tags"]["best"], cache_dir=cache))
-            if not same_weights(pulled[stage], context.checkpoint(stage).path):
+            here = context.checkpoint(stage).path
+            if not same_weights(
+                pulled[stage], here, sent_instead(context, context.record(stage), here, Path(altered) / stage)
+            ):
                 raise ZooError(f"{repo['id']} came back from the Hub with other weights than were sent: run --restart.")
         tools = make_evaluator(context, source, pulled["sft"]).with_one_judge
         keys = [(SHOW_STREAM, i) for i in range(len(prompts))]

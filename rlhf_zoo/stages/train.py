@@ -20,7 +20,7 @@ from ..ppo.guards import check_step_size
 from ..record import StageRecord, checkpoint_step, fingerprint, now
 from ..release.adapters import check_bases
 from ..release.sender import claim_repository, kept_lineage
-from ..runs.choice import choose, promising, prune
+from ..runs.choice import choose, promising, prune, thin
 from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
 from ..runs.loading import check_installed
 from ..runs.settings import StageSettings
@@ -231,6 +231,7 @@ def _attach(
             unsent = {checkpoint_step(path) for path in waiting}
         stay = unsent | promising(record, settings.release, settings.trainer)
         prune(record, keep=settings.keep, stay=stay)
+        thin(record, keep=settings.release.save_optimizer_limit)
 
     if hasattr(trainer, "_total_train_tokens"):  # of trl; PPOTrainer saves its own
         trainer.add_callback(RunningMetrics(trainer))

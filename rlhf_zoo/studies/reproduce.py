@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,14 +18,17 @@ import torch
 from ..catalog.family import clean
 from ..errors import ZooError
 from ..hub.connect import Hub
+from ..hub.publish import RECIPE_FILE, checkpoint_files
 from ..hub.pull import pull
 from ..hub.refusals import client_errors, hub_name, reason
 from ..json_values import hub_id
 from ..plugins import load_object
 from ..record import COMPLETE, StageRecord, check_whole, fingerprint, now, read_json, write_json, write_text
+from ..release.adapters import sent_instead
 from ..run_lock import LOCK, sole_writer
 from ..runs.context import RunContext, versions
 from ..runs.data import corpus_settings, data_source, split_files
+from ..stage import STAGES
 from ..stages.pipeline import run_stage
 from .differences import compare_files, compare_metrics, compare_settings, compare_versions, compare_weights, contents
 from .published import Published, comparable, fetch, named_objects, recipe_of
@@ -74,9 +78,16 @@ def _reproduced(published: Published, context: RunContext) -> dict[str, Any]:
     context.settings(published.stage)
     for _, wanted, group in named_objects(published):
         load_object(wanted, group=group)
+    rounded = []
     for role in ("sft", "reward"):
         if (at := published.parent(role)) is not None:
-            pull("@".join(at))
+            settings = pull("@".join(at)) / RECIPE_FILE
+            dtype = read_json(settings).get("push_dtype") if settings.is_file() else None
+            if dtype is not None:
+                rounded.append(
+                    f"its {STAGES[role].title} was published in {clean(str(dtype))}, and the run began from the "
+                    "weights before they were rounded: these figures come near, and not bit for bit"
+                )
     if not note.is_file():
         write_json(note, {**_head(published), "begun": now()})
     data, data_notes = _data(context, published)
@@ -97,9 +108,9 @@ def _reproduced(published: Published, context: RunContext) -> dict[str, Any]:
         **_head(published),
         "directory": str(context.directory),
         "seconds": round(time.monotonic() - started, 1) if trained else None,
-        **_compared(published, record, checkpoint),
+        **_compared(published, context, checkpoint),
         "data": _compared_data(context.directory / "data", data),
-        "notes": [*_notes(published), *data_notes],
+        "notes": [*_notes(published), *rounded, *data_notes],
     }
     write_json(note, document)
     return document
@@ -235,10 +246,12 @@ def _compared_data(here: Path, data: Mapping[str, Any]) -> dict[str, Any]:
 # Comparing
 
 
-def _compared(published: Published, record: StageRecord, checkpoint: Path) -> dict[str, Any]:
+def _compared(published: Published, context: RunContext, checkpoint: Path) -> dict[str, Any]:
+    record = context.record(published.stage)
     run = record.read()
-    weights = compare_weights(published.folder, checkpoint)
-    files = compare_files(published.folder, checkpoint)
+    with _as_sent(context, record, checkpoint) as made:
+        weights = compare_weights(published.folder, made)
+        files = compare_files(published.folder, made)
     metrics = compare_metrics(published.metrics, record.metrics(), step=published.step)
     recorded = published.card.get("fingerprint")
     return {
@@ -260,6 +273,18 @@ def _compared(published: Published, record: StageRecord, checkpoint: Path) -> di
         },
         "versions": compare_versions(published.versions, run["versions"]),
     }
+
+
+@contextlib.contextmanager
+def _as_sent(context: RunContext, record: StageRecord, checkpoint: Path) -> Iterator[Path]:
+    """A folder that holds a checkpoint as it would be published: rounded, say, where the recipe rounds."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, altered = Path(scratch) / "sent", Path(scratch) / "altered"
+        instead = sent_instead(context, record, checkpoint, altered)
+        for name, path in checkpoint_files(checkpoint, optimizer=True, instead=instead).items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(path.absolute())
+        yield folder
 
 
 def _altered(published: Published, recorded: Any) -> list[dict[str, Any]]:

@@ -2,22 +2,43 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import datasets
 import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import load_file
+from toy_run import make_context, make_recipe, save_start
 from trainer_fixture import SAVED, make_trainer
+from transformers import AutoModelForCausalLM
 
-from rlhf_zoo.record import StageRecord
+from rlhf_zoo.cli import cli
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.record import StageRecord, check_whole
+from rlhf_zoo.release.adapters import sent_instead
+from rlhf_zoo.release.sender import Sender
+from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.stages import evaluate, ppo
 from rlhf_zoo.stages.callbacks import StageCallback
 from rlhf_zoo.stages.interrupt import Interruptible
 from rlhf_zoo.stages.reporting import one_run
 from rlhf_zoo.stages.room import NoRoom
+from rlhf_zoo.studies import reproduce
+from rlhf_zoo.studies.differences import compare_files, compare_weights
 
+SENT_LITTLE = {
+    "max_steps": 5, "push_steps": 2, "push_dtype": "bfloat16", "push_critic": False, "save_optimizer_limit": 2,
+}  # fmt: skip
 Usage = namedtuple("Usage", "total used free")
 
 
@@ -56,3 +77,96 @@ def test_reports_go_on_under_the_name_of_the_run(monkeypatch: pytest.MonkeyPatch
     with one_run(named, "tiny-world-sft-1a2b"):
         assert named.run_name == "mine" and os.environ["WANDB_RUN_ID"] == "of-the-user"
     assert len(ended) == 1
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    make_recipe(tmp_path, ppo=SENT_LITTLE)
+    save_start(tmp_path)
+    return tmp_path
+
+
+def published(folder: Path, hub: Any, **fields: Any) -> RunContext:
+    return replace(make_context(folder), hub=Hub("other", hub.url, "a test"), publish=True, **fields)
+
+
+def test_less_is_sent_than_saved_and_rounded_and_training_goes_on_unrounded(folder: Path, thread_hub: Any) -> None:
+    """Every second step and the end, in half the bytes, without the critic; the disk keeps all but old optimizers."""
+    stopped = published(folder, thread_hub, stop_after=3)
+    assert ppo.run(stopped)
+    send = Sender(stopped, stages=("sft", "reward", "ppo")).send_all
+    send()
+    refs = thread_hub.api().list_repo_refs
+    assert [tag.name for tag in refs("local/toy-ppo").tags] == ["step-000002"]
+    record = stopped.record("ppo")
+    kept = [(path / "optimizer.pt").is_file() for path in record.checkpoints()]
+    assert kept == [False, True, True]
+    for path in record.checkpoints():
+        check_whole(path)  # as a model; only the newest two can be gone on from
+
+    assert ppo.run(make_context(folder))
+    send()
+    assert sorted(tag.name for tag in refs("local/toy-ppo").tags) == [
+        "best",
+        "step-000002",
+        "step-000004",
+        "step-000005",
+    ]
+    whole = folder / "whole"
+    whole.mkdir()
+    (folder / "toy").rename(whole / "toy")
+    save_start(whole)
+    assert ppo.run(make_context(whole))
+    last = record.checkpoint_path(5)
+    ours, undisturbed = (load_file(path / "model.safetensors") for path in (last, whole / "run/ppo/checkpoint-5"))
+    assert all(torch.equal(ours[name], undisturbed[name]) and ours[name].dtype == torch.float32 for name in ours)
+
+    pulled = Path(thread_hub.api().snapshot_download("local/toy-ppo", revision="best"))
+    assert not (pulled / "critic").exists() and (last / "critic").exists()
+    sent = load_file(pulled / "model.safetensors")
+    assert sent.keys() == ours.keys() and all(torch.equal(sent[name], ours[name].bfloat16()) for name in sent)
+    assert AutoModelForCausalLM.from_pretrained(pulled).dtype == torch.bfloat16
+    said = (pulled / "README.md").read_text()
+    assert "Its weights are rounded to bfloat16 where they are published. All figures here were measured before" in said
+    assert json.loads((pulled / "rlhf_card.json").read_text())["dtype"] == "bfloat16" and "subfolder" not in said
+    altered = sent_instead(stopped, record, last, folder / "altered")
+    with reproduce._as_sent(stopped, record, last) as made:
+        assert not any(row["differing"] or row["problem"] for row in compare_weights(pulled, made))
+        assert compare_files(pulled, made) == []
+    assert evaluate.same_weights(pulled, last, altered) and not evaluate.same_weights(pulled, last)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"push_steps": 3, "save_steps": 2},
+            r"push_steps of the stage ppo is 3, and checkpoints are saved by steps, ev",
+        ),
+        ({"push_steps": 2, "save_strategy": "epoch"}, r"saved by epoch: give a multiple of save_steps"),
+        ({"push_optimizer": True}, r"what training goes on from, and push_dtype leaves some of it out: give one"),
+        ({"push_dtype": "int8"}, r"--push_dtype is 'int8', and it takes one of bfloat16\."),
+    ],
+)
+def test_what_could_not_be_sent_so_is_said_before_training(folder: Path, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ZooError, match=message):
+        make_context(folder, **{name: str(value) for name, value in keys.items()}).settings("ppo")
+
+
+def test_resume_auto_is_said_in_job_scripts_and_does_not_go_with_restart(tmp_path: Path) -> None:
+    """A job that is begun again by its scheduler gives the same command each time."""
+    flags = [
+        "run",
+        "tiny-world",
+        "--output_dir",
+        str(tmp_path / "run"),
+        "--hub",
+        "http://127.0.0.1:9",
+        "--resume",
+        "auto",
+    ]
+    refused = CliRunner().invoke(cli, [*flags, "--restart"])
+    assert isinstance(refused.exception, ZooError) and "--restart forgets it: keep one." in str(refused.exception)
+    assert CliRunner().invoke(cli, [*flags[:-1], "never"]).exit_code == 2
+    assert "--resume [auto]" in CliRunner().invoke(cli, ["sft", "--help"]).output
