@@ -149,7 +149,7 @@ def load_classifier(
         )
         missing = info["missing_keys"]
     else:
-        model, missing = _adapted_classifier(files, what, how)
+        model, missing = _under_adapter(files, what, how)
     if label is None and model.config.num_labels != 1:
         raise ZooError(
             f"The reward model {path} has {model.config.num_labels} outputs, and a reward model has one: name the "
@@ -160,11 +160,14 @@ def load_classifier(
             f"The reward model {path} has no trained head ({fresh[0]} is missing from its weights), so its scores "
             "would be random: train it first, or give another."
         )
+    if files.adapter is not None:
+        model = _merged(model, files)
+        model.name_or_path = model.config._name_or_path = files.source
     return model
 
 
-def _adapted_classifier(files: ModelFiles, what: str, how: Loading) -> tuple[PreTrainedModel, set[str]]:
-    """A classifier whose adapter is merged into its base, and the weights of the head that neither of them has."""
+def _under_adapter(files: ModelFiles, what: str, how: Loading) -> tuple[PreTrainedModel, set[str]]:
+    """The classifier that an adapter lies on, and which of its weights neither of them has."""
     base, revision = _base_of(files)
     weights = files.find(ADAPTER_WEIGHTS)
     with loading(what):
@@ -190,9 +193,7 @@ def _adapted_classifier(files: ModelFiles, what: str, how: Loading) -> tuple[Pre
         revision=revision,
         output_loading_info=True,
     )
-    merged = _merged(model, files)
-    merged.name_or_path = merged.config._name_or_path = files.source
-    return merged, info["missing_keys"] - heads.keys()
+    return model, info["missing_keys"] - heads.keys()
 
 
 def disable_dropout(model: nn.Module) -> None:

@@ -35,15 +35,17 @@ def check_model(model: Any, stage: str, *, critic: str | None = None) -> None:
             f"attn_implementation {of} is {model.attn_implementation!r}, a kernel that would be downloaded and run: "
             "give one that transformers has, such as sdpa, eager or flash_attention_2."
         )
-    if model.load_in_4bit and model.load_in_8bit:
-        raise ZooError(f"load_in_4bit and load_in_8bit {of} are both true: give one of them.")
     if (model.load_in_4bit or model.load_in_8bit) and not model.use_peft:
         bits = "load_in_4bit" if model.load_in_4bit else "load_in_8bit"
-        raise ZooError(f"{bits} {of} needs use_peft: weights in so few bits stand still, and an adapter trains on them.")
+        raise ZooError(
+            f"{bits} {of} needs use_peft: weights in so few bits stand still, and an adapter trains on them."
+        )
     if (model.load_in_4bit or model.load_in_8bit) and critic == "policy":
         raise ZooError(f"critic {of} is 'policy', and weights in few bits cannot be copied: give 'shared' or 'reward'.")
     if stage == "sft" and model.use_peft and model.model_name_or_path is None:
-        raise ZooError("use_peft of the stage sft needs model_name_or_path: nothing could load an adapter on random weights.")
+        raise ZooError(
+            "use_peft of the stage sft needs model_name_or_path: nothing could load an adapter on random weights."
+        )
     given = [name for name, default in FOUR_BIT.items() if getattr(model, name) != default]
     if given and not model.load_in_4bit:
         raise ZooError(f"{given[0]} {of} needs load_in_4bit: set it, or leave {given[0]} out.")
@@ -89,4 +91,6 @@ def check_installed(settings: StageSettings) -> None:
             needs[f"attn_implementation {model.attn_implementation}"] = (module, "flash-attn")
     for key, (module, package) in needs.items():
         if importlib.util.find_spec(module) is None:
-            raise ZooError(f"{key} {of} needs {package}, which is not installed: pip install {package}, or leave it out.")
+            raise ZooError(
+                f"{key} {of} needs {package}, which is not installed: pip install {package}, or leave it out."
+            )

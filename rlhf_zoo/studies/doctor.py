@@ -333,7 +333,10 @@ def _reward_tokenizer(
         label=args.reward_label,
         output=args.reward_output,
     )
-    if not reward.shares_ids and {parent_names(settings)["sft"], parent_names(settings)["reward"]} <= context.recipe.stages.keys():
+    if (
+        not reward.shares_ids
+        and {parent_names(settings)["sft"], parent_names(settings)["reward"]} <= context.recipe.stages.keys()
+    ):
         raise ZooError(
             f"The tokenizer in {checkpoint.path} is not the SFT policy's, which the recipe's reward model is trained "
             "with: tokenizers may be swapped, or sft was trained again; give each model its own, or train reward again."
