@@ -58,7 +58,8 @@ class Reference:
         elif model is None:
             model = copy.deepcopy(policy)
             if in_bf16 and all(torch.equal(weight.bfloat16().to(weight), weight) for weight in model.parameters()):
-                model = model.to(torch.bfloat16)
+                half: Any = model
+                model = half.to(torch.bfloat16)
         if self._adapted is None:
             disable_dropout(model)
             model.requires_grad_(False).eval()

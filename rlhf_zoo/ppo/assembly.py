@@ -266,7 +266,7 @@ def build_critic(
     share: whether a critic on a reward model has its very weights, as all but an adapter and the head will stand still.
     An adapter of the policy is merged into the critic's trunk; on a policy in few bits there is a head alone.
     """
-    shaped = _stored_statistics(args)
+    shaped: dict[str, Any] = {**_stored_statistics(args)}
     if value_model is not None:
         if args.critic != "auto":
             raise ZooError(f"critic is {args.critic!r} and value_model is given too: give one of them.")
