@@ -1,14 +1,14 @@
-"""How many random mutants of what must not be wrong are caught: `python benchmarks/mutants.py [--tests CHECKOUT]`.
+"""How many random mutants of what must not be wrong are caught: `python benchmarks/mutants.py --json FILE`.
 
 cosmic-ray proposes the mutations (`pip install cosmic-ray==8.7.0`) and a seed draws the sample. Each mutant meets the
-tests of its module, the quickest first, until one fails. --tests takes them from another version's checkout, so that
-two versions of the tests meet the same mutants. Results go to a JSON that a second call goes on from.
+tests of its module, the quickest first, until one fails. Results go to a JSON that a second call goes on from.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import json
 import multiprocessing
 import os
@@ -63,16 +63,24 @@ def mutants(count: int, seed: int) -> list[dict[str, Any]]:
                 mutant = {"module": module, "operator": name, "occurrence": number, "line": start[0]}
                 places.setdefault((module, name.split("_")[0], start), []).append(mutant)
     draw = random.Random(seed)
-    return [draw.choice(places[place]) for place in draw.sample(list(places), count)]
+    drawn = (draw.choice(places[place]) for place in draw.sample(list(places), len(places)))
+    return list(itertools.islice(filter(mutated, drawn), count))
 
 
-def mutate(path: Path, mutant: dict[str, Any]) -> None:
-    from cosmic_ray.mutating import apply_mutation
+def mutated(mutant: dict[str, Any]) -> str | None:
+    """The module's text with the mutation; None where that is no program (`*` before parameters is no product)."""
+    from cosmic_ray.mutating import mutate_code
     from cosmic_ray.plugins import get_operator
 
-    before, after = apply_mutation(path, get_operator(mutant["operator"])(), mutant["occurrence"])
-    if after is None or ast.dump(ast.parse(before)) == ast.dump(ast.parse(after)):
+    before = (ROOT / "rlhf_zoo" / mutant["module"]).read_text(encoding="utf-8")
+    after = mutate_code(before, get_operator(mutant["operator"])(), mutant["occurrence"])
+    try:
+        changed = ast.dump(ast.parse(after)) != ast.dump(ast.parse(before))
+    except SyntaxError:
+        return None
+    if not changed:
         raise RuntimeError(f"{mutant} changes nothing")
+    return str(after)
 
 
 def caught_by(folder: Path, tests: list[str]) -> str | None:
@@ -124,7 +132,7 @@ def meet(mutant: dict[str, Any]) -> dict[str, Any]:
     path = FOLDER / "rlhf_zoo" / mutant["module"]
     original = path.read_text(encoding="utf-8")
     try:
-        mutate(path, mutant)
+        path.write_text(str(mutated(mutant)), encoding="utf-8")
         return mutant | {"caught_by": caught_by(FOLDER, TESTS[mutant["module"]])}
     finally:
         path.write_text(original, encoding="utf-8")
@@ -134,7 +142,6 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--count", type=int, default=150)
     options.add_argument("--seed", type=int, default=1)
-    options.add_argument("--tests", type=Path, default=ROOT, help="a checkout whose tests are used")
     options.add_argument("--json", type=Path, required=True)
     given = options.parse_args()
     sys.dont_write_bytecode = True
@@ -151,8 +158,6 @@ def main() -> None:
             folder = Path(scratch, str(number))
             unneeded = shutil.ignore_patterns(".git", ".venv", "runs", "__pycache__")
             shutil.copytree(ROOT, folder, ignore=unneeded)
-            shutil.rmtree(folder / "tests")
-            shutil.copytree(given.tests / "tests", folder / "tests", ignore=unneeded)
             folders.put(folder)
         pool = context.Pool(initializer=_take, initargs=(folders,))
         for result in pool.imap(meet, left):

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from .errors import ZooError
@@ -91,6 +92,37 @@ class Samples:
         for name in ("completion_ids", "mask", "logprobs"):
             chosen[name] = chosen[name][:, :response]
         return Samples(**chosen, vocabulary=self.vocabulary)
+
+    def to(self, device: torch.device | str) -> Samples:
+        """The same, there."""
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
+        }
+        return replace(self, **moved)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Samples], pad_id: int) -> Samples:
+        """The rows of all parts, in their order, none of which is cut yet."""
+        if len(parts) == 1:
+            return parts[0]
+        widths = {name: max(getattr(part, name).shape[1] for part in parts) for name in ("prompt_mask", "mask")}
+
+        def beside(name: str, like: str, fill: float) -> Tensor:
+            """Prompts end and completions begin where they meet."""
+            rows = [getattr(part, name) for part in parts]
+            room = [widths[like] - row.shape[1] for row in rows]
+            sides = [(more, 0) if like == "prompt_mask" else (0, more) for more in room]
+            return torch.cat([pad(row, side, value=fill) for row, side in zip(rows, sides, strict=True)])
+
+        return cls(
+            beside("prompt_ids", "prompt_mask", pad_id),
+            beside("prompt_mask", "prompt_mask", False),
+            beside("completion_ids", "mask", pad_id),
+            beside("mask", "mask", False),
+            beside("logprobs", "mask", 0.0),
+            torch.cat([part.ended for part in parts]),
+            parts[0].vocabulary,
+        )
 
     def chunks(self, size: int) -> Iterator[Samples]:
         """Consecutive rows, at most `size` at a time."""

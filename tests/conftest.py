@@ -21,7 +21,6 @@ LONGEST = (
     "test_product_remarks_run.py",
     "test_mutants.py",
     "test_pipeline.py",
-    "test_hub_fuzz.py",
     "test_votes_train.py",
     "test_ablate.py",
     "test_faults.py",

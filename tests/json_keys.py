@@ -11,7 +11,10 @@ __all__ = ["unexplained"]
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
 #: Below these the keys are names: of judges, data sets, probes, packages, methods and models.
-NAMED = {"judges", "votes", "noise", "versions", "methods", "equal_kl", "equal_compute", "models", "fits", "skipped"}
+NAMED = {
+    "judges", "pass_at", "votes", "noise", "versions", "methods", "equal_kl", "equal_compute", "models", "fits",
+    "skipped",
+}  # fmt: skip
 
 
 def unexplained(document: Any) -> list[str]:

@@ -46,6 +46,9 @@ PPO = {
     "eval_strategy": "no",
     "use_cpu": True,
 }
+EVALUATION = {
+    "prompts": 6, "samples": 2, "judge": "toy_run:judge", "checkpoint_prompts": 6, "checkpoint_samples": 1
+}  # fmt: skip
 
 
 def answered(completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[float]:
@@ -91,7 +94,7 @@ def make_recipe(
     recipe = folder / "toy"
     recipe.mkdir(parents=True)
     _write_data(folder / "data", prompts)
-    own = {"description": "A toy.", "dataset_name": str(folder / "data"), **(shared or {})}
+    own = {"description": "A toy.", "dataset_name": str(folder / "data"), "evaluation": EVALUATION, **(shared or {})}
     for name, keys in (
         ("recipe", own), ("sft", {"bf16": False}), ("reward", {"bf16": False}), ("ppo", {**PPO, **(ppo or {})}),
     ):  # fmt: skip

@@ -96,8 +96,10 @@ def recipes_validate(ctx: click.Context, recipe: str) -> None:
     Example:
       rlhf-zoo recipes validate tiny-world --ppo.kl_coef 0.2
     """
+    from ..evaluator.judges import check_names
     from ..recipes import load_recipe
-    from ..runs.data import check_forms
+    from ..runs.data import check_forms, check_labeled
+    from ..runs.judge import with_judge
     from ..runs.settings import recipe_config, stage_settings
 
     found = load_recipe(recipe)
@@ -111,6 +113,11 @@ def recipes_validate(ctx: click.Context, recipe: str) -> None:
 
             reward_functions(settings)
     check_forms(shared, checked)
+    if "ppo" in checked:
+        names = with_judge(shared.evaluation, checked["ppo"]).names
+        check_names(names, shared.evaluation.asked_llm, look_up=False)
+        if "classifier" in names:
+            check_labeled(shared)
     click.echo(f"{found.name} is valid: {', '.join(found.stages)}.")
 
 

@@ -7,8 +7,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-import torch
 from torch import Tensor, nn
+
+from ..devices import free_cache
 
 __all__ = ["ModelCache", "bytes_of"]
 
@@ -81,8 +82,8 @@ class ModelCache(Generic[M]):
             self._held.popitem(last=False)
         while self._max_bytes is not None and len(self._held) > 1 and self._total() > self._max_bytes:
             self._held.popitem(last=False)
-        if len(self._held) < before and torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        if len(self._held) < before:
+            free_cache()
 
 
 def bytes_of(*models: nn.Module | None) -> int:

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..actor_critic import ActorCritic
 from ..chat import as_prompt, spoken, whole
 from ..data import tokenize_prompt
+from ..devices import best_device
 from ..errors import ZooError
 from ..model_files import load_tokenizer
 from ..models import context_of, disable_dropout, load_causal, load_classifier
@@ -81,10 +82,10 @@ class Comparison:
         sft: str | Path,
         reward: str | Path | None = None,
         reading: Mapping[str, Any] | None = None,
-        device: str | None = None,
+        device: str | torch.device | None = None,
         limits: Limits | None = None,
     ) -> Comparison:
-        """Loads checkpoints from folders or the Hub, onto `device` (default: a GPU if there is one).
+        """Loads checkpoints from folders or the Hub, onto `device` (default: the accelerator if there is one).
 
         reading: `label` and `output` of a reward model of several labels. The critic is loaded too where `ppo` is a
         folder that holds one. Raises ZooError for what is no such model, and for policies with different tokenizers:
@@ -96,7 +97,7 @@ class Comparison:
                 f"{ppo} and {sft} have different tokenizers, so their completions cannot be compared token by token: "
                 "give the SFT model that PPO started from."
             )
-        device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        device = device or best_device()
         scorer = None
         if reward is not None:
             read = dict(reading or {})
@@ -290,13 +291,11 @@ class _Completion:
         self.pieces.add(drawn.token)
 
     def finish(self) -> str:
-        """The text of the whole."""
         self._text = self.pieces.finish()
         return self._text
 
     @property
     def stop(self) -> str | None:
-        """See `Side.stop`."""
         return self.drawn[-1].stop if self.drawn else None
 
     def side(self) -> Side:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
+from ..devices import MEMORY_ERRORS, free_cache, is_out_of_memory
 from ..errors import ZooError
 
 __all__ = ["MEMORY_ERRORS", "out_of_memory"]
-
-# A CPU's allocator raises RuntimeError, and so does much else.
-MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)
-_SAID = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
 
 def out_of_memory(error: Exception, *, mend: str) -> ZooError | None:
@@ -18,10 +13,8 @@ def out_of_memory(error: Exception, *, mend: str) -> ZooError | None:
 
     The error lets go of the frames that it came through, which hold the tensors that filled the memory.
     """
-    exhausted = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    if not exhausted and not any(words in str(error).lower() for words in _SAID):
+    if not is_out_of_memory(error):
         return None
     error.__traceback__ = None
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+    free_cache()
     return ZooError(f"The memory of this machine is full: {mend}")

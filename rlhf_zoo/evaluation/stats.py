@@ -18,12 +18,14 @@ from numpy.typing import ArrayLike, NDArray
 __all__ = [
     "Estimate",
     "WinRate",
+    "accuracy",
     "bootstrap_mean",
     "bootstrap_perplexity",
     "correlation",
     "equal_parts",
     "group_indices",
     "jackknife",
+    "pass_at",
     "perplexity_difference",
     "proportion",
     "win_rate",
@@ -161,17 +163,45 @@ def win_rate(
     The interval is `bootstrap_mean`'s, but where every comparison went the same way. Resampling then has nothing to
     vary, and Wilson's interval over the groups (one comparison each: the cautious reading) stands in.
     """
-    first, index = _checked(a, groups)
-    second, _ = _checked(b, groups)
-    difference = first - second
+    difference = _checked(a, groups)[0] - _checked(b, groups)[0]
     tied = np.abs(difference) <= tolerance
     scores = np.where(tied, 0.5, difference > 0)
-    estimate = bootstrap_mean(scores, groups, seed=seed, resamples=resamples)
-    interval = estimate.ci95
-    if estimate.value in (0.0, 1.0):
-        size = int(index.max()) + 1
-        interval = proportion(round(estimate.value * size), size).ci95
-    return WinRate(estimate.value, interval, estimate.n, float(tied.mean()))
+    estimate = _share(scores, groups, seed=seed, resamples=resamples)
+    return WinRate(estimate.value, estimate.ci95, estimate.n, float(tied.mean()))
+
+
+def _share(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, resamples: int = 2000) -> Estimate:
+    """`bootstrap_mean` of values from 0 to 1; where all are 0, or all 1, with Wilson's interval over the groups."""
+    estimate = bootstrap_mean(values, groups, seed=seed, resamples=resamples)
+    if estimate.value not in (0.0, 1.0):
+        return estimate
+    size = len(set(groups))
+    return Estimate(estimate.value, proportion(round(estimate.value * size), size).ci95, estimate.n)
+
+
+def accuracy(correct: ArrayLike, groups: Sequence[Hashable], *, seed: int) -> Estimate:
+    """The share of right answers (N,), 1 or 0: with Wilson's interval where each prompt has one, else by prompts.
+
+    groups: (N,) the prompt of each. Raises ValueError for what `bootstrap_mean` would refuse.
+    """
+    right, index = _checked(correct, groups)
+    if len(right) == int(index.max()) + 1:
+        return proportion(int(right.sum()), len(right))
+    return _share(right, groups, seed=seed)
+
+
+def pass_at(k: int, correct: ArrayLike, groups: Sequence[Hashable], *, seed: int) -> Estimate:
+    """The chance that one of k answers is right: the mean over prompts of 1 − C(n − c, k)/C(n, k), unbiased.
+
+    Of a prompt's n answers c are right. Chen et al. 2021, arXiv:2107.03374, eq. 1. correct: (N,) 1 or 0; groups: (N,)
+    the prompt of each. Raises ValueError where a prompt has fewer than k answers.
+    """
+    right, index = _checked(correct, groups)
+    counts, hits = np.bincount(index), np.bincount(index, weights=right).astype(int)
+    if counts.min() < k:
+        raise ValueError(f"pass@{k} needs {k} answers a prompt, and one has {counts.min()}.")
+    passed = [1 - math.comb(n - c, k) / math.comb(n, k) for n, c in zip(counts.tolist(), hits.tolist(), strict=True)]
+    return _share(passed, range(len(passed)), seed=seed)
 
 
 def correlation(

@@ -20,13 +20,15 @@ from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.metrics import metric
 from ..evaluation.pairwise import PairReport, compare_pairs
 from ..evaluation.stats import (
+    accuracy,
     bootstrap_mean,
     bootstrap_perplexity,
     correlation,
+    pass_at,
     perplexity_difference,
 )
 from ..evaluation.text import distinct_n_difference, repetition
-from .judges import RuleJudge
+from .judges import RuleJudge, scores
 from .measure import Evaluator, Measured, measure, repeated
 
 __all__ = ["STREAM", "TIE", "HeadToHead", "head_to_head"]
@@ -40,8 +42,9 @@ _SIDES = ("sft", "ppo")
 class HeadToHead:
     """What was measured of sft, ppo (the policy) and control (SFT again, other random numbers), by (prompt, sample).
 
-    paid: the judges, by name, that the policy was rewarded by. checks: of each
-    judge on labeled pairs, by its name.
+    paid: the judges, by name, that the policy was rewarded by. checks: of each judge on labeled pairs, by its name.
+    answers: of each rule that says whether an answer is right, by its name, 1 or 0 of each completion: by how the
+    answer is read, strictly or leniently, and by policy.
     """
 
     tools: Evaluator
@@ -51,6 +54,7 @@ class HeadToHead:
     seed: int
     paid: Collection[str] = ()
     checks: Mapping[str, JudgeCheck] = field(default_factory=dict)
+    answers: Mapping[str, Mapping[str, Mapping[str, list[float]]]] = field(default_factory=dict)
 
     @property
     def judge(self) -> str:
@@ -130,6 +134,8 @@ class HeadToHead:
             "description": judge.description,
             "is_training_reward": judge.name in self.paid,
         }
+        if judge.name in self.answers:
+            about["checks_answers"] = True
         if isinstance(judge, FunctionJudge | RuleJudge):
             about["target"] = judge.target
         if isinstance(judge, ClassifierJudge):
@@ -147,7 +153,28 @@ class HeadToHead:
             **found,
             "win_rate": self._win_rate("ppo", name),
             "control": self._win_rate("control", name),
+            **({"checks_answers": True, "answers": self._answers(name)} if name in self.answers else {}),
             **self._check(name),
+        }
+
+    def _answers(self, name: str) -> dict[str, Any]:
+        """Of right answers: accuracy and pass@k of both policies, and the difference of their accuracy, paired."""
+        most = self.samples
+        sizes = sorted({most, *(2**power for power in range(most.bit_length()))})
+        return {
+            reading: {
+                **{
+                    side: {
+                        "accuracy": accuracy(right[side], self.groups, seed=self.seed).to_json(),
+                        "pass_at": {
+                            str(k): pass_at(k, right[side], self.groups, seed=self.seed).to_json() for k in sizes
+                        },
+                    }
+                    for side in _SIDES
+                },
+                "difference": self._mean(np.subtract(right["ppo"], right["sft"]).tolist()),
+            }
+            for reading, right in self.answers[name].items()
         }
 
     def _compared(self, name: str) -> dict[str, Any]:
@@ -274,4 +301,13 @@ def head_to_head(
         )
         for name, one in policies.items()
     }
-    return HeadToHead(tools, measured, [words(prompt) for prompt in prompts], samples, seed, paid, checks or {})
+    answers = {
+        judge.name: {
+            reading: {side: scores(rule, prompts, measured[side].completions, others) for side in _SIDES}
+            for reading, rule in judge.readings.items()
+        }
+        for judge in tools.panel.scoring
+        if isinstance(judge, RuleJudge) and judge.readings
+    }
+    asked = [words(prompt) for prompt in prompts]
+    return HeadToHead(tools, measured, asked, samples, seed, paid, checks or {}, answers)

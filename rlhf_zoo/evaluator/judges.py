@@ -23,15 +23,17 @@ from typing import Any
 from datasets import Dataset
 
 from ..chat import answer, completion_text, whole, words
+from ..devices import on_device
 from ..errors import ZooError
 from ..evaluation.judge_check import JudgeCheck, check_judge
 from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
 from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.pairwise import FunctionPairJudge, PairJudge
-from ..plugins import JUDGES, did_you_mean, registered
+from ..plugins import JUDGES, REWARDS, did_you_mean, load_object, registered
 from ..record import StageRecord
 from ..rewards import RewardModel
-from ..rewards.functions import Batch, FunctionCall, numbers
+from ..rewards.functions import Batch, FunctionCall, RewardFunction, numbers
+from ..rewards.verifiable import Verifiable
 from ..runs.settings import LLMConfig
 
 log = logging.getLogger(__name__)
@@ -43,6 +45,7 @@ __all__ = [
     "cheapest_first",
     "check_names",
     "checked",
+    "checks_answers",
     "open_panel",
     "scores",
 ]
@@ -51,6 +54,8 @@ __all__ = [
 CHECKED, CHECKED_BY_LLM = 500, 50
 KINDS = ("reward", "rule", "llm", "pairs", "votes")
 ENDPOINT, OPENAI = "OPENAI_BASE_URL", "https://api.openai.com/v1"
+
+Labeled = Callable[[], Iterable[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,12 @@ class Panel:
     scoring: Sequence[Judge]
     comparing: Sequence[PairJudge] = ()
     votes: Sequence[str] = ()
+
+    def save(self, folder: Path) -> None:
+        """Keeps what was learned for this evaluation beside its figures."""
+        for judge in self.scoring:
+            if isinstance(judge, ClassifierJudge):
+                judge.save(folder / "judge.npz")
 
 
 class RewardJudge:
@@ -86,16 +97,23 @@ class RewardJudge:
 class RuleJudge:
     """A reward function as a judge: it is told the prompts' other columns, such as a known answer."""
 
-    def __init__(self, target: str) -> None:
-        from ..plugins import REWARDS, load_object
-
+    def __init__(self, target: str, function: RewardFunction | None = None) -> None:
+        """function: None is what the target names."""
         self.target = target
-        self._call = FunctionCall(target, load_object(target, group=REWARDS))
+        self._call = FunctionCall(target, function or load_object(target, group=REWARDS))
         self.name = f"rule:{target}"
 
     @property
     def description(self) -> str:
         return f"The rule {self._call.name}, which a program checks."
+
+    @property
+    def readings(self) -> dict[str, RuleJudge]:
+        """Of a rule that says whether an answer is right: it with the answer read strictly, and leniently."""
+        rule = self._call.function
+        if not isinstance(rule, Verifiable):
+            return {}
+        return {"strict": RuleJudge(self.target, rule.strict), "lenient": RuleJudge(self.target, rule.lenient)}
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         return self.score(prompts, completions, {})
@@ -121,6 +139,11 @@ class RuleJudge:
                 "score each."
             )
         return found.tolist()
+
+
+def checks_answers(judge: Judge) -> bool:
+    """Whether it is a rule that says whether an answer is right: PPO may be paid by it and judged by it."""
+    return isinstance(judge, RuleJudge) and bool(judge.readings)
 
 
 def scores(
@@ -161,15 +184,22 @@ def checked(panel: Panel, pairs: Dataset, *, seed: int) -> dict[str, JudgeCheck]
     return found
 
 
-def check_names(names: Sequence[str], llm: LLMConfig) -> None:
-    """Raises ZooError for a judge that cannot be had, as far as that can be told before models are loaded."""
+def check_names(
+    names: Sequence[str], llm: LLMConfig, *, labeled: Labeled | None = None, seed: int = 1, look_up: bool = True
+) -> None:
+    """Raises ZooError for a judge that cannot be had, as far as that can be told before models are loaded.
+
+    labeled: rows for the classifier; None does not look at them. look_up: whether to ask the Hub for what it has.
+    """
     doubled = next((name for name in names if list(names).count(name) > 1), None)
     if doubled is not None:
         raise ZooError(f"The judge {doubled} is named twice: name it once.")
     for place, name in enumerate(names):
         kind, argument = _kind(name)
-        if kind == "reward":
-            _check_reward_model(argument)
+        if kind == "classifier" and labeled is not None:
+            _check_labels(labeled, seed)
+        elif kind == "reward":
+            _check_reward_model(argument, look_up=look_up)
         elif kind == "rule":
             RuleJudge(argument)
         elif kind == "llm":
@@ -183,7 +213,8 @@ def check_names(names: Sequence[str], llm: LLMConfig) -> None:
             from ..votes.data import HubVotes
 
             HubVotes(argument)
-            _check_on_hub(name, argument, None, repo_type="dataset")
+            if look_up:
+                _check_on_hub(name, argument, None, repo_type="dataset")
         if place == 0 and kind in ("pairs", "votes"):
             raise ZooError(
                 f"The first judge scores single completions, and {name} only says which of two is preferred: name "
@@ -195,17 +226,18 @@ def open_panel(
     names: Sequence[str],
     *,
     llm: LLMConfig,
-    labeled: Callable[[], Iterable[Mapping[str, Any]]],
+    labeled: Labeled,
     folder: Path,
     seed: int,
     title: str | None = None,
     description: str | None = None,
     lexicon: str | None = None,
+    use_cpu: bool = False,
 ) -> Panel:
     """Opens the judges by name, the first as the headline's, under `title` and `description` where they are given.
 
-    labeled: rows with text and label for the classifier, read where it is named. folder: where it is saved, and where
-    an LLM's answers are kept. lexicon: a folder of opinion words, a judge of its own. Raises ZooError for a judge that
+    labeled: rows with text and label for the classifier, read where it is named. folder: where an LLM's answers are
+    kept. lexicon: a folder of opinion words, a judge of its own. Raises ZooError for a judge that
     cannot be had.
     """
     check_names(names, llm)
@@ -215,11 +247,9 @@ def open_panel(
     for place, name in enumerate(names):
         kind, argument = _kind(name)
         if kind == "classifier":
-            judge = ClassifierJudge.train(labeled(), seed=seed)
-            judge.save(folder / "judge.npz")
-            scoring.append(judge)
+            scoring.append(ClassifierJudge.train(labeled(), seed=seed))
         elif kind == "reward":
-            scoring.append(_reward(argument))
+            scoring.append(_reward(argument, use_cpu=use_cpu))
         elif kind == "rule":
             scoring.append(RuleJudge(argument))
         elif kind == "llm":
@@ -272,7 +302,19 @@ def _check_word(name: str) -> None:
         )
 
 
-def _check_reward_model(name: str) -> None:
+def _check_labels(labeled: Labeled, seed: int) -> None:
+    try:
+        ClassifierJudge.check(labeled(), seed=seed)
+    except ZooError as error:
+        said = str(error).rstrip(".").replace(": ", "; ")
+        raise ZooError(
+            f"The judge classifier has no labeled texts to learn from ({said}): say in evaluation.labeled where some "
+            "are, or name another judge, by evaluation.judge or --judge: reward:MODEL (another public reward model), "
+            "rule:REWARD, llm:MODEL or MODULE:FUNCTION."
+        ) from error
+
+
+def _check_reward_model(name: str, *, look_up: bool) -> None:
     from ..hub.pull import split_revision
     from ..json_values import hub_id
 
@@ -281,7 +323,8 @@ def _check_reward_model(name: str) -> None:
     repo, revision = split_revision(name)
     if hub_id(repo) is None:
         raise ZooError(f"The judge reward:{name} is no folder and no repository: write reward:NAMESPACE/NAME.")
-    _check_on_hub(f"reward:{name}", repo, revision, repo_type="model")
+    if look_up:
+        _check_on_hub(f"reward:{name}", repo, revision, repo_type="model")
 
 
 def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str) -> None:
@@ -289,19 +332,20 @@ def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    from ..hub.refusals import client_errors, hub_name, reason
+    from ..hub.connect import CLIENT
+    from ..hub.refusals import client_errors, reason
 
     try:
         HfApi().repo_info(repo, revision=revision, repo_type=repo_type)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ZooError(
-            f"The judge {judge} is not on {hub_name()}, or this token may not read it: check its name."
+            f"The judge {judge} is not on {CLIENT.name}, or this token may not read it: check its name."
         ) from error
     except client_errors() as error:
         log.info("Whether the judge %s exists cannot be checked now (%s).", judge, reason(error))
 
 
-def _reward(name: str) -> RewardJudge:
+def _reward(name: str, *, use_cpu: bool) -> RewardJudge:
     from ..hub.pull import pull
     from ..model_files import load_tokenizer
     from ..models import load_classifier
@@ -309,7 +353,7 @@ def _reward(name: str) -> RewardJudge:
     path = Path(name) if Path(name).is_dir() else pull(name)
     if not (path / "config.json").is_file():  # a stage of a run: the checkpoint that it chose
         path = StageRecord(path).chosen_checkpoint() or path
-    model = load_classifier(path)
+    model = on_device(load_classifier(path), use_cpu=use_cpu)
     tokenizer = load_tokenizer(path, name=f"The judge reward:{name}")
     return RewardJudge(name, RewardModel(model, tokenizer, tokenizer))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat import Chat, answer, whole
+from ..devices import MicroBatches, move, on_device
 from ..evaluation.judges import FunctionJudge, Judge
 from ..functional import exact_kl, selected_logprobs
 from ..model_files import load_tokenizer
@@ -23,8 +24,9 @@ from ..ppo.completions import TAKEN
 from ..rewards import RewardModel, Rewards
 from ..rewards.loading import load_reward_model
 from ..runs.context import RunContext
-from ..runs.data import DataSource, data_source, labeled_rows
+from ..runs.data import labeled_rows
 from ..runs.generate import complete
+from ..runs.judge import evaluation_of
 from ..sampling import Samples, response_logits
 from ..truncation import Truncation
 from .judges import (
@@ -111,10 +113,13 @@ def measure(
     desc: str,
     columns: Mapping[str, Sequence[Any]] | None = None,
 ) -> Measured:
-    """Samples one completion a prompt and measures each. Two policies under equal keys and seed draw alike.
+    """Samples one completion a prompt and measures each, on the device of the reference.
+
+    Two policies under equal keys and seed draw alike.
 
     columns: the prompts' other columns, one value a prompt, which reward functions may read.
     """
+    move(policy, evaluator.reference.device)
     done = complete(
         policy,
         evaluator.tokenizer,
@@ -131,6 +136,7 @@ def measure(
     exact: list[float] = []
     ours: list[list[float]] = []
     theirs: list[list[float]] = []
+    parts = MicroBatches(CHUNK)
     for batch in done.batches:
         if evaluator.rewards is not None:
             chosen = slice(len(reward), len(reward) + len(batch))
@@ -138,11 +144,10 @@ def measure(
             others = {name: list(values[chosen]) for name, values in (columns or {}).items()}
             completions, texts = [answer(*one) for one in written], [whole(*one) for one in written]
             reward += evaluator.rewards(batch, prompts[chosen], completions, texts, others).total.tolist()
-        for part in batch.chunks(CHUNK):
-            along, rated = _against(policy, evaluator, part)
+        for along, rated in parts.run(partial(_against, policy, evaluator, batch), range(len(batch))):
             exact += along
             theirs += rated
-            ours += _rows(part.logprobs, part)
+        ours += _rows(batch.logprobs, batch)
     judged = {
         judge.name: scores(judge, prompts, done.texts, columns) for judge in cheapest_first(evaluator.panel.scoring)
     }
@@ -151,8 +156,11 @@ def measure(
 
 
 @torch.no_grad()
-def _against(policy: PreTrainedModel, evaluator: Evaluator, batch: Samples) -> tuple[list[float], list[list[float]]]:
+def _against(
+    policy: PreTrainedModel, evaluator: Evaluator, batch: Samples, rows: Sequence[int]
+) -> tuple[list[float], list[list[float]]]:
     """Of each completion, nats: its exact KL to the reference, summed over tokens, and log π_ref of each token."""
+    batch = batch.rows(slice(rows[0], rows[-1] + 1)).to(evaluator.reference.device)
     logits = response_logits(evaluator.reference, batch, temperature=evaluator.temperature)
     reference = selected_logprobs(logits, batch.completion_ids)
     if policy is evaluator.reference:
@@ -167,7 +175,7 @@ def _rows(values: torch.Tensor, batch: Samples) -> list[list[float]]:
     return [row[keep].tolist() for row, keep in zip(values, batch.mask, strict=True)]
 
 
-def make_evaluator(context: RunContext, source: DataSource, reference_path: Path) -> Evaluator:
+def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
     """The SFT policy at `reference_path` as reference, PPO's reward, and the recipe's judges."""
     ppo = context.settings("ppo")
     tokenizer = load_tokenizer(reference_path)
@@ -179,15 +187,15 @@ def make_evaluator(context: RunContext, source: DataSource, reference_path: Path
             context.checkpoint("reward").path if ppo.data.reward_model_path == "reward" else ppo.data.reward_model_path
         )
         label, loader = ppo.trainer.reward_label, ppo.data.reward_model_loader
-        model = load_reward_model(path, label=label, loader=loader)
+        model = on_device(load_reward_model(path, label=label, loader=loader), use_cpu=ppo.trainer.use_cpu)
         read = {"label": label, "output": ppo.trainer.reward_output}
         rewards.insert(0, RewardModel(model, load_tokenizer(path), tokenizer, **read))
-    reference = load_causal(reference_path).eval()
+    reference = on_device(load_causal(reference_path), use_cpu=ppo.trainer.use_cpu).eval()
     return Evaluator(
         reference=reference,
         tokenizer=tokenizer,
         rewards=Rewards(rewards, weights=ppo.trainer.reward_weights, tokenizer=tokenizer),
-        panel=_panel(context, source),
+        panel=_panel(context),
         max_new_tokens=ppo.trainer.response_length,
         temperature=ppo.trainer.temperature,
         truncation=ppo.trainer.truncation,
@@ -237,15 +245,16 @@ def _equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-def _panel(context: RunContext, source: DataSource) -> Panel:
-    config, ppo = context.shared.evaluation, context.settings("ppo").data
+def _panel(context: RunContext) -> Panel:
+    config = evaluation_of(context)
     return open_panel(
         config.names,
         llm=config.asked_llm,
-        labeled=lambda: labeled_rows(context, source if ppo.dataset_name is None else data_source(context)),
+        labeled=lambda: labeled_rows(context),
         folder=context.record("eval").path,
         seed=context.shared.seed,
         title=config.judge_name,
         description=config.judge_description or None,
         lexicon=config.lexicon,
+        use_cpu=context.settings("ppo").trainer.use_cpu,
     )

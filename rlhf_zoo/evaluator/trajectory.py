@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from ..chat import reading_ids, whole_words, words
+from ..devices import MicroBatches
 from ..errors import ZooError
 from ..evaluation.overoptimization import fit, root_kl
 from ..evaluation.probes import (
@@ -38,6 +39,7 @@ from ..runs.choice import lasting
 from ..runs.context import RunContext
 from ..runs.data import DataSource, evaluation_rows, parts, stage_source
 from ..runs.layout import sft_text
+from .judges import checks_answers
 from .measure import CHUNK, Evaluator, Measured, measure, repeated, training_rewards
 
 log = logging.getLogger(__name__)
@@ -195,7 +197,7 @@ def follow(context: RunContext, source: DataSource, tools: Evaluator, *, unfit: 
         points,
         judge=judge,
         seed=seed,
-        judge_is_reward=judge in training_rewards(context, tools),
+        judge_is_reward=judge in training_rewards(context, tools) and not checks_answers(tools.judge),
         unfit=unfit,
     )
 
@@ -229,21 +231,21 @@ def _texts(context: RunContext, source: DataSource) -> list[Any]:
 @torch.no_grad()
 def _log_likelihoods(policy: PreTrainedModel, tools: Evaluator, texts: Sequence[Any]) -> tuple[list[float], list[int]]:
     """Of each text: −Σ log p of its tokens after the first, nats, at temperature 1; and how many these are."""
-    losses: list[float] = []
-    counts: list[int] = []
     ids = [
         tools.tokenizer(text, truncation=True, max_length=TEXT_TOKENS)["input_ids"]
         if isinstance(text, str)
         else reading_ids(text, tools.tokenizer, ended=True)[:TEXT_TOKENS]
         for text in texts
     ]
-    for start in range(0, len(ids), CHUNK):
-        part = ids[start : start + CHUNK]
+
+    def rated(rows: Sequence[int]) -> list[tuple[float, int]]:
+        part = [ids[row] for row in rows]
         width = max(len(row) for row in part)
         padded = torch.tensor([row + [0] * (width - len(row)) for row in part], device=policy.device)
         mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in part], device=policy.device)
         logits = policy(input_ids=padded, attention_mask=mask, use_cache=False).logits.float()
         logps = selected_logprobs(logits[:, :-1], padded[:, 1:]).masked_fill(mask[:, 1:] == 0, 0)
-        losses += (-logps.sum(1)).tolist()
-        counts += (mask[:, 1:].sum(1)).tolist()
-    return losses, counts
+        return list(zip((-logps.sum(1)).tolist(), mask[:, 1:].sum(1).tolist(), strict=True))
+
+    found = [one for part in MicroBatches(CHUNK).run(rated, range(len(ids))) for one in part]
+    return [loss for loss, _ in found], [count for _, count in found]

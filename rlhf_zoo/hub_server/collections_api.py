@@ -13,7 +13,7 @@ from typing import Any
 
 from .access import Access, Api
 from .durable import locked, read_json, write_json
-from .faults import Damaged, Fault, bad_request
+from .faults import Fault, bad_request
 from .messages import SMALL_BODY, Request, Response, json_response, member
 from .names import KINDS, OWNER, RepoId, parse_repo_id
 from .routing import Router
@@ -23,19 +23,14 @@ __all__ = ["CollectionsApi"]
 
 log = logging.getLogger(__name__)
 _PAGE = 100
-_FIELDS = {"slug": str, "title": str, "owner": str, "private": bool, "position": int, "lastUpdated": str, "items": list}
 
 
 class CollectionsApi(Api):
-    """Answers the addresses in `register`."""
-
     def __init__(self, access: Access) -> None:
         super().__init__(access)
         self._root = access.storage.root / "collections"
-        self._noted: set[Path] = set()
 
     def register(self, router: Router) -> None:
-        """Add the routes."""
         one = "/api/collections/{namespace}/{slug}"
         router.add("GET", "/api/collections", self.find)
         router.add("POST", "/api/collections", self.create, body=SMALL_BODY)
@@ -51,7 +46,7 @@ class CollectionsApi(Api):
         owners, items = request.many("owner"), request.many("item")
         words = (request.one("q") or "").lower().split()
         matching = []
-        for collection in self._whole(self._root.glob("*/*.json")):
+        for collection in _read_all(self._root.glob("*/*.json")):
             if not self._sees(request, collection):
                 continue
             collection["items"] = self._visible(request, collection)
@@ -76,7 +71,7 @@ class CollectionsApi(Api):
         with self._locked():
             folder = self._root / owner
             folder.mkdir(exist_ok=True)
-            for other in self._whole(folder.glob("*.json")):
+            for other in _read_all(folder.glob("*.json")):
                 if other["title"] == title:
                     slug = other["slug"]
                     raise Fault(409, f"The collection '{slug}' has that title already.", body={"slug": slug})
@@ -95,7 +90,6 @@ class CollectionsApi(Api):
         return self._answer(request, collection)
 
     def get(self, request: Request, namespace: str, slug: str) -> Response:
-        """One collection."""
         return self._answer(request, self._load(request, namespace, slug))
 
     def change(self, request: Request, namespace: str, slug: str) -> Response:
@@ -149,7 +143,6 @@ class CollectionsApi(Api):
         return self._answer(request, collection)
 
     def change_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
-        """Change its note or its position."""
         request.require_write()
         fields = request.json()
         with self._locked():
@@ -164,7 +157,6 @@ class CollectionsApi(Api):
         return json_response({})
 
     def delete_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
-        """Take a repository out."""
         request.require_write()
         with self._locked():
             collection = self._load(request, namespace, slug)
@@ -193,19 +185,6 @@ class CollectionsApi(Api):
     def _answer(self, request: Request, collection: dict[str, Any]) -> Response:
         return json_response(_shown({**collection, "items": self._visible(request, collection)}))
 
-    def _whole(self, paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
-        """The collections in these files; a damaged one is left out, and logged once."""
-        for path in sorted(paths):
-            try:
-                collection = _read(path)
-            except Damaged as fault:
-                if path not in self._noted:
-                    self._noted.add(path)
-                    log.warning("%s is damaged (%s).", path, fault.reason)
-                continue
-            if collection is not None:
-                yield collection
-
     def _path(self, slug: str) -> Path:
         owner, _, name = slug.partition("/")
         return self._root / owner / f"{name}.json"
@@ -215,12 +194,7 @@ class CollectionsApi(Api):
         owner = parse_repo_id("model", namespace, "x").namespace
         # The Hub knows a collection by the last part of its slug; the title in front may be an old one.
         paths = list((self._root / owner).glob(f"*-{ident[1]}.json")) if ident else []
-        try:
-            collection = _read(paths[0]) if paths else None
-        except Damaged:
-            if request.role is not None:
-                raise
-            collection = None  # nobody can tell whether it was private
+        collection = next(_read_all(paths), None)
         if collection is None or not self._sees(request, collection):
             raise Fault(404, f"The collection '{namespace}/{slug}' was not found on this Hub.")
         return collection
@@ -230,31 +204,16 @@ class CollectionsApi(Api):
         write_json(self._path(collection["slug"]), collection)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """A stored collection, None where it has gone; Damaged for what no Hub wrote."""
-    try:
-        collection: dict[str, Any] | None = read_json(path)
-        if collection is None or _is_collection(collection):
-            return collection
-        reason = "it is not what a Hub writes"
-    except (ValueError, RecursionError, PermissionError) as error:
-        reason = f"it cannot be read: {error}"
-    raise Damaged(f"The collection '{path.parent.name}/{path.stem}'", reason)
-
-
-def _is_collection(stored: Any) -> bool:
-    return (
-        isinstance(stored, dict)
-        and all(isinstance(stored.get(key), kind) for key, kind in _FIELDS.items())
-        and all(
-            isinstance(item, dict)
-            and isinstance(item.get("id"), str)
-            and item["id"].count("/") == 1
-            and item.get("type") in list(KINDS)
-            and isinstance(item.get("_id"), str)
-            for item in stored["items"]
-        )
-    )
+def _read_all(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """The collections in these files; a damaged one is left out, and logged."""
+    for path in sorted(paths):
+        try:
+            collection = read_json(path)
+        except ValueError as error:
+            log.warning("%s is damaged (%s): restore it from a copy, or remove it.", path, error)
+            continue
+        if collection is not None:  # removed meanwhile
+            yield collection
 
 
 def _slug(title: str) -> str:

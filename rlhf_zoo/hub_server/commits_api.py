@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .access import Api
 from .cards import read_card
@@ -22,6 +21,9 @@ from .names import RepoId, check_oid, check_path
 from .routing import Router
 from .storage import Storage
 
+if TYPE_CHECKING:
+    from dulwich.ignore import IgnoreFilter
+
 __all__ = ["CommitsApi"]
 
 _REGULAR_LIMIT = 10 * 2**20
@@ -31,14 +33,6 @@ _MAX_FILES = 5000
 _COMMIT_BODY = 4 * 2**30
 _MAX_CHANGES = 100_000
 _MAX_ATTRIBUTE_LINE = 2000
-_PATTERN_FILES = (".gitattributes", ".gitignore")
-# Each `*` multiplies the time that a pattern may take; nothing else runs while it is matched.
-_STARS = re.compile(rb"\*+")
-_MAX_STARS = 4
-_MAX_DOUBLE_STARS = 2
-_MAX_PATTERNS = 2000
-_MAX_PATTERN_BYTES = 2**20
-_MATCHING_SECONDS = 10.0
 _ATTRIBUTES = ".gitattributes"
 _TRACKED = " filter=lfs diff=lfs merge=lfs -text"
 _NO_PULL_REQUESTS = "The embedded Hub has no pull requests: commit to a branch (revision=...) instead."
@@ -56,10 +50,7 @@ class _Change:
 
 
 class CommitsApi(Api):
-    """Answers the addresses in `register`."""
-
     def register(self, router: Router) -> None:
-        """Add the routes."""
         router.add("POST", "/api/validate-yaml", self.validate, body=_CARD_BODY)
         router.add("POST", "/api/{repo}/preupload/{revision}", self.preupload, body=_PREUPLOAD_BODY)
         router.add("POST", "/api/{repo}/commit/{revision}", self.commit, body=_COMMIT_BODY)
@@ -95,9 +86,8 @@ class CommitsApi(Api):
         with self._storage.git(repo) as git:
             _, commit = _branch_head(git, revision)
             tree = TreeEdit(git, git.root_tree(commit))
-            watch = _Watch()
-            large = _Attributes(git, tree, watch)
-            ignored = _Ignored(git, tree, member(fields, "gitIgnore", str), watch)
+            large = _Attributes(git, tree)
+            ignored = _ignored(git, tree, member(fields, "gitIgnore", str))
             files = []
             needed = 0
             for item in objects(fields, "files", most=_MAX_FILES):
@@ -109,7 +99,7 @@ class CommitsApi(Api):
                     # The path goes back as it came: the client looks its answer up by it.
                     "path": item["path"],
                     "uploadMode": "lfs" if is_large else "regular",
-                    "shouldIgnore": ignored(path),
+                    "shouldIgnore": bool(ignored.is_ignored(path)),
                 }
                 stored = tree.get(path)
                 pointer = git.blob_info(stored).pointer if stored is not None else None
@@ -185,10 +175,8 @@ class CommitsApi(Api):
         """Tell git-lfs about big files that no pattern of .gitattributes covers, as the Hub does."""
         if not paths:
             return
-        known = _Attributes(git, tree, _Watch(), quarantine)
-        there = set(known.content.split(b"\n"))  # with those beyond the patterns that are read
-        lines = {path: f"{_attribute_pattern(path)}{_TRACKED}".encode() for path in paths}
-        added = [line + b"\n" for path, line in lines.items() if line not in there and not known(path)]
+        known = _Attributes(git, tree, quarantine)
+        added = [f"{_attribute_pattern(path)}{_TRACKED}\n".encode() for path in paths if not known(path)]
         if added:
             content = known.content
             if content and not content.endswith(b"\n"):
@@ -231,8 +219,9 @@ def _read(
         path = check_path((member(value, "path", str) or "").removesuffix("/" if key == "deletedFolder" else ""))
         if key == "file":
             content = _content(value, path)
-            if path.rpartition("/")[2] in _PATTERN_FILES:
-                _check_patterns(content, path)
+            if path.rpartition("/")[2] == _ATTRIBUTES and max(map(len, content.split(b"\n"))) > _MAX_ATTRIBUTE_LINE:
+                message = f"A line of '{path}' is longer than {_MAX_ATTRIBUTE_LINE} bytes, which git does not read."
+                raise bad_request(message)
             pointer = parse_pointer(content)
             if pointer and storage.large_files(repo).size(pointer.oid) != pointer.size:
                 raise bad_request(f"'{path}' is an LFS pointer to a file that was not uploaded; push the file itself.")
@@ -275,47 +264,25 @@ def _content(value: dict[str, Any], path: str) -> bytes:
     return _base64(content, path) if value.get("encoding") == "base64" else content.encode()
 
 
-class _Watch:
-    """Patterns, whoever wrote them, are matched for so long in one request and no longer (Fault 400)."""
-
-    def __init__(self) -> None:
-        self._end = time.thread_time() + _MATCHING_SECONDS
-
-    def __call__(self) -> None:
-        if time.thread_time() > self._end:
-            raise bad_request(
-                f"The patterns of .gitattributes and .gitignore take more than {_MATCHING_SECONDS:g} seconds to match: "
-                "make them fewer and simpler, or send fewer files at once."
-            )
-
-
 class _Attributes:
     """Tells which paths .gitattributes hands to git-lfs."""
 
-    def __init__(self, git: GitRepository, tree: TreeEdit, watch: _Watch, quarantine: Quarantine | None = None) -> None:
+    def __init__(self, git: GitRepository, tree: TreeEdit, quarantine: Quarantine | None = None) -> None:
         from dulwich.attrs import Pattern, parse_git_attributes
         from dulwich.wildmatch import MalformedPattern
 
         oid = tree.get(_ATTRIBUTES)
         stored = quarantine.read(oid) if oid and quarantine else None
         self.content = stored if stored is not None else git.blob(oid) if oid else b""
-        self._watch = watch
         self._rules = []
-        for pattern, attributes in parse_git_attributes(BytesIO(_bounded(self.content))):
-            try:
+        for pattern, attributes in parse_git_attributes(BytesIO(self.content)):
+            with suppress(MalformedPattern):  # git skips such a line, and so do we
                 self._rules.append((Pattern(pattern), attributes))
-            except MalformedPattern:  # git skips such a line, and so do we
-                continue
 
     def __call__(self, path: str) -> bool:
         from dulwich.attrs import match_path
 
-        return match_path(self._watched(), path.encode()).get(b"filter") == b"lfs"
-
-    def _watched(self) -> Iterator[tuple[Any, Any]]:
-        for rule in self._rules:
-            self._watch()
-            yield rule
+        return match_path(self._rules, path.encode()).get(b"filter") == b"lfs"
 
 
 def _attribute_pattern(path: str) -> str:
@@ -324,58 +291,10 @@ def _attribute_pattern(path: str) -> str:
     return exact if len(exact.encode()) <= _MAX_ATTRIBUTE_LINE - 100 else "/" + re.sub(r"[*?\[\] ]", "?", path)
 
 
-def _check_patterns(content: bytes, path: str) -> None:
-    """Fault 400 for a line that git would not read (git fsck --strict refuses it), or what takes too long to match."""
-    patterns = 0
-    for number, line in enumerate(content.split(b"\n"), 1):
-        if len(line) > _MAX_ATTRIBUTE_LINE:
-            raise bad_request(f"Line {number} of '{path}' is longer than {_MAX_ATTRIBUTE_LINE} bytes; split it.")
-        if _is_too_wild(line):
-            most = f"{_MAX_STARS} times '*', {_MAX_DOUBLE_STARS} of them '**'"
-            raise bad_request(f"The pattern in line {number} of '{path}' may have at most {most}; make it simpler.")
-        # The Hub's own lines may be more: it writes one for each big file that no pattern covers.
-        patterns += _is_pattern(line) and not (line.startswith(b"/") and line.endswith(_TRACKED.encode()))
-        if patterns > _MAX_PATTERNS:
-            raise bad_request(f"'{path}' has more than {_MAX_PATTERNS:,} patterns; make them fewer.")
+def _ignored(git: GitRepository, tree: TreeEdit, sent: str | None) -> IgnoreFilter:
+    """The .gitignore that was sent along, else the repository's."""
+    from dulwich.ignore import IgnoreFilter, read_ignore_patterns
 
-
-def _is_pattern(line: bytes) -> bool:
-    return bool(line.strip()) and not line.startswith(b"#")
-
-
-def _is_too_wild(line: bytes) -> bool:
-    runs = [] if line.startswith(b"#") else _STARS.findall(line)
-    return len(runs) > _MAX_STARS or sum(len(run) > 1 for run in runs) > _MAX_DOUBLE_STARS
-
-
-def _bounded(content: bytes) -> bytes:
-    """The patterns that are read: what is stored already may hold more, and worse, which matches nothing."""
-    lines = content[:_MAX_PATTERN_BYTES].split(b"\n")
-    return b"\n".join(islice((line for line in lines if _is_pattern(line) and not _is_too_wild(line)), _MAX_PATTERNS))
-
-
-class _Ignored:
-    """Tells which paths the .gitignore (the one sent along, else the repository's) leaves out."""
-
-    def __init__(self, git: GitRepository, tree: TreeEdit, sent: str | None, watch: _Watch) -> None:
-        from dulwich.ignore import IgnoreFilter, Pattern, read_ignore_patterns
-        from dulwich.wildmatch import MalformedPattern
-
-        class Watched(Pattern):
-            def matches(self, name: bytes, is_dir: bool) -> bool:
-                watch()
-                return super().matches(name, is_dir)
-
-        oid = tree.get(".gitignore")
-        content = sent.encode() if sent is not None else git.blob(oid) if oid else b""
-        if sent is not None:
-            _check_patterns(content, ".gitignore")
-        self._filter = IgnoreFilter([])
-        for pattern in read_ignore_patterns(BytesIO(_bounded(content))):
-            try:
-                self._filter.patterns.append(Watched(pattern))
-            except MalformedPattern:
-                continue
-
-    def __call__(self, path: str) -> bool:
-        return bool(self._filter.is_ignored(path))
+    oid = tree.get(".gitignore")
+    content = sent.encode() if sent is not None else git.blob(oid) if oid else b""
+    return IgnoreFilter(read_ignore_patterns(BytesIO(content)))

@@ -12,7 +12,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from .durable import sync_folder, write_bytes
@@ -123,37 +123,13 @@ class GitRepository:
         """Point `ref` at an object that is on the disk already; the one step by which a commit becomes visible."""
         path = self.path / ref
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():
-            self._prune(path)
+        if path.is_dir():  # of refs that are gone
+            path.rmdir()
         write_bytes(path, f"{target}\n".encode(), scratch=self.path)
 
     def delete_ref(self, ref: str) -> None:
         """Remove a ref, also from packed-refs, where `git gc` may have put it."""
-        packed = self.path / "packed-refs"
-        if packed.exists():
-            lines: list[bytes] = []
-            dropping = False
-            for line in packed.read_bytes().splitlines(keepends=True):
-                # A line "^COMMIT" peels the annotated tag on the line before it.
-                dropping = dropping if line.startswith(b"^") else line.rstrip(b"\n").endswith(b" " + ref.encode())
-                if not dropping:
-                    lines.append(line)
-            write_bytes(packed, b"".join(lines) or b"# pack-refs with: sorted \n")
-        path = self.path / ref
-        path.unlink(missing_ok=True)
-        if path.parent.exists():
-            sync_folder(path.parent)
-        for folder in path.parents:
-            if folder.parent == self.path / "refs" or not self._prune(folder):
-                break
-
-    @staticmethod
-    def _prune(folder: Path) -> bool:
-        try:
-            folder.rmdir()
-        except OSError:
-            return False
-        return True
+        self._refs.remove_if_equals(ref.encode(), None)  # type: ignore[arg-type]
 
     def _read_ref(self, ref: str) -> str | None:
         if "\0" in ref or ".." in ref or len(ref) > 4000:
@@ -181,7 +157,6 @@ class GitRepository:
     # -- objects ------------------------------------------------------------------------------------------------
 
     def damaged(self, reason: str) -> Damaged:
-        """The fault that says so of this repository."""
         return damaged_repository(self.path, reason)
 
     @contextmanager
@@ -215,7 +190,6 @@ class GitRepository:
         return found
 
     def blob(self, oid: str) -> bytes:
-        """The content of a blob."""
         with self._reading(oid):
             return self._objects.get_raw(oid.encode())[1]  # type: ignore[arg-type]
 
@@ -241,7 +215,6 @@ class GitRepository:
             return content, int(header.split()[1])
 
     def commit(self, oid: str) -> Commit:
-        """The commit object."""
         found: Commit = self._need(oid, "commit")
         return found
 
@@ -273,7 +246,6 @@ class GitRepository:
         return entries
 
     def root_tree(self, commit: str) -> str:
-        """The id of a commit's tree."""
         tree: bytes = self.commit(commit).tree
         return tree.decode()
 
@@ -299,7 +271,6 @@ class GitRepository:
                 yield from self.walk(oid, f"{path}/")
 
     def files(self, commit: str) -> list[Entry]:
-        """Every file of a commit."""
         return [entry for entry in self.walk(self.root_tree(commit)) if not entry.is_folder]
 
     def last_commits(self, commit: str, paths: list[str]) -> dict[str, str]:
@@ -340,13 +311,11 @@ class Quarantine:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def blob(self, content: bytes) -> str:
-        """Add a blob; returns its id."""
         from dulwich.objects import Blob
 
-        return self.add(Blob.from_string(content))
+        return self.add_object(Blob.from_string(content))
 
-    def add(self, item: ShaFile) -> str:
-        """Add any git object; returns its id."""
+    def add_object(self, item: ShaFile) -> str:
         oid = item.id.decode()
         path = self._folder / oid
         if not path.exists():
@@ -386,7 +355,6 @@ class Quarantine:
         self._names.clear()
 
     def commit(self, tree: str, parents: list[str], message: str) -> str:
-        """Add a commit object dated now; returns its id."""
         from dulwich.objects import Commit, ObjectID
 
         commit = Commit()
@@ -397,10 +365,9 @@ class Quarantine:
         commit.author_timezone = commit.commit_timezone = 0
         commit.encoding = b"UTF-8"
         commit.message = _clean(message)
-        return self.add(commit)
+        return self.add_object(commit)
 
     def tag(self, name: str, commit: str, message: str) -> str:
-        """Add an annotated tag object; returns its id."""
         from dulwich.objects import Commit, ObjectID, Tag
 
         tag = Tag()
@@ -410,7 +377,7 @@ class Quarantine:
         tag.tag_time = int(time.time())
         tag.tag_timezone = 0
         tag.message = _clean(message)
-        return self.add(tag)
+        return self.add_object(tag)
 
 
 def _clean(message: str) -> bytes:
@@ -419,79 +386,56 @@ def _clean(message: str) -> bytes:
 
 
 class TreeEdit:
-    """A tree being changed; only the folders that change are read and written."""
+    """The files of a tree being changed: the blob and the mode by path."""
 
     def __init__(self, repository: GitRepository, tree: str | None) -> None:
-        self._repository = repository
-        self._entries: dict[bytes, tuple[int, str] | TreeEdit] = dict(repository.children(tree)) if tree else {}
+        self._files = {entry.path: entry.oid for entry in repository.walk(tree) if not entry.is_folder} if tree else {}
+        self._folders: dict[str, int] = {}  # how many files are below
+        for path in self._files:
+            self._count(path, 1)
+
+    def _count(self, path: str, change: int) -> None:
+        for folder in _folders(path):
+            self._folders[folder] = self._folders.get(folder, 0) + change
 
     def put(self, path: str, oid: str) -> None:
         """Write a file; Fault 400 where a file stands in for one of its folders, or a folder in its place."""
-        *folders, name = path.split("/")
-        current: TreeEdit | None = self
-        for folder in folders:
-            assert current is not None
-            current = current._folder(folder.encode(), create=True)
-            if current is None:
+        for folder in _folders(path):
+            if folder in self._files:
                 raise Fault(400, f"Cannot write '{path}': '{folder}' is a file there; delete it first.")
-        assert current is not None
-        found = current._entries.get(name.encode())
-        if not found.is_empty() if isinstance(found, TreeEdit) else found is not None and stat.S_ISDIR(found[0]):
+        if self._folders.get(path):
             raise Fault(400, f"Cannot write '{path}': a folder has that name; delete it first.")
-        current._entries[name.encode()] = (_FILE_MODE, oid)
+        if path not in self._files:
+            self._count(path, 1)
+        self._files[path] = oid
 
     def get(self, path: str) -> str | None:
-        """The blob at `path`, or None."""
-        folder, name = self._parent(path)
-        found = folder._entries.get(name) if folder else None
-        return found[1] if isinstance(found, tuple) and not stat.S_ISDIR(found[0]) else None
+        return self._files.get(path)
 
     def remove(self, path: str, *, is_folder: bool) -> bool:
         """Remove a file or a whole folder; False where there is none."""
-        folder, name = self._parent(path)
-        found = folder._entries.get(name) if folder else None
-        if folder is None or found is None:
-            return False
-        if (isinstance(found, TreeEdit) or stat.S_ISDIR(found[0])) != is_folder:
-            return False
-        del folder._entries[name]
-        return True
+        gone = (
+            [name for name in self._files if name.startswith(f"{path}/")]
+            if is_folder
+            else [path] * (path in self._files)
+        )
+        for name in gone:
+            del self._files[name]
+            self._count(name, -1)
+        return bool(gone)
 
     def write(self, quarantine: Quarantine) -> str:
-        """Add the changed trees; returns the id of this one. Empty folders vanish, as in git."""
-        from dulwich.objects import ObjectID, Tree
+        from dulwich.index import commit_tree
+        from dulwich.objects import ObjectID
 
-        tree = Tree()
-        for name, entry in self._entries.items():
-            if isinstance(entry, TreeEdit):
-                if not entry.is_empty():
-                    tree.add(name, _FOLDER_MODE, ObjectID(entry.write(quarantine).encode()))
-            else:
-                tree.add(name, entry[0], ObjectID(entry[1].encode()))
-        return quarantine.add(tree)
+        blobs = [
+            (path.encode(errors="surrogateescape"), ObjectID(oid.encode()), _FILE_MODE)
+            for path, oid in self._files.items()
+        ]
+        root: bytes = commit_tree(quarantine, blobs)  # type: ignore[arg-type]
+        return root.decode()
 
-    def is_empty(self) -> bool:
-        """True when no file is left."""
-        return all(isinstance(entry, TreeEdit) and entry.is_empty() for entry in self._entries.values())
 
-    def _parent(self, path: str) -> tuple[TreeEdit | None, bytes]:
-        *folders, name = path.split("/")
-        current: TreeEdit | None = self
-        for folder in folders:
-            current = current._folder(folder.encode(), create=False) if current else None
-        return current, name.encode()
-
-    def _folder(self, name: bytes, *, create: bool) -> TreeEdit | None:
-        found = self._entries.get(name)
-        if isinstance(found, TreeEdit):
-            return found
-        if found is None:
-            if not create:
-                return None
-            opened = TreeEdit(self._repository, None)
-        elif stat.S_ISDIR(found[0]):
-            opened = TreeEdit(self._repository, found[1])
-        else:
-            return None
-        self._entries[name] = opened
-        return opened
+def _folders(path: str) -> list[str]:
+    """Those that a file is in."""
+    return [str(folder) for folder in PurePosixPath(path).parents][:-1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import ipaddress
 import logging
 import re
@@ -27,13 +26,11 @@ _WILDCARDS = ("", "0.0.0.0", "::")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Each connection is a thread and a few descriptors, of which a process has 1,024 by default.
 _MAX_CONNECTIONS = 256
-# When they are all taken, one whose sender has kept its thread waiting for at least so long makes room for the next.
-_IDLE_SECONDS = 0.25
 _ROOM_SECONDS = 2.0
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-# A client may wait for so long in all, and a second more for every so many bytes that it has sent.
+# A client may keep its thread waiting for so long: between two requests, and in the middle of one.
+_IDLE_SECONDS = 15.0
 _PATIENCE_SECONDS = 120.0
-_BYTES_PER_SECOND = 10_000
 
 
 class HubServer(ThreadingHTTPServer):
@@ -52,7 +49,6 @@ class HubServer(ThreadingHTTPServer):
         self.bound_host = host
         self._busy = 0
         self._idle = threading.Condition()
-        self.senders: set[_Paced] = set()
         self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         super().__init__(address[:2], Handler)  # type: ignore[arg-type]
 
@@ -64,28 +60,13 @@ class HubServer(ThreadingHTTPServer):
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give a connection its thread; 503 where there are too many and none of them idles."""
-        if not self._slots.acquire(blocking=False) and not (
-            self._close_longest_idle() and self._slots.acquire(timeout=_ROOM_SECONDS)
-        ):
+        """Give a connection its thread; 503 where there are too many."""
+        if not self._slots.acquire(timeout=_ROOM_SECONDS):
             with suppress(OSError):
                 request.sendall(_BUSY)
             self.shutdown_request(request)
             return
-        try:
-            super().process_request(request, client_address)
-        except BaseException:
-            self._slots.release()
-            raise
-
-    def _close_longest_idle(self) -> bool:
-        """Connections cost a stranger nothing, so none may hold a place without sending; False where none idles."""
-        latest = time.monotonic() - _IDLE_SECONDS
-        idle = {sender: since for sender in list(self.senders) if (since := sender.waiting_since) and since <= latest}
-        if not idle:
-            return False
-        min(idle, key=idle.__getitem__).end()
-        return True
+        super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve a connection until it ends."""
@@ -119,12 +100,10 @@ class HubServer(ThreadingHTTPServer):
         log.exception("A connection failed.")
 
     def enter(self) -> None:
-        """Count a request as under way."""
         with self._idle:
             self._busy += 1
 
     def leave(self) -> None:
-        """Count it as answered."""
         with self._idle:
             self._busy -= 1
             self._idle.notify_all()
@@ -140,72 +119,18 @@ def _is_same_origin(origin: str, host: str) -> bool:
     return origin.lower().removesuffix(":80") == f"http://{host.lower().removesuffix(':80')}"
 
 
-class _Paced(io.RawIOBase):
-    """What a client sends, while it comes at a pace; TimeoutError for a request that keeps its thread waiting."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self.waiting_since: float | None = None
-        self.begin()
-
-    def begin(self) -> None:
-        """A request may begin."""
-        self._waited, self._received = 0.0, 0
-
-    def end(self) -> None:
-        """Whoever reads finds that the client has gone."""
-        with suppress(OSError):  # it went by itself
-            self._connection.shutdown(socket.SHUT_RDWR)
-
-    def readable(self) -> bool:
-        """True."""
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        """What has arrived, at least one byte; 0 at the end."""
-        left = _PATIENCE_SECONDS + self._received / _BYTES_PER_SECOND - self._waited
-        if left <= 0:
-            raise TimeoutError("the client sends too slowly")
-        self._connection.settimeout(left)
-        self.waiting_since = began = time.monotonic()
-        try:
-            count = self._connection.recv_into(buffer)
-        finally:
-            self.waiting_since = None
-        self._waited += time.monotonic() - began
-        self._received += count
-        return count
-
-
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
     protocol_version = "HTTP/1.1"
     server_version = "rlhf-zoo-hub"
     sys_version = ""
     disable_nagle_algorithm = True
     server: HubServer
 
-    def setup(self) -> None:
-        """Read through `_Paced`."""
-        super().setup()
-        self.rfile.close()
-        self._paced = _Paced(self.connection)
-        self.rfile = io.BufferedReader(self._paced, 2**16)
-        self.server.senders.add(self._paced)
-
-    def finish(self) -> None:
-        """It takes no place any more."""
-        self.server.senders.discard(self._paced)
-        super().finish()
-
     def handle_one_request(self) -> None:
-        """Each request has its own time."""
-        self._paced.begin()
+        self.connection.settimeout(_IDLE_SECONDS)
         super().handle_one_request()
 
     def handle(self) -> None:
-        """Serve until the client goes."""
         try:
             super().handle()
         except (ConnectionError, TimeoutError):
@@ -213,6 +138,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         started = time.monotonic()
+        self.connection.settimeout(_PATIENCE_SECONDS)
         self.server.enter()
         try:
             body: Body | None = None
@@ -262,7 +188,6 @@ class Handler(BaseHTTPRequestHandler):
         return host
 
     def _send(self, response: Response) -> None:
-        self.connection.settimeout(_PATIENCE_SECONDS)
         self.send_response_only(response.status)
         self.send_header("Server", self.server_version)
         self.send_header("Date", self.date_time_string())
@@ -295,7 +220,6 @@ class Handler(BaseHTTPRequestHandler):
         self._send(_refusal(Fault(int(code), message or "The request cannot be read.")))
 
     def log_message(self, format: str, *args: Any) -> None:
-        """http.server's own log line."""
         log.info(format, *args)
 
 

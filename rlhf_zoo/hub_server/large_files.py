@@ -6,9 +6,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,9 +20,6 @@ _POINTER = re.compile(
 )
 # Written data are pushed to the disk as they arrive, so that the last fsync stays far below the client's time limit.
 _SYNC_EVERY = 64 * 2**20
-_BLOCK = 2**20
-# Blocks that are received but not hashed yet; the pieces of a request's body stay valid for that long.
-_BLOCKS_AHEAD = 2
 
 
 @dataclass(frozen=True)
@@ -72,10 +67,7 @@ class LargeFiles:
         return self.path(pointer.oid)
 
     def receive(self, oid: str, size: int, chunks: Iterable[bytes | bytearray | memoryview]) -> None:
-        """Store a file as it streams in; Fault 400 when it is not the file that was announced.
-
-        Hashing and syncing run in threads beside the one that receives: each of the three takes about as long.
-        """
+        """Store a file as it streams in; Fault 400 when it is not the file that was announced."""
         folder = self.folder / "incomplete"
         folder.mkdir(exist_ok=True)  # its own parents stay away: the repository may have been deleted meanwhile
         incomplete = folder / f"{oid}.{secrets.token_hex(8)}"
@@ -83,20 +75,16 @@ class LargeFiles:
         written = unsynced = 0
         try:
             with open(incomplete, "xb", buffering=0) as file:
-                with _Behind(_BLOCKS_AHEAD) as hashing, _Behind(1) as syncing:
-                    for block in _blocks(chunks):
-                        written += len(block)
-                        unsynced += len(block)
-                        if written > size:
-                            raise bad_request(f"More than the announced {size} bytes arrived.")
-                        if size > _BLOCK:
-                            hashing.call(digest.update, block)
-                        else:  # not worth a thread
-                            digest.update(block)
-                        write_all(file.fileno(), block)
-                        if unsynced >= _SYNC_EVERY:
-                            syncing.call(os.fdatasync, file.fileno())
-                            unsynced = 0
+                for block in chunks:
+                    written += len(block)
+                    unsynced += len(block)
+                    if written > size:
+                        raise bad_request(f"More than the announced {size} bytes arrived.")
+                    digest.update(block)
+                    write_all(file.fileno(), block)
+                    if unsynced >= _SYNC_EVERY:
+                        os.fdatasync(file.fileno())
+                        unsynced = 0
                 os.fsync(file.fileno())
             if written != size or digest.hexdigest() != oid:
                 raise bad_request(
@@ -118,51 +106,6 @@ class LargeFiles:
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all of `data` where the file stands."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
-
-
-def _blocks(chunks: Iterable[bytes | bytearray | memoryview]) -> Iterator[bytes | bytearray | memoryview]:
-    """The same bytes in pieces of at least 1 MiB, but for the last one; large pieces pass as they are."""
-    pending: list[bytes] = []
-    size = 0
-    for chunk in chunks:
-        if not pending and len(chunk) >= _BLOCK:
-            yield chunk
-            continue
-        pending.append(bytes(chunk))
-        size += len(chunk)
-        if size >= _BLOCK:
-            yield b"".join(pending)
-            pending, size = [], 0
-    if pending:
-        yield b"".join(pending)
-
-
-class _Behind:
-    """Calls in a thread of its own, one after the other; the caller waits when more than `ahead` are not done.
-
-    What a call raises is raised by a later call, or at the end of the context, which waits for all of them.
-    """
-
-    def __init__(self, ahead: int) -> None:
-        self._ahead = ahead
-        self._pool = ThreadPoolExecutor(1)
-        self._pending: deque[Future[object]] = deque()
-
-    def __enter__(self) -> _Behind:
-        return self
-
-    def call(self, function: Callable[..., object], *arguments: object) -> None:
-        """Call it soon."""
-        self._pending.append(self._pool.submit(function, *arguments))
-        while len(self._pending) > self._ahead:
-            self._pending.popleft().result()
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=kind is not None)
-        if kind is None:
-            while self._pending:
-                self._pending.popleft().result()

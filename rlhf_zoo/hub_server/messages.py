@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from email.message import Message
@@ -33,7 +32,6 @@ __all__ = [
 #: Bytes of a body that describes one thing.
 SMALL_BODY = 2**20
 _CHUNK = 2**20
-_BUFFERS = 3
 _LINE_LIMIT = 16 * 2**20
 _DRAIN = 8 * 2**20
 _TRAILERS = 32
@@ -67,7 +65,7 @@ class Body:
         self._given_up = False
 
     def chunks(self) -> Iterator[memoryview]:
-        """The pieces; each is valid until the third one after it is asked for, so that a thread may work behind.
+        """The pieces; each is valid until the next one is asked for.
 
         Fault 413 beyond the limit, 408 for a sender that is too slow; ConnectionError for one that stops early.
         """
@@ -88,15 +86,10 @@ class Body:
             raise Fault(408, "The request's body comes too slowly; send it again.") from error
 
     def _read_pieces(self) -> Iterator[memoryview]:
-        buffers: deque[memoryview] = deque()
+        view = memoryview(bytearray(_CHUNK if self.chunked else min(self._left, _CHUNK)))
         while not self._ended:
             if self._left == 0 and not self._next_chunk():
                 return
-            if len(buffers) < _BUFFERS:
-                buffers.append(memoryview(bytearray(min(self._left, _CHUNK) if not self.chunked else _CHUNK)))
-            else:
-                buffers.rotate(-1)
-            view = buffers[-1]
             count = self._stream.readinto(view[: self._left])
             if not count:
                 raise ConnectionError("the sender closed the connection in the middle of a body")
@@ -128,7 +121,6 @@ class Body:
         self.limit, self.spare = size, _DRAIN + size
 
     def read(self) -> bytes:
-        """All of it."""
         data = bytearray()
         for chunk in self.chunks():
             data += chunk
@@ -209,7 +201,6 @@ class Request:
         return items[start : start + size], self.next_page(path or self.path, cursor=start + size + 1) if more else {}
 
     def json(self) -> dict[str, Any]:
-        """The body as a JSON object (Fault 400 otherwise)."""
         try:
             value = plain_json(self.body.read() or b"{}")
         except ValueError as error:
@@ -229,14 +220,12 @@ class Request:
             raise bad_request("The request's body is not a form.") from error
 
     def require_write(self) -> None:
-        """Fault 401 for strangers, 403 for read tokens."""
         if self.role is None:
             raise Fault(401, "This needs a write token: set HF_TOKEN to one made by `rlhf-zoo hub token --role write`.")
         if self.role != "write":
             raise forbidden("Your token may only read: make another by `rlhf-zoo hub token --role write`")
 
     def require_token(self) -> None:
-        """Fault 401 for strangers."""
         if self.role is None:
             raise Fault(401, "This needs a token: set HF_TOKEN to one made by `rlhf-zoo hub token --role read`.")
 
@@ -260,12 +249,10 @@ class Response:
 
     @property
     def length(self) -> int:
-        """Bytes of the content."""
         return self.content.count if isinstance(self.content, FilePart) else len(self.content)
 
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON answer."""
     content = json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode()
     return Response(status, {"Content-Type": "application/json; charset=utf-8", **(headers or {})}, content)
 

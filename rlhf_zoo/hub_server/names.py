@@ -17,20 +17,7 @@ OWNER = "local"
 
 # huggingface_hub allows 96 characters for the whole id; a folder name must also stay below 255 bytes with its suffix.
 _PART = re.compile(r"(?![-.])[A-Za-z0-9_.-]{1,96}(?<![-.])")
-# What HFS+ leaves out of a name, so that two spellings are one file (git's utf8.c).
-_IGNORED_BY_HFS = re.compile("[\u200c-\u200f\u202a-\u202e\u206a-\u206f\ufeff]")
 _DRIVE = re.compile(r"[A-Za-z]:")
-
-
-def _short_names(name: str, fallback: str) -> str:
-    # NTFS calls long names in 8.3 form by their start, or by a hash when too many start alike (git's path.c).
-    prefixes = "|".join(fallback[:length] for length in range(len(fallback), -1, -1))
-    return rf"{name[:6]}~[1-4]|(?=.{{8}}$)(?:{prefixes})~[1-9][0-9]*"
-
-
-_GIT = re.compile(r"\.git|git~1")
-_MODULES = re.compile(rf"\.gitmodules|{_short_names('gitmodules', 'gi7eba')}")
-_ATTRIBUTES = re.compile(rf"\.gitattributes|{_short_names('gitattributes', 'gi7d29')}")
 _OID = re.compile(r"[0-9a-f]{64}")
 _MAX_SEGMENT = 255
 _MAX_PATH = 1024
@@ -50,7 +37,6 @@ class RepoId:
 
     @property
     def plural(self) -> str:
-        """models, datasets or spaces."""
         return KINDS[self.kind]
 
     @property
@@ -78,31 +64,25 @@ def parse_repo_id(kind: object, namespace: object, name: object) -> RepoId:
 
 
 def check_path(path: object) -> str:
-    """A path inside a repository, relative and plain wherever it is checked out (Fault 400 otherwise).
+    """A path inside a repository, relative and plain wherever it is checked out (Fault 400 otherwise)."""
+    from dulwich.index import validate_path_element_hfs, validate_path_element_ntfs
 
-    Windows takes `\\` for `/`, drops dots and spaces at a name's end and what follows a colon; macOS drops invisible
-    characters; neither tells upper from lower case. `git fsck --strict` refuses the same names for git's own files.
-    """
     if not isinstance(path, str) or not path:
         raise bad_request("A file needs a path inside the repository.")
     shown = path[:120]
-    if len(path.encode(errors="replace")) > _MAX_PATH:
-        raise bad_request(f"The path '{shown}…' is longer than {_MAX_PATH} bytes; shorten it.")
     if any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF or ord(c) == 127 for c in path):
         raise bad_request(f"The path {shown!r} contains control characters; rename the file.")
+    if len(path.encode()) > _MAX_PATH:
+        raise bad_request(f"The path '{shown}…' is longer than {_MAX_PATH} bytes; shorten it.")
     if "\\" in path or _DRIVE.match(path):
         raise bad_request(f"The path '{shown}' leads elsewhere on Windows; write it with '/', without drive letters.")
     for segment in path.split("/"):
-        name = _IGNORED_BY_HFS.sub("", segment).partition(":")[0].rstrip(" .").lower()
-        if not name:
-            raise bad_request(f"The path '{shown}' is not relative and plain; remove empty, '.' and '..' parts.")
-        if _GIT.fullmatch(name):
-            raise bad_request(f"The path '{shown}' reaches into git's own folder; choose another name.")
-        if _MODULES.fullmatch(name):
+        name = segment.encode()
+        if not validate_path_element_ntfs(name) or not validate_path_element_hfs(name):
+            raise bad_request(f"The path '{shown}' has an empty part, '.', '..' or git's own folder in it; rename it.")
+        if segment.lower() == ".gitmodules":
             raise bad_request(f"The path '{shown}' is git's list of submodules, which this Hub does not have.")
-        if _ATTRIBUTES.fullmatch(name) and segment != ".gitattributes":
-            raise bad_request(f"The path '{shown}' is .gitattributes on some disks; choose another name.")
-        if len(segment.encode()) > _MAX_SEGMENT:
+        if len(name) > _MAX_SEGMENT:
             raise bad_request(f"A part of the path '{shown}…' is longer than {_MAX_SEGMENT} bytes; shorten it.")
     return path
 

@@ -27,7 +27,6 @@ class _Route:
     """body: the most bytes of a request's body that the handler reads."""
 
     method: str
-    address: str
     pattern: re.Pattern[str]
     handler: Handler
     body: int
@@ -56,11 +55,7 @@ class Router:
         source = re.sub(r"/\{(\w+)\*\}", r"(?:/(?P<\1>.*))?", source)
         source = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", source)
         for method in methods.split():
-            self._routes.append(_Route(method, pattern, re.compile(source), handler, body))
-
-    def bodies(self) -> dict[tuple[str, str], int]:
-        """(method, pattern) of every route that reads a body, and the most bytes that it reads."""
-        return {(route.method, route.address): route.body for route in self._routes if route.body}
+            self._routes.append(_Route(method, re.compile(source), handler, body))
 
     def dispatch(self, request: Request) -> Response:
         """Find the handler and call it; Fault 404 or 405 where there is none."""

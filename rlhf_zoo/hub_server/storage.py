@@ -62,20 +62,6 @@ class Settings:
     secrets: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def _parse_settings(stored: Any) -> Settings:
-    """Raises ValueError or TypeError, with the reason, for what `Storage` never wrote."""
-    settings = Settings(**stored)
-    kinds: dict[str, type | tuple[type, ...]] = {"created": str, "private": bool, "gated": (bool, str)}
-    kinds |= {"sdk": (str, type(None)), "variables": dict, "secrets": dict}
-    for key, kind in kinds.items():
-        value = getattr(settings, key)
-        each = value.values() if isinstance(value, dict) else ()
-        if not isinstance(value, kind) or not all(isinstance(one, dict) for one in each):
-            raise ValueError(f"it has {value!r:.40} under {key}")
-    datetime.fromisoformat(settings.created)
-    return settings
-
-
 class Storage:
     """Creates, finds, moves and removes repositories under `root`, which must exist."""
 
@@ -84,7 +70,6 @@ class Storage:
         self._repos = root / "repos"
         self._locks = root / "locks"
         self._trash = root / "trash"
-        self._noted: set[tuple[str, str]] = set()
         for folder in (self._repos, self._locks, self._trash, root / "collections"):
             folder.mkdir(exist_ok=True)
 
@@ -97,11 +82,9 @@ class Storage:
         return self.path(repo).is_dir()
 
     def git(self, repo: RepoId) -> GitRepository:
-        """Its git repository (a context manager)."""
         return GitRepository(self.path(repo))
 
     def large_files(self, repo: RepoId) -> LargeFiles:
-        """Its big files."""
         return LargeFiles(self.path(repo))
 
     @contextmanager
@@ -121,37 +104,25 @@ class Storage:
                 if not self.exists(repo):
                     raise repo_not_found(repo, anonymous=False)
                 raise damaged_repository(folder, "its hub.json is lost")
-            return _parse_settings(stored)
+            return Settings(**stored)
         except OSError as error:
             if not is_of_the_file(error):
                 raise
             raise damaged_repository(folder, f"its hub.json cannot be read: {error.strerror}") from error
-        except (ValueError, TypeError, RecursionError) as error:
+        except (ValueError, TypeError) as error:
             raise damaged_repository(folder, f"its hub.json is not what a Hub writes: {error}") from error
 
     @contextmanager
     def going_on(self, repo: RepoId) -> Iterator[None]:
-        """Leaves a list without this repository where it is damaged or has gone; a damage is logged, once."""
+        """Leaves a list without this repository where it is damaged, which is logged, or has gone."""
         try:
             yield
-        except Fault as fault:
-            if not self.exists(repo):
-                return
-            if not isinstance(fault, Damaged):
+        except Damaged as fault:
+            if self.exists(repo):
+                log.warning("%s/%s is damaged (%s): %s", repo.plural, repo, fault.reason, self.path(repo))
+        except (Fault, FileNotFoundError):
+            if self.exists(repo):
                 raise
-            self.note(repo, fault.reason)
-        except MemoryError:
-            raise
-        except Exception as error:
-            if isinstance(error, OSError) and not is_of_the_file(error) and self.exists(repo):
-                raise
-            self.note(repo, f"{type(error).__name__}: {error}", error)
-
-    def note(self, repo: RepoId, reason: str, error: Exception | None = None) -> None:
-        """Log once that a repository is damaged."""
-        if self.exists(repo) and (key := (f"{repo.plural}/{repo}", reason)) not in self._noted:
-            self._noted.add(key)
-            log.warning("%s is damaged (%s): %s", *key, self.path(repo), exc_info=error)
 
     def change(self, repo: RepoId, **changes: Any) -> Settings:
         """Replace settings; hold the lock."""

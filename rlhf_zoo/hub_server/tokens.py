@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from ..errors import ZooError
 from .durable import locked, make_private, read_json, write_bytes, write_json
@@ -78,10 +77,7 @@ class TokenFile:
     def all(self) -> list[Token]:
         """Every token, oldest first, also the expired ones; ZooError where the file is damaged."""
         try:
-            stored = read_json(self._path, [])
-            if not isinstance(stored, list):
-                raise ValueError(f"it holds {stored!r:.40} instead of a list")
-            return [_token(entry) for entry in stored]
+            return [Token(**entry) for entry in read_json(self._path, [])]
         except (ValueError, TypeError) as error:
             raise ZooError(
                 f"{self._path} is damaged ({error}): restore it from a copy, or remove it, which ends every token, "
@@ -111,20 +107,6 @@ class TokenFile:
         """Expired ones are dropped."""
         valid = [token for token in tokens if not token.expired]
         write_json(self._path, [{key: value for key, value in vars(t).items() if value is not None} for t in valid])
-
-
-def _token(entry: Any) -> Token:
-    """Raises ValueError or TypeError, with the reason, for what `TokenFile` never wrote."""
-    token = Token(**entry)
-    for key, value in entry.items():
-        if not isinstance(value, str):
-            raise ValueError(f"it has {value!r:.40} under {key}")
-    if token.role not in ROLES:
-        raise ValueError(f"it has {token.role!r:.40} under role")
-    for date in filter(None, (token.created, token.expires)):
-        if datetime.fromisoformat(date).tzinfo is None:
-            raise ValueError(f"it has {date!r:.40} for a date, without its zone")
-    return token
 
 
 def _date(seconds: int) -> str:

@@ -17,7 +17,7 @@ from .messages import Request, Response, bearer_token, json_response
 from .names import RepoId
 from .routing import Router
 from .tokens import Signer
-from .xet_format import SHARD_LIMIT, XORB_LIMIT, hash_bytes
+from .xet_format import SHARD_LIMIT, XORB_LIMIT, check_hash
 from .xet_store import XetStore, current_epoch
 
 __all__ = ["TELEMETRY_PATH", "XET_PREFIX", "XetApi"]
@@ -32,14 +32,11 @@ _TOKEN_SECONDS = 3600
 
 
 class XetApi(Api):
-    """Answers the addresses in `register`."""
-
     def __init__(self, access: Access, signer: Signer) -> None:
         super().__init__(access)
         self._signer = signer
 
     def register(self, router: Router) -> None:
-        """Add the routes."""
         store = f"{XET_PREFIX}{{repo}}/{{epoch}}"
         router.add("GET", "/api/{repo}/xet-write-token/{revision}", self.write_token)
         router.add("POST", f"{store}/v1/xorbs/default/{{xorb}}", self.upload_xorb, body=XORB_LIMIT)
@@ -65,7 +62,7 @@ class XetApi(Api):
     def upload_xorb(self, request: Request, repo: RepoId, epoch: str, xorb: str) -> Response:
         """Chunks that a shard will refer to."""
         with self._receiving(request, repo):
-            hash_bytes(xorb)
+            check_hash(xorb)
             self._storage.require_room(min(request.body.length or 0, XORB_LIMIT))
             inserted = XetStore(self._storage.path(repo), epoch).receive(xorb, request.body.chunks())
         return json_response({"was_inserted": inserted})

@@ -1,7 +1,6 @@
 """What Xet uploads need on the disk until their files stand in `LargeFiles`.
 
 REPO.git/xet/EPOCH/xorbs/XORB     a xorb as it arrived
-                  /chunks/XORB    for each of its chunks: its hash, and where in the xorb it lies
                   /incomplete/    uploads under way
 
 An epoch is part of the store's address, by which hf-xet remembers for three weeks what it need not send again. So an
@@ -15,23 +14,20 @@ import os
 import re
 import secrets
 import shutil
-import struct
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from .durable import locked, sync_folder, write_bytes
+from .durable import locked, sync_folder
 from .faults import Fault, bad_request
 from .large_files import LargeFiles, write_all
-from .xet_format import Chunk, Segment, ShardFile, XorbParser, parse_shard, range_hash, unpack
+from .xet_format import Chunk, ShardFile, chunks_of, parse_shard, unpack
 
 __all__ = ["XetStore", "current_epoch", "sweep"]
 
 _CURRENT_SECONDS = 3600
 _IDLE_SECONDS = 2 * 3600
-#: A Chunk.
-_RECORD = struct.Struct("<32sQIIB3x")
 
 
 def current_epoch(repository: Path) -> str:
@@ -44,7 +40,7 @@ def current_epoch(repository: Path) -> str:
             if folder.stat().st_mtime > time.time() - _CURRENT_SECONDS:
                 return folder.name
         epoch = base / uuid.uuid4().hex
-        for name in ("xorbs", "chunks", "incomplete"):
+        for name in ("xorbs", "incomplete"):
             (epoch / name).mkdir(parents=True)
         return epoch.name
 
@@ -79,30 +75,23 @@ class XetStore:
         self._large = LargeFiles(repository)
 
     def receive(self, xorb: str, pieces: Iterable[memoryview]) -> bool:
-        """Store a xorb as it streams in, checked; False where it was stored already."""
-        chunks = self._folder / "chunks" / xorb
-        if chunks.exists():
-            for _ in pieces:
-                pass
+        """Store a xorb as it streams in; False where it was stored already."""
+        target = self._folder / "xorbs" / xorb
+        if target.exists():
             return False
         incomplete = self._folder / "incomplete" / f"{xorb}.{secrets.token_hex(8)}"
-        parser = XorbParser()
         try:
             with open(incomplete, "xb", buffering=0) as file:
                 for piece in pieces:
-                    parser.feed(piece)
                     write_all(file.fileno(), piece)
-                records = b"".join(_RECORD.pack(*chunk) for chunk in parser.finish(xorb))
+                if not file.tell():
+                    raise bad_request("The xorb is empty.")
                 os.fsync(file.fileno())
-            with locked(self._base / "lock"):
-                if chunks.exists():
-                    return False
-                os.replace(incomplete, self._folder / "xorbs" / xorb)
-                sync_folder(self._folder / "xorbs")
-                write_bytes(chunks, records, scratch=incomplete.parent)
-            return True
+            os.replace(incomplete, target)
+            sync_folder(target.parent)
         finally:
             incomplete.unlink(missing_ok=True)
+        return True
 
     def register(self, shard: bytes, *, require_room: Callable[[int], None]) -> None:
         """Rebuild the files of a shard, check each against its sha256, and store it among the big files.
@@ -111,46 +100,28 @@ class XetStore:
         """
         for _ in parse_shard(shard):
             pass
-        for file in parse_shard(shard):
-            if self._large.size(file.sha256) != file.size:
-                require_room(file.size)
-            self._large.receive(file.sha256, file.size, self._contents(file))
+        try:
+            for file in parse_shard(shard):
+                if self._large.size(file.sha256) != file.size:
+                    require_room(file.size)
+                self._large.receive(file.sha256, file.size, self._contents(file))
+        except Fault as fault:
+            if fault.status == 400:  # what is stored is not what the client relies on: its next attempt starts afresh
+                os.utime(self._folder, (0, 0))
+            raise
 
     def _contents(self, file: ShardFile) -> Iterator[bytes | bytearray]:
-        """The chunks of a file, unpacked."""
+        known: dict[str, list[Chunk]] = {}
         for segment in file.segments:
-            chunks = self._chunks(segment)
-            with open(self._folder / "xorbs" / segment.xorb, "rb", buffering=0) as xorb:
-                for chunk in chunks:
-                    stored = os.pread(xorb.fileno(), chunk.stored, chunk.offset)
-                    if len(stored) != chunk.stored:
-                        raise self._lost(segment.xorb)
-                    yield unpack(chunk.scheme, stored, chunk.length)
-
-    def _chunks(self, segment: Segment) -> list[Chunk]:
-        """The chunks of a segment; Fault 400 where what the segment says of them is wrong."""
-        try:
-            with open(self._folder / "chunks" / segment.xorb, "rb", buffering=0) as file:
-                count = os.fstat(file.fileno()).st_size // _RECORD.size
-                if not 0 <= segment.start < segment.end <= count:
-                    raise bad_request(
-                        f"The shard names chunks {segment.start} to {segment.end} of the xorb {segment.xorb}, "
-                        f"which has {count}."
-                    )
-                size = (segment.end - segment.start) * _RECORD.size
-                records = os.pread(file.fileno(), size, segment.start * _RECORD.size)
-        except FileNotFoundError:
-            raise self._lost(segment.xorb) from None
-        chunks = [Chunk(*record) for record in _RECORD.iter_unpack(records)]
-        if sum(chunk.length for chunk in chunks) != segment.length:
-            raise bad_request(f"The shard is wrong about the lengths of chunks of the xorb {segment.xorb}.")
-        if range_hash([chunk.name for chunk in chunks]) != segment.proof:
-            raise bad_request(f"The shard is wrong about the hashes of chunks of the xorb {segment.xorb}.")
-        return chunks
-
-    def _lost(self, xorb: str) -> Fault:
-        """A client refers to what this store does not have: let the next attempt go to a new epoch."""
-        os.utime(self._folder, (0, 0))
-        return bad_request(
-            f"The shard refers to chunks of the xorb {xorb} that are not stored; start the upload again."
-        )
+            path = self._folder / "xorbs" / segment.xorb
+            if not path.exists():
+                raise bad_request(f"The xorb {segment.xorb} of the shard is not stored; start the upload again.")
+            with open(path, "rb") as xorb:
+                if segment.xorb not in known:
+                    known[segment.xorb] = chunks_of(xorb)
+                chunks = known[segment.xorb]
+                if not segment.start < segment.end <= len(chunks):
+                    raise bad_request(f"The xorb {segment.xorb} does not have the chunks that the shard names.")
+                for scheme, start, size, length in chunks[segment.start : segment.end]:
+                    xorb.seek(start)
+                    yield unpack(scheme, xorb.read(size), length)

@@ -22,6 +22,7 @@ from .card_parts import (
 from .card_signs import reward_parts, signs
 from .facts import Facts
 from .markdown import Raw
+from .report import answer_rows
 
 __all__ = ["CARD"]
 
@@ -62,6 +63,7 @@ def _words(facts: Facts) -> dict[str, Any]:
         "figures": policy_figures(facts),
         "kl": kl_settings(facts),
         "adaptive": penalty_varies(facts),
+        "answers": list(answer_rows(facts.evaluation.get("judges") or {})),
         "others": _other_judges(facts),
         "judge_notes": notes_on_judge(facts.evaluation.get("judge") or {}),
         "parts": reward_parts(facts),

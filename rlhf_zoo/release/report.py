@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..hub.connect import CLIENT, Hub
 from ..hub.pull import split_revision
-from ..hub.refusals import hub_name, refusals_as
+from ..hub.refusals import refusals_as
 from ..json_values import finite
 from .markdown import Raw, code, escape, estimate
 
-__all__ = ["FIGURES", "WIN_RATES", "add_to_card", "judge_notes", "report", "slug", "unread"]
+__all__ = ["FIGURES", "WIN_RATES", "add_to_card", "answer_rows", "judge_notes", "report", "slug", "unread"]
 
 WIN_RATES = "win_rates.png"
 #: What is said of both policies, and how it is called.
@@ -29,6 +30,14 @@ FIGURES = {
     "repetition": "repetition",
     "sft_perplexity": "perplexity under the other policy",
 }
+
+
+#: What is to be known of a judge that checks answers, whether or not PPO was paid by it.
+CHECKS_ANSWERS = (
+    "It says whether an answer is right, so it may judge what it rewards: read it strictly and leniently, as a policy "
+    "may learn to write answers in the form that is read."
+)
+READINGS = {"strict": "strictly (behind its marker)", "lenient": "leniently (wherever it stands)"}
 
 
 def slug(name: str) -> str:
@@ -57,6 +66,9 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
             shown = "0: it is the reference" if at_zero else estimate(before)
             apart = document["difference"].get(key)
             yield f"| {title} | {shown} | {estimate(after)} | {after['n']} | {estimate(apart) if apart else ''} |"
+    for what, before, after, apart in answer_rows(document["judges"]):
+        shown = estimate(apart) if apart else ""
+        yield f"| {escape(what)} | {estimate(before)} | {estimate(after)} | {after['n']} | {shown} |"
     for name, found in document["judges"].items():
         yield f"| **win rate**, by {escape(name)} | | {estimate(found['win_rate'])} | {found['win_rate']['n']} | |"
     for name, found in (document.get("votes") or {}).items():
@@ -82,10 +94,29 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"Made by {code(document['command'])}."
 
 
+def answer_rows(judges: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, Any]]:
+    """Of the rules among the judges that check answers: what was counted, the other's, the policy's, the difference."""
+    for name, found in judges.items():
+        for reading, sides in ((found.get("answers") if isinstance(found, Mapping) else None) or {}).items():
+            ours, theirs = sides["ppo"], sides["sft"]
+            what = f"right answers by {name}, read {READINGS.get(reading, reading)}"
+            yield what, theirs["accuracy"], ours["accuracy"], sides["difference"]
+            for k in ours["pass_at"]:
+                if k != "1":
+                    yield (
+                        f"pass@{k}, read {READINGS.get(reading, reading).partition(' ')[0]}",
+                        theirs["pass_at"][k],
+                        ours["pass_at"][k],
+                        None,
+                    )
+
+
 def judge_notes(found: Mapping[str, Any]) -> Raw:
     """What is to be known of one judge of an evaluation beside its description: sentences, each after a space."""
     said = []
-    if found.get("is_training_reward"):
+    if found.get("checks_answers"):
+        said.append(CHECKS_ANSWERS)
+    elif found.get("is_training_reward"):
         said.append(
             "**This is the policy's own reward: it says that training worked, not that the policy got better.**"
         )
@@ -121,22 +152,22 @@ def _named(one: Mapping[str, Any]) -> Raw:
     return Raw(f"{code(name)}{f' at {code(commit[:10])}' if commit else ''}")
 
 
-def add_to_card(repo: str, folder: Path, document: Mapping[str, Any]) -> str:
+def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hub = CLIENT) -> str:
     """Adds the report to the card of a published policy, and the files of `folder` beside it. Returns the commit.
 
     One commit on `main`: what an earlier evaluation against the same policy left is replaced, and nothing else. Raises
     ZooError where the Hub refuses, also because somebody else committed meanwhile.
     """
-    from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download
+    from huggingface_hub import CommitOperationAdd
     from huggingface_hub.errors import EntryNotFoundError
 
     name = slug(document["against"]["name"])
     begins, ends = f"<!-- rlhf-zoo:evaluation {name} -->", f"<!-- /rlhf-zoo:evaluation {name} -->"
-    api = HfApi()
-    with refusals_as(f"The evaluation cannot be added to {repo} on {hub_name()}", "check the token, and run it again."):
+    api = hub.api()
+    with refusals_as(f"The evaluation cannot be added to {repo} on {hub.name}", "check the token, and run it again."):
         head = api.model_info(repo).sha
         try:
-            card = Path(hf_hub_download(repo, "README.md", revision=head)).read_text(encoding="utf-8")
+            card = hub.file(repo, "README.md", revision=head).read_text(encoding="utf-8")
         except EntryNotFoundError:
             card = ""
         kept, _, rest = card.partition(begins)

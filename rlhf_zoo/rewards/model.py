@@ -15,6 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat import Chat, reading_ids
+from ..devices import MicroBatches
 from ..errors import ZooError
 from ..models import context_of, disable_dropout, score_statistics
 from ..plugins import did_you_mean
@@ -77,6 +78,7 @@ class RewardModel:
         self.tokenizer = tokenizer
         self.pad_id: int = tokenizer.pad_token_id
         self.batch_size = batch_size
+        self._parts = MicroBatches(batch_size)
         mean, std = score_statistics(model)
         self.mean, self.std = mean if center else 0.0, std if scale else 1.0
         if not (math.isfinite(self.mean) and 0 < self.std < math.inf):
@@ -149,8 +151,8 @@ class RewardModel:
             eos = self.model.config.eos_token_id
             rows = [row if row and row[-1] == eos else [*row, eos] for row in rows]
             ends = [list(row).count(eos) for row in rows]
-        scores = torch.zeros(len(rows), device=device)
-        for chosen in _batches(ends, self.batch_size):
+
+        def score(chosen: Sequence[int]) -> Tensor:
             batch = [torch.tensor(rows[row]) for row in chosen]
             ids = pad_sequence(batch, batch_first=True, padding_value=self.pad_id)
             highest = max((int(row.max()) for row in batch if len(row)), default=0)
@@ -165,7 +167,12 @@ class RewardModel:
                 output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device), **kwargs)
             logits = output if isinstance(output, Tensor) else output.logits
             raw = self._read(logits.float(), mask.to(device))
-            scores[chosen] = (raw - self.mean) / self.std
+            return (raw - self.mean) / self.std
+
+        scores = torch.zeros(len(rows), device=device)
+        for chosen in _batches(ends, self.batch_size):
+            found = self._parts.run(score, chosen)
+            scores[chosen] = torch.cat(list(found))
         return scores
 
     def _read(self, logits: Tensor, mask: Tensor) -> Tensor:

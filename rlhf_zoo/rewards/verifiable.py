@@ -15,8 +15,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import regex
 
@@ -31,6 +31,7 @@ __all__ = [
     "NumericMatch",
     "Repetition",
     "SoftOverlong",
+    "Verifiable",
     "exact_match",
     "length",
     "numeric_match",
@@ -39,6 +40,7 @@ __all__ = [
     "text_of",
 ]
 
+GSM8K = "####"  # stands before the answer in GSM8K, arXiv:2110.14168
 # Not columns of the data set, though they come by keyword as columns do.
 SERVICES = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
@@ -54,6 +56,20 @@ def text_of(message: Any) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.get("text") or "" for part in content)
+
+
+@runtime_checkable
+class Verifiable(Protocol):
+    """A reward that says whether an answer is right, 1 or 0: it may judge what it rewards.
+
+    strict: it with the answer read where it is to stand alone; lenient: with the answer read wherever it stands.
+    """
+
+    @property
+    def strict(self) -> Any: ...
+
+    @property
+    def lenient(self) -> Any: ...
 
 
 class _Named:
@@ -130,6 +146,16 @@ class ExactMatch(_Named):
     def __post_init__(self) -> None:
         self._check_marker()
 
+    @property
+    def strict(self) -> ExactMatch:
+        """The answer behind the marker, or the whole completion."""
+        return self
+
+    @property
+    def lenient(self) -> ExactMatch:
+        """The answer anywhere among a completion's words, in whatever case."""
+        return _Contains(column=self.column, marker=self.marker, ignore_case=True, name=self.name)
+
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         return [
             None if answers is None else float(self._matches(text_of(completion), answers))
@@ -149,6 +175,13 @@ class ExactMatch(_Named):
             text = text.strip().partition("\n")[0]
         text = " ".join(text.split())
         return text.casefold() if self.ignore_case else text
+
+
+class _Contains(ExactMatch):
+    def _matches(self, text: str, answers: Sequence[Any]) -> bool:
+        said = " ".join(text.split()).casefold()
+        wanted = (self._wanted(str(each)) for each in answers)
+        return any(re.search(rf"(?<!\w){re.escape(each)}(?!\w)", said) for each in wanted)
 
 
 _UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
@@ -243,6 +276,16 @@ class NumericMatch(_Named):
             if not finite(getattr(self, field)) or getattr(self, field) < 0:
                 raise self._refuse(field, "a tolerance, a number from 0")
         self._check_choice("percent", "unit", "hundredth")
+
+    @property
+    def strict(self) -> NumericMatch:
+        """The first number behind the marker, which is GSM8K's where it has none of its own."""
+        return self if self.marker is not None else replace(self, marker=GSM8K)
+
+    @property
+    def lenient(self) -> NumericMatch:
+        """The last number of a completion, that of its last box where it has one."""
+        return replace(self, marker=None) if self.marker is not None else self
 
     def __call__(
         self,

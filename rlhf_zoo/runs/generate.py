@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat import spoken
 from ..data import tokenize_prompt
+from ..devices import MicroBatches
 from ..sampling import Samples, Vocabulary, sample
 from ..tokenizer import stop_ids
 from ..truncation import Truncation
@@ -51,30 +52,39 @@ def complete(
 ) -> SampledCompletions:
     """One completion a prompt, of tokens that the tokenizer names. stops: what ends it; None: what ends the model's.
 
-    The random stream of each depends on (seed, its key) alone.
+    The random stream of each depends on (seed, its key) alone. Batches are on the CPU; where the memory of the model's
+    device is too small for one, it is sampled in parts.
     """
     model.eval()
     vocabulary = Vocabulary.of(tokenizer, model)
     pad = tokenizer.pad_token_id
+    fill = pad if pad is not None and pad in vocabulary else tokenizer.eos_token_id
+    stops = stop_ids(model, tokenizer) if stops is None else stops
     tokens = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
     batches, texts = [], []
+    parts = MicroBatches(batch_size)
+
+    def drawn(rows: Sequence[int]) -> Samples:
+        return sample(
+            model,
+            [tokens[row] for row in rows],
+            keys=[keys[row] for row in rows],
+            seed=seed,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            top_p=top_p,
+            stop_ids=stops,
+            pad_id=fill,
+            vocabulary=vocabulary,
+        ).to("cpu")
+
     with tqdm(total=len(prompts), desc=desc, unit="sample", leave=False) as bar:
         for start in range(0, len(prompts), batch_size):
-            chosen = slice(start, start + batch_size)
-            batch = sample(
-                model,
-                tokens[chosen],
-                keys=keys[chosen],
-                seed=seed,
-                max_new_tokens=max_new_tokens,
-                temperature=temperature,
-                top_p=top_p,
-                stop_ids=stop_ids(model, tokenizer) if stops is None else stops,
-                pad_id=pad if pad is not None and pad in vocabulary else tokenizer.eos_token_id,
-                vocabulary=vocabulary,
-            )
+            chosen = range(start, min(start + batch_size, len(prompts)))
+            found = parts.run(drawn, chosen)
+            batch = Samples.joined(list(found), fill)
             if truncation is not None:
-                batch = truncation(batch, tokenizer, seed=seed, keys=keys[chosen])
+                batch = truncation(batch, tokenizer, seed=seed, keys=[keys[row] for row in chosen])
             batches.append(batch)
             texts += spoken(tokenizer.batch_decode(batch.token_lists(), skip_special_tokens=True), tokenizer)
             bar.update(len(batch))

@@ -79,13 +79,14 @@ class LabeledArguments:
 class EvaluationConfig:
     """How the eval stage compares PPO with SFT; the keys under `evaluation:` in recipe.yaml.
 
-    judge scores for the headline, and judges beside it; `stages.judges` says what their names may be. Prompts are those
-    of PPO's data set, of the split dataset_test_split: None is "test", or what PPO's held_out_share holds out.
+    judge scores for the headline, and judges beside it; `evaluator.judges` says what their names may be, and
+    `runs.judge` which one judges where none is named. Prompts are those of PPO's data set, of the split
+    dataset_test_split: None is "test", or what PPO's held_out_share holds out.
     """
 
     prompts: int = 200
     samples: int = 3
-    judge: str = "classifier"
+    judge: str | None = None
     judge_name: str | None = None
     judge_description: str = ""
     lexicon: str | None = None
@@ -105,7 +106,7 @@ class EvaluationConfig:
     @property
     def names(self) -> list[str]:
         """Every judge, the headline's first."""
-        return [self.judge, *self.judges]
+        return [self.judge or "classifier", *self.judges]
 
     @property
     def asked_llm(self) -> LLMConfig:

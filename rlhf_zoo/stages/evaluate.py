@@ -22,8 +22,9 @@ from ..hub.publish import NOTHING, checkpoint_files, published_tags, tag_name
 from ..hub.weights import Origin
 from ..models import load_causal
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
-from ..runs.context import Publisher, RunContext, versions
-from ..runs.data import DataSource, evaluation_rows, stage_source
+from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
+from ..runs.data import DataSource, evaluation_rows, labeled_rows, stage_source
+from ..runs.judge import evaluation_of
 from ..runs.settings import EvaluationConfig
 from ..votes.judge import votes_on
 from .interrupt import Stopped
@@ -39,74 +40,59 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """Evaluates the finished PPO policy against its SFT policy. Returns False when that was done already.
 
     Writes eval/evaluation.json and eval/samples.jsonl. The figures are over the test split, which nothing else reads.
+    Another judge, or other prompts, make another evaluation, which takes the place of the one before once it is done;
+    until then, and where it fails, nothing of the run directory changes.
     """
     started = time.monotonic()
     quiet()
-    shared = context.shared
+    shared, config = context.shared, evaluation_of(context)
+    record = context.record("eval")
+    if not context.restart:
+        record.check_recipe(context.recipe.name)
     check_judges(context)
     source = stage_source(context, "ppo")
     checkpoints = {stage: context.checkpoint(stage) for stage in ("sft", "ppo")}
-    record = context.record("eval")
-    before = record.read()
     resolved = {
-        "evaluation": recorded(shared.evaluation),
+        "evaluation": recorded(config),
         "seed": shared.seed,
         "data": source.lineage["fingerprint"],
         "parents": {stage: found.lineage["fingerprint"] for stage, found in checkpoints.items()},
     }
-    if not context.restart:
-        record.check_fingerprint(resolved, recipe=context.recipe.name)
-        if before.get("status") == "finished":
-            return False
+    before, undecided = record.read(), (context.record("ppo").read().get("chosen") or {}).get("open")
+    done = before.get("status") == "finished" and before.get("fingerprint") == fingerprint(resolved)
+    if done and not context.restart and not undecided:
+        return False
     prompts = check_prompts(context, source, checkpoints["sft"].path)
-    if context.restart:
-        record.clear()
-    record.write(
-        stage="eval",
-        recipe=context.recipe.name,
-        status="running",
-        seed=shared.seed,
-        fingerprint=fingerprint(resolved),
-        resolved=resolved,
-        versions=versions(),
-        parents={stage: dict(found.lineage) for stage, found in checkpoints.items()},
-        hub=context.hub.label,
-        repo=None,
-        command=context.command,
-    )
     try:
-        tools = make_evaluator(context, source, checkpoints["sft"].path)
+        tools = make_evaluator(context, checkpoints["sft"].path)
         checks = _checked_judges(context, tools)
         headline = checks.get(tools.judge.name)
         followed = follow(context, source, tools, unfit=headline.unfit if headline is not None else None)
         chosen = _choose(context, followed)
         if chosen is not None:
-            checkpoints["ppo"] = context.checkpoint("ppo")
-            record.write(parents={stage: dict(found.lineage) for stage, found in checkpoints.items()})
+            checkpoints["ppo"] = context.checkpoint("ppo", step=chosen["step"])
         found = head_to_head(
             load_causal(checkpoints["ppo"].path),
             tools,
             prompts,
-            samples=shared.evaluation.samples,
+            samples=config.samples,
             seed=shared.seed,
             paid=training_rewards(context, tools),
             checks=checks,
         )
         figures = found.to_json()
-    except BaseException as error:
-        stopped = isinstance(error, KeyboardInterrupt)
-        if before.get("status") == "finished":
-            record.restore(before)  # what was found before still stands beside it
-        elif stopped:
-            record.write(status="interrupted")
-        if stopped:
-            raise Stopped from error
-        raise
-    if tools.panel.votes:
-        figures["votes"] = {
-            name: votes_on(name, ppo=_origins(context, "ppo"), sft=_origins(context, "sft"), seed=shared.seed)
-            for name in tools.panel.votes
-        }
+        if tools.panel.votes:
+            figures["votes"] = {
+                name: votes_on(
+                    name,
+                    ppo=_origins(context, "ppo", checkpoints["ppo"]),
+                    sft=_origins(context, "sft", checkpoints["sft"]),
+                    seed=shared.seed,
+                )
+                for name in tools.panel.votes
+            }
+    except KeyboardInterrupt as error:
+        raise Stopped from error
     seconds = time.monotonic() - started
     document = {
         "schema": 1,
@@ -119,25 +105,44 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         **_verdict(record.path, followed),
         "seconds": seconds,
     }
+    tools.panel.save(record.path)
     write_json(record.path / "evaluation.json", document)
     write_text(record.path / "samples.jsonl", found.jsonl())
     if chosen is not None:
         context.record("ppo").write(chosen=chosen)
-    record.write(status="finished", seconds=seconds, finished=now())
+    record.clear()
+    record.write(
+        stage="eval",
+        recipe=context.recipe.name,
+        status="finished",
+        seed=shared.seed,
+        fingerprint=fingerprint(resolved),
+        resolved=resolved,
+        versions=versions(),
+        parents={stage: dict(found.lineage) for stage, found in checkpoints.items()},
+        hub=context.hub.label,
+        repo=None,
+        command=context.command,
+        seconds=seconds,
+        finished=now(),
+    )
     if publisher is not None:
         publisher.notify()  # the cards of what it measured are due
     return True
 
 
 def recorded(config: EvaluationConfig) -> dict[str, Any]:
-    """What tells evaluations apart. Runs from before there were several judges keep their fingerprint."""
+    """What tells evaluations apart, of a config whose judge is settled.
+
+    Runs from before there were several judges keep their fingerprint.
+    """
     later: dict[str, Any] = {"judges": [], "llm": {}, "dataset_test_split": None, "labeled": {}}
     return {key: value for key, value in asdict(config).items() if later.get(key) != value}
 
 
-def _origins(context: RunContext, stage: str) -> list[Origin]:
-    """Where the stage's chosen checkpoint is published; [] where it is not yet."""
-    repo, checkpoint = context.repo(stage), context.checkpoint(stage)
+def _origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> list[Origin]:
+    """Where a stage's checkpoint is published; [] where it is not yet."""
+    repo = context.repo(stage)
     tags = published_tags(context.record(stage), repo, hub=context.hub.label)
     commit = tags.get(tag_name(checkpoint_step(checkpoint.path)))
     return [(repo, commit)] if commit else []
@@ -160,8 +165,8 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
 
 def check_judges(context: RunContext) -> None:
     """Raises ZooError for a judge or a lexicon that cannot be had, before anything is trained."""
-    config = context.shared.evaluation
-    check_names(config.names, config.asked_llm)
+    config = evaluation_of(context)
+    check_names(config.names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=context.shared.seed)
     if config.lexicon is not None:
         from ..corpora.product_remarks import lexicon
 
@@ -184,8 +189,7 @@ def _checked_judges(context: RunContext, tools: Evaluator) -> dict[str, JudgeChe
 def _choose(context: RunContext, followed: Trajectory | str) -> dict[str, Any] | None:
     """The chosen checkpoint, for run.json, where the run's rule leaves it to the verdict; else None.
 
-    Where the verdict recommends none, the last stays the chosen one, and the card says what the verdict is. Until it is
-    evaluated, the choice is `open`, and nothing is published as `main`.
+    Where the verdict recommends none, the last stays the chosen one, and the card says what the verdict is.
     """
     record = context.record("ppo")
     before = record.read().get("chosen") or {}
@@ -195,9 +199,7 @@ def _choose(context: RunContext, followed: Trajectory | str) -> dict[str, Any] |
     last = record.last_checkpoint()
     assert last is not None  # a finished stage has one
     step = checkpoint_step(last) if recommended is None else recommended
-    chosen = {"step": step, "rule": "recommended", "metric": None, "value": None}
-    record.write(chosen={**chosen, "open": True})
-    return chosen
+    return {"step": step, "rule": "recommended", "metric": None, "value": None}
 
 
 def _verdict(folder: Path, followed: Trajectory | str) -> dict[str, Any]:

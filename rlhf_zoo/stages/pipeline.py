@@ -51,14 +51,18 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
     # Mistakes in what comes last are found before what comes first trains.
     for stage in context.recipe.stages:
         _check_begun(context, stage)
-    check_forms(context.shared, to_train(context))
+    check_forms(context.shared, to_train(context), context.hub)
     evaluates = "ppo" in context.recipe.stages
     if any(context.settings(stage).data.dataset_name is None for stage in context.recipe.stages):
         data_source(context, again=context.restart and context.base is None)
     if evaluates:
-        ppo.reward_functions(context.settings("ppo"))
-        check_prompts(context, stage_source(context, "ppo"))
+        settings, source = context.settings("ppo"), stage_source(context, "ppo")
+        ppo.reward_functions(settings)
+        ppo.check_batch(settings, ppo.load_data(context, source))
+        check_prompts(context, source)
         check_judges(context)
+        if not context.restart:
+            context.record("eval").check_recipe(context.recipe.name)
     if publisher is not None:
         for stage in context.recipe.stages:
             check_plan(context, stage)
@@ -156,7 +160,6 @@ def show(context: RunContext, console: Any) -> None:
 
     Raises ZooError when what comes back is not what was sent.
     """
-    from huggingface_hub import snapshot_download
     from rich.table import Table
     from rich.text import Text
 
@@ -166,16 +169,16 @@ def show(context: RunContext, console: Any) -> None:
     asked = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
     prompts, columns = asked["prompt"], {name: values for name, values in asked.items() if name not in TAKEN}
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as altered:
-        pulled = {}
+        hub, pulled = replace(context.hub, cache=Path(cache)), {}
         for stage in ("sft", "ppo"):
             repo = context.record(stage).read()["repo"]
-            pulled[stage] = Path(snapshot_download(repo["id"], revision=repo["tags"]["best"], cache_dir=cache))
+            pulled[stage] = hub.snapshot(repo["id"], revision=repo["tags"]["best"])
             here = context.checkpoint(stage).path
             if not same_weights(
                 pulled[stage], here, sent_instead(context, context.record(stage), here, Path(altered) / stage)
             ):
                 raise ZooError(f"{repo['id']} came back from the Hub with other weights than were sent: run --restart.")
-        tools = make_evaluator(context, source, pulled["sft"]).with_one_judge
+        tools = make_evaluator(context, pulled["sft"]).with_one_judge
         keys = [(SHOW_STREAM, i) for i in range(len(prompts))]
         found = {
             stage: measure(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..hub.refs import NOT_LOADED, came_from, resolve
 from ..model_files import Loading, load_tokenizer
 from ..models import load_causal
 from ..plugins import REWARDS, load_object
@@ -24,6 +25,7 @@ from .train import quiet, train_stage
 
 __all__ = [
     "build_trainer",
+    "check_batch",
     "load_data",
     "parent",
     "parent_names",
@@ -39,20 +41,15 @@ def parent(context: RunContext, name: str) -> ParentCheckpoint:
     """Another stage of this recipe by its name, else a path or Hub id."""
     if name in context.recipe.stages:
         return context.checkpoint(name)
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    if Path(name).is_dir():
-        return ParentCheckpoint(Path(name), {"repo": None, "commit": None, "path": str(name), "fingerprint": str(name)})
-    repo, _, revision = name.partition("@")
     try:
-        commit = HfApi().model_info(repo, revision=revision or None).sha
-        path = snapshot_download(repo, revision=commit)
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ZooError(
-            f"{name!r} is no stage of {context.recipe.name}, no folder and no model on {context.hub.described}."
-        ) from error
-    return ParentCheckpoint(Path(path), {"repo": repo, "commit": commit, "path": None, "fingerprint": commit})
+        found = resolve(name, context.hub, but=() if context.settings("ppo").data.reward_model_loader else NOT_LOADED)
+    except ZooError as error:
+        what = f"{name!r} is no stage of {context.recipe.name}, no folder, and no model that can be had"
+        raise ZooError(f"{what}. {error}") from error.__cause__
+    if found.hub is None:
+        return ParentCheckpoint(found.path, {"repo": None, "commit": None, "path": name, "fingerprint": name})
+    lineage = {"repo": found.repo, "commit": found.commit, "path": None, "fingerprint": found.commit}
+    return ParentCheckpoint(found.path, lineage | came_from(found.hub, context.hub))
 
 
 def parent_names(settings: StageSettings) -> dict[str, str]:
@@ -106,6 +103,18 @@ def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
     if settings.trainer.ptx_coef > 0:
         texts = source.load(data.ptx_dataset_config, data.ptx_dataset_split, columns=[])
     return {"train_dataset": train, "eval_dataset": held_out, "ptx_dataset": texts}
+
+
+def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
+    """How many prompts an update takes, and of how many. Raises ZooError where there are too few."""
+    args, count = settings.trainer, len(data["train_dataset"])
+    needed = args.prompts_per_update * args.world_size
+    if count < needed:
+        raise ZooError(
+            f"The prompt data set has {count} rows and an update takes {needed}: give more prompts or a smaller batch."
+        )
+    completions, minibatches = args.episodes_per_update, args.num_mini_batches
+    return f"{needed} of {count} prompts an update, {completions} completions in {minibatches} minibatches"
 
 
 def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> Any:

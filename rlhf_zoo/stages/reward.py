@@ -18,6 +18,7 @@ from datasets import Dataset
 
 from ..chat import answer, completion_text, reading_ids, whole, words
 from ..data import tokenize_prompt
+from ..devices import on_device
 from ..errors import ZooError
 from ..evaluation.calibration import preference_report
 from ..finite import finite_steps
@@ -132,7 +133,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         model.config.save_pretrained(path)
 
     def conclude(trainer: Any, chosen: Path) -> dict[str, Any]:
-        model = load_classifier(chosen)
+        model = on_device(load_classifier(chosen), use_cpu=settings.trainer.use_cpu)
         report = {key: model.config.rlhf_zoo[key] for key in ("score_mean", "score_std")}
         found = held_out_pairs(context, source)
         if found is not None:
@@ -160,7 +161,7 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
     pairs = named_pairs(context)
     if pairs is None:
         return context, stage_source(context, "reward")
-    return on_pairs(context, pairs), pairs.source
+    return on_pairs(context, pairs), pairs.source(context.hub)
 
 
 def training_pairs(context: RunContext, source: DataSource) -> Dataset:
@@ -256,7 +257,8 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     """`score_samples` completions of training prompts, drawn as PPO will draw them under the stage's seed."""
     prompts = _prompts(context, source, "train")
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
-    model, drawn = load_causal(whole_model(context, sft)), sampling(context)
+    whole = load_causal(whole_model(context, sft))
+    model, drawn = on_device(whole, use_cpu=settings.trainer.use_cpu), sampling(context)
     longest = (context_of(model) or math.inf) - drawn["max_new_tokens"]
     if "ppo" in context.recipe.stages:
         longest = min(longest, context.settings("ppo").data.max_prompt_length or math.inf)
@@ -332,7 +334,8 @@ def _pairs(
     rng: random.Random,
 ) -> list[dict[str, Any]]:
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
-    model = load_causal(whole_model(context, sft))
+    whole = load_causal(whole_model(context, sft))
+    model = on_device(whole, use_cpu=context.settings("reward").trainer.use_cpu)
     sides = [
         complete(
             model,

@@ -35,6 +35,7 @@ from ..rewards import Rewards
 from ..runs.context import ParentCheckpoint, RunContext, versions
 from ..runs.data import DataSource, parts, stage_source
 from ..runs.generate import complete
+from ..runs.judge import evaluation_of
 from ..runs.layout import fitting
 from ..runs.listed import listed_numbers
 from ..stages.evaluate import check_prompts, recorded
@@ -89,7 +90,7 @@ class Baseline:
 
     @cached_property
     def tools(self) -> Evaluator:
-        return make_evaluator(self.context, self.source, self.checkpoints["sft"].path).with_one_judge
+        return make_evaluator(self.context, self.checkpoints["sft"].path).with_one_judge
 
     @property
     def rewards(self) -> Rewards:
@@ -174,7 +175,7 @@ class Baseline:
         shared = self.context.shared
         return {
             **own,
-            "evaluation": recorded(shared.evaluation),
+            "evaluation": recorded(evaluation_of(self.context)),
             "evaluation_seed": shared.seed,
             "response_length": self.tools.max_new_tokens,
             "temperature": self.tools.temperature,
@@ -254,7 +255,10 @@ def _check_settings(context: RunContext) -> None:
     """Raises ZooError where PPO or the evaluation ran with other settings than these."""
     given = {
         "ppo": dict(context.settings("ppo").resolved),
-        "eval": {"evaluation": recorded(context.shared.evaluation), "seed": context.shared.seed},
+        "eval": {
+            "evaluation": recorded(evaluation_of(context)),
+            "seed": context.shared.seed,
+        },
     }
     for stage, asked in given.items():
         before = context.record(stage).read()["resolved"]

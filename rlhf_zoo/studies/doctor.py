@@ -22,6 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import functional as F
 from ..actor_critic import TextBatch, text_logprobs
 from ..data import GENERATION, PROMPT_TOKENS, prepare_prompts
+from ..devices import MicroBatches, on_device
 from ..errors import ZooError
 from ..model_files import load_tokenizer
 from ..models import context_of, load_causal
@@ -46,10 +47,13 @@ from ..ppo.trainer import PPOTrainer
 from ..rewards import RewardModel, Scored
 from ..runs.context import ParentCheckpoint, RunContext
 from ..runs.data import check_forms, stage_source, to_train
+from ..runs.judge import evaluation_of
 from ..runs.loading import check_installed, loading_of
 from ..runs.settings import StageSettings
+from ..stages.evaluate import check_judges, check_prompts
 from ..stages.ppo import (
     build_trainer,
+    check_batch,
     load_data,
     parent,
     parent_names,
@@ -139,6 +143,8 @@ def examine(context: RunContext) -> list[Finding]:
         check("reward functions", _functions, "keys")
         check("prompts", lambda settings: _prompts(settings, data_from), "keys")
         check("batch", _batch, "keys", "prompts")
+        check("evaluation's prompts", lambda *found: _evaluated(data_from), "keys", "prompts")
+        check("judges", lambda *found: _judges(data_from), "keys", "reward functions")
         # What PPO starts from.
         check("sft checkpoint", lambda settings: _start(context, settings, "sft"), "keys")
         check("reward checkpoint", lambda settings: _start(context, settings, "reward"), "keys")
@@ -176,7 +182,7 @@ def _keys(context: RunContext) -> tuple[StageSettings, str]:
 
 def _columns(context: RunContext) -> tuple[None, str]:
     found = {stage: settings for stage, settings in to_train(context).items() if stage != "ppo"}  # whose are read next
-    check_forms(context.shared, found)
+    check_forms(context.shared, found, context.hub)
     return None, "each stage finds the columns that it reads, as far as can be told before data are prepared"
 
 
@@ -208,14 +214,18 @@ def _prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, An
 
 
 def _batch(settings: StageSettings, data: dict[str, Any]) -> tuple[None, str]:
-    args, count = settings.trainer, len(data["train_dataset"])
-    needed = args.prompts_per_update * args.world_size
-    if count < needed:
-        raise ZooError(
-            f"The prompt data set has {count} rows and an update takes {needed}: give more prompts or a smaller batch."
-        )
-    completions, minibatches = args.episodes_per_update, args.num_mini_batches
-    return None, f"{needed} of {count} prompts an update, {completions} completions in {minibatches} minibatches"
+    return None, check_batch(settings, data)
+
+
+def _evaluated(context: RunContext) -> tuple[None, str]:
+    config = context.shared.evaluation
+    count = len(check_prompts(context, stage_source(context, "ppo")))
+    return None, f"{count} held-out prompts, {config.samples} completions each"
+
+
+def _judges(context: RunContext) -> tuple[None, str]:
+    check_judges(context)
+    return None, ", ".join(evaluation_of(context).names)
 
 
 # What PPO starts from
@@ -239,7 +249,7 @@ def _start(context: RunContext, settings: StageSettings, role: str) -> tuple[Par
 
 
 def _policy(settings: StageSettings, checkpoint: ParentCheckpoint) -> tuple[PreTrainedModel, str]:
-    model = load_causal(checkpoint.path, how=loading_of(settings)).eval()
+    model = on_device(load_causal(checkpoint.path, how=loading_of(settings)), use_cpu=settings.trainer.use_cpu).eval()
     model.name_or_path = str(checkpoint.path)  # also where an adapter was merged, which a run saves
     size = sum(parameter.numel() for parameter in model.parameters())
     return model, f"{type(model).__name__}, {size:,} weights"
@@ -299,16 +309,21 @@ def _policy_tokenizer(
 @torch.no_grad()
 def _surprise(policy: PreTrainedModel, texts: Sequence[Tensor]) -> float:
     """−log π of each next token, averaged over the texts' tokens, in nats."""
-    ids = pad_sequence(list(texts), batch_first=True)
-    attention = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True).bool()
-    logprobs = text_logprobs(policy, TextBatch(ids, attention, attention[:, 1:]))
-    return float(F.masked_mean(-logprobs, attention[:, 1:]))
+    ids = pad_sequence(list(texts), batch_first=True).to(policy.device)
+    attention = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True).bool().to(policy.device)
+
+    def nats(rows: Sequence[int]) -> Tensor:
+        some = slice(rows[0], rows[-1] + 1)
+        return -text_logprobs(policy, TextBatch(ids[some], attention[some], attention[some, 1:]))
+
+    return float(F.masked_mean(torch.cat(list(MicroBatches(READ).run(nats, range(len(texts))))), attention[:, 1:]))
 
 
 def _reward_head(settings: StageSettings, checkpoint: ParentCheckpoint | None) -> tuple[PreTrainedModel | None, str]:
     if checkpoint is None:
         return None, "no reward model"
-    return reward_model(settings, checkpoint.path), "trained: it stands among the saved weights"
+    model = on_device(reward_model(settings, checkpoint.path), use_cpu=settings.trainer.use_cpu)
+    return model, "trained: it stands among the saved weights"
 
 
 def _reward_tokenizer(

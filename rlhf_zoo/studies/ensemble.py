@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..devices import on_device
 from ..errors import ZooError
 from ..evaluation.calibration import calibration
 from ..evaluation.ensemble import agreements, by_kl, disagreement, standardised, unrelated
@@ -196,9 +197,10 @@ def _score(
     margins: list[NDArray[np.float64]] = []
     sides: dict[str, list[list[float]]] = {side: [] for side in texts}
     for one in runs:  # a single model is held at once
-        path = one.checkpoint("reward").path
+        path, use_cpu = one.checkpoint("reward").path, one.settings("reward").trainer.use_cpu
         tokenizer = load_tokenizer(path)
-        scorer = RewardModel(load_classifier(path), tokenizer, tokenizer, center=False, scale=False)
+        model = on_device(load_classifier(path), use_cpu=use_cpu)
+        scorer = RewardModel(model, tokenizer, tokenizer, center=False, scale=False)
         found = score_pairs(scorer, pairs)
         margins.append(np.subtract(found["chosen"], found["rejected"]))
         for side, read in texts.items():

@@ -30,6 +30,8 @@ def written(folder: Path, example: str, **sft: Any) -> Path:
             keys["dataset_name"] = str(data)
         config = keys.get("dataset_config")
         keys |= {"dataset_config": None} if config in ("main", "plain_text") else {}
+        if (labeled := keys.get("evaluation", {}).get("labeled")) is not None:
+            labeled |= {"dataset_config": None, "dataset_train_split": "train"}
         keys |= {"bf16": False} if name in ("sft", "reward") else {}  # the page is for a GPU, tests have none
         (recipe / f"{name}.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
     return recipe

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from toy_run import BACKWARDS, PPO, make_context, make_recipe, save_start
 from trainer_fixture import CONTEXT, make_policy, make_reward_model, make_tokenizer
@@ -32,11 +33,13 @@ from rlhf_zoo.studies import doctor
 from rlhf_zoo.studies.doctor import FAILED, OK, SKIPPED, WARNING, Finding, examine
 
 CHECKS = [
-    "keys", "columns", "epochs", "reward functions", "prompts", "batch", "sft checkpoint", "reward checkpoint",
-    "policy", "tokenizer", "prompt length", "prompt ids", "policy's tokenizer", "reward head",
+    "keys", "columns", "epochs", "reward functions", "prompts", "batch", "evaluation's prompts", "judges",
+    "sft checkpoint", "reward checkpoint", "policy", "tokenizer", "prompt length", "prompt ids", "policy's tokenizer",
+    "reward head",
     "reward model's tokenizer", "reward reads the end", "trainer", "critic", "end tokens", "KL at the start", "ratio",
     "rewards", "rewards add up",
 ]  # fmt: skip
+EVALUATED = "evaluation: {judge: 'toy_run:judge', prompts: 6}\n"
 BUILT_IN = "rlhf_zoo.rewards.verifiable"
 AT_LAST = ["end tokens", "KL at the start", "ratio", "rewards", "rewards add up"]
 
@@ -145,7 +148,7 @@ def own_data(world: World, change: Callable[[dict], dict]) -> None:
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         path.write_text("".join(json.dumps(change(row)) + "\n" for row in rows))
     recipe = world.folder / "toy/recipe.yaml"
-    recipe.write_text(f"description: A toy.\ndataset_name: {world.folder / 'data'}\n")
+    recipe.write_text(f"description: A toy.\ndataset_name: {world.folder / 'data'}\n{EVALUATED}")
 
 
 def long_prompts(world: World) -> None:
@@ -158,6 +161,15 @@ def foreign_ids(world: World) -> None:
 
 def no_prompt_column(world: World) -> None:
     own_data(world, lambda row: {"question": row["prompt"]})
+
+
+def evaluates(**keys: Any) -> Callable[[World], None]:
+    def plant(world: World) -> None:
+        recipe = world.folder / "toy/recipe.yaml"
+        shared = yaml.safe_load(recipe.read_text())
+        recipe.write_text(yaml.safe_dump({**shared, "evaluation": {**shared["evaluation"], **keys}}))
+
+    return plant
 
 
 FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str]] = {
@@ -182,6 +194,15 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
         "There is no 'lenght' in the module 'rlhf_zoo.rewards.verifiable', did you mean 'length'?",
     ),
     "weights": (None, {"reward_weights": "1,2"}, "reward functions", "reward_weights holds 2 numbers for 1 rewards"),
+    "no labels": (
+        evaluates(judge=None), {}, "judges",
+        "The judge classifier has no labeled texts to learn from (The data set ",
+    ),
+    "no such judge": (evaluates(judge="clasifier"), {}, "judges", "did you mean 'classifier'?"),
+    "few held-out prompts": (
+        evaluates(prompts=99), {}, "evaluation's prompts",
+        "The test split has 12 prompts and evaluation.prompts asks for 99",
+    ),
     "few prompts": (
         None, {"per_device_train_batch_size": 13}, "batch", "has 12 rows and an update takes 13: give more prompts",
     ),
@@ -329,7 +350,7 @@ def test_other_settings_pass_as_well(sound: World, flags: dict[str, Any]) -> Non
 def test_data_of_the_run_are_read_where_they_lie(world: World) -> None:
     """A corpus prepares into the run directory; the doctor takes what is there, and otherwise prepares elsewhere."""
     (world.folder / "toy/recipe.yaml").write_text(
-        "description: A toy.\ncorpus: rlhf_zoo.corpora.tiny_world:prepare\ncorpus_args: {lines: 300}\n"
+        f"description: A toy.\ncorpus: rlhf_zoo.corpora.tiny_world:prepare\ncorpus_args: {{lines: 300}}\n{EVALUATED}"
     )
     found = world.examined()
     assert found["prompts"].status == OK and "columns prompt" in found["prompts"].said
@@ -397,7 +418,7 @@ def test_before_anything_is_trained(tmp_path: Path) -> None:
     rows = {row["check"]: row for row in json.loads(done.stdout)}
     status = {check: row["status"] for check, row in rows.items()}
     assert status.pop("reward functions") == FAILED
-    ready = ("keys", "columns", "epochs", "prompts", "batch")
+    ready = ("keys", "columns", "epochs", "prompts", "batch", "evaluation's prompts")
     assert status == {check: OK if check in ready else SKIPPED for check in status}
     assert rows["tokenizer"]["said"] == "train the sft stage first"
     assert rows["reward head"]["said"] == "train the reward stage first"

@@ -23,12 +23,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from huggingface_hub import close_session
 from thread_hub import ThreadHub
 from zoo_process import COMMAND, environment, errors, wait_until, zoo
 
 from rlhf_zoo.commands import pull as command
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.hub.connect import CLIENT, Hub
 from rlhf_zoo.hub.publish import SENT
 from rlhf_zoo.hub.pull import fetch
 from rlhf_zoo.hub_server.handler import Handler
@@ -76,7 +77,7 @@ def commits(module_hub: ThreadHub) -> dict[int, str]:
 @pytest.fixture
 def pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """The command in this process, whose clients talk to a Hub already."""
-    monkeypatch.setattr(command, "settle_hub", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(command, "settle_hub", lambda *_, **__: contextlib.nullcontext(CLIENT))
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: CliRunner().invoke(command.pull, arguments, catch_exceptions=False)
 
@@ -328,8 +329,7 @@ def test_without_an_answer_the_cache_serves_if_it_is_whole(thread_hub, pull):
     folder = fetch(f"{REPO}@4").path
     thread_hub.server.shutdown()
     thread_hub.server.server_close()
-    for connection in list(thread_hub.server.senders):
-        connection.end()
+    close_session()  # with its open connections
     for wanted in ("@4", "@step-000004", f"@{folder.name}"):
         done = pull(f"{REPO}{wanted}")
         assert done.stdout == f"{folder}\n"

@@ -94,6 +94,7 @@ def test_recipes_find_every_one_by_name() -> None:
     kinds = {load_object(target, group="rlhf_zoo.rewards") for target in ENTRIES.values()}
     kinds = {kind if isinstance(kind, type) else type(kind) for kind in kinds}
     public = {thing for name in verifiable.__all__ if isinstance(thing := getattr(verifiable, name), type)}
+    public.discard(verifiable.Verifiable)
     assert kinds == public == {type(reward) for reward in ALL}
 
 
@@ -348,3 +349,20 @@ def test_tokens_that_are_not_given_cannot_be_counted(reward: Any) -> None:
 def test_settings_that_mean_nothing_are_refused(make: Any, message: str) -> None:
     with pytest.raises(ZooError, match=message):
         make()
+
+
+def test_answers_are_read_strictly_and_leniently() -> None:
+    said = ["so 42", "#### 42", "#### 41, no: 42", "\\boxed{42}", "none"]
+    answers = {"answer": ["6 times 7 #### 42"] * len(said)}
+
+    def read(reward: Any) -> list[list[float]]:
+        return [rule(prompts=said, completions=said, **answers) for rule in (reward.strict, reward.lenient)]
+
+    assert read(NumericMatch()) == [[0, 1, 0, 0, 0], [1, 1, 1, 1, 0]]
+    assert read(NumericMatch(marker="so")) == [[1, 0, 0, 0, 0], [1, 1, 1, 1, 0]]
+    words = ["Paris", "it is paris.", "parisian", "Answer: Paris"]
+    named = {"answer": ["Paris", "Paris", "Paris", ["Rome", "Paris"]]}
+    exact = ExactMatch()
+    assert isinstance(exact, verifiable.Verifiable) and not isinstance(Length(), verifiable.Verifiable)
+    assert exact.strict(prompts=words, completions=words, **named) == [1, 0, 0, 0]
+    assert exact.lenient(prompts=words, completions=words, **named) == [1, 1, 0, 1]

@@ -1,0 +1,214 @@
+"""Models that no trainer holds go to the accelerator, and fewer rows at a time where its memory is too small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from toy_run import EVALUATION, make_context, make_recipe, save_stage, save_start, trained_policy
+from trainer_fixture import make_policy, make_reward_model, make_tokenizer
+from transformers import PreTrainedModel
+
+from rlhf_zoo import devices
+from rlhf_zoo.comparison.compare import Comparison
+from rlhf_zoo.devices import MicroBatches, best_device
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.judges import FunctionJudge
+from rlhf_zoo.evaluator.judges import Panel
+from rlhf_zoo.evaluator.measure import Evaluator, Measured, measure
+from rlhf_zoo.evaluator.trajectory import _log_likelihoods
+from rlhf_zoo.rewards import RewardModel, Rewards
+from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.runs.generate import complete
+from rlhf_zoo.stages import evaluate, ppo, reward
+from rlhf_zoo.studies import doctor, trace
+
+PROMPTS = ["a", "bcd", "ef", "ghij", "k", "ab", "cde", "f", "gh", "ijk", "b"]
+KEYS = [(1, row) for row in range(len(PROMPTS))]
+
+
+class Memory:
+    """Of a model: so many rows fit. `seen` are those that were tried."""
+
+    def __init__(self, model: PreTrainedModel, most: int, error: type[Exception] = torch.OutOfMemoryError) -> None:
+        self.seen: list[int] = []
+
+        def check(_: Any, args: Any, kwargs: Any) -> None:
+            rows = len(kwargs["input_ids"])
+            self.seen.append(rows)
+            if rows > most:
+                raise error("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+        model.register_forward_pre_hook(check, with_kwargs=True)
+
+
+# Fewer rows
+
+
+@pytest.mark.parametrize("error", [torch.OutOfMemoryError, RuntimeError])
+def test_tokens_are_equal_where_a_batch_was_halved(error: type[Exception]) -> None:
+    tokenizer = make_tokenizer()
+
+    def drawn(model: PreTrainedModel) -> Any:
+        asked = {"keys": KEYS, "seed": 3, "max_new_tokens": 8, "temperature": 1.0, "desc": "", "batch_size": 8}
+        return complete(model, tokenizer, PROMPTS, **asked)
+
+    whole, narrow = drawn(make_policy()), make_policy()
+    memory = Memory(narrow, 3, error)
+    halved = drawn(narrow)
+    assert [len(batch) for batch in halved.batches] == [len(batch) for batch in whole.batches] == [8, 3]
+    assert halved.texts == whole.texts and halved.ended == whole.ended
+    for ours, theirs in zip(halved.batches, whole.batches, strict=True):
+        for name in ("prompt_ids", "prompt_mask", "completion_ids", "mask", "ended"):
+            assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
+        assert torch.allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
+    assert memory.seen[:3] == [8, 4, 2] and max(memory.seen[3:]) == 2, "what did not fit is not tried again"
+
+
+def test_figures_are_equal_where_batches_were_halved_and_rewards_see_whole_batches() -> None:
+    tokenizer, sizes = make_tokenizer(), []
+
+    def long(completions: Sequence[str], **_: Any) -> list[float]:
+        sizes.append(len(completions))
+        return [float(len(text)) for text in completions]
+
+    def measured(most: int | None) -> Measured:
+        policy, reference, scorer = make_policy(seed=5), make_policy(), make_reward_model()
+        for model in (policy, reference, scorer) if most else ():
+            Memory(model, most)
+        rewards = Rewards([RewardModel(scorer, tokenizer, tokenizer), long], tokenizer=tokenizer)
+        judge = FunctionJudge("toy_run:judge")
+        tools = Evaluator(reference, tokenizer, rewards, Panel([judge]), max_new_tokens=6, temperature=1.0)
+        return measure(policy, tools, PROMPTS, keys=KEYS, seed=3, desc="")
+
+    whole, halved = measured(None), measured(2)
+    assert sizes == [len(PROMPTS)] * 2
+    assert (halved.completions, halved.tokens, halved.judges) == (whole.completions, whole.tokens, whole.judges)
+    for name in ("reward", "exact_kl", "kl", "sft_logprob"):
+        assert getattr(halved, name) == pytest.approx(getattr(whole, name), abs=1e-4), name
+    texts = ["abc", "bcdefg", "c", "defg"]
+    tools: Any = type("Tools", (), {"tokenizer": tokenizer})
+    policy, narrow = make_policy(), make_policy()
+    Memory(narrow, 1)
+    (losses, counts), (wanted, counted) = (_log_likelihoods(model, tools, texts) for model in (narrow, policy))
+    assert losses == pytest.approx(wanted, abs=1e-4) and counts == counted == [2, 5, 0, 3]
+
+
+def test_a_row_that_does_not_fit_alone_is_said_and_other_errors_pass() -> None:
+    def full(rows: Sequence[int]) -> None:
+        raise torch.OutOfMemoryError("full")
+
+    def wrong(rows: Sequence[int]) -> None:
+        raise RuntimeError("shapes do not fit")
+
+    with pytest.raises(ZooError, match="A single row does not fit the memory of cpu: shorten"):
+        list(MicroBatches(4).run(full, range(5)))
+    with pytest.raises(RuntimeError, match="shapes do not fit"):
+        list(MicroBatches(4).run(wrong, range(5)))
+
+
+# Where models run
+
+
+def test_the_best_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ACCELERATE_USE_CPU", raising=False)
+    monkeypatch.setattr("accelerate.PartialState._shared_state", {})
+    assert best_device() == torch.device("cpu"), "where there is no accelerator"
+    for kind in ("cuda", "mps", "xpu"):
+        monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda kind=kind, **_: torch.device(kind))
+        assert best_device() == torch.device(kind) and best_device(use_cpu=True) == torch.device("cpu")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    assert best_device() == torch.device("cpu")
+
+
+@pytest.fixture
+def placed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The models that ran, by their class; one that was not moved to a device before fails."""
+    moved: set[int] = set()
+    alive: list[Any] = []
+    ran: list[str] = []
+    move = torch.nn.Module.to
+
+    def to(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        where = [*args, *kwargs.values()]
+        if any(isinstance(one, torch.device) for one in where):
+            alive.append(self)  # so that no other gets its id
+            moved.update(map(id, self.modules()))
+        return move(self, *args, **kwargs)
+
+    def check(module: torch.nn.Module, _: Any) -> None:
+        if isinstance(module, PreTrainedModel):
+            assert id(module) in moved, f"{type(module).__name__} runs where it was loaded"
+            ran.append(type(module).__name__)
+
+    monkeypatch.setattr(torch.nn.Module, "to", to)
+    handle = torch.nn.modules.module.register_module_forward_pre_hook(check)
+    yield ran
+    handle.remove()
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    folder = tmp_path_factory.mktemp("trained")
+    make_recipe(folder)
+    save_start(folder)
+    context = make_context(folder)
+    ppo.run(context)
+    return context
+
+
+def test_evaluation_doctor_trace_and_page_run_on_the_device(trained: RunContext, placed: list[str]) -> None:
+    folder = trained.directory.parent
+    other = save_stage(folder / "other", "reward", make_reward_model(seed=7), make_tokenizer())
+    judged = {"evaluation.judge": f"reward:{other}", **{f"evaluation.{key}": EVALUATION[key] for key in ("prompts",)}}
+    evaluate.run(replace(trained, flags={**trained.flags, "recipe": judged}))
+    assert {"LlamaForCausalLM", "LlamaForSequenceClassification"} <= set(placed)
+    for look in (
+        lambda: doctor.examine(trained),
+        lambda: trace.trace_checkpoint(trace.find(str(trained.directory)), "abc"),
+        lambda: list(Comparison.load(ppo=_last(trained), sft=_of(trained, "sft")).stream("abc", max_new_tokens=6)),
+    ):
+        placed.clear()
+        found = look()
+        assert "LlamaForCausalLM" in placed, found
+
+
+def _last(context: RunContext) -> Path:
+    return context.checkpoint("ppo").path
+
+
+def _of(context: RunContext, stage: str) -> Path:
+    return context.checkpoint(stage).path
+
+
+@pytest.fixture
+def with_sft(tmp_path: Path) -> RunContext:
+    make_recipe(tmp_path)
+    save_stage(tmp_path, "sft", trained_policy(), make_tokenizer())
+    return make_context(tmp_path)
+
+
+def test_pairs_and_score_statistics_are_sampled_on_the_device(with_sft: RunContext, placed: list[str]) -> None:
+    keys = {"use_cpu": True, "max_steps": 1, "score_samples": 4, "dataset_test_split": "none", "save_steps": 1}
+    context = replace(with_sft, flags={**with_sft.flags, "reward": keys})
+    assert reward.run(context) is True
+    assert {"LlamaForCausalLM", "LlamaForSequenceClassification"} <= set(placed)
+
+
+@pytest.mark.gpu
+def test_on_an_accelerator_figures_are_those_of_the_cpu(trained: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a run whose recipe says use_cpu, and of the same without."""
+    from rlhf_zoo.record import read_json
+
+    figures = []
+    for no in ("true", "false"):
+        context = replace(trained, restart=True, flags={**trained.flags, "ppo": {"use_cpu": no}})
+        evaluate.run(context)
+        figures.append(read_json(context.record("eval").path / "evaluation.json"))
+    assert devices.best_device().type != "cpu"
+    for name in ("exact_kl", "length"):
+        assert figures[0]["ppo"][name]["value"] == pytest.approx(figures[1]["ppo"][name]["value"], rel=0.1)

@@ -1,0 +1,145 @@
+"""The eval stage: its judge is settled before training, and another evaluation takes the place of the one before."""
+
+from __future__ import annotations
+
+import hashlib
+import html
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from json_keys import unexplained
+from toy_run import EVALUATION, make_context, make_recipe, save_start
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.record import read_json
+from rlhf_zoo.release.card import make_card
+from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.stages import evaluate, pipeline, ppo
+
+JUDGE = "toy_run:judge"
+EXACT = "rlhf_zoo.rewards.verifiable:exact_match"
+ALONE = {name: value for name, value in EVALUATION.items() if name != "judge"}
+
+
+def refuses(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+    raise ValueError("no opinion")
+
+
+def tree(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
+
+
+def judged(context: RunContext, judge: str, **keys: Any) -> RunContext:
+    """The same run with another judge, as `rlhf-zoo eval RECIPE --judge` makes it."""
+    asked = {"evaluation.judge": judge, **{f"evaluation.{name}": value for name, value in keys.items()}}
+    return replace(context, flags={**context.flags, "recipe": asked})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
+    """A run whose PPO is finished, and whose checkpoint the verdict is to choose."""
+    folder = tmp_path_factory.mktemp("trained")
+    make_recipe(folder)
+    save_start(folder)
+    context = make_context(folder, release="recommended")
+    assert ppo.run(context) is True
+    return context
+
+
+def test_an_evaluation_can_be_done_again_with_another_judge(trained: RunContext) -> None:
+    """What fails changes nothing: neither the figures before, nor which checkpoint is published."""
+    chosen = trained.record("ppo").read()["chosen"]
+    assert chosen["open"] is True
+    before = tree(trained.directory)
+    with pytest.raises(Exception, match="no opinion"):
+        evaluate.run(judged(trained, "test_evaluate_stage:refuses"))
+    assert tree(trained.directory) == before, "a failed evaluation holds nothing"
+
+    assert evaluate.run(trained) is True and evaluate.run(trained) is False
+    assert "open" not in trained.record("ppo").read()["chosen"]
+    first = trained.record("eval").read()
+    assert first["resolved"]["evaluation"] | EVALUATION == first["resolved"]["evaluation"]
+
+    before = tree(trained.directory)
+    with pytest.raises(Exception, match="no opinion"):
+        evaluate.run(judged(trained, "test_evaluate_stage:refuses"))
+    assert tree(trained.directory) == before, "the figures before still stand, and main is not held back"
+
+    other = judged(trained, "rule:toy_run:answered", judges=[JUDGE])
+    assert evaluate.run(other) is True and evaluate.run(other) is False
+    second = trained.record("eval").read()
+    figures = read_json(trained.record("eval").path / "evaluation.json")
+    assert second["fingerprint"] != first["fingerprint"] and second["status"] == "finished"
+    assert list(figures["judges"]) == ["rule:toy_run:answered", "judge"]
+    assert second["parents"]["ppo"]["path"] == f"checkpoint-{trained.record('ppo').read()['chosen']['step']}"
+    trained.record("eval").write(recipe="another")
+    with pytest.raises(ZooError, match="holds a run of the recipe 'another'"):
+        evaluate.run(trained)
+
+
+class Silent:
+    def rule(self, *_: Any) -> None: ...
+    def print(self, *_: Any, **__: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "message"),
+    [
+        ({"judge": None}, "The judge classifier has no labeled texts to learn from .* name another judge"),
+        ({"judge": "reward:no where"}, "no folder and no repository"),
+        ({"prompts": 99}, "asks for 99: lower it"),
+    ],
+)
+def test_what_the_evaluation_needs_is_known_before_anything_trains(
+    tmp_path: Path, evaluation: dict[str, Any], message: str
+) -> None:
+    make_recipe(tmp_path, shared={"evaluation": {**EVALUATION, **evaluation}})
+    context = make_context(tmp_path)
+    with pytest.raises(ZooError, match=message):
+        pipeline.run(context, Silent())
+    assert not any((tmp_path / "run" / stage).exists() for stage in ("sft", "reward", "ppo", "eval"))
+
+
+def test_a_verifiable_reward_judges_what_it_rewards(tmp_path: Path) -> None:
+    """Its answers are read strictly and leniently; the verdict goes by it, and the card says what it is."""
+    make_recipe(tmp_path, ppo={"reward_funcs": [EXACT], "reward_model_path": None}, shared={"evaluation": ALONE})
+    save_start(tmp_path)
+    context = make_context(tmp_path)
+    ppo.run(context)
+    assert evaluate.run(context) is True
+    found = read_json(context.record("eval").path / "evaluation.json")
+    name = f"rule:{EXACT}"
+    judge, answers = found["judge"], found["judges"][name]["answers"]
+    assert (judge["name"], judge["is_training_reward"], judge["checks_answers"]) == (name, True, True)
+    assert answers.keys() == {"strict", "lenient"} and unexplained(found) == []
+    for sides in answers.values():
+        for side in ("sft", "ppo"):
+            right, passed = sides[side]["accuracy"], sides[side]["pass_at"]
+            assert list(passed) == ["1", "2"] and right["n"] == 12 and passed["2"]["n"] == 6
+            assert passed["1"]["value"] == pytest.approx(right["value"])
+            assert passed["1"]["value"] <= passed["2"]["value"]
+        assert sides["difference"]["value"] == pytest.approx(
+            sides["ppo"]["accuracy"]["value"] - sides["sft"]["accuracy"]["value"]
+        )
+    assert answers["strict"]["ppo"]["accuracy"]["value"] == pytest.approx(found["ppo"]["reward"]["value"])
+    assert answers["lenient"]["ppo"]["accuracy"]["value"] >= answers["strict"]["ppo"]["accuracy"]["value"]
+    assert "the training reward itself" not in str(found["over_training"]["reasons"])
+    make_card(context.record("ppo").path)
+    card = html.unescape((context.record("ppo").path / "README.md").read_text())
+    assert "It is the reward that PPO was trained on. It says whether an answer is right" in card
+    assert f"right answers by {name}, read strictly" in card and "| pass@2, read leniently |" in card
+
+
+def test_a_verifiable_reward_is_the_judge_where_none_is_named(tmp_path: Path) -> None:
+    make_recipe(tmp_path, ppo={"reward_funcs": ["toy_run:answered", EXACT]}, shared={"evaluation": ALONE})
+    context = make_context(tmp_path)
+    settled = evaluate.evaluation_of(context)
+    assert settled.names == [f"rule:{EXACT}"] and evaluate.recorded(settled)["judge"] == f"rule:{EXACT}"
+    assert evaluate.evaluation_of(make_context(tmp_path, reward_funcs="toy_run:answered")).names == ["classifier"]
