@@ -257,8 +257,8 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     """`score_samples` completions of training prompts, drawn as PPO will draw them under the stage's seed."""
     prompts = _prompts(context, source, "train")
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
-    whole = load_causal(whole_model(context, sft))
-    model, drawn = on_device(whole, use_cpu=settings.trainer.use_cpu), sampling(context)
+    loaded = load_causal(whole_model(context, sft))
+    model, drawn = on_device(loaded, use_cpu=settings.trainer.use_cpu), sampling(context)
     longest = (context_of(model) or math.inf) - drawn["max_new_tokens"]
     if "ppo" in context.recipe.stages:
         longest = min(longest, context.settings("ppo").data.max_prompt_length or math.inf)
@@ -334,8 +334,8 @@ def _pairs(
     rng: random.Random,
 ) -> list[dict[str, Any]]:
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
-    whole = load_causal(whole_model(context, sft))
-    model = on_device(whole, use_cpu=context.settings("reward").trainer.use_cpu)
+    loaded = load_causal(whole_model(context, sft))
+    model = on_device(loaded, use_cpu=context.settings("reward").trainer.use_cpu)
     sides = [
         complete(
             model,
