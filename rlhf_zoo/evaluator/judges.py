@@ -2,6 +2,7 @@
 
 classifier           learned from labeled texts that no other stage sees (scikit-learn)
 reward:MODEL         a second reward model, a folder or NAMESPACE/NAME[@REVISION]
+same-labels          a reward model that learned from pairs kept from PPO's, of a recipe's run
 rule:REWARD          a reward function or a verifier, by the name that reward_funcs takes
 pairs:module:function a function (prompts, shown first, shown second) -> 1, 1/2 or 0, asked in both orders
 llm:MODEL            a language model behind the endpoint OPENAI_BASE_URL, with the key OPENAI_API_KEY
@@ -34,6 +35,7 @@ from ..record import StageRecord
 from ..rewards import RewardModel
 from ..rewards.functions import Batch, FunctionCall, RewardFunction, numbers
 from ..rewards.verifiable import Verifiable
+from ..runs.judge import SAME_LABELS
 from ..runs.settings import LLMConfig
 
 log = logging.getLogger(__name__)
@@ -55,6 +57,10 @@ CHECKED, CHECKED_BY_LLM = 500, 50
 KINDS = ("reward", "rule", "llm", "pairs", "votes")
 ENDPOINT, OPENAI = "OPENAI_BASE_URL", "https://api.openai.com/v1"
 
+OF_SAME_LABELS = (
+    "A reward model trained as PPO's was, on pairs of the same labels whose prompts that one did not see: it shares "
+    "what these labels get wrong."
+)
 Labeled = Callable[[], Iterable[Mapping[str, Any]]]
 
 
@@ -80,13 +86,9 @@ class Panel:
 class RewardJudge:
     """A reward model that PPO was not rewarded by; it reads each text as a finished one, as it was trained to."""
 
-    def __init__(self, name: str, model: RewardModel) -> None:
-        self.name, self.model = f"reward:{name}", model
-        self._of = name
-
-    @property
-    def description(self) -> str:
-        return f"The scores of the reward model {self._of}."
+    def __init__(self, name: str, model: RewardModel, *, description: str | None = None) -> None:
+        self.name, self.model = name, model
+        self.description = description or f"The scores of the reward model {name.removeprefix('reward:')}."
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[str]) -> list[float]:
         """prompts: texts or conversations, which the model's own template renders."""
@@ -233,12 +235,13 @@ def open_panel(
     description: str | None = None,
     lexicon: str | None = None,
     use_cpu: bool = False,
+    same_labels: Path | None = None,
 ) -> Panel:
     """Opens the judges by name, the first as the headline's, under `title` and `description` where they are given.
 
     labeled: rows with text and label for the classifier, read where it is named. folder: where an LLM's answers are
-    kept. lexicon: a folder of opinion words, a judge of its own. Raises ZooError for a judge that
-    cannot be had.
+    kept. lexicon: a folder of opinion words, a judge of its own. same_labels: where the reward
+    model of that judge is. Raises ZooError for a judge that cannot be had.
     """
     check_names(names, llm)
     scoring: list[Judge] = []
@@ -249,7 +252,14 @@ def open_panel(
         if kind == "classifier":
             scoring.append(ClassifierJudge.train(labeled(), seed=seed))
         elif kind == "reward":
-            scoring.append(_reward(argument, use_cpu=use_cpu))
+            scoring.append(RewardJudge(name, _reward(argument, use_cpu=use_cpu)))
+        elif kind == SAME_LABELS:
+            if same_labels is None:
+                raise ZooError(
+                    f"The judge {SAME_LABELS} is one of a recipe's run: name another, such as reward:RUN/judge/reward."
+                )
+            model = _reward(str(same_labels), use_cpu=use_cpu)
+            scoring.append(RewardJudge("same labels", model, description=OF_SAME_LABELS))
         elif kind == "rule":
             scoring.append(RuleJudge(argument))
         elif kind == "llm":
@@ -277,7 +287,7 @@ def open_panel(
 
 def _kind(name: str) -> tuple[str, str]:
     """(kind, argument) of a judge's name."""
-    if name == "classifier":
+    if name in ("classifier", SAME_LABELS):
         return name, ""
     kind, colon, argument = name.partition(":")
     if not colon or kind not in KINDS:
@@ -289,7 +299,7 @@ def _kind(name: str) -> tuple[str, str]:
 
 def _check_word(name: str) -> None:
     """Raises ZooError for a word that is no judge's and no module's, with the one that may be meant."""
-    known = ["classifier", *registered(JUDGES)]
+    known = ["classifier", SAME_LABELS, *registered(JUDGES)]
     if ":" not in name and name.partition("(")[0].strip() not in known:
         near = did_you_mean(name, known) or ": write classifier, KIND:NAME or MODULE:FUNCTION."
         raise ZooError(f"There is no judge {name!r}{near}")
@@ -310,7 +320,7 @@ def _check_labels(labeled: Labeled, seed: int) -> None:
         raise ZooError(
             f"The judge classifier has no labeled texts to learn from ({said}): say in evaluation.labeled where some "
             "are, or name another judge, by evaluation.judge or --judge: reward:MODEL (another public reward model), "
-            "rule:REWARD, llm:MODEL or MODULE:FUNCTION."
+            "rule:REWARD, llm:MODEL, MODULE:FUNCTION, or same-labels where the stage reward has a judge_share."
         ) from error
 
 
@@ -344,7 +354,7 @@ def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str
         log.info("Whether the judge %s exists cannot be checked now (%s).", judge, reason(error))
 
 
-def _reward(name: str, *, use_cpu: bool) -> RewardJudge:
+def _reward(name: str, *, use_cpu: bool) -> RewardModel:
     from ..hub.pull import pull
     from ..model_files import load_tokenizer
     from ..models import load_classifier
@@ -354,7 +364,7 @@ def _reward(name: str, *, use_cpu: bool) -> RewardJudge:
         path = StageRecord(path).chosen_checkpoint() or path
     model = on_device(load_classifier(path), use_cpu=use_cpu)
     tokenizer = load_tokenizer(path, name=f"The judge reward:{name}")
-    return RewardJudge(name, RewardModel(model, tokenizer, tokenizer))
+    return RewardModel(model, tokenizer, tokenizer)
 
 
 def _llm(model: str, config: LLMConfig, cache: Path | None) -> LLMJudge:

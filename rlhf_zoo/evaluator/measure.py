@@ -26,7 +26,7 @@ from ..rewards.loading import load_reward_model
 from ..runs.context import RunContext
 from ..runs.data import labeled_rows
 from ..runs.generate import complete
-from ..runs.judge import evaluation_of
+from ..runs.judge import SAME_LABELS, evaluation_of, judge_run
 from ..sampling import Samples, response_logits
 from ..truncation import Truncation
 from .judges import (
@@ -257,4 +257,5 @@ def _panel(context: RunContext) -> Panel:
         description=config.judge_description or None,
         lexicon=config.lexicon,
         use_cpu=context.settings("ppo").trainer.use_cpu,
+        same_labels=judge_run(context).record("reward").path if SAME_LABELS in config.names else None,
     )
