@@ -48,6 +48,7 @@ __all__ = [
     "check_names",
     "checked",
     "checks_answers",
+    "model_folder",
     "open_panel",
     "scores",
 ]
@@ -355,16 +356,22 @@ def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str
 
 
 def _reward(name: str, *, use_cpu: bool) -> RewardModel:
-    from ..hub.pull import pull
     from ..model_files import load_tokenizer
     from ..models import load_classifier
 
-    path = Path(name) if Path(name).is_dir() else pull(name)
+    path = model_folder(name)
     if not (path / "config.json").is_file():  # a stage of a run: the checkpoint that it chose
         path = StageRecord(path).chosen_checkpoint() or path
     model = on_device(load_classifier(path), use_cpu=use_cpu)
     tokenizer = load_tokenizer(path, name=f"The judge reward:{name}")
     return RewardModel(model, tokenizer, tokenizer)
+
+
+def model_folder(name: str) -> Path:
+    """A folder, or where NAMESPACE/NAME[@REVISION] was pulled to."""
+    from ..hub.pull import pull
+
+    return Path(name) if Path(name).is_dir() else pull(name)
 
 
 def _llm(model: str, config: LLMConfig, cache: Path | None) -> LLMJudge:

@@ -34,6 +34,7 @@ from .judges import (
     RewardJudge,
     RuleJudge,
     cheapest_first,
+    model_folder,
     open_panel,
     scores,
 )
@@ -183,9 +184,8 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
         context.shared.chat.write(tokenizer)
     rewards: list[Any] = [load_object(name, group="rlhf_zoo.rewards") for name in ppo.data.reward_funcs or []]
     if ppo.data.reward_model_path is not None:
-        path = (
-            context.checkpoint("reward").path if ppo.data.reward_model_path == "reward" else ppo.data.reward_model_path
-        )
+        name = ppo.data.reward_model_path
+        path = context.checkpoint(name).path if name in context.recipe.stages else model_folder(name)
         label, loader = ppo.trainer.reward_label, ppo.data.reward_model_loader
         model = on_device(load_reward_model(path, label=label, loader=loader), use_cpu=ppo.trainer.use_cpu)
         read = {"label": label, "output": ppo.trainer.reward_output}

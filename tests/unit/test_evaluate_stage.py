@@ -152,7 +152,6 @@ REWARD = {"use_cpu": True, "max_steps": 2, "save_steps": 2, "score_samples": 4, 
 
 def test_a_judge_of_the_same_labels_learns_from_pairs_that_the_reward_model_never_saw(tmp_path: Path) -> None:
     make_recipe(tmp_path, shared={"evaluation": {**EVALUATION, "judge": "same-labels"}})
-    save_stage(tmp_path, "sft", trained_policy(), make_tokenizer())
 
     def flagged(**reward: Any) -> RunContext:
         context = make_context(tmp_path)
@@ -160,6 +159,7 @@ def test_a_judge_of_the_same_labels_learns_from_pairs_that_the_reward_model_neve
 
     with pytest.raises(ZooError, match="keeps none from it: set judge_share"):
         pipeline.run(flagged(), Silent())
+    save_stage(tmp_path, "sft", trained_policy(), make_tokenizer())
     context = flagged(judge_share=0.5)
     assert reward.run(context) is True
     of_judge = judge_run(context)
