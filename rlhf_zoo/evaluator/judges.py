@@ -259,8 +259,8 @@ def open_panel(
                 raise ZooError(
                     f"The judge {SAME_LABELS} is one of a recipe's run: name another, such as reward:RUN/judge/reward."
                 )
-            model = _reward(str(same_labels), use_cpu=use_cpu)
-            scoring.append(RewardJudge("same labels", model, description=OF_SAME_LABELS))
+            own = _reward(str(same_labels), use_cpu=use_cpu)
+            scoring.append(RewardJudge("same labels", own, description=OF_SAME_LABELS))
         elif kind == "rule":
             scoring.append(RuleJudge(argument))
         elif kind == "llm":

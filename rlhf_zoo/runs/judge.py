@@ -37,8 +37,8 @@ def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig
 def judge_run(context: RunContext) -> RunContext:
     """The run whose reward model is the judge `same-labels`: as the run's own is trained, on the pairs kept for it."""
     base = context.record("reward").path.parent
-    own = {"own": ("reward",), "publish": False, "restart": False, "of_judge": True}
-    return replace(context, directory=base / "judge", base=base, **own)
+    directory, own = base / "judge", ("reward",)
+    return replace(context, directory=directory, base=base, own=own, publish=False, restart=False, of_judge=True)
 
 
 def check_same_labels(context: RunContext) -> None:
