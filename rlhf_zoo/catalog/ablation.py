@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ZooError
+from ..hub.connect import CLIENT
 from ..hub.pull import split_revision
-from ..hub.refusals import hub_name, refusals_as
+from ..hub.refusals import refusals_as
 from ..hub.weights import Origin, equal_weights
 from .card import Card, clean, fetch_card
 from .index import TAG, WORKERS, checkpoints
@@ -106,12 +107,12 @@ def _read(repo: str) -> tuple[Run, str | None]:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    with refusals_as(f"{repo} cannot be looked at on {hub_name()}", "check the name, --hub and the token."):
+    with refusals_as(f"{repo} cannot be looked at on {CLIENT.name}", "check the name, --hub and the token."):
         try:
             info = HfApi().model_info(repo, expand=["sha", "private"])
         except RepositoryNotFoundError as error:
             raise ZooError(
-                f"{repo} is not on {hub_name()}, or this token may not read it: check the names of the runs."
+                f"{repo} is not on {CLIENT.name}, or this token may not read it: check the names of the runs."
             ) from error
     card, note = fetch_card(repo, info.sha or "main")
     return Run(checkpoints(repo), card, bool(info.private)), note
@@ -171,7 +172,7 @@ def _discovered(own: Run, card: Mapping[str, Any]) -> tuple[list[Run], list[str]
     origin, recipe, beta = Card(card).origin, card.get("recipe"), own.beta
     if origin is None or not isinstance(recipe, str) or beta is None or not namespace:
         return [], ["none can be found: its card lacks the SFT model, the recipe or the settings"]
-    with refusals_as(f"The runs beside {own.repo} cannot be listed on {hub_name()}", "try again, or check --hub."):
+    with refusals_as(f"The runs beside {own.repo} cannot be listed on {CLIENT.name}", "try again, or check --hub."):
         listed = HfApi().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "private", "tags"])
         models = [model for model in listed if model.id != own.repo and _may_be_ppo(model)]
     models.sort(key=lambda model: model.last_modified.timestamp() if model.last_modified else 0.0, reverse=True)

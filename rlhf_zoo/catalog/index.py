@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..hub.connect import REAL
-from ..hub.refusals import hub_name, is_disk_full, refusals_as
+from ..hub.connect import CLIENT, REAL
+from ..hub.refusals import is_disk_full, refusals_as
 from ..json_values import at, number, whole
 from ..record import write_text
 from ..release import markdown
@@ -272,7 +272,7 @@ def published(namespace: str) -> list[Entry]:
     from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-    with refusals_as(f"What {namespace} published cannot be listed on {hub_name()}", "check --hub."):
+    with refusals_as(f"What {namespace} published cannot be listed on {CLIENT.name}", "check --hub."):
         found = list(HfApi().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "tags"]))
         damaged = _damaged(namespace)
     with disable_progress_bars(), ThreadPoolExecutor(WORKERS) as pool:
@@ -328,12 +328,12 @@ def checkpoints(repo: str) -> dict[str, Any]:
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     api = HfApi()
-    with refusals_as(f"The checkpoints of {repo} cannot be listed on {hub_name()}", "check --hub."):
+    with refusals_as(f"The checkpoints of {repo} cannot be listed on {CLIENT.name}", "check --hub."):
         try:
             refs = api.list_repo_refs(repo)
             dates = {commit.commit_id: commit.created_at for commit in api.list_repo_commits(repo)}
         except RepositoryNotFoundError as error:
-            raise ZooError(f"There is no repository {repo!r} on {hub_name()} that this token may read.") from error
+            raise ZooError(f"There is no repository {repo!r} on {CLIENT.name} that this token may read.") from error
         except HFValidationError as error:
             raise ZooError(f"{repo!r} is no repository: write NAMESPACE/NAME.") from error
     commits = {ref.name: ref.target_commit for ref in (*refs.branches, *refs.tags)}

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..hub.pull import find_revision, pull, split_revision
-from ..hub.refusals import client_errors, hub_name, reason
+from ..hub.connect import CLIENT, Hub
+from ..hub.pull import find_revision, split_revision
+from ..hub.refs import Checkpoint, resolve
+from ..hub.refusals import client_errors, reason
 from ..json_values import at, finite, hub_id, whole
 from ..record import StageRecord
 from ..release.card import CARD_FILE, card_json
@@ -18,18 +20,10 @@ from ..release.facts import Facts, estimate_at
 from .card import Card, Reference, download_card
 from .family import Member, Node, family_tree
 
-__all__ = ["Lineage", "Source", "find_family", "find_lineage", "find_policy", "prompts_at", "published_at"]
+__all__ = ["Lineage", "find_family", "find_lineage", "find_policy", "prompts_at"]
 
 _LISTED = 12
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-
-
-@dataclass(frozen=True)
-class Source:
-    """A model: its name as a user wrote it or as a card names it, and the folder it was fetched into."""
-
-    name: str
-    path: Path
 
 
 @dataclass(frozen=True)
@@ -39,9 +33,9 @@ class Lineage:
     card: the checkpoint's rlhf_card.json, {} without one, as its publisher wrote it: its texts are data.
     """
 
-    ppo: Source
-    sft: Source
-    reward: Source | None
+    ppo: Checkpoint
+    sft: Checkpoint
+    reward: Checkpoint | None
     card: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -99,53 +93,55 @@ def prompts_at(settings: Any) -> tuple[str | None, str, str | None]:
     )
 
 
-def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None) -> Lineage:
+def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None, hub: Hub = CLIENT) -> Lineage:
     """Fetches a PPO checkpoint, NAMESPACE/NAME[@TAG] or a folder, and the models of its lineage at their commits.
 
     sft and reward take the place of what the lineage names. Raises ZooError where a model cannot be had, where the
     checkpoint is not one of PPO, and where nothing names its SFT model.
     """
-    source = _fetch(ppo)
+    source = resolve(ppo, hub)
     card = _read_card(source)
     if not card.is_ppo:
         raise ZooError(
             f"{ppo} is a checkpoint of the stage {card['stage']}, not of PPO: give the PPO model that came of it."
         )
-    return _lineage(source, card, sft=sft, reward=reward, mend="--sft")
+    return _lineage(source, card, sft=sft, reward=reward, mend="--sft", hub=hub)
 
 
 def find_policy(
-    policy: str, *, against: str | None = None, reward: str | None = None, without_reward: bool = False
+    policy: str,
+    *,
+    against: str | None = None,
+    reward: str | None = None,
+    without_reward: bool = False,
+    hub: Hub = CLIENT,
 ) -> Lineage:
     """As `find_lineage`, of any policy, whatever trained it; `sft` of the answer is what it is compared with."""
-    source = _fetch(policy)
+    source = resolve(policy, hub)
     card = _read_card(source)
-    return _lineage(source, card, sft=against, reward=reward, mend="--against", without_reward=without_reward)
+    return _lineage(source, card, sft=against, reward=reward, mend="--against", without_reward=without_reward, hub=hub)
 
 
 def _lineage(
-    source: Source,
+    source: Checkpoint,
     card: Card,
     *,
     sft: str | None,
     reward: str | None,
     mend: str,
+    hub: Hub,
     without_reward: bool = False,
 ) -> Lineage:
-    base = _fetch(sft) if sft is not None else _parent(source, card, "sft", mend)
+    base = resolve(sft, hub) if sft is not None else _parent(source, card, "sft", mend, hub)
     if base is None:
         raise ZooError(f"{source.name} does not say which SFT model it started from: name it with {mend}.")
     scorer = None
     if not without_reward:
-        scorer = _fetch(reward) if reward is not None else _parent(source, card, "reward", "--reward")
+        scorer = resolve(reward, hub) if reward is not None else _parent(source, card, "reward", "--reward", hub)
     return Lineage(source, base, scorer, card)
 
 
-def _fetch(name: str) -> Source:
-    return Source(name, Path(name) if Path(name).is_dir() else pull(name))
-
-
-def _read_card(source: Source) -> Card:
+def _read_card(source: Checkpoint) -> Card:
     path = source.path / CARD_FILE
     if not path.is_file():
         return Card()
@@ -155,7 +151,7 @@ def _read_card(source: Source) -> Card:
     return card
 
 
-def _parent(child: Source, card: Card, role: str, mend: str) -> Source | None:
+def _parent(child: Checkpoint, card: Card, role: str, mend: str, hub: Hub) -> Checkpoint | None:
     parent = at(card, "parents", role)
     if not isinstance(parent, Mapping):
         return None
@@ -165,20 +161,10 @@ def _parent(child: Source, card: Card, role: str, mend: str) -> Source | None:
         raise ZooError(f"The {what} model of {child.name} was never published: name a copy of it with {mend}.")
     name = f"{repo}@{commit}" if commit else repo
     try:
-        return Source(name, pull(name))
+        return resolve(name, hub)
     except ZooError as error:
         why = str(error).rstrip(".")
         raise ZooError(f"The {what} model of {child.name} cannot be had ({why}): name another with {mend}.") from error
-
-
-def published_at(source: Source) -> tuple[str | None, str | None, str | None]:
-    """(repository, commit, tag) of a model that was fetched from a Hub; Nones for a folder of this machine."""
-    repo, revision = split_revision(source.name)
-    if Path(source.name).is_dir() or hub_id(repo) is None:
-        return None, None, None
-    commit = source.path.name if _COMMIT.fullmatch(source.path.name) else None
-    tag = None if revision is None or _COMMIT.fullmatch(revision) else revision
-    return repo, commit, tag
 
 
 def find_family(name: str) -> Node:
@@ -195,7 +181,7 @@ def find_family(name: str) -> Node:
     root = Reference("", "model", repo, revision)
     found = _look(root)
     if found.problem is not None:
-        raise ZooError(f"{name} on {hub_name()} {found.problem}: check the name, --hub and the token.")
+        raise ZooError(f"{name} on {CLIENT.name} {found.problem}: check the name, --hub and the token.")
     return family_tree(root, lambda one: found if one is root else _look(one))
 
 
@@ -214,7 +200,7 @@ def _look(at: Reference) -> Member:
 def _look_here(folder: Path) -> Member:
     record = StageRecord(folder)
     if not record.run_file.is_file():
-        card = _read_card(Source(str(folder), folder))
+        card = _read_card(Checkpoint(str(folder), folder))
         return Member(card=card, parents=card.parents)
     document = record.read()
     if document.get("stage") == "data":
@@ -261,7 +247,7 @@ def _look_there(at: Reference) -> Member:
         named = ", ".join(known[:_LISTED]) + (f" and {len(known) - _LISTED} more" if len(known) > _LISTED else "")
         return Member(problem=f"has no revision {at.commit!r}, but {named}")
     except client_errors() as error:
-        return Member(problem=f"cannot be had from {hub_name()} ({reason(error)})")
+        return Member(problem=f"cannot be had from {CLIENT.name} ({reason(error)})")
     return Member(info.sha, tags, card if problem is None else None, problem, card.parents if card is not None else ())
 
 

@@ -37,6 +37,7 @@ def ablate(
     seeds: int,
     output_dir: Path | None,
     hub: str | None,
+    source_hub: str | None,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -58,7 +59,7 @@ def ablate(
         raise ZooError(f"The recipe {found.name} has no stage ppo, so there is nothing to ablate: give it a ppo.yaml.")
     given = flags.get("ppo", {})
     variants("kl_coef", kl_coef, given=given)  # a mistake is told before a Hub is asked for anything
-    with writing(run), settle_hub(hub, push_to_hub=options["push_to_hub"]) as connected:
+    with writing(run), settle_hub(hub, push_to_hub=options["push_to_hub"], source=source_hub) as connected:
         first = _seed(found, flags, run) if seeds > 1 else 1
         outcomes = []
         for variant in variants("kl_coef", kl_coef, given=given, seeds=seeds, first=first):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "FLAGS",
     "OVERWRITE",
+    "SOURCE_HUB",
     "UserPath",
     "check_namespace",
     "check_repo",
@@ -66,6 +67,15 @@ OVERWRITE = click.option(
     "--overwrite-repo",
     is_flag=True,
     help="Publish also where a repository is another run's, which this one then replaces.",
+)
+
+
+SOURCE_HUB = click.option(
+    "--source_hub",
+    "--source-hub",
+    envvar="RLHF_ZOO_SOURCE_HUB",
+    help="Where models and data come from that --hub has not: an address, 'local' or 'none'.  "
+    "[default: HF_ENDPOINT, or the Hugging Face Hub]",
 )
 
 
@@ -122,6 +132,7 @@ def run_options(command: Callable) -> Callable:
     options = [
         click.option("--output_dir", "--output-dir", type=UserPath(), help="Run directory.  [default: runs/RECIPE]"),
         click.option("--hub", help="'local' (the embedded Hub) or an address."),
+        SOURCE_HUB,
         click.option("--push_to_hub", "--push-to-hub", is_flag=True, help="Publish; --hub local always gets all."),
         click.option(
             "--namespace", help="Publish under this name.  [default: the run's, else local, or the token's owner]"
@@ -180,11 +191,15 @@ def run_flags(ctx: click.Context, recipe: str, *, stage: str | None = None) -> d
 
 
 @contextlib.contextmanager
-def settle_hub(flag: str | None, *, push_to_hub: bool) -> Iterator[Hub]:
-    from ..hub.connect import choose, connect
+def settle_hub(flag: str | None, *, push_to_hub: bool, source: str | None = "none") -> Iterator[Hub]:
+    """source: what --source_hub says; 'none' for what only reads and writes on one Hub."""
+    from ..hub.connect import choose, choose_source, connect
 
-    with connect(choose(flag, push_to_hub=push_to_hub)) as hub:
-        click.echo(f"Hub: {hub.described}", err=True)
+    target = choose(flag, push_to_hub=push_to_hub)
+    with connect(target, choose_source(source, target)) as hub:
+        given = source not in (None, "none") and hub.source is not None
+        also = f"; models and data that it has not: {hub.source.described}" if given and hub.source else ""
+        click.echo(f"Hub: {hub.described}{also}", err=True)
         yield hub
 
 
@@ -195,6 +210,7 @@ def run_context(
     *,
     output_dir: Path | None,
     hub: str | None,
+    source_hub: str | None = None,
     push_to_hub: bool,
     namespace: str | None,
     writes: bool = True,
@@ -208,7 +224,7 @@ def run_context(
     touched = [folder for folder in (options.get("base"), directory) if writes and folder is not None]
     with (
         writing(*touched),
-        settle_hub(hub, push_to_hub=push_to_hub) as connected,
+        settle_hub(hub, push_to_hub=push_to_hub, source=source_hub) as connected,
         open_run(found, directory, flags, connected, push_to_hub=push_to_hub, namespace=namespace, **options) as run,
     ):
         yield run
@@ -273,9 +289,7 @@ def open_run(
     publish = push_to_hub or connected.kind == "local"
     if publish:
         namespace = namespace or _namespace_before(directory, base, connected)
-        namespace = check_access(
-            namespace or ("local" if connected.kind == "local" else None), token_from=connected.token_from
-        )
+        namespace = check_access(namespace or ("local" if connected.kind == "local" else None), hub=connected)
         publish = not looking
     if publish:
         click.echo(f"Publishing to {namespace}/{found.name}-{f'{variant}-' if variant else ''}*", err=True)

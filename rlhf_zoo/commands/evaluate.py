@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,9 @@ from ..errors import ZooError
 from ..runs.values import json_object
 from .common import FLAGS, command_line, print_json, run_flags, run_options, settle_hub, table, writing
 from .train import run_one
+
+if TYPE_CHECKING:
+    from ..hub.connect import Hub
 
 __all__ = ["evaluate"]
 
@@ -80,11 +83,12 @@ def evaluate(
     if wrong is not None:
         raise ZooError(f"--{wrong} is of a recipe's run, and {subject} is a policy: leave it out.")
     shared = _shared(ctx)
-    with settle_hub(options["hub"], push_to_hub=options["push_to_hub"]) as connected:
+    asked_of = {"push_to_hub": options["push_to_hub"], "source": options["source_hub"]}
+    with settle_hub(options["hub"], **asked_of) as connected:
         if options["push_to_hub"]:
-            _check_push(subject, connected.token_from)
+            _check_push(subject, connected)
         try:
-            document, folder = _of_policy(subject, judges, given, asked, shared, options["output_dir"])
+            document, folder = _of_policy(subject, judges, given, asked, shared, options["output_dir"], connected)
         except KeyboardInterrupt:
             kept = (
                 " What a language model has answered is kept." if any(one.startswith("llm:") for one in judges) else ""
@@ -96,7 +100,7 @@ def evaluate(
             from ..release.report import add_to_card
 
             repo = split_revision(subject)[0]
-            commit = add_to_card(repo, folder, document)
+            commit = add_to_card(repo, folder, document, hub=connected)
             click.echo(f"The evaluation is in the card of {repo} ({commit[:10]}).", err=True)
     if as_json:
         print_json(document)
@@ -147,12 +151,12 @@ def _shared(ctx: click.Context) -> dict[str, Any]:
     return {**{name: str(bare[name]) for name in SHARED[:2] if name in bare}, **seed}
 
 
-def _check_push(subject: str, token_from: str) -> None:
+def _check_push(subject: str, hub: Hub) -> None:
     if Path(subject).is_dir():
         raise ZooError(f"{subject} is a folder, and --push_to_hub adds to the card of a published policy: name that.")
     from ..hub.publish import check_access
 
-    check_access(None, token_from=token_from)
+    check_access(None, hub=hub)
 
 
 def _of_policy(
@@ -162,6 +166,7 @@ def _of_policy(
     llm: Mapping[str, Any] | None,
     shared: Mapping[str, Any],
     output_dir: Path | None,
+    hub: Hub,
 ) -> tuple[dict[str, Any], Path]:
     from ..release.report import slug
     from ..runs.settings import llm_config
@@ -171,7 +176,7 @@ def _of_policy(
     if judges:
         asked["judges"] = judges
     terms = Terms(**asked, **shared, llm=llm_config(llm or {}, "--llm"))
-    contest = find_pair(subject, against=given["against"], reward=given["reward"], terms=terms)
+    contest = find_pair(subject, against=given["against"], reward=given["reward"], terms=terms, hub=hub)
     folder = output_dir or Path("runs") / "eval" / slug(subject)
     if folder.exists() and not folder.is_dir():
         raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")

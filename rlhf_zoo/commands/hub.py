@@ -58,8 +58,8 @@ def export(
         from ..hub.publish import check_access
 
         quiet_hub(bars=sys.stderr.isatty())
-        check_access(None, token_from=hub.token_from)
-        done = export_repository(source, repo, private=private, say=lambda line: click.echo(line, err=True))
+        check_access(None, hub=hub)
+        done = export_repository(source, repo, private=private, say=lambda line: click.echo(line, err=True), hub=hub)
     url = f"{hub.endpoint}/{'' if repo_type == 'model' else f'{repo_type}s/'}{repo}"
     if as_json:
         print_json({"repo": repo, "url": url, **asdict(done)})

@@ -65,7 +65,7 @@ def compare(
             from ..hub.publish import check_access
 
             votes = HubVotes(votes).name
-            check_access(votes.partition("/")[0], token_from=connected.token_from)
+            check_access(votes.partition("/")[0], hub=connected)
         try:
             launch(ppo, sft=sft, reward=reward, host=host, port=port, votes=votes or None, runs=runs or None, show=show)
         except KeyboardInterrupt:

@@ -60,7 +60,7 @@ def deploy(
         from ..space.files import find_models, with_runs
 
         quiet_hub()
-        own = check_access("local" if connected.kind == "local" else None, token_from=connected.token_from)
+        own = check_access("local" if connected.kind == "local" else None, hub=connected)
         models = find_models(ppo, sft=sft, reward=reward, votes=votes)
         models, problem = with_runs(models, ablation or None)
         if problem is not None:

@@ -123,7 +123,8 @@ def _collect(entries: list[Entry], namespace: str) -> None:
     from huggingface_hub import HfApi
 
     from ..hub.collections import collect
-    from ..hub.refusals import hub_name, refusals_as
+    from ..hub.connect import CLIENT
+    from ..hub.refusals import refusals_as
 
     recipes: dict[str, dict[str, str]] = {}
     for entry in entries:
@@ -131,7 +132,7 @@ def _collect(entries: list[Entry], namespace: str) -> None:
             recipes.setdefault(entry.recipe, {})[entry.repo] = entry.stage
     for recipe, repos in recipes.items():
         ppo = [repo for repo, stage in repos.items() if stage == "ppo"]
-        with refusals_as(f"The Spaces of {namespace} cannot be listed on {hub_name()}", "try again later."):
+        with refusals_as(f"The Spaces of {namespace} cannot be listed on {CLIENT.name}", "try again later."):
             spaces = [space.id for repo in ppo for space in HfApi().list_spaces(author=namespace, models=repo)]
         slug = collect(recipe, namespace, repos, next(iter(spaces), None))
         click.echo(f"Collection of {recipe}: {slug}", err=True)

@@ -343,13 +343,14 @@ def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str
     from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    from ..hub.refusals import client_errors, hub_name, reason
+    from ..hub.connect import CLIENT
+    from ..hub.refusals import client_errors, reason
 
     try:
         HfApi().repo_info(repo, revision=revision, repo_type=repo_type)
     except (RepositoryNotFoundError, RevisionNotFoundError) as error:
         raise ZooError(
-            f"The judge {judge} is not on {hub_name()}, or this token may not read it: check its name."
+            f"The judge {judge} is not on {CLIENT.name}, or this token may not read it: check its name."
         ) from error
     except client_errors() as error:
         log.info("Whether the judge %s exists cannot be checked now (%s).", judge, reason(error))

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from .connect import CLIENT, Hub
 from .pull import split_revision
-from .refusals import hub_name, refusals_as
+from .refusals import refusals_as
 
 __all__ = ["fetch_card_files"]
 
@@ -16,26 +17,25 @@ __all__ = ["fetch_card_files"]
 LARGEST = 2**22
 
 
-def fetch_card_files(name: str) -> Path:
+def fetch_card_files(name: str, *, hub: Hub = CLIENT) -> Path:
     """The folder with README.md and plots/*.png of NAMESPACE/NAME[@REVISION], in the client's cache.
 
     Raises ZooError where the Hub does not give them.
     """
-    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     repo, revision = split_revision(name)
-    api: Any = HfApi()
-    what = f"The card of {name} cannot be had from {hub_name()}"
+    api = hub.api()
+    what = f"The card of {name} cannot be had from {hub.name}"
     with disable_progress_bars(), refusals_as(what, "try again."):
         try:
             commit = api.model_info(repo, revision=revision).sha
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-            raise ZooError(f"{name} is not on {hub_name()}, or this token may not read it.") from error
+            raise ZooError(f"{name} is not on {hub.name}, or this token may not read it.") from error
         listed = api.list_repo_tree(repo, recursive=True, revision=commit)
         wanted = [one.path for one in listed if _is_of_a_card(one)]
-        return Path(snapshot_download(repo, revision=commit, allow_patterns=wanted or ["README.md"]))
+        return hub.snapshot(repo, revision=commit, allow_patterns=wanted or ["README.md"])
 
 
 def _is_of_a_card(entry: Any) -> bool:

@@ -11,11 +11,11 @@ import json
 import random
 import time
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from .refusals import hub_name, status_of
+from .connect import CLIENT, Hub
+from .refusals import status_of
 
 __all__ = ["CLAIM_FILE", "check_claim", "claim_repository", "commit_as", "commit_on_head"]
 
@@ -25,7 +25,15 @@ TRIES = 20
 
 
 def claim_repository(
-    repo: str, run: str, *, recipe_file: str, known: Collection[str], overwrite: bool, private: bool, what: str
+    repo: str,
+    run: str,
+    *,
+    recipe_file: str,
+    known: Collection[str],
+    overwrite: bool,
+    private: bool,
+    what: str,
+    hub: Hub = CLIENT,
 ) -> None:
     """Makes `run` the holder of a model repository, which is created if need be; nothing where it is already.
 
@@ -33,31 +41,37 @@ def claim_repository(
     before there were claims. overwrite: take it from another run. what: of the run, for the commit's message.
     Raises ZooError where another run holds it.
     """
-    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub import CommitOperationAdd
 
-    HfApi().create_repo(repo, exist_ok=True, private=private)
+    hub.api().create_repo(repo, exist_ok=True, private=private)
 
     def operations(head: str) -> list[Any] | None:
-        holder = _holder(repo, head)
+        holder = _holder(repo, head, hub)
         if holder == run:
             return None
-        if not overwrite and (holder is not None or not _free(repo, head, recipe_file, known)):
-            raise _held(repo, holder)
+        if not overwrite and (holder is not None or not _free(repo, head, recipe_file, known, hub)):
+            raise _held(repo, holder, hub)
         content = json.dumps({"run": run}).encode() + b"\n"
         return [CommitOperationAdd(path_in_repo=CLAIM_FILE, path_or_fileobj=content)]
 
-    commit_on_head(repo, operations, f"{what}: claimed for run {run[:8]}")
+    commit_on_head(repo, operations, f"{what}: claimed for run {run[:8]}", hub=hub)
 
 
-def check_claim(run: str, repo: str, *, commit: str | None = None) -> None:
+def check_claim(run: str, repo: str, *, commit: str | None = None, hub: Hub = CLIENT) -> None:
     """Raises ZooError where the repository, at a commit (None: now), is not this run's."""
-    holder = _holder(repo, commit)
+    holder = _holder(repo, commit, hub)
     if holder != run:
-        raise _held(repo, holder)
+        raise _held(repo, holder, hub)
 
 
 def commit_as(
-    run: str, repo: str, operations: Callable[[str], Sequence[Any]], message: str, *, revision: str | None = None
+    run: str,
+    repo: str,
+    operations: Callable[[str], Sequence[Any]],
+    message: str,
+    *,
+    revision: str | None = None,
+    hub: Hub = CLIENT,
 ) -> str:
     """One commit by the run that holds the repository. Returns the commit.
 
@@ -66,10 +80,10 @@ def commit_as(
     """
 
     def checked(head: str) -> Sequence[Any]:
-        check_claim(run, repo, commit=None if revision else head)
+        check_claim(run, repo, commit=None if revision else head, hub=hub)
         return operations(head)
 
-    commit = commit_on_head(repo, checked, message, revision=revision)
+    commit = commit_on_head(repo, checked, message, revision=revision, hub=hub)
     assert commit is not None
     return commit
 
@@ -81,15 +95,15 @@ def commit_on_head(
     *,
     revision: str | None = None,
     repo_type: str = "model",
+    hub: Hub = CLIENT,
 ) -> str | None:
     """Commits what `operations` makes of the head, onto that head, and begins again where another commit was first.
 
     Returns the commit; None where `operations` returns None, as there is nothing to do.
     """
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
 
-    api = HfApi()
+    api = hub.api()
     for attempt in range(1, TRIES + 1):
         head = str(api.repo_info(repo, revision=revision, repo_type=repo_type).sha)
         changes = operations(head)
@@ -106,13 +120,12 @@ def commit_on_head(
     raise AssertionError("unreachable")
 
 
-def _holder(repo: str, commit: str | None) -> str | None:
+def _holder(repo: str, commit: str | None, hub: Hub) -> str | None:
     """The run that claim.json at a commit (None: at the head) names, "" where it names none, None without the file."""
-    from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
-        content = json.loads(Path(hf_hub_download(repo, CLAIM_FILE, revision=commit)).read_text(encoding="utf-8"))
+        content = json.loads(hub.file(repo, CLAIM_FILE, revision=commit).read_text(encoding="utf-8"))
     except EntryNotFoundError:
         return None
     except (ValueError, RecursionError):
@@ -121,22 +134,18 @@ def _holder(repo: str, commit: str | None) -> str | None:
     return run if isinstance(run, str) else ""
 
 
-def _free(repo: str, head: str, recipe_file: str, known: Collection[str]) -> bool:
+def _free(repo: str, head: str, recipe_file: str, known: Collection[str], hub: Hub) -> bool:
     """Whether a repository without a claim may be taken: no run filled it, or this one did."""
-    from huggingface_hub import HfApi
-
-    api = HfApi()
+    api = hub.api()
     if not api.file_exists(repo, recipe_file, revision=head):
         return True
     return any(api.revision_exists(repo, commit) for commit in known)
 
 
-def _held(repo: str, holder: str | None) -> ZooError:
-    from huggingface_hub import HfApi
-
-    finished = any(ref.name == "best" for ref in HfApi().list_repo_refs(repo).tags)
+def _held(repo: str, holder: str | None, hub: Hub) -> ZooError:
+    finished = any(ref.name == "best" for ref in hub.api().list_repo_refs(repo).tags)
     which = f"run {holder[:8]}, which is another run" if holder else "another run"
     return ZooError(
-        f"{repo} on {hub_name()} holds {which}{' and finished' if finished else ''}: go on in that run's own "
+        f"{repo} on {hub.name} holds {which}{' and finished' if finished else ''}: go on in that run's own "
         "--output_dir, publish under another --namespace, or give --overwrite_repo to replace it."
     )

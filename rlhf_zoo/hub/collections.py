@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..stage import STAGES
-from .refusals import hub_name, refusals_as
+from .connect import CLIENT, Hub
+from .refusals import refusals_as
 
 __all__ = ["collect", "title_of"]
 
@@ -20,7 +21,13 @@ def title_of(recipe: str) -> str:
 
 
 def collect(
-    recipe: str, namespace: str, repos: Mapping[str, str], space: str | None = None, *, private: bool = False
+    recipe: str,
+    namespace: str,
+    repos: Mapping[str, str],
+    space: str | None = None,
+    *,
+    private: bool = False,
+    hub: Hub = CLIENT,
 ) -> str:
     """Groups what a recipe published into its Collection, made if there is none of its title. Returns the slug.
 
@@ -28,18 +35,16 @@ def collect(
     Space. private: whether a Collection that is made is. What is in the Collection stays, and what belongs in it and
     is not is added, so the same call twice changes nothing. Raises ZooError where the Hub refuses.
     """
-    from huggingface_hub import HfApi
-
     stages = list(STAGES)
     order = sorted(repos, key=lambda repo: (stages.index(repos[repo]) if repos[repo] in stages else len(stages), repo))
     wanted = [(repo, "model", STAGES[repos[repo]].note if repos[repo] in STAGES else repos[repo]) for repo in order]
     wanted += [(space, "space", SPACE_NOTE)] if space is not None else []
     title = title_of(recipe)
     with refusals_as(
-        f"The Collection {title!r} of {namespace} cannot be made on {hub_name()}",
+        f"The Collection {title!r} of {namespace} cannot be made on {hub.name}",
         "check that the token may write Collections, or leave it out.",
     ):
-        api = HfApi()
+        api = hub.api()
         slug = _slug(api, title, namespace, private=private)
         there = _items(api, slug)
         for repo, kind, note in wanted:

@@ -1,6 +1,6 @@
-"""Which Hub a command talks to: settled in the environment, and in what clients have read from it.
+"""Which Hub a command talks to, and which one models and data come from: objects, made once and passed on.
 
-After `connect`, the rest of the package uses the plain clients and cannot tell one Hub from another.
+Libraries that read the environment (transformers, datasets) find the first of the two there after `connect`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import ZooError
 
-__all__ = ["EMBEDDED", "REAL", "Hub", "choose", "connect", "home", "point_clients"]
+__all__ = ["CLIENT", "EMBEDDED", "REAL", "Hub", "choose", "choose_source", "connect", "home", "point_clients"]
 
 REAL = "https://huggingface.co"
 QUIET = {
@@ -49,25 +50,76 @@ START_SECONDS = 30
 
 @dataclass(frozen=True)
 class Hub:
-    """kind: 'local' (the embedded Hub), 'huggingface' or 'other'; endpoint: its address, None until it is started.
+    """A Hub: its kind ('local' is the embedded one, 'huggingface', 'other'), address, and why it was chosen.
 
-    token_from: the environment variable whose token this Hub is given.
+    endpoint, token, cache: None is as huggingface_hub is set up; token False sends none. An embedded Hub has no
+    endpoint until it is started. token_from: the environment variable whose token this Hub is given. cache, data_cache:
+    of files and of prepared data sets; they are keyed by repository, so no two Hubs may share one. offline: what is
+    cached alone. source: where models and data come from that this Hub has no repository of.
     """
 
     kind: str
     endpoint: str | None
     why: str
+    token: str | bool | None = field(default=None, repr=False)
     token_from: str = "HF_TOKEN"
+    cache: Path | None = None
+    data_cache: Path | None = None
+    offline: bool = False
+    source: Hub | None = None
+
+    @property
+    def address(self) -> str:
+        if self.endpoint is None:
+            from huggingface_hub import constants
+
+            return constants.ENDPOINT
+        return self.endpoint
 
     @property
     def label(self) -> str:
         """What run.json, cards and printed commands call it."""
-        return "local" if self.kind == "local" else str(self.endpoint)
+        return "local" if self.kind == "local" else self.address
+
+    @property
+    def name(self) -> str:
+        """What a message calls it: the embedded one's address dies with the command."""
+        embedded = self.kind == "local" or os.environ.get(EMBEDDED) == self.address
+        return "the embedded Hub" if embedded else self.address
 
     @property
     def described(self) -> str:
-        name = "the embedded Hub" if self.kind == "local" else str(self.endpoint)
-        return f"{name} ({self.why})"
+        return f"{'the embedded Hub' if self.kind == 'local' else self.endpoint} ({self.why})"
+
+    def api(self) -> Any:
+        """The client's `HfApi` of this Hub. Raises what the client raises offline."""
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import OfflineModeIsEnabled
+
+        if self.offline:
+            raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
+        return HfApi(endpoint=self.endpoint, token=self.token)
+
+    def file(self, repo: str, name: str, **options: Any) -> Path:
+        """A file of a repository, in the cache. options: revision, repo_type."""
+        from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(repo, name, **self._client, **options))
+
+    def snapshot(self, repo: str, **options: Any) -> Path:
+        """A revision of a repository, in the cache. options: of `snapshot_download`."""
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(repo, **self._client, **options))
+
+    @property
+    def _client(self) -> dict[str, Any]:
+        offline = {"local_files_only": True} if self.offline else {}
+        return {"endpoint": self.endpoint, "token": self.token, "cache_dir": self.cache, **offline}
+
+
+#: As huggingface_hub is set up.
+CLIENT = Hub("other", None, "as huggingface_hub is set up")
 
 
 def home() -> Path:
@@ -92,6 +144,24 @@ def choose(flag: str | None, *, push_to_hub: bool, environment: Mapping[str, str
     return Hub("local", None, "no --hub, no HF_ENDPOINT, and not both a token and --push_to_hub")
 
 
+def choose_source(flag: str | None, target: Hub, *, environment: Mapping[str, str] | None = None) -> Hub | None:
+    """Where models and data come from that `target` has not: the flag, else HF_ENDPOINT, else the real Hub.
+
+    None where that is the target itself, and for 'none'. Raises ZooError for a flag that is no address.
+    """
+    environment = os.environ if environment is None else environment
+    if flag == "none":
+        return None
+    named = environment.get("HF_ENDPOINT")
+    if flag == "local":
+        source = Hub("local", None, "--source_hub local")
+    elif flag is not None:
+        source = _at(flag, "--source_hub")
+    else:
+        source = _at(named or REAL, "HF_ENDPOINT" if named else "as huggingface_hub has it")
+    return None if (source.kind, source.endpoint) == (target.kind, target.endpoint) else source
+
+
 def _at(address: str, why: str) -> Hub:
     try:
         parts = urlsplit(address)
@@ -107,39 +177,81 @@ def _at(address: str, why: str) -> Hub:
 
 
 def _has_token(environment: Mapping[str, str]) -> bool:
-    if environment.get("HF_TOKEN"):
-        return True
+    return bool(environment.get("HF_TOKEN")) or _token_file(environment).is_file()
+
+
+def _token_file(environment: Mapping[str, str]) -> Path:
+    return Path(environment.get("HF_TOKEN_PATH") or _client_home(environment) / "token").expanduser()
+
+
+def _client_home(environment: Mapping[str, str]) -> Path:
     caches = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    default = Path(environment.get("HF_HOME") or Path(caches) / "huggingface").expanduser() / "token"
-    return Path(environment.get("HF_TOKEN_PATH") or default).is_file()
+    return Path(environment.get("HF_HOME") or Path(caches) / "huggingface").expanduser()
 
 
 @contextlib.contextmanager
-def connect(hub: Hub) -> Iterator[Hub]:
-    """Settles the environment for `hub`, starting the embedded one for as long as the context is open.
+def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
+    """Opens a Hub and the source of models and data, and settles the environment for the first.
 
-    Raises ZooError when the embedded Hub does not start.
+    An embedded one runs for as long as the context is open. Raises ZooError when it does not start.
     """
-    if hub.kind == "local":
+    with contextlib.ExitStack() as opened:
+        # First: the user's own token and caches are theirs only until the environment is that of another Hub.
+        found = None if source is None else opened.enter_context(_open(source, "RLHF_ZOO_SOURCE_TOKEN"))
+        found = found and replace(found, token=found.token or False)
+        hub = opened.enter_context(_open(choice, "RLHF_ZOO_HUB_TOKEN"))
+        _settle(hub)
+        yield replace(hub, source=found)
+
+
+@contextlib.contextmanager
+def _open(choice: Hub, token_from: str) -> Iterator[Hub]:
+    """The Hub with its address, its token and caches of its own; the environment stays as it is.
+
+    The user's own token belongs to the Hub that HF_ENDPOINT (or its absence) names, and goes nowhere else.
+    """
+    environment, token = os.environ, ""
+    if choice.kind == "local":
         with _embedded(home() / "hub") as (endpoint, token):
-            _own_client(home() / "hub-cache", token)
-            _direct()
-            os.environ.update(QUIET, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0", HF_DATASETS_OFFLINE="0")
-            os.environ[EMBEDDED] = endpoint
-            point_clients()
-            yield Hub("local", endpoint, hub.why)
-        return
-    if (os.environ.get("HF_ENDPOINT") or REAL).rstrip("/") != hub.endpoint:
-        # The user's token belongs to the Hub that HF_ENDPOINT (or its absence) names, and goes nowhere else.
-        host = urlsplit(str(hub.endpoint)).netloc.replace(":", "_")
-        _own_client(home() / "hubs" / host, os.environ.get("RLHF_ZOO_HUB_TOKEN"))
-        hub = replace(hub, token_from="RLHF_ZOO_HUB_TOKEN")
-    if hub.kind == "other" and urlsplit(str(hub.endpoint)).hostname in LOOPBACK:
+            yield _in_own_folder(replace(choice, endpoint=endpoint, token=token), home() / "hub-cache")
+    elif choice.endpoint != (environment.get("HF_ENDPOINT") or REAL).rstrip("/"):
+        host = urlsplit(str(choice.endpoint)).netloc.replace(":", "_")
+        token = environment.get(token_from, "")
+        yield _in_own_folder(replace(choice, token=token or False, token_from=token_from), home() / "hubs" / host)
+    else:
+        own = _client_home(environment)
+        token = environment.get("HF_TOKEN") or environment.get("HUGGING_FACE_HUB_TOKEN") or ""
+        if not token and (file := _token_file(environment)).is_file():
+            token = file.read_text(encoding="utf-8", errors="replace").strip()
+        files = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE") or own / "hub"
+        data = environment.get("HF_DATASETS_CACHE") or own / "datasets"
+        offline = environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
+        yield replace(
+            choice,
+            token=token or None,
+            cache=Path(files).expanduser(),
+            data_cache=Path(data).expanduser(),
+            offline=offline,
+        )
+
+
+def _in_own_folder(hub: Hub, folder: Path) -> Hub:
+    return replace(hub, cache=folder / "hub", data_cache=folder / "datasets")
+
+
+def _settle(hub: Hub) -> None:
+    """The environment of what reads it: transformers, datasets, child processes."""
+    if hub.kind == "local" or (os.environ.get("HF_ENDPOINT") or REAL).rstrip("/") != hub.endpoint:
+        assert hub.cache is not None
+        _own_client(hub.cache.parent, hub.token or None)
+    if hub.kind == "local":
+        os.environ.update(HF_HUB_OFFLINE="0", HF_DATASETS_OFFLINE="0")
+        os.environ[EMBEDDED] = str(hub.endpoint)
+    if hub.kind != "huggingface" and urlsplit(str(hub.endpoint)).hostname in LOOPBACK:
         _direct()
         os.environ.update(QUIET)
     os.environ["HF_ENDPOINT"] = str(hub.endpoint)
     point_clients()
-    yield hub
 
 
 def point_clients() -> None:
@@ -159,14 +271,14 @@ def _direct() -> None:
     os.environ.update(HF_HUB_DISABLE_XET="1", NO_PROXY=unproxied, no_proxy=unproxied)
 
 
-def _own_client(directory: Path, token: str | None) -> None:
+def _own_client(directory: Path, token: str | bool | None) -> None:
     """A cache and a token of this Hub's own: the client's cache is keyed by repository, not by Hub."""
     _make_private(directory)
     for name in CLIENT_STATE:
         os.environ.pop(name, None)
     os.environ["HF_HOME"] = str(directory)
     if token:
-        os.environ["HF_TOKEN"] = token
+        os.environ["HF_TOKEN"] = str(token)
 
 
 def _make_private(folder: Path) -> None:

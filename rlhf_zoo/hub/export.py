@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ZooError
 from ..plugins import did_you_mean
-from .refusals import hub_name, refusals_as
+from .connect import CLIENT, Hub
+from .refusals import refusals_as
 
 if TYPE_CHECKING:
     from ..hub_server.git import GitRepository
@@ -176,25 +177,25 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
         ) from fault
 
 
-def export(source: Source, repo_id: str, *, private: bool | None, say: Callable[[str], None]) -> Exported:
-    """Make `repo_id` on the Hub that the client talks to have the branches and tags of `source`, with their history.
+def export(
+    source: Source, repo_id: str, *, private: bool | None, say: Callable[[str], None], hub: Hub = CLIENT
+) -> Exported:
+    """Make `repo_id` on another Hub have the branches and tags of `source`, with their history.
 
     Sends what is not there yet, and checks the files of every branch and tag by what the target says they hash to.
     private: None for as private as the source; say: gets a line for each commit before it is sent. Raises ZooError
     where the target holds anything but an earlier export of this repository, or refuses, or has got other content.
     """
-    return _Export(source, repo_id, say).run(private)
+    return _Export(source, repo_id, say, hub).run(private)
 
 
 class _Export:
-    def __init__(self, source: Source, repo_id: str, say: Callable[[str], None]) -> None:
-        from huggingface_hub import HfApi
-
+    def __init__(self, source: Source, repo_id: str, say: Callable[[str], None], hub: Hub) -> None:
         self.source = source
         self.say = say
-        self.api: Any = HfApi()
+        self.api = hub.api()
         self.here = {"repo_id": repo_id, "repo_type": source.repo.kind}
-        self.name = f"{repo_id} on {hub_name()}"
+        self.name = f"{repo_id} on {hub.name}"
         self.commits: dict[str, str] = {}
         self.accepted: set[str] = set()  # commits of the target that are ours, or its own beginning
         self.seen = self.sent = 0

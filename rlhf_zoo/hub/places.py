@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ZooError
+from .connect import CLIENT, Hub
 
-__all__ = ["CHUNK", "PARTIAL", "Cache", "Folder", "Wanted", "sha256_of"]
+__all__ = ["CHUNK", "PARTIAL", "Cache", "Folder", "Wanted", "cached_as", "sha256_of"]
 
 PARTIAL = ".rlhf-zoo-partial"
 CHUNK = 2**20
@@ -29,8 +31,8 @@ class Wanted:
 class _Place:
     """Where the files of a commit go: `target` in the end, `partial` until then."""
 
-    def __init__(self, repo: str, commit: str, folder: Path) -> None:
-        self.repo, self.commit, self.folder = repo, commit, folder
+    def __init__(self, repo: str, commit: str, folder: Path, hub: Hub) -> None:
+        self.repo, self.commit, self.folder, self.hub = repo, commit, folder, hub
 
     def partial(self, file: Wanted) -> Path:
         return self.folder / PARTIAL / file.etag
@@ -51,8 +53,8 @@ class _Place:
 class Folder(_Place):
     """A folder of the user's."""
 
-    def __init__(self, repo: str, commit: str, folder: Path) -> None:
-        super().__init__(repo, commit, folder.absolute())
+    def __init__(self, repo: str, commit: str, folder: Path, hub: Hub = CLIENT) -> None:
+        super().__init__(repo, commit, folder.absolute(), hub)
 
     def target(self, file: Wanted) -> Path:
         return self.folder / file.path
@@ -81,10 +83,10 @@ class Folder(_Place):
     def copy(self, file: Wanted) -> Path | None:
         from huggingface_hub import try_to_load_from_cache
 
-        found = try_to_load_from_cache(self.repo, file.path, revision=self.commit)
+        found = try_to_load_from_cache(self.repo, file.path, cache_dir=self.hub.cache, revision=self.commit)
         return Path(found) if isinstance(found, str) else None
 
-    def settle(self, files: list[Wanted], name: str) -> Path:
+    def settle(self, files: list[Wanted], name: str, *, whole: list[Wanted] | None = None) -> Path:
         """Once every file is there. Returns the folder."""
         self._forget_partials()
         return self.folder
@@ -101,26 +103,29 @@ class Folder(_Place):
 class Cache(_Place):
     """The client's own cache, in which plain from_pretrained finds the revision afterwards."""
 
-    def __init__(self, repo: str, commit: str) -> None:
+    def __init__(self, repo: str, commit: str, hub: Hub = CLIENT) -> None:
         from huggingface_hub import constants
         from huggingface_hub.file_download import repo_folder_name
 
         name = repo_folder_name(repo_id=repo, repo_type="model")
-        super().__init__(repo, commit, Path(constants.HF_HUB_CACHE) / name)
+        super().__init__(repo, commit, Path(hub.cache or constants.HF_HUB_CACHE) / name, hub)
 
     def target(self, file: Wanted) -> Path:
         return self.folder / "blobs" / file.etag
 
-    def settle(self, files: list[Wanted], name: str) -> Path:
-        """Makes the snapshot of the blobs, as the client has it. The client itself would ask the Hub for every file
-        again, and write it wherever the ETag of that answer says, `../` and all."""
+    def settle(self, files: list[Wanted], name: str, *, whole: list[Wanted] | None = None) -> Path:
+        """Makes the snapshot of the blobs, as the client has it. whole: all that the commit has, where this is a part.
+
+        The client itself would ask the Hub for every file again, and write it wherever the ETag of that answer says,
+        `../` and all.
+        """
         from huggingface_hub._tree_cache import TreeCacheEntry, write_tree_cache
         from huggingface_hub.file_download import _cache_commit_hash_for_specific_revision, _create_symlink
 
         self._forget_partials()
         snapshot = self.folder / "snapshots" / self.commit
         tree = {}
-        for file in files:
+        for file in whole or files:
             is_large = file.etag != file.blob
             large = {"lfs_sha256": file.etag, "lfs_size": file.size} if is_large else {}
             tree[file.path] = TreeCacheEntry.from_json({"size": file.size, "blob_id": file.blob, **large})
@@ -138,6 +143,12 @@ class Cache(_Place):
         if path.exists() and blob.exists() and os.path.samefile(path, blob):
             return True
         return sha256_of(path, file) is not None  # without symbolic links a snapshot is a copy
+
+
+def cached_as(folder: Path) -> tuple[str, str] | None:
+    """(repository, commit) of a model's folder in a client's cache; None of another folder."""
+    found = re.fullmatch(r".*/models--([^/]+)/snapshots/([0-9a-f]{40})", folder.absolute().as_posix())
+    return (found[1].replace("--", "/", 1), found[2]) if found else None
 
 
 def sha256_of(path: Path, file: Wanted) -> str | None:

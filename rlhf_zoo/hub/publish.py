@@ -18,7 +18,8 @@ from ..record import (
     write_text,
 )
 from .claims import check_claim, claim_repository, commit_as
-from .refusals import client_errors, hub_name, reason, status_of
+from .connect import CLIENT, Hub
+from .refusals import client_errors, reason, status_of
 
 __all__ = [
     "MERGED",
@@ -69,56 +70,62 @@ def tag_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
-def check_access(namespace: str | None, *, token_from: str = "HF_TOKEN") -> str:
+def check_access(namespace: str | None, *, hub: Hub = CLIENT) -> str:
     """Asks the Hub who we are, before anything is trained. Returns the namespace to publish under.
 
-    token_from: the environment variable that a token for this Hub is read from. Raises ZooError when the Hub cannot be
-    reached or does not accept the token.
+    Raises ZooError when the Hub cannot be reached or does not accept the token.
     """
-    from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
+    token_from = hub.token_from
     try:
-        me = HfApi().whoami()
+        me = hub.api().whoami()
     except UnicodeEncodeError as error:
         raise ZooError(
-            f"{token_from} holds characters that no token has, so {constants.ENDPOINT} cannot be asked: set it again."
+            f"{token_from} holds characters that no token has, so {hub.address} cannot be asked: set it again."
         ) from error
     except LocalTokenNotFoundError as error:
         mend = "log in with `hf auth login`, or set HF_TOKEN" if token_from == "HF_TOKEN" else f"set {token_from}"
-        raise ZooError(f"There is no token for {constants.ENDPOINT}: {mend}.") from error
+        raise ZooError(f"There is no token for {hub.address}: {mend}.") from error
     except HfHubHTTPError as error:
         status = status_of(error)
         if status in (401, 403):
             raise ZooError(
-                f"{constants.ENDPOINT} does not accept the token: make a new one with the role write, and set "
-                f"{token_from}."
+                f"{hub.address} does not accept the token: make a new one with the role write, and set {token_from}."
             ) from error
         raise ZooError(
-            f"{constants.ENDPOINT} answers with an error ({status}): try again later, or use --hub local."
+            f"{hub.address} answers with an error ({status}): try again later, or use --hub local."
         ) from error
     except client_errors() as error:
         raise ZooError(
-            f"The Hub {constants.ENDPOINT} cannot be reached ({reason(error)}): check the address and the network, or "
+            f"The Hub {hub.address} cannot be reached ({reason(error)}): check the address and the network, or "
             "use --hub local."
         ) from error
     role = ((me.get("auth") or {}).get("accessToken") or {}).get("role")
     if role == "read":
-        raise ZooError(f"The token for {constants.ENDPOINT} may only read: publishing needs one with the role write.")
+        raise ZooError(f"The token for {hub.address} may only read: publishing needs one with the role write.")
     return namespace or me["name"]
 
 
-def publish_folder(folder: Path, repo_id: str, *, repo_type: str, message: str, private: bool = False) -> str:
+def publish_folder(
+    folder: Path, repo_id: str, *, repo_type: str, message: str, private: bool = False, hub: Hub = CLIENT
+) -> str:
     """Sends a folder as one commit, creating the repository if need be. Returns the commit."""
-    from huggingface_hub import HfApi
-
-    api = HfApi()
+    api = hub.api()
     api.create_repo(repo_id, repo_type=repo_type, exist_ok=True, private=private)
     return api.create_commit(repo_id, _added(_files(folder)), commit_message=message, repo_type=repo_type).oid
 
 
 def take_repository(
-    repo_id: str, run: str, *, known: Mapping[str, str], overwrite: bool, fresh: bool, private: bool, what: str
+    repo_id: str,
+    run: str,
+    *,
+    known: Mapping[str, str],
+    overwrite: bool,
+    fresh: bool,
+    private: bool,
+    what: str,
+    hub: Hub = CLIENT,
 ) -> None:
     """Claims a model repository for `run`, and leaves it without another's tags.
 
@@ -126,8 +133,6 @@ def take_repository(
     then, too, the tags that are not `known` are dropped. what: of the run, for the commit's message. Raises ZooError
     where another run holds the repository.
     """
-    from huggingface_hub import HfApi
-
     claim_repository(
         repo_id,
         run,
@@ -136,10 +141,11 @@ def take_repository(
         overwrite=overwrite,
         private=private,
         what=what,
+        hub=hub,
     )
-    for tag, commit in all_tags(repo_id).items() if fresh or overwrite else ():
+    for tag, commit in all_tags(repo_id, hub=hub).items() if fresh or overwrite else ():
         if known.get(tag) != commit:
-            HfApi().delete_tag(repo_id, tag=tag)
+            hub.api().delete_tag(repo_id, tag=tag)
 
 
 def publish_checkpoint(
@@ -147,36 +153,36 @@ def publish_checkpoint(
     repo_id: str,
     *,
     run: str,
-    hub: str,
     beside: Path,
     message: str,
     optimizer: bool = False,
     instead: Mapping[str, Path | None] = NOTHING,
+    hub: Hub = CLIENT,
 ) -> dict[str, str]:
     """Sends one complete checkpoint as one commit with one annotated tag, and notes it in published.json.
 
-    run: the id of the run, which holds the repository. hub: what run.json calls the Hub. beside: a folder of further
-    files (card, metrics, recipe). optimizer: send what training goes on from too. instead: see `checkpoint_files`.
-    Returns {hub, repo, commit, tag, time}. Where an earlier try was cut off before it heard an answer, nothing is sent
-    twice: its commit is found again. Raises ZooError where another run took the repository, and where the tag is there
-    with other weights: a step's tag never moves.
+    run: the id of the run, which holds the repository. beside: a folder of further files (card, metrics, recipe).
+    optimizer: send what training goes on from too. instead: see `checkpoint_files`. Returns {hub, repo, commit, tag,
+    time}. Where an earlier try was cut off before it heard an answer, nothing is sent twice: its commit is found again.
+    Raises ZooError where another run took the repository, and where the tag is there with other weights: a step's tag
+    never moves.
     """
     check_whole(checkpoint, training=optimizer)
     files = checkpoint_files(checkpoint, optimizer=optimizer, instead=instead)
     tag, begun = tag_name(checkpoint_step(checkpoint)), checkpoint / SENDING
-    tagged = all_tags(repo_id).get(tag)
-    commit = _made_before(repo_id, message, files, tagged=tagged, begun=begun.is_file())
+    tagged = all_tags(repo_id, hub=hub).get(tag)
+    commit = _made_before(repo_id, message, files, tagged=tagged, begun=begun.is_file(), hub=hub)
     if commit is None and tagged is not None:
         raise ZooError(
-            f"The tag {tag} of {repo_id} on {hub_name()} is of other weights than {checkpoint}, and a step's tag never "
+            f"The tag {tag} of {repo_id} on {hub.name} is of other weights than {checkpoint}, and a step's tag never "
             "moves: publish under another --namespace, or give --overwrite_repo to replace what is there."
         )
     if commit is None:
         write_text(begun, message + "\n")
-        commit = _commit_whole(run, repo_id, {**files, **_files(beside)}, message)
+        commit = _commit_whole(run, repo_id, {**files, **_files(beside)}, message, hub=hub)
     if tagged is None:
-        _tag(run, repo_id, tag, commit, message)
-    published = {"hub": hub, "repo": repo_id, "commit": commit, "tag": tag, "time": now()}
+        _tag(run, repo_id, tag, commit, message, hub)
+    published = {"hub": hub.label, "repo": repo_id, "commit": commit, "tag": tag, "time": now()}
     write_json(checkpoint / PUBLISHED, published)
     begun.unlink(missing_ok=True)
     return published
@@ -192,22 +198,21 @@ def publish_release(
     told: str,
     optimizer: bool = False,
     instead: Mapping[str, Path | None] = NOTHING,
+    hub: Hub = CLIENT,
 ) -> str:
     """Makes a checkpoint what `main` and `best` hold, with the files of `beside`, in one commit. Returns the commit.
 
     told: the message of the tag.
     """
-    from huggingface_hub import HfApi
-
     check_whole(checkpoint, training=optimizer)
     files = checkpoint_files(checkpoint, optimizer=optimizer, instead=instead)
-    commit = _commit_whole(run, repo_id, {**files, **_files(beside)}, message)
-    before = all_tags(repo_id).get("best")
+    commit = _commit_whole(run, repo_id, {**files, **_files(beside)}, message, hub=hub)
+    before = all_tags(repo_id, hub=hub).get("best")
     if before != commit:
-        check_claim(run, repo_id)
+        check_claim(run, repo_id, hub=hub)
         if before is not None:
-            HfApi().delete_tag(repo_id, tag="best")
-        _tag(run, repo_id, "best", commit, told)
+            hub.api().delete_tag(repo_id, tag="best")
+        _tag(run, repo_id, "best", commit, told, hub)
     return commit
 
 
@@ -219,18 +224,17 @@ def publish_merged(
     beside: Path,
     message: str,
     instead: Mapping[str, Path | None] = NOTHING,
+    hub: Hub = CLIENT,
 ) -> str:
     """Makes a model with its adapter merged what the branch `merged` holds. Returns the commit.
 
     Beside the adapter, in a folder, transformers would not find it: adapter_config.json at the root sends it elsewhere.
     """
-    from huggingface_hub import HfApi
-
     check_whole(folder)
-    check_claim(run, repo_id)
-    HfApi().create_branch(repo_id, branch=MERGED, exist_ok=True)
+    check_claim(run, repo_id, hub=hub)
+    hub.api().create_branch(repo_id, branch=MERGED, exist_ok=True)
     files = {**checkpoint_files(folder, instead=instead), **_files(beside)}
-    return _commit_whole(run, repo_id, files, message, revision=MERGED)
+    return _commit_whole(run, repo_id, files, message, revision=MERGED, hub=hub)
 
 
 def checkpoint_files(
@@ -263,14 +267,12 @@ def _is_ours(name: str) -> bool:
 
 
 def _made_before(
-    repo_id: str, message: str, files: Mapping[str, Path], *, tagged: str | None, begun: bool
+    repo_id: str, message: str, files: Mapping[str, Path], *, tagged: str | None, begun: bool, hub: Hub
 ) -> str | None:
     """The commit `message` of these very files, or None: what the tag points at, or, once begun, a commit of `main`."""
-    from huggingface_hub import HfApi
-
-    api = HfApi()
     if tagged is None and not begun:
         return None
+    api = hub.api()
     found = [commit.commit_id for commit in api.list_repo_commits(repo_id) if commit.title == message]
     for commit in [tagged] if tagged is not None else found:
         there = api.get_paths_info(repo_id, list(files), revision=commit)
@@ -300,23 +302,19 @@ def is_step(tag: str) -> bool:
     return re.fullmatch(r"step-\d{6,}", tag) is not None
 
 
-def all_tags(repo_id: str) -> dict[str, str]:
+def all_tags(repo_id: str, *, hub: Hub = CLIENT) -> dict[str, str]:
     """Tag -> commit of a model repository."""
-    from huggingface_hub import HfApi
-
-    return {ref.name: ref.target_commit for ref in HfApi().list_repo_refs(repo_id).tags}
+    return {ref.name: ref.target_commit for ref in hub.api().list_repo_refs(repo_id).tags}
 
 
-def _tag(run: str, repo_id: str, tag: str, commit: str, message: str) -> None:
+def _tag(run: str, repo_id: str, tag: str, commit: str, message: str, hub: Hub) -> None:
     """Tags a commit of the run that holds the repository; the Hub's protocol has no tag that is made on a condition."""
-    from huggingface_hub import HfApi
-
-    check_claim(run, repo_id)
-    HfApi().create_tag(repo_id, tag=tag, revision=commit, tag_message=message)
+    check_claim(run, repo_id, hub=hub)
+    hub.api().create_tag(repo_id, tag=tag, revision=commit, tag_message=message)
     try:
-        check_claim(run, repo_id)
+        check_claim(run, repo_id, hub=hub)
     except ZooError:  # taken in between: its new holder must not find this tag
-        HfApi().delete_tag(repo_id, tag=tag)
+        hub.api().delete_tag(repo_id, tag=tag)
         raise
 
 
@@ -327,17 +325,17 @@ def _added(files: Mapping[str, Path]) -> list[Any]:
 
 
 def _commit_whole(
-    run: str, repo_id: str, files: Mapping[str, Path], message: str, *, revision: str | None = None
+    run: str, repo_id: str, files: Mapping[str, Path], message: str, *, revision: str | None = None, hub: Hub
 ) -> str:
     """`files` are all that the commit is to hold of ours, so what an earlier one left (an adapter) goes."""
-    from huggingface_hub import CommitOperationDelete, HfApi
+    from huggingface_hub import CommitOperationDelete
 
     def operations(head: str) -> list[Any]:
-        there = HfApi().list_repo_files(repo_id, revision=head)
+        there = hub.api().list_repo_files(repo_id, revision=head)
         stale = [name for name in there if _is_ours(name) and name not in files]
         return [*_added(files), *(CommitOperationDelete(path_in_repo=name) for name in stale)]
 
-    return commit_as(run, repo_id, operations, message, revision=revision)
+    return commit_as(run, repo_id, operations, message, revision=revision, hub=hub)
 
 
 def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:

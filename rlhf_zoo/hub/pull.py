@@ -13,16 +13,18 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from ..errors import ZooError
+from .connect import CLIENT, Hub
 from .places import CHUNK, PARTIAL, Cache, Folder, Wanted, sha256_of
 from .publish import tag_name
-from .refusals import hub_name, reason, refusals_as, status_of
+from .refusals import reason, refusals_as, status_of
 
 __all__ = ["Pulled", "PulledFile", "fetch", "find_revision", "pull", "split_revision"]
 
@@ -50,6 +52,7 @@ class Pulled:
     revision: the branch, tag or commit that was meant; path: the folder.
     mended: files that stood there with other content, and were fetched again.
     others: files of the output directory that do not belong to the revision, and were left alone.
+    left: files of the revision that were not asked for.
     unanswered: why the Hub did not answer, where the copy in the cache had to do; None where it answered.
     """
 
@@ -60,6 +63,7 @@ class Pulled:
     files: list[PulledFile]
     mended: list[str] = field(default_factory=list)
     others: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
     unanswered: str | None = None
 
     @property
@@ -67,9 +71,9 @@ class Pulled:
         return sum(file.size for file in self.files)
 
 
-def pull(repository: str, output_dir: Path | None = None) -> Path:
+def pull(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT) -> Path:
     """The folder of `fetch`."""
-    return fetch(repository, output_dir).path
+    return fetch(repository, output_dir, hub=hub).path
 
 
 def split_revision(repository: str) -> tuple[str, str | None]:
@@ -88,62 +92,71 @@ def find_revision(wanted: str, names: Iterable[str]) -> str | None:
     return tag if tag in known else None
 
 
-def fetch(repository: str, output_dir: Path | None = None) -> Pulled:
+def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT, but: Sequence[str] = ()) -> Pulled:
     """Fetches NAMESPACE/NAME[@REVISION] into the cache, or into `output_dir`.
 
     REVISION is a branch, a tag, a commit, or a step: step-40, or 40 unless a branch or tag has that name; main without
-    one. What is whole already is not fetched again. Where the Hub does not answer, a copy in the cache is checked
-    against the names of its own blobs.
+    one. but: patterns of files that stay there. What is whole already is not fetched again. Where the Hub does not
+    answer, a copy in the cache is checked against the names of its own blobs.
 
     Raises ZooError when there is no such repository or revision, the Hub does not answer and the cache does not have
     it, or a file comes twice with other content than the Hub says of it.
     """
-    from huggingface_hub import HfApi, constants
-    from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
 
     repo, revision = split_revision(repository)
     if output_dir is not None and output_dir.exists() and not output_dir.is_dir():
         raise ZooError(f"{output_dir} is a file, so nothing can be fetched into it: give another --output_dir.")
-    what, mend = f"{repository} cannot be fetched from {hub_name()}", "try again, or check --hub."
-    api = HfApi()
+    what, mend = f"{repository} cannot be fetched from {hub.name}", "try again, or check --hub."
     try:
         with refusals_as(what, mend):
-            name, commit = _resolve(api, repo, revision)
-            files = _tree(api, repo, commit)
+            name, commit = _resolve(hub, repo, revision)
+            whole = _tree(hub, repo, commit)
     except ZooError as error:
         cause = error.__cause__
         if isinstance(cause, RevisionNotFoundError):
-            raise ZooError(f"{repo} has no revision {revision!r}{_known_revisions(api, repo, revision)}") from cause
+            raise ZooError(f"{repo} has no revision {revision!r}{_known_revisions(hub, repo, revision)}") from cause
+        if isinstance(cause, GatedRepoError):
+            raise ZooError(
+                f"{repo} on {hub.name} is gated: accept its terms at {hub.address}/{repo}, and set {hub.token_from}."
+            ) from cause
         if isinstance(cause, RepositoryNotFoundError):
-            raise ZooError(f"There is no repository {repo!r} on {hub_name()} that this token may read.") from cause
+            raise ZooError(f"There is no repository {repo!r} on {hub.name} that this token may read.") from cause
         if isinstance(cause, HFValidationError):
             raise ZooError(f"{repository!r} is no repository: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.") from cause
         if status_of(cause) == 401:
             raise ZooError(
-                f"{constants.ENDPOINT} does not accept the token for {repository}: set HF_TOKEN, or RLHF_ZOO_HUB_TOKEN "
+                f"{hub.address} does not accept the token for {repository}: set HF_TOKEN, or RLHF_ZOO_HUB_TOKEN "
                 "for a Hub that --hub names."
             ) from cause
         if cause is None or not _is_silence(cause):
             raise
-        if output_dir is None and (cached := _from_cache(repo, revision, reason(cause))):
+        if output_dir is None and (cached := _from_cache(repo, revision, hub, but, reason(cause))):
             return cached
         raise ZooError(
-            f"{repository} is not in the cache, and {hub_name()} does not give it ({reason(cause)}): check "
+            f"{repository} is not in the cache, and {hub.name} does not give it ({reason(cause)}): check "
             "--hub and the token."
         ) from cause
-    place = Cache(repo, commit) if output_dir is None else Folder(repo, commit, output_dir)
+    files = [file for file in whole if not any(fnmatchcase(file.path, pattern) for pattern in but)]
+    place = Cache(repo, commit, hub) if output_dir is None else Folder(repo, commit, output_dir, hub)
     if isinstance(place, Folder):
         place.check(files)
     with refusals_as(what, "the same command goes on where it stopped."):
         done, mended = _fetch_all(files, place, name)
-        path = place.settle(files, name)
-    return Pulled(repo, name, commit, path, done, mended, place.others(files))
+        path = place.settle(files, name, whole=whole)
+    left = [file.path for file in whole if file not in files]
+    return Pulled(repo, name, commit, path, done, mended, place.others(files), left)
 
 
 # What the Hub says
 
 
-def _resolve(api: Any, repo: str, revision: str | None) -> tuple[str, str]:
+def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
     """(branch, tag or commit that is meant, commit). The client's errors pass."""
     from ..hub_server.faults import Fault
     from ..hub_server.names import check_ref
@@ -154,21 +167,21 @@ def _resolve(api: Any, repo: str, revision: str | None) -> tuple[str, str]:
             check_ref(name, what="revision")  # it becomes a file's name in the cache, and a card may have named it
         except Fault as fault:
             raise ZooError(f"{repo} has no revision {name!r:.80}: {fault}") from fault
-        refs = api.list_repo_refs(repo)
+        refs = hub.api().list_repo_refs(repo)
         name = find_revision(name, [ref.name for ref in (*refs.branches, *refs.tags)]) or name
-    commit = api.model_info(repo, revision=name).sha
+    commit = hub.api().model_info(repo, revision=name).sha
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise ZooError(f"{hub_name()} names no commit for {repo}@{name} but {commit!r:.80}: check --hub.")
+        raise ZooError(f"{hub.name} names no commit for {repo}@{name} but {commit!r:.80}: check --hub.")
     return name, commit
 
 
-def _tree(api: Any, repo: str, commit: str) -> list[Wanted]:
+def _tree(hub: Hub, repo: str, commit: str) -> list[Wanted]:
     """Raises ZooError for a file that has a name, a size or a digest of which something else than a file would come."""
     from ..hub_server.faults import Fault
     from ..hub_server.names import check_path
 
     files = []
-    for entry in api.list_repo_tree(repo, recursive=True, revision=commit):
+    for entry in hub.api().list_repo_tree(repo, recursive=True, revision=commit):
         if not hasattr(entry, "blob_id"):
             continue
         try:
@@ -180,18 +193,18 @@ def _tree(api: Any, repo: str, commit: str) -> list[Wanted]:
         etag = entry.lfs.sha256 if entry.lfs else entry.blob_id
         if not isinstance(etag, str) or not _DIGEST.fullmatch(etag) or type(entry.size) is not int or entry.size < 0:
             raise ZooError(
-                f"{hub_name()} says of {path} in {repo} that it has {entry.size!r:.40} bytes and the digest "
+                f"{hub.name} says of {path} in {repo} that it has {entry.size!r:.40} bytes and the digest "
                 f"{etag!r:.80}: check --hub."
             )
         files.append(Wanted(path, entry.size, etag, str(entry.blob_id)))
     return files
 
 
-def _known_revisions(api: Any, repo: str, revision: str | None) -> str:
+def _known_revisions(hub: Hub, repo: str, revision: str | None) -> str:
     """A sentence's tail: the nearest step where a step was meant, else the tag that is nearest, else all of them."""
     from ..plugins import did_you_mean
 
-    tags = [ref.name for ref in api.list_repo_refs(repo).tags]
+    tags = [ref.name for ref in hub.api().list_repo_refs(repo).tags]
     wanted = _STEP.fullmatch(revision or "")
     steps = [int(tag[5:]) for tag in tags if tag.startswith("step-") and tag[5:].isdecimal()]
     if wanted and steps:
@@ -212,18 +225,17 @@ def _is_silence(error: BaseException) -> bool:
 # From the cache alone
 
 
-def _from_cache(repo: str, revision: str | None, why: str) -> Pulled | None:
+def _from_cache(repo: str, revision: str | None, hub: Hub, but: Sequence[str], why: str) -> Pulled | None:
     """What the cache has of a revision, checked against the blobs' names, which are the etags; None if it has not all.
 
     Raises ZooError for a file that is damaged.
     """
-    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     number = _STEP.fullmatch(revision or "")
     for name in filter(None, [revision or "main", number and tag_name(int(number[1]))]):
         try:
-            folder = Path(snapshot_download(repo, revision=name, local_files_only=True))
+            folder = replace(hub, offline=True).snapshot(repo, revision=name, ignore_patterns=[*but])
         except LocalEntryNotFoundError:
             continue
         done = []
@@ -233,7 +245,7 @@ def _from_cache(repo: str, revision: str | None, why: str) -> Pulled | None:
             digest = sha256_of(path, file)
             if digest is None:
                 raise ZooError(
-                    f"{file.path} of {repo}@{name} is damaged in the cache, and {hub_name()} does not answer "
+                    f"{file.path} of {repo}@{name} is damaged in the cache, and {hub.name} does not answer "
                     f"({why}): try again when it does."
                 )
             done.append(PulledFile(file.path, file.size, digest))
@@ -340,7 +352,7 @@ def _fetch_one(file: Wanted, place: Cache | Folder, progress: _Progress) -> tupl
     if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
         raise ZooError(f"{file.path} of {place.repo} has {file.size} bytes: `hf download` fetches files of that size.")
     target.parent.mkdir(parents=True, exist_ok=True)
-    url = hf_hub_url(place.repo, file.path, revision=place.commit)
+    url = hf_hub_url(place.repo, file.path, revision=place.commit, endpoint=place.hub.endpoint)
     with _open_locked(partial, progress.pause) as sink:
         if (digest := sha256_of(target, file)) is not None:  # another process was faster
             progress.update(file.size)
@@ -348,7 +360,7 @@ def _fetch_one(file: Wanted, place: Cache | Folder, progress: _Progress) -> tupl
         elif (copy := place.copy(file)) is not None and sha256_of(copy, file) is not None:
             shutil.copyfile(copy, partial)
         for _ in range(0 if digest else 2):
-            _fill(sink, file, url, progress)
+            _fill(sink, file, url, place.hub, progress)
             if (digest := sha256_of(partial, file)) is not None:
                 os.replace(partial, target)
                 break
@@ -358,7 +370,7 @@ def _fetch_one(file: Wanted, place: Cache | Folder, progress: _Progress) -> tupl
             partial.unlink()
             raise ZooError(
                 f"{file.path} of {place.repo} at commit {place.commit} came twice with other content than "
-                f"{hub_name()} says of it ({file.etag}): nothing of it was kept, so try again later or check "
+                f"{place.hub.name} says of it ({file.etag}): nothing of it was kept, so try again later or check "
                 "--hub."
             )
     progress.file_done()
@@ -389,7 +401,7 @@ def _stands_at(path: Path, file: IO[bytes]) -> bool:
         return False
 
 
-def _fill(sink: IO[bytes], file: Wanted, url: str, progress: _Progress) -> None:
+def _fill(sink: IO[bytes], file: Wanted, url: str, hub: Hub, progress: _Progress) -> None:
     """Appends to `sink` what it lacks of the file."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
@@ -401,7 +413,7 @@ def _fill(sink: IO[bytes], file: Wanted, url: str, progress: _Progress) -> None:
     while have < file.size:
         before = have
         try:
-            _append(sink, file, url, progress)
+            _append(sink, file, url, hub, progress)
         except HfHubHTTPError:
             raise
         except HTTPError:
@@ -414,13 +426,13 @@ def _fill(sink: IO[bytes], file: Wanted, url: str, progress: _Progress) -> None:
             return  # an answer without what was asked for; the digest will not be right
 
 
-def _append(sink: IO[bytes], file: Wanted, url: str, progress: _Progress) -> None:
+def _append(sink: IO[bytes], file: Wanted, url: str, hub: Hub, progress: _Progress) -> None:
     """One request for what lies behind the end of `sink`; at most a chunk more than is due."""
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff  # type: ignore[attr-defined]
 
     have = os.fstat(sink.fileno()).st_size
-    headers = build_hf_headers() | {"Accept-Encoding": "identity"}
+    headers = build_hf_headers(token=hub.token) | {"Accept-Encoding": "identity"}
     if have:
         headers["Range"] = f"bytes={have}-"
     options: dict[str, Any] = {"headers": headers, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT}

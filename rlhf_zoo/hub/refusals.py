@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 from collections.abc import Iterator
 
 from ..errors import ZooError
-from .connect import EMBEDDED
 
 __all__ = [
     "client_errors",
-    "hub_name",
     "is_disk_full",
     "pause_after",
     "reason",
@@ -31,13 +28,6 @@ def client_errors() -> tuple[type[Exception], ...]:
     from huggingface_hub import errors
 
     return (errors.HTTPError, errors.HFValidationError, OSError)
-
-
-def hub_name() -> str:
-    """How a message names the Hub of this process: the embedded one's address dies with the command."""
-    from huggingface_hub import constants
-
-    return "the embedded Hub" if os.environ.get(EMBEDDED) == constants.ENDPOINT else constants.ENDPOINT
 
 
 def is_disk_full(error: BaseException | None) -> bool:

@@ -9,7 +9,6 @@ from typing import Any
 
 import gradio as gr
 
-from ..catalog.lineage import published_at
 from .api import endpoints
 from .blind import Model, blind_tab
 from .card import card_tab
@@ -48,7 +47,7 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[Any], 
             with gr.Tab("Blind test", id="blind", elem_id="tab-blind"):
                 blind_tab(
                     drawing,
-                    {"ppo": Model(*published_at(lineage.ppo)), "sft": Model(*published_at(lineage.sft))},
+                    {"ppo": Model(*lineage.ppo.published_at), "sft": Model(*lineage.sft.published_at)},
                     tally,
                     prompts=subject.prompts,
                     temperature=proposal.temperature,

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..hub.places import cached_as
 from ..hub.publish import MERGED, checkpoint_files
 from ..record import StageRecord, read_json, write_json
 from ..runs.context import ParentCheckpoint, RunContext
@@ -63,13 +64,13 @@ def _name_bases(context: RunContext, document: Mapping[str, Any], checkpoint: Pa
         if not (checkpoint / name).is_file():
             continue
         config = read_json(checkpoint / name)
-        base = config.get("base_model_name_or_path")
-        for role, parent in parents.items():
-            if base and (found := _published(context, role, parent, Path(base))):
-                config["base_model_name_or_path"], config["revision"] = found
-                write_json(folder / name, config)
-                written.append(name)
-                break
+        if not (base := config.get("base_model_name_or_path")):
+            continue
+        named = (_published(context, role, parent, Path(base)) for role, parent in parents.items())
+        if found := next(filter(None, named), None) or cached_as(Path(base)):
+            config["base_model_name_or_path"], config["revision"] = found
+            write_json(folder / name, config)
+            written.append(name)
     return written
 
 

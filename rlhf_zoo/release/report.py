@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..hub.connect import CLIENT, Hub
 from ..hub.pull import split_revision
-from ..hub.refusals import hub_name, refusals_as
+from ..hub.refusals import refusals_as
 from ..json_values import finite
 from .markdown import Raw, code, escape, estimate
 
@@ -151,22 +152,22 @@ def _named(one: Mapping[str, Any]) -> Raw:
     return Raw(f"{code(name)}{f' at {code(commit[:10])}' if commit else ''}")
 
 
-def add_to_card(repo: str, folder: Path, document: Mapping[str, Any]) -> str:
+def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hub = CLIENT) -> str:
     """Adds the report to the card of a published policy, and the files of `folder` beside it. Returns the commit.
 
     One commit on `main`: what an earlier evaluation against the same policy left is replaced, and nothing else. Raises
     ZooError where the Hub refuses, also because somebody else committed meanwhile.
     """
-    from huggingface_hub import CommitOperationAdd, HfApi, hf_hub_download
+    from huggingface_hub import CommitOperationAdd
     from huggingface_hub.errors import EntryNotFoundError
 
     name = slug(document["against"]["name"])
     begins, ends = f"<!-- rlhf-zoo:evaluation {name} -->", f"<!-- /rlhf-zoo:evaluation {name} -->"
-    api = HfApi()
-    with refusals_as(f"The evaluation cannot be added to {repo} on {hub_name()}", "check the token, and run it again."):
+    api = hub.api()
+    with refusals_as(f"The evaluation cannot be added to {repo} on {hub.name}", "check the token, and run it again."):
         head = api.model_info(repo).sha
         try:
-            card = Path(hf_hub_download(repo, "README.md", revision=head)).read_text(encoding="utf-8")
+            card = hub.file(repo, "README.md", revision=head).read_text(encoding="utf-8")
         except EntryNotFoundError:
             card = ""
         kept, _, rest = card.partition(begins)

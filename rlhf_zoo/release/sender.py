@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import ZooError
 from ..hub.collections import collect
+from ..hub.connect import Hub
 from ..hub.publish import (
     MERGED,
     PUBLISHED,
@@ -114,7 +115,7 @@ class Sender:
         context = self._context
         repos = {context.repo(stage): stage for stage in stages}
         try:
-            slug = collect(context.recipe.name, context.namespace, repos, private=context.private)
+            slug = collect(context.recipe.name, context.namespace, repos, private=context.private, hub=context.hub)
         except ZooError as error:
             if status_of(error.__cause__) not in REFUSALS and isinstance(error.__cause__, client_errors()):
                 raise error.__cause__ from None
@@ -150,7 +151,7 @@ class Sender:
     def _look_at(self, record: StageRecord, stage: str) -> None:
         """Before the first commit of a stage: whose is the repository, and does it hold what it acknowledged?"""
         _take(self._context, stage)
-        _forget_lost(record, self._context.repo(stage), self._context.hub.label)
+        _forget_lost(record, self._context.repo(stage), self._context.hub)
         self._pin_lineage(record)
         self._looked.add(stage)
 
@@ -193,7 +194,7 @@ class Sender:
                 checkpoint,
                 repo,
                 run=context.run_id(stage),
-                hub=hub,
+                hub=context.hub,
                 beside=Path(scratch),
                 message=f"{context.recipe.name} {stage}: step {step}",
                 optimizer=bool(record.read()["resolved"].get("push_optimizer")),
@@ -220,6 +221,7 @@ class Sender:
                 beside=Path(scratch),
                 message=f"{context.recipe.name} {stage}: card of {tag}",
                 told=f"{tag}, with the card of the finished run",
+                hub=context.hub,
                 optimizer=bool(record.read()["resolved"].get("push_optimizer")),
                 instead=sent_instead(context, record, chosen, Path(altered)),
             )
@@ -248,6 +250,7 @@ class Sender:
             beside=folder,
             message=f"{self._context.recipe.name} {stage}: {tag_name(checkpoint_step(chosen))}, adapter merged",
             instead=sent_instead(self._context, record, chosen / MERGED, altered),
+            hub=self._context.hub,
         )
         record.write(merged=merged)
 
@@ -289,7 +292,7 @@ def claim_repository(context: RunContext, stage: str) -> None:
         _take(context, stage)
         known = published_tags(record, repo, hub=context.hub.label)
         here = {tag_name(checkpoint_step(path)) for path in record.checkpoints()}
-        strays = sorted({tag for tag in all_tags(repo) if is_step(tag)} - {*known, *here})
+        strays = sorted({tag for tag in all_tags(repo, hub=context.hub) if is_step(tag)} - {*known, *here})
     if strays:
         raise ZooError(
             f"{repo} on {context.hub.label} has the tag {strays[0]} of weights that {record.path} no longer holds, and "
@@ -310,6 +313,7 @@ def _take(context: RunContext, stage: str) -> None:
         fresh=context.fresh,
         private=context.private,
         what=f"{context.recipe.name} {stage}",
+        hub=context.hub,
     )
 
 
@@ -325,9 +329,9 @@ def resume_command(context: RunContext) -> str:
     return f"rlhf-zoo push --resume {shlex.quote(str(context.directory))}"
 
 
-def _forget_lost(record: StageRecord, repo: str, hub: str) -> None:
+def _forget_lost(record: StageRecord, repo: str, hub: Hub) -> None:
     """Counts as not sent what the Hub does not have: its folder was emptied, or another run had the repository."""
-    sent, there = published_tags(record, repo, hub=hub), all_tags(repo)
+    sent, there = published_tags(record, repo, hub=hub.label), all_tags(repo, hub=hub)
     kept = {tag: commit for tag, commit in sent.items() if there.get(tag) == commit}
     if kept == sent:
         return

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from ..errors import ZooError
 from ..hub.connect import Hub
 from ..hub.publish import PUBLISHED, RECIPE_FILE, checkpoint_files, tag_name
+from ..hub.refs import resolve
 from ..hub.refusals import refusals_as
 from ..recipes import Recipe
 from ..record import StageRecord, check_whole, fingerprint, first_difference, now, read_json, write_complete, write_json
@@ -199,15 +200,13 @@ class RunContext:
         document = record.read()
         if document.get("status") != "finished" or not document.get("chosen") or record.chosen_checkpoint():
             return
-        from huggingface_hub import snapshot_download
-
         step = document["chosen"]["step"]
         target, tag = record.checkpoint_path(step), tag_name(step)
         repo = (document.get("repo") or {}).get("id") or self.repo(stage)
         what = f"{target}, which the finished stage {stage} chose, is gone, and cannot be had from {repo}@{tag}"
         mend = f"restore it, or train it again with `rlhf-zoo {stage} {self.recipe.name} --restart`."
         with refusals_as(what, mend):
-            folder = Path(snapshot_download(repo, revision=tag))
+            folder = self.hub.snapshot(repo, revision=tag)
         recipe = folder / RECIPE_FILE
         if not recipe.is_file() or fingerprint(read_json(recipe)) != document["fingerprint"]:
             raise ZooError(f"{what}, which is of another run: {mend}")
@@ -222,22 +221,22 @@ class RunContext:
         log.warning("%s was gone, and was restored from %s@%s%s.", target, repo, tag, rounded)
 
     def _pulled(self, stage: str) -> ParentCheckpoint:
-        from huggingface_hub import HfApi, snapshot_download
+        """Of the target Hub: the source of models and data has no stage of this run."""
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
         repo, _, revision = self.pinned.get(stage, f"{self.repo(stage)}@best").partition("@")
-        with refusals_as(f"{repo} cannot be fetched from {self.hub.described}", "try again when it answers."):
-            try:
-                commit = HfApi().model_info(repo, revision=revision).sha
-                path = snapshot_download(repo, revision=commit)
-            except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-                raise ZooError(
-                    f"There is no finished {stage} checkpoint in {self.directory} nor under {repo}@{revision} on "
-                    f"{self.hub.described}: run `rlhf-zoo {stage} {self.recipe.name}` first."
-                ) from error
+        try:
+            found = resolve(f"{repo}@{revision}", replace(self.hub, source=None))
+        except ZooError as error:
+            if not isinstance(error.__cause__, (RepositoryNotFoundError, RevisionNotFoundError)):
+                raise
+            raise ZooError(
+                f"There is no finished {stage} checkpoint in {self.directory} nor under {repo}@{revision} on "
+                f"{self.hub.described}: run `rlhf-zoo {stage} {self.recipe.name}` first."
+            ) from error.__cause__
         # The same run has the same fingerprint, whether its stages lie here or on the Hub.
-        settings = Path(path) / RECIPE_FILE
-        known = fingerprint(read_json(settings)) if settings.is_file() else commit
+        settings = found.path / RECIPE_FILE
+        known = fingerprint(read_json(settings)) if settings.is_file() else found.commit
         return ParentCheckpoint(
-            Path(path), {"repo": repo, "commit": commit, "tag": revision, "path": None, "fingerprint": known}
+            found.path, {"repo": repo, "commit": found.commit, "tag": revision, "path": None, "fingerprint": known}
         )

@@ -2,31 +2,31 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import logging
 import shutil
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import datasets
 
 from ..chat import Chat
-from ..data import need_columns
 from ..errors import ZooError
+from ..hub.connect import CLIENT, Hub
 from ..hub.publish import publish_folder
-from ..hub.refusals import client_errors, is_disk_full, reason
+from ..hub.refusals import client_errors, reason
+from ..json_values import hub_id
 from ..model_files import load_tokenizer
-from ..plain_yaml import BadYAML, load_yaml
 from ..plugins import load_object
-from ..record import fingerprint, now, records_at_rest, write_text
+from ..record import fingerprint, now, write_text
 from .context import RunContext, versions
 from .layout import Form, conversational, fitting, hold_out, in_form, parts_of
 from .settings import RecipeConfig, StageSettings
+from .sources import DataSource, digest, find_data
 
 __all__ = [
     "CORPORA",
@@ -52,37 +52,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 CORPORA = "rlhf_zoo.corpora"
-BENCHMARK = "eval.yaml"  # in a data set's repository: the Hub's mark of a benchmark
-
-
-@dataclass(frozen=True)
-class DataSource:
-    """Where the stages load from: a Hub id at a commit, or a folder."""
-
-    location: str
-    revision: str | None
-    lineage: Mapping[str, Any]
-
-    def load(self, configuration: str | None, split: str, *, columns: list[str]) -> datasets.Dataset:
-        """One split. Raises ZooError when it, its configuration or a column is not there, or it is empty."""
-        what = f"The data set {self.location}" + (f", configuration {configuration}" if configuration else "")
-        try:
-            with records_at_rest():  # the sender notes in the folder of a run's data where they were published
-                cache = _cache_of(self.location)
-                loaded = datasets.load_dataset(
-                    self.location, configuration, split=split, revision=self.revision, cache_dir=cache
-                )
-        except StopIteration as error:  # what the loader says of a file without rows
-            raise ZooError(f"{what}, split {split}, is empty: give it rows.") from error
-        except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
-            if is_disk_full(error):
-                raise
-            raise ZooError(
-                f"{what}, split {split}, cannot be loaded ({reason(error)}): check the names of the data set, its "
-                "configuration and its split, and --hub."
-            ) from error
-        need_columns(loaded, columns, of=f"{what}, split {split},")
-        return loaded
 
 
 def stage_source(context: RunContext, stage: str, source: DataSource | None = None) -> DataSource:
@@ -90,11 +59,8 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
     data = context.settings(stage).data
     if data.dataset_name is None:
         return data_source(context) if source is None else source
-    name, revision = data.dataset_name, data.dataset_revision
-    known = fingerprint({"repo": name, "commit": revision})
-    before = context.record(stage).read().get("dataset") or {}
-    found = before if before.get("fingerprint") == known and not context.restart else _looked_up(name, revision)
-    return DataSource(name, found.get("commit") or revision, {**found, "fingerprint": known})
+    before = None if context.restart else context.record(stage).read().get("dataset")
+    return find_data(data.dataset_name, data.dataset_revision, context.hub, before=before)
 
 
 def stage_rows(
@@ -164,8 +130,10 @@ def _evaluation_rows(context: RunContext, source: DataSource, part: str) -> data
 def labeled_rows(context: RunContext) -> datasets.Dataset:
     """Texts and labels that the judge `classifier` learns from: those that the recipe says, else of its data set."""
     data = context.shared.evaluation.labeled_data
-    named = data.dataset_name is not None
-    source = DataSource(str(data.dataset_name), data.dataset_revision, {}) if named else data_source(context)
+    if data.dataset_name is None:
+        source = data_source(context)
+    else:
+        source = find_data(data.dataset_name, data.dataset_revision, context.hub)
     return shaped(context, source, data, data.dataset_train_split, form="labeled")
 
 
@@ -179,7 +147,7 @@ def to_train(context: RunContext) -> dict[str, StageSettings]:
     }
 
 
-def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings]) -> None:
+def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = CLIENT) -> None:
     """Raises ZooError for columns that a stage cannot read, as far as the data sets' pages tell without a download.
 
     What the Hub does not say, or a Hub that does not answer, is left to the stage.
@@ -188,7 +156,7 @@ def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings]) -> No
         if stage == "reward" and settings.data.simulated_pairs is not None:
             continue
         of = f"the stage {stage}"
-        rows = _first_row(shared, settings.data, _FORMS[stage], text=_text_field(settings), of=of)
+        rows = _first_row(shared, settings.data, _FORMS[stage], text=_text_field(settings), of=of, hub=hub)
         if rows is not None and shared.chat != Chat() and not conversational(rows):
             raise ZooError(
                 f"The data set {settings.data.dataset_name or shared.dataset_name} of {of} has plain texts, and "
@@ -197,12 +165,14 @@ def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings]) -> No
             )
 
 
-def check_labeled(shared: RecipeConfig) -> None:
+def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> None:
     """The same of the texts and labels that the judge `classifier` learns from."""
-    _first_row(shared, shared.evaluation.labeled_data, "labeled", of="the judge classifier")
+    _first_row(shared, shared.evaluation.labeled_data, "labeled", of="the judge classifier", hub=hub)
 
 
-def _first_row(shared: RecipeConfig, data: Any, form: Form, *, of: str, text: str = "text") -> datasets.Dataset | None:
+def _first_row(
+    shared: RecipeConfig, data: Any, form: Form, *, of: str, text: str = "text", hub: Hub
+) -> datasets.Dataset | None:
     """The first row that these data keys mean, in its form; None where that cannot be told yet."""
     name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
     if name is None:
@@ -210,8 +180,7 @@ def _first_row(shared: RecipeConfig, data: Any, form: Form, *, of: str, text: st
     configuration, split = data.dataset_config, data.dataset_train_split
     try:
         revision = data.dataset_revision if data.dataset_name else shared.dataset_revision
-        rows = datasets.load_dataset(name, configuration, split=split, revision=revision, streaming=True)
-        first = next(iter(rows), None)
+        first = find_data(name, revision, hub).first_row(configuration, split)
     except (ValueError, OSError, datasets.exceptions.DatasetsError, *client_errors()) as error:
         # The loader lists what there is where it knows that a configuration or split is not.
         if Path(name).is_dir() or (isinstance(error, ValueError) and "Available" in str(error)):
@@ -225,14 +194,6 @@ def _first_row(shared: RecipeConfig, data: Any, form: Form, *, of: str, text: st
         return None
     rows, what = datasets.Dataset.from_list([first]), f"The data set {name} of {of}"
     return in_form(rows, form, columns=data.columns, turns=shared.conversational, text=text, of=what)
-
-
-def _cache_of(location: str) -> str | None:
-    """A cache of its own for each content of a local folder: the usual one tells folders apart by their last name."""
-    folder = Path(location)
-    if not folder.is_dir():
-        return None
-    return str(Path(datasets.config.HF_DATASETS_CACHE) / "folders" / _digest(folder)[:32])
 
 
 def data_source(context: RunContext, *, again: bool = False) -> DataSource:
@@ -258,7 +219,7 @@ def data_source(context: RunContext, *, again: bool = False) -> DataSource:
         again = True
     if again or record.read().get("status") != "finished":
         started = time.monotonic()
-        prepared = _prepare(shared)
+        prepared = _prepare(shared, context.hub)
         if record.path.is_dir():
             shutil.rmtree(record.path)
         record.write(
@@ -287,62 +248,20 @@ def corpus_settings(shared: RecipeConfig) -> dict[str, Any]:
     return {key: getattr(shared, key) for key in ("corpus", "corpus_args", "dataset_name", "seed")}
 
 
-def _looked_up(name: str, revision: str | None) -> dict[str, Any]:
-    """Lineage of a data set that a recipe names: repo, commit and, where it is one, the benchmark it is registered as.
-
-    A folder has no name that others know. Where the Hub does not answer, the data set may lie in the cache all the
-    same, and what the recipe says stands.
-    """
-    if Path(name).is_dir():
-        return {"repo": None, "commit": None}
-    from huggingface_hub import HfApi, hf_hub_download
-
-    try:
-        info = HfApi().dataset_info(name, revision=revision)
-        found: dict[str, Any] = {"repo": name, "commit": info.sha}
-        if any(file.rfilename == BENCHMARK for file in info.siblings or []):
-            path = hf_hub_download(name, BENCHMARK, repo_type="dataset", revision=info.sha)
-            found["benchmark"] = _benchmark(Path(path).read_text(encoding="utf-8"))
-    except client_errors() as error:
-        if is_disk_full(error):
-            raise
-        log.info("The data set %s was not looked up (%s).", name, reason(error))
-        return {"repo": name, "commit": revision}
+def _named(context: RunContext, name: str, *, again: bool) -> DataSource:
+    """The data set that the recipe names, at the commit that its revision meant when this run began."""
+    record = context.record("data")
+    document = record.read()
+    before = {**(document.get("dataset") or {}), "fingerprint": document.get("fingerprint")}
+    found = find_data(name, context.shared.dataset_revision, context.hub, before=None if again else before)
+    known = found.lineage["fingerprint"]
+    if found.lineage["repo"] and found.lineage["commit"] and (again or before["fingerprint"] != known):
+        lineage = {key: value for key, value in found.lineage.items() if key != "fingerprint"}
+        record.write(stage="data", recipe=context.recipe.name, status="named", fingerprint=known, dataset=lineage)
     return found
 
 
-def _benchmark(text: str) -> dict[str, Any] | None:
-    """{name, tasks: [{id, config, split}]} of an eval.yaml, or None for one that registers nothing."""
-    try:
-        said = load_yaml(text)
-    except BadYAML:
-        return None
-    tasks = said.get("tasks") if isinstance(said, Mapping) else None
-    kept = [
-        {key: str(task[key]) for key in ("id", "config", "split") if task.get(key) is not None}
-        for task in (tasks if isinstance(tasks, list) else [])
-        if isinstance(task, Mapping) and task.get("id") is not None
-    ]
-    return {"name": str(said.get("name") or ""), "tasks": kept} if kept else None
-
-
-def _named(context: RunContext, name: str, *, again: bool) -> DataSource:
-    """The data set that the recipe names, at the commit that its revision meant when this run began."""
-    revision = context.shared.dataset_revision
-    known = fingerprint({"repo": name, "commit": revision})
-    record = context.record("data")
-    before = record.read()
-    if again or before.get("fingerprint") != known:
-        found = _looked_up(name, revision)
-        if found["repo"] and found["commit"]:
-            recipe = context.recipe.name
-            record.write(stage="data", recipe=recipe, status="named", fingerprint=known, dataset=found)
-    else:
-        found = before["dataset"]
-    return DataSource(name, found["commit"] or revision, {**found, "fingerprint": known})
-
-
-def _prepare(shared: RecipeConfig) -> Mapping[str, Mapping[str, list[dict[str, Any]]]]:
+def _prepare(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str, list[dict[str, Any]]]]:
     prepare = load_object(str(shared.corpus), group=CORPORA)
     try:
         inspect.signature(prepare).bind(shared.dataset_name, seed=shared.seed, **shared.corpus_args)
@@ -350,7 +269,12 @@ def _prepare(shared: RecipeConfig) -> Mapping[str, Mapping[str, list[dict[str, A
         raise ZooError(
             f"corpus_args does not suit {shared.corpus} ({error}): its docstring says what it takes."
         ) from error
-    prepared = prepare(shared.dataset_name, seed=shared.seed, **shared.corpus_args)
+    name = shared.dataset_name
+    if hub.source is not None and name is not None and hub_id(name) and not Path(name).exists():
+        found = find_data(name, shared.dataset_revision, hub)
+        if found.hub is hub.source:  # a corpus reads a folder, or asks the Hub of the environment
+            name = str(found.hub.snapshot(name, repo_type="dataset", revision=found.revision))
+    prepared = prepare(name, seed=shared.seed, **shared.corpus_args)
     for configuration, splits in prepared.items():
         for split, rows in splits.items():
             if not rows:
@@ -442,13 +366,13 @@ def pending_data(context: RunContext) -> bool:
         return False
     repo = document.get("repo") or {}
     sent = (repo.get("hub"), repo.get("id"), repo.get("content"))
-    return sent != (context.hub.label, context.dataset_repo, _digest(record.path, ".jsonl"))
+    return sent != (context.hub.label, context.dataset_repo, digest(record.path, ".jsonl"))
 
 
 def send_data(context: RunContext) -> None:
     """Sends the data as one commit, and notes it in run.json."""
     record = context.record("data")
-    content = _digest(record.path, ".jsonl")  # before the files are read: what changes meanwhile is sent once more
+    content = digest(record.path, ".jsonl")  # before the files are read: what changes meanwhile is sent once more
     commit = _send(context, record.path)
     repo = {"id": context.dataset_repo, "commit": commit, "tags": {}, "hub": context.hub.label, "content": content}
     record.write(repo=repo)
@@ -456,34 +380,22 @@ def send_data(context: RunContext) -> None:
 
 def forget_lost_data(context: RunContext) -> None:
     """Counts the data as not sent where the Hub has lost them."""
-    from huggingface_hub import HfApi
-
     record = context.record("data")
     repo = record.read().get("repo") or {}
     if repo.get("hub") != context.hub.label:
         return
-    if not HfApi().revision_exists(repo["id"], repo["commit"], repo_type="dataset"):
+    if not context.hub.api().revision_exists(repo["id"], repo["commit"], repo_type="dataset"):
         record.write(repo=None)
-
-
-def _digest(folder: Path, ending: str = "") -> str:
-    """sha256 over the names and bytes of the files in a folder that end so."""
-    content = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob(f"*{ending}") if path.is_file()):
-        content.update(str(path.relative_to(folder)).encode())
-        content.update(path.read_bytes())
-    return content.hexdigest()
 
 
 def _send(context: RunContext, folder: Path) -> str:
     """The card names also what other runs put there: `rlhf-zoo ppo` alone has no preferences to send."""
     import tempfile
 
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
-        there = HfApi().list_repo_files(context.dataset_repo, repo_type="dataset")
+        there = context.hub.api().list_repo_files(context.dataset_repo, repo_type="dataset")
     except RepositoryNotFoundError:
         there = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -500,4 +412,5 @@ def _send(context: RunContext, folder: Path) -> str:
             repo_type="dataset",
             message=f"{context.recipe.name}: data",
             private=context.private,
+            hub=context.hub,
         )

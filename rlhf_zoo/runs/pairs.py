@@ -13,12 +13,13 @@ from typing import Any
 import datasets
 
 from ..errors import ZooError
+from ..hub.connect import Hub
 from ..hub.refusals import client_errors, is_disk_full, reason
 from ..json_values import hub_id
 from ..recipes import Recipe
 from ..record import fingerprint
 from .context import RunContext
-from .data import DataSource
+from .sources import DataSource, find_data, reading_from
 
 __all__ = ["COLUMNS", "NamedPairs", "named_pairs", "on_pairs", "prompt_configuration", "recipe_on_pairs", "sampling"]
 
@@ -48,19 +49,23 @@ def prompt_configuration(context: RunContext) -> str | None:
 class NamedPairs:
     """A data set of pairs without the recipe's prompts: name, the commit it stands at, and where its pairs are.
 
-    commit: None for a folder. test_split: None where it has none.
+    commit: None for a folder. test_split: None where it has none. hub: the label of the Hub that has it,
+    None where that is the run's.
     """
 
     name: str
     commit: str | None
     configuration: str
     test_split: str | None
+    hub: str | None = None
 
-    @property
-    def source(self) -> DataSource:
+    def source(self, hub: Hub) -> DataSource:
+        """hub: the run's."""
         told = fingerprint({"repo": self.name, "commit": self.commit})
         repo = None if Path(self.name).is_dir() else self.name
-        return DataSource(self.name, self.commit, {"repo": repo, "commit": self.commit, "fingerprint": told})
+        elsewhere = {} if self.hub is None else {"hub": self.hub}
+        found = {"repo": repo, "commit": self.commit, "fingerprint": told, **elsewhere}
+        return find_data(self.name, self.commit, hub, before=found)
 
 
 def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, temperature: float) -> Recipe:
@@ -119,35 +124,34 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
     made = context.record("data").read()
     if made.get("status") == "finished" and made.get("resolved", {}).get("dataset_name") == name:
         return None  # the corpus has read it
-    begun = {} if context.restart else context.record("reward").read().get("resolved", {})
+    document = {} if context.restart else context.record("reward").read()
+    begun = document.get("resolved", {})
     before = begun.get("recipe", {})
     alone = begun.get("ppo", {}).get("dataset_config") == begun.get("dataset_config")
     if alone and before.get("dataset_name") == name and revision in (None, before["dataset_revision"]):
-        return NamedPairs(name, before["dataset_revision"], begun["dataset_config"], begun["dataset_test_split"])
+        at = (document.get("dataset") or {}).get("hub")
+        return NamedPairs(name, before["dataset_revision"], begun["dataset_config"], begun["dataset_test_split"], at)
     return _look_for_pairs(context, name, revision)
 
 
 def _look_for_pairs(context: RunContext, name: str, revision: str | None) -> NamedPairs | None:
-    from huggingface_hub import HfApi
-
-    local = Path(name).is_dir()
+    source = find_data(name, revision, context.hub)
+    local, commit = Path(name).is_dir(), source.lineage["commit"]
     try:
-        commit = None if local else HfApi().dataset_info(name, revision=revision).sha
-        known = datasets.get_dataset_config_names(name, revision=commit)
-        if prompt_configuration(context) in known:
-            return None
-        flags = context.flags.get("reward", {})
-        stage = {**context.recipe.stages["reward"], **flags}
-        train, test = stage.get("dataset_train_split", "train"), stage.get("dataset_test_split", "test")
-        for configuration in [flags["dataset_config"]] if "dataset_config" in flags else CONFIGURATIONS:
-            if configuration not in known:
-                continue
-            splits = datasets.get_dataset_split_names(name, configuration, revision=commit)
-            if train not in splits:
-                continue
-            rows = datasets.load_dataset(name, configuration, split=train, revision=commit, streaming=True)
-            if set(COLUMNS) <= set(next(iter(rows), {})):
-                return NamedPairs(name, commit, configuration, test if test in splits else None)
+        with reading_from(source.hub) as options:
+            known = datasets.get_dataset_config_names(name, revision=commit, **options)
+            if prompt_configuration(context) in known:
+                return None
+            flags = context.flags.get("reward", {})
+            stage = {**context.recipe.stages["reward"], **flags}
+            train, test = stage.get("dataset_train_split", "train"), stage.get("dataset_test_split", "test")
+            for configuration in [flags["dataset_config"]] if "dataset_config" in flags else CONFIGURATIONS:
+                if configuration not in known:
+                    continue
+                splits = datasets.get_dataset_split_names(name, configuration, revision=commit, **options)
+                if train in splits and set(COLUMNS) <= set(source.first_row(configuration, train) or {}):
+                    held_out = test if test in splits else None
+                    return NamedPairs(name, commit, configuration, held_out, source.lineage.get("hub"))
     except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
         if is_disk_full(error):
             raise

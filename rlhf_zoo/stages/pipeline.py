@@ -50,7 +50,7 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
     # Mistakes in what comes last are found before what comes first trains.
     for stage in context.recipe.stages:
         _check_begun(context, stage)
-    check_forms(context.shared, to_train(context))
+    check_forms(context.shared, to_train(context), context.hub)
     evaluates = "ppo" in context.recipe.stages
     if any(context.settings(stage).data.dataset_name is None for stage in context.recipe.stages):
         data_source(context, again=context.restart and context.base is None)
@@ -156,7 +156,6 @@ def show(context: RunContext, console: Any) -> None:
 
     Raises ZooError when what comes back is not what was sent.
     """
-    from huggingface_hub import snapshot_download
     from rich.table import Table
     from rich.text import Text
 
@@ -166,10 +165,10 @@ def show(context: RunContext, console: Any) -> None:
     asked = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
     prompts, columns = asked["prompt"], {name: values for name, values in asked.items() if name not in TAKEN}
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as altered:
-        pulled = {}
+        hub, pulled = replace(context.hub, cache=Path(cache)), {}
         for stage in ("sft", "ppo"):
             repo = context.record(stage).read()["repo"]
-            pulled[stage] = Path(snapshot_download(repo["id"], revision=repo["tags"]["best"], cache_dir=cache))
+            pulled[stage] = hub.snapshot(repo["id"], revision=repo["tags"]["best"])
             here = context.checkpoint(stage).path
             if not same_weights(
                 pulled[stage], here, sent_instead(context, context.record(stage), here, Path(altered) / stage)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..hub.connect import Hub
 from ..hub.publish import MERGED
+from ..hub.refs import NOT_LOADED, came_from, resolve
 from ..model_files import load_tokenizer
 from ..models import load_causal
 from ..plugins import REWARDS, load_object
@@ -39,20 +41,15 @@ def parent(context: RunContext, name: str) -> ParentCheckpoint:
     """Another stage of this recipe by its name, else a path or Hub id."""
     if name in context.recipe.stages:
         return context.checkpoint(name)
-    from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    if Path(name).is_dir():
-        return ParentCheckpoint(Path(name), {"repo": None, "commit": None, "path": str(name), "fingerprint": str(name)})
-    repo, _, revision = name.partition("@")
     try:
-        commit = HfApi().model_info(repo, revision=revision or None).sha
-        path = snapshot_download(repo, revision=commit)
-    except (HfHubHTTPError, HFValidationError, OSError) as error:
-        raise ZooError(
-            f"{name!r} is no stage of {context.recipe.name}, no folder and no model on {context.hub.described}."
-        ) from error
-    return ParentCheckpoint(Path(path), {"repo": repo, "commit": commit, "path": None, "fingerprint": commit})
+        found = resolve(name, context.hub, but=() if context.settings("ppo").data.reward_model_loader else NOT_LOADED)
+    except ZooError as error:
+        what = f"{name!r} is no stage of {context.recipe.name}, no folder, and no model that can be had"
+        raise ZooError(f"{what}. {error}") from error.__cause__
+    if found.hub is None:
+        return ParentCheckpoint(found.path, {"repo": None, "commit": None, "path": name, "fingerprint": name})
+    lineage = {"repo": found.repo, "commit": found.commit, "path": None, "fingerprint": found.commit}
+    return ParentCheckpoint(found.path, lineage | came_from(found.hub, context.hub))
 
 
 def parent_names(settings: StageSettings) -> dict[str, str]:
@@ -130,16 +127,20 @@ def within_length(settings: StageSettings, tokenizer: Any, data: dict[str, Any])
     return kept, left_out
 
 
-def build_trainer(settings: StageSettings, functions: list[RewardFunction], **parts: Any) -> Any:
-    """The stage's PPOTrainer. parts: models, tokenizers and data sets, by the trainer's keywords."""
+def build_trainer(settings: StageSettings, functions: list[RewardFunction], *, hub: Hub, **parts: Any) -> Any:
+    """The stage's PPOTrainer. hub: where a value model comes from.
+
+    parts: models, tokenizers and data sets, by the trainer's keywords.
+    """
     from trl import get_peft_config
 
     from ..ppo.trainer import PPOTrainer
 
+    value = settings.data.value_model_name_or_path
     return PPOTrainer(
         args=copy.copy(settings.trainer),  # a trainer changes its arguments
         reward_funcs=functions or None,
-        value_model=settings.data.value_model_name_or_path,
+        value_model=None if value is None else str(resolve(value, hub).path),
         peft_config=get_peft_config(settings.model),
         **parts,
     )
@@ -172,6 +173,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         return build_trainer(
             settings,
             functions,
+            hub=context.hub,
             model=load_causal(merged if (merged := parents["sft"].path / MERGED).is_dir() else parents["sft"].path),
             processing_class=tokenizer,
             reward_model=reward,

@@ -155,7 +155,7 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
     pairs = named_pairs(context)
     if pairs is None:
         return context, stage_source(context, "reward")
-    return on_pairs(context, pairs), pairs.source
+    return on_pairs(context, pairs), pairs.source(context.hub)
 
 
 def training_pairs(context: RunContext, source: DataSource) -> Dataset:

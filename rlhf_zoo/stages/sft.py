@@ -13,6 +13,8 @@ from typing import Any
 from ..chat import whole_words
 from ..errors import ZooError
 from ..finite import finite_steps
+from ..hub.connect import Hub
+from ..hub.refs import NOT_LOADED, ask, came_from, resolve
 from ..hub.refusals import refusals_as
 from ..model_files import load_tokenizer
 from ..models import build_causal, load_causal
@@ -56,11 +58,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             )
             model = build_causal(architecture, tokenizer)
         else:
-            name = settings.model.model_name_or_path
-            revision = base.lineage["commit"] if base is not None else settings.model.model_revision
-            tokenizer = load_tokenizer(name, revision=revision)
-            model = load_causal(name, revision=revision)
-        own = _with_template(settings, model, tokenizer)
+            commit = None if base is None else base.lineage["commit"]
+            path = resolve(settings.model.model_name_or_path, context.hub, revision=commit).path
+            tokenizer = load_tokenizer(path)
+            model = load_causal(path)
+        own = _with_template(settings, model, tokenizer, context.hub)
         said = settle_padding(
             tokenizer,
             model,
@@ -113,7 +115,7 @@ def _words(rows: Any, field: str) -> list[str]:
     return [whole_words(sft_text(row, field)) for row in rows]
 
 
-def _with_template(settings: StageSettings, model: Any, tokenizer: Any) -> StageSettings:
+def _with_template(settings: StageSettings, model: Any, tokenizer: Any, hub: Hub) -> StageSettings:
     """Gives the tokenizer the template of chat_template_path, as trl would; the settings without that key.
 
     Only then what the recipe says of conversations can stand at the template's head.
@@ -130,26 +132,30 @@ def _with_template(settings: StageSettings, model: Any, tokenizer: Any) -> Stage
         from trl import clone_chat_template
 
         with refusals_as(f"The chat template of {name} cannot be had", "check chat_template_path and --hub."):
-            clone_chat_template(model, tokenizer, name)
+            clone_chat_template(model, tokenizer, str(resolve(name, hub, but=(*NOT_LOADED, "*.safetensors")).path))
     trainer = copy.copy(settings.trainer)
     trainer.chat_template_path = None
     return replace(settings, trainer=trainer)
 
 
 def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | None:
-    """The model of the Hub that SFT starts from, at the commit that its revision meant when the run began.
+    """The model of a Hub that SFT starts from, at the commit that its revision meant when the run began.
 
-    None for random weights and for a folder. Raises ZooError where the Hub has no such model.
+    None for random weights and for a folder. Raises ZooError where no Hub has such a model.
     """
     name, revision = settings.model.model_name_or_path, settings.model.model_revision
     if name is None or Path(name).is_dir():
         return None
     told = f"{name}@{revision}"
     before = (context.record("sft").read().get("parents") or {}).get("base") or {}
-    if context.restart or before.get("fingerprint") != told:
-        from huggingface_hub import HfApi
+    if not context.restart and before.get("fingerprint") == told:
+        return ParentCheckpoint(Path(name), before)
 
-        what = f"The model {name} cannot be found on {context.hub.described}"
-        with refusals_as(what, "check model_name_or_path, model_revision and --hub."):
-            before = {"repo": name, "commit": HfApi().model_info(name, revision=revision).sha, "fingerprint": told}
-    return ParentCheckpoint(Path(name), before)
+    def look(hub: Hub) -> Any:
+        mend = "check model_name_or_path, model_revision, --hub and --source_hub."
+        with refusals_as(f"The model {name} cannot be found on {hub.name}", mend):
+            return hub.api().model_info(name, revision=revision)
+
+    at, info = ask(name, context.hub, look)
+    found = {"repo": name, "commit": info.sha, "fingerprint": told, **came_from(at, context.hub)}
+    return ParentCheckpoint(Path(name), found)

@@ -77,11 +77,12 @@ def _is_private(name: str) -> bool:
     """Whether a published model is private; False for a folder."""
     from huggingface_hub import HfApi
 
-    from ..hub.refusals import hub_name, refusals_as
+    from ..hub.connect import CLIENT
+    from ..hub.refusals import refusals_as
 
     if Path(name).is_dir():
         return False
-    with refusals_as(f"{name} cannot be looked at on {hub_name()}", "check --hub and the token."):
+    with refusals_as(f"{name} cannot be looked at on {CLIENT.name}", "check --hub and the token."):
         return bool(HfApi().model_info(name.partition("@")[0]).private)
 
 

@@ -24,6 +24,7 @@ from ..actor_critic import TextBatch, text_logprobs
 from ..data import GENERATION, PROMPT_TOKENS, prepare_prompts
 from ..devices import MicroBatches, on_device
 from ..errors import ZooError
+from ..hub.connect import Hub
 from ..model_files import load_tokenizer
 from ..models import context_of, load_causal
 from ..ppo.assembly import MANY_EPOCHS
@@ -158,7 +159,7 @@ def examine(context: RunContext) -> list[Finding]:
         check("reward reads the end", _reads_the_end, "reward model's tokenizer", "tokenizer", "prompt ids")
         # The first update, without its steps.
         parts = ("keys", "reward functions", "prompts", "batch", "policy", "tokenizer", "prompt ids", "reward head")
-        check("trainer", _trainer, *parts, "reward model's tokenizer")
+        check("trainer", lambda *found: _trainer(context.hub, *found), *parts, "reward model's tokenizer")
         check("critic", _critic, "trainer")
         check("end tokens", _rollout, "trainer")
         check("KL at the start", _kl, "trainer", "end tokens")
@@ -178,7 +179,7 @@ def _keys(context: RunContext) -> tuple[StageSettings, str]:
 
 def _columns(context: RunContext) -> tuple[None, str]:
     found = {stage: settings for stage, settings in to_train(context).items() if stage != "ppo"}  # whose are read next
-    check_forms(context.shared, found)
+    check_forms(context.shared, found, context.hub)
     return None, "each stage finds the columns that it reads, as far as can be told before data are prepared"
 
 
@@ -373,6 +374,7 @@ def _reads_the_end(
 
 
 def _trainer(
+    hub: Hub,
     settings: StageSettings,
     functions: list[Any],
     data: dict[str, Any],
@@ -386,6 +388,7 @@ def _trainer(
     trainer = build_trainer(
         settings,
         functions,
+        hub=hub,
         model=policy,
         processing_class=tokenizer,
         reward_model=reward,

@@ -12,7 +12,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..catalog.family import clean, parents_of
-from ..catalog.lineage import Lineage, Source, find_policy, prompts_at, published_at
+from ..catalog.lineage import Lineage, find_policy, prompts_at
 from ..chat import Chat
 from ..data import tokenize_prompt
 from ..devices import on_device
@@ -21,6 +21,8 @@ from ..evaluation.judge_check import JudgeCheck
 from ..evaluator.head_to_head import head_to_head
 from ..evaluator.judges import check_names, checked, open_panel
 from ..evaluator.measure import Evaluator, function_judges, paid_functions, reward_models
+from ..hub.connect import CLIENT, Hub
+from ..hub.refs import Checkpoint
 from ..limits import check_limits
 from ..model_files import load_tokenizer
 from ..models import context_of, load_causal, load_classifier
@@ -30,11 +32,11 @@ from ..release.report import WIN_RATES
 from ..rewards import RewardModel, Rewards
 from ..rewards.model import same_tokenizer
 from ..runs.context import versions
-from ..runs.data import DataSource
 from ..runs.judge import SAME_LABELS
 from ..runs.layout import in_form
 from ..runs.pairs import COLUMNS
 from ..runs.settings import LLMConfig, recorded_settings
+from ..runs.sources import DataSource, find_data
 from ..stages.train import quiet
 from ..tokenizer import stop_ids
 from ..truncation import Truncation
@@ -85,9 +87,9 @@ class PolicyPair:
     `Truncation`.
     """
 
-    policy: Source
-    against: Source
-    reward: Source | None
+    policy: Checkpoint
+    against: Checkpoint
+    reward: Checkpoint | None
     data: DataSource | None
     settings: Mapping[str, float]
     judge: str | None = None
@@ -98,7 +100,7 @@ class PolicyPair:
     cuts: Mapping[str, Any] = field(default_factory=dict)
 
 
-def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Terms) -> PolicyPair:
+def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Terms, hub: Hub = CLIENT) -> PolicyPair:
     """Finds what `policy` means: a run directory of PPO, a checkpoint of one, a model's folder, NAMESPACE/NAME[@TAG].
 
     against and reward take the place of what its run or card names; reward "none" leaves it out. Raises ZooError where
@@ -108,10 +110,10 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
     named = None if without else reward
     data = None
     if terms.dataset_name is not None:
-        data = DataSource(terms.dataset_name, terms.dataset_revision, {})
+        data = find_data(terms.dataset_name, terms.dataset_revision, hub)
     stage = _stage_of(Path(policy))
     if stage is not None:
-        subject = find(policy, sft=against, reward=named)
+        subject = find(policy, sft=against, reward=named, hub=hub)
         read = recorded_settings(subject.resolved, "ppo", ("response_length", "temperature"), where=str(subject.where))
         beside = stage.parent / "data"
         if data is None and (beside / (prompts_at(subject.resolved)[0] or CONFIGURATION)).is_dir():
@@ -130,7 +132,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             reading=_reading(subject.resolved, str(subject.where)),
             cuts=_cuts(subject.resolved, str(subject.where)),
         )
-    lineage = find_policy(policy, against=against, reward=named, without_reward=without)
+    lineage = find_policy(policy, against=against, reward=named, without_reward=without, hub=hub)
     settings = {"temperature": lineage.setting("temperature", 1.0)}
     settings["response_length"] = lineage.setting("response_length", LENGTH)
     described: Any = lineage.card
@@ -140,7 +142,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         lineage.ppo,
         lineage.sft,
         lineage.reward,
-        data or _data_of(lineage),
+        data or _data_of(lineage, hub),
         settings,
         described=clean(described) if isinstance(described, str) else None,
         functions=_paid(lineage.card.get("settings")),
@@ -183,10 +185,10 @@ def _stage_of(path: Path) -> Path | None:
     return None
 
 
-def _data_of(lineage: Lineage) -> DataSource | None:
+def _data_of(lineage: Lineage, hub: Hub) -> DataSource | None:
     for parent in parents_of(lineage.card):
         if parent.role == "data" and parent.repo is not None:
-            return DataSource(parent.repo, parent.commit, {})
+            return find_data(parent.repo, parent.commit, hub)
     return None
 
 
@@ -321,15 +323,15 @@ def _labeled(data: DataSource, described: str | None) -> Any:
         ) from error
 
 
-def _tokenizer(source: Source) -> PreTrainedTokenizerBase:
+def _tokenizer(source: Checkpoint) -> PreTrainedTokenizerBase:
     return load_tokenizer(source.path, name=source.name)
 
 
-def _origins(source: Source) -> list[tuple[str, str]]:
-    repo, commit, _ = published_at(source)
+def _origins(source: Checkpoint) -> list[tuple[str, str]]:
+    repo, commit, _ = source.published_at
     return [(repo, commit)] if repo is not None and commit is not None else []
 
 
-def _told(source: Source) -> dict[str, Any]:
-    repo, commit, tag = published_at(source)
+def _told(source: Checkpoint) -> dict[str, Any]:
+    repo, commit, tag = source.published_at
     return {"name": source.name, "repo": repo, "commit": commit, "tag": tag}

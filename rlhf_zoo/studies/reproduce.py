@@ -17,10 +17,10 @@ import torch
 
 from ..catalog.family import clean
 from ..errors import ZooError
-from ..hub.connect import Hub
+from ..hub.connect import CLIENT, Hub
 from ..hub.publish import RECIPE_FILE, checkpoint_files
 from ..hub.pull import pull
-from ..hub.refusals import client_errors, hub_name, reason
+from ..hub.refusals import client_errors, reason
 from ..json_values import hub_id
 from ..plugins import load_object
 from ..record import COMPLETE, StageRecord, check_whole, fingerprint, now, read_json, write_json, write_text
@@ -203,7 +203,7 @@ def _check_data_set(name: str, revision: str | None) -> None:
         HfApi().dataset_info(name, revision=revision)
     except client_errors() as error:
         raise ZooError(
-            f"The data set {at} cannot be had from {hub_name()} ({reason(error)}): check --hub and the token."
+            f"The data set {at} cannot be had from {CLIENT.name} ({reason(error)}): check --hub and the token."
         ) from error
 
 

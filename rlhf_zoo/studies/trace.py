@@ -12,12 +12,14 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..actor_critic import shared_value_head
-from ..catalog.lineage import Source, find_lineage
+from ..catalog.lineage import find_lineage
 from ..devices import on_device
 from ..errors import ZooError
+from ..hub.connect import CLIENT, Hub
 from ..hub.publish import RECIPE_FILE, tag_name
-from ..hub.pull import pull, split_revision
-from ..hub.refusals import hub_name, refusals_as
+from ..hub.pull import split_revision
+from ..hub.refs import Checkpoint, resolve
+from ..hub.refusals import refusals_as
 from ..model_files import load_tokenizer
 from ..models import CRITIC_DIR, critic_from, load_causal
 from ..plugins import REWARDS, load_object
@@ -57,10 +59,10 @@ class TracedPolicy:
     name may be imported.
     """
 
-    policy: Source
-    reference: Source
-    reward: Source | None
-    old: Source | None
+    policy: Checkpoint
+    reference: Checkpoint
+    reward: Checkpoint | None
+    old: Checkpoint | None
     step: int | None
     resolved: Mapping[str, Any]
     where: Path
@@ -83,6 +85,7 @@ def find(
     old: str | None = None,
     sft: str | None = None,
     reward: str | None = None,
+    hub: Hub = CLIENT,
 ) -> TracedPolicy:
     """The PPO checkpoint that `name` means: a run directory, its stage, a checkpoint of it, or NAMESPACE/NAME[@TAG].
 
@@ -100,13 +103,15 @@ def find(
         if (stage / "run.json").is_file():
             if revision is not None:
                 raise ZooError(f"{name} is a run directory, which has no revisions: give --step instead.")
-            return _of_run(stage, step=step, old=old, sft=sft, reward=reward)
+            return _of_run(stage, step=step, old=old, sft=sft, reward=reward, hub=hub)
         if not (path / PPO_STATE).is_file():
             raise ZooError(f"{name} holds no run of PPO and no checkpoint of one: give runs/RECIPE, or train it first.")
-    return _of_repository(name, step=step, revision=revision, old=old, sft=sft, reward=reward)
+    return _of_repository(name, step=step, revision=revision, old=old, sft=sft, reward=reward, hub=hub)
 
 
-def _of_run(stage: Path, *, step: int | None, old: str | None, sft: str | None, reward: str | None) -> TracedPolicy:
+def _of_run(
+    stage: Path, *, step: int | None, old: str | None, sft: str | None, reward: str | None, hub: Hub
+) -> TracedPolicy:
     record = StageRecord(stage)
     document = record.read()
     if document.get("stage") != "ppo":
@@ -115,17 +120,17 @@ def _of_run(stage: Path, *, step: int | None, old: str | None, sft: str | None, 
     step = max(steps, default=0) if step is None else step
     name = _at(steps, step, str(stage)) if step else None
     older = _older(steps, step, old, str(stage))
-    reference = _named(sft) if sft is not None else _parent(stage, document, "sft")
+    reference = _named(sft, hub) if sft is not None else _parent(stage, document, "sft", hub)
     scorer = None
     if reward is not None:
-        scorer = _named(reward)
+        scorer = _named(reward, hub)
     elif (document.get("parents") or {}).get("reward"):
-        scorer = _parent(stage, document, "reward")
+        scorer = _parent(stage, document, "reward", hub)
     return TracedPolicy(
-        policy=reference if name is None else _named(name),
+        policy=reference if name is None else _named(name, hub),
         reference=reference,
         reward=scorer,
-        old=None if older is None else _named(older),
+        old=None if older is None else _named(older, hub),
         step=step,
         resolved=document.get("resolved") or {},
         where=record.run_file,
@@ -134,7 +139,14 @@ def _of_run(stage: Path, *, step: int | None, old: str | None, sft: str | None, 
 
 
 def _of_repository(
-    name: str, *, step: int | None, revision: str | None, old: str | None, sft: str | None, reward: str | None
+    name: str,
+    *,
+    step: int | None,
+    revision: str | None,
+    old: str | None,
+    sft: str | None,
+    reward: str | None,
+    hub: Hub,
 ) -> TracedPolicy:
     local = Path(name).is_dir()
     repo, at = (name, None) if local else split_revision(name)
@@ -146,24 +158,25 @@ def _of_repository(
             else f"{name} is asked for at more than one revision: give one of @TAG, --revision and --step."
         )
     whole = f"{repo}@{asked[0]}" if asked else repo
-    path = Path(name) if local else _pulled(whole)
+    subject = _named(whole, hub)
+    path = subject.path
     for needed in (PPO_STATE, RECIPE_FILE):
         if not (path / needed).is_file():
             raise ZooError(
                 f"{name} is no PPO policy of rlhf-zoo (it holds no {needed}): give a run directory of PPO, or the "
                 "repository that one was published in, such as NAMESPACE/RECIPE-ppo."
             )
-    lineage = find_lineage(whole, sft=sft, reward=reward)
+    lineage = find_lineage(whole, sft=sft, reward=reward, hub=hub)
     found = lineage.card.get("step")
     found = found if isinstance(found, int) else 0
-    steps = {} if local else {one: f"{repo}@{tag}" for one, tag in _tags(repo).items()}
+    steps = {} if local else {one: f"{repo}@{tag}" for one, tag in _tags(repo, hub).items()}
     begins = step == 0
     older = _older(steps, 0 if begins else found, old, repo)
     return TracedPolicy(
-        policy=lineage.sft if begins else Source(whole, path),
+        policy=lineage.sft if begins else subject,
         reference=lineage.sft,
         reward=lineage.reward,
-        old=None if older is None else _named(older),
+        old=None if older is None else _named(older, hub),
         step=0 if begins else found or None,
         resolved=read_json(path / RECIPE_FILE),
         where=path / RECIPE_FILE,
@@ -171,34 +184,28 @@ def _of_repository(
     )
 
 
-def _pulled(name: str) -> Path:
+def _tags(repo: str, hub: Hub) -> dict[int, str]:
+    """Step -> tag of the checkpoints that a repository has."""
+    with refusals_as(f"The tags of {repo} cannot be read", "try again when the Hub answers."):
+        tags = [ref.name for ref in hub.api().list_repo_refs(repo).tags]
+    return {int(match[1]): tag for tag in tags if (match := _STEP_TAG.fullmatch(tag))}
+
+
+def _named(name: str, hub: Hub) -> Checkpoint:
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
-        return pull(name)
+        found = resolve(name, hub)
     except ZooError as error:
         if not isinstance(error.__cause__, (HFValidationError, RepositoryNotFoundError)):
             raise
         raise ZooError(
-            f"{name} is no run directory, and {hub_name()} has no repository of this name that this token may "
+            f"{name} is no run directory, and {hub.name} has no repository of this name that this token may "
             "read: give runs/RECIPE or NAMESPACE/NAME."
         ) from error
-
-
-def _tags(repo: str) -> dict[int, str]:
-    """Step -> tag of the checkpoints that a repository has."""
-    from huggingface_hub import HfApi
-
-    with refusals_as(f"The tags of {repo} cannot be read", "try again when the Hub answers."):
-        tags = [ref.name for ref in HfApi().list_repo_refs(repo).tags]
-    return {int(match[1]): tag for tag in tags if (match := _STEP_TAG.fullmatch(tag))}
-
-
-def _named(name: str) -> Source:
-    if not Path(name).is_dir():
-        return Source(name, _pulled(name))
-    check_whole(Path(name))
-    return Source(name, Path(name))
+    if found.hub is None:
+        check_whole(found.path)
+    return found
 
 
 def _at(steps: Mapping[int, str], step: int, where: str) -> str:
@@ -217,7 +224,7 @@ def _older(steps: Mapping[int, str], step: int, old: str | None, where: str) -> 
     return old
 
 
-def _parent(stage: Path, document: Mapping[str, Any], role: str) -> Source:
+def _parent(stage: Path, document: Mapping[str, Any], role: str, hub: Hub) -> Checkpoint:
     """What PPO began with: beside it, where it lay, or on the Hub at the commit that run.json names."""
     lineage = (document.get("parents") or {}).get(role) or {}
     path, repo, commit = (lineage.get(key) for key in ("path", "repo", "commit"))
@@ -226,9 +233,9 @@ def _parent(stage: Path, document: Mapping[str, Any], role: str) -> Source:
         same = StageRecord(stage.parent / role).read().get("fingerprint") == lineage.get("fingerprint")
         for folder in ([stage.parent / role / path] if same else []) + [Path(path)]:
             if folder.is_dir():
-                return _named(str(folder))
+                return _named(str(folder), hub)
     if repo and commit:
-        return Source(f"{repo}@{commit}", pull(f"{repo}@{commit}"))
+        return resolve(f"{repo}@{commit}", hub)
     raise ZooError(
         f"The {role} model that {stage} began with is neither beside it nor published: name it with --{role}."
     )
@@ -293,7 +300,7 @@ def trace_checkpoint(
     )
 
 
-def _scorer(subject: TracedPolicy, reward: Source, loader: str | None, args: PPOConfig) -> PreTrainedModel:
+def _scorer(subject: TracedPolicy, reward: Checkpoint, loader: str | None, args: PPOConfig) -> PreTrainedModel:
     """The reward model. Raises ZooError where a download names the code that loads it."""
     if loader is not None and not subject.trusted:
         raise ZooError(
@@ -368,7 +375,7 @@ def _state(path: Path) -> tuple[float, RunningScores]:
     return kl_coef, seen
 
 
-def _tokenizer(one: Source) -> PreTrainedTokenizerBase:
+def _tokenizer(one: Checkpoint) -> PreTrainedTokenizerBase:
     return load_tokenizer(one.path, name=one.name)
 
 

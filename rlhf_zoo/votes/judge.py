@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..evaluation.votes import summary
-from ..hub.refusals import hub_name, refusals_as
+from ..hub.connect import CLIENT
+from ..hub.refusals import refusals_as
 from ..hub.weights import Origin, equal_weights
 from .data import HubVotes
 from .vote import Shown, Vote
@@ -21,7 +22,7 @@ def votes_on(name: str, *, ppo: Sequence[Origin], sft: Sequence[Origin], seed: i
     where both sides have these weights. win_rate is None without any, and `problem` then says why. Raises ZooError
     where the data set cannot be read.
     """
-    with refusals_as(f"The votes of {name} cannot be read on {hub_name()}", "check the name, --hub and the token."):
+    with refusals_as(f"The votes of {name} cannot be read on {CLIENT.name}", "check the name, --hub and the token."):
         votes = HubVotes(name).read()
     known: dict[tuple[str, Origin], bool] = {}
 

@@ -32,7 +32,7 @@ HEAVY = (
 )  # fmt: skip
 COMMANDS = {
     "ablate", "baseline", "card", "compare", "doctor", "ensemble", "eval", "hub", "hub env", "hub serve", "hub status",
-    "hub token", "hub token list", "hub token revoke", "lineage", "ppo",
+    "hub token", "hub token list", "hub token revoke", "lineage", "new", "ppo",
     "pull", "push", "recipes", "recipes copy", "recipes keys", "recipes list", "recipes show", "recipes validate",
     "reproduce", "reward", "run", "sft", "trace",
     "hub export", "install-hf-extension", "space", "space deploy", "uninstall-hf-extension", "zoo",
@@ -225,7 +225,7 @@ def test_a_hub_that_does_not_answer(tmp_path):
     # Nothing is published, but what PPO starts from is neither in the run directory nor in reach.
     done = zoo("ppo", "tiny-world", "--hub", url, "--output_dir", "run", home=tmp_path, cwd=tmp_path, **token)
     assert done.returncode == 2 and len(errors(done.stderr)) == 1
-    assert f"local/tiny-world-sft cannot be fetched from {url}" in done.stderr
+    assert f"local/tiny-world-sft@best is not in the cache, and {url} does not give it (" in done.stderr
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["data"]
 
 

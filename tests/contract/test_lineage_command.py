@@ -17,6 +17,7 @@ from rlhf_zoo.catalog.family import draw
 from rlhf_zoo.catalog.lineage import find_family
 from rlhf_zoo.commands import lineage as command
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import CLIENT
 from rlhf_zoo.record import StageRecord, fingerprint
 
 HOSTILE = "toy\x1b[31m\x9b31m\u202e [red]:warning:"
@@ -66,7 +67,7 @@ def published(module_hub: ThreadHub) -> ThreadHub:
 @pytest.fixture
 def lineage(published: ThreadHub, at_module_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """What the command prints, in this process."""
-    monkeypatch.setattr(command, "settle_hub", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(command, "settle_hub", lambda *_, **__: contextlib.nullcontext(CLIENT))
     return lambda *arguments: CliRunner().invoke(command.lineage, arguments, catch_exceptions=False).stdout
 
 

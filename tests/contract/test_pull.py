@@ -29,7 +29,7 @@ from zoo_process import COMMAND, environment, errors, wait_until, zoo
 
 from rlhf_zoo.commands import pull as command
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.hub.connect import CLIENT, Hub
 from rlhf_zoo.hub.publish import SENT
 from rlhf_zoo.hub.pull import fetch
 from rlhf_zoo.hub_server.handler import Handler
@@ -77,7 +77,7 @@ def commits(module_hub: ThreadHub) -> dict[int, str]:
 @pytest.fixture
 def pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """The command in this process, whose clients talk to a Hub already."""
-    monkeypatch.setattr(command, "settle_hub", lambda *_, **__: contextlib.nullcontext())
+    monkeypatch.setattr(command, "settle_hub", lambda *_, **__: contextlib.nullcontext(CLIENT))
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: CliRunner().invoke(command.pull, arguments, catch_exceptions=False)
 

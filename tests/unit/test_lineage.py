@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from rlhf_zoo.catalog import lineage
 from rlhf_zoo.catalog.lineage import Lineage, find_lineage
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub import refs
+from rlhf_zoo.hub.pull import Pulled
 
 CARD: dict[str, Any] = {
     "stage": "ppo",
@@ -38,7 +39,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         folder.mkdir(exist_ok=True)
         return folder
 
-    monkeypatch.setattr(lineage, "pull", pull)
+    monkeypatch.setattr(refs, "fetch", lambda name, **_: Pulled(name.partition("@")[0], "main", "c", pull(name), []))
 
     def run(card: Any, ppo: str = "local/x-ppo", **flags: str) -> Lineage:
         if card is not None:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_zoo.catalog.lineage import Lineage, Source
+from rlhf_zoo.catalog.lineage import Lineage
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.refs import Checkpoint
 from rlhf_zoo.page import held_out
 from rlhf_zoo.record import StageRecord
 
@@ -17,7 +18,7 @@ CARD = {"prompts": ["of the card", "of the card", 7]}
 
 
 def lineage(folder: Path) -> Lineage:
-    source = Source(str(folder), folder)
+    source = Checkpoint(str(folder), folder)
     return Lineage(source, source, None, CARD)
 
 

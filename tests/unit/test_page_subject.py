@@ -8,15 +8,16 @@ import pytest
 from card_run import make_runs
 
 from rlhf_zoo.catalog.ablation import Ablation, Run
-from rlhf_zoo.catalog.lineage import Lineage, Source, published_at
+from rlhf_zoo.catalog.lineage import Lineage
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.refs import Checkpoint
 from rlhf_zoo.page import subject
 
 COMMIT = "0123456789" * 4
 
 
 def lineage(name: str, path: Path) -> Lineage:
-    source = Source(name, path)
+    source = Checkpoint(name, path)
     return Lineage(source, source, None, {})
 
 
@@ -25,18 +26,10 @@ def listing(repo: str, *steps: int) -> dict:
     return {"repo": repo, "note": None, "checkpoints": rows}
 
 
-@pytest.mark.parametrize(
-    ("name", "folder", "found"),
-    [
-        ("local/x@best", COMMIT, ("local/x", COMMIT, "best")),
-        ("local/x", COMMIT, ("local/x", COMMIT, None)),
-        (f"local/x@{COMMIT}", COMMIT, ("local/x", COMMIT, None)),
-        ("../x", COMMIT, (None, None, None)),
-        ("/", "/", (None, None, None)),
-    ],
-)
-def test_where_a_model_is_published(tmp_path: Path, name: str, folder: str, found: tuple) -> None:
-    assert published_at(Source(name, tmp_path / folder)) == found
+def test_where_a_model_is_published(tmp_path: Path) -> None:
+    for name, tag in (("local/x@best", "best"), ("local/x", None), (f"local/x@{COMMIT}", None)):
+        assert Checkpoint(name, tmp_path, "local/x", COMMIT).published_at == ("local/x", COMMIT, tag)
+    assert Checkpoint("x@best", tmp_path).published_at == (None, None, None)
 
 
 def test_a_run_of_this_machine_has_its_checkpoints(tmp_path: Path) -> None:

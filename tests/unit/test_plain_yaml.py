@@ -11,7 +11,7 @@ import pytest
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.plain_yaml import MAX_CHARACTERS, MAX_DEPTH, MAX_NODES, BadYAML, load_yaml
-from rlhf_zoo.runs.data import _benchmark
+from rlhf_zoo.runs.sources import benchmark
 from rlhf_zoo.votes.data import HubVotes
 
 pytestmark = pytest.mark.attack
@@ -112,11 +112,11 @@ class OneReadme:
 
 @pytest.mark.parametrize("text", ["a: " + "[" * 20_000, "tasks: !!timestamp foo", "- x", "\ud800"])
 def test_an_eval_yaml_that_harms_registers_nothing(text: str) -> None:
-    assert _benchmark(text) is None
+    assert benchmark(text) is None
 
 
 def test_an_eval_yaml_is_read() -> None:
-    assert _benchmark("name: x\ntasks: [{id: 1, split: test}, {}]") == {
+    assert benchmark("name: x\ntasks: [{id: 1, split: test}, {}]") == {
         "name": "x",
         "tasks": [{"id": "1", "split": "test"}],
     }

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from zoo_process import errors, zoo
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub import publish
-from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.hub.connect import CLIENT, Hub
 from rlhf_zoo.hub.publish import tag_name
 from rlhf_zoo.hub_server import create_token
 from rlhf_zoo.hub_server.application import Application
@@ -349,7 +350,7 @@ def test_a_wrong_or_reading_token_ends_a_run_before_it_begins(thread_hub, tmp_pa
     ):
         monkeypatch.setenv("HF_TOKEN", token)
         with pytest.raises(ZooError) as refused:
-            publish.check_access(None, token_from="RLHF_ZOO_HUB_TOKEN")
+            publish.check_access(None, hub=replace(CLIENT, token_from="RLHF_ZOO_HUB_TOKEN"))
         assert message in str(refused.value) and "hub_wrong" not in str(refused.value)
     options = ("--hub", url, "--push_to_hub", "--output_dir", "run")
     done = zoo("run", "tiny-world", *options, home=tmp_path / "home", cwd=tmp_path, RLHF_ZOO_HUB_TOKEN="hub_wrong")

@@ -20,11 +20,11 @@ from toy_models import save_toys
 
 import rlhf_zoo
 from rlhf_zoo import page
-from rlhf_zoo.catalog.lineage import Source
 from rlhf_zoo.commands.space import _tell
 from rlhf_zoo.comparison import Comparison
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.hub.refs import Checkpoint
 from rlhf_zoo.page import Subject, serve
 from rlhf_zoo.space.chosen import Chosen, chosen
 from rlhf_zoo.space.deploy import Deployed
@@ -204,7 +204,7 @@ def test_zero_gpu_takes_the_function_that_computes(monkeypatch: pytest.MonkeyPat
         return run
 
     toys = save_toys(tmp_path / "toys")
-    source = {role: Source("me/x", getattr(toys, role)) for role in ("ppo", "sft")}
+    source = {role: Checkpoint("me/x", getattr(toys, role)) for role in ("ppo", "sft")}
     subject = Subject(Comparison.load(ppo=toys.ppo, sft=toys.sft), rlhf_zoo.Lineage(**source, reward=None))
     app = compare._app()
     monkeypatch.setattr(app, "GPU", gpu)

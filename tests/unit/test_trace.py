@@ -31,10 +31,11 @@ from transformers import PreTrainedModel
 from zoo_process import errors, zoo
 
 from rlhf_zoo.actor_critic import shared_value_head
-from rlhf_zoo.catalog import lineage
-from rlhf_zoo.catalog.lineage import Source
 from rlhf_zoo.cli import cli
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub import refs
+from rlhf_zoo.hub.pull import Pulled
+from rlhf_zoo.hub.refs import Checkpoint
 from rlhf_zoo.models import critic_from, load_causal, load_classifier
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.control import FixedKL, RunningScores
@@ -286,11 +287,13 @@ def test_another_tokenizer_and_a_lost_critic(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "ppo/checkpoint-2", tmp_path / "old")
     (tmp_path / "old" / "COMPLETE").unlink()  # it says what training saved, and this is to be another
     make_tokenizer("lkjihgfedcba:;").save_pretrained(tmp_path / "old")
-    strange = replace(found, old=Source("strange", tmp_path / "old"))
+    strange = replace(found, old=Checkpoint("strange", tmp_path / "old"))
     with pytest.raises(ZooError, match=r"strange has another tokenizer than .*checkpoint-3, so its log-probabilities"):
         trace_checkpoint(strange, "cd", columns={"answer": "e"})
     shutil.rmtree(tmp_path / "old" / "critic")
-    lost = replace(found, policy=Source("lost", tmp_path / "old"), reference=Source("lost", tmp_path / "old"), old=None)
+    lost = replace(
+        found, policy=Checkpoint("lost", tmp_path / "old"), reference=Checkpoint("lost", tmp_path / "old"), old=None
+    )
     with pytest.raises(ZooError, match="lost holds no critic/, so it has no values"):
         trace_checkpoint(lost, "cd", columns={"answer": "e"})
 
@@ -322,9 +325,8 @@ def hub(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
             raise ZooError(f"{name} has no such revision.")
         return known[name]
 
-    for module in (tracing, lineage):
-        monkeypatch.setattr(module, "pull", pull)
-    monkeypatch.setattr(tracing, "_tags", lambda repo: {step: f"step-{step:06d}" for step in (1, 2, 3)})
+    monkeypatch.setattr(refs, "fetch", lambda name, **_: Pulled(name.partition("@")[0], "main", "c", pull(name), []))
+    monkeypatch.setattr(tracing, "_tags", lambda *_: {step: f"step-{step:06d}" for step in (1, 2, 3)})
     return known
 
 

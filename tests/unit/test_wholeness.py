@@ -98,7 +98,7 @@ def test_what_is_harmed_is_named_and_the_last_whole_one_offered(tmp_path: Path, 
         lambda: check_whole(path),
         lambda: load_causal(path),
         lambda: load_classifier(path),
-        lambda: publish_checkpoint(path, "local/x", hub="local", **sent),
+        lambda: publish_checkpoint(path, "local/x", **sent),
         lambda: publish_release(path, "local/x", told="", **sent),
     ):
         with pytest.raises(ZooError, match=said):
@@ -256,7 +256,9 @@ def test_it_is_restored_where_it_was_published(
     shutil.rmtree(chosen)
     asked = []
     monkeypatch.setattr(
-        huggingface_hub, "snapshot_download", lambda repo, revision: (asked.append((repo, revision)), str(published))[1]
+        huggingface_hub,
+        "snapshot_download",
+        lambda repo, revision, **_: (asked.append((repo, revision)), str(published))[1],
     )
     context.restore_chosen("sft")
     context.restore_chosen("sft")

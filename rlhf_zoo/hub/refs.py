@@ -1,0 +1,84 @@
+"""What a name means: a folder, else a repository of the target Hub, else one of the source of models and data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TypeVar
+
+from ..errors import ZooError
+from .connect import CLIENT, Hub
+from .pull import fetch, split_revision
+
+__all__ = ["NOT_LOADED", "Checkpoint", "ask", "came_from", "resolve"]
+
+#: Other forms of a model's weights, and what other programs read: none of it is loaded here.
+NOT_LOADED = (
+    "*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "*.tflite",
+    "*.ot", "consolidated*", "onnx/*", "openvino/*", "coreml/*", "original/*",
+)  # fmt: skip
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model on this machine, by the name that a user or a card gave it. repo, commit, hub: None of a folder."""
+
+    name: str
+    path: Path
+    repo: str | None = None
+    commit: str | None = None
+    hub: Hub | None = None
+
+    @property
+    def published_at(self) -> tuple[str | None, str | None, str | None]:
+        """(repository, commit, the branch or tag that its name asks for); Nones of a folder."""
+        revision = split_revision(self.name)[1] if self.repo else None
+        return self.repo, self.commit, None if revision is None or _COMMIT.fullmatch(revision) else revision
+
+
+def resolve(
+    name: str | Path, hub: Hub = CLIENT, *, revision: str | None = None, but: Sequence[str] = NOT_LOADED
+) -> Checkpoint:
+    """The folder `name`, or NAMESPACE/NAME[@REVISION] fetched from `hub`, else from its source, into the cache.
+
+    but: patterns of the files that stay there. Raises ZooError for what neither
+    has, for a revision that is missing where the repository is, and for a model that is a pickle.
+    """
+    if Path(name).is_dir():
+        return Checkpoint(str(name), Path(name))
+    full = f"{name}@{revision}" if revision else str(name)
+    at, pulled = ask(full, hub, lambda one: fetch(full, hub=one, but=but))
+    pickled = next((path for path in pulled.left if fnmatch(path, "pytorch_model*.bin")), None)
+    if pickled is not None and not any(file.path.endswith(".safetensors") for file in pulled.files):
+        raise ZooError(
+            f"{full} has {pickled}, a pickle, which can run code and is not read here: take a revision of it with "
+            "safetensors, or convert it."
+        )
+    return Checkpoint(full, pulled.path, pulled.repo, pulled.commit, at)
+
+
+def came_from(found: Hub, target: Hub) -> dict[str, str]:
+    """What a lineage says of the Hub that it was found on, where that is not the run's own."""
+    return {} if found.label == target.label else {"hub": found.label}
+
+
+def ask(name: str, hub: Hub, look: Callable[[Hub], T]) -> tuple[Hub, T]:
+    """(the Hub that answered, its answer): `hub`, and only where that has no such repository, its source."""
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    try:
+        return hub, look(hub)
+    except ZooError as error:
+        missing = error.__cause__
+        elsewhere = isinstance(missing, RepositoryNotFoundError) and not isinstance(missing, GatedRepoError)
+        if hub.source is None or not elsewhere:
+            raise
+    try:
+        return hub.source, look(hub.source)
+    except ZooError as error:
+        raise ZooError(f"{hub.name} has no {name}, and was asked first. {error}") from error.__cause__

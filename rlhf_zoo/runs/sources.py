@@ -1,0 +1,162 @@
+"""Data sets as stages load them: a folder, or a repository of the Hub that has it, at a commit."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from ..data import need_columns
+from ..errors import ZooError
+from ..hub.connect import CLIENT, Hub
+from ..hub.refs import ask, came_from
+from ..hub.refusals import client_errors, is_disk_full, reason, refusals_as
+from ..plain_yaml import BadYAML, load_yaml
+from ..record import fingerprint, records_at_rest
+
+__all__ = ["DataSource", "benchmark", "digest", "find_data", "reading_from"]
+
+log = logging.getLogger(__name__)
+
+BENCHMARK = "eval.yaml"  # in a data set's repository: the Hub's mark of a benchmark
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """Where the stages load from: a Hub id at a commit, or a folder."""
+
+    location: str
+    revision: str | None
+    lineage: Mapping[str, Any]
+    hub: Hub = CLIENT
+
+    def load(self, configuration: str | None, split: str, *, columns: list[str]) -> datasets.Dataset:
+        """One split. Raises ZooError when it, its configuration or a column is not there, or it is empty."""
+        what = f"The data set {self.location}" + (f", configuration {configuration}" if configuration else "")
+        try:
+            # The sender notes in the folder of a run's data where they were published.
+            with records_at_rest(), reading_from(self.hub) as options:
+                if (cache := _cache_of(self.location)) is not None:
+                    options["cache_dir"] = cache
+                loaded = datasets.load_dataset(
+                    self.location, configuration, split=split, revision=self.revision, **options
+                )
+        except StopIteration as error:  # what the loader says of a file without rows
+            raise ZooError(f"{what}, split {split}, is empty: give it rows.") from error
+        except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
+            if is_disk_full(error):
+                raise
+            raise ZooError(
+                f"{what}, split {split}, cannot be loaded ({reason(error)}): check the names of the data set, its "
+                "configuration and its split, and --hub."
+            ) from error
+        need_columns(loaded, columns, of=f"{what}, split {split},")
+        return loaded
+
+    def first_row(self, configuration: str | None, split: str) -> dict[str, Any] | None:
+        """None of an empty split; the rest is not fetched. Raises what the client and datasets raise."""
+        with reading_from(self.hub) as options:
+            rows = datasets.load_dataset(
+                self.location, configuration, split=split, revision=self.revision, streaming=True, **options
+            )
+            return next(iter(rows), None)
+
+
+@contextlib.contextmanager
+def reading_from(hub: Hub) -> Iterator[dict[str, Any]]:
+    """`datasets` keeps the address of one Hub; inside, it is this one's, and calls take these keywords."""
+    config, known = datasets.config, ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+    before = {name: getattr(config, name) for name in known}
+    if hub.endpoint in (None, before["HF_ENDPOINT"]):
+        yield {}
+        return
+    for name, value in zip(known, (hub.endpoint, hub.offline, hub.offline), strict=True):
+        setattr(config, name, value)
+    try:
+        yield {"token": hub.token} | ({} if hub.data_cache is None else {"cache_dir": str(hub.data_cache)})
+    finally:
+        for name, value in before.items():
+            setattr(config, name, value)
+
+
+def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str, Any] | None = None) -> DataSource:
+    """The data set `name`: a folder, or a repository of `hub`, else of its source. Its lineage has repo, commit and,
+    where it is one, the benchmark that it is registered as.
+
+    before: the lineage that the run wrote when it began, whose commit stands. Where a Hub does not answer, the data set
+    may lie in the cache all the same, and what the recipe says stands. Raises ZooError where no Hub has it.
+    """
+    told = fingerprint({"repo": name, "commit": revision})
+    at: Hub = hub
+    if before is not None and before.get("fingerprint") == told:
+        found = before
+        if hub.source is not None and found.get("hub") == hub.source.label:
+            at = hub.source
+    elif Path(name).is_dir():
+        found = {"repo": None, "commit": None}  # a folder has no name that others know
+    else:
+        at, found = _looked_up(name, revision, hub)
+    return DataSource(name, found.get("commit") or revision, {**found, "fingerprint": told}, at)
+
+
+def _looked_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, Any]]:
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    asked: list[Hub] = []
+
+    def look(one: Hub) -> dict[str, Any]:
+        asked.append(one)
+        with refusals_as(f"The data set {name} is not on {one.name}, or cannot be had", "check its name."):
+            info = one.api().dataset_info(name, revision=revision)
+            found: dict[str, Any] = {"repo": name, "commit": info.sha}
+            if any(file.rfilename == BENCHMARK for file in info.siblings or []):
+                path = one.file(name, BENCHMARK, repo_type="dataset", revision=info.sha)
+                found["benchmark"] = benchmark(path.read_text(encoding="utf-8"))
+            return found
+
+    try:
+        at, found = ask(name, hub, look)
+    except ZooError as error:
+        if len(asked) > 1 and isinstance(error.__cause__, RepositoryNotFoundError):
+            raise
+        log.info("The data set %s was not looked up: %s", name, error)
+        return asked[-1], {"repo": name, "commit": revision}
+    return at, found | came_from(at, hub)
+
+
+def benchmark(text: str) -> dict[str, Any] | None:
+    """{name, tasks: [{id, config, split}]} of an eval.yaml, or None for one that registers nothing."""
+    try:
+        said = load_yaml(text)
+    except BadYAML:
+        return None
+    tasks = said.get("tasks") if isinstance(said, Mapping) else None
+    kept = [
+        {key: str(task[key]) for key in ("id", "config", "split") if task.get(key) is not None}
+        for task in (tasks if isinstance(tasks, list) else [])
+        if isinstance(task, Mapping) and task.get("id") is not None
+    ]
+    return {"name": str(said.get("name") or ""), "tasks": kept} if kept else None
+
+
+def _cache_of(location: str) -> str | None:
+    """A cache of its own for each content of a local folder: the usual one tells folders apart by their last name."""
+    folder = Path(location)
+    if not folder.is_dir():
+        return None
+    return str(Path(datasets.config.HF_DATASETS_CACHE) / "folders" / digest(folder)[:32])
+
+
+def digest(folder: Path, ending: str = "") -> str:
+    """sha256 over the names and bytes of the files in a folder that end so."""
+    content = hashlib.sha256()
+    for path in sorted(path for path in folder.rglob(f"*{ending}") if path.is_file()):
+        content.update(str(path.relative_to(folder)).encode())
+        content.update(path.read_bytes())
+    return content.hexdigest()

@@ -1,0 +1,172 @@
+"""Models and data from one Hub, the run on another: neither is told the other's token, nor asked for what it has."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import yaml
+from hub_fixture import base_environment
+from miniatures import load, save
+from schemas import make_recipe
+from thread_hub import ThreadHub
+
+from rlhf_zoo.cli import cli
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import REAL, Hub, choose_source, point_clients
+from rlhf_zoo.hub.refs import resolve
+from rlhf_zoo.hub_server import create_token
+from rlhf_zoo.hub_server.handler import Handler
+
+BASE, VALUE, DATA = "maker/base", "maker/value", "maker/pairs"
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> set[tuple[int, str | None]]:
+    """(port, Authorization) of every request that a Hub got."""
+    found: set[tuple[int, str | None]] = set()
+    parse = Handler.parse_request
+
+    def listening(self: Handler) -> bool:
+        parsed = parse(self)
+        found.add((self.server.server_address[1], self.headers.get("Authorization")))
+        return parsed
+
+    monkeypatch.setattr(Handler, "parse_request", listening)
+    return found
+
+
+@pytest.fixture
+def hubs(tmp_path: Path, told: set) -> Iterator[tuple[ThreadHub, ThreadHub]]:
+    """(the source, with a model and data; the target, empty), and an environment that knows of neither's cache."""
+    (tmp_path / "a").mkdir(), (tmp_path / "b").mkdir()
+    source, target = ThreadHub(tmp_path / "a" / "hub"), ThreadHub(tmp_path / "b" / "hub")
+    own = {"HOME": str(tmp_path), "RLHF_ZOO_HOME": str(tmp_path / "zoo"), "RLHF_ZOO_HUB_TOKEN": target.token}
+    with patch.dict(os.environ, base_environment() | own, clear=True):
+        yield source, target
+    point_clients()
+    source.close(), target.close()
+
+
+@pytest.fixture
+def recipe(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """On models and data of the source, a pickle beside the weights."""
+    source, _ = hubs
+    made = make_recipe(tmp_path, "trl-lib/tldr-preference", "plain")
+    base = save("GPT-2", tmp_path / "base")
+    (base / "pytorch_model.bin").write_bytes(b"a pickle")
+    value, _ = load("GPT-2")
+    value.resize_token_embeddings(296)  # SFT adds a PAD
+    value.save_pretrained(tmp_path / "value")
+    there = ((BASE, "model", base), (VALUE, "model", tmp_path / "value"), (DATA, "dataset", tmp_path / "data"))
+    for repo, kind, folder in there:
+        source.api().create_repo(repo, repo_type=kind)
+        source.api().upload_folder(repo_id=repo, repo_type=kind, folder_path=folder)
+        shutil.rmtree(folder)
+    for name, changes in (("recipe", {"dataset_name": DATA}), ("sft", {"model_name_or_path": BASE})):
+        keys = yaml.safe_load((made / f"{name}.yaml").read_text()) | changes
+        keys = {key: value for key, value in keys.items() if key not in ("architecture", "tokenizer")}
+        (made / f"{name}.yaml").write_text(yaml.safe_dump(keys))
+    ppo = yaml.safe_load((made / "ppo.yaml").read_text()) | {"value_model_name_or_path": VALUE}
+    (made / "ppo.yaml").write_text(yaml.safe_dump(ppo))
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def zoo(*arguments: str) -> None:
+    cli.main(list(arguments), prog_name="rlhf-zoo", standalone_mode=False)
+
+
+def test_the_whole_chain(
+    hubs: tuple[ThreadHub, ThreadHub], recipe: Path, told: set, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    source, target = hubs
+    told.clear()
+    where = ("--hub", target.url, "--source_hub", source.url, "--output_dir", "run")
+    zoo("run", "mine", *where, "--push_to_hub", "--namespace", "local")
+    assert {token for port, token in told if port == source.port} == {None}
+    # A large file is sent to an address that is signed.
+    assert {token for port, token in told if port == target.port} - {None} == {f"Bearer {target.token}"}
+    run = {stage: json.loads(Path("run", stage, "run.json").read_text()) for stage in ("sft", "reward", "ppo")}
+    base = run["sft"]["parents"]["base"]
+    assert (base["repo"], base["hub"]) == (BASE, source.url)
+    assert {(one["dataset"]["repo"], one["dataset"]["hub"]) for one in run.values()} == {(DATA, source.url)}
+    cached = {path.name for path in (tmp_path / "zoo").rglob("models--maker--base/snapshots/*/*")}
+    assert "model.safetensors" in cached and "pytorch_model.bin" not in cached
+    assert {one.id for one in target.api().list_models()} == {"local/mine-sft", "local/mine-reward", "local/mine-ppo"}
+    assert f"base_model: {BASE}" in Path("run/sft/README.md").read_text()
+    zoo("eval", "local/mine-ppo", "--against", "local/mine-sft", "--judge", "schemas:judge", "--prompts", "2", "--split", "train",
+        "--reward", "none", *where[:4], "--output_dir", "compared")  # fmt: skip
+    assert "Hub: " + target.url in capsys.readouterr().err
+
+
+def test_what_is_asked_of_whom(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path) -> None:
+    first, second = hubs
+    for hub, repo in ((first, "maker/both"), (second, "maker/both"), (second, "maker/second"), (first, "maker/pickle")):
+        hub.api().create_repo(repo)
+        name = "pytorch_model.bin" if repo == "maker/pickle" else "model.safetensors"
+        hub.api().upload_file(path_or_fileobj=hub.url.encode(), path_in_repo=name, repo_id=repo)
+    second.api().create_repo("maker/hidden", private=True)
+    source = Hub("other", second.url, "a test", token=False, cache=tmp_path / "second")
+    both = Hub("other", first.url, "a test", token=first.token, cache=tmp_path / "first", source=source)
+    assert resolve("maker/both", both).path.joinpath("model.safetensors").read_text() == first.url
+    assert resolve("maker/second", both).path.joinpath("model.safetensors").read_text() == second.url
+    for name, message in (
+        ("maker/both@v9", "maker/both has no revision 'v9'"),
+        ("maker/hidden", f"{first.url} has no maker/hidden, and was asked first. There is no repository 'maker/hidden' "
+                         f"on {second.url}"),
+        ("maker/pickle", "has pytorch_model.bin, a pickle"),
+    ):  # fmt: skip
+        with pytest.raises(ZooError, match=message):
+            resolve(name, both)
+    silent = replace(both, source=replace(source, endpoint="http://127.0.0.1:9"))
+    with pytest.raises(ZooError, match=rf"{first.url} has no maker/none, .*http://127.0.0.1:9 does not give it"):
+        resolve("maker/none", silent)
+    assert resolve("maker/second", silent).commit, "from the cache"
+
+
+@pytest.mark.parametrize(
+    ("flag", "target", "env", "endpoint"),
+    [
+        (None, "local", {}, REAL),
+        (None, "local", {"HF_ENDPOINT": "https://hub.example.com/"}, "https://hub.example.com"),
+        (None, REAL, {}, None),
+        ("none", "local", {}, None),
+        ("local", "local", {}, None),
+        ("https://other.example.com", "local", {}, "https://other.example.com"),
+    ],
+)
+def test_which_source(flag: str | None, target: str, env: dict[str, str], endpoint: str | None) -> None:
+    hub = Hub("local", None, "a test") if target == "local" else Hub("huggingface", target, "a test")
+    found = choose_source(flag, hub, environment=env)
+    assert (None if found is None else found.endpoint) == endpoint
+    with pytest.raises(ZooError, match=r"--source_hub is .* which would send a token unencrypted"):
+        choose_source("http://x.com", hub, environment={})
+
+
+def test_the_users_token_goes_to_the_users_hub(hubs: tuple[ThreadHub, ThreadHub], told: set) -> None:
+    """HF_ENDPOINT is the source then, with HF_TOKEN; another --source_hub gets RLHF_ZOO_SOURCE_TOKEN alone."""
+    from rlhf_zoo.hub.connect import connect
+
+    source, target = hubs
+    mine, other = create_token(source.root, "write"), create_token(source.root, "read")
+    source.api().create_repo("maker/x", private=True)
+    made = choose_source(source.url, Hub("other", target.url, "a test"))
+    for given, sent in (
+        ({"HF_ENDPOINT": source.url, "HF_TOKEN": mine}, mine),
+        ({"HF_TOKEN": "hf_real", "RLHF_ZOO_SOURCE_TOKEN": other}, other),
+    ):
+        told.clear()
+        with (
+            patch.dict(os.environ, given),
+            connect(Hub("other", target.url, "a test"), made) as hub,
+        ):
+            assert hub.source is not None and hub.source.api().model_info("maker/x").private
+            assert hub.api().whoami()["name"] == "local"
+        assert told == {(source.port, f"Bearer {sent}"), (target.port, f"Bearer {target.token}")}
