@@ -30,6 +30,8 @@ from ..evaluation.judge_check import JudgeCheck, check_judge
 from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
 from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.pairwise import FunctionPairJudge, PairJudge
+from ..hub.connect import CLIENT, Hub
+from ..hub.refs import resolve
 from ..plugins import JUDGES, REWARDS, did_you_mean, load_object, registered
 from ..record import StageRecord
 from ..rewards import RewardModel
@@ -48,7 +50,6 @@ __all__ = [
     "check_names",
     "checked",
     "checks_answers",
-    "model_folder",
     "open_panel",
     "scores",
 ]
@@ -188,11 +189,11 @@ def checked(panel: Panel, pairs: Dataset, *, seed: int) -> dict[str, JudgeCheck]
 
 
 def check_names(
-    names: Sequence[str], llm: LLMConfig, *, labeled: Labeled | None = None, seed: int = 1, look_up: bool = True
+    names: Sequence[str], llm: LLMConfig, *, labeled: Labeled | None = None, seed: int = 1, hub: Hub | None = CLIENT
 ) -> None:
     """Raises ZooError for a judge that cannot be had, as far as that can be told before models are loaded.
 
-    labeled: rows for the classifier; None does not look at them. look_up: whether to ask the Hub for what it has.
+    labeled: rows for the classifier; None does not look at them. hub: None is not asked what it has.
     """
     doubled = next((name for name in names if list(names).count(name) > 1), None)
     if doubled is not None:
@@ -202,7 +203,7 @@ def check_names(
         if kind == "classifier" and labeled is not None:
             _check_labels(labeled, seed)
         elif kind == "reward":
-            _check_reward_model(argument, look_up=look_up)
+            _check_reward_model(argument, hub)
         elif kind == "rule":
             RuleJudge(argument)
         elif kind == "llm":
@@ -216,8 +217,8 @@ def check_names(
             from ..votes.data import HubVotes
 
             HubVotes(argument)
-            if look_up:
-                _check_on_hub(name, argument, None, repo_type="dataset")
+            if hub is not None:
+                _check_on_hub(name, argument, None, repo_type="dataset", hub=hub)
         if place == 0 and kind in ("pairs", "votes"):
             raise ZooError(
                 f"The first judge scores single completions, and {name} only says which of two is preferred: name "
@@ -237,14 +238,15 @@ def open_panel(
     lexicon: str | None = None,
     use_cpu: bool = False,
     same_labels: Path | None = None,
+    hub: Hub = CLIENT,
 ) -> Panel:
     """Opens the judges by name, the first as the headline's, under `title` and `description` where they are given.
 
     labeled: rows with text and label for the classifier, read where it is named. folder: where an LLM's answers are
-    kept. lexicon: a folder of opinion words, a judge of its own. same_labels: where the reward
-    model of that judge is. Raises ZooError for a judge that cannot be had.
+    kept. lexicon: a folder of opinion words, a judge of its own. same_labels: where the reward model of that judge is.
+    Raises ZooError for a judge that cannot be had.
     """
-    check_names(names, llm)
+    check_names(names, llm, hub=hub)
     scoring: list[Judge] = []
     comparing: list[PairJudge] = []
     votes: list[str] = []
@@ -253,13 +255,13 @@ def open_panel(
         if kind == "classifier":
             scoring.append(ClassifierJudge.train(labeled(), seed=seed))
         elif kind == "reward":
-            scoring.append(RewardJudge(name, _reward(argument, use_cpu=use_cpu)))
+            scoring.append(RewardJudge(name, _reward(argument, use_cpu=use_cpu, hub=hub)))
         elif kind == SAME_LABELS:
             if same_labels is None:
                 raise ZooError(
                     f"The judge {SAME_LABELS} is one of a recipe's run: name another, such as reward:RUN/judge/reward."
                 )
-            own = _reward(str(same_labels), use_cpu=use_cpu)
+            own = _reward(str(same_labels), use_cpu=use_cpu, hub=hub)
             scoring.append(RewardJudge("same labels", own, description=OF_SAME_LABELS))
         elif kind == "rule":
             scoring.append(RuleJudge(argument))
@@ -325,7 +327,7 @@ def _check_labels(labeled: Labeled, seed: int) -> None:
         ) from error
 
 
-def _check_reward_model(name: str, *, look_up: bool) -> None:
+def _check_reward_model(name: str, hub: Hub | None) -> None:
     from ..hub.pull import split_revision
     from ..json_values import hub_id
 
@@ -334,45 +336,41 @@ def _check_reward_model(name: str, *, look_up: bool) -> None:
     repo, revision = split_revision(name)
     if hub_id(repo) is None:
         raise ZooError(f"The judge reward:{name} is no folder and no repository: write reward:NAMESPACE/NAME.")
-    if look_up:
-        _check_on_hub(f"reward:{name}", repo, revision, repo_type="model")
+    if hub is not None:
+        _check_on_hub(f"reward:{name}", repo, revision, repo_type="model", hub=hub)
 
 
-def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str) -> None:
+def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str, hub: Hub) -> None:
     """Raises ZooError for what the Hub says it does not have; where it does not answer, that shows later."""
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    from ..hub.connect import CLIENT
     from ..hub.refusals import client_errors, reason
 
-    try:
-        HfApi().repo_info(repo, revision=revision, repo_type=repo_type)
-    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise ZooError(
-            f"The judge {judge} is not on {CLIENT.name}, or this token may not read it: check its name."
-        ) from error
-    except client_errors() as error:
-        log.info("Whether the judge %s exists cannot be checked now (%s).", judge, reason(error))
+    for one in (hub, hub.source):
+        try:
+            if one is not None:
+                one.api().repo_info(repo, revision=revision, repo_type=repo_type)
+                return
+        except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+            missing = error
+        except client_errors() as error:
+            log.info("Whether the judge %s exists cannot be checked now (%s).", judge, reason(error))
+            return
+    raise ZooError(
+        f"The judge {judge} is not on {hub.name}, or this token may not read it: check its name."
+    ) from missing
 
 
-def _reward(name: str, *, use_cpu: bool) -> RewardModel:
+def _reward(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
     from ..model_files import load_tokenizer
     from ..models import load_classifier
 
-    path = model_folder(name)
+    path = resolve(name, hub).path
     if not (path / "config.json").is_file():  # a stage of a run: the checkpoint that it chose
         path = StageRecord(path).chosen_checkpoint() or path
     model = on_device(load_classifier(path), use_cpu=use_cpu)
     tokenizer = load_tokenizer(path, name=f"The judge reward:{name}")
     return RewardModel(model, tokenizer, tokenizer)
-
-
-def model_folder(name: str) -> Path:
-    """A folder, or where NAMESPACE/NAME[@REVISION] was pulled to."""
-    from ..hub.pull import pull
-
-    return Path(name) if Path(name).is_dir() else pull(name)
 
 
 def _llm(model: str, config: LLMConfig, cache: Path | None) -> LLMJudge:

@@ -172,7 +172,8 @@ def check_judges(context: RunContext) -> None:
     config = evaluation_of(context)
     if SAME_LABELS in config.names:
         check_same_labels(context)
-    check_names(config.names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=context.shared.seed)
+    seed, hub = context.shared.seed, context.hub
+    check_names(config.names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
     if config.lexicon is not None:
         from ..corpora.product_remarks import lexicon
 
