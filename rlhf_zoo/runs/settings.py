@@ -181,6 +181,10 @@ class RewardArguments(DataArguments):
     preference: str | None = field(
         default=None, metadata={"help": "module:attribute of (text_a, text_b, rng) -> 0 or 1, the preferred one."}
     )
+    judge_share: float | None = field(
+        default=None,
+        metadata={"help": "Keep this share of the training prompts from the reward model, for the judge same-labels."},
+    )
     score_samples: int = field(
         default=512, metadata={"help": "SFT samples over which the scores' mean and deviation are measured."}
     )

@@ -165,10 +165,12 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
 
 
 def training_pairs(context: RunContext, source: DataSource) -> Dataset:
-    """The pairs to train on."""
+    """The pairs to train on: those kept for the judge `same-labels`, or the others."""
     data = context.settings("reward").data
     train = stage_rows(context, "reward", source, data.dataset_train_split)
-    return train if data.held_out_share is None else hold_out(train, data.held_out_share)[0]
+    if data.held_out_share is not None:
+        train = hold_out(train, data.held_out_share)[0]
+    return train if data.judge_share is None else hold_out(train, data.judge_share)[context.of_judge]
 
 
 def held_out_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, str] | None:
