@@ -15,6 +15,7 @@ from .functional import selected_logprobs
 from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ModelFiles
 from .models import CRITIC_DIR, disable_dropout, is_peft, response_values
 from .sampling import Samples, response_logits
+from .sharding import load_full
 from .value_head import VALUE_HEAD_FILE, ValueHead, hidden_size_of, read_value_head
 
 __all__ = ["ActorCritic", "TextBatch", "shared_value_head", "text_logprobs"]
@@ -93,11 +94,15 @@ class ActorCritic(nn.Module):
         for model in (self.policy,) if self.shared else (self.policy, self.value_model):
             model.activation_checkpointing_enable(**kwargs)
 
-    def save_pretrained(self, directory: str | Path, *, merge: bool = False) -> None:
+    def save_pretrained(
+        self, directory: str | Path, *, merge: bool = False, weights: tuple[Any, Any] = (None, None)
+    ) -> None:
         """The policy as a plain checkpoint in `directory`, the critic in `directory/critic`.
 
-        merge: save a policy with an adapter as its base with the adapter merged in.
+        merge: save a policy with an adapter as its base with the adapter merged in. weights: of policy and critic, where
+        they themselves hold shards; None takes their own.
         """
+        of_policy, of_critic = weights
         directory = Path(directory)
         policy: Any = self.policy
         if merge and is_peft(policy):
@@ -105,9 +110,9 @@ class ActorCritic(nn.Module):
             # Where an unmerged one was saved before: whoever found its adapter would put it onto the merged weights.
             for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
                 (directory / name).unlink(missing_ok=True)
-        _save(policy, directory)
+        _save(policy, directory, of_policy)
         if not self.shared:
-            _save(self.value_model, directory / CRITIC_DIR)
+            _save(self.value_model, directory / CRITIC_DIR, of_critic)
             return
         (directory / CRITIC_DIR).mkdir(parents=True, exist_ok=True)
         tensors = {f"v_head.{name}": t.detach().cpu().contiguous() for name, t in self.value_model.state_dict().items()}
@@ -126,13 +131,13 @@ class ActorCritic(nn.Module):
         self.value_model.load_state_dict(head)
 
 
-def _save(model: Any, directory: Path) -> None:
+def _save(model: Any, directory: Path, weights: Any) -> None:
     """`save_pretrained`, but the adapter in training lies in `directory` itself, where whoever loads it looks.
 
     PEFT puts one of another name than "default" into a folder of that name, and all others beside it.
     """
     if not is_peft(model):
-        model.save_pretrained(directory)
+        model.save_pretrained(directory, state_dict=weights)
         return
     name = model.active_adapter
     model.save_pretrained(directory, selected_adapters=[name])
@@ -178,4 +183,4 @@ def _load_into(model: PreTrainedModel, directory: Path) -> None:
         raise ZooError(
             f"{directory} does not fit this {type(model).__name__} ({names}): it is another model's checkpoint."
         )
-    model.load_state_dict(loaded.state_dict())
+    load_full(model, loaded.state_dict())

@@ -96,11 +96,12 @@ class Guarded(Trainer):
     def check_weights(self) -> None:
         """Raises NotFinite in all processes if a weight that trains is NaN or infinite in one."""
         model: Any = self.model
-        weights = [weight.detach() for weight in model.parameters() if weight.requires_grad]
-        if self.agreed({"weights": _norm(weights, math.inf)})["weights"]:
+        # Of what is sharded each process looks at its shard, which may be empty.
+        weights = [_held(weight) for weight in model.parameters() if weight.requires_grad]
+        if self.agreed({"weights": _norm([each for each in weights if each.numel()], math.inf)})["weights"]:
             return
         named = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-        wrong = [name for name, weight in named if not weight.detach().isfinite().all()]
+        wrong = [name for name, weight in named if not _held(weight).isfinite().all()]
         if not wrong:
             raise NotFinite(
                 f"After step {self.state.global_step} weights of another process are not finite: see there."
@@ -184,6 +185,11 @@ class FiniteSteps(Guarded):
 def finite_steps(kind: type[Trainer]) -> type[Any]:
     """This kind of Trainer, with FiniteSteps around its optimizer step."""
     return type(kind.__name__, (FiniteSteps, kind), {})
+
+
+def _held(weight: Any) -> Tensor:
+    """What this process holds of a weight."""
+    return weight.detach().to_local() if hasattr(weight, "to_local") else weight.detach()
 
 
 def _norm(tensors: list[Tensor], order: float) -> Tensor:

@@ -27,6 +27,7 @@ from rlhf_zoo.models import set_score_statistics
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.rollout import Advantages, Rollout
 from rlhf_zoo.ppo.trainer import PPO_STATE, PPOTrainer
+from rlhf_zoo.sharding import full
 
 __all__ = [
     "CHAT",
@@ -207,7 +208,7 @@ def snapshot(trainer: PPOTrainer) -> dict[str, torch.Tensor]:
     """Every weight of policy and critic, copied."""
     parts = {"policy": trainer.policy, "critic": trainer.value_model}
     return {
-        f"{name}.{key}": value.detach().clone()
+        f"{name}.{key}": full(value.detach()).clone()
         for name, part in parts.items()
         for key, value in part.state_dict().items()
     }

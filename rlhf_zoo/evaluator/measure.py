@@ -148,10 +148,17 @@ def measure(
             completions, texts = [answer(*one) for one in written], [whole(*one) for one in written]
             reward = evaluator.rewards(batch, prompts[chosen], completions, texts, others).total.tolist()
         rated = list(parts.run(partial(_against, policy, evaluator, batch), range(len(batch))))
-        exact, theirs = ([value for part in rated for value in part[place]] for place in (0, 1))
-        measured[number] = reward, exact, _rows(batch.logprobs, batch), theirs
-    every = processes.in_order(measured)
-    reward, exact, ours, theirs = ([value for one in every for value in one[place]] for place in range(4))
+        measured[number] = (
+            reward,
+            [value for along, _ in rated for value in along],
+            _rows(batch.logprobs, batch),
+            [row for _, rows in rated for row in rows],
+        )
+    columns_of: tuple[list, ...] = ([], [], [], [])
+    for one in processes.in_order(measured):
+        for column, values in zip(columns_of, one, strict=True):
+            column += values
+    reward, exact, ours, theirs = columns_of
     judged = {
         judge.name: scores(judge, prompts, done.texts, columns) for judge in cheapest_first(evaluator.panel.scoring)
     }

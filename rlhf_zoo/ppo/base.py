@@ -5,6 +5,7 @@ The algorithm stands in `rlhf_zoo.ppo.trainer`.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from abc import ABC, abstractmethod
@@ -18,13 +19,17 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+from transformers.trainer import OPTIMIZER_NAME
 
 from .. import functional as F
 from ..actor_critic import ActorCritic
 from ..data import PROMPT_INDEX, PROMPT_TOKENS
 from ..errors import ZooError
 from ..finite import SKIPPED, Guarded, NotFinite
-from ..rewards import RewardFunction, Rewards, Scored
+from ..models import is_peft
+from ..rewards import RewardFunction, RewardModel, Rewards, Scored
+from ..sharding import full_optimizer, full_weights, shard, shard_optimizer, whole
+from ..value_head import ValueHead
 from .assembly import Parts, assemble, prompts_of
 from .completions import COMPLETIONS_DIR, DecodedCompletions, decoded, show_table
 from .config import PPOConfig
@@ -121,8 +126,35 @@ class BasePPOTrainer(Guarded, ABC):
             optimizers=optimizers,
         )
         self.reference.to(self.accelerator.device)
-        for reward in self._rewards.models if self._rewards is not None else ():
+        for reward in self._scoring:
             reward.to(self.accelerator.device)
+        if args.fsdp2:
+            self._shard(optimizers)
+
+    def _shard(self, optimizers: tuple) -> None:
+        """Shards every model. Raises ZooError for those that cannot be, and for an optimizer made before."""
+        models = [self.policy, self.value_model, self.reference.own, *(one.model for one in self._scoring)]
+        for wrong, mend in (
+            (self.reference.own is None or is_peft(self.value_model), "adapters: leave use_peft out"),
+            (
+                isinstance(self.value_model, ValueHead),
+                "a critic on the policy's trunk: give critic 'policy' or 'reward'",
+            ),
+            (any(getattr(each, "is_quantized", False) for each in models), "models in few bits: leave them whole"),
+            (optimizers[0] is not None, "an optimizer of one's own: leave it out"),
+        ):
+            if wrong:
+                raise ZooError(f"fsdp2 is not there for {mend}, or leave fsdp2 out.")
+        for model in models:
+            shard(model)
+        # What accelerate would wrap for training it wraps in DDP, which does not take shards.
+        prepare: Any = self.accelerator.prepare_model
+        self.accelerator.prepare_model = functools.partial(prepare, evaluation_mode=True)  # type: ignore[method-assign]
+
+    @property
+    def _scoring(self) -> Sequence[RewardModel]:
+        """The reward models."""
+        return self._rewards.models if self._rewards is not None else ()
 
     @abstractmethod
     def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout:
@@ -242,7 +274,9 @@ class BasePPOTrainer(Guarded, ABC):
         """The completions as texts, and their rewards. rows: the prompts' rows of the data set, one a completion."""
         texts = decoded(self.processing_class, rollout.samples, rows)
         columns = {**texts.columns, "trainer_state": self.state}
-        return texts, self.rewards(rollout.samples, texts.prompts, texts.completions, texts.texts, columns)
+        with whole(*(one.model for one in self._scoring)):
+            scored = self.rewards(rollout.samples, texts.prompts, texts.completions, texts.texts, columns)
+        return texts, scored
 
     def remember(self, texts: DecodedCompletions, rollout: Rollout, scored: Scored) -> None:
         """Keeps the first completions of a rollout, for the table of the next log line."""
@@ -430,9 +464,10 @@ class BasePPOTrainer(Guarded, ABC):
         directory = Path(output_dir or self.args.output_dir or ".")
         # Trainer calls this for a checkpoint, with its directory, and for push_to_hub, without one.
         checkpoint = _internal_call and output_dir is not None
+        weights = full_weights(self.policy), full_weights(self.value_model)
         if self.args.should_save:
             directory.mkdir(parents=True, exist_ok=True)
-            self.actor.save_pretrained(directory, merge=self.args.merge_adapter and not checkpoint)
+            self.actor.save_pretrained(directory, merge=self.args.merge_adapter and not checkpoint, weights=weights)
             self.processing_class.save_pretrained(directory)
             state = {
                 "kl_coef": self.controller.kl_coef,
@@ -447,6 +482,17 @@ class BasePPOTrainer(Guarded, ABC):
             (directory / PPO_STATE).write_text(json.dumps(state, allow_nan=False) + "\n")
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        state = full_optimizer(self.optimizer) if self.args.fsdp2 else None
+        super()._save_optimizer_and_scheduler(output_dir)
+        if state is not None and self.args.should_save:
+            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.args.fsdp2:
+            shard_optimizer(self.optimizer)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Trainer's card, made of the policy: the pair of policy and critic has no configuration to read."""

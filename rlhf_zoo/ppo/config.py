@@ -173,6 +173,10 @@ class PPOConfig(TrainingArguments):
     local_rollout_forward_batch_size: int = field(
         default=64, metadata={"help": "Rows a forward pass outside the update."}
     )
+    fsdp2: bool = field(
+        default=False,
+        metadata={"help": "Shard policy, critic, reference and reward model over the processes (docs/scale.md)."},
+    )
     log_completions: bool = field(
         default=False, metadata={"help": "At each log line, show and save a table of completions with their scores."}
     )
@@ -190,6 +194,11 @@ class PPOConfig(TrainingArguments):
                 f"num_mini_batches {self.num_mini_batches} does not divide the rollout of {self.episodes_per_update} "
                 "completions (per_device_train_batch_size × gradient_accumulation_steps × num_generations): change one "
                 "of them."
+            )
+        if self.fsdp2 and self.world_size == 1:
+            raise ZooError(
+                "fsdp2 shards weights over several processes, and this one is alone: start more with accelerate "
+                "launch, or leave it out."
             )
         if self.kl_target is not None and self.episodes_per_update > 5 * self.kl_horizon:
             raise ZooError(

@@ -26,6 +26,7 @@ from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
 from ..errors import ZooError
 from ..rewards import Scored
 from ..sampling import Samples, response_logits, sample, token_logprobs
+from ..sharding import full, whole
 from .base import (
     EVAL_STREAM,
     LOOP_STREAM,
@@ -120,7 +121,7 @@ class PPOTrainer(BasePPOTrainer):
         actor.eval()
         step = 0 if stream == EVAL_STREAM else self.state.global_step
         keys = [(stream, step, row[PROMPT_INDEX], row.get(GENERATION, 0)) for row in rows]
-        with self.accelerator.autocast():
+        with self.accelerator.autocast(), whole(actor.policy):
             samples = sample(
                 actor.policy,
                 [row[PROMPT_TOKENS] for row in rows],
@@ -144,16 +145,18 @@ class PPOTrainer(BasePPOTrainer):
         temperature, size = args.temperature, args.local_rollout_forward_batch_size
         with self.accelerator.autocast():
             if recompute:
-                logprobs = token_logprobs(actor.policy, samples, temperature=temperature, batch_size=size)
+                with whole(actor.policy):
+                    logprobs = token_logprobs(actor.policy, samples, temperature=temperature, batch_size=size)
                 samples = Samples(**{**vars(samples), "logprobs": logprobs})
-            with self.reference.model() as reference:
+            with self.reference.model() as reference, whole(self.reference.own):
                 ref_logprobs = token_logprobs(reference, samples, temperature=temperature, batch_size=size)
+                self._watch.look(self.reference, samples, temperature=temperature, precision=self.precision)
             values = torch.zeros_like(ref_logprobs)
-            for start, chunk in zip(range(0, len(samples), size), samples.chunks(size), strict=True):
-                values[start : start + len(chunk), : chunk.mask.shape[1]] = actor.values(chunk)
+            with whole(actor.policy if actor.shared else actor.value_model):
+                for start, chunk in zip(range(0, len(samples), size), samples.chunks(size), strict=True):
+                    values[start : start + len(chunk), : chunk.mask.shape[1]] = actor.values(chunk)
             check_logprobs(samples.logprobs, samples.mask, of="policy")
             check_logprobs(ref_logprobs, samples.mask, of="reference")
-            self._watch.look(self.reference, samples, temperature=temperature, precision=self.precision)
         check_values(values, samples.mask)
         return Rollout(samples, ref_logprobs, values.masked_fill(~samples.mask, 0))
 
@@ -311,7 +314,7 @@ class PPOTrainer(BasePPOTrainer):
                 parameter.grad = None
         for name, part in (("policy", actor.policy), ("critic", actor.value_model)):
             parameters = [p for p in part.parameters() if p.requires_grad]
-            norms[name] = torch.as_tensor(self.accelerator.clip_grad_norm_(parameters, limit)).detach()
+            norms[name] = full(self.accelerator.clip_grad_norm_(parameters, limit)).detach()
         assert self.optimizer is not None
         self.guard.look(self.agreed({f"{name}'s gradient norm": norm for name, norm in norms.items()}))
         if self.guard.keep(step=self.state.global_step + 1, rate=self.args.learning_rate):

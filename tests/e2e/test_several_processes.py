@@ -161,13 +161,13 @@ def cut(run: Path, stage: str, step: int, to: Path) -> Path:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("stage", "step"), [("sft", 5), ("ppo", 2)])
+@pytest.mark.parametrize(("stage", "step", "how"), [("sft", 5, []), ("ppo", 2, ["--fsdp2"])])
 def test_a_run_goes_on_in_another_number_of_processes(
-    recipe: Path, runs: tuple[Path, Path], tmp_path: Path, stage: str, step: int
+    recipe: Path, runs: tuple[Path, Path], tmp_path: Path, stage: str, step: int, how: list[str]
 ) -> None:
     one, two = runs
     more, fewer = cut(one, stage, step, tmp_path / "more"), cut(two, stage, step, tmp_path / "fewer")
-    codes, said = together(stage, recipe, "--output_dir", more, "--hub", NOWHERE, home=tmp_path / "home")
+    codes, said = together(stage, recipe, "--output_dir", more, "--hub", NOWHERE, *how, home=tmp_path / "home")
     assert codes == [0, 0], said
     done = zoo(stage, recipe, "--output_dir", fewer, "--hub", NOWHERE, home=tmp_path / "home", PYTHONPATH=TESTS)
     assert done.returncode == 0, done.stderr

@@ -121,14 +121,15 @@ def loop(trainer: Any, processes: int) -> dict[str, Any]:
         "log": metrics,
         "kl_coef": trainer.controller.kl_coef,
         "generated": generated,
-        "refusal": refusal(Path(trainer.args.output_dir)),
+        "refusal": refusal(Path(trainer.args.output_dir), accelerator_config={"even_batches": False}),
+        "sharding": refusal(Path(trainer.args.output_dir), fsdp2=processes > 1, critic="shared"),
     }
 
 
-def refusal(directory: Path) -> str:
-    """What is said of batches that are not the same in number for all processes."""
+def refusal(directory: Path, **given: Any) -> str:
+    """What is said of settings that do not work in several processes."""
     try:
-        make_trainer(directory, accelerator_config={"even_batches": False})
+        make_trainer(directory, **given)
     except ZooError as error:
         return str(error)
     return ""
@@ -149,7 +150,42 @@ def voting(directory: Path, processes: int) -> Any:
     )
 
 
-RUNS = {run.__name__: run for run in (together, resumed, uneven, one_trunk, by_hand, voting)}
+def sharded(directory: Path, processes: int) -> Any:
+    """`together`, with FSDP2 where there are several processes, and several micro-batches and minibatches."""
+    return with_shards(directory, processes)
+
+
+def sharded_resumed(directory: Path, processes: int) -> Any:
+    """`sharded`, to be gone on with from the second update of one process's run, or of two processes' in shards."""
+    return with_shards(directory, processes)
+
+
+def with_shards(directory: Path, processes: int) -> Any:
+    return make_trainer(
+        directory, **settings(processes) | {
+            "max_steps": 4, "train_dataset": prompt_rows(13), "eval_dataset": prompt_rows(7), "eval_strategy": "steps",
+            "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1, "num_mini_batches": 2,
+            "stop_token_id": 3, "optim": "adamw_torch", "learning_rate": 1e-3, "fsdp2": processes > 1,
+            "critic_learning_rate": 1e-3, "per_device_train_batch_size": 4 // processes,
+        },
+    )  # fmt: skip
+
+
+def placements(trainer: Any) -> dict[str, list[str]]:
+    """Of each model, where its weights lie, and which share of their numbers this process holds."""
+    models = {
+        "policy": trainer.policy, "critic": trainer.value_model, "reference": trainer.reference.own,
+        "reward": trainer.rewards.models[0].model,
+    }  # fmt: skip
+    found = {}
+    for name, model in models.items():
+        weights = list(model.parameters())
+        held = sum(w.to_local().numel() for w in weights) / sum(w.numel() for w in weights)
+        found[name] = [*sorted({str(w.placements) for w in weights}), held]
+    return found
+
+
+RUNS = {run.__name__: run for run in (together, resumed, uneven, one_trunk, by_hand, voting, sharded, sharded_resumed)}
 
 
 @contextlib.contextmanager
@@ -164,11 +200,13 @@ def train(root: Path, name: str, processes: int) -> dict[str, Any]:
     assert trainer.args.world_size == processes
     if name == "by_hand":
         return loop(trainer, processes)
-    checkpoint = root / "together" / "checkpoint-2"
+    checkpoint = root / ("together" if name == "resumed" else "start") / "checkpoint-2"
+    began = {"placements": placements(trainer)} if trainer.args.fsdp2 else {}
     with counted(ActorCritic, "save_pretrained") as saves:
-        trainer.train(resume_from_checkpoint=str(checkpoint) if name == "resumed" else None)
+        trainer.train(resume_from_checkpoint=str(checkpoint) if name.endswith("resumed") else None)
     rows = [{key: float(value) for key, value in row.items()} for row in timeless(trainer.state.log_history)]
     return {
+        **began,
         "began": trainer.before,
         "weights": snapshot(trainer),
         "log": rows,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import processes_run
 import pytest
 import torch
 from processes_run import PROCESSES, SECONDS
-from trainer_fixture import digests, distance
+from trainer_fixture import digests, distance, make_trainer
+
+from rlhf_zoo.errors import ZooError
 
 pytestmark = pytest.mark.timeout(3 * SECONDS)
 
@@ -26,11 +29,14 @@ WEIGHTS = 1e-6
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where PROCESSES processes made the runs, over the loopback interface and a port that is free."""
     root = tmp_path_factory.mktemp("processes")
+    alone = processes_run.train(root / "alone", "sharded", 1)
+    torch.save(alone, root / "alone" / "process-0.pt")
+    shutil.copytree(root / "alone" / "sharded", root / "start")
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
     command = [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
         "--nproc-per-node", str(PROCESSES), processes_run.__file__, str(root), str(PROCESSES),
-        "together", "resumed", *COMPARED[1:], "voting",
+        "together", "resumed", *COMPARED[1:], "voting", "sharded", "sharded_resumed",
     ]  # fmt: skip
     env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback}
     # The processes end themselves after SECONDS, with their stacks on stderr.
@@ -90,7 +96,7 @@ def test_a_step_that_one_process_cannot_make_is_left_out_by_both(directory: Path
 
 def test_processes_that_would_wait_for_each_other_are_refused(directory: Path, tmp_path: Path) -> None:
     assert all("even_batches False" in seen["refusal"] for seen in found(directory, "by_hand"))
-    assert processes_run.refusal(tmp_path) == ""
+    assert processes_run.refusal(tmp_path, accelerator_config={"even_batches": False}) == ""
 
 
 def test_a_checkpoint_is_written_once_and_resumed_exactly(directory: Path) -> None:
@@ -102,3 +108,37 @@ def test_a_checkpoint_is_written_once_and_resumed_exactly(directory: Path) -> No
         assert len(theirs["sizes"]) == 2
         assert digests(mine["weights"]) == digests(theirs["weights"])
         assert mine["log"] == theirs["log"] and mine["kl_coef"] == theirs["kl_coef"]
+
+
+def test_weights_in_shards_compute_what_one_process_does(directory: Path, tmp_path: Path) -> None:
+    """FSDP2: where the weights lay, not what was asked for; and what is saved is what one process saves and resumes."""
+    one = torch.load(directory / "alone" / "process-0.pt", weights_only=True)
+    for name in ("sharded", "sharded_resumed"):  # the latter goes on from one process's checkpoint
+        for two in found(directory, name):
+            assert two["placements"].keys() == {"policy", "critic", "reference", "reward"}
+            for where, held in two["placements"].values():
+                assert where == "(Shard(dim=0),)" and 0.4 < held < 0.6
+            # Adam divides by the root of what may be near 0, so rounding is larger than SGD's.
+            assert (
+                distance(one["weights"], two["weights"]) < 20 * WEIGHTS < distance(one["weights"], one["began"]) / 100
+            )
+            assert two["kl_coef"] == one["kl_coef"]
+        for mine, theirs in zip(one["log"], found(directory, name)[0]["log"], strict=True):
+            assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-4)
+    saved, whole = directory / "sharded" / "checkpoint-2", directory / "start" / "checkpoint-2"
+    names = {path.relative_to(whole) for path in whole.rglob("*") if not path.name.startswith("rng_state")}
+    assert names == {path.relative_to(saved) for path in saved.rglob("*") if not path.name.startswith("rng_state")}
+    ours, theirs = (torch.load(path / "optimizer.pt", weights_only=True) for path in (whole, saved))
+    assert ours["param_groups"] == theirs["param_groups"]
+    for place, state in ours["state"].items():
+        for key, value in state.items():
+            torch.testing.assert_close(theirs["state"][place][key], value, rtol=1e-4, atol=1e-6)
+    shutil.copytree(saved, tmp_path / "start" / "checkpoint-2")
+    resumed = processes_run.train(tmp_path, "sharded_resumed", 1)
+    assert distance(one["weights"], resumed["weights"]) < 20 * WEIGHTS
+
+
+def test_what_cannot_be_sharded_is_refused_in_a_sentence(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(ZooError, match="fsdp2 shards weights over several processes, and this one is alone"):
+        make_trainer(tmp_path, fsdp2=True)
+    assert all("critic on the policy's trunk" in seen["sharding"] for seen in found(directory, "by_hand"))
