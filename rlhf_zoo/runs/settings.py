@@ -19,6 +19,7 @@ from ..stage import STAGES
 from .choice import ReleaseArguments, check_rule
 from .declared import RUN_KEYS, declared_keys, refused_keys
 from .layout import DataArguments
+from .loading import check_model
 from .values import check_plain, coerce, shown
 
 __all__ = [
@@ -357,6 +358,7 @@ def stage_settings(
         first = str(error).strip().splitlines()[0].rstrip(".")
         raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {first}.") from error
     _check_trainer(trainer, stage)
+    check_model(model, stage, critic=getattr(trainer, "critic", None))
     check_rule(stage, release, trainer, held_out=data.evaluated_split)
     if release.push_merged and not model.use_peft:
         raise ZooError(f"push_merged of the stage {stage} needs use_peft: without LoRA the checkpoint is the model.")
