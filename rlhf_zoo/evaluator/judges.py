@@ -29,6 +29,7 @@ from ..evaluation.judge_check import JudgeCheck, check_judge
 from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
 from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.pairwise import FunctionPairJudge, PairJudge
+from ..hub.connect import CLIENT, Hub
 from ..plugins import JUDGES, REWARDS, did_you_mean, load_object, registered
 from ..record import StageRecord
 from ..rewards import RewardModel
@@ -185,7 +186,13 @@ def checked(panel: Panel, pairs: Dataset, *, seed: int) -> dict[str, JudgeCheck]
 
 
 def check_names(
-    names: Sequence[str], llm: LLMConfig, *, labeled: Labeled | None = None, seed: int = 1, look_up: bool = True
+    names: Sequence[str],
+    llm: LLMConfig,
+    *,
+    labeled: Labeled | None = None,
+    seed: int = 1,
+    look_up: bool = True,
+    hub: Hub = CLIENT,
 ) -> None:
     """Raises ZooError for a judge that cannot be had, as far as that can be told before models are loaded.
 
@@ -199,7 +206,7 @@ def check_names(
         if kind == "classifier" and labeled is not None:
             _check_labels(labeled, seed)
         elif kind == "reward":
-            _check_reward_model(argument, look_up=look_up)
+            _check_reward_model(argument, hub, look_up=look_up)
         elif kind == "rule":
             RuleJudge(argument)
         elif kind == "llm":
@@ -214,7 +221,7 @@ def check_names(
 
             HubVotes(argument)
             if look_up:
-                _check_on_hub(name, argument, None, repo_type="dataset")
+                _check_on_hub(name, argument, None, hub, repo_type="dataset")
         if place == 0 and kind in ("pairs", "votes"):
             raise ZooError(
                 f"The first judge scores single completions, and {name} only says which of two is preferred: name "
@@ -233,6 +240,7 @@ def open_panel(
     description: str | None = None,
     lexicon: str | None = None,
     use_cpu: bool = False,
+    hub: Hub = CLIENT,
 ) -> Panel:
     """Opens the judges by name, the first as the headline's, under `title` and `description` where they are given.
 
@@ -240,7 +248,7 @@ def open_panel(
     kept. lexicon: a folder of opinion words, a judge of its own. Raises ZooError for a judge that
     cannot be had.
     """
-    check_names(names, llm)
+    check_names(names, llm, hub=hub)
     scoring: list[Judge] = []
     comparing: list[PairJudge] = []
     votes: list[str] = []
@@ -249,7 +257,7 @@ def open_panel(
         if kind == "classifier":
             scoring.append(ClassifierJudge.train(labeled(), seed=seed))
         elif kind == "reward":
-            scoring.append(_reward(argument, use_cpu=use_cpu))
+            scoring.append(_reward(argument, hub, use_cpu=use_cpu))
         elif kind == "rule":
             scoring.append(RuleJudge(argument))
         elif kind == "llm":
@@ -314,7 +322,7 @@ def _check_labels(labeled: Labeled, seed: int) -> None:
         ) from error
 
 
-def _check_reward_model(name: str, *, look_up: bool) -> None:
+def _check_reward_model(name: str, hub: Hub, *, look_up: bool) -> None:
     from ..hub.pull import split_revision
     from ..json_values import hub_id
 
@@ -324,33 +332,34 @@ def _check_reward_model(name: str, *, look_up: bool) -> None:
     if hub_id(repo) is None:
         raise ZooError(f"The judge reward:{name} is no folder and no repository: write reward:NAMESPACE/NAME.")
     if look_up:
-        _check_on_hub(f"reward:{name}", repo, revision, repo_type="model")
+        _check_on_hub(f"reward:{name}", repo, revision, hub, repo_type="model")
 
 
-def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str) -> None:
+def _check_on_hub(judge: str, repo: str, revision: str | None, hub: Hub, *, repo_type: str) -> None:
     """Raises ZooError for what the Hub says it does not have; where it does not answer, that shows later."""
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    from ..hub.connect import CLIENT
-    from ..hub.refusals import client_errors, reason
+    from ..hub.refs import ask
+    from ..hub.refusals import refusals_as
+
+    def look(one: Hub) -> None:
+        with refusals_as(f"The judge {judge} is not on {one.name}, or this token may not read it", "check its name."):
+            one.api().repo_info(repo, revision=revision, repo_type=repo_type)
 
     try:
-        HfApi().repo_info(repo, revision=revision, repo_type=repo_type)
-    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise ZooError(
-            f"The judge {judge} is not on {CLIENT.name}, or this token may not read it: check its name."
-        ) from error
-    except client_errors() as error:
-        log.info("Whether the judge %s exists cannot be checked now (%s).", judge, reason(error))
+        ask(repo, hub, look)
+    except ZooError as error:
+        if isinstance(error.__cause__, (RepositoryNotFoundError, RevisionNotFoundError)):
+            raise
+        log.info("Whether the judge %s exists cannot be checked now: %s", judge, error)
 
 
-def _reward(name: str, *, use_cpu: bool) -> RewardJudge:
-    from ..hub.pull import pull
+def _reward(name: str, hub: Hub, *, use_cpu: bool) -> RewardJudge:
+    from ..hub.refs import resolve
     from ..model_files import load_tokenizer
     from ..models import load_classifier
 
-    path = Path(name) if Path(name).is_dir() else pull(name)
+    path = resolve(name, hub).path
     if not (path / "config.json").is_file():  # a stage of a run: the checkpoint that it chose
         path = StageRecord(path).chosen_checkpoint() or path
     model = on_device(load_classifier(path), use_cpu=use_cpu)

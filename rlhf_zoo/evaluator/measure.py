@@ -17,6 +17,7 @@ from ..chat import Chat, answer, whole
 from ..devices import MicroBatches, move, on_device
 from ..evaluation.judges import FunctionJudge, Judge
 from ..functional import exact_kl, selected_logprobs
+from ..hub.refs import needless, resolve
 from ..model_files import load_tokenizer
 from ..models import load_causal
 from ..plugins import load_object
@@ -183,10 +184,9 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
         context.shared.chat.write(tokenizer)
     rewards: list[Any] = [load_object(name, group="rlhf_zoo.rewards") for name in ppo.data.reward_funcs or []]
     if ppo.data.reward_model_path is not None:
-        path = (
-            context.checkpoint("reward").path if ppo.data.reward_model_path == "reward" else ppo.data.reward_model_path
-        )
-        label, loader = ppo.trainer.reward_label, ppo.data.reward_model_loader
+        named, label, loader = ppo.data.reward_model_path, ppo.trainer.reward_label, ppo.data.reward_model_loader
+        own = named == "reward"
+        path = context.checkpoint(named).path if own else resolve(named, context.hub, but=needless(loader)).path
         model = on_device(load_reward_model(path, label=label, loader=loader), use_cpu=ppo.trainer.use_cpu)
         read = {"label": label, "output": ppo.trainer.reward_output}
         rewards.insert(0, RewardModel(model, load_tokenizer(path), tokenizer, **read))
@@ -257,4 +257,5 @@ def _panel(context: RunContext) -> Panel:
         description=config.judge_description or None,
         lexicon=config.lexicon,
         use_cpu=context.settings("ppo").trainer.use_cpu,
+        hub=context.hub,
     )

@@ -13,7 +13,7 @@ from ..errors import ZooError
 from .connect import CLIENT, Hub
 from .pull import fetch, split_revision
 
-__all__ = ["NOT_LOADED", "Checkpoint", "ask", "came_from", "resolve"]
+__all__ = ["NOT_LOADED", "Checkpoint", "ask", "came_from", "needless", "resolve"]
 
 #: Other forms of a model's weights, and what other programs read: none of it is loaded here.
 NOT_LOADED = (
@@ -60,6 +60,11 @@ def resolve(
             "safetensors, or convert it."
         )
     return Checkpoint(full, pulled.path, pulled.repo, pulled.commit, at)
+
+
+def needless(loader: str | None) -> Sequence[str]:
+    """What stays on the Hub of a reward model: nothing, where a loader of its user's reads it."""
+    return () if loader else NOT_LOADED
 
 
 def came_from(found: Hub, target: Hub) -> dict[str, str]:

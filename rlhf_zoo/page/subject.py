@@ -10,7 +10,7 @@ from ..catalog.ablation import find_runs
 from ..catalog.lineage import Lineage, find_lineage
 from ..comparison import Comparison, Limits, Timeline, TimelineRun
 from ..errors import ZooError
-from ..hub.pull import pull
+from ..hub.refs import resolve
 from ..release.card import card_json
 from ..release.facts import Facts
 from .held_out import held_out_prompts, stage_of
@@ -68,10 +68,14 @@ class Subject:
         found, problem = _runs(lineage, runs, lenient=lenient)
         timeline = None
         if found:
-            timeline = Timeline(comparison, found, fetch=_fetch, max_models=KEPT, max_bytes=KEPT_BYTES)
+            timeline = Timeline(comparison, found, fetch=_folder_of, max_models=KEPT, max_bytes=KEPT_BYTES)
         length = max(int(lineage.setting("response_length", 1)), 1)
         held_out = held_out_prompts(lineage, lambda prompt: comparison.check(prompt, max_new_tokens=length))
         return cls(comparison, lineage, timeline, problem, tuple(held_out))
+
+
+def _folder_of(source: str) -> Path:
+    return resolve(source).path
 
 
 def _runs(lineage: Lineage, others: Sequence[str] | None, *, lenient: bool) -> tuple[list[TimelineRun], str | None]:
@@ -95,7 +99,3 @@ def _runs(lineage: Lineage, others: Sequence[str] | None, *, lenient: bool) -> t
     if not runs or runs[0].name != found.runs[0].repo:
         return [], found.problem or f"{found.runs[0].repo} has no checkpoint with a tag: publish the steps of its run."
     return runs, missing or found.problem
-
-
-def _fetch(source: str) -> Path:
-    return Path(source) if Path(source).is_dir() else pull(source)

@@ -166,7 +166,9 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
 def check_judges(context: RunContext) -> None:
     """Raises ZooError for a judge or a lexicon that cannot be had, before anything is trained."""
     config = evaluation_of(context)
-    check_names(config.names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=context.shared.seed)
+    check_names(
+        config.names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=context.shared.seed, hub=context.hub
+    )
     if config.lexicon is not None:
         from ..corpora.product_remarks import lexicon
 

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ZooError
 from ..hub.connect import Hub
 from ..hub.publish import MERGED
-from ..hub.refs import NOT_LOADED, came_from, resolve
+from ..hub.refs import came_from, needless, resolve
 from ..model_files import load_tokenizer
 from ..models import load_causal
 from ..plugins import REWARDS, load_object
@@ -42,7 +42,7 @@ def parent(context: RunContext, name: str) -> ParentCheckpoint:
     if name in context.recipe.stages:
         return context.checkpoint(name)
     try:
-        found = resolve(name, context.hub, but=() if context.settings("ppo").data.reward_model_loader else NOT_LOADED)
+        found = resolve(name, context.hub, but=needless(context.settings("ppo").data.reward_model_loader))
     except ZooError as error:
         what = f"{name!r} is no stage of {context.recipe.name}, no folder, and no model that can be had"
         raise ZooError(f"{what}. {error}") from error.__cause__
