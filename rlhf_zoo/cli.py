@@ -32,6 +32,7 @@ COMMANDS = {
     "hub": "commands.hub:hub",
     "install-hf-extension": "commands.extension:install",
     "lineage": "commands.lineage:lineage",
+    "new": "commands.new:new",
     "pull": "commands.pull:pull",
     "push": "commands.release:push",
     "recipes": "commands.recipes:recipes",

@@ -32,7 +32,7 @@ HEAVY = (
 )  # fmt: skip
 COMMANDS = {
     "ablate", "baseline", "card", "compare", "doctor", "ensemble", "eval", "hub", "hub env", "hub serve", "hub status",
-    "hub token", "hub token list", "hub token revoke", "lineage", "ppo",
+    "hub token", "hub token list", "hub token revoke", "lineage", "new", "ppo",
     "pull", "push", "recipes", "recipes copy", "recipes keys", "recipes list", "recipes show", "recipes validate",
     "reproduce", "reward", "run", "sft", "trace",
     "hub export", "install-hf-extension", "space", "space deploy", "uninstall-hf-extension", "zoo",

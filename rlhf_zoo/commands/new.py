@@ -1,0 +1,62 @@
+"""`rlhf-zoo new`: a recipe for a model and data of one's own."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+from .common import UserPath
+
+__all__ = ["new"]
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=UserPath())
+@click.option("--model", required=True, help="The model to start from: a folder, or NAMESPACE/NAME[@REVISION].")
+@click.option("--preferences", help="Data with chosen and rejected answers, for SFT and the reward model.")
+@click.option("--prompts", help="Prompts for PPO.  [default: those of --preferences]")
+@click.option("--texts", help="What SFT learns from.  [default: chosen answers, or those of --prompts]")
+@click.option(
+    "--reward",
+    "rewards",
+    multiple=True,
+    help="A reward function, or another reward model in place of one's own; may be given several times.",
+)
+@click.option("--judge", help="Who compares PPO with SFT, as `rlhf-zoo eval --judge` takes it.")
+@click.option(
+    "--memory", type=click.FloatRange(min=0, min_open=True), help="Of the GPU, GiB.  [default: this one's, else 24]"
+)
+def new(
+    folder: Path,
+    model: str,
+    preferences: str | None,
+    prompts: str | None,
+    texts: str | None,
+    rewards: tuple[str, ...],
+    judge: str | None,
+    memory: float | None,
+) -> None:
+    """Write a recipe for a model and data of your own, after a look at their files. Nothing is trained.
+
+    It says what it took, and why. No weights are downloaded. Data are folders, or names of the Hub with or without
+    @REVISION.
+
+    \b
+    Example:
+      rlhf-zoo new mine --model Qwen/Qwen3-0.6B --preferences trl-lib/ultrafeedback_binarized
+    """
+    from ..draft.memory import GIB
+    from ..draft.recipe import Wish, check_folder, draft, write
+
+    check_folder(folder)
+    made = draft(Wish(model, preferences, prompts, texts, rewards, judge, memory), title=folder.resolve().name)
+    write(made, folder)
+    for what, taken, why in made.said:
+        click.echo(f"{what}: {taken} ({why})")
+    for stage, parts in made.memory.items():
+        listed = ", ".join(f"{what} {size / GIB:.2f}" for what, size in parts.items() if size)
+        click.echo(f"memory of {stage}: {sum(parts.values()) / GIB:.2f} GiB and activations ({listed})")
+    name = shlex.quote(str(folder))
+    click.echo(f"\n{folder} holds {', '.join(made.files)}. Try next:\n  rlhf-zoo doctor {name}\n  rlhf-zoo run {name}")

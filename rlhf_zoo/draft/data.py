@@ -1,0 +1,175 @@
+"""What the rows of a data set look like, and by which keys each stage reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import datasets
+
+from ..chat import is_conversation
+from ..errors import ZooError
+from ..hub.refusals import client_errors, reason, refusals_as
+from ..runs.layout import Form, in_form
+
+__all__ = ["Reading", "look_at_data", "read_as"]
+
+#: Rows that are looked at, of a split whose size nobody says.
+COUNTED = 5000
+LOOKED_AT = 200
+#: What data sets call the column that a stage reads, the likeliest first.
+CALLED = {
+    "prompt": ("prompt", "question", "instruction", "query", "problem", "input", "text"),
+    "completion": ("completion", "answer", "output", "response", "solution"),
+    "chosen": ("chosen", "chosen_response", "preferred"),
+    "rejected": ("rejected", "rejected_response", "dispreferred"),
+}
+#: A split for a stage: what its name begins with, the likeliest first.
+TRAIN = {"texts": ("train_sft", "train"), "pairs": ("train_prefs", "train"), "prompts": ("train_gen", "train")}
+TEST = {"texts": ("validation", "test_sft", "test", "eval"), "pairs": ("test_prefs", "test", "validation", "eval")}
+
+
+@dataclass(frozen=True)
+class Part:
+    """A configuration of a data set: its splits, and the first rows of each that was looked at, by its name."""
+
+    configuration: str | None
+    splits: Mapping[str, int]
+    rows: Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set by its name and commit, None of a folder."""
+
+    name: str
+    revision: str | None
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a stage reads a data set: keys of its YAML, the rows that it trains on, some of these in the stage's form.
+
+    plain: whether their prompts or texts are no conversations.
+    """
+
+    data: Source
+    keys: Mapping[str, Any]
+    count: int
+    rows: Sequence[Mapping[str, Any]]
+
+    @property
+    def plain(self) -> bool:
+        return not any(
+            is_conversation(self.rows[0].get(name)) for name in ("prompt", "messages", "completion", "chosen")
+        )
+
+    @property
+    def asks(self) -> bool:
+        """Whether prompt and answer stand in columns of their own."""
+        return "prompt" in self.rows[0]
+
+
+def look_at_data(name: str) -> Source:
+    """The splits of each configuration, with their first rows: of a folder, or NAMESPACE/NAME[@REVISION].
+
+    Raises ZooError for what cannot be loaded.
+    """
+    repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
+    commit = None
+    if not Path(name).is_dir():
+        from huggingface_hub import HfApi
+
+        with refusals_as(f"The data set {repo} is no folder and cannot be found", "check its name and the Hub."):
+            commit = str(HfApi().dataset_info(repo, revision=revision or None).sha)
+    try:
+        names = datasets.get_dataset_config_names(repo, revision=commit)
+        parts = [_part(repo, config if len(names) > 1 else None, commit) for config in names]
+    except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
+        raise ZooError(f"The data set {name} cannot be loaded ({reason(error)}): check what it holds.") from error
+    return Source(repo, commit, parts)
+
+
+def _part(repo: str, configuration: str | None, commit: str | None) -> Part:
+    builder = datasets.load_dataset_builder(repo, configuration, revision=commit)
+    known = builder.info.splits or {}
+    sizes, rows = {}, {}
+    for split in datasets.get_dataset_split_names(repo, configuration, revision=commit):
+        stream = datasets.load_dataset(repo, configuration, split=split, revision=commit, streaming=True)
+        rows[split] = list(islice(stream, LOOKED_AT))
+        said = known[split].num_examples if split in known else 0
+        sizes[split] = said or (
+            len(rows[split]) if len(rows[split]) < LOOKED_AT else sum(1 for _ in islice(stream, COUNTED))
+        )
+    return Part(configuration, sizes, rows)
+
+
+def read_as(data: Source, form: Form) -> Reading | None:
+    """How a stage would read the data set; None where nothing in it has the stage's form.
+
+    Of several configurations the first that has it is taken.
+    """
+    for part in data.parts:
+        train = _first(part.splits, TRAIN[form])
+        if train is None or not part.rows[train]:
+            continue
+        rows = datasets.Dataset.from_list([dict(row) for row in part.rows[train]])
+        columns = _columns(rows, form)
+        if columns is None:
+            continue
+        try:
+            shaped = in_form(rows, form, columns=columns, turns=False, text="text", of=f"The data set {data.name}")
+        except ZooError:
+            continue
+        test = _first(part.splits, TEST.get(form, ()))
+        keys: dict[str, Any] = {
+            "dataset_config": part.configuration,
+            "dataset_train_split": train,
+            "dataset_test_split": test,
+            "columns": columns,
+        }
+        return Reading(data, keys, part.splits[train], list(shaped))
+    return None
+
+
+def _first(splits: Mapping[str, int], beginnings: Sequence[str]) -> str | None:
+    """The split whose name begins with the first of these that any begins with."""
+    return next((name for start in beginnings for name in sorted(splits) if name.startswith(start)), None)
+
+
+def _columns(rows: datasets.Dataset, form: Form) -> dict[str, str] | None:
+    """The key `columns`: empty where the data set's own names are the stage's; None where it has no such columns."""
+    names, first = rows.column_names, rows[0]
+    found = {ours: next((one for one in theirs if one in names), None) for ours, theirs in CALLED.items()}
+    renamed = {ours: theirs for ours, theirs in found.items() if theirs is not None}
+
+    def only(*wanted: str) -> dict[str, str]:
+        return {ours: renamed[ours] for ours in wanted if renamed[ours] != ours}
+
+    pairs = "chosen" in renamed and "rejected" in renamed
+    if form == "pairs":
+        return (
+            only("chosen", "rejected", *(["prompt"] if renamed.get("prompt") not in (None, "text") else []))
+            if pairs
+            else None
+        )
+    if form == "prompts":
+        if "messages" in names or (pairs and renamed.get("prompt") in (None, "text")):
+            return {} if "messages" in names else only("chosen", "rejected")
+        return only("prompt") if "prompt" in renamed else None
+    if "messages" in names:
+        return {}
+    asked = renamed.get("prompt") not in (None, "text")
+    if asked and "completion" in renamed:
+        return only("prompt", "completion")
+    if pairs:
+        chosen = renamed["chosen"]
+        whole = is_conversation(first[chosen]) and first[chosen][0]["role"] != "assistant"
+        if whole:
+            return {"messages": chosen}
+        return {**only("prompt"), "completion": chosen} if asked else {"text": chosen}
+    return {} if "text" in names else None

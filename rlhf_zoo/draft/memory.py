@@ -1,0 +1,60 @@
+"""What a run needs of a GPU's memory, as far as a model's configuration says: weights, optimizer, cache, logits.
+
+What a batch's activations take on top depends on the machine and its kernels: none is foretold here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["FLOAT32", "GIB", "Shape", "ppo_memory", "training_memory"]
+
+GIB = 2**30
+FLOAT32 = 4
+#: Of a weight that trains, in float32: itself, its gradient, and AdamW's two moments.
+TRAINED = 4 * FLOAT32
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Of a model: its parameters, those of an adapter on it, its vocabulary; cached: numbers that are a token's keys
+    and values, over all layers."""
+
+    parameters: int
+    adapter: int
+    vocabulary: int
+    cached: int
+
+
+def _trained(shape: Shape, *, lora: bool) -> int:
+    """Bytes of a model that trains: whole, or under an adapter."""
+    return FLOAT32 * shape.parameters + TRAINED * shape.adapter if lora else TRAINED * shape.parameters
+
+
+def training_memory(shape: Shape, *, lora: bool, rows: int, tokens: int) -> dict[str, int]:
+    """Bytes by what they hold, in SFT; rows, tokens: of a micro-batch, 0 where a stage has no logits."""
+    return {
+        "the model": _trained(shape, lora=lora),
+        "a micro-batch's logits": FLOAT32 * rows * tokens * shape.vocabulary,
+    }
+
+
+def ppo_memory(
+    shape: Shape, *, lora: bool, reward: int, rollout: int, rows: int, prompt: int, response: int, half: bool
+) -> Mapping[str, int]:
+    """Bytes by what they hold, in PPO.
+
+    reward: bytes of the reward model, 0 without one. rollout: completions of an update, which are sampled at once;
+    rows: of a micro-batch; prompt, response: their tokens at most; half: whether models compute in bf16.
+    """
+    trained = _trained(shape, lora=lora)
+    cached = (FLOAT32 // 2 if half else FLOAT32) * shape.cached
+    return {
+        "the policy": trained,
+        "the critic": trained,
+        "the reference": 0 if lora else FLOAT32 * shape.parameters,
+        "the reward model": reward,
+        "keys and values of a rollout": cached * rollout * (prompt + response),
+        "a micro-batch's logits": FLOAT32 * rows * response * shape.vocabulary,
+    }

@@ -1,0 +1,133 @@
+"""What the files of a model say, without its weights: size, context, template, special tokens, layers for LoRA."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedTokenizerBase,
+)
+
+from ..errors import ZooError
+from ..hub.refusals import refusals_as
+from ..model_files import load_tokenizer, loading
+from .memory import Shape
+
+__all__ = ["ModelFacts", "look_at_model", "look_at_reward_model"]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """revision: the commit, None of a folder. context: in tokens, None where nothing bounds it.
+
+    targets: the linear layers that an adapter goes on: name, inputs + outputs. license: None where nobody says.
+    thinks: whether the template asks for `enable_thinking`.
+    """
+
+    name: str
+    revision: str | None
+    architecture: str
+    parameters: int
+    dtype: str
+    context: int | None
+    vocabulary: int
+    cached: int
+    targets: Sequence[tuple[str, int]]
+    tokenizer: PreTrainedTokenizerBase
+    thinks: bool
+    license: str | None
+
+    @property
+    def template(self) -> bool:
+        return self.tokenizer.chat_template is not None
+
+    @property
+    def target_names(self) -> list[str]:
+        return list(dict.fromkeys(name for name, _ in self.targets))
+
+    def shape(self, *, rank: int) -> Shape:
+        adapter = rank * sum(width for _, width in self.targets)
+        return Shape(self.parameters, adapter, self.vocabulary, self.cached)
+
+
+def look_at_model(name: str) -> ModelFacts:
+    """Reads a model's configuration and tokenizer: of a folder, or NAMESPACE/NAME[@REVISION]. Downloads no weights.
+
+    Raises ZooError for what is no causal language model that can be trained here.
+    """
+    repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
+    commit, terms = (None, None) if Path(name).is_dir() else _on_the_hub(repo, revision or None)
+    what = f"The model {name}"
+    model = _without_weights(AutoModelForCausalLM, repo, commit, what)
+    config = model.config
+    if model.config.is_encoder_decoder:
+        raise ZooError(f"{what} has an encoder, and PPO rolls out decoder-only models: give another.")
+    tokenizer = load_tokenizer(repo, name=what, revision=commit)
+    text = model.config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return ModelFacts(
+        name=repo,
+        revision=commit,
+        architecture=type(model).__name__,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        dtype=str(config.dtype or "float32").removeprefix("torch."),
+        context=getattr(text, "max_position_embeddings", None),
+        vocabulary=text.vocab_size,
+        cached=2 * text.num_hidden_layers * heads * width,
+        targets=_linear(model),
+        tokenizer=tokenizer,
+        license=terms,
+        thinks="enable_thinking" in str(tokenizer.chat_template or ""),
+    )
+
+
+def look_at_reward_model(name: str) -> int:
+    """The parameters of a reward model: a folder, or NAMESPACE/NAME[@REVISION]. Downloads no weights.
+
+    Raises ZooError for one that cannot be read, or whose score would be read one token early.
+    """
+    repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
+    what = f"The reward model {name}"
+    model = _without_weights(AutoModelForSequenceClassification, repo, revision or None, what)
+    tokenizer = load_tokenizer(repo, name=what, revision=revision or None)
+    if tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
+        raise ZooError(f"{what} pads with its end-of-sequence token, so its score would be read one token early.")
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _without_weights(kind: Any, repo: str, revision: str | None, what: str) -> Any:
+    import torch
+
+    with loading(what), torch.device("meta"):
+        config = AutoConfig.from_pretrained(repo, revision=revision, trust_remote_code=False)
+        return kind.from_config(config, trust_remote_code=False)
+
+
+def _on_the_hub(repo: str, revision: str | None) -> tuple[str, str | None]:
+    """The commit that a revision means now, and the license that the model's card names."""
+    from huggingface_hub import HfApi
+
+    with refusals_as(f"The model {repo} is no folder and cannot be found", "check its name, its revision and the Hub."):
+        info = HfApi().model_info(repo, revision=revision)
+    terms = getattr(info.card_data, "license", None)
+    return str(info.sha), terms if isinstance(terms, str) else None
+
+
+def _linear(model: Any) -> list[tuple[str, int]]:
+    """(name, inputs + outputs) of each linear layer but the output's, as LoRA's `all-linear` takes them."""
+    from torch import nn
+    from transformers.pytorch_utils import Conv1D
+
+    head = model.get_output_embeddings()
+    return [
+        (name.rpartition(".")[2], sum(layer.weight.shape))
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear | Conv1D) and layer is not head
+    ]

@@ -1,0 +1,410 @@
+"""A recipe for a model and data of one's own: what is decided from their files, and the YAML that says it."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..chat import Chat, completion_text, prompt_ids, reading_ids, whole
+from ..errors import ZooError
+from ..plugins import REWARDS, did_you_mean, load_object, registered
+from ..recipes import is_repository_name, load_recipe
+from ..rewards.verifiable import Verifiable
+from ..runs.layout import as_turns, sft_text
+from ..stage import STAGES
+from .data import Reading, Source, look_at_data, read_as
+from .memory import FLOAT32, GIB, ppo_memory, training_memory
+from .model import ModelFacts, look_at_model, look_at_reward_model
+
+__all__ = ["Draft", "Wish", "draft", "write"]
+
+TEMPLATES = Path(__file__).parent / "templates"
+ASSUMED_GIB = 24.0
+#: What weights, optimizer, cache and logits may take of a card: the rest is for activations.
+FILLED = 0.7
+RANK = 16
+MOST_PROMPTS, MOST_EPISODES, MOST_RESPONSE, MOST_TOKENS = 200, 20_000, 256, 1024
+UPDATE, MICRO = 64, 4
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What somebody asks for.
+
+    texts: what SFT learns from. rewards: functions, and at most one model. gib: of the GPU.
+    """
+
+    model: str
+    preferences: str | None = None
+    prompts: str | None = None
+    texts: str | None = None
+    rewards: Sequence[str] = ()
+    judge: str | None = None
+    gib: float | None = None
+
+
+@dataclass(frozen=True)
+class Draft:
+    """files: name -> text. said: (what, what was taken, why), in order. memory: bytes by what they hold, by stage."""
+
+    files: Mapping[str, str]
+    said: Sequence[tuple[str, str, str]]
+    memory: Mapping[str, Mapping[str, int]]
+
+
+@dataclass
+class _Said:
+    rows: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def __call__(self, what: str, taken: Any, why: str) -> None:
+        self.rows.append((what, str(taken), why))
+
+
+def draft(wish: Wish, *, title: str) -> Draft:
+    """Looks at the model and the data, and decides. Raises ZooError for what no recipe can be made of."""
+    said = _Said()
+    functions, reward_model = _rewards(wish.rewards)
+    if wish.preferences is None and not wish.rewards:
+        raise ZooError("Nothing says what is better: give --preferences, or --reward with --prompts.")
+    if wish.preferences is None and wish.prompts is None:
+        raise ZooError("There are no prompts to answer: give --prompts, or --preferences, whose prompts are taken.")
+    model = look_at_model(wish.model)
+    readings = _readings(wish)
+    conversational, chat = _conversations(model, readings, said)
+    _say_model(model, said)
+    for stage, reading in readings.items():
+        columns = ", ".join(f"{ours} from {theirs}" for ours, theirs in reading.keys["columns"].items())
+        split = reading.keys["dataset_train_split"]
+        where = ":".join(filter(None, (reading.data.name, reading.keys["dataset_config"], split)))
+        said(f"{stage}'s rows", where, f"{reading.count:,} rows{f', {columns}' if columns else ''}")
+    if conversational:
+        chat.write(model.tokenizer)
+    sizes = _sizes(model, readings, conversational, said)
+    lora, memory = _memory(model, sizes, readings, wish, reward_model, said)
+    judge = _judge(wish, readings, functions, said)
+    about = {
+        "title": title,
+        "wish": wish,
+        "model": model,
+        "readings": readings,
+        "shared": readings["ppo" if "reward" not in readings else "reward"].data,
+        "conversational": conversational and readings["ppo"].plain,
+        "chat": chat if conversational else Chat(),
+        "functions": functions,
+        "reward_model": reward_model,
+        "sizes": sizes,
+        "lora": {stage: lora and _takes_lora(stage) for stage in STAGES},
+        "rank": RANK,
+        "half": _accelerated(),
+        "judge": judge,
+        "memory": {stage: sum(parts.values()) / GIB for stage, parts in memory.items()},
+    }
+    names = ["recipe", *(stage for stage in ("sft", "reward", "ppo") if stage in readings)]
+    return Draft({f"{name}.yaml": _rendered(name, about) for name in names}, said.rows, memory)
+
+
+def write(made: Draft, folder: Path) -> None:
+    """Writes the recipe, once it is valid, into a folder that is not there or empty. Raises ZooError otherwise."""
+    check_folder(folder)
+    with tempfile.TemporaryDirectory() as scratch:
+        recipe = Path(scratch) / folder.resolve().name
+        recipe.mkdir()
+        for name, text in made.files.items():
+            (recipe / name).write_text(text, encoding="utf-8")
+        _check(recipe)
+        try:
+            shutil.copytree(recipe, folder, dirs_exist_ok=True)
+        except OSError as error:
+            raise ZooError(f"{folder} cannot be written ({error.strerror or error}): choose another place.") from error
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ZooError where a recipe cannot be written, or would be written over something."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ZooError(f"{folder} is there already and is not empty: choose another name, or remove it first.")
+    if not is_repository_name(folder.resolve().name):
+        raise ZooError(
+            f"The recipe would be called {folder.resolve().name!r}, and its repositories could not be: use at most 80 "
+            "letters, digits, '-', '_' and '.', with a letter or digit at both ends."
+        )
+
+
+def _check(recipe: Path) -> None:
+    from ..runs.data import check_forms
+    from ..runs.settings import recipe_config, stage_settings
+
+    found = load_recipe(str(recipe))
+    stages = {
+        stage: stage_settings(found, stage, {}, shared_flags={}, output_dir=Path("runs")) for stage in found.stages
+    }
+    check_forms(recipe_config(found), stages)
+
+
+# What is decided
+
+
+def _rewards(names: Sequence[str]) -> tuple[list[str], str | None]:
+    """The reward functions among these, and the reward model, of which there is at most one."""
+    known = registered(REWARDS)
+    functions = [name for name in names if name.partition("(")[0] in known or ":" in name]
+    models = [name for name in names if name not in functions]
+    for name in functions:
+        load_object(name, group=REWARDS)
+    for name in models:
+        if not Path(name).is_dir() and "/" not in name:
+            raise ZooError(
+                f"--reward {name} is no reward function, no folder and no model's name"
+                + (did_you_mean(name, known) or f": the functions are {', '.join(known)}.")
+            )
+    if len(models) > 1:
+        raise ZooError(f"--reward names two reward models, {models[0]} and {models[1]}: give one, and functions.")
+    return functions, next(iter(models), None)
+
+
+def _readings(wish: Wish) -> dict[str, Reading]:
+    """How each stage reads its data. Raises ZooError where one has none."""
+    seen: dict[str, Source] = {}
+
+    def look(name: str) -> Source:
+        return seen[name] if name in seen else seen.setdefault(name, look_at_data(name))
+
+    readings = {}
+    texts = [name for name in ([wish.texts] if wish.texts else [wish.preferences, wish.prompts]) if name]
+    found = next((one for name in texts if (one := read_as(look(name), "texts")) is not None), None)
+    if found is None:
+        raise ZooError(
+            f"{' and '.join(texts)} hold no answers that SFT could learn from: name texts by --texts, with columns "
+            "messages, prompt and completion, or text."
+        )
+    readings["sft"] = found
+    if wish.preferences is not None and not (_rewards(wish.rewards)[1]):
+        pairs = read_as(look(wish.preferences), "pairs")
+        if pairs is None:
+            raise ZooError(
+                f"{_columns_of(look(wish.preferences))}, and preferences have the columns chosen and rejected: give "
+                "another --preferences, or rename its columns."
+            )
+        readings["reward"] = pairs
+    name = wish.prompts or wish.preferences
+    assert name is not None  # checked before
+    prompts = read_as(look(name), "prompts")
+    if prompts is None:
+        raise ZooError(
+            f"{_columns_of(look(name))}, and PPO reads prompt, messages, or chosen and rejected: give other --prompts."
+        )
+    readings["ppo"] = prompts
+    return readings
+
+
+def _columns_of(data: Source) -> str:
+    rows = next((rows for part in data.parts for rows in part.rows.values() if rows), [{}])
+    return f"The data set {data.name} has the columns {', '.join(rows[0])}"
+
+
+def _conversations(model: ModelFacts, readings: Mapping[str, Reading], said: _Said) -> tuple[bool, Chat]:
+    """Whether the model reads conversations, and how they are rendered."""
+    talks = [stage for stage, reading in readings.items() if not reading.plain]
+    if talks and not model.template:
+        raise ZooError(
+            f"The data of {talks[0]} are conversations, and {model.name} has no chat template: take a model that has "
+            "one, or data in plain texts."
+        )
+    asks = all(reading.asks or not reading.plain for reading in readings.values())
+    conversational = model.template and asks
+    kwargs = {"enable_thinking": False} if model.thinks else {}
+    if conversational:
+        why = "the data are conversations" if talks else "the tokenizer has a chat template and prompts are apart"
+        said("prompts", "conversations", f"{why}; plain ones become a user's turn")
+        if kwargs:
+            said(
+                "chat_template_kwargs", "enable_thinking: false", "the template asks, and answers here have no thoughts"
+            )
+    else:
+        why = "the tokenizer has no chat template" if not model.template else "prompts and answers are one text"
+        said("prompts", "plain texts", why)
+    return conversational, Chat(chat_template_kwargs=kwargs)
+
+
+def _say_model(model: ModelFacts, said: _Said) -> None:
+    size = f"{model.parameters / 1e6:,.0f}M" if model.parameters >= 1e6 else f"{model.parameters:,}"
+    said("model", f"{model.architecture}, {size} parameters, {model.dtype}", f"config.json of {model.name}")
+    said("context", model.context or "no bound", "tokens, by its configuration")
+    token = model.tokenizer
+    ends = "SFT settles another, as it must not be EOS" if token.pad_token in (None, token.eos_token) else "its own"
+    said("special tokens", f"EOS {token.eos_token}, PAD {token.pad_token}", f"PAD: {ends}")
+
+
+def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: bool, said: _Said) -> dict[str, Any]:
+    """Tokens, batches, and how many prompts are held out."""
+    context, tokenizer = model.context or MOST_TOKENS, model.tokenizer
+    ppo = readings["ppo"]
+    lengths = sorted(len(_ids(row, tokenizer, conversational)) for row in ppo.rows)
+    texts = sorted(_text_length(text, tokenizer) for text in _texts(readings, conversational))
+    usual, longest = lengths[int(0.95 * (len(lengths) - 1))], texts[int(0.95 * (len(texts) - 1))]
+    prompt = min(_up(usual), context - max(8, context // 8))
+    response = min(MOST_RESPONSE, context - prompt)
+    if lengths[0] > prompt:
+        raise ZooError(
+            f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, and {model.name} reads {context}, of "
+            f"which {response} are for the answer: take shorter prompts."
+        )
+    fit = sum(length <= prompt for length in lengths) / len(lengths)
+    usable = max(int(ppo.count * fit), 1)
+    asked = max(2, min(MOST_PROMPTS, usable // 8))
+    share = min(0.2, max(0.005, math.ceil(1500 * asked / usable) / 1000))
+    rollout = max(2, min(UPDATE, 2 ** int(math.log2(max(usable * (1 - 2 * share) / 2, 2)))))
+    rows = min(MICRO, rollout)
+    episodes = max(rollout, min(MOST_EPISODES, int(usable * (1 - 2 * share))) // rollout * rollout)
+    updates = episodes // rollout
+    save = max(1, updates // 20)
+    said(
+        "max_length", min(context, MOST_TOKENS, max(16, _up(longest))), f"95 of 100 texts have at most {longest} tokens"
+    )
+    said("max_prompt_length", prompt, f"95 of 100 of {len(lengths)} prompts have at most {usual} tokens")
+    said("response_length", response, f"at most {MOST_RESPONSE}, and what prompts leave of the context")
+    said("held_out_share", share, f"{asked} prompts for the evaluation, as many to watch training by")
+    return {
+        "prompt": prompt, "response": response, "text": min(context, MOST_TOKENS, max(16, _up(longest))),
+        "evaluated": asked, "share": share, "rollout": rollout, "rows": rows, "accumulated": rollout // rows,
+        "episodes": episodes, "updates": updates, "save": save,
+        "sft_rows": max(1, min(32, readings["sft"].count // 4)),
+    }  # fmt: skip
+
+
+def _up(length: int) -> int:
+    """The next multiple of 32, so that a longer row of those that nobody looked at is not left out by a token."""
+    return -(-length // 32) * 32
+
+
+def _ids(row: Mapping[str, Any], tokenizer: Any, conversational: bool) -> list[int]:
+    return prompt_ids((as_turns(row) if conversational else row)["prompt"], tokenizer)
+
+
+def _texts(readings: Mapping[str, Reading], conversational: bool) -> Iterator[Any]:
+    """The whole texts or conversations that SFT and the reward model read."""
+    for row in readings["sft"].rows:
+        yield sft_text({**row, **as_turns(row)} if conversational else row, "text")
+    for row in readings["reward"].rows if "reward" in readings else ():
+        turns = as_turns(row) if conversational else row
+        for side in ("chosen", "rejected"):
+            yield whole(turns["prompt"], turns[side])
+
+
+def _text_length(text: Any, tokenizer: Any) -> int:
+    return len(reading_ids(text, tokenizer, ended=True))
+
+
+def _memory(
+    model: ModelFacts,
+    sizes: Mapping[str, Any],
+    readings: Mapping[str, Reading],
+    wish: Wish,
+    reward_model: str | None,
+    said: _Said,
+) -> tuple[bool, dict[str, Mapping[str, int]]]:
+    """Whether LoRA is needed, and what each stage then takes."""
+    gib, source = _card(wish.gib)
+    shape = model.shape(rank=RANK)
+
+    def stages(lora: bool) -> dict[str, Mapping[str, int]]:
+        reward = 0
+        if reward_model is not None:
+            reward = FLOAT32 * look_at_reward_model(reward_model)
+        elif "reward" in readings:
+            reward = FLOAT32 * shape.parameters
+        ppo = ppo_memory(
+            shape, lora=lora, reward=reward, rollout=sizes["rollout"], rows=sizes["rows"], prompt=sizes["prompt"],
+            response=sizes["response"], half=_accelerated(),
+        )  # fmt: skip
+        found: dict[str, Mapping[str, int]] = {
+            "sft": training_memory(shape, lora=lora, rows=sizes["rows"], tokens=sizes["text"])
+        }
+        if "reward" in readings:
+            found["reward"] = training_memory(shape, lora=lora and _takes_lora("reward"), rows=0, tokens=0)
+        return {**found, "ppo": ppo}
+
+    whole = sum(stages(False)["ppo"].values()) / GIB
+    lora = whole > FILLED * gib
+    found = stages(lora)
+    said(
+        "use_peft",
+        str(lora).lower(),
+        f"PPO of all weights takes {whole:.1f} GiB before activations, of {gib:.0f} GiB {source}",
+    )
+    return lora, found
+
+
+def _takes_lora(stage: str) -> bool:
+    return "use_peft" in STAGES[stage].model_keys
+
+
+def _card(gib: float | None) -> tuple[float, str]:
+    import torch
+
+    if gib is not None:
+        return gib, "as --memory says"
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_properties(0).total_memory / GIB, "of the GPU here"
+    return ASSUMED_GIB, "assumed, as no GPU is here; --memory says otherwise"
+
+
+def _accelerated() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _judge(wish: Wish, readings: Mapping[str, Reading], functions: Sequence[str], said: _Said) -> dict[str, Any]:
+    """The keys of the evaluation that say who judges."""
+    if wish.judge is not None:
+        if wish.judge.startswith("reward:"):
+            look_at_reward_model(wish.judge.removeprefix("reward:"))
+        said("judge", wish.judge, "as --judge says")
+        return {"judge": wish.judge}
+    for name in functions:
+        if isinstance(load_object(name, group=REWARDS), Verifiable):
+            said("judge", f"rule:{name}", "a reward that is checked by a program is its own judge")
+            return {"judge": f"rule:{name}"}
+    usual = sorted(len(_answer(row).split()) for row in readings["sft"].rows)
+    target = max(1, usual[len(usual) // 2])
+    said(
+        "judge",
+        f"length, {target} words",
+        "NOBODY WAS NAMED: this says nothing of quality; name another reward model with --judge reward:NAMESPACE/NAME",
+    )
+    return {
+        "judge": f'rule:length(target={target}, unit="words")',
+        "judge_name": "length",
+        "judge_description": "How near an answer is to the usual length. No other judge was named: it says nothing of "
+        "quality.",
+    }
+
+
+def _answer(row: Mapping[str, Any]) -> str:
+    """The words that SFT learns to write."""
+    text = row.get("completion") or sft_text(row, "text")
+    return text if isinstance(text, str) else completion_text(text)
+
+
+def _rendered(name: str, about: Mapping[str, Any]) -> str:
+    import yaml
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    def plain(value: Any) -> str:
+        return (
+            yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
+            .removesuffix("...\n")
+            .strip()
+        )
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        keep_trailing_newline=True, autoescape=False,
+    )  # fmt: skip
+    environment.filters["yaml"] = plain
+    return environment.get_template(f"{name}.yaml.jinja").render(about)

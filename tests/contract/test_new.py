@@ -1,0 +1,190 @@
+"""`rlhf-zoo new`: a recipe for any model and data of public forms, which is valid before anybody edits it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import datasets
+import miniatures
+import pytest
+import schemas
+import yaml
+from transformers import Qwen3Config
+
+from rlhf_zoo import cli
+from rlhf_zoo.draft.memory import GIB, Shape, ppo_memory, training_memory
+from rlhf_zoo.draft.model import look_at_model
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.recipes import load_recipe
+from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.runs.declared import declared_keys
+from rlhf_zoo.studies.doctor import FAILED, examine
+
+PAGE = (Path(__file__).parents[2] / "docs/your-model.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    return tmp_path
+
+
+def zoo(*words: str) -> None:
+    cli.cli.main(list(words), standalone_mode=False)
+
+
+def recipe(name: str = "mine") -> dict[str, dict[str, Any]]:
+    return {path.stem: yaml.safe_load(path.read_text()) for path in Path(name).glob("*.yaml")}
+
+
+def on_disk(family: str, *names: str) -> None:
+    miniatures.save(family, Path("base"))
+    for name in names:
+        schemas.write_data(Path(name), schemas.rows_of(name))
+
+
+PREFERENCES = {
+    "trl-lib/ultrafeedback_binarized": {"messages": "chosen"},
+    "trl-lib/tldr-preference": {"completion": "chosen"},
+    "Anthropic/hh-rlhf": {"text": "chosen"},
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("Qwen3-Base", "trl-lib/ultrafeedback_binarized"),
+        ("Llama 3", "trl-lib/tldr-preference"),
+        ("GPT-2", "Anthropic/hh-rlhf"),
+        ("Mistral", "trl-lib/tldr-preference"),
+    ],
+)
+def test_preferences_become_a_recipe_that_passes_every_check(
+    family: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_disk(family, name)
+    zoo("new", "mine", "--model", "base", "--preferences", name)
+    said = capsys.readouterr().out
+    keys = recipe()
+    assert keys.keys() == {"recipe", "sft", "reward", "ppo"}
+    assert keys["sft"]["columns"] == PREFERENCES[name] and "NOBODY WAS NAMED" in said
+    talks = miniatures.FAMILIES[family].template is not None and name != "Anthropic/hh-rlhf"
+    assert bool(keys["recipe"].get("conversational")) == (talks and name == "trl-lib/tldr-preference")
+    assert keys["recipe"].get("chat_template_kwargs") == (
+        {"enable_thinking": False} if family == "Qwen3-Base" else None
+    )
+    zoo("recipes", "validate", "mine")
+    context = RunContext(
+        recipe=load_recipe("mine"), directory=Path("run"), hub=Hub("other", "http://127.0.0.1:9", "a test"),
+        namespace="local", publish=False,
+    )  # fmt: skip
+    # What needs a trained SFT policy says so; nothing fails.
+    checked = [one for one in examine(context) if one.check in ("keys", "columns", "prompts", "batch")]
+    assert len(checked) == 4 and not [one for one in checked if one.status == FAILED], checked
+    for path in Path("mine").glob("*.yaml"):  # a comment on each key, or on the one that it follows
+        lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+        assert sum("  # " in line for line in lines) > 0.6 * len(lines), path
+        assert path.read_text().startswith("# ")
+
+
+def test_a_reward_that_a_program_checks_needs_no_pairs_and_judges_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    on_disk("Qwen2.5", "openai/gsm8k")
+    zoo("new", "mine", "--model", "base", "--prompts", "openai/gsm8k", "--reward", "numeric_match")
+    keys = recipe()
+    assert keys.keys() == {"recipe", "sft", "ppo"}
+    assert keys["sft"]["columns"] == {"prompt": "question", "completion": "answer"}
+    assert keys["ppo"]["columns"] == {"prompt": "question"}
+    assert (keys["ppo"]["reward_model_path"], keys["ppo"]["reward_funcs"]) == (None, ["numeric_match"])
+    assert keys["recipe"]["conversational"] and "is its own judge" in capsys.readouterr().out
+    zoo("recipes", "validate", "mine")
+
+
+def test_where_all_weights_do_not_fit_it_is_lora_on_the_layers_of_the_model(
+    thread_hub: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a Hub: everything is pinned to the commit that was looked at, and configurations and splits are found."""
+    monkeypatch.setattr(datasets.config, "HF_ENDPOINT", thread_hub.url)
+    miniatures.save("GPT-2", Path("base"))
+    thread_hub.api().create_repo("local/base")
+    thread_hub.api().upload_folder(repo_id="local/base", folder_path="base")
+    rows = {split: "".join(json.dumps(row) + "\n" for row in schemas.rows_of("trl-lib/tldr")) for split in "ab"}
+    pairs = "".join(json.dumps(row) + "\n" for row in schemas.rows_of("trl-lib/tldr-preference"))
+    front = {"configs": [
+        {"config_name": "lines", "data_files": [{"split": "train", "path": "lines.jsonl"}]},
+        {"config_name": "pairs", "data_files": [
+            {"split": "train_prefs", "path": "a.jsonl"}, {"split": "test_prefs", "path": "b.jsonl"},
+        ]},
+    ]}  # fmt: skip
+    files = {
+        "README.md": f"---\n{yaml.safe_dump(front)}---\n",
+        "lines.jsonl": rows["a"],
+        "a.jsonl": pairs,
+        "b.jsonl": pairs,
+    }
+    commit = thread_hub.make("data", files, kind="dataset")
+    zoo("new", "mine", "--model", "local/base", "--preferences", "local/data", "--memory", "0.0001")
+    keys = recipe()
+    assert keys["sft"]["model_revision"] == thread_hub.api().model_info("local/base").sha
+    assert keys["recipe"]["dataset_revision"] == commit
+    reads = ("dataset_config", "dataset_train_split", "dataset_test_split")
+    assert [keys["reward"][key] for key in reads] == ["pairs", "train_prefs", "test_prefs"]
+    assert [keys["sft"][key] for key in reads[:2]] == ["lines", "train"]
+    for stage in keys.keys() - {"recipe"}:
+        assert bool(keys[stage].get("use_peft")) == ("use_peft" in declared_keys(stage))
+    assert sorted(keys["sft"]["lora_target_modules"]) == ["c_attn", "c_fc", "c_proj"]
+    zoo("recipes", "validate", "mine")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            ["--preferences", "trl-lib/tldr"],
+            "has the columns prompt, completion, and preferences have the columns chosen",
+        ),
+        (["--preferences", "trl-lib/ultrafeedback_binarized"], "are conversations, and base has no chat template"),
+        (["--prompts", "trl-lib/tldr"], "Nothing says what is better: give --preferences, or --reward with --prompts."),
+        (["--reward", "numeric_match"], "There are no prompts to answer: give --prompts"),
+        (["--prompts", "trl-lib/tldr", "--reward", "numeric_mach"], "no model's name, did you mean 'numeric_match'?"),
+        (["--prompts", "asked", "--reward", "length"], "asked hold no answers that SFT could learn from: name texts"),
+        (["--preferences", "nowhere"], "The data set nowhere is no folder and cannot be found"),
+    ],
+)
+def test_what_no_recipe_can_be_made_of_is_said_and_nothing_written(words: list[str], said: str) -> None:
+    on_disk("Pythia", "trl-lib/tldr", "trl-lib/ultrafeedback_binarized")
+    schemas.write_data(Path("asked"), [{"prompt": f"what is {row}"} for row in range(24)])
+    with pytest.raises(ZooError, match=re.escape(said)):
+        zoo("new", "mine", "--model", "base", *words)
+    assert not Path("mine").exists()
+
+
+def test_it_writes_over_nothing() -> None:
+    Path("mine").mkdir()
+    Path("mine/notes.txt").write_text("mine")
+    with pytest.raises(ZooError, match="mine is there already and is not empty: choose another name"):
+        zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/tldr-preference")
+
+
+def test_memory_is_computed_from_the_configuration_as_the_page_says(place: Path) -> None:
+    """Qwen3-0.6B by its own numbers, without its weights."""
+    miniatures.load("Qwen3-Base")[1].save_pretrained("qwen")
+    Qwen3Config(
+        vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=128, max_position_embeddings=32768, tie_word_embeddings=True,
+    ).save_pretrained("qwen")  # fmt: skip
+    shape = look_at_model("qwen").shape(rank=16)
+    assert shape == Shape(parameters=596_049_920, adapter=10_092_544, vocabulary=151_936, cached=57_344)
+    columns = []
+    for lora in (False, True):
+        parts = ppo_memory(
+            shape, lora=lora, reward=4 * shape.parameters, rollout=64, rows=4, prompt=512, response=256, half=True
+        )
+        columns.append({**parts, "in all, before activations": sum(parts.values())})
+    for what in columns[0]:
+        assert f"| {what} | {columns[0][what] / GIB:.2f} | {columns[1][what] / GIB:.2f} |" in PAGE
+    assert training_memory(shape, lora=False, rows=0, tokens=0)["the model"] == 16 * 596_049_920

@@ -1,0 +1,61 @@
+"""docs/your-model.md, each of its commands as it stands there, on miniatures that lie under the names that it uses."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import miniatures
+import pytest
+import schemas
+from test_readme import opened, run
+from transformers import AutoModelForSequenceClassification
+from zoo_process import program
+
+PAGE = (Path(__file__).parents[2] / "docs/your-model.md").read_text(encoding="utf-8")
+JUDGE = "Skywork/Skywork-Reward-V2-Qwen3-0.6B"
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"^```sh\n(.*?)^```", PAGE, flags=re.S | re.M)
+    return [line for block in blocks for line in block.splitlines() if line]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """A folder goes before a repository of the same name, so the page's names are those of miniatures."""
+    folder = tmp_path_factory.mktemp("mine")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "RLHF_ZOO_"))}
+    environment |= {
+        "RLHF_ZOO_HOME": str(folder / "home"),
+        "PATH": f"{program(folder)}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
+    base = miniatures.save("Qwen3-Base", folder / "Qwen/Qwen3-0.6B")
+    judge = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
+    tokenizer = miniatures.load("Qwen3-Base")[1]
+    tokenizer.pad_token = "<|fim_pad|>"
+    judge.config.pad_token_id = tokenizer.pad_token_id
+    judge.save_pretrained(folder / JUDGE)
+    tokenizer.save_pretrained(folder / JUDGE)
+    for name in ("trl-lib/ultrafeedback_binarized", "openai/gsm8k"):
+        schemas.write_data(folder / name, schemas.rows_of(name))
+    return folder, environment
+
+
+@pytest.mark.full
+def test_the_page_from_start_to_end(place: tuple[Path, dict[str, str]]) -> None:
+    assert len(commands()) >= 9
+    for command in commands():
+        if command.startswith("rlhf-zoo compare "):
+            opened(command, place)
+        else:
+            run(command, place)
+    folder = place[0]
+    found = json.loads((folder / "runs/my-model/eval/evaluation.json").read_text())
+    assert found["judge"]["name"] == f"reward:{JUDGE}" and not found["judge"]["is_training_reward"]
+    ppo = json.loads((folder / "runs/my-model/ppo/run.json").read_text())
+    assert ppo["status"] == "finished" and {"best", "step-000003"} <= ppo["repo"]["tags"].keys()
+    assert "bfloat16" in (folder / "runs/my-model/ppo/README.md").read_text()
