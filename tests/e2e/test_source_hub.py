@@ -23,6 +23,7 @@ from rlhf_zoo.hub.connect import REAL, Hub, choose_source, point_clients
 from rlhf_zoo.hub.refs import resolve
 from rlhf_zoo.hub_server import create_token
 from rlhf_zoo.hub_server.handler import Handler
+from rlhf_zoo.models import load_causal
 
 BASE, VALUE, DATA = "maker/base", "maker/value", "maker/pairs"
 
@@ -170,3 +171,29 @@ def test_the_users_token_goes_to_the_users_hub(hubs: tuple[ThreadHub, ThreadHub]
             assert hub.source is not None and hub.source.api().model_info("maker/x").private
             assert hub.api().whoami()["name"] == "local"
         assert told == {(source.port, f"Bearer {sent}"), (target.port, f"Bearer {target.token}")}
+
+
+def test_an_adapter_here_and_its_base_there(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    source, target = hubs
+    model, tokenizer = load("GPT-2")
+    policy = get_peft_model(model, LoraConfig(r=2, task_type="CAUSAL_LM", init_lora_weights=False)).eval()
+    policy.save_pretrained(tmp_path / "lora")
+    config = json.loads((tmp_path / "lora/adapter_config.json").read_text()) | {"base_model_name_or_path": BASE}
+    save("GPT-2", tmp_path / "base")
+    for hub, repo, name in ((source, BASE, "base"), (target, "local/lora", "lora")):
+        (tmp_path / "lora/adapter_config.json").write_text(json.dumps(config))
+        hub.api().create_repo(repo)
+        head = hub.api().upload_folder(repo_id=repo, folder_path=tmp_path / name).oid
+        config["revision"] = head if hub is source else config["revision"]
+    other = Hub("other", source.url, "a test", token=False, cache=tmp_path / "source")
+    both = Hub("other", target.url, "a test", token=target.token, cache=tmp_path / "target", source=other)
+    for _ in range(2):
+        found = resolve("local/lora", both)
+        assert found.path.name == found.commit
+        ids = tokenizer("how is item 3", return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            assert torch.allclose(load_causal(found.path)(ids).logits, policy(ids).logits, atol=1e-5)
+    assert resolve("local/lora", both, but=()).path.joinpath("adapter_config.json").read_text() == json.dumps(config)
