@@ -69,8 +69,17 @@ def compare(
             votes = HubVotes(votes).name
             check_access(votes.partition("/")[0], hub=connected)
         try:
-            models = {"sft": sft, "reward": reward, "runs": runs or None, "hub": connected}
-            launch(ppo, host=host, port=port, votes=votes or None, show=show, **models)
+            launch(
+                ppo,
+                sft=sft,
+                reward=reward,
+                host=host,
+                port=port,
+                votes=votes or None,
+                runs=runs or None,
+                show=show,
+                hub=connected,
+            )
         except KeyboardInterrupt:
             raise click.exceptions.Exit(130) from None  # how a page ends: nothing is left to go on with
 
