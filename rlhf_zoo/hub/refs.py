@@ -16,7 +16,7 @@ from ..record import read_json, write_json
 from .connect import CLIENT, Hub
 from .pull import fetch, split_revision
 
-__all__ = ["NOT_LOADED", "Checkpoint", "ask", "came_from", "needless", "resolve"]
+__all__ = ["NOT_LOADED", "Checkpoint", "ask", "came_from", "resolve"]
 
 #: Other forms of a model's weights, and what other programs read: none of it is loaded here.
 NOT_LOADED = (
@@ -100,11 +100,6 @@ def _on_bases(folder: Path, hub: Hub) -> Path:
     for name, config in changed.items():
         write_json(copy / name, config)
     return copy
-
-
-def needless(loader: str | None) -> Sequence[str]:
-    """What stays on the Hub of a reward model: nothing, where a loader of its user's reads it."""
-    return () if loader else NOT_LOADED
 
 
 def came_from(found: Hub, target: Hub) -> dict[str, str]:
