@@ -121,4 +121,4 @@ def ask(name: str, hub: Hub, look: Callable[[Hub], T]) -> tuple[Hub, T]:
     try:
         return hub.source, look(hub.source)
     except ZooError as error:
-        raise ZooError(f"{hub.name} has no {name}, and was asked first. {error}") from error.__cause__
+        raise ZooError(f"{name} is not on {hub.name}, which was asked first. {error}") from error.__cause__

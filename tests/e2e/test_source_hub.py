@@ -120,14 +120,14 @@ def test_what_is_asked_of_whom(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path
     assert resolve("maker/second", both).path.joinpath("model.safetensors").read_text() == second.url
     for name, message in (
         ("maker/both@v9", "maker/both has no revision 'v9'"),
-        ("maker/hidden", f"{first.url} has no maker/hidden, and was asked first. There is no repository 'maker/hidden' "
+        ("maker/hidden", f"maker/hidden is not on {first.url}, which was asked first. There is no repository 'maker/hidden' "
                          f"on {second.url}"),
         ("maker/pickle", "has pytorch_model.bin, a pickle"),
     ):  # fmt: skip
         with pytest.raises(ZooError, match=message):
             resolve(name, both)
     silent = replace(both, source=replace(source, endpoint="http://127.0.0.1:9"))
-    with pytest.raises(ZooError, match=rf"{first.url} has no maker/none, .*http://127.0.0.1:9 does not give it"):
+    with pytest.raises(ZooError, match=rf"maker/none is not on {first.url}, .*http://127.0.0.1:9 does not give it"):
         resolve("maker/none", silent)
     assert resolve("maker/second", silent).commit, "from the cache"
 
