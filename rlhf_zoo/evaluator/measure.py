@@ -17,6 +17,7 @@ from ..chat import Chat, answer, whole
 from ..devices import MicroBatches, move, on_device
 from ..evaluation.judges import FunctionJudge, Judge
 from ..functional import exact_kl, selected_logprobs
+from ..hub.refs import NOT_LOADED, resolve
 from ..model_files import load_tokenizer
 from ..models import load_causal
 from ..plugins import load_object
@@ -26,7 +27,7 @@ from ..rewards.loading import load_reward_model
 from ..runs.context import RunContext
 from ..runs.data import labeled_rows
 from ..runs.generate import complete
-from ..runs.judge import evaluation_of
+from ..runs.judge import SAME_LABELS, evaluation_of, judge_run
 from ..sampling import Samples, response_logits
 from ..truncation import Truncation
 from .judges import (
@@ -38,9 +39,25 @@ from .judges import (
     scores,
 )
 
-__all__ = ["Evaluator", "Measured", "make_evaluator", "measure", "repeated", "reward_models", "training_rewards"]
+__all__ = [
+    "Evaluator",
+    "Measured",
+    "make_evaluator",
+    "measure",
+    "repeated",
+    "reward_models",
+    "rows_at_once",
+    "training_rewards",
+]
 
-CHUNK = 64  # completions whose logits of both policies are held at once
+CHUNK = 64  # completions whose logits of both policies are held at once, at most
+LOGITS = 2**28  # of one policy; a large vocabulary takes fewer completions
+
+
+def rows_at_once(policy: PreTrainedModel, tokens: int) -> int:
+    """Texts of so many tokens whose logits are held at once."""
+    table: Any = policy.get_input_embeddings()
+    return max(1, min(CHUNK, LOGITS // (tokens * table.weight.shape[0])))
 
 
 @dataclass(frozen=True)
@@ -136,7 +153,7 @@ def measure(
     exact: list[float] = []
     ours: list[list[float]] = []
     theirs: list[list[float]] = []
-    parts = MicroBatches(CHUNK)
+    parts = MicroBatches(rows_at_once(policy, evaluator.max_new_tokens))
     for batch in done.batches:
         if evaluator.rewards is not None:
             chosen = slice(len(reward), len(reward) + len(batch))
@@ -183,10 +200,10 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
         context.shared.chat.write(tokenizer)
     rewards: list[Any] = [load_object(name, group="rlhf_zoo.rewards") for name in ppo.data.reward_funcs or []]
     if ppo.data.reward_model_path is not None:
-        path = (
-            context.checkpoint("reward").path if ppo.data.reward_model_path == "reward" else ppo.data.reward_model_path
-        )
-        label, loader = ppo.trainer.reward_label, ppo.data.reward_model_loader
+        name, loader = ppo.data.reward_model_path, ppo.data.reward_model_loader
+        own, but = name in context.recipe.stages, NOT_LOADED if loader is None else ()
+        path = context.checkpoint(name).path if own else resolve(name, context.hub, but=but).path
+        label = ppo.trainer.reward_label
         model = on_device(load_reward_model(path, label=label, loader=loader), use_cpu=ppo.trainer.use_cpu)
         read = {"label": label, "output": ppo.trainer.reward_output}
         rewards.insert(0, RewardModel(model, load_tokenizer(path), tokenizer, **read))
@@ -257,4 +274,6 @@ def _panel(context: RunContext) -> Panel:
         description=config.judge_description or None,
         lexicon=config.lexicon,
         use_cpu=context.settings("ppo").trainer.use_cpu,
+        hub=context.hub,
+        same_labels=judge_run(context).record("reward").path if SAME_LABELS in config.names else None,
     )

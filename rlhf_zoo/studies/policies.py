@@ -32,6 +32,7 @@ from ..release.report import WIN_RATES
 from ..rewards import RewardModel, Rewards
 from ..rewards.model import same_tokenizer
 from ..runs.context import versions
+from ..runs.judge import SAME_LABELS
 from ..runs.layout import in_form
 from ..runs.pairs import COLUMNS
 from ..runs.settings import LLMConfig, recorded_settings
@@ -97,6 +98,7 @@ class PolicyPair:
     prompts_at: tuple[str | None, str, str | None] = (CONFIGURATION, "prompt", None)
     reading: Mapping[str, Any] = field(default_factory=dict)
     cuts: Mapping[str, Any] = field(default_factory=dict)
+    hub: Hub = CLIENT
 
 
 def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Terms, hub: Hub = CLIENT) -> PolicyPair:
@@ -118,17 +120,19 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         if data is None and (beside / (prompts_at(subject.resolved)[0] or CONFIGURATION)).is_dir():
             data = DataSource(str(beside), None, {})
         evaluated = StageRecord(stage.parent / "eval").read().get("resolved") or {}
+        judge = (evaluated.get("evaluation") or {}).get("judge")
         return PolicyPair(
             subject.policy,
             subject.reference,
             None if without else subject.reward,
             data,
             {name: float(value) for name, value in read.items()},
-            judge=(evaluated.get("evaluation") or {}).get("judge"),
+            judge=f"reward:{stage.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
             functions=_paid(subject.resolved),
             prompts_at=prompts_at(subject.resolved),
             reading=_reading(subject.resolved, str(subject.where)),
             cuts=_cuts(subject.resolved, str(subject.where)),
+            hub=hub,
         )
     lineage = find_policy(policy, against=against, reward=named, without_reward=without, hub=hub)
     settings = {"temperature": lineage.setting("temperature", 1.0)}
@@ -147,6 +151,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         prompts_at=lineage.prompts_at,
         reading=lineage.reward_reading,
         cuts=lineage.cuts,
+        hub=hub,
     )
 
 
@@ -198,7 +203,7 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
     started = time.monotonic()
     quiet()
     names = terms.judges or (contest.judge or "classifier",)
-    check_names(names, terms.llm)
+    check_names(names, terms.llm, hub=contest.hub)
     if contest.data is None:
         raise ZooError(f"Nothing says which prompts {contest.policy.name} is for: name a data set with --dataset_name.")
     configuration, column, _ = contest.prompts_at
@@ -290,7 +295,12 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
         rewards = Rewards([RewardModel(model, _tokenizer(contest.reward), tokenizer, **reading)])
     length = terms.max_new_tokens or int(contest.settings["response_length"])
     panel = open_panel(
-        names, llm=terms.llm, labeled=lambda: _labeled(data, contest.described), folder=out, seed=terms.seed
+        names,
+        llm=terms.llm,
+        labeled=lambda: _labeled(data, contest.described),
+        folder=out,
+        seed=terms.seed,
+        hub=contest.hub,
     )
     temperature = contest.settings["temperature"] if terms.temperature is None else terms.temperature
     reference = on_device(load_causal(contest.against.path)).eval()

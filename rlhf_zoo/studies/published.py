@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..hub.connect import CLIENT, Hub
 from ..hub.publish import RECIPE_FILE
-from ..hub.pull import fetch as pull_revision
 from ..hub.pull import split_revision
+from ..hub.refs import resolve
 from ..json_values import hub_id
 from ..plugins import REWARDS, registered
 from ..recipes import Recipe, is_repository_name
@@ -32,8 +33,7 @@ PREFERENCES = "rlhf_zoo.preferences"
 NOT_OBEYED = (
     "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
     "hub_private_repo", "hub_revision", "resume_from_checkpoint", "log_level", "log_level_replica", "log_on_each_node",
-    "trust_remote_code", "local_rank", "do_train", "do_eval", "do_predict", "dtype", "attn_implementation",
-    "load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage", "use_bnb_nested_quant",
+    "trust_remote_code", "local_rank", "do_train", "do_eval", "do_predict", "attn_implementation",
 )  # fmt: skip
 # What reads files, or loads what is neither the model nor the data that the card names.
 REFUSED = (
@@ -101,10 +101,10 @@ class Published:
         return (repo, commit) if repo and isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
 
 
-def fetch(name: str) -> Published:
+def fetch(name: str, hub: Hub = CLIENT) -> Published:
     """NAMESPACE/NAME[@REVISION] or a folder that was pulled. Raises ZooError where a file that is needed is missing."""
-    pulled = None if Path(name).is_dir() else pull_revision(name)
-    folder = Path(name) if pulled is None else pulled.path
+    found = resolve(name, hub, but=())
+    folder = found.path
     for needed in (CARD_FILE, RECIPE_FILE, "metrics.jsonl"):
         if not (folder / needed).is_file():
             raise ZooError(
@@ -121,9 +121,7 @@ def fetch(name: str) -> Published:
         raise ZooError(f"{CARD_FILE} of {name} does not say its step: publish it again with this rlhf-zoo.")
     if not is_repository_name(str(card.get("recipe"))):
         raise ZooError(f"{CARD_FILE} of {name} names no recipe: publish it again with this rlhf-zoo.")
-    return Published(
-        name, folder, None if pulled is None else pulled.commit, card, resolved, StageRecord(folder).metrics()
-    )
+    return Published(name, folder, found.commit, card, resolved, StageRecord(folder).metrics())
 
 
 @dataclass(frozen=True)

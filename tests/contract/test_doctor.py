@@ -34,8 +34,8 @@ from rlhf_zoo.studies.doctor import FAILED, OK, SKIPPED, WARNING, Finding, exami
 
 CHECKS = [
     "keys", "columns", "epochs", "reward functions", "prompts", "batch", "evaluation's prompts", "judges",
-    "sft checkpoint", "reward checkpoint", "policy", "tokenizer", "prompt length", "prompt ids", "policy's tokenizer",
-    "reward head",
+    "sft checkpoint", "reward checkpoint", "value model", "policy", "tokenizer", "prompt length", "prompt ids",
+    "policy's tokenizer", "reward head",
     "reward model's tokenizer", "reward reads the end", "trainer", "critic", "end tokens", "KL at the start", "ratio",
     "rewards", "rewards add up",
 ]  # fmt: skip
@@ -418,7 +418,7 @@ def test_before_anything_is_trained(tmp_path: Path) -> None:
     rows = {row["check"]: row for row in json.loads(done.stdout)}
     status = {check: row["status"] for check, row in rows.items()}
     assert status.pop("reward functions") == FAILED
-    ready = ("keys", "columns", "epochs", "prompts", "batch", "evaluation's prompts")
+    ready = ("keys", "columns", "epochs", "prompts", "batch", "evaluation's prompts", "value model")
     assert status == {check: OK if check in ready else SKIPPED for check in status}
     assert rows["tokenizer"]["said"] == "train the sft stage first"
     assert rows["reward head"]["said"] == "train the reward stage first"
