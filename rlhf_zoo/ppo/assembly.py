@@ -61,7 +61,7 @@ class Parts:
 
     policy: PreTrainedModel
     critic: PreTrainedModel | ValueHead
-    reference: Reference
+    reference: Reference | None
     rewards: Rewards | None
     texts: TextSource | None
     from_reference: bool
@@ -100,7 +100,11 @@ def assemble(
         ref_model = load_causal(ref_model)
     if isinstance(ref_model, AutoModelForCausalLMWithValueHead):
         ref_model = ref_model.pretrained_model
-    reference = Reference(policy, ref_model, adapter=args.ref_adapter_name, in_8bit=args.ref_load_in_8bit)
+    if not args.reference and ref_model is not None:
+        raise ZooError("reference is false and ref_model is given too: leave it out.")
+    reference = None
+    if args.reference:
+        reference = Reference(policy, ref_model, adapter=args.ref_adapter_name, in_8bit=args.ref_load_in_8bit)
     rewards = build_rewards(reward_model, reward_funcs, args, tokenizer, reward_processing_class or tokenizer)
     if head is not None and value_model is not None:
         raise ZooError("The model has a value head and value_model is given too: give one critic.")
@@ -112,7 +116,7 @@ def assemble(
     models = {
         "the policy": policy,
         "the critic": None if isinstance(critic, ValueHead) else critic,
-        "ref_model": reference.own,
+        "ref_model": reference.own if reference is not None else None,
         **{f"the reward model {reward.name}": reward.model for reward in scoring},
     }
     narrowest = narrowest_of(vocabulary, models)
