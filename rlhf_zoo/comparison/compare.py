@@ -291,13 +291,11 @@ class _Completion:
         self.pieces.add(drawn.token)
 
     def finish(self) -> str:
-        """The text of the whole."""
         self._text = self.pieces.finish()
         return self._text
 
     @property
     def stop(self) -> str | None:
-        """See `Side.stop`."""
         return self.drawn[-1].stop if self.drawn else None
 
     def side(self) -> Side:

@@ -94,7 +94,6 @@ class Snapshot:
 
     @property
     def note(self) -> str:
-        """See `Compared.note`."""
         return self.pair().note
 
     def pair(self, index: int = 0) -> Compared:

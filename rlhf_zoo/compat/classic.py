@@ -251,11 +251,9 @@ class PPOTrainer:
         return self._trainer.state.log_history
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """Model with value head, and tokenizer."""
         self.model.save_pretrained(str(save_directory))
         self.tokenizer.save_pretrained(str(save_directory))
 
     def push_to_hub(self, repo_id: str, **kwargs: Any) -> None:
-        """Model with value head, and tokenizer."""
         self.model.push_to_hub(repo_id, **kwargs)
         self.tokenizer.push_to_hub(repo_id, **kwargs)

@@ -19,10 +19,7 @@ STATUS_PATH = "/api/rlhf-zoo"
 
 
 class AccountApi(Api):
-    """Answers the addresses in `register`."""
-
     def register(self, router: Router) -> None:
-        """Add the routes."""
         router.add("GET", "/api/whoami-v2", self.whoami)
         router.add("GET", STATUS_PATH, self.status)
         router.add("GET", f"{STATUS_PATH}/damaged", self.damaged)

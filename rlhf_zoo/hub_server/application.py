@@ -66,5 +66,4 @@ class Application:
         return role
 
     def answer(self, request: Request) -> Response:
-        """The response, or a Fault."""
         return self.router.dispatch(request)

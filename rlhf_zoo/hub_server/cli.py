@@ -306,7 +306,6 @@ hub.add_command(serve_command, "serve")
 
 
 def main() -> None:
-    """Entry point of `python -m rlhf_zoo.hub_server`."""
     serve_command(prog_name="python -m rlhf_zoo.hub_server")
 
 

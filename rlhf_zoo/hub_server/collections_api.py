@@ -26,14 +26,11 @@ _PAGE = 100
 
 
 class CollectionsApi(Api):
-    """Answers the addresses in `register`."""
-
     def __init__(self, access: Access) -> None:
         super().__init__(access)
         self._root = access.storage.root / "collections"
 
     def register(self, router: Router) -> None:
-        """Add the routes."""
         one = "/api/collections/{namespace}/{slug}"
         router.add("GET", "/api/collections", self.find)
         router.add("POST", "/api/collections", self.create, body=SMALL_BODY)
@@ -93,7 +90,6 @@ class CollectionsApi(Api):
         return self._answer(request, collection)
 
     def get(self, request: Request, namespace: str, slug: str) -> Response:
-        """One collection."""
         return self._answer(request, self._load(request, namespace, slug))
 
     def change(self, request: Request, namespace: str, slug: str) -> Response:
@@ -147,7 +143,6 @@ class CollectionsApi(Api):
         return self._answer(request, collection)
 
     def change_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
-        """Change its note or its position."""
         request.require_write()
         fields = request.json()
         with self._locked():
@@ -162,7 +157,6 @@ class CollectionsApi(Api):
         return json_response({})
 
     def delete_item(self, request: Request, namespace: str, slug: str, item: str) -> Response:
-        """Take a repository out."""
         request.require_write()
         with self._locked():
             collection = self._load(request, namespace, slug)

@@ -50,10 +50,7 @@ class _Change:
 
 
 class CommitsApi(Api):
-    """Answers the addresses in `register`."""
-
     def register(self, router: Router) -> None:
-        """Add the routes."""
         router.add("POST", "/api/validate-yaml", self.validate, body=_CARD_BODY)
         router.add("POST", "/api/{repo}/preupload/{revision}", self.preupload, body=_PREUPLOAD_BODY)
         router.add("POST", "/api/{repo}/commit/{revision}", self.commit, body=_COMMIT_BODY)

@@ -69,7 +69,7 @@ def describe(
 
     files = git.files(commit)
     by_path = {entry.path: entry.oid for entry in files}
-    card, _ = _card(git, by_path.get("README.md"))
+    card = _card(git, by_path.get("README.md"))
     head = git.branch(MAIN)
     info: dict[str, Any] = {
         "author": repo.namespace,
@@ -83,15 +83,15 @@ def describe(
         "downloadsAllTime": 0,
         "likes": 0,
         "trendingScore": 0,
-        "tags": card_tags(card or {}, repo.kind),
-        "cardData": card,
+        "tags": card_tags(card, repo.kind),
+        "cardData": card or None,
     }
     if repo.kind == "model":
         _add_model(info, git, by_path, card)
     elif repo.kind == "space":
-        info["sdk"] = (card or {}).get("sdk") or settings.sdk
+        info["sdk"] = card.get("sdk") or settings.sdk
         for key in ("models", "datasets"):
-            value = (card or {}).get(key)
+            value = card.get(key)
             info[key] = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
         info["runtime"] = not_running()
     if wants("siblings"):
@@ -106,10 +106,8 @@ def describe(
     return ident | {key: value for key, value in info.items() if wants(key) and value is not None}
 
 
-def _add_model(info: dict[str, Any], git: GitRepository, by_path: dict[str, str], card: dict[str, Any] | None) -> None:
-    card = card or {}
-    config, _ = _config(git, by_path.get("config.json"))
-    architectures = config.get("architectures") or []
+def _add_model(info: dict[str, Any], git: GitRepository, by_path: dict[str, str], card: dict[str, Any]) -> None:
+    architectures, config = _config(git, by_path.get("config.json"))
     library = card.get("library_name")
     if library is None and "adapter_config.json" in by_path:
         library = "peft"
@@ -128,33 +126,30 @@ def _add_model(info: dict[str, Any], git: GitRepository, by_path: dict[str, str]
     info["library_name"], info["pipeline_tag"] = library, task
     info["model-index"] = card.get("model-index")
     if config:
-        info["config"] = {key: config[key] for key in ("architectures", "model_type") if key in config}
+        info["config"] = config
 
 
-def _card(git: GitRepository, oid: str | None) -> tuple[dict[str, Any] | None, str | None]:
-    """The metadata of README.md, and what is wrong with them where they cannot be read."""
-    card, error = read_card(git.blob(oid)[:_README_BYTES]) if oid is not None else (None, None)
-    return card, f"its README.md: {error.rstrip('.')}" if error else None
+def _card(git: GitRepository, oid: str | None) -> dict[str, Any]:
+    """The metadata of README.md; {} where there are none, or none that can be read."""
+    card, _ = read_card(git.blob(oid)[:_README_BYTES]) if oid is not None else (None, None)
+    return card or {}
 
 
-def _config(git: GitRepository, oid: str | None) -> tuple[dict[str, Any], str | None]:
-    """What config.json says of a model, and what is wrong with it: then it says nothing."""
+def _config(git: GitRepository, oid: str | None) -> tuple[list[str], dict[str, Any]]:
+    """architectures of config.json, and what of it is shown; nothing where it is no model's."""
     if oid is None or git.blob_info(oid).size > _CONFIG_BYTES:
-        return {}, None
+        return [], {}
     try:
         value = json.loads(git.blob(oid))
     except (ValueError, RecursionError):
-        return {}, "its config.json is not JSON"
-    if not isinstance(value, dict):
-        return {}, "its config.json holds no object"
-    architectures, model_type = value.get("architectures"), value.get("model_type")
-    if architectures is not None and not (
-        isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
-    ):
-        return {}, "its config.json has no list of names under architectures"
-    if not isinstance(model_type, str | None):
-        return {}, "its config.json has no name under model_type"
-    return value, None
+        value = None
+    shown = (
+        {key: value[key] for key in ("architectures", "model_type") if key in value} if isinstance(value, dict) else {}
+    )
+    architectures = shown.get("architectures") or []
+    if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
+        return [], {}
+    return (architectures, shown) if isinstance(shown.get("model_type"), str | None) else ([], {})
 
 
 def examine(storage: Storage, repo: RepoId) -> str | None:
@@ -168,11 +163,7 @@ def examine(storage: Storage, repo: RepoId) -> str | None:
                 pointer = git.blob_info(entry.oid).pointer
                 if pointer is not None:
                     storage.large_files(repo).whole(pointer, entry.path)
-            by_path = {entry.path: entry.oid for entry in files[0]}
-            _, reason = _card(git, by_path.get("README.md"))
-            if reason is None and repo.kind == "model":
-                _, reason = _config(git, by_path.get("config.json"))
-            return reason
+            return None
     except Fault as fault:
         if not storage.exists(repo):
             return None  # deleted meanwhile

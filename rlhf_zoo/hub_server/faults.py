@@ -59,12 +59,10 @@ def damaged_repository(folder: Path, reason: str) -> Damaged:
 
 
 def bad_request(message: str) -> Fault:
-    """400: the request itself is wrong."""
     return Fault(400, message)
 
 
 def forbidden(message: str) -> Fault:
-    """403: the caller is known and may not do this."""
     return Fault(403, message)
 
 
@@ -77,7 +75,6 @@ def repo_not_found(repo: object, *, anonymous: bool) -> Fault:
 
 
 def revision_not_found(revision: str) -> Fault:
-    """404: no branch, tag or commit of that name."""
     return Fault(404, f"Invalid rev id: there is no branch, tag or commit '{revision}'.", code="RevisionNotFound")
 
 
@@ -97,6 +94,5 @@ def is_of_the_file(error: OSError) -> bool:
 
 
 def disk_full(root: object) -> Fault:
-    """507: nothing of the request was kept."""
     message = f"The Hub's disk is full: free some space under {root} and push again; nothing of this push was kept."
     return Fault(507, message)

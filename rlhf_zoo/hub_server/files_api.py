@@ -22,10 +22,7 @@ _PAGE_EXPANDED = 50
 
 
 class FilesApi(Api):
-    """Answers the addresses in `register`."""
-
     def register(self, router: Router) -> None:
-        """Add the routes."""
         router.add("GET", "/{page}/resolve/{revision}/{path*}", self.resolve)
         router.add("GET", "/{page}/raw/{revision}/{path*}", self.raw)
         router.add("GET", "/api/{repo}/tree/{revision}/{path*}", self.tree)

@@ -157,7 +157,6 @@ class GitRepository:
     # -- objects ------------------------------------------------------------------------------------------------
 
     def damaged(self, reason: str) -> Damaged:
-        """The fault that says so of this repository."""
         return damaged_repository(self.path, reason)
 
     @contextmanager
@@ -191,7 +190,6 @@ class GitRepository:
         return found
 
     def blob(self, oid: str) -> bytes:
-        """The content of a blob."""
         with self._reading(oid):
             return self._objects.get_raw(oid.encode())[1]  # type: ignore[arg-type]
 
@@ -217,7 +215,6 @@ class GitRepository:
             return content, int(header.split()[1])
 
     def commit(self, oid: str) -> Commit:
-        """The commit object."""
         found: Commit = self._need(oid, "commit")
         return found
 
@@ -249,7 +246,6 @@ class GitRepository:
         return entries
 
     def root_tree(self, commit: str) -> str:
-        """The id of a commit's tree."""
         tree: bytes = self.commit(commit).tree
         return tree.decode()
 
@@ -275,7 +271,6 @@ class GitRepository:
                 yield from self.walk(oid, f"{path}/")
 
     def files(self, commit: str) -> list[Entry]:
-        """Every file of a commit."""
         return [entry for entry in self.walk(self.root_tree(commit)) if not entry.is_folder]
 
     def last_commits(self, commit: str, paths: list[str]) -> dict[str, str]:
@@ -316,13 +311,11 @@ class Quarantine:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def blob(self, content: bytes) -> str:
-        """Add a blob; returns its id."""
         from dulwich.objects import Blob
 
         return self.add_object(Blob.from_string(content))
 
     def add_object(self, item: ShaFile) -> str:
-        """Add any git object; returns its id."""
         oid = item.id.decode()
         path = self._folder / oid
         if not path.exists():
@@ -362,7 +355,6 @@ class Quarantine:
         self._names.clear()
 
     def commit(self, tree: str, parents: list[str], message: str) -> str:
-        """Add a commit object dated now; returns its id."""
         from dulwich.objects import Commit, ObjectID
 
         commit = Commit()
@@ -376,7 +368,6 @@ class Quarantine:
         return self.add_object(commit)
 
     def tag(self, name: str, commit: str, message: str) -> str:
-        """Add an annotated tag object; returns its id."""
         from dulwich.objects import Commit, ObjectID, Tag
 
         tag = Tag()
@@ -419,7 +410,6 @@ class TreeEdit:
         self._files[path] = oid
 
     def get(self, path: str) -> str | None:
-        """The blob at `path`, or None."""
         return self._files.get(path)
 
     def remove(self, path: str, *, is_folder: bool) -> bool:
@@ -435,7 +425,6 @@ class TreeEdit:
         return bool(gone)
 
     def write(self, quarantine: Quarantine) -> str:
-        """Add the trees; returns the id of the root."""
         from dulwich.index import commit_tree
         from dulwich.objects import ObjectID
 

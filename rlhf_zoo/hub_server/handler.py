@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import time
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
@@ -23,7 +24,12 @@ __all__ = ["HubServer"]
 log = logging.getLogger(__name__)
 _WILDCARDS = ("", "0.0.0.0", "::")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# A client may keep its thread waiting for so long.
+# Each connection is a thread and a few descriptors, of which a process has 1,024 by default.
+_MAX_CONNECTIONS = 256
+_ROOM_SECONDS = 2.0
+_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+# A client may keep its thread waiting for so long: between two requests, and in the middle of one.
+_IDLE_SECONDS = 15.0
 _PATIENCE_SECONDS = 120.0
 
 
@@ -43,6 +49,7 @@ class HubServer(ThreadingHTTPServer):
         self.bound_host = host
         self._busy = 0
         self._idle = threading.Condition()
+        self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         super().__init__(address[:2], Handler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
@@ -51,6 +58,22 @@ class HubServer(ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Give a connection its thread; 503 where there are too many."""
+        if not self._slots.acquire(timeout=_ROOM_SECONDS):
+            with suppress(OSError):
+                request.sendall(_BUSY)
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection until it ends."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._slots.release()
 
     @property
     def url(self) -> str:
@@ -77,12 +100,10 @@ class HubServer(ThreadingHTTPServer):
         log.exception("A connection failed.")
 
     def enter(self) -> None:
-        """Count a request as under way."""
         with self._idle:
             self._busy += 1
 
     def leave(self) -> None:
-        """Count it as answered."""
         with self._idle:
             self._busy -= 1
             self._idle.notify_all()
@@ -99,17 +120,17 @@ def _is_same_origin(origin: str, host: str) -> bool:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One connection."""
-
     protocol_version = "HTTP/1.1"
     server_version = "rlhf-zoo-hub"
     sys_version = ""
     disable_nagle_algorithm = True
-    timeout = _PATIENCE_SECONDS
     server: HubServer
 
+    def handle_one_request(self) -> None:
+        self.connection.settimeout(_IDLE_SECONDS)
+        super().handle_one_request()
+
     def handle(self) -> None:
-        """Serve until the client goes."""
         try:
             super().handle()
         except (ConnectionError, TimeoutError):
@@ -117,6 +138,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         started = time.monotonic()
+        self.connection.settimeout(_PATIENCE_SECONDS)
         self.server.enter()
         try:
             body: Body | None = None
@@ -198,7 +220,6 @@ class Handler(BaseHTTPRequestHandler):
         self._send(_refusal(Fault(int(code), message or "The request cannot be read.")))
 
     def log_message(self, format: str, *args: Any) -> None:
-        """http.server's own log line."""
         log.info(format, *args)
 
 

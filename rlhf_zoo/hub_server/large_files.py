@@ -106,7 +106,6 @@ class LargeFiles:
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Write all of `data` where the file stands."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

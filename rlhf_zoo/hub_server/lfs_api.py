@@ -24,8 +24,6 @@ _MIME = "application/vnd.git-lfs+json"
 
 
 class LfsApi(Api):
-    """Answers the addresses in `register`."""
-
     def __init__(self, access: Access, signer: Signer) -> None:
         super().__init__(access)
         self._signer = signer
@@ -61,7 +59,6 @@ class LfsApi(Api):
         return json_response(answer, headers={"Content-Type": _MIME})
 
     def upload(self, request: Request, repo: RepoId, oid: str) -> Response:
-        """A whole file in one request."""
         size = self._verified(request, repo, check_oid(oid))
         request.body.expect(size)
         with receiving(repo, self._storage):

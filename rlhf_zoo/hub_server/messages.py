@@ -121,7 +121,6 @@ class Body:
         self.limit, self.spare = size, _DRAIN + size
 
     def read(self) -> bytes:
-        """All of it."""
         data = bytearray()
         for chunk in self.chunks():
             data += chunk
@@ -202,7 +201,6 @@ class Request:
         return items[start : start + size], self.next_page(path or self.path, cursor=start + size + 1) if more else {}
 
     def json(self) -> dict[str, Any]:
-        """The body as a JSON object (Fault 400 otherwise)."""
         try:
             value = plain_json(self.body.read() or b"{}")
         except ValueError as error:
@@ -222,14 +220,12 @@ class Request:
             raise bad_request("The request's body is not a form.") from error
 
     def require_write(self) -> None:
-        """Fault 401 for strangers, 403 for read tokens."""
         if self.role is None:
             raise Fault(401, "This needs a write token: set HF_TOKEN to one made by `rlhf-zoo hub token --role write`.")
         if self.role != "write":
             raise forbidden("Your token may only read: make another by `rlhf-zoo hub token --role write`")
 
     def require_token(self) -> None:
-        """Fault 401 for strangers."""
         if self.role is None:
             raise Fault(401, "This needs a token: set HF_TOKEN to one made by `rlhf-zoo hub token --role read`.")
 
@@ -253,12 +249,10 @@ class Response:
 
     @property
     def length(self) -> int:
-        """Bytes of the content."""
         return self.content.count if isinstance(self.content, FilePart) else len(self.content)
 
 
 def json_response(value: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON answer."""
     content = json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode()
     return Response(status, {"Content-Type": "application/json; charset=utf-8", **(headers or {})}, content)
 

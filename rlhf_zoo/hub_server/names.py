@@ -37,7 +37,6 @@ class RepoId:
 
     @property
     def plural(self) -> str:
-        """models, datasets or spaces."""
         return KINDS[self.kind]
 
     @property

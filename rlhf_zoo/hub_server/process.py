@@ -29,7 +29,6 @@ _SWEEP_SECONDS = 6 * 3600.0
 
 
 def default_root() -> Path:
-    """`$RLHF_ZOO_HOME/hub`, by default ~/.cache/rlhf-zoo/hub."""
     return Path(os.environ.get("RLHF_ZOO_HOME") or "~/.cache/rlhf-zoo").expanduser() / "hub"
 
 

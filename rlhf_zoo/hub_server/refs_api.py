@@ -19,10 +19,7 @@ _PAGE = 50
 
 
 class RefsApi(Api):
-    """Answers the addresses in `register`."""
-
     def register(self, router: Router) -> None:
-        """Add the routes."""
         router.add("GET", "/api/{repo}/refs", self.refs)
         router.add("GET", "/api/{repo}/commits/{revision}", self.commits)
         router.add("POST", "/api/{repo}/branch/{name}", self.create_branch, body=SMALL_BODY)
@@ -87,7 +84,6 @@ class RefsApi(Api):
         return json_response({})
 
     def delete_branch(self, request: Request, repo: RepoId, name: str) -> Response:
-        """Any branch but main."""
         self._access.write(request, repo)
         if name == MAIN:
             raise forbidden("The branch 'main' cannot be deleted; delete the repository instead.")
@@ -112,14 +108,12 @@ class RefsApi(Api):
         return json_response({})
 
     def delete_tag(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """The commit stays."""
         self._access.write(request, repo)
         with self._storage.lock(repo), self._storage.git(repo) as git:
             self._delete(git, "refs/tags/", revision)
         return json_response({})
 
     def squash(self, request: Request, repo: RepoId, name: str) -> Response:
-        """Make a branch's history one commit."""
         self._access.write(request, repo)
         message = member(request.json(), "message", str) or f"Squash the branch '{name}'"
         with self._storage.lock(repo), self._storage.git(repo) as git:

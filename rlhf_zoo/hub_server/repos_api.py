@@ -28,10 +28,7 @@ _FILTERED = (*_SORTS, "tags", "pipeline_tag", "models", "datasets", "sha")
 
 
 class ReposApi(Api):
-    """Answers the addresses in `register`."""
-
     def register(self, router: Router) -> None:
-        """Add the routes."""
         router.add("POST", "/api/repos/create", self.create, body=SMALL_BODY)
         router.add("DELETE", "/api/repos/delete", self.delete, body=SMALL_BODY)
         router.add("POST", "/api/repos/move", self.move, body=SMALL_BODY)
@@ -66,7 +63,6 @@ class ReposApi(Api):
         return json_response(answer)
 
     def delete(self, request: Request) -> Response:
-        """Remove a repository with all its files."""
         request.require_write()  # no more than that: a damaged repository can be deleted
         self._storage.delete(_named(request.json()))
         return json_response({})
@@ -82,7 +78,6 @@ class ReposApi(Api):
         return json_response({"url": f"{request.base}/{target.url}"})
 
     def settings(self, request: Request, repo: RepoId) -> Response:
-        """Change the visibility."""
         self._access.write(request, repo)
         fields = request.json()
         if fields.get("gated"):
@@ -121,12 +116,10 @@ class ReposApi(Api):
         return json_response(answer)
 
     def auth_check(self, request: Request, repo: RepoId, write: bool = False) -> Response:
-        """200 where the token suffices."""
         (self._access.write if write else self._access.read)(request, repo)
         return json_response({})
 
     def info(self, request: Request, repo: RepoId, revision: str = MAIN) -> Response:
-        """One repository at a revision."""
         settings = self._access.read(request, repo)
         expand = request.many("expand") or None
         with self._storage.git(repo) as git:

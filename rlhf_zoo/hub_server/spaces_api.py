@@ -18,10 +18,7 @@ __all__ = ["SpacesApi"]
 
 
 class SpacesApi(Api):
-    """Answers the addresses in `register`."""
-
     def register(self, router: Router) -> None:
-        """Add the routes."""
         space = "/api/spaces/{namespace}/{name}"
         router.add("GET", f"{space}/runtime", self.runtime)
         for action in ("restart", "pause"):

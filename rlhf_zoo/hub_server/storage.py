@@ -82,11 +82,9 @@ class Storage:
         return self.path(repo).is_dir()
 
     def git(self, repo: RepoId) -> GitRepository:
-        """Its git repository (a context manager)."""
         return GitRepository(self.path(repo))
 
     def large_files(self, repo: RepoId) -> LargeFiles:
-        """Its big files."""
         return LargeFiles(self.path(repo))
 
     @contextmanager

@@ -32,14 +32,11 @@ _TOKEN_SECONDS = 3600
 
 
 class XetApi(Api):
-    """Answers the addresses in `register`."""
-
     def __init__(self, access: Access, signer: Signer) -> None:
         super().__init__(access)
         self._signer = signer
 
     def register(self, router: Router) -> None:
-        """Add the routes."""
         store = f"{XET_PREFIX}{{repo}}/{{epoch}}"
         router.add("GET", "/api/{repo}/xet-write-token/{revision}", self.write_token)
         router.add("POST", f"{store}/v1/xorbs/default/{{xorb}}", self.upload_xorb, body=XORB_LIMIT)

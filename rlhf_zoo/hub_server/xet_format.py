@@ -136,7 +136,6 @@ class ShardFile:
 
     @property
     def size(self) -> int:
-        """Bytes."""
         return sum(segment.length for segment in self.segments)
 
 

@@ -111,7 +111,6 @@ class XetStore:
             raise
 
     def _contents(self, file: ShardFile) -> Iterator[bytes | bytearray]:
-        """The chunks of a file, unpacked."""
         known: dict[str, list[Chunk]] = {}
         for segment in file.segments:
             path = self._folder / "xorbs" / segment.xorb

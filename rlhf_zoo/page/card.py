@@ -24,7 +24,6 @@ KEPT = 16
 
 
 def card_tab(subject: Subject) -> None:
-    """Builds the tab inside the caller's."""
     sources = _sources(subject)
     read = lru_cache(KEPT)(_html)  # a card may take seconds to render, whoever wrote it
 

@@ -113,7 +113,6 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
 def _betas(
     subject: Subject, drawing: Drawing, *, prompt: Any, sampling: Sequence[Any], models: Mapping, shared: Mapping
 ) -> None:
-    """The part over the runs of an ablation."""
     assert subject.timeline is not None
     runs = subject.timeline.by_beta
     shown = next((k for k, run in enumerate(runs) if run.name == subject.timeline.run().name), 0)

@@ -15,12 +15,12 @@ import pytest
 from click.testing import CliRunner
 from test_hub_storage import rss_mib
 from thread_hub import ThreadHub
+from zoo_process import wait_until
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub_server import create_token, tokens
+from rlhf_zoo.hub_server import create_token, handler, tokens
 from rlhf_zoo.hub_server.cli import hub as group
 from rlhf_zoo.hub_server.faults import Fault
-from rlhf_zoo.hub_server.handler import Handler
 from rlhf_zoo.hub_server.messages import Body, Request
 from rlhf_zoo.hub_server.names import check_path
 from rlhf_zoo.hub_server.routing import Router
@@ -294,13 +294,25 @@ def test_bodies_are_bounded(here):
 
 
 def test_silent_senders_do_not_keep_a_thread(here, monkeypatch):
-    monkeypatch.setattr(Handler, "timeout", 0.3)
+    monkeypatch.setattr(handler, "_IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(handler, "_PATIENCE_SECONDS", 0.3)
     head = b"POST /v1/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n"
     for start in (b"", b"POST /v1", head):
         with here.connect() as connection:
             connection.sendall(start)
             while connection.recv(2**16):  # 408 or nothing, and then the end
                 pass
+
+
+def test_no_more_threads_than_slots(here, monkeypatch):
+    monkeypatch.setattr(handler, "_ROOM_SECONDS", 0.0)
+    monkeypatch.setattr(handler, "_IDLE_SECONDS", 1000.0)
+    many = [here.connect() for _ in range(300)]
+    assert many[-1].recv(100).startswith(b"HTTP/1.1 503 ")
+    for connection in many:
+        connection.close()
+    wait_until(lambda: here.server._slots._value > 250)
+    assert here.send("GET", "/api/models").status == 200
 
 
 @pytest.mark.parametrize("gone", ["deleted", "deleted and made again", "moved away", "another in its place"])

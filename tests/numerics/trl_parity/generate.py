@@ -354,9 +354,9 @@ def main() -> None:
         "tokens": TOKENS,
         "ending_bias": OFTEN,
         "layout": layout,
-        "cases": cases,
     }
-    (into / "cases.json").write_text(json.dumps(facts, indent=1) + "\n")
+    lines = ",\n".join(f"{json.dumps(case)}: {json.dumps(found)}" for case, found in cases.items())
+    (into / "cases.json").write_text(f'{json.dumps(facts)[:-1]}, "cases": {{\n{lines}\n}}}}\n')
     print(f"{sum(path.stat().st_size for path in into.iterdir() if path.suffix != '.py'):,} bytes in {into}")
 
 
