@@ -34,6 +34,8 @@ def best_device(*, use_cpu: bool = False) -> torch.device:
         return torch.device("cpu")
     if PartialState._shared_state:  # of several processes, each has its own
         return PartialState().device
+    if torch.cuda.is_available():  # what ZeroGPU promises where no device is there yet
+        return torch.device("cuda")
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 

@@ -88,6 +88,7 @@ LIMITS: Mapping[str, Limit] = {
     "gamma": Limit(0, 1, above=True),
     "gradient_accumulation_steps": COUNT,
     "held_out_share": Limit(0, 1, above=True, below=True),
+    "judge_share": Limit(0, 1, above=True, below=True),
     "kl_coef": Limit(0, why="a negative β would pay the policy for leaving its reference, so "),
     "kl_horizon": COUNT,
     "kl_target": POSITIVE,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,18 +27,47 @@ from .wholeness import check_whole
 __all__ = [
     "ADAPTER_CONFIG",
     "ADAPTER_WEIGHTS",
+    "AS_SAVED",
+    "FLOAT32",
     "WEIGHTS_FILE",
+    "Loading",
     "ModelFiles",
     "first_line",
     "load_model",
     "load_tokenizer",
     "loading",
+    "model_files",
 ]
 
 WEIGHTS_FILE = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How weights are loaded. dtype: what they are held in, a name of torch's or "auto", as they were saved.
+
+    attention: the implementation, None for transformers' choice; quantization: a configuration of transformers';
+    remote_code: whether the model's own program code may run, which only whoever gives the command may say.
+    """
+
+    dtype: str = "float32"
+    attention: str | None = None
+    quantization: Any = None
+    remote_code: bool = False
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """Those of `from_pretrained`."""
+        given = {"attn_implementation": self.attention, "quantization_config": self.quantization}
+        chosen = {name: value for name, value in given.items() if value is not None}
+        return {"dtype": self.dtype, "trust_remote_code": self.remote_code, **chosen}
+
+
+FLOAT32 = Loading()
+AS_SAVED = Loading(dtype="auto")
 
 
 def first_line(error: Exception) -> str:
@@ -129,6 +159,12 @@ class ModelFiles:
             return None
 
     @cached_property
+    def adapter(self) -> dict[str, Any] | None:
+        """What adapter_config.json says; None for a model that is none."""
+        path = self.find(ADAPTER_CONFIG)
+        return None if path is None else json.loads(path.read_text(encoding="utf-8"))
+
+    @cached_property
     def weights(self) -> tuple[Path, Mapping[str, str] | None] | None:
         """The weights file, or a sharded checkpoint's index with the file of each tensor; None without safetensors.
 
@@ -176,17 +212,31 @@ def _conversion(stem: str, kind: str) -> str:
     )
 
 
-def load_model(auto_class: Any, source: str | Path, *, what: str, kind: str = "", **kwargs: Any) -> Any:
-    """`auto_class.from_pretrained`, from safetensors and without remote code. what, kind: as `loading` says them.
+def model_files(source: str | Path, **hub: Any) -> ModelFiles:
+    """The files of a model, looked at. hub: revision, token.
 
-    Raises ZooError for what cannot be loaded so, and for a checkpoint of a run that is not what was saved.
+    Raises ZooError for weights that are a pickle or damaged, and for a checkpoint of a run that is not what was saved.
     """
     if Path(source).is_dir():
         check_whole(source)
-        ModelFiles(source).check_weights()
-    else:
-        files = ModelFiles(source, **{name: kwargs[name] for name in ("revision", "token") if name in kwargs})
-        if files.has(ADAPTER_CONFIG) and not files.has(ADAPTER_WEIGHTS):
-            files.refuse_pickle("adapter_model")  # peft reads it in spite of use_safetensors
+        files = ModelFiles(source)
+        files.check_weights()
+        return files
+    files = ModelFiles(source, **hub)
+    if files.adapter is not None and files.find(ADAPTER_WEIGHTS) is None:
+        files.refuse_pickle("adapter_model")  # peft reads it in spite of use_safetensors
+    return files
+
+
+def load_model(
+    auto_class: Any, source: str | Path, *, what: str, kind: str = "", how: Loading = FLOAT32, **kwargs: Any
+) -> Any:
+    """`auto_class.from_pretrained` of a whole model, from safetensors. what, kind: as `loading` says them.
+
+    Raises ZooError for what cannot be loaded so, and for a checkpoint of a run that is not what was saved.
+    """
+    files = model_files(source, **{name: kwargs[name] for name in ("revision", "token") if name in kwargs})
+    if files.adapter is not None:
+        raise ZooError(f"{what} is an adapter: merge it into its base first, or give that.")
     with loading(what, kind):
-        return auto_class.from_pretrained(source, use_safetensors=True, trust_remote_code=False, **kwargs)
+        return auto_class.from_pretrained(source, use_safetensors=True, **how.arguments, **kwargs)

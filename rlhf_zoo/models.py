@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING,
@@ -23,7 +23,17 @@ from transformers import (
 from transformers.modeling_layers import GenericForTokenClassification
 
 from .errors import ZooError
-from .model_files import ADAPTER_CONFIG, ModelFiles, first_line, load_model, loading
+from .model_files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    FLOAT32,
+    Loading,
+    ModelFiles,
+    first_line,
+    load_model,
+    loading,
+    model_files,
+)
 from .sampling import Samples, response_outputs
 
 __all__ = [
@@ -47,31 +57,61 @@ HEADS = ("score", "classifier")
 CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
 
 
-def load_causal(path: str | Path, **kwargs: Any) -> PreTrainedModel:
-    """A causal language model in float32; an adapter checkpoint is merged into its base.
+def load_causal(path: str | Path, *, how: Loading = FLOAT32, **hub: Any) -> PreTrainedModel:
+    """A causal language model; an adapter is merged into its base. hub: revision, token.
 
     Raises ZooError for what is none, also for a reward model, whose trunk alone would load, and for a checkpoint of a
     run that is not what was saved.
     """
-    kwargs.setdefault("dtype", torch.float32)
-    adapter = Path(path) / ADAPTER_CONFIG
-    if adapter.is_file() and not json.loads(adapter.read_text()).get("base_model_name_or_path"):
-        raise ZooError(f"The adapter in {path} names no base model: put it on its base and give the two merged.")
-    model = load_model(
-        AutoModelForCausalLM, path, what=f"The model {path}", kind=" as a causal language model", **kwargs
-    )
+    what = f"The model {path}"
+    files = model_files(path, **hub)
+    if files.adapter is not None:
+        if files.adapter.get("task_type") in ("SEQ_CLS", "TOKEN_CLS"):
+            raise ZooError(f"{what} is the adapter of a reward model or critic, which writes nothing: give a policy.")
+        if how.quantization is not None:
+            raise ZooError(f"{what} is an adapter, which is merged into whole weights alone: merge it before.")
+        base, revision = _base_of(files)
+        return _merged(load_causal(base, how=how, revision=revision), files)
+    model = load_model(AutoModelForCausalLM, path, what=what, kind=" as a causal language model", how=how, **hub)
     kinds = getattr(model.config, "architectures", None) or []
     if kinds and all(str(kind).endswith(CLASSIFIERS) for kind in kinds):
         raise ZooError(f"The model {path} is a {kinds[0]}, which writes nothing: give a policy, not a reward model.")
-    if getattr(model, "peft_config", None):
-        from peft import AutoPeftModelForCausalLM
-
-        model = load_model(AutoPeftModelForCausalLM, path, what=f"The model {path}", **kwargs).merge_and_unload()
-        model.name_or_path = ""  # its base lies there, and these are other weights: no adapter may name it
     return model
 
 
-def build_causal(architecture: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> PreTrainedModel:
+def _base_of(files: ModelFiles) -> tuple[str, str | None]:
+    """Name and revision of the model that an adapter lies on. Raises ZooError where it names none."""
+    said = files.adapter or {}
+    if not said.get("base_model_name_or_path"):
+        raise ZooError(
+            f"The adapter in {files.source} names no base model: put it on its base and give the two merged."
+        )
+    return said["base_model_name_or_path"], said.get("revision")
+
+
+def _merged(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:
+    """`base` with the adapter merged in, and with as many embeddings as the adapter has, where it brings its own."""
+    from peft import PeftModel
+
+    weights, config = files.find(ADAPTER_WEIGHTS), files.find(ADAPTER_CONFIG)
+    if weights is None or config is None:
+        raise ZooError(f"{files.source} has {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}: copy it again, whole.")
+    embeddings: Any = base.get_input_embeddings()
+    name = next(name for name, module in base.named_modules() if module is embeddings)
+    with loading(f"The adapter {files.source}"):
+        with safe_open(weights, framework="pt") as tensors:
+            own = f"base_model.model.{name}.weight"
+            rows = tensors.get_slice(own).get_shape()[0] if own in tensors.keys() else len(embeddings.weight)  # noqa: SIM118
+        if rows != len(embeddings.weight):
+            base.resize_token_embeddings(rows, mean_resizing=False)
+        model: Any = PeftModel.from_pretrained(base, str(config.parent)).merge_and_unload()
+    model.name_or_path = ""  # its base lies there, and these are other weights: no adapter may name it
+    return model
+
+
+def build_causal(
+    architecture: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, how: Loading = FLOAT32
+) -> PreTrainedModel:
     """A causal language model with random weights. architecture: `model_type` and fields of its configuration.
 
     Raises ZooError for an architecture that transformers does not know or cannot build.
@@ -87,30 +127,73 @@ def build_causal(architecture: Mapping[str, Any], tokenizer: PreTrainedTokenizer
             bos_token_id=tokenizer.bos_token_id,
             **fields,
         )
-        return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        dtype = "float32" if how.dtype == "auto" else how.dtype
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=how.attention)
     except (ValueError, TypeError, ZeroDivisionError) as error:
         raise ZooError(f"The architecture {dict(architecture)} cannot be built ({first_line(error)}).") from error
 
 
-def load_classifier(path: str | Path, *, label: str | None = None, **kwargs: Any) -> PreTrainedModel:
-    """A reward model: one score per sequence, in float32. label: of a classifier that has several, the one to be read.
+def load_classifier(
+    path: str | Path, *, label: str | None = None, how: Loading = FLOAT32, **hub: Any
+) -> PreTrainedModel:
+    """A reward model: one score per sequence; an adapter is merged into its base. hub: revision, token.
 
+    label: of a classifier that has several, the one to be read.
     Raises ZooError if it has another number of outputs, and for a checkpoint of a run that is not what was saved.
     """
-    kwargs.setdefault("dtype", torch.float32)
-    kwargs |= {"what": f"The reward model {path}", "output_loading_info": True}
-    model, info = load_model(AutoModelForSequenceClassification, path, **kwargs)
+    what = f"The reward model {path}"
+    files = model_files(path, **hub)
+    if files.adapter is None:
+        model, info = load_model(
+            AutoModelForSequenceClassification, path, what=what, how=how, output_loading_info=True, **hub
+        )
+        missing = info["missing_keys"]
+    else:
+        model, missing = _under_adapter(files, what, how)
     if label is None and model.config.num_labels != 1:
         raise ZooError(
             f"The reward model {path} has {model.config.num_labels} outputs, and a reward model has one: name the "
             f"label whose output is the score by reward_label, one of {', '.join(model.config.label2id)}."
         )
-    if fresh := sorted(key for key in info["missing_keys"] if key.split(".")[0] in HEADS):
+    if fresh := sorted(key for key in missing if key.split(".")[0] in HEADS):
         raise ZooError(
             f"The reward model {path} has no trained head ({fresh[0]} is missing from its weights), so its scores "
             "would be random: train it first, or give another."
         )
+    if files.adapter is not None:
+        model = _merged(model, files)
+        model.name_or_path = model.config._name_or_path = files.source
     return model
+
+
+def _under_adapter(files: ModelFiles, what: str, how: Loading) -> tuple[PreTrainedModel, set[str]]:
+    """The classifier that an adapter lies on, and which of its weights neither of them has."""
+    base, revision = _base_of(files)
+    weights = files.find(ADAPTER_WEIGHTS)
+    with loading(what):
+        heads: dict[str, Any] = {}
+        if weights is not None:
+            with safe_open(weights, framework="pt") as tensors:
+                for key in tensors.keys():  # noqa: SIM118
+                    name = key.removeprefix("base_model.model.")
+                    if name.split(".")[0] in HEADS:
+                        heads[name] = tensors.get_slice(key).get_shape()
+        saved = files.find("config.json")
+        config = AutoConfig.from_pretrained(
+            base if saved is None else saved.parent, revision=None if saved else revision
+        )
+        if saved is None:
+            config.num_labels = next((shape[0] for shape in heads.values()), config.num_labels)
+    model, info = load_model(
+        AutoModelForSequenceClassification,
+        base,
+        what=f"{what}'s base {base}",
+        how=how,
+        config=config,
+        revision=revision,
+        output_loading_info=True,
+    )
+    return model, info["missing_keys"] - heads.keys()
 
 
 def disable_dropout(model: nn.Module) -> None:
@@ -192,26 +275,39 @@ def _token_classifier(config: Any) -> Any:
     return type(name, (GenericForTokenClassification, family), body)
 
 
-def critic_from(source: PreTrainedModel | str | Path, *, center: bool = True, scale: bool = True) -> PreTrainedModel:
+def critic_from(
+    source: PreTrainedModel | str | Path,
+    *,
+    center: bool = True,
+    scale: bool = True,
+    share: bool = False,
+    revision: str | None = None,
+) -> PreTrainedModel:
     """A critic, one value per token: a token classifier with one output, transformers' own where the family has one.
 
     From a reward model it takes trunk and head; scores shaped as (s−μ)/σ make the head W/σ and its bias −μ/σ, with μ
     only if they are centered and σ only if they are scaled. N+ (arXiv:2403.17031) detail 22. From a causal model it
     takes the trunk, and its head starts at 0. A path or Hub id is loaded, as a critic where it is one; a critic's
-    adapter is merged into its base. Raises ZooError for a model with an encoder, which would see what comes later.
+    adapter is merged into its base. share: its trunk is the very weights of `source`, for what will stand still.
+    Raises ZooError for a model with an encoder, which would see what comes later.
     """
     if not isinstance(source, PreTrainedModel):
-        if (Path(source) / ADAPTER_CONFIG).is_file():
-            ModelFiles(source).check_weights()
-            return _merged_critic(Path(source))
         what = f"The critic {source}"
-        with loading(what):
-            config = AutoConfig.from_pretrained(source, trust_remote_code=False)
-        architecture = (config.architectures or [""])[0]
-        if architecture.endswith("ForTokenClassification"):
-            return load_model(_token_classifier(type(config)), source, what=what, dtype=torch.float32)  # type: ignore[arg-type]
-        loader = load_classifier if architecture.endswith("ForSequenceClassification") else load_causal
-        return critic_from(loader(source), center=center, scale=scale)
+        files = model_files(source, revision=revision)
+        if files.adapter is not None:
+            kind = files.adapter.get("task_type")
+            if kind == "TOKEN_CLS":
+                base, revision = _base_of(files)
+                return _merged(critic_from(base, revision=revision), files)
+        else:
+            with loading(what):
+                config = AutoConfig.from_pretrained(source, trust_remote_code=False, revision=revision)
+            kind = (config.architectures or [""])[0]
+            if kind.endswith("ForTokenClassification"):
+                return load_model(_token_classifier(type(config)), source, what=what, revision=revision)  # type: ignore[arg-type]
+        scored = kind == "SEQ_CLS" or str(kind).endswith("ForSequenceClassification")
+        loader: Any = load_classifier if scored else load_causal
+        return critic_from(loader(source, revision=revision), center=center, scale=scale)
     scored = type(source).__name__.endswith("ForSequenceClassification")
     if scored and source.config.num_labels != 1:
         raise ZooError(
@@ -236,6 +332,10 @@ def critic_from(source: PreTrainedModel | str | Path, *, center: bool = True, sc
             f"A {type(source).__name__} has more than a linear head on a trunk of {config.model_type} ({between}), "
             "so no critic could begin at its scores: give a value_model."
         )
+    if share:
+        for name, weight in source.base_model.named_parameters():
+            module, _, leaf = name.rpartition(".")
+            setattr(critic.base_model.get_submodule(module), leaf, weight)
     critic.name_or_path = source.name_or_path  # what an adapter of the critic will name as its base
     target = _head(critic)
     with torch.no_grad():
@@ -256,15 +356,6 @@ def _between(source: PreTrainedModel) -> str | None:
     """The name of a weight between a classifier's trunk and its linear head, where it has one."""
     known = (source.base_model_prefix, *HEADS)
     return next((name for name, _ in source.named_parameters() if name.split(".")[0] not in known), None)
-
-
-def _merged_critic(directory: Path) -> PreTrainedModel:
-    from peft import PeftConfig, PeftModel
-
-    base = PeftConfig.from_pretrained(str(directory)).base_model_name_or_path
-    if not base:
-        raise ZooError(f"The critic's adapter in {directory} names no base model: give value_model its base instead.")
-    return PeftModel.from_pretrained(critic_from(base), str(directory)).merge_and_unload()
 
 
 def with_adapter(model: PreTrainedModel, peft_config: Any) -> Any:

@@ -27,10 +27,12 @@ class Reference:
         *,
         adapter: str | None = None,
         in_8bit: bool = False,
+        in_bf16: bool = False,
     ) -> None:
         """`model` None makes it: of a PeftModel its adapter named `adapter`, or its base; else a copy of the policy.
 
-        in_8bit holds its linear layers in 8 bit. Raises ZooError if `model` is the policy itself or the base that its
+        in_8bit holds its linear layers in 8 bit; in_bf16 a copy in bfloat16, if that holds each of its weights exactly,
+        as where the policy was saved so. Raises ZooError if `model` is the policy itself or the base that its
         adapter was put into, which would be frozen with it, for an adapter that is not there or is the one in training,
         and for 8 bit where bitsandbytes is missing or nothing is copied.
         """
@@ -55,6 +57,9 @@ class Reference:
             model = _in_8bit(policy if model is None else model)
         elif model is None:
             model = copy.deepcopy(policy)
+            if in_bf16 and all(torch.equal(weight.bfloat16().to(weight), weight) for weight in model.parameters()):
+                half: Any = model
+                model = half.to(torch.bfloat16)
         if self._adapted is None:
             disable_dropout(model)
             model.requires_grad_(False).eval()

@@ -48,6 +48,8 @@ LORA = (
     "use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters",
     "lora_modules_to_save", "lora_task_type", "use_rslora", "use_dora",
 )  # fmt: skip
+LOADED = ("dtype", "attn_implementation")
+BITS = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage", "use_bnb_nested_quant")
 #: In the order in which a run has them.
 STAGES: dict[str, Stage] = {
     stage.name: stage
@@ -64,7 +66,7 @@ STAGES: dict[str, Stage] = {
             card="rlhf_zoo.release.card_sft:CARD",
             starts_from=("base",),
             metrics=("eval_loss", "eval_mean_token_accuracy", "eval_entropy"),
-            model_keys=("model_name_or_path", "model_revision", *LORA),
+            model_keys=("model_name_or_path", "model_revision", *LOADED, *BITS, *LORA),
             figures={"loss": ("checkpoints", "loss"), "validation loss": ("checkpoints", "eval_loss")},
         ),
         Stage(
@@ -79,7 +81,7 @@ STAGES: dict[str, Stage] = {
             card="rlhf_zoo.release.card_reward:CARD",
             starts_from=("sft", "base"),
             metrics=("eval_loss", "eval_accuracy", "eval_margin"),
-            model_keys=(),
+            model_keys=(*LOADED, *(key for key in LORA if key != "lora_task_type")),
             figures={
                 "held-out accuracy": ("reward_model", "accuracy"),
                 "loss": ("checkpoints", "loss"),
@@ -100,7 +102,7 @@ STAGES: dict[str, Stage] = {
             card="rlhf_zoo.release.card_ppo:CARD",
             starts_from=("sft", "base"),
             metrics=("eval_objective/kl", "eval_completions/length", "eval_completions/eos_rate"),
-            model_keys=("model_name_or_path", *LORA),
+            model_keys=("model_name_or_path", *LOADED, *BITS, *LORA),
             figures={
                 "reward": ("reward",),
                 "KL (nats)": ("kl",),

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from .chat import end_of_turn
 from .errors import ZooError
 
-__all__ = ["settle_padding", "stop_ids", "train_tokenizer"]
+__all__ = ["make_room", "settle_padding", "stop_ids", "train_tokenizer"]
 
 ADDED_PAD = "[PAD]"
 # Tokens that a vocabulary keeps for padding, or for nothing: the first pattern that one of them has is taken.
@@ -48,14 +48,12 @@ def settle_padding(
     *,
     pad_token: str | None = None,
     eos_token: str | None = None,
-    grow: bool,
 ) -> str | None:
     """Sees to it that the tokenizer pads with a token that ends nothing, and that the model's configs name it.
 
     Takes `pad_token`, else what the tokenizer has, else a token that its vocabulary keeps for such uses, else adds one.
-    eos_token: EOS from now on. grow: whether the model may get an embedding more. Returns a line that says what
-    changed, None where nothing had to. Raises ZooError for a token that the vocabulary does not have, for a PAD that is
-    EOS, and where one would have to be added that no embedding is left for.
+    eos_token: EOS from now on. Returns a line that says what changed, None where nothing had to. Raises ZooError for a
+    token that the vocabulary does not have, and for a PAD that is EOS.
     """
     for key, token in (("eos_token", eos_token), ("pad_token", pad_token)):
         if token is not None and token not in tokenizer.get_vocab():
@@ -77,16 +75,15 @@ def settle_padding(
     else:
         tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
         said, how = ADDED_PAD, "which is added to it"
-    rows = model.get_input_embeddings().weight.shape[0]
-    if tokenizer.pad_token_id >= rows:
-        if not grow:
-            raise ZooError(
-                f"The tokenizer {before} and no token to spare, and an adapter adds no embedding for one: name one of "
-                "its tokens in pad_token of sft.yaml, or train without LoRA."
-            )
-        model.resize_token_embeddings(tokenizer.pad_token_id + 1)
+    make_room(model, tokenizer)
     model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
     return f"The tokenizer {before}: {said} (id {tokenizer.pad_token_id}) pads from now on, {how}."
+
+
+def make_room(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Gives PAD an embedding, where the model has none for it: nothing heeds it, but trainers look it up."""
+    if tokenizer.pad_token_id >= model.get_input_embeddings().weight.shape[0]:
+        model.resize_token_embeddings(tokenizer.pad_token_id + 1)
 
 
 def _spare(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:

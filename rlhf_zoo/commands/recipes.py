@@ -115,7 +115,7 @@ def recipes_validate(ctx: click.Context, recipe: str) -> None:
     check_forms(shared, checked)
     if "ppo" in checked:
         names = with_judge(shared.evaluation, checked["ppo"]).names
-        check_names(names, shared.evaluation.asked_llm, look_up=False)
+        check_names(names, shared.evaluation.asked_llm, hub=None)
         if "classifier" in names:
             check_labeled(shared)
     click.echo(f"{found.name} is valid: {', '.join(found.stages)}.")

@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..actor_critic import ActorCritic
 from ..chat import as_prompt, spoken, whole
 from ..data import tokenize_prompt
-from ..devices import best_device
+from ..devices import best_device, move
 from ..errors import ZooError
 from ..model_files import load_tokenizer
 from ..models import context_of, disable_dropout, load_causal, load_classifier
@@ -97,7 +96,7 @@ class Comparison:
                 f"{ppo} and {sft} have different tokenizers, so their completions cannot be compared token by token: "
                 "give the SFT model that PPO started from."
             )
-        device = device or best_device()
+        device = best_device() if device is None else torch.device(device)
         scorer = None
         if reward is not None:
             read = dict(reading or {})
@@ -105,13 +104,13 @@ class Comparison:
             # Of another model that is given in place of the run's, one output needs no label.
             read = read if model.config.num_labels != 1 else {}
             scorer = RewardModel(model, load_tokenizer(reward), tokenizer, **read)
-            scorer.to(device)
+            move(model, device)
         policies = {"ppo": load_causal(ppo), "sft": load_causal(sft)}
         for policy in policies.values():
-            nn.Module.to(policy, device)
+            move(policy, device)
         critic = load_critic(ppo, policies["ppo"])
         if critic is not None:
-            nn.Module.to(critic, device)
+            move(critic, device)
         return cls(**policies, tokenizer=tokenizer, reward=scorer, critic=critic, limits=limits)
 
     def with_policy(self, ppo: PreTrainedModel, *, critic: PreTrainedModel | ValueHead | None = None) -> Comparison:

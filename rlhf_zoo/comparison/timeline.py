@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from transformers import PreTrainedModel
 
+from ..devices import move
 from ..errors import ZooError
 from ..json_values import number, whole
 from ..model_files import load_tokenizer
@@ -268,7 +268,7 @@ class Timeline:
             critic = load_critic(folder, policy) if self._critics else None
             for model in (policy, critic):
                 if model is not None:
-                    nn.Module.to(model, self._comparison.device)
+                    move(model, self._comparison.device)
             return policy, critic
         except MEMORY_ERRORS as error:
             if (full := out_of_memory(error, mend="show fewer checkpoints at a time.")) is None:

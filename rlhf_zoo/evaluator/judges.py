@@ -2,6 +2,7 @@
 
 classifier           learned from labeled texts that no other stage sees (scikit-learn)
 reward:MODEL         a second reward model, a folder or NAMESPACE/NAME[@REVISION]
+same-labels          a reward model that learned from pairs kept from PPO's, of a recipe's run
 rule:REWARD          a reward function or a verifier, by the name that reward_funcs takes
 pairs:module:function a function (prompts, shown first, shown second) -> 1, 1/2 or 0, asked in both orders
 llm:MODEL            a language model behind the endpoint OPENAI_BASE_URL, with the key OPENAI_API_KEY
@@ -29,11 +30,14 @@ from ..evaluation.judge_check import JudgeCheck, check_judge
 from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
 from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.pairwise import FunctionPairJudge, PairJudge
+from ..hub.connect import CLIENT, Hub
+from ..hub.refs import resolve
 from ..plugins import JUDGES, REWARDS, did_you_mean, load_object, registered
 from ..record import StageRecord
 from ..rewards import RewardModel
 from ..rewards.functions import Batch, FunctionCall, RewardFunction, numbers
 from ..rewards.verifiable import Verifiable
+from ..runs.judge import SAME_LABELS
 from ..runs.settings import LLMConfig
 
 log = logging.getLogger(__name__)
@@ -55,6 +59,10 @@ CHECKED, CHECKED_BY_LLM = 500, 50
 KINDS = ("reward", "rule", "llm", "pairs", "votes")
 ENDPOINT, OPENAI = "OPENAI_BASE_URL", "https://api.openai.com/v1"
 
+OF_SAME_LABELS = (
+    "A reward model trained as PPO's was, on pairs of the same labels whose prompts that one did not see: it shares "
+    "what these labels get wrong."
+)
 Labeled = Callable[[], Iterable[Mapping[str, Any]]]
 
 
@@ -80,13 +88,9 @@ class Panel:
 class RewardJudge:
     """A reward model that PPO was not rewarded by; it reads each text as a finished one, as it was trained to."""
 
-    def __init__(self, name: str, model: RewardModel) -> None:
-        self.name, self.model = f"reward:{name}", model
-        self._of = name
-
-    @property
-    def description(self) -> str:
-        return f"The scores of the reward model {self._of}."
+    def __init__(self, name: str, model: RewardModel, *, description: str | None = None) -> None:
+        self.name, self.model = name, model
+        self.description = description or f"The scores of the reward model {name.removeprefix('reward:')}."
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[str]) -> list[float]:
         """prompts: texts or conversations, which the model's own template renders."""
@@ -185,11 +189,11 @@ def checked(panel: Panel, pairs: Dataset, *, seed: int) -> dict[str, JudgeCheck]
 
 
 def check_names(
-    names: Sequence[str], llm: LLMConfig, *, labeled: Labeled | None = None, seed: int = 1, look_up: bool = True
+    names: Sequence[str], llm: LLMConfig, *, labeled: Labeled | None = None, seed: int = 1, hub: Hub | None = CLIENT
 ) -> None:
     """Raises ZooError for a judge that cannot be had, as far as that can be told before models are loaded.
 
-    labeled: rows for the classifier; None does not look at them. look_up: whether to ask the Hub for what it has.
+    labeled: rows for the classifier; None does not look at them. hub: None is not asked what it has.
     """
     doubled = next((name for name in names if list(names).count(name) > 1), None)
     if doubled is not None:
@@ -199,7 +203,7 @@ def check_names(
         if kind == "classifier" and labeled is not None:
             _check_labels(labeled, seed)
         elif kind == "reward":
-            _check_reward_model(argument, look_up=look_up)
+            _check_reward_model(argument, hub)
         elif kind == "rule":
             RuleJudge(argument)
         elif kind == "llm":
@@ -213,8 +217,8 @@ def check_names(
             from ..votes.data import HubVotes
 
             HubVotes(argument)
-            if look_up:
-                _check_on_hub(name, argument, None, repo_type="dataset")
+            if hub is not None:
+                _check_on_hub(name, argument, None, repo_type="dataset", hub=hub)
         if place == 0 and kind in ("pairs", "votes"):
             raise ZooError(
                 f"The first judge scores single completions, and {name} only says which of two is preferred: name "
@@ -233,14 +237,16 @@ def open_panel(
     description: str | None = None,
     lexicon: str | None = None,
     use_cpu: bool = False,
+    same_labels: Path | None = None,
+    hub: Hub = CLIENT,
 ) -> Panel:
     """Opens the judges by name, the first as the headline's, under `title` and `description` where they are given.
 
     labeled: rows with text and label for the classifier, read where it is named. folder: where an LLM's answers are
-    kept. lexicon: a folder of opinion words, a judge of its own. Raises ZooError for a judge that
-    cannot be had.
+    kept. lexicon: a folder of opinion words, a judge of its own. same_labels: where the reward model of that judge is.
+    Raises ZooError for a judge that cannot be had.
     """
-    check_names(names, llm)
+    check_names(names, llm, hub=hub)
     scoring: list[Judge] = []
     comparing: list[PairJudge] = []
     votes: list[str] = []
@@ -249,7 +255,14 @@ def open_panel(
         if kind == "classifier":
             scoring.append(ClassifierJudge.train(labeled(), seed=seed))
         elif kind == "reward":
-            scoring.append(_reward(argument, use_cpu=use_cpu))
+            scoring.append(RewardJudge(name, _reward(argument, use_cpu=use_cpu, hub=hub)))
+        elif kind == SAME_LABELS:
+            if same_labels is None:
+                raise ZooError(
+                    f"The judge {SAME_LABELS} is one of a recipe's run: name another, such as reward:RUN/judge/reward."
+                )
+            own = _reward(str(same_labels), use_cpu=use_cpu, hub=hub)
+            scoring.append(RewardJudge("same labels", own, description=OF_SAME_LABELS))
         elif kind == "rule":
             scoring.append(RuleJudge(argument))
         elif kind == "llm":
@@ -277,7 +290,7 @@ def open_panel(
 
 def _kind(name: str) -> tuple[str, str]:
     """(kind, argument) of a judge's name."""
-    if name == "classifier":
+    if name in ("classifier", SAME_LABELS):
         return name, ""
     kind, colon, argument = name.partition(":")
     if not colon or kind not in KINDS:
@@ -289,7 +302,7 @@ def _kind(name: str) -> tuple[str, str]:
 
 def _check_word(name: str) -> None:
     """Raises ZooError for a word that is no judge's and no module's, with the one that may be meant."""
-    known = ["classifier", *registered(JUDGES)]
+    known = ["classifier", SAME_LABELS, *registered(JUDGES)]
     if ":" not in name and name.partition("(")[0].strip() not in known:
         near = did_you_mean(name, known) or ": write classifier, KIND:NAME or MODULE:FUNCTION."
         raise ZooError(f"There is no judge {name!r}{near}")
@@ -310,11 +323,11 @@ def _check_labels(labeled: Labeled, seed: int) -> None:
         raise ZooError(
             f"The judge classifier has no labeled texts to learn from ({said}): say in evaluation.labeled where some "
             "are, or name another judge, by evaluation.judge or --judge: reward:MODEL (another public reward model), "
-            "rule:REWARD, llm:MODEL or MODULE:FUNCTION."
+            "rule:REWARD, llm:MODEL, MODULE:FUNCTION, or same-labels where the stage reward has a judge_share."
         ) from error
 
 
-def _check_reward_model(name: str, *, look_up: bool) -> None:
+def _check_reward_model(name: str, hub: Hub | None) -> None:
     from ..hub.pull import split_revision
     from ..json_values import hub_id
 
@@ -323,39 +336,41 @@ def _check_reward_model(name: str, *, look_up: bool) -> None:
     repo, revision = split_revision(name)
     if hub_id(repo) is None:
         raise ZooError(f"The judge reward:{name} is no folder and no repository: write reward:NAMESPACE/NAME.")
-    if look_up:
-        _check_on_hub(f"reward:{name}", repo, revision, repo_type="model")
+    if hub is not None:
+        _check_on_hub(f"reward:{name}", repo, revision, repo_type="model", hub=hub)
 
 
-def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str) -> None:
+def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str, hub: Hub) -> None:
     """Raises ZooError for what the Hub says it does not have; where it does not answer, that shows later."""
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    from ..hub.connect import CLIENT
     from ..hub.refusals import client_errors, reason
 
-    try:
-        HfApi().repo_info(repo, revision=revision, repo_type=repo_type)
-    except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-        raise ZooError(
-            f"The judge {judge} is not on {CLIENT.name}, or this token may not read it: check its name."
-        ) from error
-    except client_errors() as error:
-        log.info("Whether the judge %s exists cannot be checked now (%s).", judge, reason(error))
+    for one in (hub, hub.source):
+        try:
+            if one is not None:
+                one.api().repo_info(repo, revision=revision, repo_type=repo_type)
+                return
+        except (RepositoryNotFoundError, RevisionNotFoundError) as error:
+            missing = error
+        except client_errors() as error:
+            log.info("Whether the judge %s exists cannot be checked now (%s).", judge, reason(error))
+            return
+    raise ZooError(
+        f"The judge {judge} is not on {hub.name}, or this token may not read it: check its name."
+    ) from missing
 
 
-def _reward(name: str, *, use_cpu: bool) -> RewardJudge:
-    from ..hub.pull import pull
+def _reward(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
     from ..model_files import load_tokenizer
     from ..models import load_classifier
 
-    path = Path(name) if Path(name).is_dir() else pull(name)
+    path = resolve(name, hub).path
     if not (path / "config.json").is_file():  # a stage of a run: the checkpoint that it chose
         path = StageRecord(path).chosen_checkpoint() or path
     model = on_device(load_classifier(path), use_cpu=use_cpu)
     tokenizer = load_tokenizer(path, name=f"The judge reward:{name}")
-    return RewardJudge(name, RewardModel(model, tokenizer, tokenizer))
+    return RewardModel(model, tokenizer, tokenizer)
 
 
 def _llm(model: str, config: LLMConfig, cache: Path | None) -> LLMJudge:

@@ -17,6 +17,7 @@ from ..chat import Chat, answer, whole
 from ..devices import MicroBatches, move, on_device
 from ..evaluation.judges import FunctionJudge, Judge
 from ..functional import exact_kl, selected_logprobs
+from ..hub.refs import NOT_LOADED, resolve
 from ..model_files import load_tokenizer
 from ..models import load_causal
 from ..plugins import load_object
@@ -26,7 +27,7 @@ from ..rewards.loading import load_reward_model
 from ..runs.context import RunContext
 from ..runs.data import labeled_rows
 from ..runs.generate import complete
-from ..runs.judge import evaluation_of
+from ..runs.judge import SAME_LABELS, evaluation_of, judge_run
 from ..sampling import Samples, response_logits
 from ..truncation import Truncation
 from .judges import (
@@ -183,10 +184,10 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
         context.shared.chat.write(tokenizer)
     rewards: list[Any] = [load_object(name, group="rlhf_zoo.rewards") for name in ppo.data.reward_funcs or []]
     if ppo.data.reward_model_path is not None:
-        path = (
-            context.checkpoint("reward").path if ppo.data.reward_model_path == "reward" else ppo.data.reward_model_path
-        )
-        label, loader = ppo.trainer.reward_label, ppo.data.reward_model_loader
+        name, loader = ppo.data.reward_model_path, ppo.data.reward_model_loader
+        own, but = name in context.recipe.stages, NOT_LOADED if loader is None else ()
+        path = context.checkpoint(name).path if own else resolve(name, context.hub, but=but).path
+        label = ppo.trainer.reward_label
         model = on_device(load_reward_model(path, label=label, loader=loader), use_cpu=ppo.trainer.use_cpu)
         read = {"label": label, "output": ppo.trainer.reward_output}
         rewards.insert(0, RewardModel(model, load_tokenizer(path), tokenizer, **read))
@@ -257,4 +258,6 @@ def _panel(context: RunContext) -> Panel:
         description=config.judge_description or None,
         lexicon=config.lexicon,
         use_cpu=context.settings("ppo").trainer.use_cpu,
+        hub=context.hub,
+        same_labels=judge_run(context).record("reward").path if SAME_LABELS in config.names else None,
     )

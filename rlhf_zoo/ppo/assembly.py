@@ -14,7 +14,7 @@ from transformers import MODEL_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
 from ..actor_critic import shared_value_head
 from ..data import PROMPT_TOKENS, prepare_prompts
 from ..errors import ZooError
-from ..model_files import first_line, load_tokenizer
+from ..model_files import AS_SAVED, FLOAT32, first_line, load_tokenizer
 from ..models import (
     context_of,
     critic_from,
@@ -97,20 +97,26 @@ def assemble(
         policy = _with_adapter(policy, peft_config, args)
     disable_dropout(policy)
     if isinstance(ref_model, str):
-        ref_model = load_causal(ref_model)
+        ref_model = load_causal(ref_model, how=AS_SAVED if args.bf16 else FLOAT32)
     if isinstance(ref_model, AutoModelForCausalLMWithValueHead):
         ref_model = ref_model.pretrained_model
+    own = ref_model is not None or args.ref_adapter_name is not None
     if not args.reference and ref_model is not None:
         raise ZooError("reference is false and ref_model is given too: leave it out.")
     reference = None
     if args.reference:
-        reference = Reference(policy, ref_model, adapter=args.ref_adapter_name, in_8bit=args.ref_load_in_8bit)
+        reference = Reference(
+            policy, ref_model, adapter=args.ref_adapter_name, in_8bit=args.ref_load_in_8bit, in_bf16=args.bf16
+        )
     rewards = build_rewards(reward_model, reward_funcs, args, tokenizer, reward_processing_class or tokenizer)
     if head is not None and value_model is not None:
         raise ZooError("The model has a value head and value_model is given too: give one critic.")
     if head is not None and args.critic not in ("auto", "shared"):
         raise ZooError(f"The model has a value head and critic is {args.critic!r}: give 'shared', or the model alone.")
-    critic = head if head is not None else build_critic(value_model, rewards, policy, args)
+    config = peft_config or (policy.peft_config[policy.active_adapter] if is_peft(policy) else None)
+    adapts = config is not None and args.critic_lora
+    stands = adapts and getattr(config, "bias", "none") == "none"  # all of the critic but its adapter and its head
+    critic = head if head is not None else build_critic(value_model, rewards, policy, args, share=stands)
     vocabulary = Vocabulary.of(tokenizer, policy)
     scoring = [reward for reward in rewards.models if reward.shares_ids] if rewards is not None else []
     models = {
@@ -122,8 +128,7 @@ def assemble(
     narrowest = narrowest_of(vocabulary, models)
     check_decoding(policy, vocabulary)
     context = context_of(*models.values())
-    config = peft_config or (policy.peft_config[policy.active_adapter] if is_peft(policy) else None)
-    if config is not None and args.critic_lora and not isinstance(critic, ValueHead) and not is_peft(critic):
+    if adapts and not isinstance(critic, ValueHead) and not is_peft(critic):
         critic = with_adapter(critic, config)
     if args.stop_token_id is not None and args.stop_token_id not in vocabulary:
         raise ZooError(
@@ -140,9 +145,11 @@ def assemble(
     critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
     for name, part, rate in (("the policy", policy, args.learning_rate), ("the critic", critic, critic_rate)):
         check_step_size(part, rate, of=name)
-    # Eight bits move the reference a little, a model or adapter of one's own may be anywhere.
-    own = ref_model is not None or args.ref_adapter_name is not None
-    begins = not own and not args.ref_load_in_8bit
+    # Fewer bits move the reference a little, a model or adapter of one's own may be anywhere.
+    rounded = args.ref_load_in_8bit or (
+        reference is not None and reference.own is not None and reference.own.dtype != policy.dtype
+    )
+    begins = not own and not rounded
     return Parts(policy, critic, reference, rewards, texts, begins, context, vocabulary, narrowest)
 
 
@@ -195,7 +202,7 @@ def _policy(model: Any, args: PPOConfig) -> tuple[Any, ValueHead | None]:
 
 
 def _with_adapter(policy: Any, peft_config: Any, args: PPOConfig) -> Any:
-    from peft import get_peft_model
+    from peft import get_peft_model, prepare_model_for_kbit_training
 
     if is_peft(policy):
         raise ZooError(
@@ -208,6 +215,8 @@ def _with_adapter(policy: Any, peft_config: Any, args: PPOConfig) -> Any:
             "load it alone: set merge_adapter, or save the model first and give its path."
         )
     check_cached(policy)
+    if getattr(policy, "is_quantized", False):
+        policy = prepare_model_for_kbit_training(policy, use_gradient_checkpointing=args.gradient_checkpointing)
     try:
         return get_peft_model(policy, peft_config)
     except ValueError as error:
@@ -237,7 +246,7 @@ def build_rewards(
         labeled = reward is reward_model
         read = kwargs | ({"label": args.reward_label, "output": args.reward_output} if labeled else {})
         if isinstance(reward, str):
-            model = load_classifier(reward, label=read.get("label"))
+            model = load_classifier(reward, label=read.get("label"), how=AS_SAVED)
             ready.append(RewardModel(model, load_tokenizer(reward), tokenizer, **read))
         elif isinstance(reward, PreTrainedModel):
             check_tokenizer_of(reward, reward_tokenizer, of="the reward model")
@@ -256,13 +265,14 @@ def _stored_statistics(args: PPOConfig) -> dict[str, bool]:
 
 
 def build_critic(
-    value_model: Any, rewards: Rewards | None, policy: Any, args: PPOConfig
+    value_model: Any, rewards: Rewards | None, policy: Any, args: PPOConfig, *, share: bool = False
 ) -> PreTrainedModel | ValueHead:
     """The given critic, else what `args.critic` says: the reward model that reads the policy's tokens, or the policy.
 
-    An adapter of the policy is merged into the critic's trunk.
+    share: whether a critic on a reward model has its very weights, as all but an adapter and the head will stand still.
+    An adapter of the policy is merged into the critic's trunk; on a policy in few bits there is a head alone.
     """
-    shaped = _stored_statistics(args)
+    shaped: dict[str, Any] = {**_stored_statistics(args)}
     if value_model is not None:
         if args.critic != "auto":
             raise ZooError(f"critic is {args.critic!r} and value_model is given too: give one of them.")
@@ -288,7 +298,13 @@ def build_critic(
             "critic is 'reward', and no reward is a model of one output with the policy's tokenizer: give 'policy'."
         )
     if sharing and args.critic != "policy":
-        return critic_from(sharing[0], **shaped)
+        # A head in float32 reads what a trunk in fewer bits says only where both compute in bf16.
+        fits = args.bf16 or sharing[0].dtype == torch.float32
+        return critic_from(sharing[0], **shaped, share=share and fits)
+    if getattr(policy, "is_quantized", False):
+        if args.critic == "policy":
+            raise ZooError("critic is 'policy', whose weights are in few bits and cannot be copied: give 'shared'.")
+        return shared_value_head(policy)
     if not is_peft(policy):
         return critic_from(policy)
     merged = copy.deepcopy(policy).merge_and_unload()

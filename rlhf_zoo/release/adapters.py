@@ -13,26 +13,54 @@ from ..record import StageRecord, read_json, write_json
 from ..runs.context import ParentCheckpoint, RunContext
 from .rounding import rounded
 
-__all__ = ["ADAPTER_CONFIGS", "check_bases", "sent_instead"]
+__all__ = ["ADAPTER_CONFIGS", "check_bases", "check_plan", "sent_instead"]
 
 CRITIC = "critic"
 ADAPTER_CONFIGS = ("adapter_config.json", "critic/adapter_config.json")
 
 
 def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentCheckpoint]) -> None:
-    """Raises ZooError, before anything trains, where a stage's adapters would be published without their base."""
-    base = parents.get("base" if stage == "sft" else "sft")
-    if base is None:
-        raise ZooError(
-            "use_peft of the stage sft cannot be published, as its adapter would lie on a model that no Hub has: name "
-            "one of the Hub in model_name_or_path, or leave --push_to_hub out."
-        )
+    """Raises ZooError, before the stage trains, where its adapters would be published without their base."""
+    if stage == "sft":
+        check_plan(context, stage)
+        return
+    base = parents["sft"]
     here = str(base.lineage.get("path")).startswith("checkpoint-") and context.record("sft").read().get("publish")
     if not base.lineage.get("repo") and not here:
         raise ZooError(
             f"use_peft of the stage {stage} cannot be published, as its adapter would lie on an SFT model that no Hub "
             f"has: publish that first (`rlhf-zoo push {context.directory}`), or leave use_peft out."
         )
+    if here:
+        check_plan(context, stage)
+    elif (base.path / ADAPTER_CONFIGS[0]).is_file():
+        raise _on_merged(stage, f"name {base.lineage['repo']}@{MERGED}, if it has that branch")
+
+
+def check_plan(context: RunContext, stage: str) -> None:
+    """Raises ZooError, before any stage trains, where a recipe's adapters would be published without their base."""
+    settings = context.settings(stage)
+    if not settings.model.use_peft:
+        return
+    if stage == "sft":
+        name = settings.model.model_name_or_path
+        if name is None or Path(name).is_dir():
+            raise ZooError(
+                "use_peft of the stage sft cannot be published, as its adapter would lie on a model that no Hub has: "
+                "name one of the Hub in model_name_or_path, or leave --push_to_hub out."
+            )
+    elif "sft" in context.recipe.stages:
+        sft = context.settings("sft")
+        own = stage == "reward" or settings.model.model_name_or_path in (None, "sft")
+        if own and sft.model.use_peft and not sft.release.push_merged:
+            raise _on_merged(stage, "set push_merged in sft.yaml")
+
+
+def _on_merged(stage: str, mend: str) -> ZooError:
+    return ZooError(
+        f"use_peft of the stage {stage} cannot be published, as its adapter would lie on an SFT adapter merged into "
+        f"its base, which no Hub has: {mend}, or leave use_peft out of {stage}.yaml."
+    )
 
 
 def sent_instead(context: RunContext, record: StageRecord, checkpoint: Path, folder: Path) -> dict[str, Path | None]:

@@ -236,7 +236,7 @@ class Facts:
             folders.append(saving)
         if folders:
             return (folders[0] / "adapter_config.json").is_file()
-        return bool(self.setting("use_peft")) and self.stage != "reward"
+        return bool(self.setting("use_peft"))
 
     @property
     def critic(self) -> bool:

@@ -225,7 +225,7 @@ class Sender:
                 optimizer=bool(record.read()["resolved"].get("push_optimizer")),
                 instead=sent_instead(context, record, chosen, Path(altered)),
             )
-            if (chosen / MERGED).is_dir():
+            if record.read()["resolved"].get("push_merged"):
                 self._release_merged(record, stage, chosen, Path(scratch), Path(altered) / MERGED)
         self._note(record, repo, {**tags, "best": commit})
         record.write(released=due)

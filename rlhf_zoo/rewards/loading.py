@@ -6,11 +6,10 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from ..errors import ZooError
-from ..model_files import load_model
+from ..model_files import AS_SAVED, Loading, load_model
 from ..models import load_classifier
 from ..plugins import REWARDS, load_object
 
@@ -28,18 +27,20 @@ def find_loader(name: str) -> Any:
     return found
 
 
-def load_reward_model(path: str | Path, *, label: str | None = None, loader: str | None = None) -> PreTrainedModel:
-    """The reward model at a path or Hub id.
+def load_reward_model(
+    path: str | Path, *, label: str | None = None, loader: str | None = None, how: Loading = AS_SAVED
+) -> PreTrainedModel:
+    """The reward model at a path or Hub id, which stands still and so is held as it was saved.
 
     label: of a classifier of several labels, the one whose output is the score. loader: "module:attribute" of a class
     whose `from_pretrained` loads it, or of a function that is called with the path; it must come from the user, never
     from a download. Raises ZooError for what cannot be loaded, and for a loader that gives no model of transformers.
     """
     if loader is None:
-        return load_classifier(path, label=label)
+        return load_classifier(path, label=label, how=how)
     found, what = find_loader(loader), f"The reward model {path}"
     if inspect.isclass(found) and hasattr(found, "from_pretrained"):
-        return load_model(found, path, what=what, dtype=torch.float32)
+        return load_model(found, path, what=what, how=how)
     try:
         model = found(str(path))
     except ZooError:

@@ -72,6 +72,7 @@ class RunContext:
     base: for a run that is part of another, where the stages lie that are not its `own`; variant: its name among the
     runs of an ablation.
     checked: the repositories were looked at, and the Hub need not answer before a stage trains.
+    of_judge: whether its reward model is the judge `same-labels`, which learns from the pairs kept for it.
     """
 
     recipe: Recipe
@@ -91,6 +92,7 @@ class RunContext:
     own: tuple[str, ...] = OWN
     variant: str | None = None
     checked: bool = False
+    of_judge: bool = False
     # By stage; each copy that `replace` makes begins with none.
     _settings: dict[str, StageSettings] = field(default_factory=dict, init=False, repr=False, compare=False)
 

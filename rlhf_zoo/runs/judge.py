@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..errors import ZooError
 from ..plugins import REWARDS, load_object
+from ..record import first_difference
 from ..rewards.verifiable import Verifiable
 from .context import RunContext
 from .settings import EvaluationConfig, StageSettings
 
-__all__ = ["evaluation_of", "with_judge"]
+__all__ = ["SAME_LABELS", "check_same_labels", "evaluation_of", "judge_run", "with_judge"]
+
+SAME_LABELS = "same-labels"
 
 
 def evaluation_of(context: RunContext) -> EvaluationConfig:
@@ -28,3 +32,29 @@ def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig
         if isinstance(load_object(name, group=REWARDS), Verifiable):
             return replace(config, judge=f"rule:{name}")
     return replace(config, judge="classifier")
+
+
+def judge_run(context: RunContext) -> RunContext:
+    """The run whose reward model is the judge `same-labels`: as the run's own is trained, on the pairs kept for it."""
+    base = context.record("reward").path.parent
+    directory, own = base / "judge", ("reward",)
+    return replace(context, directory=directory, base=base, own=own, publish=False, restart=False, of_judge=True)
+
+
+def check_same_labels(context: RunContext) -> None:
+    """Raises ZooError where the run keeps no pairs from its reward model, which the judge could learn from."""
+    wanted = f"The judge {SAME_LABELS} learns from preference pairs that the reward model does not see, and"
+    if "reward" not in context.recipe.stages:
+        raise ZooError(f"{wanted} the recipe has no stage reward: name another, such as reward:MODEL.")
+    settings, record = context.settings("reward"), context.record("reward")
+    if settings.data.judge_share is None:
+        raise ZooError(f"{wanted} the stage reward keeps none from it: set judge_share there, such as 0.5.")
+    document = record.read()
+    if document.get("status") != "finished":
+        return
+    before = {name: value for name, value in document["resolved"].items() if name not in ("data", "parents")}
+    if (key := first_difference(before, settings.resolved)) is not None:
+        raise ZooError(
+            f"{wanted} the one in {record.path} was trained with another {key} than this command says: give the flags "
+            "that it was given, or train it again with --restart."
+        )

@@ -19,6 +19,7 @@ from ..stage import STAGES
 from .choice import ReleaseArguments, check_rule
 from .declared import RUN_KEYS, declared_keys, refused_keys
 from .layout import DataArguments
+from .loading import check_model
 from .values import check_plain, coerce, shown
 
 __all__ = [
@@ -179,6 +180,10 @@ class RewardArguments(DataArguments):
     pairs_seed: int | None = field(default=None, metadata={"help": "Seed of these pairs; None takes the trainer's."})
     preference: str | None = field(
         default=None, metadata={"help": "module:attribute of (text_a, text_b, rng) -> 0 or 1, the preferred one."}
+    )
+    judge_share: float | None = field(
+        default=None,
+        metadata={"help": "Keep this share of the training prompts from the reward model, for the judge same-labels."},
     )
     score_samples: int = field(
         default=512, metadata={"help": "SFT samples over which the scores' mean and deviation are measured."}
@@ -353,6 +358,7 @@ def stage_settings(
         first = str(error).strip().splitlines()[0].rstrip(".")
         raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {first}.") from error
     _check_trainer(trainer, stage)
+    check_model(model, stage, critic=getattr(trainer, "critic", None))
     check_rule(stage, release, trainer, held_out=data.evaluated_split)
     if release.push_merged and not model.use_peft:
         raise ZooError(f"push_merged of the stage {stage} needs use_peft: without LoRA the checkpoint is the model.")

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,13 @@ from ..hub.publish import NOTHING, checkpoint_files, published_tags, tag_name
 from ..hub.weights import Origin
 from ..models import load_causal
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
+from ..run_lock import sole_writer
 from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
 from ..runs.data import DataSource, evaluation_rows, labeled_rows, stage_source
-from ..runs.judge import evaluation_of
+from ..runs.judge import SAME_LABELS, check_same_labels, evaluation_of, judge_run
 from ..runs.settings import EvaluationConfig
 from ..votes.judge import votes_on
+from . import reward
 from .interrupt import Stopped
 from .reward import held_out_pairs, open_pairs
 from .train import quiet
@@ -64,6 +66,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         return False
     prompts = check_prompts(context, source, checkpoints["sft"].path)
     try:
+        if SAME_LABELS in config.names:
+            _train_judge(context)
         tools = make_evaluator(context, checkpoints["sft"].path)
         checks = _checked_judges(context, tools)
         headline = checks.get(tools.judge.name)
@@ -166,11 +170,27 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
 def check_judges(context: RunContext) -> None:
     """Raises ZooError for a judge or a lexicon that cannot be had, before anything is trained."""
     config = evaluation_of(context)
-    check_names(config.names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=context.shared.seed)
+    if SAME_LABELS in config.names:
+        check_same_labels(context)
+    seed, hub = context.shared.seed, context.hub
+    check_names(config.names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
     if config.lexicon is not None:
         from ..corpora.product_remarks import lexicon
 
         lexicon(config.lexicon)
+
+
+def _train_judge(context: RunContext) -> None:
+    """Trains the judge `same-labels`, unless that was done for this reward model."""
+    judge, trained = judge_run(context), context.record("reward").read()
+    if trained.get("status") != "finished":
+        raise ZooError(
+            f"The judge {SAME_LABELS} needs the reward model of this run, and {context.record('reward').path} holds no "
+            "finished one: train it there, or name another judge."
+        )
+    before = judge.record("reward").read().get("fingerprint", trained["fingerprint"])
+    with sole_writer(judge.directory, command=context.command):
+        reward.run(replace(judge, restart=before != trained["fingerprint"]))
 
 
 def _checked_judges(context: RunContext, tools: Evaluator) -> dict[str, JudgeCheck]:

@@ -15,12 +15,13 @@ from ..hub.publish import published_tags, unpublished
 from ..models import load_causal
 from ..ppo.completions import TAKEN
 from ..record import read_json
-from ..release.adapters import sent_instead
+from ..release.adapters import check_plan, sent_instead
 from ..release.card import make_card
 from ..release.sender import claim_repository
 from ..run_lock import sole_writer
 from ..runs.context import Publisher, RunContext
 from ..runs.data import check_forms, data_source, evaluation_rows, stage_source, to_train
+from ..runs.loading import check_installed
 from ..stage import STAGES
 from . import evaluate, ppo
 from .evaluate import check_judges, check_prompts, same_weights
@@ -64,6 +65,8 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
             context.record("eval").check_recipe(context.recipe.name)
     if publisher is not None:
         for stage in context.recipe.stages:
+            check_plan(context, stage)
+        for stage in context.recipe.stages:
             claim_repository(context, stage)
         context = replace(context, checked=True)
     if context.restart:
@@ -95,6 +98,7 @@ def _check_begun(context: RunContext, stage: str) -> None:
     Also where a stage that is finished has lost what the later ones start from.
     """
     settings, record = context.settings(stage), context.record(stage)
+    check_installed(settings)
     before = record.read().get("resolved")
     if before and not context.restart:
         kept = {name: before[name] for name in ("data", "parents") if name in before}

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..hub.connect import Hub
-from ..hub.publish import MERGED
 from ..hub.refs import NOT_LOADED, came_from, resolve
-from ..model_files import load_tokenizer
+from ..model_files import Loading, load_tokenizer
 from ..models import load_causal
 from ..plugins import REWARDS, load_object
 from ..rewards import RewardFunction, Rewards
@@ -20,7 +18,9 @@ from ..runs.choice import REWARD_METRICS, metric_name
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import DataSource, parts, stage_source
 from ..runs.layout import fitting
+from ..runs.loading import loading_of
 from ..runs.settings import StageSettings
+from .merged import whole_model
 from .train import quiet, train_stage
 
 __all__ = [
@@ -57,6 +57,8 @@ def parent_names(settings: StageSettings) -> dict[str, str]:
     names = {"sft": settings.model.model_name_or_path or "sft"}
     if settings.data.reward_model_path is not None:
         names["reward"] = settings.data.reward_model_path
+    if settings.data.value_model_name_or_path is not None:
+        names["value"] = settings.data.value_model_name_or_path
     return names
 
 
@@ -83,7 +85,9 @@ def reward_functions(settings: StageSettings) -> list[RewardFunction]:
 
 def reward_model(settings: StageSettings, path: Path) -> Any:
     """The reward model at `path`, as the settings say that it is loaded."""
-    return load_reward_model(path, label=settings.trainer.reward_label, loader=settings.data.reward_model_loader)
+    how = Loading(dtype="auto", attention=settings.model.attn_implementation)
+    label, loader = settings.trainer.reward_label, settings.data.reward_model_loader
+    return load_reward_model(path, label=label, loader=loader, how=how)
 
 
 def _in_place_of_the_model(completions: list[Any], **_: Any) -> list[None]:
@@ -127,20 +131,15 @@ def within_length(settings: StageSettings, tokenizer: Any, data: dict[str, Any])
     return kept, left_out
 
 
-def build_trainer(settings: StageSettings, functions: list[RewardFunction], *, hub: Hub, **parts: Any) -> Any:
-    """The stage's PPOTrainer. hub: where a value model comes from.
-
-    parts: models, tokenizers and data sets, by the trainer's keywords.
-    """
+def build_trainer(settings: StageSettings, functions: list[RewardFunction], **parts: Any) -> Any:
+    """The stage's PPOTrainer. parts: models, tokenizers and data sets, by the trainer's keywords."""
     from trl import get_peft_config
 
     from ..ppo.trainer import PPOTrainer
 
-    value = settings.data.value_model_name_or_path
     return PPOTrainer(
         args=copy.copy(settings.trainer),  # a trainer changes its arguments
         reward_funcs=functions or None,
-        value_model=None if value is None else str(resolve(value, hub).path),
         peft_config=get_peft_config(settings.model),
         **parts,
     )
@@ -173,11 +172,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         return build_trainer(
             settings,
             functions,
-            hub=context.hub,
-            model=load_causal(merged if (merged := parents["sft"].path / MERGED).is_dir() else parents["sft"].path),
+            model=load_causal(whole_model(context, parents["sft"]), how=loading_of(settings)),
             processing_class=tokenizer,
             reward_model=reward,
             reward_processing_class=reward_tokenizer,
+            value_model=parents["value"].path if "value" in parents else None,
             **data,
         )
 

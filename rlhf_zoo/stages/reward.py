@@ -10,11 +10,10 @@ import math
 import random
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 
 from ..chat import answer, completion_text, reading_ids, whole, words
@@ -26,6 +25,7 @@ from ..finite import finite_steps
 from ..model_files import load_model, load_tokenizer
 from ..models import (
     context_of,
+    is_peft,
     load_causal,
     load_classifier,
     set_score_statistics,
@@ -37,9 +37,11 @@ from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import DataSource, add_configuration, parts, stage_rows, stage_source
 from ..runs.generate import complete
 from ..runs.layout import conversational, fitting, hold_out
+from ..runs.loading import loading_of
 from ..runs.pairs import named_pairs, on_pairs, sampling
 from ..runs.settings import StageSettings
 from ..truncation import Truncation
+from .merged import whole_model
 from .train import make_trainer, quiet, train_stage
 
 log = logging.getLogger(__name__)
@@ -60,7 +62,7 @@ __all__ = [
 def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """Trains the reward model. Returns False when it was trained already."""
     from transformers import AutoModelForSequenceClassification, set_seed
-    from trl import RewardTrainer
+    from trl import RewardTrainer, get_peft_config
 
     started = time.monotonic()
     context.settings("reward")  # a mistake in them is told before data are made
@@ -97,7 +99,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         scored.append(sft_samples(context, settings, source, sft))
         set_seed(settings.trainer.seed)
         what = f"The SFT model {sft.path}"
-        model = load_model(AutoModelForSequenceClassification, sft.path, what=what, num_labels=1, dtype=torch.float32)
+        path, how = whole_model(context, sft), loading_of(settings)
+        model = load_model(AutoModelForSequenceClassification, path, what=what, how=how, num_labels=1)
         model.config.pad_token_id = tokenizer.pad_token_id
         return make_trainer(
             finite_steps(RewardTrainer),
@@ -106,6 +109,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             train_dataset=train,
             eval_dataset=held_out,
             processing_class=tokenizer,
+            peft_config=get_peft_config(replace(settings.model, lora_task_type="SEQ_CLS")),
         )
 
     def finish_checkpoint(trainer: Any, path: Path) -> None:
@@ -124,6 +128,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
                 "learning_rate, or compute in float32 if bf16 is on."
             )
         set_score_statistics(model, mean=float(raw.mean()), std=float(raw.std()), over="samples of the SFT model")
+        if is_peft(model):  # an adapter is saved without the configuration, which holds the statistics
+            model.config.architectures = [type(model.get_base_model()).__name__]
         model.config.save_pretrained(path)
 
     def conclude(trainer: Any, chosen: Path) -> dict[str, Any]:
@@ -159,10 +165,12 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
 
 
 def training_pairs(context: RunContext, source: DataSource) -> Dataset:
-    """The pairs to train on."""
+    """The pairs to train on: those kept for the judge `same-labels`, or the others."""
     data = context.settings("reward").data
     train = stage_rows(context, "reward", source, data.dataset_train_split)
-    return train if data.held_out_share is None else hold_out(train, data.held_out_share)[0]
+    if data.held_out_share is not None:
+        train = hold_out(train, data.held_out_share)[0]
+    return train if data.judge_share is None else hold_out(train, data.judge_share)[context.of_judge]
 
 
 def held_out_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, str] | None:
@@ -251,7 +259,8 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     """`score_samples` completions of training prompts, drawn as PPO will draw them under the stage's seed."""
     prompts = _prompts(context, source, "train")
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
-    model, drawn = on_device(load_causal(sft.path), use_cpu=settings.trainer.use_cpu), sampling(context)
+    loaded = load_causal(whole_model(context, sft))
+    model, drawn = on_device(loaded, use_cpu=settings.trainer.use_cpu), sampling(context)
     longest = (context_of(model) or math.inf) - drawn["max_new_tokens"]
     if "ppo" in context.recipe.stages:
         longest = min(longest, context.settings("ppo").data.max_prompt_length or math.inf)
@@ -327,7 +336,8 @@ def _pairs(
     rng: random.Random,
 ) -> list[dict[str, Any]]:
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
-    model = on_device(load_causal(sft.path), use_cpu=context.settings("reward").trainer.use_cpu)
+    loaded = load_causal(whole_model(context, sft))
+    model = on_device(loaded, use_cpu=context.settings("reward").trainer.use_cpu)
     sides = [
         complete(
             model,

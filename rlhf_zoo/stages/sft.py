@@ -21,6 +21,7 @@ from ..models import build_causal, load_causal
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import data_source, parts, stage_source
 from ..runs.layout import conversational, fitting, sft_text
+from ..runs.loading import loading_of
 from ..runs.settings import StageSettings
 from ..tokenizer import settle_padding, train_tokenizer
 from .train import make_trainer, quiet, train_stage
@@ -45,6 +46,9 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     left_out: dict[str, int] = {}
     base = _base(context, settings)
     parents = {"base": base} if base is not None else {}
+    how, adapter = loading_of(settings), get_peft_config(settings.model)
+    if adapter is not None and base is not None:
+        adapter.revision = base.lineage["commit"]  # of its base, in what is saved of it
 
     def build() -> Any:
         train, held_out = parts(context, "sft", source)
@@ -56,19 +60,18 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
                 max_length=architecture.get("max_position_embeddings", 512),
                 **(shared.tokenizer or {}),
             )
-            model = build_causal(architecture, tokenizer)
+            model = build_causal(architecture, tokenizer, how=how)
         else:
             commit = None if base is None else base.lineage["commit"]
             path = resolve(settings.model.model_name_or_path, context.hub, revision=commit).path
             tokenizer = load_tokenizer(path)
-            model = load_causal(path)
+            model = load_causal(path, how=how)
         own = _with_template(settings, model, tokenizer, context.hub)
         said = settle_padding(
             tokenizer,
             model,
             pad_token=own.trainer.pad_token,
             eos_token=own.trainer.eos_token,
-            grow=not settings.model.use_peft,
         )
         if said is not None:
             log.warning("%s", said)
@@ -88,7 +91,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             train_dataset=train,
             eval_dataset=held_out,
             processing_class=tokenizer,
-            peft_config=get_peft_config(settings.model),
+            peft_config=adapter,
         )
 
     return train_stage(

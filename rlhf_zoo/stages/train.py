@@ -16,14 +16,17 @@ from ..errors import ZooError
 from ..finite import NotFinite
 from ..hub.publish import MERGED, unpublished
 from ..hub.refusals import is_disk_full
-from ..record import StageRecord, checkpoint_step, fingerprint, now, write_complete
+from ..ppo.guards import check_step_size
+from ..record import StageRecord, checkpoint_step, fingerprint, now
 from ..release.adapters import check_bases
 from ..release.sender import claim_repository, kept_lineage
 from ..runs.choice import choose, promising, prune, thin
 from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
+from ..runs.loading import check_installed
 from ..runs.settings import StageSettings
 from .callbacks import StageCallback
 from .interrupt import Interruptible, Stopped
+from .merged import save_merged
 from .reporting import one_run
 from .room import NoRoom
 from .running_metrics import RunningMetrics
@@ -53,6 +56,10 @@ def make_trainer(kind: Callable[..., Any], settings: StageSettings, **parts: Any
     except ValueError as error:
         first = str(error).strip().splitlines()[0].rstrip(".").replace(". ", "; ")
         raise ZooError(f"The settings of the stage {settings.stage} do not work: {first}.") from error
+    for weight in trainer.model.parameters():  # trl holds adapters on few bits in bfloat16, where small steps vanish
+        if weight.requires_grad and settings.model.use_peft and settings.trainer.bf16:
+            weight.data = weight.data.float()
+    check_step_size(trainer.model, trainer.args.learning_rate, of=f"the model of the stage {settings.stage}")
     if len(trainer.train_dataset) == 0:
         raise ZooError(
             f"max_length {settings.trainer.max_length} of the stage {settings.stage} leaves no example to train on: "
@@ -84,6 +91,7 @@ def train_stage(
     Raises Stopped after Ctrl-C, once the step under way is saved.
     """
     stage = settings.stage
+    check_installed(settings)
     record = context.record(stage)
     again = context.restart and record.run_file.exists()
     lineage = {name: dict(parent.lineage) for name, parent in parents.items()}
@@ -152,7 +160,7 @@ def train_stage(
         chosen = choose(record, settings.release, trainer.args)
         path = record.checkpoint_path(chosen["step"])
         if settings.release.push_merged:
-            _save_merged(trainer, path)
+            save_merged(path, path / MERGED)
         finished = dict(conclude(trainer, path)) if conclude is not None else {}
     seconds = before.get("seconds", 0.0) + time.monotonic() - started
     record.write(status="finished", chosen=chosen, seconds=seconds, finished=now(), **finished)
@@ -161,19 +169,6 @@ def train_stage(
     if stop.requested:
         raise Stopped
     return True
-
-
-def _save_merged(trainer: Any, checkpoint: Path) -> None:
-    """The policy with the checkpoint's adapter merged into its base, in the checkpoint's folder `merged`."""
-    from peft import set_peft_model_state_dict
-    from safetensors.torch import load_file
-
-    policy = getattr(trainer, "policy", None) or trainer.accelerator.unwrap_model(trainer.model)
-    set_peft_model_state_dict(policy, load_file(checkpoint / "adapter_model.safetensors"))
-    merged = copy.deepcopy(policy).merge_and_unload()
-    merged.save_pretrained(checkpoint / MERGED)
-    trainer.processing_class.save_pretrained(checkpoint / MERGED)
-    write_complete(checkpoint / MERGED)
 
 
 def _last_whole(record: StageRecord) -> Path | None:

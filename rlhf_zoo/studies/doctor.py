@@ -24,7 +24,6 @@ from ..actor_critic import TextBatch, text_logprobs
 from ..data import GENERATION, PROMPT_TOKENS, prepare_prompts
 from ..devices import MicroBatches, on_device
 from ..errors import ZooError
-from ..hub.connect import Hub
 from ..model_files import load_tokenizer
 from ..models import context_of, load_causal
 from ..ppo.assembly import MANY_EPOCHS
@@ -49,6 +48,7 @@ from ..rewards import RewardModel, Scored
 from ..runs.context import ParentCheckpoint, RunContext
 from ..runs.data import check_forms, stage_source, to_train
 from ..runs.judge import evaluation_of
+from ..runs.loading import check_installed, loading_of
 from ..runs.settings import StageSettings
 from ..stages.evaluate import check_judges, check_prompts
 from ..stages.ppo import (
@@ -148,6 +148,7 @@ def examine(context: RunContext) -> list[Finding]:
         # What PPO starts from.
         check("sft checkpoint", lambda settings: _start(context, settings, "sft"), "keys")
         check("reward checkpoint", lambda settings: _start(context, settings, "reward"), "keys")
+        check("value model", lambda settings: _start(context, settings, "value"), "keys")
         check("policy", _policy, "keys", "sft checkpoint")
         check("tokenizer", lambda *found: _tokenizer(context, *found), "prompts", "sft checkpoint", "policy")
         check("prompt length", _lengths, "keys", "prompts", "policy", "tokenizer")
@@ -159,7 +160,7 @@ def examine(context: RunContext) -> list[Finding]:
         check("reward reads the end", _reads_the_end, "reward model's tokenizer", "tokenizer", "prompt ids")
         # The first update, without its steps.
         parts = ("keys", "reward functions", "prompts", "batch", "policy", "tokenizer", "prompt ids", "reward head")
-        check("trainer", lambda *found: _trainer(context.hub, *found), *parts, "reward model's tokenizer")
+        check("trainer", _trainer, *parts, "reward model's tokenizer", "value model")
         check("critic", _critic, "trainer")
         check("end tokens", _rollout, "trainer")
         check("KL at the start", _kl, "trainer", "end tokens")
@@ -174,6 +175,8 @@ def examine(context: RunContext) -> list[Finding]:
 
 def _keys(context: RunContext) -> tuple[StageSettings, str]:
     settings = {stage: context.settings(stage) for stage in context.recipe.stages}
+    for each in settings.values():
+        check_installed(each)
     return settings.get("ppo") or context.settings("ppo"), f"{', '.join(settings)}: every key is known and of its type"
 
 
@@ -233,7 +236,8 @@ def _start(context: RunContext, settings: StageSettings, role: str) -> tuple[Par
 
     name = parent_names(settings).get(role)
     if name is None:
-        return None, "none: reward functions alone"
+        none = {"reward": "reward functions alone", "value": "the critic begins from the reward model or the policy"}
+        return None, f"none: {none[role]}"
     try:
         found = parent(context, name)
     except ZooError as error:
@@ -245,7 +249,8 @@ def _start(context: RunContext, settings: StageSettings, role: str) -> tuple[Par
 
 
 def _policy(settings: StageSettings, checkpoint: ParentCheckpoint) -> tuple[PreTrainedModel, str]:
-    model = on_device(load_causal(checkpoint.path), use_cpu=settings.trainer.use_cpu).eval()
+    model = on_device(load_causal(checkpoint.path, how=loading_of(settings)), use_cpu=settings.trainer.use_cpu).eval()
+    model.name_or_path = str(checkpoint.path)  # also where an adapter was merged, which a run saves
     size = sum(parameter.numel() for parameter in model.parameters())
     return model, f"{type(model).__name__}, {size:,} weights"
 
@@ -343,7 +348,10 @@ def _reward_tokenizer(
         label=args.reward_label,
         output=args.reward_output,
     )
-    if not reward.shares_ids and set(parent_names(settings).values()) <= context.recipe.stages.keys():
+    if (
+        not reward.shares_ids
+        and {parent_names(settings)["sft"], parent_names(settings)["reward"]} <= context.recipe.stages.keys()
+    ):
         raise ZooError(
             f"The tokenizer in {checkpoint.path} is not the SFT policy's, which the recipe's reward model is trained "
             "with: tokenizers may be swapped, or sft was trained again; give each model its own, or train reward again."
@@ -374,7 +382,6 @@ def _reads_the_end(
 
 
 def _trainer(
-    hub: Hub,
     settings: StageSettings,
     functions: list[Any],
     data: dict[str, Any],
@@ -384,15 +391,16 @@ def _trainer(
     _ids: list[list[int]],
     reward: PreTrainedModel | None,
     reward_model: RewardModel | None,
+    value: ParentCheckpoint | None,
 ) -> tuple[PPOTrainer, str]:
     trainer = build_trainer(
         settings,
         functions,
-        hub=hub,
         model=policy,
         processing_class=tokenizer,
         reward_model=reward,
         reward_processing_class=None if reward_model is None else reward_model.tokenizer,
+        value_model=None if value is None else value.path,
         **within_length(settings, tokenizer, data)[0],
     )
     return trainer, f"{trainer.args.max_steps} updates" if trainer.args.max_steps > 0 else "it can be made"

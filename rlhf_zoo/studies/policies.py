@@ -32,6 +32,7 @@ from ..release.report import WIN_RATES
 from ..rewards import RewardModel, Rewards
 from ..rewards.model import same_tokenizer
 from ..runs.context import versions
+from ..runs.judge import SAME_LABELS
 from ..runs.layout import in_form
 from ..runs.pairs import COLUMNS
 from ..runs.settings import LLMConfig, recorded_settings
@@ -118,13 +119,14 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         if data is None and (beside / (prompts_at(subject.resolved)[0] or CONFIGURATION)).is_dir():
             data = DataSource(str(beside), None, {})
         evaluated = StageRecord(stage.parent / "eval").read().get("resolved") or {}
+        judge = (evaluated.get("evaluation") or {}).get("judge")
         return PolicyPair(
             subject.policy,
             subject.reference,
             None if without else subject.reward,
             data,
             {name: float(value) for name, value in read.items()},
-            judge=(evaluated.get("evaluation") or {}).get("judge"),
+            judge=f"reward:{stage.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
             functions=_paid(subject.resolved),
             prompts_at=prompts_at(subject.resolved),
             reading=_reading(subject.resolved, str(subject.where)),

@@ -32,8 +32,7 @@ PREFERENCES = "rlhf_zoo.preferences"
 NOT_OBEYED = (
     "report_to", "run_name", "project", "trackio_space_id", "trackio_bucket_id", "trackio_static_space_id",
     "hub_private_repo", "hub_revision", "resume_from_checkpoint", "log_level", "log_level_replica", "log_on_each_node",
-    "trust_remote_code", "local_rank", "do_train", "do_eval", "do_predict", "dtype", "attn_implementation",
-    "load_in_8bit", "load_in_4bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage", "use_bnb_nested_quant",
+    "trust_remote_code", "local_rank", "do_train", "do_eval", "do_predict", "attn_implementation",
 )  # fmt: skip
 # What reads files, or loads what is neither the model nor the data that the card names.
 REFUSED = (

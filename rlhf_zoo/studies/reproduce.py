@@ -305,7 +305,8 @@ def _notes(published: Published) -> list[str]:
     name, revision = own.get("model_name_or_path"), own.get("model_revision")
     if published.stage == "sft" and name is not None and revision in (None, "main"):
         notes.append(f"the published run did not pin the base model {clean(str(name))}: what it holds now was loaded")
-    if (critic := own.get("value_model_name_or_path")) is not None:
+    critic = own.get("value_model_name_or_path")
+    if critic is not None and published.parent("value") is None:
         notes.append(f"no card names the commit of value_model_name_or_path {clean(str(critic))}")
     if published.stage == "reward" and not isinstance(own.get("ppo"), Mapping):
         notes.append("recipe.json does not say how its samples were sampled: temperature 1, at most 64 tokens")

@@ -34,8 +34,8 @@ from rlhf_zoo.studies.doctor import FAILED, OK, SKIPPED, WARNING, Finding, exami
 
 CHECKS = [
     "keys", "columns", "epochs", "reward functions", "prompts", "batch", "evaluation's prompts", "judges",
-    "sft checkpoint", "reward checkpoint", "policy", "tokenizer", "prompt length", "prompt ids", "policy's tokenizer",
-    "reward head",
+    "sft checkpoint", "reward checkpoint", "value model", "policy", "tokenizer", "prompt length", "prompt ids",
+    "policy's tokenizer", "reward head",
     "reward model's tokenizer", "reward reads the end", "trainer", "critic", "end tokens", "KL at the start", "ratio",
     "rewards", "rewards add up",
 ]  # fmt: skip

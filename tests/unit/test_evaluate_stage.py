@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 from json_keys import unexplained
-from toy_run import EVALUATION, make_context, make_recipe, save_start
+from toy_run import EVALUATION, make_context, make_recipe, save_stage, save_start, trained_policy
+from trainer_fixture import make_tokenizer
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import read_json
 from rlhf_zoo.release.card import make_card
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.stages import evaluate, pipeline, ppo
+from rlhf_zoo.runs.judge import judge_run
+from rlhf_zoo.stages import evaluate, pipeline, ppo, reward
 
 JUDGE = "toy_run:judge"
 EXACT = "rlhf_zoo.rewards.verifiable:exact_match"
@@ -143,3 +145,40 @@ def test_a_verifiable_reward_is_the_judge_where_none_is_named(tmp_path: Path) ->
     settled = evaluate.evaluation_of(context)
     assert settled.names == [f"rule:{EXACT}"] and evaluate.recorded(settled)["judge"] == f"rule:{EXACT}"
     assert evaluate.evaluation_of(make_context(tmp_path, reward_funcs="toy_run:answered")).names == ["classifier"]
+
+
+REWARD = {"use_cpu": True, "max_steps": 2, "save_steps": 2, "score_samples": 4, "dataset_test_split": "none"}
+
+
+def test_a_judge_of_the_same_labels_learns_from_pairs_that_the_reward_model_never_saw(tmp_path: Path) -> None:
+    make_recipe(tmp_path, shared={"evaluation": {**EVALUATION, "judge": "same-labels"}})
+
+    def flagged(**reward: Any) -> RunContext:
+        context = make_context(tmp_path)
+        return replace(context, flags={**context.flags, "reward": {**REWARD, **reward}})
+
+    with pytest.raises(ZooError, match="keeps none from it: set judge_share"):
+        pipeline.run(flagged(), Silent())
+    save_stage(tmp_path, "sft", trained_policy(), make_tokenizer())
+    context = flagged(judge_share=0.5)
+    assert reward.run(context) is True
+    of_judge = judge_run(context)
+    _, source = reward.open_pairs(context)
+    kept, trained = (set(reward.training_pairs(one, source)["prompt"]) for one in (of_judge, context))
+    assert len(kept) == len(trained) == 6 and not kept & trained
+
+    assert ppo.run(context) is True and evaluate.run(context) is True
+    found = read_json(context.record("eval").path / "evaluation.json")
+    assert found["judge"]["name"] == "same labels" and not found["judge"]["is_training_reward"]
+    assert "shares what these labels get wrong" in found["judge"]["description"]
+    assert context.record("eval").read()["resolved"]["evaluation"]["judge"] == "same-labels"
+    record = of_judge.record("reward")
+    assert record.path == tmp_path / "run/judge/reward"
+    assert record.read()["fingerprint"] == context.record("reward").read()["fingerprint"]
+    assert evaluate.run(context) is False
+    # Another judge leaves it and the reward model as they are; other keys of the reward model are another one's.
+    before = tree(tmp_path / "run/judge")
+    assert evaluate.run(judged(context, JUDGE)) is True
+    with pytest.raises(ZooError, match="was trained with another max_steps than this command says"):
+        evaluate.run(flagged(judge_share=0.5, max_steps=1))
+    assert tree(tmp_path / "run/judge") == before

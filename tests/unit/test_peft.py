@@ -208,7 +208,7 @@ def test_the_critic_of_a_trained_adapter_begins_at_the_policy_and_names_no_base(
         name.replace(".base_layer", ""): w for name, w in fresh.value_model.get_base_model().model.named_parameters()
     }
     assert all(torch.equal(held[name], weight) for name, weight in trunk.items())
-    with pytest.raises(ZooError, match=r"adapter in .*critic names no base model: give value_model its base"):
+    with pytest.raises(ZooError, match=r"adapter in .*critic names no base model: put it on its base"):
         critic_from(str(tmp_path / "checkpoint-1" / "critic"))
 
 

@@ -194,7 +194,7 @@ def test_the_training_reward_is_known_by_its_weights(toys: Toys) -> None:
     other = model()
     with torch.no_grad():
         next(other.model.parameters())[0, 0] += 1e-3
-    panel = Panel([RewardJudge("copy", model()), RewardJudge("other", other)])
+    panel = Panel([RewardJudge("reward:copy", model()), RewardJudge("reward:other", other)])
     tools: Any = SimpleNamespace(panel=panel, rewards=Rewards([model()]))
     assert reward_models(tools) == {"reward:copy"}
     assert reward_models(SimpleNamespace(panel=panel, rewards=None)) == frozenset()  # type: ignore[arg-type]

@@ -302,7 +302,8 @@ def test_a_key_is_obeyed_or_refused(stage, tmp_path):
     for name in keys.keys() - trainer - lora:
         assert re.search(rf'\.{name}\b|get\("{name}"', code), f"{name} is read nowhere"
     assert bool(lora) == ("use_peft" in keys)
-    for name in ("dtype", "attn_implementation", "load_in_4bit", "trust_remote_code", "do_train", "local_rank"):
+    bits = () if stage != "reward" else ("load_in_4bit", "lora_task_type")
+    for name in (*bits, "trust_remote_code", "do_train", "local_rank"):
         assert name not in keys
         with pytest.raises(ZooError, match=rf"--{name} is (not supported by|no key of) the stage {stage}"):
             stage_settings(recipe, stage, {name: "1"}, shared_flags={}, output_dir=tmp_path)

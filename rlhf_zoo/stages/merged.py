@@ -1,0 +1,44 @@
+"""Adapters merged into their base: what a later stage starts from, and what is published as the branch `merged`."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+from ..hub.publish import MERGED
+from ..model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_tokenizer
+from ..models import load_causal
+from ..record import COMPLETE, write_complete
+from ..runs.context import ParentCheckpoint, RunContext
+from ..tokenizer import make_room
+
+__all__ = ["save_merged", "whole_model"]
+
+
+def whole_model(context: RunContext, parent: ParentCheckpoint) -> Path:
+    """Where a policy's weights lie as a plain checkpoint: in its own folder, or in one with its adapter merged.
+
+    What is not merged yet is, once: beside the adapter in this run, and in the run directory if it came from elsewhere.
+    """
+    path = parent.path
+    if not (path / ADAPTER_CONFIG).is_file():
+        return path
+    inside = any(path.is_relative_to(folder) for folder in (context.directory, context.base) if folder is not None)
+    weights = hashlib.sha256((path / ADAPTER_WEIGHTS).read_bytes()).hexdigest()[:12]
+    target = path / MERGED if inside else context.directory / MERGED / weights
+    if not (target / COMPLETE).is_file():
+        save_merged(path, target)
+    return target
+
+
+def save_merged(checkpoint: Path, target: Path) -> None:
+    """Writes the policy of `checkpoint` with its adapter merged into its base, with its tokenizer, into `target`."""
+    shutil.rmtree(target, ignore_errors=True)
+    tokenizer = load_tokenizer(checkpoint)
+    model = load_causal(checkpoint)
+    make_room(model, tokenizer)
+    model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(target)
+    tokenizer.save_pretrained(target)
+    write_complete(target)

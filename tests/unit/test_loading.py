@@ -1,0 +1,177 @@
+"""Model keys: what reaches from_pretrained, what is refused before training, and which weights are held but once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file, save_file
+from trainer_fixture import digests, make_policy, make_reward_model, make_trainer
+from transformers import AutoModelForCausalLM
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.model_files import ADAPTER_WEIGHTS, AS_SAVED, Loading
+from rlhf_zoo.models import critic_from, load_causal, load_classifier, score_statistics
+from rlhf_zoo.recipes import Recipe
+from rlhf_zoo.reference import Reference
+from rlhf_zoo.rewards.loading import load_reward_model
+from rlhf_zoo.runs.loading import check_installed, loading_of
+from rlhf_zoo.runs.settings import StageSettings, stage_settings
+
+LORA = {"use_peft": True, "lora_r": 2}
+FOUR = {**LORA, "load_in_4bit": True}
+
+
+def settings(stage: str, **keys: Any) -> StageSettings:
+    base = {"model_name_or_path": "somebody/model"} if stage == "sft" else {}
+    recipe = Recipe("toy", Path(), {"description": "A toy."}, {stage: {"bf16": False, **base, **keys}})
+    return stage_settings(recipe, stage, {}, shared_flags={}, output_dir=Path("runs/toy"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "keys", "message"),
+    [
+        ("sft", {"dtype": "float16"}, "gradients vanish and overflow: give bfloat16 or float32"),
+        ("sft", {"dtype": "int8"}, "dtype of the stage sft is 'int8': give one of float32, bfloat16, auto"),
+        ("ppo", {"attn_implementation": "kernels-community/flash-attn"}, "a kernel that would be downloaded and run"),
+        ("ppo", {"load_in_8bit": True}, "load_in_8bit of the stage ppo needs use_peft"),
+        ("sft", {**FOUR, "load_in_8bit": True}, "at the same time"),
+        ("sft", {**LORA, "bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type of the stage sft needs load_in_4bit"),
+        ("sft", {**FOUR, "bnb_4bit_quant_type": "nf5"}, "is 'nf5': give nf4 or fp4"),
+        ("ppo", {**FOUR, "critic": "policy"}, "give 'shared' or 'reward'"),
+        ("sft", {**LORA, "model_name_or_path": None}, "nothing could load an adapter on random weights"),
+        ("reward", {"load_in_4bit": True}, "not supported by the stage reward"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_trains(stage: str, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ZooError, match=message):
+        settings(stage, **keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (FOUR, "load_in_4bit of the stage ppo needs bitsandbytes, which is not installed"),
+        ({**LORA, "load_in_8bit": True}, "load_in_8bit of the stage ppo needs bitsandbytes"),
+        ({"optim": "adamw_8bit"}, "optim adamw_8bit of the stage ppo needs bitsandbytes"),
+        ({"optim": "paged_adamw_32bit"}, "needs bitsandbytes"),
+        ({"attn_implementation": "flash_attention_2"}, "needs flash-attn, which is not installed"),
+    ],
+)
+def test_what_is_not_installed_is_said_at_the_start(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ZooError, match=message):
+        check_installed(settings("ppo", **keys))
+    check_installed(settings("ppo", optim="adamw_torch_fused", attn_implementation="sdpa"))
+
+
+def test_what_the_keys_say_reaches_from_pretrained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights in few bits need a package and a GPU; what transformers is asked for does not."""
+    asked: dict[str, Any] = {}
+    make_policy().save_pretrained(tmp_path)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda source, **given: asked.update(given) or whole)
+    whole = make_policy()
+    keys = {**FOUR, "bnb_4bit_quant_type": "fp4", "use_bnb_nested_quant": True, "bnb_4bit_quant_storage": "bfloat16"}
+    how = loading_of(settings("ppo", **keys, dtype="bfloat16", attn_implementation="eager", bf16=True, use_cpu=True))
+    load_causal(tmp_path, how=how)
+    bits = asked.pop("quantization_config").to_dict()
+    assert asked == {
+        "dtype": "bfloat16", "attn_implementation": "eager", "trust_remote_code": False, "use_safetensors": True
+    }  # fmt: skip
+    assert bits["load_in_4bit"] and bits["bnb_4bit_quant_type"] == "fp4" and bits["bnb_4bit_use_double_quant"]
+    assert bits["bnb_4bit_compute_dtype"] == bits["bnb_4bit_quant_storage"] == "bfloat16"
+    assert loading_of(settings("ppo", **LORA, load_in_8bit=True)).quantization.load_in_8bit
+    assert loading_of(settings("sft")) == Loading()
+    with pytest.raises(ZooError, match="is an adapter, which is merged into whole weights alone"):
+        load_causal(adapter(tmp_path, tmp_path / "adapter", "CAUSAL_LM"), how=how)
+
+
+def test_weights_are_held_as_asked_and_frozen_ones_as_they_were_saved(tmp_path: Path) -> None:
+    make_policy().save_pretrained(tmp_path / "policy")
+    make_reward_model().to(torch.bfloat16).save_pretrained(tmp_path / "reward")
+    assert load_causal(tmp_path / "policy", how=Loading("bfloat16", "eager")).dtype == torch.bfloat16
+    assert load_causal(tmp_path / "policy", how=AS_SAVED).dtype == torch.float32
+    assert load_reward_model(tmp_path / "reward").dtype == torch.bfloat16
+    assert load_classifier(tmp_path / "reward").dtype == torch.float32
+    # A copy in fewer bits, where it loses nothing.
+    exact = make_policy().to(torch.bfloat16).float()
+    assert Reference(exact, in_bf16=True).own.dtype == torch.bfloat16
+    assert Reference(exact).own.dtype == Reference(make_policy(), in_bf16=True).own.dtype == torch.float32
+
+
+def adapter(base: Path, folder: Path, task: str, model: Any = None) -> Path:
+    """A random adapter on what lies at `base`, saved."""
+    model = AutoModelForCausalLM.from_pretrained(base) if model is None else model
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type=task, init_lora_weights=False)
+    get_peft_model(model, config).save_pretrained(folder)
+    return folder
+
+
+def test_a_reward_model_may_be_an_adapter(tmp_path: Path) -> None:
+    """Its head is in the adapter, its configuration beside it; a policy it is not."""
+    from transformers import AutoModelForSequenceClassification
+
+    make_policy().save_pretrained(tmp_path / "base")
+    trained = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1)
+    trained.config.rlhf_zoo = {"score_mean": 0.5, "score_std": 2.0}
+    path = adapter(tmp_path / "base", tmp_path / "reward", "SEQ_CLS", trained)
+    ids = torch.tensor([[5, 6, 7, 1]])
+    wanted = trained.eval()(input_ids=ids).logits
+    for configured in (False, True):  # others save none
+        if configured:
+            trained.config.save_pretrained(path)
+        loaded = load_classifier(path).eval()
+        torch.testing.assert_close(loaded(input_ids=ids).logits, wanted, atol=1e-5, rtol=0)
+        assert loaded.name_or_path == loaded.config._name_or_path == str(path)
+        assert score_statistics(loaded) == ((0.5, 2.0) if configured else (0, 1))
+    critic = critic_from(path).eval()
+    value = critic(input_ids=ids).logits[0, -1, 0].item()
+    assert value == pytest.approx((wanted.item() - 0.5) / 2, abs=1e-4)
+    with pytest.raises(ZooError, match="adapter of a reward model or critic, which writes nothing"):
+        load_causal(path)
+    weights = load_file(path / ADAPTER_WEIGHTS)
+    headless = {name: weight for name, weight in weights.items() if "score" not in name}
+    save_file(headless, path / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(ZooError, match=r"no trained head \(score.weight is missing"):
+        load_classifier(path)
+
+
+def test_an_adapters_base_is_loaded_once_at_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlhf_zoo import models
+
+    make_policy().save_pretrained(tmp_path / "base")
+    policy = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", revision="abc")
+    get_peft_model(policy, config).save_pretrained(tmp_path / "adapter")
+    seen: list[Any] = []
+    real = models.load_model
+
+    def watched(auto_class: Any, source: Any, *, revision: Any = None, **given: Any) -> Any:
+        seen.append((str(source), revision))
+        return real(auto_class, source, **given)
+
+    monkeypatch.setattr(models, "load_model", watched)
+    load_causal(tmp_path / "adapter")
+    assert seen == [(str(tmp_path / "base"), "abc")]
+
+
+def test_two_bases_are_held_where_policy_and_critic_train_adapters(tmp_path: Path) -> None:
+    """The reference is the policy with its adapter off, and the critic lies on the reward model's very weights."""
+    lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    given: dict[str, Any] = {"max_steps": 2, "learning_rate": 0.02, "critic_learning_rate": 0.02, "merge_adapter": True}
+
+    def run(folder: str, **more: Any) -> Any:
+        trainer = make_trainer(tmp_path / folder, reward_model=make_reward_model(), **given | more)
+        reward = {id(weight) for weight in trainer.rewards.models[0].model.base_model.parameters()}
+        held = {id(weight) for weight in trainer.value_model.parameters()}
+        return trainer, reward, held
+
+    trainer, reward, held = run("two", peft_config=lora)
+    assert reward <= held and trainer.reference.own is None
+    before = digests(trainer.rewards.models[0].model)
+    trainer.train()
+    assert digests(trainer.rewards.models[0].model) == before
+    _, reward, held = run("full", peft_config=lora, critic_lora=False)
+    assert not reward & held
