@@ -125,7 +125,8 @@ class BasePPOTrainer(Guarded, ABC):
             callbacks=[Complete(), *(callbacks or [])],
             optimizers=optimizers,
         )
-        self.reference.to(self.accelerator.device)
+        if self.reference is not None:
+            self.reference.to(self.accelerator.device)
         for reward in self._scoring:
             reward.to(self.accelerator.device)
         if args.fsdp2:
@@ -133,9 +134,11 @@ class BasePPOTrainer(Guarded, ABC):
 
     def _shard(self, optimizers: tuple) -> None:
         """Shards every model. Raises ZooError for those that cannot be, and for an optimizer made before."""
-        models = [self.policy, self.value_model, self.reference.own, *(one.model for one in self._scoring)]
+        reference = None if self.reference is None else self.reference.own
+        models = [self.policy, self.value_model, *(one.model for one in self._scoring)]
+        models += [] if reference is None else [reference]
         for wrong, mend in (
-            (self.reference.own is None or is_peft(self.value_model), "adapters: leave use_peft out"),
+            (is_peft(self.policy) or is_peft(self.value_model), "adapters: leave use_peft out"),
             (
                 isinstance(self.value_model, ValueHead),
                 "a critic on the policy's trunk: give critic 'policy' or 'reward'",
@@ -265,8 +268,10 @@ class BasePPOTrainer(Guarded, ABC):
         for name, value in self.last_metrics.items():
             self._metrics[name].append(value)
         self.last_metrics[SKIPPED] = self.guard.skipped
-        n, kl, squares = self.moments(rollout.kl).tolist()
+        n, kl, squares = self.moments(rollout.kl if rollout.measured else estimates.scores).tolist()
         self._episodes += int(n)
+        if not rollout.measured:
+            return
         error = math.sqrt(max(squares / n - (kl / n) ** 2, 0.0) / n)
         self._kl_watch.look(kl / n, error, measured["objective/score"])
 

@@ -75,6 +75,7 @@ def together(
         Samples(**fields, vocabulary=samples.vocabulary),
         rows(one["ref_logprobs"] for one in seen),
         rows(one["values"] for one in seen),
+        measured=rollout.measured,
     )
     # A function may pay by token in some processes alone.
     dense = [one["by_token"] for one in seen]
