@@ -350,6 +350,13 @@ def _memory(
         str(lora).lower(),
         f"PPO of all weights takes {whole:.1f} GiB before activations, of {gib:.0f} GiB {source}",
     )
+    if lora and model.revision is None:
+        said(
+            "publishing",
+            "not possible yet",
+            f"{model.name} is a folder, and an adapter is published with a base that others find: upload it to a Hub "
+            "and give that name, or give a --memory that all weights fit",
+        )
     return lora, found
 
 
