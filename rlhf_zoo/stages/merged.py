@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ..hub.publish import MERGED
 from ..model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_tokenizer
-from ..models import load_causal
-from ..record import COMPLETE, write_complete
+from ..models import load_causal, load_classifier
+from ..record import COMPLETE, read_json, write_complete
 from ..runs.context import ParentCheckpoint, RunContext
-from ..tokenizer import make_room
+from ..tokenizer import make_room, name_pad
 
 __all__ = ["save_merged", "whole_model"]
 
@@ -33,12 +33,13 @@ def whole_model(context: RunContext, parent: ParentCheckpoint) -> Path:
 
 
 def save_merged(checkpoint: Path, target: Path) -> None:
-    """Writes the policy of `checkpoint` with its adapter merged into its base, with its tokenizer, into `target`."""
+    """Writes the model of `checkpoint` with its adapter merged into its base, with its tokenizer, into `target`."""
     shutil.rmtree(target, ignore_errors=True)
     tokenizer = load_tokenizer(checkpoint)
-    model = load_causal(checkpoint)
+    scores = read_json(checkpoint / ADAPTER_CONFIG).get("task_type") == "SEQ_CLS"
+    model = load_classifier(checkpoint) if scores else load_causal(checkpoint)
     make_room(model, tokenizer)
-    model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    name_pad(model, tokenizer)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     write_complete(target)
