@@ -14,13 +14,13 @@ import math
 import os
 import re
 import shutil
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from .durable import replace_file, sync_folder
 from .errors import ZooError
 from .wholeness import COMPLETE, check_whole, damage, seal
 
@@ -60,23 +60,11 @@ def write_bytes(path: Path | str, content: bytes) -> None:
     Raises ZooError when the file system refuses (disk full, no permission); the old file then stands.
     """
     path = Path(path)
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        with open(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, _mode(path))
-        os.replace(temporary, path)
-        _sync_folder(path.parent)
+        replace_file(path, content, mode=_mode(path))
     except OSError as error:
         raise ZooError(_refused(path, error)) from error
-    finally:
-        if temporary is not None:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(temporary)
 
 
 @contextlib.contextmanager
@@ -101,7 +89,7 @@ def write_complete(folder: Path | str) -> None:
     folder = Path(folder)
     files = seal(folder)
     for one, _, _ in os.walk(folder):
-        _sync_folder(Path(one))
+        sync_folder(Path(one))
     write_json(folder / COMPLETE, {"schema": SCHEMA, "time": now(), "files": files})
 
 
@@ -339,7 +327,7 @@ class StageRecord:
         if self.metrics_file.exists():
             with open(self.metrics_file, "rb") as file:
                 os.fsync(file.fileno())
-        _sync_folder(self.path)
+        sync_folder(self.path)
         write_complete(path)
 
     def remove_incomplete(self) -> list[Path]:
@@ -439,17 +427,6 @@ def _mode(path: Path) -> int:
         mask = os.umask(0)
         os.umask(mask)
     return 0o666 & ~mask
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make names in a folder durable; systems that cannot open a folder (Windows) do without."""
-    if os.name != "posix":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _refused(path: Path, error: OSError) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .common import UserPath, command_line, console_of, print_json, quiet_hub, settle_hub
+from .common import SOURCE_HUB, UserPath, command_line, console_of, print_json, quiet_hub, settle_hub
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -73,9 +73,15 @@ def _tree(node: Node, above: Tree | None = None) -> Tree:
     help="Import this corpus, preference or reward function, which only REPO names.",
 )
 @click.option("--hub", help="'local' or an address.")
+@SOURCE_HUB
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: what was compared, and what differs.")
 def reproduce(
-    repository: str, output_dir: Path | None, allow_import: tuple[str, ...], hub: str | None, as_json: bool
+    repository: str,
+    output_dir: Path | None,
+    allow_import: tuple[str, ...],
+    hub: str | None,
+    source_hub: str | None,
+    as_json: bool,
 ) -> None:
     """Make a published checkpoint again from its recipe.json, and compare weights and metrics.
 
@@ -88,7 +94,7 @@ def reproduce(
     Example:
       rlhf-zoo reproduce local/tiny-world-ppo@step-000010
     """
-    with settle_hub(hub, push_to_hub=False) as connected:
+    with settle_hub(hub, push_to_hub=False, source=source_hub) as connected:
         from ..studies import reproduce as reproducing
 
         quiet_hub()  # the stage has bars of its own

@@ -8,7 +8,7 @@ import click
 
 from ..errors import ZooError
 from ..runs.values import json_object
-from .common import console_of, print_json, settle_hub
+from .common import SOURCE_HUB, console_of, print_json, settle_hub
 
 __all__ = ["compare", "trace"]
 
@@ -29,6 +29,7 @@ __all__ = ["compare", "trace"]
     help="A run of the same ablation, several times.  [default: those of the namespace]",
 )
 @click.option("--hub", help="'local' or an address.")
+@SOURCE_HUB
 @click.option("--host", default="127.0.0.1", show_default=True, help="Listen here.")
 @click.option(
     "--port",
@@ -45,6 +46,7 @@ def compare(
     votes: str | None,
     runs: tuple[str, ...],
     hub: str | None,
+    source_hub: str | None,
     host: str,
     port: int,
     show: bool,
@@ -55,7 +57,7 @@ def compare(
     Example:
       rlhf-zoo compare local/tiny-world-ppo --hub local
     """
-    with settle_hub(hub, push_to_hub=False) as connected:
+    with settle_hub(hub, push_to_hub=False, source=source_hub) as connected:
         from ..studies.compare import launch, votes_by_default
         from ..votes.data import HubVotes
 
@@ -67,7 +69,17 @@ def compare(
             votes = HubVotes(votes).name
             check_access(votes.partition("/")[0], hub=connected)
         try:
-            launch(ppo, sft=sft, reward=reward, host=host, port=port, votes=votes or None, runs=runs or None, show=show)
+            launch(
+                ppo,
+                sft=sft,
+                reward=reward,
+                host=host,
+                port=port,
+                votes=votes or None,
+                runs=runs or None,
+                show=show,
+                hub=connected,
+            )
         except KeyboardInterrupt:
             raise click.exceptions.Exit(130) from None  # how a page ends: nothing is left to go on with
 
@@ -87,6 +99,7 @@ def compare(
 @click.option("--temperature", type=float, help="[default: the run's]")
 @click.option("--max_new_tokens", "--max-new-tokens", type=click.IntRange(min=1), help="[default: the run's]")
 @click.option("--hub", help="'local' or an address.")
+@SOURCE_HUB
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the tokens, and totals.")
 def trace(
     run: str,
@@ -95,6 +108,7 @@ def trace(
     step: int | None,
     columns: str | None,
     hub: str | None,
+    source_hub: str | None,
     as_json: bool,
     **given: Any,
 ) -> None:
@@ -112,10 +126,10 @@ def trace(
         step = 0
     others = {} if columns is None else json_object(columns, option="--columns", example="'{\"name\": value}'")
     found_by = {name: given.pop(name) for name in ("revision", "old", "sft", "reward")}
-    with settle_hub(hub, push_to_hub=False):
+    with settle_hub(hub, push_to_hub=False, source=source_hub) as connected:
         from ..studies import trace as tracing
 
-        subject = tracing.find(run, step=step, **found_by)
+        subject = tracing.find(run, step=step, hub=connected, **found_by)
         found = tracing.trace_checkpoint(subject, prompt, columns=others, **given)
         if as_json:
             print_json(tracing.document(found, subject))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ZooError
-from .common import check_repo, quiet_hub, settle_hub
+from .common import SOURCE_HUB, check_repo, quiet_hub, settle_hub
 
 if TYPE_CHECKING:
     from ..hub.connect import Hub
@@ -32,6 +32,7 @@ __all__ = ["space"]
 )
 @click.option("--private/--public", default=None, help="Who sees it.  [default: private if one of its models is]")
 @click.option("--hub", help="'local' or an address.")
+@SOURCE_HUB
 def deploy(
     ppo: str,
     repo: str | None,
@@ -41,6 +42,7 @@ def deploy(
     ablation: tuple[str, ...],
     private: bool | None,
     hub: str | None,
+    source_hub: str | None,
 ) -> None:
     """Make or update a Space with the comparison page: SFT and PPO side by side, with rewards and KL.
 
@@ -54,7 +56,7 @@ def deploy(
     """
     if repo is not None:
         check_repo(repo, "NAMESPACE/NAME")
-    with settle_hub(hub, push_to_hub=True) as connected:
+    with settle_hub(hub, push_to_hub=True, source=source_hub) as connected:
         from ..hub.publish import check_access
         from ..space.deploy import deploy as deploy_space
         from ..space.files import find_models, with_runs
@@ -69,7 +71,7 @@ def deploy(
 
         from ..studies.compare import page_samples
 
-        samples = functools.partial(page_samples, models)
+        samples = functools.partial(page_samples, models, connected)
         done = deploy_space(name, models, samples=samples, private=private, builds=connected.kind == "huggingface")
         _collect(models, name, private=done.private)
         _tell(name, done, models, connected)

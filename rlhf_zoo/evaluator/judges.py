@@ -31,7 +31,7 @@ from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJu
 from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.pairwise import FunctionPairJudge, PairJudge
 from ..hub.connect import CLIENT, Hub
-from ..hub.refs import resolve
+from ..hub.refs import ask, resolve
 from ..plugins import JUDGES, REWARDS, did_you_mean, load_object, registered
 from ..record import StageRecord
 from ..rewards import RewardModel
@@ -319,7 +319,7 @@ def _check_labels(labeled: Labeled, seed: int) -> None:
     try:
         ClassifierJudge.check(labeled(), seed=seed)
     except ZooError as error:
-        said = str(error).rstrip(".").replace(": ", "; ")
+        said = str(error).rpartition(": ")[0] or str(error)  # without its mend, as there are others here
         raise ZooError(
             f"The judge classifier has no labeled texts to learn from ({said}): say in evaluation.labeled where some "
             "are, or name another judge, by evaluation.judge or --judge: reward:MODEL (another public reward model), "
@@ -344,21 +344,18 @@ def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str
     """Raises ZooError for what the Hub says it does not have; where it does not answer, that shows later."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    from ..hub.refusals import client_errors, reason
+    from ..hub.refusals import refusals_as
 
-    for one in (hub, hub.source):
-        try:
-            if one is not None:
-                one.api().repo_info(repo, revision=revision, repo_type=repo_type)
-                return
-        except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-            missing = error
-        except client_errors() as error:
-            log.info("Whether the judge %s exists cannot be checked now (%s).", judge, reason(error))
-            return
-    raise ZooError(
-        f"The judge {judge} is not on {hub.name}, or this token may not read it: check its name."
-    ) from missing
+    def look(one: Hub) -> None:
+        with refusals_as(f"The judge {judge} is not on {one.name}, or this token may not read it", "check its name."):
+            one.api().repo_info(repo, revision=revision, repo_type=repo_type)
+
+    try:
+        ask(repo, hub, look)
+    except ZooError as error:
+        if isinstance(error.__cause__, (RepositoryNotFoundError, RevisionNotFoundError)):
+            raise
+        log.info("Whether the judge %s exists cannot be checked now: %s", judge, error)
 
 
 def _reward(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..durable import replace_file
 from ..errors import ZooError
 
 __all__ = ["CLIENT", "EMBEDDED", "REAL", "Hub", "choose", "choose_source", "connect", "home", "point_clients"]
@@ -300,7 +301,6 @@ def _writing(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _embedded(root: Path) -> Iterator[tuple[str, str]]:
-    from ..hub_server.durable import write_bytes
     from ..hub_server.tokens import TokenFile, create_token
 
     _make_private(root)
@@ -309,7 +309,7 @@ def _embedded(root: Path) -> Iterator[tuple[str, str]]:
         if (
             not kept.is_file() or TokenFile(root).role(kept.read_text(errors="replace")) != "write"
         ):  # it may have been revoked
-            write_bytes(kept, create_token(root, "write", name="--hub local").encode())
+            replace_file(kept, create_token(root, "write", name="--hub local").encode())
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-hub-") as scratch:
         ready = Path(scratch) / "ready.json"
         log = Path(scratch) / "log"

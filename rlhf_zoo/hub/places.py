@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import ZooError
 from .connect import CLIENT, Hub
 
-__all__ = ["CHUNK", "PARTIAL", "Cache", "Folder", "Wanted", "cached_as", "sha256_of"]
+__all__ = ["CHUNK", "PARTIAL", "Cache", "Folder", "Wanted", "sha256_of"]
 
 PARTIAL = ".rlhf-zoo-partial"
 CHUNK = 2**20
@@ -143,12 +142,6 @@ class Cache(_Place):
         if path.exists() and blob.exists() and os.path.samefile(path, blob):
             return True
         return sha256_of(path, file) is not None  # without symbolic links a snapshot is a copy
-
-
-def cached_as(folder: Path) -> tuple[str, str] | None:
-    """(repository, commit) of a model's folder in a client's cache; None of another folder."""
-    found = re.fullmatch(r".*/models--([^/]+)/snapshots/([0-9a-f]{40})", folder.absolute().as_posix())
-    return (found[1].replace("--", "/", 1), found[2]) if found else None
 
 
 def sha256_of(path: Path, file: Wanted) -> str | None:

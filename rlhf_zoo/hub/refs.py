@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TypeVar
 
 from ..errors import ZooError
+from ..json_values import hub_id
+from ..record import read_json, write_json
 from .connect import CLIENT, Hub
 from .pull import fetch, split_revision
 
@@ -20,6 +23,7 @@ NOT_LOADED = (
     "*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "*.tflite",
     "*.ot", "consolidated*", "onnx/*", "openvino/*", "coreml/*", "original/*",
 )  # fmt: skip
+ADAPTERS = ("adapter_config.json", "critic/adapter_config.json")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 T = TypeVar("T")
 
@@ -42,24 +46,60 @@ class Checkpoint:
 
 
 def resolve(
-    name: str | Path, hub: Hub = CLIENT, *, revision: str | None = None, but: Sequence[str] = NOT_LOADED
+    name: str | Path,
+    hub: Hub = CLIENT,
+    *,
+    revision: str | None = None,
+    but: Sequence[str] = NOT_LOADED,
+    own: bool = False,
 ) -> Checkpoint:
     """The folder `name`, or NAMESPACE/NAME[@REVISION] fetched from `hub`, else from its source, into the cache.
 
-    but: patterns of the files that stay there. Raises ZooError for what neither
-    has, for a revision that is missing where the repository is, and for a model that is a pickle.
+    but: patterns of the files that stay there; () is for what reads the files as they are. own: the source is not
+    asked, for what this run or another of the house published. Adapters whose base is of the source name its folder.
+    Raises ZooError for what no Hub has, for a revision that is missing where the repository is, and for a pickle.
     """
     if Path(name).is_dir():
         return Checkpoint(str(name), Path(name))
     full = f"{name}@{revision}" if revision else str(name)
-    at, pulled = ask(full, hub, lambda one: fetch(full, hub=one, but=but))
+    at, pulled = ask(full, replace(hub, source=None) if own else hub, lambda one: fetch(full, hub=one, but=but))
     pickled = next((path for path in pulled.left if fnmatch(path, "pytorch_model*.bin")), None)
     if pickled is not None and not any(file.path.endswith(".safetensors") for file in pulled.files):
         raise ZooError(
             f"{full} has {pickled}, a pickle, which can run code and is not read here: take a revision of it with "
             "safetensors, or convert it."
         )
-    return Checkpoint(full, pulled.path, pulled.repo, pulled.commit, at)
+    path = pulled.path if hub.source is None or not but else _on_bases(pulled.path, hub)
+    return Checkpoint(full, path, pulled.repo, pulled.commit, at)
+
+
+def _on_bases(folder: Path, hub: Hub) -> Path:
+    """`folder`, or one beside it, of links, whose adapters name the folders of their bases.
+
+    Libraries look for a base by its name on the one Hub that the environment names.
+    """
+    changed = {}
+    for name in ADAPTERS:
+        config = read_json(folder / name) if (folder / name).is_file() else {}
+        base = hub_id(config.get("base_model_name_or_path")) if isinstance(config, dict) else None
+        if base is None or Path(base).is_dir():
+            continue
+        full = f"{base}@{config['revision']}" if config.get("revision") else base
+        at, pulled = ask(full, hub, lambda one, full=full: fetch(full, hub=one, but=NOT_LOADED))  # type: ignore[misc]
+        if at is not hub:
+            changed[name] = {**config, "base_model_name_or_path": str(pulled.path), "revision": None}
+    if not changed:
+        return folder
+    copy = folder.parents[1] / "on_bases" / folder.name
+    for path in folder.rglob("*"):
+        at_copy = copy / path.relative_to(folder)
+        at_copy.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_file() and str(path.relative_to(folder)) not in changed:
+            with contextlib.suppress(FileExistsError):
+                at_copy.symlink_to(path)
+    for name, config in changed.items():
+        write_json(copy / name, config)
+    return copy
 
 
 def came_from(found: Hub, target: Hub) -> dict[str, str]:
@@ -81,4 +121,4 @@ def ask(name: str, hub: Hub, look: Callable[[Hub], T]) -> tuple[Hub, T]:
     try:
         return hub.source, look(hub.source)
     except ZooError as error:
-        raise ZooError(f"{hub.name} has no {name}, and was asked first. {error}") from error.__cause__
+        raise ZooError(f"{name} is not on {hub.name}, which was asked first. {error}") from error.__cause__

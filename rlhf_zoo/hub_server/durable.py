@@ -1,4 +1,4 @@
-"""Files that are whole or absent, whatever kills the process, and locks that die with it."""
+"""Private folders, JSON files, and locks that die with the process."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import json
 import logging
 import os
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ..durable import replace_file
 from .messages import plain_json
 
-__all__ = ["locked", "make_private", "read_json", "sync_folder", "write_bytes", "write_json"]
+__all__ = ["locked", "make_private", "read_json", "write_json"]
 
 log = logging.getLogger("rlhf_zoo.private")  # on stderr whoever calls, for the user is to know
 
@@ -50,37 +50,9 @@ def _say_open(folder: Path, mode: int) -> None:
     )
 
 
-def sync_folder(folder: Path) -> None:
-    """Make renames inside `folder` survive a power cut."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def write_bytes(path: Path, data: bytes, *, mode: int = 0o600, scratch: Path | None = None) -> None:
-    """Replace `path` in one step: readers see the old content or the new, never a part.
-
-    The new content is first written to a `*.tmp` file in `scratch` (the file's own folder by default).
-    """
-    fd, temporary = tempfile.mkstemp(dir=scratch or path.parent, prefix=f".{path.name[:40]}-", suffix=".tmp")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
 def write_json(path: Path, value: Any, *, mode: int = 0o600) -> None:
-    """`write_bytes` of indented JSON."""
-    write_bytes(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode(), mode=mode)
+    """`replace_file` of indented JSON."""
+    replace_file(path, (json.dumps(value, indent=1, ensure_ascii=False) + "\n").encode(), mode=mode)
 
 
 def read_json(path: Path, default: Any = None) -> Any:

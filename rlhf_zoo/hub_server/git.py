@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from .durable import sync_folder, write_bytes
+from ..durable import replace_file, sync_folder
 from .faults import Damaged, Fault, damaged_repository, is_of_the_file
 from .large_files import Pointer, parse_pointer
 from .names import OWNER
@@ -86,8 +86,8 @@ class GitRepository:
         """Lay out an empty bare repository in the existing folder `path`."""
         for folder in ("objects/info", "objects/pack", "refs/heads", "refs/tags", "lfs/objects", "lfs/incomplete"):
             (path / folder).mkdir(parents=True)
-        write_bytes(path / "config", _CONFIG)
-        write_bytes(path / "HEAD", f"ref: refs/heads/{MAIN}\n".encode())
+        replace_file(path / "config", _CONFIG)
+        replace_file(path / "HEAD", f"ref: refs/heads/{MAIN}\n".encode())
 
     # -- refs ---------------------------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class GitRepository:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():  # of refs that are gone
             path.rmdir()
-        write_bytes(path, f"{target}\n".encode(), scratch=self.path)
+        replace_file(path, f"{target}\n".encode(), scratch=self.path)
 
     def delete_ref(self, ref: str) -> None:
         """Remove a ref, also from packed-refs, where `git gc` may have put it."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from .durable import sync_folder
+from ..durable import sync_folder
 from .faults import bad_request, damaged_repository
 
 __all__ = ["LargeFiles", "Pointer", "parse_pointer", "write_all"]

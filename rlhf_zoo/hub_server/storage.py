@@ -22,8 +22,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..durable import sync_folder
 from . import xet_store
-from .durable import locked, read_json, sync_folder, write_json
+from .durable import locked, read_json, write_json
 from .faults import Damaged, Fault, damaged_repository, disk_full, is_of_the_file, repo_not_found
 from .git import MAIN, GitRepository, Quarantine, TreeEdit
 from .large_files import LargeFiles

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from ..durable import replace_file
 from ..errors import ZooError
-from .durable import locked, make_private, read_json, write_bytes, write_json
+from .durable import locked, make_private, read_json, write_json
 
 __all__ = ["ROLES", "Signer", "Token", "TokenFile", "create_token", "list_tokens", "revoke_tokens"]
 
@@ -166,7 +167,7 @@ class Signer:
         path = root / "secret"
         with locked(root / ".tokens.lock"):
             if not path.exists() or path.stat().st_size != _KEY_BYTES:  # a key cut short would be a guess away
-                write_bytes(path, secrets.token_bytes(_KEY_BYTES), mode=0o600)
+                replace_file(path, secrets.token_bytes(_KEY_BYTES))
         self._key = path.read_bytes()
 
     def sign(self, *parts: str, seconds: int = _LINK_SECONDS) -> str:

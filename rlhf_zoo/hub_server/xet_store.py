@@ -19,7 +19,8 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from .durable import locked, sync_folder
+from ..durable import sync_folder
+from .durable import locked
 from .faults import Fault, bad_request
 from .large_files import LargeFiles, write_all
 from .xet_format import Chunk, ShardFile, chunks_of, parse_shard, unpack

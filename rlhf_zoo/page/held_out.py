@@ -10,7 +10,8 @@ from ..catalog.family import parents_of
 from ..catalog.lineage import Lineage
 from ..chat import is_conversation, words
 from ..errors import ZooError
-from ..hub.refusals import client_errors, reason
+from ..hub.connect import CLIENT, Hub
+from ..hub.refusals import reason
 from ..record import StageRecord
 
 __all__ = ["CONFIGURATION", "MOST", "SPLITS", "held_out_prompts", "stage_of"]
@@ -23,14 +24,14 @@ SPLITS = ("validation", "test")
 MOST = 1000  # prompts
 
 
-def held_out_prompts(lineage: Lineage, refuses: Callable[[str], object]) -> list[str]:
+def held_out_prompts(lineage: Lineage, refuses: Callable[[str], object], hub: Hub = CLIENT) -> list[str]:
     """Up to `MOST` held-out prompts of the data set that the checkpoint's card names, at its commit, each once.
 
     refuses(prompt) raises ZooError for those that the models cannot take. Where the data set cannot be had, those that
     the card itself holds.
     """
     prompts: list[str] = []
-    for prompt in dict.fromkeys(_of_data(lineage) or lineage.prompts):
+    for prompt in dict.fromkeys(_of_data(lineage, hub) or lineage.prompts):
         if len(prompts) == MOST:
             break
         try:
@@ -47,14 +48,14 @@ def stage_of(folder: Path) -> Path | None:
     return next((place for place in places if StageRecord(place).run_file.is_file()), None)
 
 
-def _of_data(lineage: Lineage) -> list[str]:
+def _of_data(lineage: Lineage, hub: Hub) -> list[str]:
     """[] where there are none, for whatever reason: the log has it."""
     configuration, column, named = lineage.prompts_at
     for location, revision in _places(lineage, configuration):
         for split in dict.fromkeys(filter(None, (named, *SPLITS))):
             try:
-                found = _loaded(location, revision, configuration, split, column)
-            except _refusals() as error:
+                found = _loaded(location, revision, configuration, split, column, hub)
+            except (ValueError, OSError, ZooError) as error:
                 log.info("%s has no held-out prompts in the split %s (%s).", location, split, reason(error))
                 continue
             if found:
@@ -72,7 +73,9 @@ def _places(lineage: Lineage, configuration: str | None) -> Iterator[tuple[str, 
             yield parent.repo, parent.commit
 
 
-def _loaded(location: str, revision: str | None, configuration: str | None, split: str, column: str) -> list[str]:
+def _loaded(
+    location: str, revision: str | None, configuration: str | None, split: str, column: str, hub: Hub
+) -> list[str]:
     """Texts of prompts, and of conversations that are one user's turn what that says."""
     if Path(location).is_dir():
         import json
@@ -81,14 +84,8 @@ def _loaded(location: str, revision: str | None, configuration: str | None, spli
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         prompts = [row.get(column) for row in rows if isinstance(row, dict)]
     else:
-        import datasets
+        from ..runs.sources import find_data
 
-        rows = datasets.load_dataset(location, configuration, split=split, revision=revision)
+        rows = find_data(location, revision, hub).load(configuration, split, columns=[])
         prompts = list(rows[column]) if column in rows.column_names else []
     return [words(one) for one in prompts if isinstance(one, str) or (one and is_conversation(one) and len(one) == 1)]
-
-
-def _refusals() -> tuple[type[Exception], ...]:
-    from datasets.exceptions import DatasetsError
-
-    return (ValueError, OSError, DatasetsError, *client_errors())

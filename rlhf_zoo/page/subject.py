@@ -10,7 +10,8 @@ from ..catalog.ablation import find_runs
 from ..catalog.lineage import Lineage, find_lineage
 from ..comparison import Comparison, Limits, Timeline, TimelineRun
 from ..errors import ZooError
-from ..hub.pull import pull
+from ..hub.connect import CLIENT, Hub
+from ..hub.refs import resolve
 from ..release.card import card_json
 from ..release.facts import Facts
 from .held_out import held_out_prompts, stage_of
@@ -50,6 +51,7 @@ class Subject:
         reward: str | None = None,
         runs: Sequence[str] | None = None,
         lenient: bool = False,
+        hub: Hub = CLIENT,
     ) -> Subject:
         """Fetches and loads the models of a PPO checkpoint, NAMESPACE/NAME[@TAG] or a folder.
 
@@ -57,7 +59,7 @@ class Subject:
         on the Hub. Raises ZooError where a model cannot be had; lenient leaves out the other runs where that is one of
         them, and says so in `problem`.
         """
-        lineage = find_lineage(ppo, sft=sft, reward=reward)
+        lineage = find_lineage(ppo, sft=sft, reward=reward, hub=hub)
         comparison = Comparison.load(
             ppo=lineage.ppo.path,
             sft=lineage.sft.path,
@@ -68,9 +70,11 @@ class Subject:
         found, problem = _runs(lineage, runs, lenient=lenient)
         timeline = None
         if found:
-            timeline = Timeline(comparison, found, fetch=_fetch, max_models=KEPT, max_bytes=KEPT_BYTES)
+            timeline = Timeline(
+                comparison, found, fetch=lambda name: resolve(name, hub).path, max_models=KEPT, max_bytes=KEPT_BYTES
+            )
         length = max(int(lineage.setting("response_length", 1)), 1)
-        held_out = held_out_prompts(lineage, lambda prompt: comparison.check(prompt, max_new_tokens=length))
+        held_out = held_out_prompts(lineage, lambda prompt: comparison.check(prompt, max_new_tokens=length), hub)
         return cls(comparison, lineage, timeline, problem, tuple(held_out))
 
 
@@ -95,7 +99,3 @@ def _runs(lineage: Lineage, others: Sequence[str] | None, *, lenient: bool) -> t
     if not runs or runs[0].name != found.runs[0].repo:
         return [], found.problem or f"{found.runs[0].repo} has no checkpoint with a tag: publish the steps of its run."
     return runs, missing or found.problem
-
-
-def _fetch(source: str) -> Path:
-    return Path(source) if Path(source).is_dir() else pull(source)

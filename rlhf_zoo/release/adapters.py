@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..hub.places import cached_as
 from ..hub.publish import MERGED, checkpoint_files
 from ..record import StageRecord, read_json, write_json
 from ..runs.context import ParentCheckpoint, RunContext
@@ -95,7 +94,7 @@ def _name_bases(context: RunContext, document: Mapping[str, Any], checkpoint: Pa
         if not (base := config.get("base_model_name_or_path")):
             continue
         named = (_published(context, role, parent, Path(base)) for role, parent in parents.items())
-        if found := next(filter(None, named), None) or cached_as(Path(base)):
+        if found := next(filter(None, named), None):
             config["base_model_name_or_path"], config["revision"] = found
             write_json(folder / name, config)
             written.append(name)

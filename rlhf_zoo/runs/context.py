@@ -226,7 +226,7 @@ class RunContext:
 
         repo, _, revision = self.pinned.get(stage, f"{self.repo(stage)}@best").partition("@")
         try:
-            found = resolve(f"{repo}@{revision}", replace(self.hub, source=None))
+            found = resolve(f"{repo}@{revision}", self.hub, own=True)
         except ZooError as error:
             if not isinstance(error.__cause__, (RepositoryNotFoundError, RevisionNotFoundError)):
                 raise

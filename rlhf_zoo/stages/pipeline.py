@@ -12,6 +12,7 @@ from ..chat import words
 from ..errors import ZooError
 from ..evaluator.measure import make_evaluator, measure
 from ..hub.publish import published_tags, unpublished
+from ..hub.refs import resolve
 from ..models import load_causal
 from ..ppo.completions import TAKEN
 from ..record import read_json
@@ -172,7 +173,7 @@ def show(context: RunContext, console: Any) -> None:
         hub, pulled = replace(context.hub, cache=Path(cache)), {}
         for stage in ("sft", "ppo"):
             repo = context.record(stage).read()["repo"]
-            pulled[stage] = hub.snapshot(repo["id"], revision=repo["tags"]["best"])
+            pulled[stage] = resolve(f"{repo['id']}@{repo['tags']['best']}", hub, own=True).path
             here = context.checkpoint(stage).path
             if not same_weights(
                 pulled[stage], here, sent_instead(context, context.record(stage), here, Path(altered) / stage)

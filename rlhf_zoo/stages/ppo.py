@@ -42,7 +42,8 @@ def parent(context: RunContext, name: str) -> ParentCheckpoint:
     if name in context.recipe.stages:
         return context.checkpoint(name)
     try:
-        found = resolve(name, context.hub, but=() if context.settings("ppo").data.reward_model_loader else NOT_LOADED)
+        loader = context.settings("ppo").data.reward_model_loader  # may read any file
+        found = resolve(name, context.hub, but=NOT_LOADED if loader is None else ())
     except ZooError as error:
         what = f"{name!r} is no stage of {context.recipe.name}, no folder, and no model that can be had"
         raise ZooError(f"{what}. {error}") from error.__cause__

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
+from ..hub.connect import CLIENT, Hub
 
 if TYPE_CHECKING:
     from ..space.files import SpaceModels
@@ -37,6 +38,7 @@ def launch(
     votes: str | None = None,
     runs: Sequence[str] | None = None,
     show: bool = False,
+    hub: Hub = CLIENT,
 ) -> None:
     """Serves the page for a PPO checkpoint until Ctrl-C, and prints its address once it listens.
 
@@ -54,10 +56,10 @@ def launch(
     from ..page import Subject
 
     click.echo(f"Loading {ppo} and the models of its lineage; the first time takes some seconds.", err=True)
-    subject = Subject.load(ppo, sft=sft, reward=reward, runs=runs)
+    subject = Subject.load(ppo, sft=sft, reward=reward, runs=runs, hub=hub)
     try:
         at = {"host": f"[{host}]" if ":" in host else host, "port": port}
-        with _app().opened(subject, votes=votes, private=votes is not None and _is_private(ppo), **at) as url:
+        with _app().opened(subject, votes=votes, private=votes is not None and _is_private(ppo, hub), **at) as url:
             click.echo(f"Comparison page: {url} (Ctrl-C ends it)")
             if show and _has_screen():
                 webbrowser.open(url)
@@ -73,17 +75,14 @@ def _has_screen() -> bool:
     return sys.platform in ("darwin", "win32") or any(os.environ.get(one) for one in ("DISPLAY", "WAYLAND_DISPLAY"))
 
 
-def _is_private(name: str) -> bool:
+def _is_private(name: str, hub: Hub) -> bool:
     """Whether a published model is private; False for a folder."""
-    from huggingface_hub import HfApi
-
-    from ..hub.connect import CLIENT
     from ..hub.refusals import refusals_as
 
     if Path(name).is_dir():
         return False
-    with refusals_as(f"{name} cannot be looked at on {CLIENT.name}", "check --hub and the token."):
-        return bool(HfApi().model_info(name.partition("@")[0]).private)
+    with refusals_as(f"{name} cannot be looked at on {hub.name}", "check --hub and the token."):
+        return bool(hub.api().model_info(name.partition("@")[0]).private)
 
 
 def votes_by_default(ppo: str) -> str | None:
@@ -94,7 +93,7 @@ def votes_by_default(ppo: str) -> str | None:
     return f"local/{name}-votes"
 
 
-def page_samples(models: SpaceModels) -> list[dict[str, Any]]:
+def page_samples(models: SpaceModels, hub: Hub = CLIENT) -> list[dict[str, Any]]:
     """One completion of each policy for the held-out prompts of the PPO model's card, as a static page shows them.
 
     At the temperature and length of its training, and with the page's own seed 1. Raises ZooError where a model cannot
@@ -105,7 +104,7 @@ def page_samples(models: SpaceModels) -> list[dict[str, Any]]:
     from ..stages.train import quiet
 
     reward = models.reward.name if models.reward else None
-    lineage = find_lineage(models.ppo.name, sft=models.sft.name, reward=reward)
+    lineage = find_lineage(models.ppo.name, sft=models.sft.name, reward=reward, hub=hub)
     quiet()
     comparison = Comparison.load(
         ppo=lineage.ppo.path,

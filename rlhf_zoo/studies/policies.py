@@ -98,6 +98,7 @@ class PolicyPair:
     prompts_at: tuple[str | None, str, str | None] = (CONFIGURATION, "prompt", None)
     reading: Mapping[str, Any] = field(default_factory=dict)
     cuts: Mapping[str, Any] = field(default_factory=dict)
+    hub: Hub = CLIENT
 
 
 def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Terms, hub: Hub = CLIENT) -> PolicyPair:
@@ -131,6 +132,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             prompts_at=prompts_at(subject.resolved),
             reading=_reading(subject.resolved, str(subject.where)),
             cuts=_cuts(subject.resolved, str(subject.where)),
+            hub=hub,
         )
     lineage = find_policy(policy, against=against, reward=named, without_reward=without, hub=hub)
     settings = {"temperature": lineage.setting("temperature", 1.0)}
@@ -149,6 +151,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         prompts_at=lineage.prompts_at,
         reading=lineage.reward_reading,
         cuts=lineage.cuts,
+        hub=hub,
     )
 
 
@@ -200,7 +203,7 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
     started = time.monotonic()
     quiet()
     names = terms.judges or (contest.judge or "classifier",)
-    check_names(names, terms.llm)
+    check_names(names, terms.llm, hub=contest.hub)
     if contest.data is None:
         raise ZooError(f"Nothing says which prompts {contest.policy.name} is for: name a data set with --dataset_name.")
     configuration, column, _ = contest.prompts_at
@@ -292,7 +295,12 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
         rewards = Rewards([RewardModel(model, _tokenizer(contest.reward), tokenizer, **reading)])
     length = terms.max_new_tokens or int(contest.settings["response_length"])
     panel = open_panel(
-        names, llm=terms.llm, labeled=lambda: _labeled(data, contest.described), folder=out, seed=terms.seed
+        names,
+        llm=terms.llm,
+        labeled=lambda: _labeled(data, contest.described),
+        folder=out,
+        seed=terms.seed,
+        hub=contest.hub,
     )
     temperature = contest.settings["temperature"] if terms.temperature is None else terms.temperature
     reference = on_device(load_causal(contest.against.path)).eval()

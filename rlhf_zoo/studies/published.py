@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..hub.connect import CLIENT, Hub
 from ..hub.publish import RECIPE_FILE
-from ..hub.pull import fetch as pull_revision
 from ..hub.pull import split_revision
+from ..hub.refs import resolve
 from ..json_values import hub_id
 from ..plugins import REWARDS, registered
 from ..recipes import Recipe, is_repository_name
@@ -100,10 +101,10 @@ class Published:
         return (repo, commit) if repo and isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
 
 
-def fetch(name: str) -> Published:
+def fetch(name: str, hub: Hub = CLIENT) -> Published:
     """NAMESPACE/NAME[@REVISION] or a folder that was pulled. Raises ZooError where a file that is needed is missing."""
-    pulled = None if Path(name).is_dir() else pull_revision(name)
-    folder = Path(name) if pulled is None else pulled.path
+    found = resolve(name, hub, but=())
+    folder = found.path
     for needed in (CARD_FILE, RECIPE_FILE, "metrics.jsonl"):
         if not (folder / needed).is_file():
             raise ZooError(
@@ -120,9 +121,7 @@ def fetch(name: str) -> Published:
         raise ZooError(f"{CARD_FILE} of {name} does not say its step: publish it again with this rlhf-zoo.")
     if not is_repository_name(str(card.get("recipe"))):
         raise ZooError(f"{CARD_FILE} of {name} names no recipe: publish it again with this rlhf-zoo.")
-    return Published(
-        name, folder, None if pulled is None else pulled.commit, card, resolved, StageRecord(folder).metrics()
-    )
+    return Published(name, folder, found.commit, card, resolved, StageRecord(folder).metrics())
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ import torch
 
 from ..catalog.family import clean
 from ..errors import ZooError
-from ..hub.connect import CLIENT, Hub
+from ..hub.connect import Hub
 from ..hub.publish import RECIPE_FILE, checkpoint_files
-from ..hub.pull import pull
-from ..hub.refusals import client_errors, reason
+from ..hub.refs import ask, resolve
+from ..hub.refusals import client_errors, reason, refusals_as
 from ..json_values import hub_id
 from ..plugins import load_object
 from ..record import COMPLETE, StageRecord, check_whole, fingerprint, now, read_json, write_json, write_text
@@ -54,7 +54,7 @@ def reproduce(
     settings, data, versions, notes, and what was made from where. Raises ZooError, before anything trains, for what is
     missing or not to be trusted.
     """
-    published = fetch(name)
+    published = fetch(name, hub)
     recipe, pinned = recipe_of(published, allowed)
     context = RunContext(
         recipe=recipe,
@@ -81,7 +81,7 @@ def _reproduced(published: Published, context: RunContext) -> dict[str, Any]:
     rounded = []
     for role in ("sft", "reward"):
         if (at := published.parent(role)) is not None:
-            settings = pull("@".join(at)) / RECIPE_FILE
+            settings = resolve("@".join(at), context.hub).path / RECIPE_FILE
             dtype = read_json(settings).get("push_dtype") if settings.is_file() else None
             if dtype is not None:
                 rounded.append(
@@ -164,7 +164,7 @@ def _data(context: RunContext, published: Published) -> tuple[dict[str, Any], li
     shared, at = context.shared, published.parent("data")
     repo, commit = at or (None, None)
     if shared.corpus is None:
-        _check_data_set(str(shared.dataset_name), shared.dataset_revision)
+        _check_data_set(str(shared.dataset_name), shared.dataset_revision, context.hub)
         notes = []
         if shared.dataset_revision is None:
             notes.append(f"the published run did not pin {shared.dataset_name}: what it holds now was loaded")
@@ -176,11 +176,8 @@ def _data(context: RunContext, published: Published) -> tuple[dict[str, Any], li
         notes.append("the data set was never published: what the corpus makes could not be compared with it")
     else:
         try:
-            from huggingface_hub import snapshot_download
-
-            found["folder"] = Path(
-                snapshot_download(at[0], repo_type="dataset", revision=at[1], allow_patterns=["*/*.jsonl"])
-            )
+            rows = ["*/*.jsonl"]
+            found["folder"] = context.hub.snapshot(at[0], repo_type="dataset", revision=at[1], allow_patterns=rows)
         except client_errors() as error:
             notes.append(f"the data set {repo} at {commit} could not be compared ({reason(error)})")
     if shared.dataset_name is not None and (hub_id(shared.dataset_name) is None or Path(shared.dataset_name).exists()):
@@ -195,16 +192,13 @@ def _data(context: RunContext, published: Published) -> tuple[dict[str, Any], li
     return found, notes
 
 
-def _check_data_set(name: str, revision: str | None) -> None:
-    from huggingface_hub import HfApi
+def _check_data_set(name: str, revision: str | None, hub: Hub) -> None:
+    def look(one: Hub) -> None:
+        what = f"The data set {f'{name}@{revision}' if revision else name} cannot be had from {one.name}"
+        with refusals_as(what, "check --hub and the token."):
+            one.api().dataset_info(name, revision=revision)
 
-    at = f"{name}@{revision}" if revision else name
-    try:
-        HfApi().dataset_info(name, revision=revision)
-    except client_errors() as error:
-        raise ZooError(
-            f"The data set {at} cannot be had from {CLIENT.name} ({reason(error)}): check --hub and the token."
-        ) from error
+    ask(name, hub, look)
 
 
 def _place(context: RunContext, folder: Path) -> None:

@@ -158,7 +158,7 @@ def _of_repository(
             else f"{name} is asked for at more than one revision: give one of @TAG, --revision and --step."
         )
     whole = f"{repo}@{asked[0]}" if asked else repo
-    subject = _named(whole, hub)
+    subject = _named(whole, hub, own=True)
     path = subject.path
     for needed in (PPO_STATE, RECIPE_FILE):
         if not (path / needed).is_file():
@@ -191,11 +191,11 @@ def _tags(repo: str, hub: Hub) -> dict[int, str]:
     return {int(match[1]): tag for tag in tags if (match := _STEP_TAG.fullmatch(tag))}
 
 
-def _named(name: str, hub: Hub) -> Checkpoint:
+def _named(name: str, hub: Hub, *, own: bool = False) -> Checkpoint:
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
-        found = resolve(name, hub)
+        found = resolve(name, hub, own=own)
     except ZooError as error:
         if not isinstance(error.__cause__, (HFValidationError, RepositoryNotFoundError)):
             raise

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from ..durable import sync_folder
 from ..errors import ZooError
 from ..hub.refusals import client_errors, is_disk_full, pause_after, reason
 from ..record import now, write_text
@@ -99,7 +100,7 @@ class _Journal:
         target.parent.mkdir(exist_ok=True)
         os.replace(source, target)
         for folder in (source.parent, target.parent):
-            _sync(folder)
+            sync_folder(folder)
 
     def waiting(self) -> list[Vote]:
         """The votes that are in no batch yet, or are still there beside their batch, oldest first."""
@@ -166,14 +167,6 @@ def _load(path: Path) -> list[Vote]:
         with contextlib.suppress(FileNotFoundError):
             os.replace(path, aside)
         return []
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class VoteBox:

@@ -23,6 +23,7 @@ from rlhf_zoo.hub.connect import REAL, Hub, choose_source, point_clients
 from rlhf_zoo.hub.refs import resolve
 from rlhf_zoo.hub_server import create_token
 from rlhf_zoo.hub_server.handler import Handler
+from rlhf_zoo.models import load_causal
 
 BASE, VALUE, DATA = "maker/base", "maker/value", "maker/pairs"
 
@@ -101,8 +102,8 @@ def test_the_whole_chain(
     assert "model.safetensors" in cached and "pytorch_model.bin" not in cached
     assert {one.id for one in target.api().list_models()} == {"local/mine-sft", "local/mine-reward", "local/mine-ppo"}
     assert f"base_model: {BASE}" in Path("run/sft/README.md").read_text()
-    zoo("eval", "local/mine-ppo", "--against", "local/mine-sft", "--judge", "schemas:judge", "--prompts", "2", "--split", "train",
-        "--reward", "none", *where[:4], "--output_dir", "compared")  # fmt: skip
+    asked = ("--judge", "schemas:judge", "--prompts", "2", "--split", "train", "--reward", "none")
+    zoo("eval", "local/mine-ppo", "--against", "local/mine-sft", *asked, *where[:4], "--output_dir", "compared")
     assert "Hub: " + target.url in capsys.readouterr().err
 
 
@@ -119,14 +120,14 @@ def test_what_is_asked_of_whom(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path
     assert resolve("maker/second", both).path.joinpath("model.safetensors").read_text() == second.url
     for name, message in (
         ("maker/both@v9", "maker/both has no revision 'v9'"),
-        ("maker/hidden", f"{first.url} has no maker/hidden, and was asked first. There is no repository 'maker/hidden' "
+        ("maker/hidden", f"maker/hidden is not on {first.url}, which was asked first. There is no repository 'maker/hidden' "
                          f"on {second.url}"),
         ("maker/pickle", "has pytorch_model.bin, a pickle"),
     ):  # fmt: skip
         with pytest.raises(ZooError, match=message):
             resolve(name, both)
     silent = replace(both, source=replace(source, endpoint="http://127.0.0.1:9"))
-    with pytest.raises(ZooError, match=rf"{first.url} has no maker/none, .*http://127.0.0.1:9 does not give it"):
+    with pytest.raises(ZooError, match=rf"maker/none is not on {first.url}, .*http://127.0.0.1:9 does not give it"):
         resolve("maker/none", silent)
     assert resolve("maker/second", silent).commit, "from the cache"
 
@@ -170,3 +171,29 @@ def test_the_users_token_goes_to_the_users_hub(hubs: tuple[ThreadHub, ThreadHub]
             assert hub.source is not None and hub.source.api().model_info("maker/x").private
             assert hub.api().whoami()["name"] == "local"
         assert told == {(source.port, f"Bearer {sent}"), (target.port, f"Bearer {target.token}")}
+
+
+def test_an_adapter_here_and_its_base_there(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path) -> None:
+    import torch
+    from peft import LoraConfig, get_peft_model
+
+    source, target = hubs
+    model, tokenizer = load("GPT-2")
+    policy = get_peft_model(model, LoraConfig(r=2, task_type="CAUSAL_LM", init_lora_weights=False)).eval()
+    policy.save_pretrained(tmp_path / "lora")
+    config = json.loads((tmp_path / "lora/adapter_config.json").read_text()) | {"base_model_name_or_path": BASE}
+    save("GPT-2", tmp_path / "base")
+    for hub, repo, name in ((source, BASE, "base"), (target, "local/lora", "lora")):
+        (tmp_path / "lora/adapter_config.json").write_text(json.dumps(config))
+        hub.api().create_repo(repo)
+        head = hub.api().upload_folder(repo_id=repo, folder_path=tmp_path / name).oid
+        config["revision"] = head if hub is source else config["revision"]
+    other = Hub("other", source.url, "a test", token=False, cache=tmp_path / "source")
+    both = Hub("other", target.url, "a test", token=target.token, cache=tmp_path / "target", source=other)
+    for _ in range(2):
+        found = resolve("local/lora", both)
+        assert found.path.name == found.commit
+        ids = tokenizer("how is item 3", return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            assert torch.allclose(load_causal(found.path)(ids).logits, policy(ids).logits, atol=1e-5)
+    assert resolve("local/lora", both, but=()).path.joinpath("adapter_config.json").read_text() == json.dumps(config)

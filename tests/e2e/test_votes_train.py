@@ -211,7 +211,8 @@ def test_pairs_alone_are_known_from_other_data(tmp_path, configurations, found):
     context = replace(context, flags={"recipe": {"dataset_name": str(named)}})
     pairs = named_pairs(context)
     assert (pairs and (pairs.configuration, pairs.test_split)) == found
-    assert pairs is None or (pairs.commit, pairs.source.lineage["repo"]) == (None, None), "a folder has no name"
+    repo = pairs and pairs.source(context.hub).lineage["repo"]
+    assert pairs is None or (pairs.commit, repo) == (None, None), "a folder has no name"
 
 
 def test_what_a_corpus_has_read_is_no_pairs(tmp_path):

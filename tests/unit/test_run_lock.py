@@ -95,10 +95,12 @@ def test_every_command_that_writes_there_is_refused(
     recipe = str(make_recipe(tmp_path))
     save_start(tmp_path)
     published = SimpleNamespace(title="x", step=1)
-    monkeypatch.setattr(reproduce, "fetch", lambda name: published)
+    monkeypatch.setattr(reproduce, "fetch", lambda *_: published)
     monkeypatch.setattr(reproduce, "recipe_of", lambda *_: (Recipe("toy", tmp_path, {}, {}), {}))
     monkeypatch.setattr(policies, "find_pair", lambda *_, **__: None)
-    monkeypatch.setattr(connect, "connect", contextlib.nullcontext)  # the real one wants a process of its own
+    monkeypatch.setattr(
+        connect, "connect", lambda hub, _: contextlib.nullcontext(hub)
+    )  # the real one wants a process of its own
     before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
     where = ["--output_dir", str(run), "--hub", NOWHERE]
     for command in (
