@@ -21,6 +21,7 @@ from rlhf_zoo.release.adapters import check_plan
 from rlhf_zoo.release.card import make_card
 from rlhf_zoo.release.sender import Sender
 from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.stage import STAGES
 from rlhf_zoo.stages.pipeline import run_stage
 from rlhf_zoo.tokenizer import stop_ids
 
@@ -29,7 +30,7 @@ ADAPTED = ["GPT-2", "Qwen3-Base"]
 LORA = {"use_peft": True, "lora_r": 2, "lora_target_modules": "all-linear"}
 
 
-def train(folder, name, *, base=None, hub=None, **keys):
+def train(folder, name, *, base=None, hub=None, stages=STAGES, **keys):
     family = FAMILIES[name]
     if family.template is not None:
         recipe = make_recipe(folder, "trl-lib/ultrafeedback_binarized", "conversational")
@@ -39,7 +40,7 @@ def train(folder, name, *, base=None, hub=None, **keys):
     sft.pop("chat_template_path", None)
     sft["model_name_or_path"] = base or str(save(name, folder / "base"))
     (recipe / "sft.yaml").write_text(yaml.safe_dump(sft))
-    for stage in ("sft", "reward", "ppo"):
+    for stage in stages:
         with (recipe / f"{stage}.yaml").open("a") as file:
             file.write(yaml.safe_dump(keys) if keys else "")
     shared = yaml.safe_load((recipe / "recipe.yaml").read_text())
@@ -90,6 +91,14 @@ def adapted(folder, name, **given):
 @pytest.mark.parametrize("name", ADAPTED)
 def test_adapters(tmp_path, name):
     adapted(tmp_path, name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("stages", [("sft",), ("reward",), ("sft", "reward"), ("reward", "ppo")])
+def test_adapters_in_some_stages(tmp_path, stages):
+    context = train(tmp_path, "Qwen2.5", stages=stages, **LORA)
+    for stage in context.recipe.stages:
+        assert (context.checkpoint(stage).path / "adapter_config.json").is_file() == (stage in stages)
 
 
 @pytest.mark.full
