@@ -13,6 +13,7 @@ from .common import UserPath, check_namespace, print_json, settle_hub, table
 
 if TYPE_CHECKING:
     from ..catalog.index import Entry, Figure
+    from ..hub.connect import Hub
 
 __all__ = ["zoo"]
 
