@@ -9,10 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf_zoo.evaluation.calibration import preference_report
-from rlhf_zoo.record import StageRecord, fingerprint, write_json
+import pytest
+import yaml
 
-__all__ = ["COMMITS", "NASTY", "estimate", "make_runs", "make_stage", "over_training", "reward_report", "sample"]
+from rlhf_zoo.evaluation.calibration import preference_report
+from rlhf_zoo.record import StageRecord, fingerprint, write_bytes, write_json
+from rlhf_zoo.release import card, plots
+
+__all__ = [
+    "COMMITS", "NASTY", "cells", "estimate", "head_and_body", "make_runs", "make_stage", "over_training",
+    "reward_report", "sample",
+]  # fmt: skip
 
 COMMITS = {name: character * 40 for name, character in zip(("sft", "reward", "data", "20", "40"), "abcde", strict=True)}
 NASTY = (
@@ -170,3 +177,32 @@ def over_training() -> dict[str, Any]:
         "probes": {"probes": [probe("repetition", True), probe("length", False)]},
         "thresholds": {"draws": 4, "rate": 0.05},
     }  # fmt: skip
+
+
+@pytest.fixture
+def plotted() -> None:
+    """For a test that asks which plots there are; test_plots.py looks at the pictures."""
+
+
+@pytest.fixture
+def placeholders(request, monkeypatch):
+    """Plots are most of a card's time: none, where no test asks for them, and else empty ones."""
+    if "plotted" in request.fixturenames:
+        monkeypatch.setattr(plots, "_save", lambda figure, path: not write_bytes(path, b"\x89PNG"))
+    else:
+        monkeypatch.setattr(card, "_plots", lambda *_: {})
+
+
+@pytest.fixture
+def runs(tmp_path) -> Path:
+    return make_runs(tmp_path / "runs")
+
+
+def head_and_body(readme: Path) -> tuple[dict, str]:
+    _, head, body = readme.read_text(encoding="utf-8").split("---\n", 2)
+    return yaml.safe_load(head), body
+
+
+def cells(body: str, start: str) -> list[str]:
+    line = next(line for line in body.splitlines() if line.startswith(f"| {start}"))
+    return [cell.strip() for cell in line.strip("|").split("|")]

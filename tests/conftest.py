@@ -13,7 +13,7 @@ import pytest
 # A shell that starts this in the background leaves SIGINT ignored, and every child would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-pytest_plugins = ["hub_fixture", "finished_run", "real_data", "thread_hub"]
+pytest_plugins = ["card_run", "hub_fixture", "finished_run", "real_data", "thread_hub"]
 
 #: They begin first, so that no worker is left with a long file when the others have finished. Longest first.
 LONGEST = (

@@ -7,16 +7,15 @@ change of a value, and `/config` is asked for instead of the page around it. Not
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import secrets
-import socket
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
+
+import httpx2
 
 __all__ = ["Event", "PageClient", "Update"]
 
@@ -103,11 +102,10 @@ class PageClient:
     """
 
     def __init__(self, url: str, *, patience: float = PATIENCE) -> None:
-        parts = urlsplit(url)
-        self._host, self._port = parts.hostname or "127.0.0.1", parts.port or 80
-        self._root = parts.path.rstrip("/")
         self._patience = patience
-        self._stream: tuple[http.client.HTTPConnection, http.client.HTTPResponse] | None = None
+        self._http = httpx2.Client(base_url=url.rstrip("/"), timeout=patience, headers={"x-gradio-user": "app"})
+        self._stream: httpx2.Response | None = None
+        self._lines: Iterator[str] = iter(())
         self._running: dict[str, _Run] = {}
         self._early: dict[str, list[dict[str, Any]]] = {}
         self.session_hash = secrets.token_hex(6)
@@ -171,8 +169,9 @@ class PageClient:
         self._running.clear()
         self._close_stream()
         if self._heartbeat:
-            _shut(*self._heartbeat)
+            self._heartbeat.close()
             self._heartbeat = None
+        self._http.close()
 
     def pump(self) -> None:
         """Waits for the next message of the server and does what it says."""
@@ -337,61 +336,40 @@ class PageClient:
 
     # Connections
 
-    def _connect(self) -> http.client.HTTPConnection:
-        return http.client.HTTPConnection(self._host, self._port, timeout=self._patience)
-
     def _request(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        connection = self._connect()
+        content = None if body is None else json.dumps(body)  # ASCII alone: half a character can be sent too
+        response = self._http.request(method, path, content=content, headers={"Content-Type": "application/json"})
         try:
-            headers = {"Content-Type": "application/json", "x-gradio-user": "app", "Connection": "close"}
-            connection.request(method, self._root + path, None if body is None else json.dumps(body), headers)
-            response = connection.getresponse()
-            text = response.read().decode()
-        finally:
-            connection.close()
-        try:
-            return response.status, json.loads(text)
+            return response.status_code, response.json()
         except ValueError:
-            return response.status, text
+            return response.status_code, response.text
 
-    def _get(self, path: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
-        connection = self._connect()
-        connection.request("GET", self._root + path, headers={"Accept": "text/event-stream"})
-        response = connection.getresponse()
-        if response.status != 200:
-            connection.close()
-            raise ConnectionError(f"{path} answered {response.status}.")
-        return connection, response
+    def _get(self, path: str) -> httpx2.Response:
+        request = self._http.build_request("GET", path, headers={"Accept": "text/event-stream"})
+        response = self._http.send(request, stream=True)
+        if response.status_code != 200:
+            raise ConnectionError(f"{path} answered {response.status_code}.")
+        return response
 
     def _open_stream(self) -> None:
         self._stream = self._get(f"{self._api}/queue/data?session_hash={self.session_hash}")
+        self._lines = self._stream.iter_lines()
 
     def _close_stream(self) -> None:
         if self._stream is not None:
-            _shut(*self._stream)
+            self._stream.close()
             self._stream = None
 
     def _line(self) -> str | None:
         """The next message's JSON, or None at the end of the stream."""
-        assert self._stream is not None
         oldest = min((run.event.started for run in self._running.values()), default=time.monotonic())
-        left = oldest + self._patience - time.monotonic()
-        connection, response = self._stream
-        try:
-            while left > 0:
-                if connection.sock is not None:
-                    connection.sock.settimeout(left)
-                line = response.readline()
-                if not line:
-                    return None
-                if line.startswith(b"data: "):
-                    return line[len("data: ") :].decode()
-                left = oldest + self._patience - time.monotonic()
-        except TimeoutError:
-            pass
-        except (OSError, http.client.HTTPException):
-            return None
-        raise TimeoutError(f"The server did not end an event in {self._patience:g} s.")
+        with contextlib.suppress(httpx2.TransportError):
+            for line in self._lines:
+                if line.startswith("data: "):
+                    return line[len("data: ") :]
+                if time.monotonic() > oldest + self._patience:
+                    raise TimeoutError(f"The server did not end an event in {self._patience:g} s.")
+        return None
 
 
 def _apply_diff(value: Any, edits: Sequence[Sequence[Any]]) -> Any:
@@ -414,12 +392,3 @@ def _apply_diff(value: Any, edits: Sequence[Sequence[Any]]) -> Any:
             assert action == "delete", f"There is no edit {action!r}."
             del place[last]
     return value
-
-
-def _shut(connection: http.client.HTTPConnection, response: http.client.HTTPResponse) -> None:
-    """Ends the connection now, whatever has not been read."""
-    if connection.sock is not None:
-        with contextlib.suppress(OSError):  # the server was first
-            connection.sock.shutdown(socket.SHUT_RDWR)
-    response.close()
-    connection.close()

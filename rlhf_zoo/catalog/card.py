@@ -23,7 +23,8 @@ from ..stage import STAGES
 
 __all__ = ["ROLES", "Card", "Figure", "Reference", "clean", "download_card", "fetch_card", "iso_date", "one_line"]
 
-ROLES = {**{stage.name: stage.title for stage in STAGES.values()}, "data": "data set", "base": "base model"}
+ROLES = {**{stage.name: stage.title for stage in STAGES.values()}, "value": "value model", "data": "data set",
+         "base": "base model"}  # fmt: skip
 """What a card may name as a parent, in the order in which it is drawn."""
 MAX_CARD = 2**22
 """Bytes of an rlhf_card.json that is read: one of a hundred checkpoints has some ten thousand."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from pathlib import Path
 
 import click
 
-from .common import UserPath
+from .common import SOURCE_HUB, UserPath, settle_hub
 
 __all__ = ["new"]
 
@@ -28,6 +29,7 @@ __all__ = ["new"]
 @click.option(
     "--memory", type=click.FloatRange(min=0, min_open=True), help="Of the GPU, GiB.  [default: this one's, else 24]"
 )
+@SOURCE_HUB
 def new(
     folder: Path,
     model: str,
@@ -37,6 +39,7 @@ def new(
     rewards: tuple[str, ...],
     judge: str | None,
     memory: float | None,
+    source_hub: str | None,
 ) -> None:
     """Write a recipe for a model and data of your own, after a look at their files. Nothing is trained.
 
@@ -51,8 +54,11 @@ def new(
     from ..draft.recipe import Wish, check_folder, draft, write
 
     check_folder(folder)
-    made = draft(Wish(model, preferences, prompts, texts, rewards, judge, memory), title=folder.resolve().name)
-    write(made, folder)
+    wish = Wish(model, preferences, prompts, texts, rewards, judge, memory)
+    here = source_hub in (None, "none")
+    with contextlib.nullcontext() if here else settle_hub(source_hub, push_to_hub=False):
+        made = draft(wish, title=folder.resolve().name)
+        write(made, folder)
     for what, taken, why in made.said:
         click.echo(f"{what}: {taken} ({why})")
     for stage, parts in made.memory.items():

@@ -157,6 +157,7 @@ class PPOTrainer:
     @property
     def ref_model(self) -> Any:
         """The reference where it is a model of its own, without a value head."""
+        assert self._trainer.reference is not None  # its configuration always has one
         return self._trainer.reference.own
 
     @torch.no_grad()
@@ -193,6 +194,7 @@ class PPOTrainer:
         own = respond(self.model)
         if not generate_ref_response:
             return own
+        assert self._trainer.reference is not None
         with self._trainer.reference.model() as reference:
             return own, respond(reference)
 

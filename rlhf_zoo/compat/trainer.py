@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import wraps
 from typing import Any
@@ -53,7 +53,7 @@ class PPOTrainer(ZooPPOTrainer):
     @property
     def ref_model(self) -> Any:
         """The reference where it is a model of its own; None where it is the policy with its adapter off, as in TRL."""
-        return self.reference.own
+        return None if self.reference is None else self.reference.own
 
     @property
     def stop_token_id(self) -> int | None:
@@ -66,7 +66,7 @@ class PPOTrainer(ZooPPOTrainer):
 
     def null_ref_context(self) -> AbstractContextManager:
         """In it, a policy with an adapter is its own reference."""
-        return self.reference.model()
+        return nullcontext() if self.reference is None else self.reference.model()
 
     def evaluated(self, samples: Samples, *, recompute: bool) -> Rollout:
         """A completion that holds EOS counts as ended, as in TRL, also where no stop token ended it."""

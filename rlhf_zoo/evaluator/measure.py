@@ -39,9 +39,25 @@ from .judges import (
     scores,
 )
 
-__all__ = ["Evaluator", "Measured", "make_evaluator", "measure", "repeated", "reward_models", "training_rewards"]
+__all__ = [
+    "Evaluator",
+    "Measured",
+    "make_evaluator",
+    "measure",
+    "repeated",
+    "reward_models",
+    "rows_at_once",
+    "training_rewards",
+]
 
-CHUNK = 64  # completions whose logits of both policies are held at once
+CHUNK = 64  # completions whose logits of both policies are held at once, at most
+LOGITS = 2**28  # of one policy; a large vocabulary takes fewer completions
+
+
+def rows_at_once(policy: PreTrainedModel, tokens: int) -> int:
+    """Texts of so many tokens whose logits are held at once."""
+    table: Any = policy.get_input_embeddings()
+    return max(1, min(CHUNK, LOGITS // (tokens * table.weight.shape[0])))
 
 
 @dataclass(frozen=True)
@@ -137,7 +153,7 @@ def measure(
     exact: list[float] = []
     ours: list[list[float]] = []
     theirs: list[list[float]] = []
-    parts = MicroBatches(CHUNK)
+    parts = MicroBatches(rows_at_once(policy, evaluator.max_new_tokens))
     for batch in done.batches:
         if evaluator.rewards is not None:
             chosen = slice(len(reward), len(reward) + len(batch))

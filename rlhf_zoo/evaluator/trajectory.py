@@ -40,7 +40,7 @@ from ..runs.context import RunContext
 from ..runs.data import DataSource, evaluation_rows, parts, stage_source
 from ..runs.layout import sft_text
 from .judges import checks_answers
-from .measure import CHUNK, Evaluator, Measured, measure, repeated, training_rewards
+from .measure import Evaluator, Measured, measure, repeated, rows_at_once, training_rewards
 
 log = logging.getLogger(__name__)
 
@@ -247,5 +247,7 @@ def _log_likelihoods(policy: PreTrainedModel, tools: Evaluator, texts: Sequence[
         logps = selected_logprobs(logits[:, :-1], padded[:, 1:]).masked_fill(mask[:, 1:] == 0, 0)
         return list(zip((-logps.sum(1)).tolist(), mask[:, 1:].sum(1).tolist(), strict=True))
 
-    found = [one for part in MicroBatches(CHUNK).run(rated, range(len(ids))) for one in part]
+    found = [
+        one for part in MicroBatches(rows_at_once(policy, TEXT_TOKENS)).run(rated, range(len(ids))) for one in part
+    ]
     return [loss for loss, _ in found], [count for _, count in found]

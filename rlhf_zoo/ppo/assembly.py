@@ -61,7 +61,7 @@ class Parts:
 
     policy: PreTrainedModel
     critic: PreTrainedModel | ValueHead
-    reference: Reference
+    reference: Reference | None
     rewards: Rewards | None
     texts: TextSource | None
     from_reference: bool
@@ -101,9 +101,13 @@ def assemble(
     if isinstance(ref_model, AutoModelForCausalLMWithValueHead):
         ref_model = ref_model.pretrained_model
     own = ref_model is not None or args.ref_adapter_name is not None
-    reference = Reference(
-        policy, ref_model, adapter=args.ref_adapter_name, in_8bit=args.ref_load_in_8bit, in_bf16=args.bf16
-    )
+    if not args.reference and ref_model is not None:
+        raise ZooError("reference is false and ref_model is given too: leave it out.")
+    reference = None
+    if args.reference:
+        reference = Reference(
+            policy, ref_model, adapter=args.ref_adapter_name, in_8bit=args.ref_load_in_8bit, in_bf16=args.bf16
+        )
     rewards = build_rewards(reward_model, reward_funcs, args, tokenizer, reward_processing_class or tokenizer)
     if head is not None and value_model is not None:
         raise ZooError("The model has a value head and value_model is given too: give one critic.")
@@ -118,7 +122,7 @@ def assemble(
     models = {
         "the policy": policy,
         "the critic": None if isinstance(critic, ValueHead) else critic,
-        "ref_model": reference.own,
+        "ref_model": reference.own if reference is not None else None,
         **{f"the reward model {reward.name}": reward.model for reward in scoring},
     }
     narrowest = narrowest_of(vocabulary, models)
@@ -142,7 +146,9 @@ def assemble(
     for name, part, rate in (("the policy", policy, args.learning_rate), ("the critic", critic, critic_rate)):
         check_step_size(part, rate, of=name)
     # Fewer bits move the reference a little, a model or adapter of one's own may be anywhere.
-    rounded = args.ref_load_in_8bit or (reference.own is not None and reference.own.dtype != policy.dtype)
+    rounded = args.ref_load_in_8bit or (
+        reference is not None and reference.own is not None and reference.own.dtype != policy.dtype
+    )
     begins = not own and not rounded
     return Parts(policy, critic, reference, rewards, texts, begins, context, vocabulary, narrowest)
 

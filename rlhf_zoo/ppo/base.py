@@ -119,7 +119,8 @@ class BasePPOTrainer(Guarded, ABC):
             callbacks=[Complete(), *(callbacks or [])],
             optimizers=optimizers,
         )
-        self.reference.to(self.accelerator.device)
+        if self.reference is not None:
+            self.reference.to(self.accelerator.device)
         for reward in self._rewards.models if self._rewards is not None else ():
             reward.to(self.accelerator.device)
 
@@ -238,8 +239,10 @@ class BasePPOTrainer(Guarded, ABC):
         for name, value in self.last_metrics.items():
             self._metrics[name].append(value)
         self.last_metrics[SKIPPED] = self.guard.skipped
-        n, kl, squares = self.moments(rollout.kl).tolist()
+        n, kl, squares = self.moments(rollout.kl if rollout.measured else estimates.scores).tolist()
         self._episodes += int(n)
+        if not rollout.measured:
+            return
         error = math.sqrt(max(squares / n - (kl / n) ** 2, 0.0) / n)
         self._kl_watch.look(kl / n, error, measured["objective/score"])
 

@@ -101,6 +101,10 @@ class PPOConfig(TrainingArguments):
     )
     reward_weights: list[float] | None = field(default=None, metadata={"help": "One weight a reward; None is all 1."})
     kl_coef: float = field(default=0.05, metadata={"help": "β, the weight of the KL penalty."})
+    reference: bool = field(
+        default=True,
+        metadata={"help": "Hold the policy that KL is measured against; with kl_coef 0 a run can go without."},
+    )
     kl_in: str = field(
         default="reward", metadata={"help": "Where the KL penalty goes: 'reward' (RLHF) or 'loss' (as in GRPO)."}
     )
@@ -184,6 +188,7 @@ class PPOConfig(TrainingArguments):
     def __post_init__(self) -> None:
         _check_ranges(self)
         _check_kl(self)
+        _check_reference(self)
         local = self.per_device_train_batch_size * self.gradient_accumulation_steps * self.num_generations
         if local % self.num_mini_batches:
             raise ZooError(
@@ -273,6 +278,23 @@ def _check_completions(args: Any) -> None:
         raise ZooError(
             "skip_equal_scores compares the completions of a prompt, and num_generations is 1: give at least 2."
         )
+
+
+def _check_reference(args: Any) -> None:
+    if args.reference:
+        return
+    if args.kl_coef != 0 or args.kl_target is not None:
+        holds = f"kl_target is {args.kl_target}" if args.kl_target is not None else f"kl_coef is {args.kl_coef}"
+        raise ZooError(
+            f"reference is false, and {holds}, which measures KL against it: set kl_coef to 0, or leave it true."
+        )
+    if args.kl_in == "loss":
+        raise ZooError("reference is false, and kl_in 'loss' measures KL against it: leave kl_in out.")
+    for key in ("ref_load_in_8bit", "ref_adapter_name"):
+        if getattr(args, key):
+            raise ZooError(f"reference is false, and {key} is of a reference: leave one of them out.")
+    if str(args.metric_for_best_model).endswith("objective/kl"):
+        raise ZooError("reference is false, so no checkpoint could be chosen by objective/kl: name another metric.")
 
 
 def _check_kl(args: Any) -> None:

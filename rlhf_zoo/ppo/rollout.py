@@ -22,11 +22,13 @@ class Rollout:
     """B completions of T positions at most.
 
     samples: prompts, completions, mask and log π_old; ref_logprobs (B, T): log π_ref; values (B, T): V_old.
+    measured: whether there is a reference; without one, log π_old stands for log π_ref, and KL is not known.
     """
 
     samples: Samples
     ref_logprobs: Tensor
     values: Tensor
+    measured: bool = True
 
     @property
     def mask(self) -> Tensor:
@@ -38,14 +40,21 @@ class Rollout:
 
     @property
     def kl(self) -> Tensor:
-        """Σ_t k1_t of each completion, (B,) in nats: what is reported as KL, whatever the penalty's estimator."""
+        """Σ_t k1_t of each completion, (B,) in nats: what is reported as KL, whatever the penalty's estimator.
+
+        NaN without a reference.
+        """
+        if not self.measured:
+            return torch.full((len(self.mask),), torch.nan, device=self.mask.device)
         return F.kl_penalty(self.logprobs, self.ref_logprobs, estimator="k1").masked_fill(~self.mask, 0).sum(1)
 
     def rows(self, index: Tensor) -> Rollout:
         """The chosen rows, without columns that are padding in all of them."""
         samples = self.samples.rows(index)
         width = samples.mask.shape[1]
-        return Rollout(samples, self.ref_logprobs[index, :width], self.values[index, :width])
+        return replace(
+            self, samples=samples, ref_logprobs=self.ref_logprobs[index, :width], values=self.values[index, :width]
+        )
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,8 @@ class PPOTrainer(BasePPOTrainer):
     def learn(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
         """One update from a scored rollout: advantages, epochs, metrics, β. Returns its loss."""
         if not self._begun:
-            check_start(self.mean(rollout.kl), at_reference=self._from_reference)
+            if rollout.measured:
+                check_start(self.mean(rollout.kl), at_reference=self._from_reference)
             self._begun = True
         moments = self.moments(scored.total).tolist()
         self.scores_seen = self.scores_seen.update(moments)
@@ -133,16 +134,20 @@ class PPOTrainer(BasePPOTrainer):
             if recompute:
                 logprobs = token_logprobs(actor.policy, samples, temperature=temperature, batch_size=size)
                 samples = Samples(**{**vars(samples), "logprobs": logprobs})
-            with self.reference.model() as reference:
-                ref_logprobs = token_logprobs(reference, samples, temperature=temperature, batch_size=size)
+            ref_logprobs = samples.logprobs
+            if self.reference is not None:
+                with self.reference.model() as reference:
+                    ref_logprobs = token_logprobs(reference, samples, temperature=temperature, batch_size=size)
             values = torch.zeros_like(ref_logprobs)
             for start, chunk in zip(range(0, len(samples), size), samples.chunks(size), strict=True):
                 values[start : start + len(chunk), : chunk.mask.shape[1]] = actor.values(chunk)
             check_logprobs(samples.logprobs, samples.mask, of="policy")
             check_logprobs(ref_logprobs, samples.mask, of="reference")
-            self._watch.look(self.reference, samples, temperature=temperature, precision=self.precision)
+            if self.reference is not None:
+                self._watch.look(self.reference, samples, temperature=temperature, precision=self.precision)
         check_values(values, samples.mask)
-        return Rollout(samples, ref_logprobs, values.masked_fill(~samples.mask, 0))
+        values = values.masked_fill(~samples.mask, 0)
+        return Rollout(samples, ref_logprobs, values, measured=self.reference is not None)
 
     def score(self, rollout: Rollout, rows: Sequence[Mapping]) -> Scored:
         """Scores each completion by the rewards. rows: the prompts' rows of the data set, one a completion."""
@@ -261,6 +266,7 @@ class PPOTrainer(BasePPOTrainer):
         args, samples = self.args, rollout.samples
         ref_logits = None
         if args.kl_in == "loss" and args.kl_estimator == "full":
+            assert self.reference is not None  # checked with the settings
             with torch.no_grad(), self.reference.model() as reference:
                 ref_logits = response_logits(reference, samples, temperature=args.temperature)
         logits, values, text_logprobs = model(samples, args.temperature, texts)

@@ -12,6 +12,7 @@ __all__ = ["DEFAULTS", "kl_settings", "penalty_varies"]
 DEFAULTS: dict[str, Any] = {
     "temperature": 0.7,
     "kl_coef": 0.05,
+    "reference": True,
     "kl_estimator": "k1",
     "kl_in": "reward",
     "kl_horizon": 10_000,

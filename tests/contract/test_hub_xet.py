@@ -469,14 +469,6 @@ def test_who_gets_a_token(hub):
         assert hub.send("GET", f"/api/{kind}s/local/x/xet-write-token/main").status == 200
 
 
-def test_token_ends_with_its_repository(hub, store):
-    hub.api().delete_repo(REPO)
-    assert store.post("shards", shard()).status_code == 401
-    hub.api().create_repo(REPO)
-    assert store.post("shards", shard()).status_code == 401  # another repository, though of the same name
-    assert Store(hub).url != store.url
-
-
 def test_sweep(hub, store):
     """An epoch takes new uploads for an hour, and goes once nothing has arrived in it for two."""
     name = store.xorb(*CHUNKS)

@@ -383,19 +383,3 @@ def test_keys_vote_and_draw_but_not_while_typing(visitor: Visitor) -> None:
     visitor.wait("a pair of the typed prompt", lambda: visitor.read("#blind-pair .given") == "1234")
     visitor.screenshot("blind-phone.png", 420)
     assert visitor.overflow() <= 0
-
-
-def test_a_card_in_the_page(visitor: Visitor) -> None:
-    visitor.open()
-    visitor.tab("Card")
-    visitor.wait("the card", lambda: "at step 40" in visitor.read("#card"))
-    assert visitor.count("#card img") == 1, "a picture elsewhere is not asked for"
-    assert visitor.count("#card script") == 0 and "<script>window.ran=1</script>" in visitor.read("#card")
-    visitor.all("#card-of input")[0].click()
-    choices = visitor.wait("the list", lambda: visitor.all("#card-of [role=option], ul[role=listbox] li"))
-    assert [one.text.strip("✓ \n") for one in choices][1:3] == [f"{PPO}@step-10", f"{PPO}@step-20 (recommended)"]
-    choices[1].click()
-    visitor.wait("the other card", lambda: "at step 10" in visitor.read("#card"))
-    visitor.screenshot("card-phone.png", 420)
-    assert visitor.overflow() <= 0
-    assert visitor.browser.execute_script("return window.ran === undefined")

@@ -24,8 +24,10 @@ from transformers import AutoModelForCausalLM
 from rlhf_zoo.cli import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.record import StageRecord, check_whole
 from rlhf_zoo.release.adapters import sent_instead
+from rlhf_zoo.release.card import make_card
 from rlhf_zoo.release.sender import Sender
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.stages import evaluate, ppo
@@ -170,3 +172,45 @@ def test_resume_auto_is_said_in_job_scripts_and_does_not_go_with_restart(tmp_pat
     assert isinstance(refused.exception, ZooError) and "--restart forgets it: keep one." in str(refused.exception)
     assert CliRunner().invoke(cli, [*flags[:-1], "never"]).exit_code == 2
     assert "--resume [auto]" in CliRunner().invoke(cli, ["sft", "--help"]).output
+
+
+def test_without_a_reference_nothing_but_the_kl_changes(tmp_path: Path) -> None:
+    """β = 0: the same weights, no second copy of the policy, and no figure that nobody measured."""
+    with_one, without = (
+        make_trainer(tmp_path / str(held), kl_coef=0.0, reference=held, **{**SAVED, "save_strategy": "no"})
+        for held in (True, False)
+    )
+    for trainer in (with_one, without):
+        trainer.train()
+    assert without.reference is None and with_one.reference.own is not None
+    ours, theirs = without.policy.state_dict(), with_one.policy.state_dict()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    logged = [[row for row in trainer.state.log_history if "objective/score" in row] for trainer in (with_one, without)]
+    assert len(logged[1]) == 3
+    for row, same in zip(*logged, strict=True):
+        assert row.keys() - same.keys() == {"objective/kl"}
+        apart = {name for name in same if not name.startswith("perf/") and row[name] != same[name]}
+        assert not apart, apart
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"kl_coef": 0.05}, r"reference is false, and kl_coef is 0.05, which measures KL against it: set kl_coef to 0"),
+        ({"kl_coef": 0.0, "kl_in": "loss", "kl_estimator": "k2"}, r"and kl_in 'loss' measures KL against it"),
+        ({"kl_coef": 0.0, "ref_load_in_8bit": True}, r"ref_load_in_8bit is of a reference: leave one of them out"),
+        ({"kl_coef": 0.0, "metric_for_best_model": "objective/kl"}, r"no checkpoint could be chosen by objective/kl"),
+    ],
+)
+def test_a_reference_that_is_needed_is_not_left_out(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ZooError, match=message):
+        PPOConfig(output_dir=str(tmp_path), reference=False, use_cpu=True, **keys)
+
+
+def test_the_card_says_that_the_distance_was_not_measured_in_training(tmp_path: Path) -> None:
+    record = StageRecord(tmp_path / "ppo")
+    record.write(stage="ppo", recipe="toy", status="finished", resolved={"kl_coef": 0, "reference": False}, parents={})
+    for step in (1, 2):
+        record.append_metrics({"step": step, "objective/score": 0.5, "kl_coef": 0.0})
+    said = make_card(record.path).read_text()
+    assert "**During training it was not measured**: β was 0 and the run held no reference" in said

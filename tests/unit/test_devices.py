@@ -19,7 +19,7 @@ from rlhf_zoo.devices import MicroBatches, best_device
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges import FunctionJudge
 from rlhf_zoo.evaluator.judges import Panel
-from rlhf_zoo.evaluator.measure import Evaluator, Measured, measure
+from rlhf_zoo.evaluator.measure import Evaluator, Measured, measure, rows_at_once
 from rlhf_zoo.evaluator.trajectory import _log_likelihoods
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.runs.context import RunContext
@@ -67,6 +67,14 @@ def test_tokens_are_equal_where_a_batch_was_halved(error: type[Exception]) -> No
             assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
         assert torch.allclose(ours.logprobs, theirs.logprobs, atol=1e-5)
     assert memory.seen[:3] == [8, 4, 2] and max(memory.seen[3:]) == 2, "what did not fit is not tried again"
+
+
+def test_logits_of_a_large_vocabulary_are_held_for_fewer_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = make_policy()
+    rows = policy.get_input_embeddings().weight.shape[0]
+    assert rows_at_once(policy, 6) == 64
+    monkeypatch.setattr("rlhf_zoo.evaluator.measure.LOGITS", 6 * rows * 3 + 1)
+    assert rows_at_once(policy, 6) == 3 and rows_at_once(policy, 60) == 1
 
 
 def test_figures_are_equal_where_batches_were_halved_and_rewards_see_whole_batches() -> None:

@@ -1,0 +1,263 @@
+"""A card names the rule that chose its checkpoint, what was rewarded, signs of hacking, and registered benchmarks."""
+
+import html as entities
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from card_run import COMMITS, cells, estimate, head_and_body, over_training, reward_report
+
+from rlhf_zoo.record import StageRecord, read_json, write_json
+from rlhf_zoo.release import markdown
+from rlhf_zoo.release.card import CARD_FILE, make_card
+
+pytestmark = pytest.mark.usefixtures("placeholders")
+
+# The checkpoint that was chosen
+
+
+def test_the_rule_that_chose_is_named(runs):
+    record = StageRecord(runs / "ppo")
+    record.write(chosen={"step": 40, "rule": "last", "metric": None, "value": None})
+    _, body = head_and_body(make_card(runs / "ppo"))
+    assert "rule is `last`: step **40** is the last checkpoint, and no metric chose it." in body
+    assert "`main` and the tag `best`: `rlhf-zoo pull local/tiny-world-ppo@best --hub local`" in body
+    record.append_metrics({"step": 20, "eval_rewards/gold": 1.25})
+    record.write(chosen={"step": 20, "rule": "best", "metric": "eval_rewards/gold", "value": 1.25})
+    readme = make_card(runs / "ppo")
+    _, body = head_and_body(readme)
+    assert "rule is `best`: step **20** has the best `eval_rewards/gold` on the validation split (1.250)" in body
+    assert cells(body, "this model, step 20")[2] == f"`{COMMITS['20']}`"
+    assert "at step 20: reward 1.000, KL 2.000 nats" in body, "figures are of the weights that are published"
+    assert "step-000020 --hub local --output_dir" in body and "reproduce local/tiny-world-ppo@step-000020" in body
+    card = json.loads((readme.parent / CARD_FILE).read_text())
+    assert (card["step"], card["tag"], card["reward"], card["kl"]) == (20, "step-000020", 1.0, 2.0)
+    assert card["chosen"] == {"step": 20, "rule": "best", "metric": "eval_rewards/gold", "value": 1.25}
+    _, body = head_and_body(make_card(runs / "ppo", out=runs / "out", step=40))
+    assert "rule is" not in body and json.loads((runs / "out" / CARD_FILE).read_text())["chosen"] is None
+
+
+@pytest.mark.parametrize(
+    ("parent", "of"),
+    [
+        ({"path": "checkpoint-20"}, None),
+        ({"commit": COMMITS["40"]}, None),
+        ({"path": "checkpoint-40"}, "step 40"),
+        ({"fingerprint": "9" * 64}, "other settings (fingerprint 9999999999)"),
+        ({"repo": "local/tiny-world-ppo", "commit": "0" * 40}, f"commit {'0' * 40}"),
+    ],
+)
+def test_an_evaluation_of_other_weights_is_left_out(runs, parent, of):
+    StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "best", "metric": "eval_x", "value": 1.0})
+    StageRecord(runs / "eval").write(stage="eval", parents={"ppo": parent})
+    text = make_card(runs / "ppo").read_text()
+    assert ("1.500 [1.450, 1.550]" in text) is ("model-index" in text) is (of is None)
+    assert (f"is of {of}, not of these weights: its figures are left out" in text) is (of is not None)
+
+
+def test_an_interrupted_run(runs):
+    StageRecord(runs / "ppo").write(status="interrupted", chosen={"step": 20, "rule": "last"})
+    StageRecord(runs / "ppo").append_metrics({"step": 50, "objective/score": 9.0, "objective/kl": 9.0})
+    StageRecord(runs / "eval").write(stage="eval", status="finished")
+    head, body = head_and_body(make_card(runs / "ppo"))
+    assert "not finished (status: interrupted); its last logged step is 50" in body
+    assert "of an earlier run, not of these weights" in body and "model-index" not in head
+    assert cells(body, "this model, step 40")[2] == f"`{COMMITS['40']}`" and "rule is" not in body
+    assert "at step 40: reward 2.000, KL 4.000 nats" in body
+
+
+# What was rewarded, and by how much KL
+
+
+def settings_of(runs: Path, **changes) -> str:
+    stage = StageRecord(runs / "ppo")
+    stage.write(resolved={**stage.read()["resolved"], **changes})
+    return head_and_body(make_card(runs / "ppo"))[1]
+
+
+def test_reward_functions_alone(runs):
+    stage = StageRecord(runs / "ppo")
+    stage.write(parents={"sft": stage.read()["parents"]["sft"]})
+    body = settings_of(runs, reward_model_path=None, reward_funcs=["exact_match", "mine:f"], reward_weights=[1, 0.5])
+    assert "against the reward functions `exact_match`, `mine:f`, starting" in body
+    assert "a learned reward" not in body and "reward model behind the proxy" not in body
+    assert not any(tag.startswith("reward-model:") for tag in head_and_body(runs / "ppo" / "README.md")[0]["tags"])
+    assert not any(line.startswith("| reward model |") for line in body.splitlines())
+    assert cells(body, "`reward_funcs`")[1] == "exact&#95;match, mine:f"
+
+
+def test_a_reward_that_is_only_watched(runs):
+    for learned, gold in ((0.5, 0.25), (2.5, 0.125)):
+        StageRecord(runs / "ppo").append_metrics({"step": 40, "rewards/reward_model": learned, "rewards/gold": gold})
+    body = settings_of(runs, reward_funcs=["mine:gold"], reward_weights=[1, 0])
+    assert "against a learned reward (with `mine:gold` watched and never rewarded), starting" in body
+    assert cells(body, "gold |") == ["gold", "0", "0.250", "0.125"]
+    assert cells(body, "reward&#95;model |") == ["reward&#95;model", "1", "0.500", "2.500"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({}, "β times the estimator k1 is taken from the reward of each token"),
+        ({"kl_estimator": "k3"}, "its gradient through the reward is not that of the KL"),
+        ({"kl_in": "loss", "kl_estimator": "k2"}, "estimator k2 is added to the loss of each token: k2 = ½(log π"),
+        ({"kl_in": "loss", "kl_estimator": "full"}, "the exact KL of each next-token distribution"),
+        ({"kl_in": "loss", "kl_estimator": "k3_reverse"}, "that of the reverse KL"),
+        ({"kl_in": "loss", "kl_estimator": "k3", "action_level": "sequence"}, "to the loss of each completion: k3 ="),
+        ({"ptx_coef": 27.8}, "γ_ptx = 27.8 times the language-model loss on texts of the data set (configuration"),
+        ({"temperature": None}, "at temperature 0.7."),
+    ],
+)  # fmt: skip
+def test_what_kl_means_is_what_was_trained(runs, settings, said):
+    meaning = settings_of(runs, **settings).split("## What KL means here")[1].split("## Checkpoints")[0]
+    assert said in entities.unescape(meaning)
+    assert ("γ_ptx" in meaning) is ("ptx_coef" in settings)
+
+
+def test_the_defaults_that_a_card_takes_are_ppos():
+    from rlhf_zoo.ppo.config import PPOConfig
+    from rlhf_zoo.release.card_kl import DEFAULTS
+
+    fields = PPOConfig.__dataclass_fields__
+    assert {name: fields[name].default for name in DEFAULTS} == DEFAULTS
+
+
+def test_an_adaptive_penalty_names_its_schedule(runs, plotted):
+    stage = StageRecord(runs / "ppo")
+    lines = stage.metrics_file.read_text().splitlines()
+    rows = [{**json.loads(line), "kl_coef": 0.1 + json.loads(line)["step"] / 1000} for line in lines]
+    stage.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    body = settings_of(runs, kl_target=6.0, kl_horizon=5000)
+    assert "it starts at 0.100" in body and "β·(1 + clip(KL/6.0 − 1, ±0.2)·n/5000)" in body
+    assert "At step 40 it was 0.140" in body
+    assert cells(body, "step |") == ["step", "episodes", "β", "reward", "KL, nats", "commit", "get it"]
+    assert cells(body, "20 |")[2] == "0.120" and "clip fraction, value loss, β, the KL coefficient](plots" in body
+
+
+# Signs
+
+
+def test_signs_are_stated_without_a_verdict(runs):
+    path = runs / "eval" / "evaluation.json"
+    evaluation = read_json(path)
+    evaluation["ppo"]["judge"] = estimate(0.25)
+    write_json(path, evaluation)
+    _, body = head_and_body(make_card(runs / "ppo"))
+    signs = body.split("## Signs of reward hacking")[1].split("## Lineage")[0]
+    assert "- Reward 0.500 → 1.500, judge (gold) 0.510 → 0.250: they did not both rise." in signs
+    assert "In 1 of 22 comparisons" in signs  # the one sample that the judge put below SFT's 0.5
+    assert "- Distinct-2 0.550 → 1.550: 2.818 times the SFT policy's." in signs
+    assert "- Length 0.530 → 1.530 tokens: 2.887 times" in signs
+    assert "- Share that ended by itself 0.540 → 1.540." in signs
+    assert "No verdict was computed" in signs
+
+
+def test_the_verdict_with_its_reasons_and_probes(runs, plotted):
+    path = runs / "eval" / "evaluation.json"
+    found = over_training()
+    write_json(path, {**read_json(path), "verdict": "hacked", "recommended": 20, "over_training": found})
+    _, body = head_and_body(make_card(runs / "ppo"))
+    told = body.split("## Verdict: hacked")[1].split("## Lineage")[0]
+    assert "at 2 checkpoints on 30 prompts of the validation split, 2 completions each" in told
+    assert "The recommended checkpoint is step 20" in told and "- 3 of 4 probes fire." in told
+    assert cells(told, "20 (recommended) |")[-1] == "none" and cells(told, "40 |")[-1] == "length, repetition"
+    assert cells(told, "repetition |")[4:] == ["**yes**", "It repeats itself."]
+    bends = ["0.500 [0.450, 0.550]", "0.100 [0.050, 0.150]"]
+    assert cells(told, "the reward (proxy) |")[1:] == [*bends, "No peak: β is -0.196."]
+    peak = "at d = 2.000 [1.950, 2.050], which is a KL of 4.000 nats: a gain of 0.750 [0.700, 0.800]"
+    assert cells(told, "the judge |")[1:] == [*bends, peak]
+    assert "- a prompt … &#60;b&#62;again again" in told and "No verdict was computed" not in body
+    assert "](plots/over_training.png)" in body
+    card = read_json(runs / "ppo" / "rlhf_card.json")["evaluation"]
+    assert (card["verdict"], card["recommended"], card["over_training"]) == ("hacked", 20, found)
+    found["fits"] = {"proxy": None, "judge": None}
+    write_json(path, {**read_json(path), "over_training": found})
+    _, body = head_and_body(make_card(runs / "ppo"))
+    told = body.split("## Verdict: hacked")[1]
+    assert "| gain of |" not in told and cells(told, "repetition |")[3] == "0.200"
+    write_json(path, {**read_json(path), "verdict": None, "over_training": {"problem": "No validation prompts."}})
+    _, body = head_and_body(make_card(runs / "ppo"))
+    assert "not a test. No validation prompts." in body and not (runs / "ppo" / "plots" / "over_training.png").exists()
+
+
+# The reward model's report
+
+
+def test_reward_card_with_its_report(runs, plotted):
+    report = reward_report()
+    StageRecord(runs / "reward").write(reward_model=report)
+    readme = make_card(runs / "reward")
+    head, body = head_and_body(readme)
+    kinds = {metric["type"]: metric["value"] for metric in head["model-index"][0]["results"][0]["metrics"]}
+    ece = report["calibration"]["ece"]
+    assert kinds == {"accuracy": report["accuracy"], "loss": report["loss"]["value"], "ece": ece}
+    assert cells(body, "**accuracy**")[1].startswith(f"{report['accuracy']:.3f} [") and "a coin: 0.693" in body
+    assert cells(body, "**loss**")[1] == markdown.estimate(report["loss"])
+    assert cells(body, "**calibration error**")[1:3] == [f"{ece:.3f}", "400"]
+    assert cells(body, "**score against length**")[1:3] == [markdown.estimate(report["length"]["pearson"]), "800"]
+    assert "Spearman" in cells(body, "score against length")[0]
+    apart = report["margin"]["accuracy"]
+    shown = body.split("| distance of the two scores |")[1].split("\n\n")[0].splitlines()[2:]
+    assert len(shown) == len(apart) == 5 and f"| {apart[0]['n']} |" in shown[0]
+    assert markdown.estimate({"value": apart[-1]["accuracy"], "ci95": apart[-1]["ci95"]}) in shown[-1]
+    assert cells(body, "the longer text was chosen")[1] == markdown.estimate(report["length"]["longer_wins"])
+    pictures = {path.stem for path in (readme.parent / "plots").glob("*.png")}
+    assert {"margins", "calibration", "length", "loss", "accuracy"} == pictures
+    assert all(f"](plots/{name}.png)" in body for name in pictures)
+    unmeasured = body.split("- Not measured:")[1].splitlines()[0]
+    assert "calibration" not in unmeasured and "length" not in unmeasured
+    assert json.loads((readme.parent / CARD_FILE).read_text())["reward_model"] == report
+
+
+# Registered benchmarks
+
+TASKS = {"name": "Tiny", "tasks": [{"id": "tiny"}, {"id": "win_rate", "config": "prompts", "split": "test"}]}
+
+
+def benchmark(runs: Path, stage: str, said: dict) -> Path:
+    record = StageRecord(runs / stage)
+    record.write(dataset={**record.read()["dataset"], "benchmark": said}, hub="https://huggingface.co")
+    StageRecord(runs / "eval").write(stage="eval", finished="2026-01-02T00:00:00+00:00", hub="https://huggingface.co")
+    return make_card(runs / stage).parent / ".eval_results" / "tiny-world.yaml"
+
+
+def test_results_of_a_registered_benchmark(runs):
+    from huggingface_hub import eval_result_entries_to_yaml, parse_eval_result_entries
+
+    document = yaml.safe_load(benchmark(runs, "ppo", TASKS).read_text())
+    judge, win = parse_eval_result_entries(document)
+    assert (judge.dataset_id, judge.task_id, judge.value) == ("local/tiny-world", "tiny", 1.51)
+    assert (win.task_id, win.value) == ("win_rate", 0.9)
+    assert judge.dataset_revision == COMMITS["data"] and judge.date == "2026-01-02T00:00:00+00:00"
+    assert judge.source_url == "https://huggingface.co/local/tiny-world-ppo"
+    assert judge.notes == (
+        "judge (gold), 95% interval [1.46, 1.56], n = 644, temperature 1.0, seed 3; measured by rlhf-zoo, not by the "
+        "benchmark's own harness"
+    )
+    assert eval_result_entries_to_yaml([judge, win]) == document
+    assert "`.eval_results/tiny-world.yaml` gives the held-out figures" in (runs / "ppo" / "README.md").read_text()
+    make_card(runs / "ppo", step=20)
+    assert not (runs / "ppo" / ".eval_results" / "tiny-world.yaml").exists()
+
+
+def test_a_reward_models_benchmark(runs):
+    StageRecord(runs / "reward").write(reward_model=reward_report())
+    tasks = [{"id": "pairs", "config": "preferences"}, {"id": "other", "config": "prompts"}]
+    (entry,) = yaml.safe_load(benchmark(runs, "reward", {"tasks": tasks}).read_text())
+    assert entry["dataset"]["task_id"] == "pairs" and entry["value"] == reward_report()["accuracy"]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"tasks": [{"id": "tiny", "split": "validation"}]},
+        {"tasks": [{"id": "tiny", "config": "lines"}]},
+        {"tasks": [{"id": "one"}, {"id": "two"}]},
+        {"tasks": [{"config": "prompts"}, "tiny", None]},
+        {},
+    ],
+)
+def test_no_result_is_claimed_that_no_task_asks_for(runs, said):
+    assert not benchmark(runs, "ppo", said).exists()
+    assert ".eval_results" not in (runs / "ppo" / "README.md").read_text()

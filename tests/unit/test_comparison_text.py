@@ -1,0 +1,70 @@
+"""Tokens as text: whole characters, the spaces before words, and nothing that hides."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    PreTrainedTokenizerFast,
+)
+
+from rlhf_zoo.comparison import visible_text
+from rlhf_zoo.comparison.text import Pieces
+from rlhf_zoo.tokenizer import train_tokenizer
+
+
+def pieces_of(tokenizer, ids: list[int]) -> tuple[list[str], list[str]]:
+    """(pieces, the text after each token)."""
+    pieces, texts = Pieces(tokenizer), []
+    for token in ids:
+        pieces.add(token)
+        texts.append(pieces.text)
+    pieces.finish()
+    return pieces.all, texts
+
+
+BYTES = train_tokenizer(["a b"], vocab_size=258, max_length=512)
+
+
+def test_a_character_of_several_tokens_stands_at_its_last() -> None:
+    text = "a€🙂é"
+    ids = BYTES(text)["input_ids"]
+    assert len(ids) == 1 + 3 + 4 + 2
+    pieces, texts = pieces_of(BYTES, ids)
+    assert pieces == ["a", "", "", "€", "", "", "", "🙂", "", "é"]
+    assert texts[-1] == text and not any("\ufffd" in one for one in texts)
+    pieces, texts = pieces_of(BYTES, BYTES("a€")["input_ids"][:-1])
+    assert pieces == ["a", "", "\ufffd"] and texts[-1] == "a", "a cut character is shown at the end"
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.binary(min_size=1, max_size=30))
+def test_pieces_join_to_the_text_whatever_the_bytes_are(data: bytes) -> None:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    ids = [BYTES.convert_tokens_to_ids(alphabet[byte]) for byte in data]
+    assert None not in ids
+    pieces, texts = pieces_of(BYTES, ids)
+    whole = BYTES.decode(ids)
+    assert "".join(pieces) == whole and len(pieces) == len(ids)
+    assert all(whole.startswith(text) for text in texts)
+
+
+def test_the_space_before_a_word_is_part_of_its_piece() -> None:
+    """Sentencepiece's way: a token alone decodes without the space that it begins with."""
+    backend = Tokenizer(models.WordLevel({"<eos>": 0, "▁the": 1, "▁camera": 2, "s": 3, "<unk>": 4}, unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", unk_token="<unk>")
+    assert tokenizer.decode([2]) == "camera"
+    pieces, texts = pieces_of(tokenizer, [1, 2, 3, 1, 0])
+    assert pieces[:4] == ["the", " camera", "s", " the"] and pieces[4].endswith("<eos>")
+    assert texts[3] == texts[4] == "the cameras the"
+
+
+def test_what_would_hide_is_made_visible() -> None:
+    assert visible_text("a\x00b\x1b[0m\x7f\x9b\r") == "a␀b␛[0m␡⟨U+009B⟩␍"
+    assert visible_text("\u202etxt.exe\u2066\u200b\ufeff") == "⟨U+202E⟩txt.exe⟨U+2066⟩⟨U+200B⟩⟨U+FEFF⟩"
+    plain = "two\nlines\tand <b>markup</b>, नमस्ते, 👩\u200d💻, क्\u200dष"
+    assert visible_text(plain) == plain
+    assert visible_text("\ud800") == "⟨U+D800⟩"
