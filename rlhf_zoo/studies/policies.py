@@ -248,7 +248,9 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
     figures = found.to_json()
     if tools.panel.votes:
         sides = {"ppo": _origins(contest.policy), "sft": _origins(contest.against)}
-        figures["votes"] = {name: votes_on(name, **sides, seed=terms.seed) for name in tools.panel.votes}
+        figures["votes"] = {
+            name: votes_on(name, **sides, seed=terms.seed, hub=contest.hub) for name in tools.panel.votes
+        }
     document = {
         "schema": 1,
         "policy": _told(contest.policy),
