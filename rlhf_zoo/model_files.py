@@ -49,21 +49,20 @@ TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model",
 class Loading:
     """How weights are loaded. dtype: what they are held in, a name of torch's or "auto", as they were saved.
 
-    attention: the implementation, None for transformers' choice; quantization: a configuration of transformers';
-    remote_code: whether the model's own program code may run, which only whoever gives the command may say.
+    attention: the implementation, None for transformers' choice; quantization: a configuration of transformers'. A
+    model's own program code never runs.
     """
 
     dtype: str = "float32"
     attention: str | None = None
     quantization: Any = None
-    remote_code: bool = False
 
     @property
     def arguments(self) -> dict[str, Any]:
         """Those of `from_pretrained`."""
         given = {"attn_implementation": self.attention, "quantization_config": self.quantization}
         chosen = {name: value for name, value in given.items() if value is not None}
-        return {"dtype": self.dtype, "trust_remote_code": self.remote_code, **chosen}
+        return {"dtype": self.dtype, "trust_remote_code": False, **chosen}
 
 
 FLOAT32 = Loading()

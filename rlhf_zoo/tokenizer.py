@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from .chat import end_of_turn
 from .errors import ZooError
 
-__all__ = ["make_room", "settle_padding", "stop_ids", "train_tokenizer"]
+__all__ = ["make_room", "name_pad", "settle_padding", "stop_ids", "train_tokenizer"]
 
 ADDED_PAD = "[PAD]"
 # Tokens that a vocabulary keeps for padding, or for nothing: the first pattern that one of them has is taken.
@@ -76,7 +76,7 @@ def settle_padding(
         tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
         said, how = ADDED_PAD, "which is added to it"
     make_room(model, tokenizer)
-    model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    name_pad(model, tokenizer)
     return f"The tokenizer {before}: {said} (id {tokenizer.pad_token_id}) pads from now on, {how}."
 
 
@@ -84,6 +84,13 @@ def make_room(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
     """Gives PAD an embedding, where the model has none for it: nothing heeds it, but trainers look it up."""
     if tokenizer.pad_token_id >= model.get_input_embeddings().weight.shape[0]:
         model.resize_token_embeddings(tokenizer.pad_token_id + 1)
+
+
+def name_pad(model: Any, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Has the model's configurations name the tokenizer's PAD."""
+    for config in (model.config, getattr(model, "generation_config", None)):
+        if config is not None:
+            config.pad_token_id = tokenizer.pad_token_id
 
 
 def _spare(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:

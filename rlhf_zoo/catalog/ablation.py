@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import ZooError
-from ..hub.connect import CLIENT
+from ..hub.connect import CLIENT, Hub
 from ..hub.pull import split_revision
 from ..hub.refusals import refusals_as
 from ..hub.weights import Origin, equal_weights
@@ -62,7 +63,9 @@ class Ablation:
     problem: str | None = None
 
 
-def find_runs(repo: str, card: Mapping[str, Any], *, others: Sequence[str] | None = None) -> Ablation:
+def find_runs(
+    repo: str, card: Mapping[str, Any], *, others: Sequence[str] | None = None, hub: Hub = CLIENT
+) -> Ablation:
     """The runs that can be shown beside those of a PPO repository NAMESPACE/NAME; a revision behind it is left out.
 
     card: rlhf_card.json of the checkpoint that is shown. others None looks for them in the namespace, among its
@@ -79,49 +82,48 @@ def find_runs(repo: str, card: Mapping[str, Any], *, others: Sequence[str] | Non
 
     name, _ = split_revision(repo)
     with disable_progress_bars():
-        own, problem = _own(name, card)
+        own, problem = _own(name, card, hub)
         described = card if Card(card).origin else own.card
         if others is not None:
-            return Ablation((own, *_named(own, described, others)), problem)
+            return Ablation((own, *_named(own, described, others, hub)), problem)
         if problem is not None:
             return Ablation((own,), problem)
         try:
-            found, notes = _discovered(own, described)
+            found, notes = _discovered(own, described, hub)
         except ZooError as error:
             return Ablation((own,), str(error))
     return Ablation((own, *found), f"Of the runs beside {name}, {'; '.join(notes)}." if notes else None)
 
 
-def _own(repo: str, card: Mapping[str, Any]) -> tuple[Run, str | None]:
+def _own(repo: str, card: Mapping[str, Any], hub: Hub) -> tuple[Run, str | None]:
     """The given run, and why its checkpoints cannot be listed if they cannot."""
     try:
-        run, _ = _read(repo)
+        run, _ = _read(repo, hub)
     except ZooError as error:
         listing: dict[str, Any] = {"repo": repo, "stage": None, "recipe": None, "note": str(error), "checkpoints": []}
         return Run(listing, card), str(error)
     return (run if run.card else Run(run.listing, card, run.private)), None
 
 
-def _read(repo: str) -> tuple[Run, str | None]:
+def _read(repo: str, hub: Hub) -> tuple[Run, str | None]:
     """(a repository's run, why it has no card if it has none). Raises ZooError where the Hub does not show it."""
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    with refusals_as(f"{repo} cannot be looked at on {CLIENT.name}", "check the name, --hub and the token."):
+    with refusals_as(f"{repo} cannot be looked at on {hub.name}", "check the name, --hub and the token."):
         try:
-            info = HfApi().model_info(repo, expand=["sha", "private"])
+            info = hub.api().model_info(repo, expand=["sha", "private"])
         except RepositoryNotFoundError as error:
             raise ZooError(
-                f"{repo} is not on {CLIENT.name}, or this token may not read it: check the names of the runs."
+                f"{repo} is not on {hub.name}, or this token may not read it: check the names of the runs."
             ) from error
-    card, note = fetch_card(repo, info.sha or "main")
-    return Run(checkpoints(repo), card, bool(info.private)), note
+    card, note = fetch_card(repo, info.sha or "main", hub)
+    return Run(checkpoints(repo, hub), card, bool(info.private)), note
 
 
 # Those that are named
 
 
-def _named(own: Run, card: Mapping[str, Any], names: Iterable[str]) -> list[Run]:
+def _named(own: Run, card: Mapping[str, Any], names: Iterable[str], hub: Hub) -> list[Run]:
     repos = dict.fromkeys(split_revision(name)[0] for name in names)
     repos.pop(own.repo, None)
     if not repos:
@@ -133,13 +135,13 @@ def _named(own: Run, card: Mapping[str, Any], names: Iterable[str]) -> list[Run]
             "its card again."
         )
     with ThreadPoolExecutor(WORKERS) as pool:
-        found = list(pool.map(_read, repos))
+        found = list(pool.map(partial(_read, hub=hub), repos))
     for run, note in found:
-        _check(run, note, own.repo, origin)
+        _check(run, note, own.repo, origin, hub)
     return [run for run, _ in found]
 
 
-def _check(run: Run, note: str | None, beside: str, origin: Origin) -> None:
+def _check(run: Run, note: str | None, beside: str, origin: Origin, hub: Hub) -> None:
     if note is not None:
         raise ZooError(f"{run.repo} is no run that can stand beside {beside} ({note}): name another.")
     stage = run.card.get("stage", "ppo")
@@ -149,7 +151,7 @@ def _check(run: Run, note: str | None, beside: str, origin: Origin) -> None:
             "the ablation."
         )
     its = Card(run.card).origin
-    if not equal_weights(its, origin):
+    if not equal_weights(its, origin, hub=hub):
         started = f"started from {_short(its)}" if its else "does not say which SFT model it started from"
         raise ZooError(
             f"{run.repo} {started}, and {beside} started from {_short(origin)}: runs can be compared where these are "
@@ -164,23 +166,21 @@ def _short(origin: Origin) -> str:
 # Those that are found
 
 
-def _discovered(own: Run, card: Mapping[str, Any]) -> tuple[list[Run], list[str]]:
+def _discovered(own: Run, card: Mapping[str, Any], hub: Hub) -> tuple[list[Run], list[str]]:
     """(the runs, notes on what was left out). Raises ZooError where the Hub does not list the namespace."""
-    from huggingface_hub import HfApi
-
     namespace = own.repo.rpartition("/")[0]
     origin, recipe, beta = Card(card).origin, card.get("recipe"), own.beta
     if origin is None or not isinstance(recipe, str) or beta is None or not namespace:
         return [], ["none can be found: its card lacks the SFT model, the recipe or the settings"]
-    with refusals_as(f"The runs beside {own.repo} cannot be listed on {CLIENT.name}", "try again, or check --hub."):
-        listed = HfApi().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "private", "tags"])
+    with refusals_as(f"The runs beside {own.repo} cannot be listed on {hub.name}", "try again, or check --hub."):
+        listed = hub.api().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "private", "tags"])
         models = [model for model in listed if model.id != own.repo and _may_be_ppo(model)]
     models.sort(key=lambda model: model.last_modified.timestamp() if model.last_modified else 0.0, reverse=True)
     notes = []
     if len(models) > MOST_LOOKED_AT:
         notes.append(f"only the {MOST_LOOKED_AT} most recently changed of {len(models)} models were looked at")
     with ThreadPoolExecutor(WORKERS) as pool:
-        looked = list(pool.map(lambda model: _look(model, origin, recipe, beta), models[:MOST_LOOKED_AT]))
+        looked = list(pool.map(lambda model: _look(model, origin, recipe, beta, hub), models[:MOST_LOOKED_AT]))
     left_out = [note for _, note in looked if note is not None]
     if left_out:
         more = f" and {len(left_out) - _TOLD} more" if len(left_out) > _TOLD else ""
@@ -196,22 +196,22 @@ def _may_be_ppo(model: Any) -> bool:
     return not stages or "stage:ppo" in stages
 
 
-def _look(model: Any, origin: Origin, recipe: str, beta: float) -> tuple[Run | None, str | None]:
+def _look(model: Any, origin: Origin, recipe: str, beta: float, hub: Hub) -> tuple[Run | None, str | None]:
     """(a listed model as a run of the ablation, None), or (None, a note if it is not known whether it is one)."""
-    card, note = fetch_card(model.id, model.sha)
+    card, note = fetch_card(model.id, model.sha, hub)
     if note is not None:
         return None, f"{model.id} ({note})"
     if (
         card.get("stage", "ppo") != "ppo"
         or card.get("recipe") != recipe
-        or not equal_weights(Card(card).origin, origin)
+        or not equal_weights(Card(card).origin, origin, hub=hub)
     ):
         return None, None
     run = Run({"repo": model.id, "checkpoints": []}, card, bool(model.private))
     if run.beta is None or run.beta == beta:
         return None, None
     try:
-        return Run(checkpoints(model.id), card, run.private), None
+        return Run(checkpoints(model.id, hub), card, run.private), None
     except ZooError as error:
         return None, f"{model.id} ({str(error).rstrip('.')})"
 

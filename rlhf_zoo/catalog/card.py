@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ..hub.connect import CLIENT, Hub
 from ..hub.refusals import client_errors, is_disk_full, reason
 from ..hub.weights import Origin
 from ..json_values import at, finite, hub_id, number, whole
@@ -22,7 +23,8 @@ from ..stage import STAGES
 
 __all__ = ["ROLES", "Card", "Figure", "Reference", "clean", "download_card", "fetch_card", "iso_date", "one_line"]
 
-ROLES = {**{stage.name: stage.title for stage in STAGES.values()}, "data": "data set", "base": "base model"}
+ROLES = {**{stage.name: stage.title for stage in STAGES.values()}, "value": "value model", "data": "data set",
+         "base": "base model"}  # fmt: skip
 """What a card may name as a parent, in the order in which it is drawn."""
 MAX_CARD = 2**22
 """Bytes of an rlhf_card.json that is read: one of a hundred checkpoints has some ten thousand."""
@@ -192,27 +194,27 @@ def iso_date(value: Any) -> str | None:
         return None
 
 
-def fetch_card(repo: str, commit: str) -> tuple[Card, str | None]:
+def fetch_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str | None]:
     """`download_card`, or ({}, why the Hub does not give it). A full disk stays an OSError."""
     try:
-        return download_card(repo, commit)
+        return download_card(repo, commit, hub)
     except client_errors() as error:
         if is_disk_full(error):
             raise
         return Card(), f"has an {CARD_FILE} that cannot be had ({one_line(reason(error))})"
 
 
-def download_card(repo: str, commit: str) -> tuple[Card, str | None]:
+def download_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str | None]:
     """(rlhf_card.json at a commit, None), or ({}, why there is none). Raises what the client raises."""
-    from huggingface_hub import HfApi, hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import try_to_load_from_cache
 
-    path = try_to_load_from_cache(repo, CARD_FILE, revision=commit)
+    path: Any = try_to_load_from_cache(repo, CARD_FILE, cache_dir=hub.cache, revision=commit)
     if not isinstance(path, str):
-        known = HfApi().get_paths_info(repo, [CARD_FILE], revision=commit)
+        known = hub.api().get_paths_info(repo, [CARD_FILE], revision=commit)
         if not known:
             return Card(), f"has no {CARD_FILE}"
         if getattr(known[0], "size", MAX_CARD + 1) > MAX_CARD:
             return Card(), f"has an {CARD_FILE} that is not a file of at most {MAX_CARD} bytes"
-        path = hf_hub_download(repo, CARD_FILE, revision=commit)
+        path = hub.file(repo, CARD_FILE, revision=commit)
     with open(path, "rb") as source:
         return Card.parse(source.read(MAX_CARD + 1))

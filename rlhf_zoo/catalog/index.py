@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..hub.connect import CLIENT, REAL
+from ..hub.connect import CLIENT, REAL, Hub
 from ..hub.refusals import is_disk_full, refusals_as
 from ..json_values import at, number, whole
 from ..record import write_text
@@ -256,43 +257,39 @@ def write_benchmark(path: Path, table: str) -> None:
 # Asking the Hub
 
 
-def owner() -> str:
+def owner(hub: Hub = CLIENT) -> str:
     """Whom the token belongs to. Raises ZooError where the Hub does not say."""
-    from huggingface_hub import HfApi, constants
-
-    with refusals_as(f"{constants.ENDPOINT} does not say whose zoo is meant", "give --namespace, or a token."):
-        return HfApi().whoami()["name"]
+    with refusals_as(f"{hub.address} does not say whose zoo is meant", "give --namespace, or a token."):
+        return hub.api().whoami()["name"]
 
 
-def published(namespace: str) -> list[Entry]:
+def published(namespace: str, hub: Hub = CLIENT) -> list[Entry]:
     """Every model of a namespace that has the tag `rlhf-zoo`, and those that the Hub itself calls damaged.
 
     Raises ZooError where the Hub does not list them.
     """
-    from huggingface_hub import HfApi
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-    with refusals_as(f"What {namespace} published cannot be listed on {CLIENT.name}", "check --hub."):
-        found = list(HfApi().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "tags"]))
-        damaged = _damaged(namespace)
+    with refusals_as(f"What {namespace} published cannot be listed on {hub.name}", "check --hub."):
+        found = list(hub.api().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "tags"]))
+        damaged = _damaged(namespace, hub)
     with disable_progress_bars(), ThreadPoolExecutor(WORKERS) as pool:
-        entries = {entry.repo: entry for entry in pool.map(_read, found)}
+        entries = {entry.repo: entry for entry in pool.map(partial(_read, hub=hub), found)}
     for repo, note in damaged.items():
         known = entries.get(repo) or Entry(repo, "")
         entries[repo] = replace(known, note=f"the Hub calls it damaged: {note}")
     return list(entries.values())
 
 
-def _damaged(namespace: str) -> dict[str, str]:
+def _damaged(namespace: str, hub: Hub) -> dict[str, str]:
     """Model -> what is wrong with it, from a Hub that says so: the embedded one, to who has a token."""
-    from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-    if constants.ENDPOINT == REAL:
+    if hub.address == REAL:
         return {}
     answer = get_session().get(
-        f"{constants.ENDPOINT}/api/rlhf-zoo/damaged", params={"author": namespace}, headers=build_hf_headers()
+        f"{hub.address}/api/rlhf-zoo/damaged", params={"author": namespace}, headers=build_hf_headers(token=hub.token)
     )
     try:
         hf_raise_for_status(answer)
@@ -307,15 +304,15 @@ def _damaged(namespace: str) -> dict[str, str]:
     return found
 
 
-def _read(model: Any) -> Entry:
-    card, note = fetch_card(model.id, model.sha)
+def _read(model: Any, *, hub: Hub) -> Entry:
+    card, note = fetch_card(model.id, model.sha, hub)
     return entry(model.id, model.sha or "", card, changed=model.last_modified, tags=model.tags or (), note=note)
 
 
 # The checkpoints of one repository
 
 
-def checkpoints(repo: str) -> dict[str, Any]:
+def checkpoints(repo: str, hub: Hub = CLIENT) -> dict[str, Any]:
     """{repo, stage, recipe, note, checkpoints: [{revision, step, commit, date, also, metrics}]}, by step.
 
     A row is a tag of the Hub; `also` says that best or main is that step, by the card of their commit. metrics: what
@@ -323,23 +320,22 @@ def checkpoints(repo: str) -> dict[str, Any]:
     and best and main where no card says their step, have rows of their own at the end. Raises ZooError where the Hub
     does not list them.
     """
-    from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-    api = HfApi()
-    with refusals_as(f"The checkpoints of {repo} cannot be listed on {CLIENT.name}", "check --hub."):
+    api = hub.api()
+    with refusals_as(f"The checkpoints of {repo} cannot be listed on {hub.name}", "check --hub."):
         try:
             refs = api.list_repo_refs(repo)
             dates = {commit.commit_id: commit.created_at for commit in api.list_repo_commits(repo)}
         except RepositoryNotFoundError as error:
-            raise ZooError(f"There is no repository {repo!r} on {CLIENT.name} that this token may read.") from error
+            raise ZooError(f"There is no repository {repo!r} on {hub.name} that this token may read.") from error
         except HFValidationError as error:
             raise ZooError(f"{repo!r} is no repository: write NAMESPACE/NAME.") from error
     commits = {ref.name: ref.target_commit for ref in (*refs.branches, *refs.tags)}
     named: dict[str, str] = {name: commits.pop(name) for name in ("best", "main") if name in commits}
     with disable_progress_bars():
-        cards = {name: fetch_card(repo, commit) for name, commit in named.items()}
+        cards = {name: fetch_card(repo, commit, hub) for name, commit in named.items()}
     note = next((note for _, note in cards.values()), None)
     rows = checkpoint_rows(commits, named, {name: card for name, (card, _) in cards.items()}, dates)
     return {"repo": repo, "note": None if rows["stage"] else note, **rows}

@@ -167,22 +167,26 @@ def _parent(child: Checkpoint, card: Card, role: str, mend: str, hub: Hub) -> Ch
         raise ZooError(f"The {what} model of {child.name} cannot be had ({why}): name another with {mend}.") from error
 
 
-def find_family(name: str) -> Node:
+def find_family(name: str, hub: Hub = CLIENT) -> Node:
     """The family tree of NAMESPACE/NAME[@REVISION], or of a folder: a run directory, a stage of one, or a pulled one.
 
     Raises ZooError where that itself cannot be had; of a parent that cannot, the tree says so.
     """
+
+    def look(at: Reference) -> Member:
+        return _look_here(at.folder) if at.folder is not None else _look_there(at, hub)
+
     folder = Path(name)
     if folder.is_dir():
-        return family_tree(Reference("", "model", folder=_card_folder(folder)), _look)
+        return family_tree(Reference("", "model", folder=_card_folder(folder)), look)
     repo, revision = split_revision(name)
     if hub_id(repo) is None:
         raise ZooError(f"{name!r} is no repository and no folder: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     root = Reference("", "model", repo, revision)
-    found = _look(root)
+    found = look(root)
     if found.problem is not None:
-        raise ZooError(f"{name} on {CLIENT.name} {found.problem}: check the name, --hub and the token.")
-    return family_tree(root, lambda one: found if one is root else _look(one))
+        raise ZooError(f"{name} on {hub.name} {found.problem}: check the name, --hub and the token.")
+    return family_tree(root, lambda one: found if one is root else look(one))
 
 
 def _card_folder(folder: Path) -> Path:
@@ -191,10 +195,6 @@ def _card_folder(folder: Path) -> Path:
         if (one / "run.json").is_file() or (one / CARD_FILE).is_file():
             return one
     raise ZooError(f"{folder} holds neither a run nor {CARD_FILE}: give runs/RECIPE, or a folder that was pulled.")
-
-
-def _look(at: Reference) -> Member:
-    return _look_here(at.folder) if at.folder is not None else _look_there(at)
 
 
 def _look_here(folder: Path) -> Member:
@@ -221,11 +221,10 @@ def _beside(folder: Path, document: Mapping[str, Any], parent: Reference) -> Ref
     return Reference(parent.role, parent.kind, folder=sibling.path)
 
 
-def _look_there(at: Reference) -> Member:
-    from huggingface_hub import HfApi
+def _look_there(at: Reference, hub: Hub) -> Member:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
-    api: Any = HfApi()
+    api = hub.api()
     repo, known = at.repo or "", []
     try:
         refs = api.list_repo_refs(repo, repo_type=at.kind)
@@ -235,24 +234,27 @@ def _look_there(at: Reference) -> Member:
         tags = tuple(sorted(ref.name for ref in refs.tags if ref.target_commit == info.sha))
         card = problem = None
         if at.kind == "model" and CARD_FILE in {one.rfilename for one in info.siblings or []}:
-            card, problem = download_card(repo, info.sha)
+            card, problem = download_card(repo, info.sha, hub)
             best = {ref.name: ref.target_commit for ref in refs.tags}.get("best")
             if card.stage == "reward" and not card.get("reward_model") and best is not None:
-                card = _with_report(card, repo, best)
+                card = _with_report(card, repo, best, hub)
     except GatedRepoError:
         return Member(problem="is gated, and this token may not read it")
     except RepositoryNotFoundError:
+        elsewhere = None if hub.source is None else _look_there(at, hub.source)
+        if elsewhere is not None and elsewhere.problem is None:
+            return elsewhere
         return Member(problem="is not there, or this token may not read it")
     except RevisionNotFoundError:
         named = ", ".join(known[:_LISTED]) + (f" and {len(known) - _LISTED} more" if len(known) > _LISTED else "")
         return Member(problem=f"has no revision {at.commit!r}, but {named}")
     except client_errors() as error:
-        return Member(problem=f"cannot be had from {CLIENT.name} ({reason(error)})")
+        return Member(problem=f"cannot be had from {hub.name} ({reason(error)})")
     return Member(info.sha, tags, card if problem is None else None, problem, card.parents if card is not None else ())
 
 
-def _with_report(card: Card, repo: str, best: str) -> Card:
+def _with_report(card: Card, repo: str, best: str, hub: Hub) -> Card:
     """A reward model's card at its step's tag, with what was measured of the same checkpoint when it was finished."""
-    final, _ = download_card(repo, best)
+    final, _ = download_card(repo, best, hub)
     same = final and all(final.get(key) == card.get(key) for key in ("fingerprint", "step"))
     return Card({**card, "reward_model": final.get("reward_model")}) if same else card

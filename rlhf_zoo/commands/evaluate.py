@@ -39,7 +39,7 @@ SHARED = ("dataset_name", "dataset_revision", "seed")
 @click.option("--prompts", type=click.IntRange(min=1), help="So many held-out prompts.  [default: 200]")
 @click.option("--samples", type=click.IntRange(min=1), help="Completions a prompt.  [default: 3]")
 @click.option("--reward", help="The reward model; 'none' goes without.  [default: of its run or card]")
-@click.option("--split", help="Split of the prompts.  [default: test]")
+@click.option("--split", help="Split of the prompts.  [default: what its training held out, else test]")
 @click.option("--temperature", type=float, help="[default: the policy's, of its training]")
 @click.option("--max_new_tokens", "--max-new-tokens", type=int, help="[default: the policy's, of its training]")
 @run_options

@@ -20,8 +20,9 @@ __all__ = ["lineage", "reproduce"]
 @click.command()
 @click.argument("repository", metavar="REPO[@REV]|FOLDER")
 @click.option("--hub", help="'local' or an address.")
+@SOURCE_HUB
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: a node with its parents.")
-def lineage(repository: str, hub: str | None, as_json: bool) -> None:
+def lineage(repository: str, hub: str | None, source_hub: str | None, as_json: bool) -> None:
     """Draw what a model came of: SFT policy, reward model, data, base models, each at its commit.
 
     Each line says what that model's card says: stage, recipe, step, and what it reached. A repository that is gone is
@@ -31,10 +32,10 @@ def lineage(repository: str, hub: str | None, as_json: bool) -> None:
     Example:
       rlhf-zoo lineage local/tiny-world-ppo@best
     """
-    with settle_hub(hub, push_to_hub=False):
+    with settle_hub(hub, push_to_hub=False, source=source_hub) as connected:
         from ..catalog.lineage import find_family
 
-        root = find_family(repository)
+        root = find_family(repository, connected)
         if as_json:
             print_json(root.to_json())
             return

@@ -11,6 +11,7 @@ from ..errors import ZooError
 from .common import UserPath, print_json, settle_hub, table
 
 if TYPE_CHECKING:
+    from ..hub.connect import Hub
     from ..hub.pull import Pulled
 
 __all__ = ["pull"]
@@ -40,13 +41,13 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
         raise ZooError("--list fetches nothing: leave out --output_dir.")
     if listing and "@" in repository:
         raise ZooError(f"--list shows all checkpoints: write {repository.partition('@')[0]} without a revision.")
-    with settle_hub(hub, push_to_hub=False):
+    with settle_hub(hub, push_to_hub=False) as connected:
         if listing:
-            _list(repository, as_json)
+            _list(repository, connected, as_json)
             return
         from ..hub.pull import fetch
 
-        pulled = fetch(repository, output_dir)
+        pulled = fetch(repository, output_dir, hub=connected)
         _tell(pulled)
         if not as_json:
             click.echo(str(pulled.path))
@@ -72,13 +73,13 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
-def _list(repo: str, as_json: bool) -> None:
+def _list(repo: str, hub: Hub, as_json: bool) -> None:
     from rich.markup import escape
 
     from ..catalog.index import checkpoints
     from ..release.markdown import number
 
-    found = checkpoints(repo)
+    found = checkpoints(repo, hub)
     if as_json:
         print_json(found, ascii_only=True)
         return

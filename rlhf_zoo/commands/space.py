@@ -72,8 +72,9 @@ def deploy(
         from ..studies.compare import page_samples
 
         samples = functools.partial(page_samples, models, connected)
-        done = deploy_space(name, models, samples=samples, private=private, builds=connected.kind == "huggingface")
-        _collect(models, name, private=done.private)
+        builds = connected.kind == "huggingface"
+        done = deploy_space(name, models, samples=samples, private=private, builds=builds, hub=connected)
+        _collect(models, name, connected, private=done.private)
         _tell(name, done, models, connected)
 
 
@@ -105,7 +106,7 @@ def _tell(name: str, done: Deployed, models: SpaceModels, hub: Hub) -> None:
         click.echo(f"The live page, here: rlhf-zoo compare {models.ppo.name}{at}")
 
 
-def _collect(models: SpaceModels, space: str, *, private: bool) -> None:
+def _collect(models: SpaceModels, space: str, hub: Hub, *, private: bool) -> None:
     """Puts the Space into its recipe's Collection. A Hub or token that has no Collections is said, and costs nothing
     else."""
     from ..hub.collections import collect
@@ -114,7 +115,7 @@ def _collect(models: SpaceModels, space: str, *, private: bool) -> None:
         return
     repos = {model.repo: role for role, model in models.roles.items()}
     try:
-        collect(models.recipe, space.partition("/")[0], repos, space, private=private)
+        collect(models.recipe, space.partition("/")[0], repos, space, private=private, hub=hub)
     except ZooError as error:
         click.echo(str(error), err=True)
 

@@ -13,6 +13,7 @@ from .common import UserPath, check_namespace, print_json, settle_hub, table
 
 if TYPE_CHECKING:
     from ..catalog.index import Entry, Figure
+    from ..hub.connect import Hub
 
 __all__ = ["zoo"]
 
@@ -61,8 +62,8 @@ def zoo(
     with settle_hub(hub, push_to_hub=False) as connected:
         from ..catalog.index import ordered, owner, published, select
 
-        whose = namespace or ("local" if connected.kind == "local" else owner())
-        every = published(whose)
+        whose = namespace or ("local" if connected.kind == "local" else owner(connected))
+        every = published(whose, connected)
         entries = ordered(select(every, stage=stage, recipe=recipe, base=base), sort, reverse=reverse)
         if readme is not None:
             told = namespace or (None if connected.kind == "local" else whose)
@@ -70,7 +71,7 @@ def zoo(
                       "sort": sort}  # fmt: skip
             _write(readme, [entry for entry in entries if entry.commit], whose, chosen, reverse=reverse)
         if collections:
-            _collect(entries, whose)
+            _collect(entries, whose, connected)
         if as_json:
             print_json([entry.as_json() for entry in entries], ascii_only=True)
         elif readme is None and not collections:
@@ -118,12 +119,10 @@ def _short(figure: Figure | None) -> str:
     return "" if figure is None else f"{number(figure.value)}{'' if figure.held_out else '*'}"
 
 
-def _collect(entries: list[Entry], namespace: str) -> None:
+def _collect(entries: list[Entry], namespace: str, hub: Hub) -> None:
     """A Collection for each recipe among the entries; the Space is one that names the PPO model in its front matter."""
-    from huggingface_hub import HfApi
 
     from ..hub.collections import collect
-    from ..hub.connect import CLIENT
     from ..hub.refusals import refusals_as
 
     recipes: dict[str, dict[str, str]] = {}
@@ -132,7 +131,7 @@ def _collect(entries: list[Entry], namespace: str) -> None:
             recipes.setdefault(entry.recipe, {})[entry.repo] = entry.stage
     for recipe, repos in recipes.items():
         ppo = [repo for repo, stage in repos.items() if stage == "ppo"]
-        with refusals_as(f"The Spaces of {namespace} cannot be listed on {CLIENT.name}", "try again later."):
-            spaces = [space.id for repo in ppo for space in HfApi().list_spaces(author=namespace, models=repo)]
-        slug = collect(recipe, namespace, repos, next(iter(spaces), None))
+        with refusals_as(f"The Spaces of {namespace} cannot be listed on {hub.name}", "try again later."):
+            spaces = [space.id for repo in ppo for space in hub.api().list_spaces(author=namespace, models=repo)]
+        slug = collect(recipe, namespace, repos, next(iter(spaces), None), hub=hub)
         click.echo(f"Collection of {recipe}: {slug}", err=True)

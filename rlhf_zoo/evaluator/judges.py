@@ -17,7 +17,7 @@ import importlib.util
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +224,7 @@ def check_names(
 
             HubVotes(argument)
             if hub is not None:
-                _check_on_hub(name, argument, None, repo_type="dataset", hub=hub)
+                _check_on_hub(name, argument, None, repo_type="dataset", hub=replace(hub, source=None))
         if place == 0 and kind in ("pairs", "votes"):
             raise ZooError(
                 f"The first judge scores single completions, and {name} only says which of two is preferred: name "

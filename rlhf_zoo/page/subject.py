@@ -67,7 +67,7 @@ class Subject:
             reading=lineage.reward_reading,
             limits=LIMITS,
         )
-        found, problem = _runs(lineage, runs, lenient=lenient)
+        found, problem = _runs(lineage, runs, lenient=lenient, hub=hub)
         timeline = None
         if found:
             timeline = Timeline(
@@ -78,7 +78,9 @@ class Subject:
         return cls(comparison, lineage, timeline, problem, tuple(held_out))
 
 
-def _runs(lineage: Lineage, others: Sequence[str] | None, *, lenient: bool) -> tuple[list[TimelineRun], str | None]:
+def _runs(
+    lineage: Lineage, others: Sequence[str] | None, *, lenient: bool, hub: Hub = CLIENT
+) -> tuple[list[TimelineRun], str | None]:
     """The run of the PPO checkpoint and those beside it, each with a checkpoint at least; why some are missing."""
     folder = Path(lineage.ppo.name)
     if folder.is_dir():
@@ -89,12 +91,12 @@ def _runs(lineage: Lineage, others: Sequence[str] | None, *, lenient: bool) -> t
         return [own], None
     missing = None
     try:
-        found = find_runs(lineage.ppo.name, lineage.card, others=others)
+        found = find_runs(lineage.ppo.name, lineage.card, others=others, hub=hub)
     except ZooError as error:
         if not lenient:
             raise
         missing = f"The other runs are left out: {error}"
-        found = find_runs(lineage.ppo.name, lineage.card, others=())
+        found = find_runs(lineage.ppo.name, lineage.card, others=(), hub=hub)
     runs = [run for run in (TimelineRun.from_listing(one.listing, one.card) for one in found.runs) if run.points]
     if not runs or runs[0].name != found.runs[0].repo:
         return [], found.problem or f"{found.runs[0].repo} has no checkpoint with a tag: publish the steps of its run."

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ..errors import ZooError
 from ..evaluation.votes import summary
+from ..hub.connect import CLIENT
 from ..hub.refusals import client_errors, reason, retry_after
 from ..votes.box import INTERVAL, VoteBox, VoteStore
 from ..votes.vote import Vote, merged
@@ -120,9 +121,7 @@ class Tally:
 
     def describe(self) -> dict[str, str]:
         """name: of the data set; address: where the Hub shows it."""
-        from huggingface_hub import constants
-
-        return {"name": self.name, "address": f"{constants.ENDPOINT}/datasets/{self.name}"}
+        return {"name": self.name, "address": f"{CLIENT.address}/datasets/{self.name}"}
 
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
         """What the box sends goes to the store. Then the Hub is read soon: others may have voted too."""

@@ -28,7 +28,8 @@ __all__ = ["CARD_FILE", "make_card"]
 
 CARD_FILE = "rlhf_card.json"
 _SCHEMA = 1
-_ROLES = {"base": "base model", **{stage.name: stage.title for stage in STAGES.values()}, "data": "data set"}
+_ROLES = {"base": "base model", **{stage.name: stage.title for stage in STAGES.values()}, "value": "value model",
+          "data": "data set"}  # fmt: skip
 _SETTINGS = (
     "model_name_or_path", "learning_rate", "critic_learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps",
     "weight_decay", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
@@ -39,7 +40,7 @@ _SETTINGS = (
     "kl_estimator", "kl_target", "kl_horizon", "action_level", "cliprange", "cliprange_high", "cliprange_value",
     "vf_coef", "entropy_coef", "ptx_coef", "ptx_dataset_config", "gamma", "lam", "whiten_rewards", "score_centering",
     "score_scaling", "score_clip", "missing_eos_penalty", "missing_eos_score", "early_stop_kl", "max_grad_norm",
-    "use_peft", "lora_r", "lora_alpha", "release", "metric_for_best_model",
+    "use_peft", "lora_r", "lora_alpha", "dtype", "load_in_4bit", "load_in_8bit", "release", "metric_for_best_model",
 )  # fmt: skip
 _EVALUATION = (
     "judge", "reward_model", "sft", "ppo", "win_rate", "win_rate_at_equal_length", "control", "verdict", "recommended",

@@ -102,6 +102,7 @@ def snippet(facts: Facts) -> str | None:
         return f"from transformers import {', '.join(names)}\n\n" + "\n".join(lines)
     assert facts.base is not None
     base = _source(facts, facts.base["repo"], facts.base["commit"])
+    base += ", num_labels=1" if facts.stage == "reward" else ""
     return (
         f"from peft import PeftModel\nfrom transformers import {model}, AutoTokenizer\n\n"
         f"base = {model}.from_pretrained({base})\nmodel = PeftModel.from_pretrained(base, {own})\n{tokenizer}"

@@ -211,9 +211,13 @@ class Facts:
 
     @property
     def base(self) -> dict[str, Any] | None:
-        """The parent whose weights it started from."""
-        found = (self.parents[role] for role in STAGES[self.stage].starts_from if role in self.parents)
-        return next((parent for parent in found if hub_id(parent["repo"])), None)
+        """The parent whose weights it started from; of one that is an adapter, its branch `merged`."""
+        for role in STAGES[self.stage].starts_from:
+            parent = self.parents.get(role)
+            if parent is not None and hub_id(parent["repo"]):
+                merged = self._beside(role, (self.run.get("parents") or {}).get(role) or {}).get("merged")
+                return parent if merged is None else {**parent, "commit": merged}
+        return None
 
     @property
     def datasets(self) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..errors import ZooError
+from ..hub.connect import CLIENT, Hub
 from ..hub.refusals import client_errors, reason, refusals_as, status_of
 from ..json_values import hub_id
 from .chosen import CHOSEN
@@ -56,6 +57,7 @@ def deploy(
     samples: Callable[[], Sequence[Mapping[str, Any]]],
     private: bool | None = None,
     builds: bool = False,
+    hub: Hub = CLIENT,
 ) -> Deployed:
     """Makes or updates the Space NAMESPACE/NAME in one commit.
 
@@ -69,10 +71,9 @@ def deploy(
     Raises ZooError where a Space of this name is not ours, where its visibility is another than asked for, where its
     files cannot be written, and where the Hub refuses.
     """
-    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, constants
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
-    api: Any = HfApi()
-    endpoint = constants.ENDPOINT
+    api, endpoint = hub.api(), hub.address
     with refusals_as(f"The models of {space} cannot be looked at on {endpoint}", "try again, or check --hub."):
         shown = dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])
         hidden = tuple(repo for repo in shown if api.model_info(repo).private)

@@ -96,6 +96,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
                     ppo=_origins(context, "ppo", checkpoints["ppo"]),
                     sft=_origins(context, "sft", checkpoints["sft"]),
                     seed=shared.seed,
+                    hub=context.hub,
                 )
                 for name in tools.panel.votes
             }

@@ -5,13 +5,16 @@ from __future__ import annotations
 import hashlib
 import shutil
 from pathlib import Path
+from typing import Any
+
+import torch
 
 from ..hub.publish import MERGED
-from ..model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, load_tokenizer
-from ..models import load_causal
-from ..record import COMPLETE, write_complete
+from ..model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AS_SAVED, load_tokenizer
+from ..models import load_causal, load_classifier
+from ..record import COMPLETE, read_json, write_complete
 from ..runs.context import ParentCheckpoint, RunContext
-from ..tokenizer import make_room
+from ..tokenizer import make_room, name_pad
 
 __all__ = ["save_merged", "whole_model"]
 
@@ -28,17 +31,23 @@ def whole_model(context: RunContext, parent: ParentCheckpoint) -> Path:
     weights = hashlib.sha256((path / ADAPTER_WEIGHTS).read_bytes()).hexdigest()[:12]
     target = path / MERGED if inside else context.directory / MERGED / weights
     if not (target / COMPLETE).is_file():
-        save_merged(path, target)
+        save_merged(path, target, dtype=context.settings("sft").model.dtype if inside else "auto")
     return target
 
 
-def save_merged(checkpoint: Path, target: Path) -> None:
-    """Writes the policy of `checkpoint` with its adapter merged into its base, with its tokenizer, into `target`."""
+def save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
+    """Writes the model of `checkpoint` with its adapter merged into its base, with its tokenizer, into `target`.
+
+    dtype: what its base was held in while it trained; they are merged in float32 all the same.
+    """
     shutil.rmtree(target, ignore_errors=True)
     tokenizer = load_tokenizer(checkpoint)
-    model = load_causal(checkpoint)
+    scores = read_json(checkpoint / ADAPTER_CONFIG).get("task_type") == "SEQ_CLS"
+    load: Any = load_classifier if scores else load_causal
+    model = load(checkpoint)
+    model.to(load(checkpoint, how=AS_SAVED).dtype if dtype == "auto" else getattr(torch, dtype))
     make_room(model, tokenizer)
-    model.config.pad_token_id = model.generation_config.pad_token_id = tokenizer.pad_token_id
+    name_pad(model, tokenizer)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
     write_complete(target)

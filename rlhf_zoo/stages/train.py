@@ -154,7 +154,7 @@ def train_stage(
         chosen = choose(record, settings.release, trainer.args)
         path = record.checkpoint_path(chosen["step"])
         if settings.release.push_merged:
-            save_merged(path, path / MERGED)
+            save_merged(path, path / MERGED, dtype=settings.model.dtype)
         finished = dict(conclude(trainer, path)) if conclude is not None else {}
     seconds = before.get("seconds", 0.0) + time.monotonic() - started
     record.write(status="finished", chosen=chosen, seconds=seconds, finished=now(), **finished)

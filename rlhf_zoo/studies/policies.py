@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..catalog.family import clean, parents_of
@@ -23,6 +24,7 @@ from ..evaluator.judges import check_names, checked, open_panel
 from ..evaluator.measure import Evaluator, function_judges, paid_functions, reward_models
 from ..hub.connect import CLIENT, Hub
 from ..hub.refs import Checkpoint
+from ..json_values import finite
 from ..limits import check_limits
 from ..model_files import load_tokenizer
 from ..models import context_of, load_causal, load_classifier
@@ -33,9 +35,9 @@ from ..rewards import RewardModel, Rewards
 from ..rewards.model import same_tokenizer
 from ..runs.context import versions
 from ..runs.judge import SAME_LABELS
-from ..runs.layout import in_form
+from ..runs.layout import in_form, parts_of
 from ..runs.pairs import COLUMNS
-from ..runs.settings import LLMConfig, recorded_settings
+from ..runs.settings import EvaluationConfig, LabeledArguments, LLMConfig, recorded_settings
 from ..runs.sources import DataSource, find_data
 from ..stages.train import quiet
 from ..tokenizer import stop_ids
@@ -61,7 +63,7 @@ class Terms:
 
     prompts: int = 200
     samples: int = 3
-    split: str = "test"
+    split: str | None = None
     seed: int = 1
     temperature: float | None = None
     max_new_tokens: int | None = None
@@ -82,7 +84,9 @@ class PolicyPair:
 
     data: where its prompts are, None where nothing says. settings: temperature and response_length of its training.
     judge: what its run on this machine was judged by; None for others. described: the name of the judge in its card.
-    functions: the reward functions that its training was paid by. prompts_at: see `Lineage.prompts_at`. reading:
+    labeled: where the texts are that the judge `classifier` learns from.
+    functions: the reward functions that its training was paid by. prompts_at: see `Lineage.prompts_at`. held_out:
+    the share of which split its training held out. reading:
     `label` and `output` of a reward model of several labels. cuts: how its training cut completions, by the fields of
     `Truncation`.
     """
@@ -94,8 +98,10 @@ class PolicyPair:
     settings: Mapping[str, float]
     judge: str | None = None
     described: str | None = None
+    labeled: LabeledArguments = field(default_factory=LabeledArguments)
     functions: frozenset[str] = frozenset()
     prompts_at: tuple[str | None, str, str | None] = (CONFIGURATION, "prompt", None)
+    held_out: tuple[float, str] | tuple[None, None] = (None, None)
     reading: Mapping[str, Any] = field(default_factory=dict)
     cuts: Mapping[str, Any] = field(default_factory=dict)
     hub: Hub = CLIENT
@@ -119,8 +125,10 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         beside = stage.parent / "data"
         if data is None and (beside / (prompts_at(subject.resolved)[0] or CONFIGURATION)).is_dir():
             data = DataSource(str(beside), None, {})
+        data = data or _named_data(stage, subject.resolved, hub)
         evaluated = StageRecord(stage.parent / "eval").read().get("resolved") or {}
-        judge = (evaluated.get("evaluation") or {}).get("judge")
+        asked = evaluated.get("evaluation") or {}
+        judge = asked.get("judge")
         return PolicyPair(
             subject.policy,
             subject.reference,
@@ -128,8 +136,10 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             data,
             {name: float(value) for name, value in read.items()},
             judge=f"reward:{stage.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
+            labeled=EvaluationConfig(labeled=asked.get("labeled") or {}).labeled_data,
             functions=_paid(subject.resolved),
             prompts_at=prompts_at(subject.resolved),
+            held_out=_held_out(subject.resolved),
             reading=_reading(subject.resolved, str(subject.where)),
             cuts=_cuts(subject.resolved, str(subject.where)),
             hub=hub,
@@ -149,10 +159,20 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         described=clean(described) if isinstance(described, str) else None,
         functions=_paid(lineage.card.get("settings")),
         prompts_at=lineage.prompts_at,
+        held_out=_held_out(lineage.card.get("settings")),
         reading=lineage.reward_reading,
         cuts=lineage.cuts,
         hub=hub,
     )
+
+
+def _named_data(stage: Path, resolved: Mapping[str, Any], hub: Hub) -> DataSource | None:
+    """The data set that a run of this machine named for PPO, at the commit that it had then."""
+    shared = resolved.get("recipe") or {}
+    said = resolved if resolved.get("dataset_name") else {} if shared.get("corpus") else shared
+    if not isinstance(name := said.get("dataset_name"), str):
+        return None
+    return find_data(name, said.get("dataset_revision"), hub, before=StageRecord(stage).read().get("dataset"))
 
 
 def _reading(resolved: Mapping[str, Any], where: str) -> dict[str, str]:
@@ -206,14 +226,9 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
     check_names(names, terms.llm, hub=contest.hub)
     if contest.data is None:
         raise ZooError(f"Nothing says which prompts {contest.policy.name} is for: name a data set with --dataset_name.")
-    configuration, column, _ = contest.prompts_at
-    rows = contest.data.load(configuration, terms.split, columns=[])
-    of = f"The data set {contest.data.location}, split {terms.split},"
-    named = {} if column == "prompt" else {"prompt": column}
-    turns = Chat.of(_tokenizer(contest.policy)) is not None
-    rows = in_form(rows, "prompts", columns=named, turns=turns, text="text", of=of)
+    rows, split = _prompts(contest, contest.data, terms)
     if len(rows) < terms.prompts:
-        log.warning("The split %s has %d prompts; all of them are taken.", terms.split, len(rows))
+        log.warning("The split %s has %d prompts; all of them are taken.", split, len(rows))
     rows = rows.select(range(min(terms.prompts, len(rows))))
     if len(rows) < FEW:
         log.warning("%d prompts are few: read the intervals as too narrow.", len(rows))
@@ -233,27 +248,54 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
     figures = found.to_json()
     if tools.panel.votes:
         sides = {"ppo": _origins(contest.policy), "sft": _origins(contest.against)}
-        figures["votes"] = {name: votes_on(name, **sides, seed=terms.seed) for name in tools.panel.votes}
+        figures["votes"] = {
+            name: votes_on(name, **sides, seed=terms.seed, hub=contest.hub) for name in tools.panel.votes
+        }
     document = {
         "schema": 1,
         "policy": _told(contest.policy),
         "against": _told(contest.against),
         "reward": None if contest.reward is None else _told(contest.reward),
-        "data": {"location": contest.data.location, "revision": contest.data.revision, "split": terms.split},
-        "split": terms.split,
+        "data": {"location": contest.data.location, "revision": contest.data.revision, "split": split},
+        "split": split,
         "seed": terms.seed,
         **figures,
-        "terms": asdict(terms),
+        "terms": asdict(replace(terms, split=terms.split or split)),
         "versions": versions(),
         "command": command,
         "finished": now(),
         "seconds": time.monotonic() - started,
     }
     out.mkdir(parents=True, exist_ok=True)
+    tools.panel.save(out)
     write_json(out / "evaluation.json", document)
     write_text(out / "samples.jsonl", found.jsonl())
     plot_win_rates(document, out / WIN_RATES)
     return document
+
+
+def _prompts(contest: PolicyPair, data: DataSource, terms: Terms) -> tuple[Dataset, str]:
+    """The held-out prompts, and what to call where they are: the split asked for, what training held out, or test."""
+    configuration, column, _ = contest.prompts_at
+    share, train = contest.held_out if terms.split is None else (None, None)
+    split = train or terms.split or "test"
+    rows = data.load(configuration, split, columns=[])
+    of = f"The data set {data.location}, split {split},"
+    named = {} if column == "prompt" else {"prompt": column}
+    turns = Chat.of(_tokenizer(contest.policy)) is not None
+    rows = in_form(rows, "prompts", columns=named, turns=turns, text="text", of=of)
+    if share is None:
+        return rows, split
+    return parts_of(rows, share, parts=2)[0], f"{split} ({share:.0%} of its prompts held out)"
+
+
+def _held_out(settings: Any) -> tuple[float, str] | tuple[None, None]:
+    """The share that PPO's training held out, and of which split, by a run's settings or a card's."""
+    settings = settings if isinstance(settings, Mapping) else {}
+    share, split = settings.get("held_out_share"), settings.get("dataset_train_split", "train")
+    if not finite(share) or not 0 < share < 1 or not isinstance(split, str):
+        return None, None
+    return float(share), split
 
 
 def _check_room(policy: PreTrainedModel, tools: Evaluator, prompts: Sequence[Any]) -> None:
@@ -297,7 +339,7 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
     panel = open_panel(
         names,
         llm=terms.llm,
-        labeled=lambda: _labeled(data, contest.described),
+        labeled=lambda: _labeled(contest, data),
         folder=out,
         seed=terms.seed,
         hub=contest.hub,
@@ -319,15 +361,20 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
     )
 
 
-def _labeled(data: DataSource, described: str | None) -> Any:
+def _labeled(contest: PolicyPair, data: DataSource) -> Dataset:
+    at = contest.labeled
+    where = f"configuration {at.dataset_config}, split {at.dataset_train_split}"
     try:
-        return data.load("judge", "train", columns=["text", "label"])
+        if at.dataset_name is not None:
+            data = find_data(at.dataset_name, at.dataset_revision, contest.hub)
+        rows = data.load(at.dataset_config, at.dataset_train_split, columns=[])
+        return in_form(rows, "labeled", columns=at.columns, turns=False, text="text", of=f"The data set, {where},")
     except ZooError as error:
-        hint = f", such as {described}, by which its card goes" if described is not None else ""
+        hint = f", such as {contest.described}, by which its card goes" if contest.described is not None else ""
         raise ZooError(
-            f"The data set {data.location} has no labeled texts for the judge classifier (configuration judge, split "
-            f"train): name another with --judge{hint}: reward:MODEL, rule:REWARD, llm:MODEL or MODULE:FUNCTION, one of "
-            "which the recipe's README or the card of its last checkpoint may name."
+            f"The data set {data.location} has no labeled texts for the judge classifier ({where}): name another with "
+            f"--judge{hint}: reward:MODEL, rule:REWARD, llm:MODEL or MODULE:FUNCTION, one of which the recipe's README "
+            "or the card of its last checkpoint may name."
         ) from error
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from ..errors import ZooError
 from ..hub.claims import commit_on_head
+from ..hub.connect import CLIENT, Hub
 from ..hub.refusals import reason
 from ..json_values import hub_id
 from ..plain_yaml import BadYAML, load_yaml
@@ -32,11 +33,17 @@ class HubVotes:
     """
 
     def __init__(
-        self, repo_id: str, *, private: bool = False, license: str = "cc-by-4.0", tags: Sequence[str] = ()
+        self,
+        repo_id: str,
+        *,
+        private: bool = False,
+        license: str = "cc-by-4.0",
+        tags: Sequence[str] = (),
+        hub: Hub = CLIENT,
     ) -> None:
         if hub_id(repo_id) is None or "/" not in repo_id:
             raise ZooError(f"{repo_id!r} is no place for votes on a Hub: give NAMESPACE/NAME.")
-        self.name = repo_id
+        self.name, self.hub = repo_id, hub
         self._private, self._license, self._tags = private, license, tags
         self._ready = False
         self._known: tuple[str, list[Vote]] | None = None  # what was read last, and at which commit
@@ -48,9 +55,9 @@ class HubVotes:
         neither overwritten nor missed: then it is made anew. Raises what the client raises, and ZooError where the
         repository holds another data set.
         """
-        from huggingface_hub import CommitOperationAdd, HfApi
+        from huggingface_hub import CommitOperationAdd
 
-        api = HfApi()
+        api = self.hub.api()
         if not self._ready:
             api.create_repo(self.name, repo_type="dataset", exist_ok=True, private=self._private)
         files = {f"{name}/{batch}.parquet": _parquet(name, votes) for name in CONFIGURATIONS}
@@ -61,7 +68,8 @@ class HubVotes:
             added = {**files, "README.md": card.encode() if card else None}
             return [CommitOperationAdd(name, content) for name, content in added.items() if content is not None]
 
-        commit_on_head(self.name, operations, f"{len(votes)} vote{'s' * (len(votes) > 1)}", repo_type="dataset")
+        message = f"{len(votes)} vote{'s' * (len(votes) > 1)}"
+        commit_on_head(self.name, operations, message, repo_type="dataset", hub=self.hub)
         self._ready = True
 
     def _head(self, api: Any) -> str:
@@ -109,15 +117,14 @@ class HubVotes:
         A row that is no vote, as anybody with write access may add, is left out, with a warning. Raises what the client
         raises.
         """
-        from huggingface_hub import HfApi, snapshot_download
         from huggingface_hub.errors import RepositoryNotFoundError
 
         try:
-            head = self._head(HfApi())
+            head = self._head(self.hub.api())
             if self._known is not None and self._known[0] == head:
                 return list(self._known[1])
             patterns = [f"{name}/*/*.parquet" for name in CONFIGURATIONS]
-            folder = Path(snapshot_download(self.name, revision=head, repo_type="dataset", allow_patterns=patterns))
+            folder = self.hub.snapshot(self.name, revision=head, repo_type="dataset", allow_patterns=patterns)
         except RepositoryNotFoundError:
             return []
         found, strange = [], 0

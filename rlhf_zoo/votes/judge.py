@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..evaluation.votes import summary
-from ..hub.connect import CLIENT
+from ..hub.connect import CLIENT, Hub
 from ..hub.refusals import refusals_as
 from ..hub.weights import Origin, equal_weights
 from .data import HubVotes
@@ -15,15 +15,17 @@ from .vote import Shown, Vote
 __all__ = ["votes_on"]
 
 
-def votes_on(name: str, *, ppo: Sequence[Origin], sft: Sequence[Origin], seed: int) -> dict[str, Any]:
+def votes_on(
+    name: str, *, ppo: Sequence[Origin], sft: Sequence[Origin], seed: int, hub: Hub = CLIENT
+) -> dict[str, Any]:
     """What the votes in the data set NAMESPACE/NAME say of a policy against its SFT policy, as JSON.
 
     ppo, sft: where each was published, at one commit or at several of equal weights; [] where it was not. Votes count
     where both sides have these weights. win_rate is None without any, and `problem` then says why. Raises ZooError
     where the data set cannot be read.
     """
-    with refusals_as(f"The votes of {name} cannot be read on {CLIENT.name}", "check the name, --hub and the token."):
-        votes = HubVotes(name).read()
+    with refusals_as(f"The votes of {name} cannot be read on {hub.name}", "check the name, --hub and the token."):
+        votes = HubVotes(name, hub=hub).read()
     known: dict[tuple[str, Origin], bool] = {}
 
     def stood(shown: Shown) -> bool:
@@ -32,7 +34,7 @@ def votes_on(name: str, *, ppo: Sequence[Origin], sft: Sequence[Origin], seed: i
         at = (shown.repo, shown.commit)
         if (shown.role, at) not in known:
             wanted = ppo if shown.role == "ppo" else sft
-            known[shown.role, at] = any(equal_weights(at, one) for one in wanted)
+            known[shown.role, at] = any(equal_weights(at, one, hub=hub) for one in wanted)
         return known[shown.role, at]
 
     found: list[Vote] = [vote for vote in votes if stood(vote.left) and stood(vote.right)]

@@ -120,8 +120,8 @@ def test_what_is_asked_of_whom(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path
     assert resolve("maker/second", both).path.joinpath("model.safetensors").read_text() == second.url
     for name, message in (
         ("maker/both@v9", "maker/both has no revision 'v9'"),
-        ("maker/hidden", f"maker/hidden is not on {first.url}, which was asked first. There is no repository 'maker/hidden' "
-                         f"on {second.url}"),
+        ("maker/hidden", f"maker/hidden is not on {first.url}, which was asked first. There is no repository "
+                         f"'maker/hidden' on {second.url}"),
         ("maker/pickle", "has pytorch_model.bin, a pickle"),
     ):  # fmt: skip
         with pytest.raises(ZooError, match=message):

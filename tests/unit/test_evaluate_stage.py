@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import html
+import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +17,14 @@ from toy_run import EVALUATION, make_context, make_recipe, save_stage, save_star
 from trainer_fixture import make_tokenizer
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.record import read_json
+from rlhf_zoo.record import StageRecord, read_json
 from rlhf_zoo.release.card import make_card
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.judge import judge_run
+from rlhf_zoo.runs.layout import parts_of
 from rlhf_zoo.stages import evaluate, pipeline, ppo, reward
+from rlhf_zoo.studies.policies import Terms, find_pair
+from rlhf_zoo.studies.policies import evaluate as evaluate_pair
 
 JUDGE = "toy_run:judge"
 EXACT = "rlhf_zoo.rewards.verifiable:exact_match"
@@ -182,3 +187,29 @@ def test_a_judge_of_the_same_labels_learns_from_pairs_that_the_reward_model_neve
     with pytest.raises(ZooError, match="was trained with another max_steps than this command says"):
         evaluate.run(flagged(judge_share=0.5, max_steps=1))
     assert tree(tmp_path / "run/judge") == before
+
+
+def test_a_policy_of_a_run_is_asked_what_its_training_held_out(trained: RunContext, tmp_path: Path) -> None:
+    """The data that the run named, without the option, and the share of its prompts that PPO never rolled out."""
+    run = tmp_path / "run"
+    shutil.copytree(trained.directory, run)
+    record = StageRecord(run / "ppo")
+    terms = Terms(prompts=4, samples=1)
+    pair = find_pair(str(run), against=None, reward="none", terms=terms)
+    assert pair.data is not None and pair.data.location == str(trained.directory.parent / "data")
+    assert pair.held_out == (None, None)
+    resolved = {**record.read()["resolved"], "held_out_share": 0.2, "dataset_test_split": None}
+    record.write(resolved=resolved)
+    pair = find_pair(str(run), against=None, reward="none", terms=terms)
+    judged = replace(terms, judges=("test_evaluate_stage:long",))
+    found = evaluate_pair(pair, judged, out=tmp_path / "out", command="")
+    assert found["split"] == found["terms"]["split"] == "train (20% of its prompts held out)" and found["prompts"] == 3
+    rows = pair.data.load("prompts", "train", columns=[])
+    lines = (tmp_path / "out" / "samples.jsonl").read_text().splitlines()
+    assert {json.loads(line)["prompt"] for line in lines} == set(parts_of(rows, 0.2, parts=2)[0]["prompt"])
+    asked = evaluate_pair(pair, replace(judged, split="test"), out=tmp_path / "out", command="")
+    assert asked["split"] == "test" and asked["prompts"] == 4
+
+
+def long(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+    return [float(len(completion)) for completion in completions]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
-from trainer_fixture import digests, make_policy, make_reward_model, make_trainer
+from trainer_fixture import make_policy, make_reward_model, make_trainer
 from transformers import AutoModelForCausalLM
 
 from rlhf_zoo.errors import ZooError
@@ -20,6 +22,7 @@ from rlhf_zoo.reference import Reference
 from rlhf_zoo.rewards.loading import load_reward_model
 from rlhf_zoo.runs.loading import check_installed, loading_of
 from rlhf_zoo.runs.settings import StageSettings, stage_settings
+from rlhf_zoo.stage import STAGES
 
 LORA = {"use_peft": True, "lora_r": 2}
 FOUR = {**LORA, "load_in_4bit": True}
@@ -27,7 +30,7 @@ FOUR = {**LORA, "load_in_4bit": True}
 
 def settings(stage: str, **keys: Any) -> StageSettings:
     base = {"model_name_or_path": "somebody/model"} if stage == "sft" else {}
-    recipe = Recipe("toy", Path(), {"description": "A toy."}, {stage: {"bf16": False, **base, **keys}})
+    recipe = Recipe("toy", Path(), {"description": "A toy."}, {stage: {"bf16": False} | base | keys})
     return stage_settings(recipe, stage, {}, shared_flags={}, output_dir=Path("runs/toy"))
 
 
@@ -157,21 +160,35 @@ def test_an_adapters_base_is_loaded_once_at_its_revision(tmp_path: Path, monkeyp
     assert seen == [(str(tmp_path / "base"), "abc")]
 
 
+@pytest.mark.filterwarnings("ignore:.*so its adapter names no base:rlhf_zoo.ppo.guards.GuardWarning")
 def test_two_bases_are_held_where_policy_and_critic_train_adapters(tmp_path: Path) -> None:
     """The reference is the policy with its adapter off, and the critic lies on the reward model's very weights."""
     lora = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM")
     given: dict[str, Any] = {"max_steps": 2, "learning_rate": 0.02, "critic_learning_rate": 0.02, "merge_adapter": True}
 
     def run(folder: str, **more: Any) -> Any:
-        trainer = make_trainer(tmp_path / folder, reward_model=make_reward_model(), **given | more)
+        trainer = make_trainer(tmp_path / folder, **{"reward_model": make_reward_model()} | given | more)
         reward = {id(weight) for weight in trainer.rewards.models[0].model.base_model.parameters()}
         held = {id(weight) for weight in trainer.value_model.parameters()}
         return trainer, reward, held
 
-    trainer, reward, held = run("two", peft_config=lora)
-    assert reward <= held and trainer.reference.own is None
-    before = digests(trainer.rewards.models[0].model)
-    trainer.train()
-    assert digests(trainer.rewards.models[0].model) == before
+    half = {"bf16": True, "reward_model": make_reward_model().to(torch.bfloat16)}
+    for name, more in {"two": {}, "half": {**half, "model": make_policy().to(torch.bfloat16)}}.items():
+        trainer, reward, held = run(name, peft_config=lora, **more)
+        assert reward <= held and trainer.reference.own is None
+        before = copy.deepcopy(trainer.rewards.models[0].model.state_dict())
+        trainer.train()
+        after = trainer.rewards.models[0].model.state_dict()
+        assert all(torch.equal(weight, before[name]) for name, weight in after.items())
+        assert {weight.dtype for weight in trainer.model.parameters() if weight.requires_grad} == {torch.float32}
     _, reward, held = run("full", peft_config=lora, critic_lora=False)
     assert not reward & held
+
+
+def test_the_keys_of_the_page_build(tmp_path: Path) -> None:
+    """What docs/models.md proposes for one card."""
+    page = (Path(__file__).parents[2] / "docs/models.md").read_text(encoding="utf-8")
+    keys = yaml.safe_load(page.split("```yaml")[1].split("```")[0])
+    for stage in STAGES:
+        built = settings(stage, **keys, use_cpu=True)
+        assert built.model.use_peft and built.model.dtype == "bfloat16" and built.trainer.bf16

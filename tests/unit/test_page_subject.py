@@ -49,7 +49,7 @@ def test_a_folder_beside_no_run(tmp_path: Path) -> None:
 def test_runs_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = Run(listing("local/x", 10, 20), {})
 
-    def find_runs(repo, card, *, others=None):
+    def find_runs(repo, card, *, others=None, **_):
         if others:
             raise ZooError("local/gone is not there.")
         return Ablation((own, Run(listing("local/empty"), {})), None)
