@@ -99,8 +99,8 @@ class ActorCritic(nn.Module):
     ) -> None:
         """The policy as a plain checkpoint in `directory`, the critic in `directory/critic`.
 
-        merge: save a policy with an adapter as its base with the adapter merged in. weights: of policy and critic, where
-        they themselves hold shards; None takes their own.
+        merge: save a policy with an adapter as its base with the adapter merged in. weights: of policy and critic,
+        where they themselves hold shards; None takes their own.
         """
         of_policy, of_critic = weights
         directory = Path(directory)
