@@ -79,7 +79,10 @@ def check_access(namespace: str | None, *, hub: Hub = CLIENT) -> str:
 
     token_from = hub.token_from
     try:
-        me = hub.api().whoami()
+        api = hub.api()
+        if api.token is False:  # of which `whoami` says what no user could mend
+            raise LocalTokenNotFoundError
+        me = api.whoami()
     except UnicodeEncodeError as error:
         raise ZooError(
             f"{token_from} holds characters that no token has, so {hub.address} cannot be asked: set it again."

@@ -230,16 +230,7 @@ def plot_ensemble(found: Mapping[str, Any], path: Path) -> bool:
     top.margins(y=0.2)
     top.set_xlabel(f"accuracy on {accuracies[0]['n']} held-out pairs")
     for axes in rest:
-        axes.errorbar(
-            [part["kl"] for part in parts],
-            [part["value"] for part in parts],
-            yerr=_reach(parts),
-            color=_ORANGE,
-            marker="o",
-            capsize=3,
-            linewidth=1.3,
-            label="PPO's completions, in fifths",
-        )
+        _estimates(axes, parts, "kl", _ORANGE, "PPO's completions, in fifths")
         axes.axhline(apart["sft"]["value"], color=_BLUE, linestyle="--", linewidth=1.3, label="SFT's completions")
         axes.axhspan(*apart["sft"]["ci95"], color=_BLUE, alpha=0.15, linewidth=0)
         axes.axhline(apart["unrelated"], color=_GRAY, linestyle=":", label="unrelated models")
@@ -323,16 +314,7 @@ def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
     parts = [{**part, "value": part["accuracy"]} for part in calibration["bins"]]
     figure, (top, bottom) = _figure(4.6, 2, gap=0.15, sharex=True, height_ratios=(3, 1))
     top.plot([0.5, 1], [0.5, 1], color=_GRAY, linestyle=":", label="calibrated")
-    top.errorbar(
-        [part["confidence"] for part in parts],
-        [part["value"] for part in parts],
-        yerr=_reach(parts),
-        color=_BLUE,
-        marker="o",
-        capsize=3,
-        linewidth=1.3,
-        label="this model",
-    )
+    _estimates(top, parts, "confidence", _BLUE, "this model")
     title = f"Calibration: is it right as often as it says? ECE {calibration['ece']:.3f}"
     top.set(ylabel="share in the right order", title=title)
     top.legend(frameon=False, loc="lower right")
@@ -374,6 +356,11 @@ def _reach(points: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     """How far the interval of each point goes below it, and above."""
     below = [max(point["value"] - point["ci95"][0], 0.0) for point in points]
     return [below, [max(point["ci95"][1] - point["value"], 0.0) for point in points]]
+
+
+def _estimates(axes: Any, points: Sequence[Mapping[str, Any]], along: str, color: str, label: str) -> None:
+    x, y = [point[along] for point in points], [point["value"] for point in points]
+    axes.errorbar(x, y, yerr=_reach(points), color=color, marker="o", capsize=3, linewidth=1.3, label=label)
 
 
 def _with_bars(axes: Any, points: Sequence[Mapping[str, Any]], name: str, **style: Any) -> None:

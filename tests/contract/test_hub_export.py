@@ -320,7 +320,7 @@ def test_what_a_user_reads(here, there, tmp_path):
         (to, {"HF_TOKEN": there.token}, f"There is no token for {there.url}: set RLHF_ZOO_HUB_TOKEN"),
     ):
         done = zoo(*arguments, *more, home=tmp_path / "user", **env)
-        assert (done.returncode, done.stdout) == (2, "")
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
         assert message in errors(done.stderr)[0]
         assert not any(token in done.stderr for token in env.values())
     env = {"HF_ENDPOINT": there.url, "HF_TOKEN": there.token, "RLHF_ZOO_HUB_TOKEN": wrong}
