@@ -58,7 +58,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[
     from huggingface_hub import constants
 
     @contextlib.contextmanager
-    def unreachable(hub: Hub) -> Iterator[Hub]:
+    def unreachable(hub: Hub, source: Hub | None) -> Iterator[Hub]:
         yield Hub("other", "http://127.0.0.1:9", "a test")
 
     monkeypatch.setattr(connect, "connect", unreachable)
