@@ -41,18 +41,28 @@ def training_memory(shape: Shape, *, lora: bool, rows: int, tokens: int) -> dict
 
 
 def ppo_memory(
-    shape: Shape, *, lora: bool, reward: int, rollout: int, rows: int, prompt: int, response: int, half: bool
+    shape: Shape,
+    *,
+    lora: bool,
+    reward: int,
+    own: bool,
+    rollout: int,
+    rows: int,
+    prompt: int,
+    response: int,
+    half: bool,
 ) -> Mapping[str, int]:
     """Bytes by what they hold, in PPO.
 
-    reward: bytes of the reward model, 0 without one. rollout: completions of an update, which are sampled at once;
+    reward: bytes of the reward model, 0 without one; own: whether it is the recipe's, so that under LoRA the critic is
+    an adapter on it, and else on a copy of the policy. rollout: completions of an update, which are sampled at once;
     rows: of a micro-batch; prompt, response: their tokens at most; half: whether models compute in bf16.
     """
     trained = _trained(shape, lora=lora)
     cached = (FLOAT32 // 2 if half else FLOAT32) * shape.cached
     return {
         "the policy": trained,
-        "the critic": trained,
+        "the critic": TRAINED * shape.adapter if lora and own else trained,
         "the reference": 0 if lora else FLOAT32 * shape.parameters,
         "the reward model": reward,
         "keys and values of a rollout": cached * rollout * (prompt + response),

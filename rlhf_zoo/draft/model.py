@@ -89,17 +89,20 @@ def look_at_model(name: str) -> ModelFacts:
 
 
 def look_at_reward_model(name: str) -> int:
-    """The parameters of a reward model: a folder, or NAMESPACE/NAME[@REVISION]. Downloads no weights.
+    """The bytes of a reward model, as it was saved: a folder, or NAMESPACE/NAME[@REVISION]. Downloads no weights.
 
     Raises ZooError for one that cannot be read, or whose score would be read one token early.
     """
+    import torch
+
     repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
     what = f"The reward model {name}"
     model = _without_weights(AutoModelForSequenceClassification, repo, revision or None, what)
     tokenizer = load_tokenizer(repo, name=what, revision=revision or None)
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise ZooError(f"{what} pads with its end-of-sequence token, so its score would be read one token early.")
-    return sum(parameter.numel() for parameter in model.parameters())
+    size = getattr(torch, str(model.config.dtype or "float32").removeprefix("torch.")).itemsize
+    return size * sum(parameter.numel() for parameter in model.parameters())
 
 
 def _without_weights(kind: Any, repo: str, revision: str | None, what: str) -> Any:

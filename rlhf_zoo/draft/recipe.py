@@ -12,10 +12,13 @@ from typing import Any
 
 from ..chat import Chat, completion_text, prompt_ids, reading_ids, whole
 from ..errors import ZooError
+from ..evaluator.judges import check_names
 from ..plugins import REWARDS, did_you_mean, load_object, registered
 from ..recipes import is_repository_name, load_recipe
 from ..rewards.verifiable import Verifiable
+from ..runs.judge import SAME_LABELS
 from ..runs.layout import as_turns, sft_text
+from ..runs.settings import LLMConfig
 from ..stage import STAGES
 from .data import Reading, Source, look_at_data, read_as
 from .memory import FLOAT32, GIB, ppo_memory, training_memory
@@ -30,6 +33,7 @@ FILLED = 0.7
 RANK = 16
 MOST_PROMPTS, MOST_EPISODES, MOST_RESPONSE, MOST_TOKENS = 200, 20_000, 256, 1024
 UPDATE, MICRO = 64, 4
+JUDGED = 0.3  # of the pairs, for the judge same-labels
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class _Said:
 def draft(wish: Wish, *, title: str) -> Draft:
     """Looks at the model and the data, and decides. Raises ZooError for what no recipe can be made of."""
     said = _Said()
+    if wish.judge is not None:
+        check_names([wish.judge], LLMConfig(), hub=None)
     functions, reward_model = _rewards(wish.rewards)
     if wish.preferences is None and not wish.rewards:
         raise ZooError("Nothing says what is better: give --preferences, or --reward with --prompts.")
@@ -102,6 +108,7 @@ def draft(wish: Wish, *, title: str) -> Draft:
         "rank": RANK,
         "half": _accelerated(),
         "judge": judge,
+        "judged": JUDGED if judge.get("judge") == SAME_LABELS else None,
         "memory": {stage: sum(parts.values()) / GIB for stage, parts in memory.items()},
     }
     names = ["recipe", *(stage for stage in ("sft", "reward", "ppo") if stage in readings)]
@@ -314,13 +321,20 @@ def _memory(
     def stages(lora: bool) -> dict[str, Mapping[str, int]]:
         reward = 0
         if reward_model is not None:
-            reward = FLOAT32 * look_at_reward_model(reward_model)
+            reward = look_at_reward_model(reward_model)
         elif "reward" in readings:
             reward = FLOAT32 * shape.parameters
         ppo = ppo_memory(
-            shape, lora=lora, reward=reward, rollout=sizes["rollout"], rows=sizes["rows"], prompt=sizes["prompt"],
-            response=sizes["response"], half=_accelerated(),
-        )  # fmt: skip
+            shape,
+            lora=lora,
+            reward=reward,
+            own="reward" in readings,
+            rollout=sizes["rollout"],
+            rows=sizes["rows"],
+            prompt=sizes["prompt"],
+            response=sizes["response"],
+            half=_accelerated(),
+        )
         found: dict[str, Mapping[str, int]] = {
             "sft": training_memory(shape, lora=lora, rows=sizes["rows"], tokens=sizes["text"])
         }
@@ -336,6 +350,13 @@ def _memory(
         str(lora).lower(),
         f"PPO of all weights takes {whole:.1f} GiB before activations, of {gib:.0f} GiB {source}",
     )
+    if lora and model.revision is None:
+        said(
+            "publishing",
+            "not possible yet",
+            f"{model.name} is a folder, and an adapter is published with a base that others find: upload it to a Hub "
+            "and give that name, or give a --memory that all weights fit",
+        )
     return lora, found
 
 
@@ -370,6 +391,14 @@ def _judge(wish: Wish, readings: Mapping[str, Reading], functions: Sequence[str]
         if isinstance(load_object(name, group=REWARDS), Verifiable):
             said("judge", f"rule:{name}", "a reward that is checked by a program is its own judge")
             return {"judge": f"rule:{name}"}
+    if "reward" in readings:
+        said(
+            "judge",
+            SAME_LABELS,
+            f"nobody was named: a second reward model learns from {JUDGED:.0%} of the pairs; another public one, by "
+            "--judge reward:NAMESPACE/NAME, would not err where these labels do",
+        )
+        return {"judge": SAME_LABELS}
     usual = sorted(len(_answer(row).split()) for row in readings["sft"].rows)
     target = max(1, usual[len(usual) // 2])
     said(

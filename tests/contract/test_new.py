@@ -72,7 +72,8 @@ def test_preferences_become_a_recipe_that_passes_every_check(
     said = capsys.readouterr().out
     keys = recipe()
     assert keys.keys() == {"recipe", "sft", "reward", "ppo"}
-    assert keys["sft"]["columns"] == PREFERENCES[name] and "NOBODY WAS NAMED" in said
+    assert keys["sft"]["columns"] == PREFERENCES[name] and "same-labels (nobody was named" in said
+    assert (keys["recipe"]["evaluation"]["judge"], keys["reward"]["judge_share"]) == ("same-labels", 0.3)
     talks = miniatures.FAMILIES[family].template is not None and name != "Anthropic/hh-rlhf"
     assert bool(keys["recipe"].get("conversational")) == (talks and name == "trl-lib/tldr-preference")
     assert keys["recipe"].get("chat_template_kwargs") == (
@@ -152,6 +153,7 @@ def test_where_all_weights_do_not_fit_it_is_lora_on_the_layers_of_the_model(
         (["--reward", "numeric_match"], "There are no prompts to answer: give --prompts"),
         (["--prompts", "trl-lib/tldr", "--reward", "numeric_mach"], "no model's name, did you mean 'numeric_match'?"),
         (["--prompts", "asked", "--reward", "length"], "asked hold no answers that SFT could learn from: name texts"),
+        (["--preferences", "trl-lib/tldr", "--judge", "clasifier"], "clasifier"),
         (["--preferences", "nowhere"], "The data set nowhere is no folder and cannot be found"),
     ],
 )
@@ -182,7 +184,15 @@ def test_memory_is_computed_from_the_configuration_as_the_page_says(place: Path)
     columns = []
     for lora in (False, True):
         parts = ppo_memory(
-            shape, lora=lora, reward=4 * shape.parameters, rollout=64, rows=4, prompt=512, response=256, half=True
+            shape,
+            lora=lora,
+            reward=4 * shape.parameters,
+            own=True,
+            rollout=64,
+            rows=4,
+            prompt=512,
+            response=256,
+            half=True,
         )
         columns.append({**parts, "in all, before activations": sum(parts.values())})
     for what in columns[0]:
