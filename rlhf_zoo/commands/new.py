@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shlex
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def new(
     wish = Wish(model, preferences, prompts, texts, rewards, judge, memory)
     here = source_hub in (None, "none")
     with contextlib.nullcontext() if here else settle_hub(source_hub, push_to_hub=False):
-        made = draft(wish, title=folder.resolve().name)
+        made = draft(wish, title=os.path.basename(os.path.abspath(folder)))
         write(made, folder)
     for what, taken, why in made.said:
         click.echo(f"{what}: {taken} ({why})")

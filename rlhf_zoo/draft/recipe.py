@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,7 +120,7 @@ def write(made: Draft, folder: Path) -> None:
     """Writes the recipe, once it is valid, into a folder that is not there or empty. Raises ZooError otherwise."""
     check_folder(folder)
     with tempfile.TemporaryDirectory() as scratch:
-        recipe = Path(scratch) / folder.resolve().name
+        recipe = Path(scratch) / os.path.basename(os.path.abspath(folder))
         recipe.mkdir()
         for name, text in made.files.items():
             (recipe / name).write_text(text, encoding="utf-8")
@@ -134,9 +135,10 @@ def check_folder(folder: Path) -> None:
     """Raises ZooError where a recipe cannot be written, or would be written over something."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ZooError(f"{folder} is there already and is not empty: choose another name, or remove it first.")
-    if not is_repository_name(folder.resolve().name):
+    name = os.path.basename(os.path.abspath(folder))
+    if not is_repository_name(name):
         raise ZooError(
-            f"The recipe would be called {folder.resolve().name!r}, and its repositories could not be: use at most 80 "
+            f"The recipe would be called {name!r}, and its repositories could not be: use at most 80 "
             "letters, digits, '-', '_' and '.', with a letter or digit at both ends."
         )
 

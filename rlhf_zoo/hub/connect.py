@@ -159,7 +159,10 @@ def choose_source(flag: str | None, target: Hub, *, environment: Mapping[str, st
     elif flag is not None:
         source = _at(flag, "--source_hub")
     else:
-        source = _at(named or REAL, "HF_ENDPOINT" if named else "as huggingface_hub has it")
+        try:
+            source = _at(named or REAL, "HF_ENDPOINT" if named else "as huggingface_hub has it")
+        except ZooError:  # with --hub nobody asked for it
+            return None
     return None if (source.kind, source.endpoint) == (target.kind, target.endpoint) else source
 
 

@@ -19,7 +19,7 @@ from ..chat import Chat
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.publish import publish_folder
-from ..hub.refusals import client_errors, reason
+from ..hub.refusals import client_errors, reason, refusals_as
 from ..json_values import hub_id
 from ..model_files import load_tokenizer
 from ..plugins import load_object
@@ -275,12 +275,7 @@ def _prepare(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str, list[d
         raise ZooError(
             f"corpus_args does not suit {shared.corpus} ({error}): its docstring says what it takes."
         ) from error
-    name = shared.dataset_name
-    if hub.source is not None and name is not None and hub_id(name) and not Path(name).exists():
-        found = find_data(name, shared.dataset_revision, hub)
-        if found.hub is hub.source:  # a corpus reads a folder, or asks the Hub of the environment
-            name = str(found.hub.snapshot(name, repo_type="dataset", revision=found.revision))
-    prepared = prepare(name, seed=shared.seed, **shared.corpus_args)
+    prepared = prepare(_text_of(shared, hub), seed=shared.seed, **shared.corpus_args)
     for configuration, splits in prepared.items():
         for split, rows in splits.items():
             if not rows:
@@ -289,6 +284,24 @@ def _prepare(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str, list[d
                     "give more text."
                 )
     return prepared
+
+
+def _text_of(shared: RecipeConfig, hub: Hub) -> str | None:
+    """What a corpus is given: it reads a folder, or asks the Hub of the environment, so what the source has is fetched.
+
+    What no Hub has is left to the corpus, which knows what it takes.
+    """
+    name = shared.dataset_name
+    if hub.source is None or name is None or not hub_id(name) or Path(name).exists():
+        return name
+    try:
+        found = find_data(name, shared.dataset_revision, hub)
+    except ZooError:
+        return name
+    if found.hub is not hub.source or not found.lineage["commit"]:
+        return name
+    with refusals_as(f"The data set {name} cannot be had from {found.hub.name}", "try again."):
+        return str(found.hub.snapshot(name, repo_type="dataset", revision=found.revision))
 
 
 def add_configuration(context: RunContext, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> DataSource:

@@ -14,6 +14,7 @@ from ..chat import whole_words
 from ..errors import ZooError
 from ..finite import finite_steps
 from ..hub.connect import Hub
+from ..hub.pull import fetch
 from ..hub.refs import NOT_LOADED, ask, came_from, resolve
 from ..hub.refusals import refusals_as
 from ..model_files import load_tokenizer
@@ -154,11 +155,13 @@ def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | No
     if not context.restart and before.get("fingerprint") == told:
         return ParentCheckpoint(Path(name), before)
 
-    def look(hub: Hub) -> Any:
+    def look(hub: Hub) -> str:
+        if hub.offline:
+            return fetch(f"{name}@{revision or 'main'}", hub=hub, but=NOT_LOADED).commit
         mend = "check model_name_or_path, model_revision, --hub and --source_hub."
         with refusals_as(f"The model {name} cannot be found on {hub.name}", mend):
-            return hub.api().model_info(name, revision=revision)
+            return str(hub.api().model_info(name, revision=revision).sha)
 
-    at, info = ask(name, context.hub, look)
-    found = {"repo": name, "commit": info.sha, "fingerprint": told, **came_from(at, context.hub)}
+    at, commit = ask(name, context.hub, look)
+    found = {"repo": name, "commit": commit, "fingerprint": told, **came_from(at, context.hub)}
     return ParentCheckpoint(Path(name), found)

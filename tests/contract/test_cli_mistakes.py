@@ -40,7 +40,7 @@ STOP = {
     name: f"--{'' if name in ('sft', 'reward', 'ppo', 'doctor', 'eval') else 'ppo.'}seed=x".split()
     for name in ("ablate", "baseline", "doctor", "ensemble", "eval", "ppo", "reward", "run", "sft")
 }
-REQUIRED = {"method": "dpo", "kl_coef": "0", "repo": "user/name", "prompt": "the"}
+REQUIRED = {"method": "dpo", "model": "user/name", "kl_coef": "0", "repo": "user/name", "prompt": "the"}
 # They serve until Ctrl-C, or write into the home directory.
 LEFT_OUT = {"hub serve", "compare", "install-hf-extension", "uninstall-hf-extension"}
 
@@ -58,7 +58,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[
     from huggingface_hub import constants
 
     @contextlib.contextmanager
-    def unreachable(hub: Hub) -> Iterator[Hub]:
+    def unreachable(hub: Hub, source: Hub | None) -> Iterator[Hub]:
         yield Hub("other", "http://127.0.0.1:9", "a test")
 
     monkeypatch.setattr(connect, "connect", unreachable)

@@ -129,7 +129,11 @@ def test_what_is_asked_of_whom(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path
     silent = replace(both, source=replace(source, endpoint="http://127.0.0.1:9"))
     with pytest.raises(ZooError, match=rf"maker/none is not on {first.url}, .*http://127.0.0.1:9 does not give it"):
         resolve("maker/none", silent)
-    assert resolve("maker/second", silent).commit, "from the cache"
+    offline = replace(both, source=replace(source, offline=True))
+    for hub in (silent, offline):
+        assert resolve("maker/second", hub).commit, "from the cache"
+    with pytest.raises(ZooError, match=r"maker/none is not on .* is not in the cache"):
+        resolve("maker/none", offline)
 
 
 @pytest.mark.parametrize(
@@ -138,6 +142,7 @@ def test_what_is_asked_of_whom(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path
         (None, "local", {}, REAL),
         (None, "local", {"HF_ENDPOINT": "https://hub.example.com/"}, "https://hub.example.com"),
         (None, REAL, {}, None),
+        (None, "local", {"HF_ENDPOINT": "http://hub.example.com"}, None),
         ("none", "local", {}, None),
         ("local", "local", {}, None),
         ("https://other.example.com", "local", {}, "https://other.example.com"),
