@@ -33,6 +33,7 @@ _MAX_FILES = 5000
 _COMMIT_BODY = 4 * 2**30
 _MAX_CHANGES = 100_000
 _MAX_ATTRIBUTE_LINE = 2000
+_MAX_STARS = 4
 _ATTRIBUTES = ".gitattributes"
 _TRACKED = " filter=lfs diff=lfs merge=lfs -text"
 _NO_PULL_REQUESTS = "The embedded Hub has no pull requests: commit to a branch (revision=...) instead."
@@ -275,7 +276,7 @@ class _Attributes:
         stored = quarantine.read(oid) if oid and quarantine else None
         self.content = stored if stored is not None else git.blob(oid) if oid else b""
         self._rules = []
-        for pattern, attributes in parse_git_attributes(BytesIO(self.content)):
+        for pattern, attributes in parse_git_attributes(_quick(self.content)):
             with suppress(MalformedPattern):  # git skips such a line, and so do we
                 self._rules.append((Pattern(pattern), attributes))
 
@@ -283,6 +284,13 @@ class _Attributes:
         from dulwich.attrs import match_path
 
         return match_path(self._rules, path.encode()).get(b"filter") == b"lfs"
+
+
+def _quick(content: bytes) -> BytesIO:
+    """Without patterns whose matching could take a minute and hold every thread, as regular expressions backtrack."""
+    return BytesIO(
+        b"\n".join(line for line in content.split(b"\n") if line.replace(b"\\*", b"").count(b"*") <= _MAX_STARS)
+    )
 
 
 def _attribute_pattern(path: str) -> str:
@@ -297,4 +305,4 @@ def _ignored(git: GitRepository, tree: TreeEdit, sent: str | None) -> IgnoreFilt
 
     oid = tree.get(".gitignore")
     content = sent.encode() if sent is not None else git.blob(oid) if oid else b""
-    return IgnoreFilter(read_ignore_patterns(BytesIO(content)))
+    return IgnoreFilter(read_ignore_patterns(_quick(content)))

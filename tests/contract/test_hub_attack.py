@@ -246,6 +246,18 @@ def test_wrong_kinds_are_a_400(here):
     assert here.api().model_info(REPO).sha == before
 
 
+def test_patterns_that_would_take_a_minute_match_nothing(here):
+    pattern = "*a" * 8 + "*b"
+    files = [{"path": "a" * 250, "size": 1, "sample": ""}, {"path": "x.y", "size": 1, "sample": ""}]
+    for name in (".gitattributes", ".gitignore"):
+        value = {"path": name, "content": f"{pattern} filter=lfs\n*.y filter=lfs\n"}
+        assert here.commit(REPO, {"key": "file", "value": value}).status == 200
+    began = time.process_time()
+    answer = here.send("POST", f"/api/models/{REPO}/preupload/main", {"files": files})
+    assert [item["uploadMode"] for item in answer.json()["files"]] == ["regular", "lfs"]
+    assert time.process_time() - began < 5
+
+
 def test_a_route_that_says_nothing_of_a_body_reads_none():
     router = Router(lambda repo: True)
     router.add("POST", "/undeclared", lambda request: request.json())
