@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from datasets import Dataset
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .chat import prompt_ids as tokenize_prompt
@@ -16,6 +20,7 @@ __all__ = [
     "need_columns",
     "prepare_prompts",
     "tokenize_prompt",
+    "unstacked",
 ]
 
 PROMPT_TOKENS = "input_ids"
@@ -75,3 +80,19 @@ def prepare_prompts(
     if PROMPT_INDEX not in dataset.column_names:
         dataset = dataset.add_column(PROMPT_INDEX, list(range(len(dataset))))
     return dataset
+
+
+def unstacked(batch: Mapping[str, Any], tokenizer: Any) -> list[dict[str, Any]]:
+    """A batch that a collator stacked, as one mapping a prompt, with unpadded token ids."""
+    columns = dict(batch)
+    attention = columns.pop("attention_mask", None)
+    ids, pad = columns.get(PROMPT_TOKENS), tokenizer.pad_token_id
+    if attention is None and isinstance(ids, Tensor) and pad not in (None, tokenizer.eos_token_id):
+        attention = ids != pad  # TRL's PPO told prompts from padding so
+    rows = []
+    for place in range(len(next(iter(columns.values())))):
+        row = {n: x[place].tolist() if isinstance(x, Tensor) else x[place] for n, x in columns.items()}
+        if attention is not None:
+            row[PROMPT_TOKENS] = [i for i, real in zip(row[PROMPT_TOKENS], attention[place], strict=True) if real]
+        rows.append(row)
+    return rows

@@ -5,7 +5,6 @@ The algorithm stands in `rlhf_zoo.ppo.trainer`.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 from abc import ABC, abstractmethod
@@ -23,13 +22,11 @@ from transformers.trainer import OPTIMIZER_NAME
 
 from .. import functional as F
 from ..actor_critic import ActorCritic
-from ..data import PROMPT_INDEX, PROMPT_TOKENS
+from ..data import PROMPT_INDEX, unstacked
 from ..errors import ZooError
 from ..finite import SKIPPED, Guarded, NotFinite
-from ..models import is_peft
 from ..rewards import RewardFunction, RewardModel, Rewards, Scored
-from ..sharding import full_optimizer, full_weights, shard, shard_optimizer, whole
-from ..value_head import ValueHead
+from ..sharding import full_optimizer, full_weights, shard_optimizer, whole
 from .assembly import Parts, assemble, prompts_of
 from .completions import COMPLETIONS_DIR, DecodedCompletions, decoded, show_table
 from .config import PPOConfig
@@ -37,6 +34,7 @@ from .control import RunningScores, kl_controller
 from .custom_loop import GivenScores
 from .guards import KLWatch, ReferenceWatch
 from .metrics import Progress, critic_health, of_completions
+from .processes import shard_all
 from .rollout import Advantages, Rollout
 from .whole import PPO_COMPLETE, Complete, last_whole
 
@@ -130,29 +128,8 @@ class BasePPOTrainer(Guarded, ABC):
         for reward in self._scoring:
             reward.to(self.accelerator.device)
         if args.fsdp2:
-            self._shard(optimizers)
-
-    def _shard(self, optimizers: tuple) -> None:
-        """Shards every model. Raises ZooError for those that cannot be, and for an optimizer made before."""
-        reference = None if self.reference is None else self.reference.own
-        models = [self.policy, self.value_model, *(one.model for one in self._scoring)]
-        models += [] if reference is None else [reference]
-        for wrong, mend in (
-            (is_peft(self.policy) or is_peft(self.value_model), "adapters: leave use_peft out"),
-            (
-                isinstance(self.value_model, ValueHead),
-                "a critic on the policy's trunk: give critic 'policy' or 'reward'",
-            ),
-            (any(getattr(each, "is_quantized", False) for each in models), "models in few bits: leave them whole"),
-            (optimizers[0] is not None, "an optimizer of one's own: leave it out"),
-        ):
-            if wrong:
-                raise ZooError(f"fsdp2 is not there for {mend}, or leave fsdp2 out.")
-        for model in models:
-            shard(model)
-        # What accelerate would wrap for training it wraps in DDP, which does not take shards.
-        prepare: Any = self.accelerator.prepare_model
-        self.accelerator.prepare_model = functools.partial(prepare, evaluation_mode=True)  # type: ignore[method-assign]
+            others = [*(one.model for one in self._scoring), self.reference.own if self.reference else None]
+            shard_all(self.policy, self.value_model, *others, optimizer=optimizers[0], accelerator=self.accelerator)
 
     @property
     def _scoring(self) -> Sequence[RewardModel]:
@@ -332,19 +309,8 @@ class BasePPOTrainer(Guarded, ABC):
         """A batch as the collator gave it, as one mapping a prompt, with unpadded token ids."""
         if not isinstance(batch, Mapping):
             return list(batch)
-        columns = dict(batch)
-        attention = columns.pop("attention_mask", None)
-        ids, pad = columns.get(PROMPT_TOKENS), self.processing_class.pad_token_id
-        if attention is None and isinstance(ids, Tensor) and pad not in (None, self.processing_class.eos_token_id):
-            attention = ids != pad  # TRL's PPO told prompts from padding so
-        rows = []
-        for place in range(len(next(iter(columns.values())))):
-            row = {n: each[place].tolist() if isinstance(each, Tensor) else each[place] for n, each in columns.items()}
-            if attention is not None:
-                row[PROMPT_TOKENS] = [i for i, real in zip(row[PROMPT_TOKENS], attention[place], strict=True) if real]
-            row.setdefault(PROMPT_INDEX, self.index_here(len(self._waiting) + place))
-            rows.append(row)
-        return rows
+        rows = unstacked(batch, self.processing_class)
+        return [{PROMPT_INDEX: self.index_here(len(self._waiting) + place)} | row for place, row in enumerate(rows)]
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Trains. resume_from_checkpoint: a checkpoint, or True for the last one of output_dir that is whole.

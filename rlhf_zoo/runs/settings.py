@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import typing
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .. import processes
 from ..chat import Chat
 from ..errors import ZooError
 from ..limits import check_limits
@@ -22,6 +20,7 @@ from .choice import ReleaseArguments, check_rule
 from .declared import RUN_KEYS, declared_keys, refused_keys
 from .layout import DataArguments
 from .loading import check_model
+from .shares import share_of_batch
 from .values import check_plain, coerce, shown
 
 __all__ = [
@@ -351,7 +350,7 @@ def stage_settings(
         if hints[name] is float and not name.endswith("_steps"):
             given[name] = float(given[name])
     given |= {"output_dir": str(output_dir), "disable_tqdm": True}
-    given |= _share(given, {name: default for name, (_, default, _) in keys.items()}, stage)
+    given |= share_of_batch({name: default for name, (_, default, _) in keys.items()} | given, stage)
     try:
         data, trainer, model, release = (
             kind(**{name: value for name, value in given.items() if name in _hints(kind)})
@@ -368,46 +367,6 @@ def stage_settings(
     keep = asked.get("save_total_limit")
     asked.pop("fsdp2", None)  # a run goes on with its weights in shards and without
     return StageSettings(stage, shared, data, trainer, model, release, keep, {**asked, "recipe": learned})
-
-
-def _share(given: Mapping[str, Any], defaults: Mapping[str, Any], stage: str) -> dict[str, Any]:
-    """The batch of one of several processes: what a recipe says is of all together, so their number changes no result.
-
-    Raises ZooError where the batch cannot be divided, and for keys whose meaning depends on the number of processes.
-    """
-    number = processes.count()
-    if number == 1:
-        return {}
-
-    def said(key: str) -> Any:
-        return given.get(key, defaults[key])
-
-    for key, only in {"train_sampling_strategy": ("random", "sequential"), "auto_find_batch_size": (False,)}.items():
-        if key in defaults and said(key) not in only:
-            raise ZooError(
-                f"{key} of the stage {stage} is {said(key)!r}, which {number} processes would each do with rows of "
-                f"their own: set it to {' or '.join(map(repr, only))}, or run it in one process."
-            )
-    size, steps, evaluated = (
-        said(key)
-        for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size")
-    )
-    fewer = 1 if size % number == 0 else math.gcd(steps, number)
-    wrong = {
-        "per_device_train_batch_size": size % (number // fewer),
-        "per_device_eval_batch_size": evaluated % number,
-    }
-    for key, left in wrong.items():
-        if left:
-            raise ZooError(
-                f"{key} of the stage {stage} is {said(key)}, of all processes together, and there are {number}: "
-                "give a multiple, or start another number of them."
-            )
-    return {
-        "per_device_train_batch_size": size * fewer // number,
-        "gradient_accumulation_steps": steps // fewer,
-        "per_device_eval_batch_size": evaluated // number,
-    }
 
 
 def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[str], *, where: str) -> dict[str, Any]:
