@@ -1,0 +1,50 @@
+"""The share that one of several processes has of a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from .. import processes
+from ..errors import ZooError
+
+__all__ = ["share_of_batch"]
+
+
+def share_of_batch(said: Mapping[str, Any], stage: str) -> dict[str, Any]:
+    """The keys of the batch of one of several processes: what a recipe says is of all together.
+
+    So their number changes no result. said: the stage's keys, with their defaults.
+
+    Raises ZooError where the batch cannot be divided, and for keys whose meaning depends on the number of processes.
+    """
+    number = processes.count()
+    if number == 1:
+        return {}
+    for key, only in {"train_sampling_strategy": ("random", "sequential"), "auto_find_batch_size": (False,)}.items():
+        if key in said and said[key] not in only:
+            raise ZooError(
+                f"{key} of the stage {stage} is {said[key]!r}, which {number} processes would each do with rows of "
+                f"their own: set it to {' or '.join(map(repr, only))}, or run it in one process."
+            )
+    size, steps, evaluated = (
+        said[key]
+        for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size")
+    )
+    fewer = 1 if size % number == 0 else math.gcd(steps, number)
+    wrong = {
+        "per_device_train_batch_size": size % (number // fewer),
+        "per_device_eval_batch_size": evaluated % number,
+    }
+    for key, left in wrong.items():
+        if left:
+            raise ZooError(
+                f"{key} of the stage {stage} is {said[key]}, of all processes together, and there are {number}: "
+                "give a multiple, or start another number of them."
+            )
+    return {
+        "per_device_train_batch_size": size * fewer // number,
+        "gradient_accumulation_steps": steps // fewer,
+        "per_device_eval_batch_size": evaluated // number,
+    }
