@@ -19,7 +19,7 @@ def test_the_trainer_overrides_no_private_name_but_those_in_the_list():
         for name, value in vars(kind).items()
         if name.startswith("_") and not name.startswith("__") and inspect.isfunction(value) and hasattr(Trainer, name)
     }
-    assert private == {"_load_from_checkpoint"}
+    assert private == {"_load_from_checkpoint", "_load_optimizer_and_scheduler", "_save_optimizer_and_scheduler"}
     assert all(name in DEPARTURES.read_text() for name in private)
 
 
@@ -27,3 +27,9 @@ def test_trainer_loads_weights_through_it_when_it_resumes():
     parameters = list(inspect.signature(Trainer._load_from_checkpoint).parameters)
     assert parameters == ["self", "resume_from_checkpoint", "model"]
     assert "self._load_from_checkpoint(resume_from_checkpoint" in inspect.getsource(Trainer.train)
+
+
+def test_trainer_saves_and_loads_the_optimizer_through_them():
+    assert list(inspect.signature(Trainer._save_optimizer_and_scheduler).parameters) == ["self", "output_dir"]
+    assert list(inspect.signature(Trainer._load_optimizer_and_scheduler).parameters) == ["self", "checkpoint"]
+    assert "self._save_optimizer_and_scheduler(output_dir)" in inspect.getsource(Trainer._save_checkpoint)

@@ -127,7 +127,7 @@ MUTATIONS = [
              "torch.ones_like(mask).long().cumsum(-1)", "rlhf_zoo/sampling.py"),
     Mutation("loss", "reference at temperature 1", "temperature=args.temperature", "temperature=1.0", TRAINER),
     Mutation("learn", "β counts prompts", "int(moments[0])", "int(moments[0]) // self.args.num_generations", TRAINER),
-    Mutation("minibatch", "the width for the length", "length=self.args.response_length",
+    Mutation("minibatch", "the width for the length", "length=args.response_length",
              "length=rollout.mask.shape[1]", TRAINER),
     Mutation("update", "one shuffle for all epochs", "generator=shuffle",
              "generator=torch.Generator().manual_seed(shuffle.initial_seed())", TRAINER),

@@ -155,7 +155,7 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
         ("needs one output", {"value_model": make_reward_model(num_labels=3)}),
         ("critic has 10 embedding rows and the policy 17", {"value_model": narrow}),
         ("value_model has the type int", {"value_model": 5}),
-        ("The critic /nowhere/at/all cannot be loaded", {"value_model": "/nowhere/at/all"}),
+        ("/nowhere/at/all is neither a directory nor a repository", {"value_model": "/nowhere/at/all"}),
         ("has a value head and value_model is given too", headed | {"value_model": short}),
         ("has a value head and critic is 'policy'", headed | {"critic": "policy"}),
         # what transformers.Trainer would do
