@@ -51,7 +51,10 @@ def full_weights(model: nn.Module) -> dict[str, Any] | None:
     """All weights of a sharded model, in the first process on the CPU; None for one that is not sharded."""
     if not isinstance(model, FSDPModule):
         return None
-    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+    # Gathered apart, tied weights would be saved twice.
+    tied = getattr(model, "all_tied_weights_keys", {})
+    return weights | {name: weights[of] for name, of in tied.items() if of in weights}
 
 
 def load_full(model: nn.Module, weights: dict[str, Any]) -> None:

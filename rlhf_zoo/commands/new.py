@@ -65,5 +65,5 @@ def new(
     for stage, parts in made.memory.items():
         listed = ", ".join(f"{what} {size / GIB:.2f}" for what, size in parts.items() if size)
         click.echo(f"memory of {stage}: {sum(parts.values()) / GIB:.2f} GiB and activations ({listed})")
-    name = shlex.quote(str(folder))
+    name = shlex.quote(str(folder)) + (f" --source_hub {shlex.quote(source_hub)}" if source_hub else "")
     click.echo(f"\n{folder} holds {', '.join(made.files)}. Try next:\n  rlhf-zoo doctor {name}\n  rlhf-zoo run {name}")

@@ -46,7 +46,7 @@ def check_plan(context: RunContext, stage: str) -> None:
         if name is None or Path(name).is_dir():
             raise ZooError(
                 "use_peft of the stage sft cannot be published, as its adapter would lie on a model that no Hub has: "
-                "name one of the Hub in model_name_or_path, or leave --push_to_hub out."
+                "name one of the Hub in model_name_or_path (`hf upload` sends a folder there), or leave use_peft out."
             )
     elif "sft" in context.recipe.stages:
         sft = context.settings("sft")

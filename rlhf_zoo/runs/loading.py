@@ -16,6 +16,8 @@ __all__ = ["check_installed", "check_model", "loading_of"]
 DTYPES = ("float32", "bfloat16", "auto")
 FOUR_BIT = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_quant_storage": None, "use_bnb_nested_quant": False}
 STORAGES = ("uint8", "bfloat16", "float16", "float32")
+# Of report_to, by the name of the module.
+REPORTERS = ("clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "trackio", "wandb")
 # Optimizers of transformers that bitsandbytes has.
 BITS_OPTIMIZERS = ("8bit", "paged_", "ademamix")
 
@@ -89,6 +91,9 @@ def check_installed(settings: StageSettings) -> None:
         if model.attn_implementation == f"flash_attention_{number}":
             module = {"2": "flash_attn", "3": "flash_attn_interface"}[number]
             needs[f"attn_implementation {model.attn_implementation}"] = (module, "flash-attn")
+    for name in settings.trainer.report_to or ():
+        if name in REPORTERS:
+            needs[f"report_to {name}"] = (name, name.replace("_", "-"))
     for key, (module, package) in needs.items():
         if importlib.util.find_spec(module) is None:
             raise ZooError(

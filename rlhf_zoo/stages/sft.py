@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from .. import processes
 from ..chat import whole_words
 from ..errors import ZooError
 from ..finite import finite_steps
@@ -74,7 +75,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             pad_token=own.trainer.pad_token,
             eos_token=own.trainer.eos_token,
         )
-        if said is not None:
+        if said is not None and processes.first():
             log.warning("%s", said)
         if conversational(train):
             if own.trainer.assistant_only_loss and not has_generation_markers(tokenizer.chat_template or ""):

@@ -44,6 +44,7 @@ from ..ppo.guards import (
 )
 from ..ppo.rollout import Advantages, Rollout
 from ..ppo.trainer import PPOTrainer
+from ..release.adapters import check_plan
 from ..rewards import RewardModel, Scored
 from ..runs.context import ParentCheckpoint, RunContext
 from ..runs.data import check_forms, stage_source, to_train
@@ -177,6 +178,8 @@ def _keys(context: RunContext) -> tuple[StageSettings, str]:
     settings = {stage: context.settings(stage) for stage in context.recipe.stages}
     for each in settings.values():
         check_installed(each)
+    for stage in settings if context.hub.kind == "local" else ():  # there every run publishes
+        check_plan(context, stage)
     return settings.get("ppo") or context.settings("ppo"), f"{', '.join(settings)}: every key is known and of its type"
 
 

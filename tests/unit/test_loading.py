@@ -62,6 +62,7 @@ def test_what_cannot_work_is_refused_before_anything_trains(stage: str, keys: di
         ({"optim": "adamw_8bit"}, "optim adamw_8bit of the stage ppo needs bitsandbytes"),
         ({"optim": "paged_adamw_32bit"}, "needs bitsandbytes"),
         ({"attn_implementation": "flash_attention_2"}, "needs flash-attn, which is not installed"),
+        ({"report_to": ["wandb"]}, "report_to wandb of the stage ppo needs wandb, which is not installed"),
     ],
 )
 def test_what_is_not_installed_is_said_at_the_start(keys: dict[str, Any], message: str) -> None:
