@@ -182,15 +182,7 @@ def _readings(wish: Wish) -> dict[str, Reading]:
     def look(name: str) -> Source:
         return seen[name] if name in seen else seen.setdefault(name, look_at_data(name))
 
-    readings = {}
-    texts = [name for name in ([wish.texts] if wish.texts else [wish.preferences, wish.prompts]) if name]
-    found = next((one for name in texts if (one := read_as(look(name), "texts")) is not None), None)
-    if found is None:
-        raise ZooError(
-            f"{' and '.join(texts)} hold no answers that SFT could learn from: name texts by --texts, with columns "
-            "messages, prompt and completion, or text."
-        )
-    readings["sft"] = found
+    pairs = None
     if wish.preferences is not None and not (_rewards(wish.rewards)[1]):
         pairs = read_as(look(wish.preferences), "pairs")
         if pairs is None:
@@ -198,7 +190,14 @@ def _readings(wish: Wish) -> dict[str, Reading]:
                 f"{_columns_of(look(wish.preferences))}, and preferences have the columns chosen and rejected: give "
                 "another --preferences, or rename its columns."
             )
-        readings["reward"] = pairs
+    texts = [name for name in ([wish.texts] if wish.texts else [wish.preferences, wish.prompts]) if name]
+    found = next((one for name in texts if (one := read_as(look(name), "texts")) is not None), None)
+    if found is None:
+        raise ZooError(
+            f"{' and '.join(texts)} hold no answers that SFT could learn from: name texts by --texts, with columns "
+            "messages, prompt and completion, or text."
+        )
+    readings = {"sft": found} | ({} if pairs is None else {"reward": pairs})
     name = wish.prompts or wish.preferences
     assert name is not None  # checked before
     prompts = read_as(look(name), "prompts")

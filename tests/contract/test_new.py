@@ -148,6 +148,7 @@ def test_where_all_weights_do_not_fit_it_is_lora_on_the_layers_of_the_model(
             ["--preferences", "trl-lib/tldr"],
             "has the columns prompt, completion, and preferences have the columns chosen",
         ),
+        (["--preferences", "asked"], "has the columns prompt, and preferences have the columns chosen and rejected"),
         (["--preferences", "trl-lib/ultrafeedback_binarized"], "are conversations, and base has no chat template"),
         (["--prompts", "trl-lib/tldr"], "Nothing says what is better: give --preferences, or --reward with --prompts."),
         (["--reward", "numeric_match"], "There are no prompts to answer: give --prompts"),
