@@ -13,6 +13,7 @@ from typing import Any
 from ..chat import Chat
 from ..errors import ZooError
 from ..limits import check_limits
+from ..model_code import FLAG
 from ..plugins import did_you_mean
 from ..recipes import Recipe
 from ..stage import STAGES
@@ -422,6 +423,11 @@ def checked_keys(
             raise ZooError(
                 f"{said} settled by the run: leave it out; the commands take --output_dir, --push_to_hub, --namespace "
                 "and --hub."
+            )
+        if name == "trust_remote_code":
+            raise ZooError(
+                f"{said} not for a recipe to say, which may be a stranger's: give {FLAG} to the command itself, with "
+                "no stage before it."
             )
         if name in refused:
             raise ZooError(f"{said} not supported by {of}: leave it out.")
