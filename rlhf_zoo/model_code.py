@@ -19,7 +19,18 @@ from typing import Any, Protocol
 
 from .errors import ZooError
 
-__all__ = ["FLAG", "CodeRun", "add_code", "code_of", "code_run", "is_trusted", "refusal", "trusting", "use_code"]
+__all__ = [
+    "FLAG",
+    "CodeRun",
+    "add_code",
+    "brings_code",
+    "code_of",
+    "code_run",
+    "is_trusted",
+    "refusal",
+    "trusting",
+    "use_code",
+]
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +105,13 @@ def code_of(config: Mapping[str, Any]) -> list[str]:
     values = named.values() if isinstance(named, Mapping) else [named]
     classes = [one for value in values for one in (value if isinstance(value, list | tuple) else [value]) if one]
     return sorted({str(one).rpartition(".")[0] for one in classes})
+
+
+def brings_code(config: Mapping[str, Any]) -> bool:
+    """Whether a model with this config.json loads only with code of its own."""
+    from transformers import CONFIG_MAPPING
+
+    return bool(code_of(config)) and config.get("model_type") not in CONFIG_MAPPING
 
 
 def use_code(files: _Files, what: str) -> None:

@@ -92,7 +92,7 @@ def test_code_runs_where_the_command_line_says_so_and_goes_with_what_is_trained(
 def test_no_recipe_can_say_it(hub: ThreadHub, recipe: Path, where: str) -> None:
     with (recipe / f"{where}.yaml").open("a") as file:
         file.write("trust_remote_code: true\n")
-    for words in (["run", "mine"], ["recipes", "validate", "mine"], ["doctor", "mine"]):
+    for words in (["run", "mine"], ["recipes", "validate", "mine"]):
         with pytest.raises(ZooError, match=f"trust_remote_code, which is not for a recipe to say.* give {FLAG}"):
             cli.main(words, standalone_mode=False)
 
@@ -102,7 +102,10 @@ def test_code_of_another_repository_is_refused(tmp_path: Path) -> None:
     config = json.loads((base / "config.json").read_text())
     config["auto_map"]["AutoModelForCausalLM"] = "who/knows--modeling_strange.StrangeForCausalLM"
     (base / "config.json").write_text(json.dumps(config))
-    with trusting(), pytest.raises(ZooError, match="takes code from another repository, who/knows, and names no commit"):
+    with (
+        trusting(),
+        pytest.raises(ZooError, match="takes code from another repository, who/knows, and names no commit"),
+    ):
         load_causal(base)
 
 
