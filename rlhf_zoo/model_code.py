@@ -114,16 +114,18 @@ def brings_code(config: Mapping[str, Any]) -> bool:
     return bool(code_of(config)) and config.get("model_type") not in CONFIG_MAPPING
 
 
-def use_code(files: _Files, what: str) -> None:
+def use_code(files: _Files, what: str, *, name: str) -> None:
     """Notes and says the code that loading a model from these files will run, if it may and there is any.
+
+    name: the model's, for people.
 
     Raises ZooError where classes are of another repository, of which no commit is named.
     """
     if _RUN is None:
         return
     modules: list[str] = []
-    for name in NAMED_IN:
-        path = files.find(name)
+    for file in NAMED_IN:
+        path = files.find(file)
         if path is not None:
             modules += code_of(json.loads(path.read_text(encoding="utf-8")))
     if not modules:
@@ -135,13 +137,12 @@ def use_code(files: _Files, what: str) -> None:
         )
     found = _with_imports(files, modules, what)
     folder = next(iter(found.values())).parent
-    digests = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in found.items()}
+    digests = {file: hashlib.sha256(path.read_bytes()).hexdigest() for file, path in found.items()}
     if folder in _RUN and _RUN[folder].files == digests:
         return
     commit = folder.name if _COMMIT.fullmatch(folder.name) else None
-    model = folder.parents[1].name.removeprefix("models--").replace("--", "/", 1) if commit else files.source
     known = any(one.files == digests for one in _RUN.values())
-    _RUN[folder] = CodeRun(model, commit, digests, folder)
+    _RUN[folder] = CodeRun(name, commit, digests, folder)
     if not known:
         at = f" at commit {commit[:10]}" if commit else ""
         log.warning("%s%s runs its own program code: %s.", what, at, ", ".join(digests))

@@ -39,6 +39,7 @@ __all__ = [
     "load_tokenizer",
     "loading",
     "model_files",
+    "name_of",
 ]
 
 WEIGHTS_FILE = "model.safetensors"
@@ -93,6 +94,13 @@ def loading(what: str, kind: str = "") -> Iterator[None]:
         raise ZooError(f"{what} cannot be loaded{kind} ({first_line(error)}).") from error
 
 
+def name_of(source: str | Path) -> str:
+    """A model's name for people: of a folder in the client's cache the repository, as of any other name itself."""
+    snapshots = Path(source).parent
+    cached = snapshots.name in ("snapshots", "on_bases") and snapshots.parent.name.startswith("models--")
+    return snapshots.parent.name.removeprefix("models--").replace("--", "/", 1) if cached else str(source)
+
+
 def load_tokenizer(source: str | Path, *, name: str | None = None, **hub: Any) -> PreTrainedTokenizerBase:
     """The tokenizer saved with a model. name: what errors call it, else `source`; hub: revision, token, ...
 
@@ -103,7 +111,7 @@ def load_tokenizer(source: str | Path, *, name: str | None = None, **hub: Any) -
     if Path(source).is_dir() and not any((Path(source) / file).is_file() for file in TOKENIZER_FILES):
         raise ZooError(f"{missing}: save the tokenizer with the model.")
     if is_trusted():
-        use_code(ModelFiles(source, **hub), name)
+        use_code(ModelFiles(source, **hub), name, name=name_of(source))
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=is_trusted(), **hub)
     except (OSError, ValueError, KeyError) as error:
@@ -240,7 +248,7 @@ def load_model(
     if files.adapter is not None:
         raise ZooError(f"{what} is an adapter: merge it into its base first, or give that.")
     with loading(what, kind):
-        use_code(files, what)
+        use_code(files, what, name=name_of(source))
         return auto_class.from_pretrained(source, use_safetensors=True, **how.arguments, **_pinned(files, kwargs))
 
 
@@ -249,7 +257,7 @@ def load_config(source: str | Path, *, what: str, **hub: Any) -> PreTrainedConfi
     with loading(what):
         if is_trusted():
             files = ModelFiles(source, **hub)
-            use_code(files, what)
+            use_code(files, what, name=name_of(source))
             hub = _pinned(files, hub)
         return AutoConfig.from_pretrained(source, trust_remote_code=is_trusted(), **hub)
 

@@ -88,7 +88,13 @@ def _base_of(files: ModelFiles) -> tuple[str, str | None]:
         raise ZooError(
             f"The adapter in {files.source} names no base model: put it on its base and give the two merged."
         )
-    return said["base_model_name_or_path"], said.get("revision")
+    name = said["base_model_name_or_path"]
+    if Path(name).is_absolute() and not Path(name).is_dir():
+        raise ZooError(
+            f"The adapter in {files.source} lies on {name}, which is gone: restore it, or have `rlhf-zoo eval` of its "
+            "recipe merge it again."
+        )
+    return name, said.get("revision")
 
 
 def _merged(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:

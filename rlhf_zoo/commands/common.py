@@ -208,7 +208,8 @@ def run_flags(ctx: click.Context, recipe: str, *, stage: str | None = None) -> d
     for name in filter(flags.get, STAGES):
         hints = {key: declared.hint for key, declared in declared_keys(name).items()}
         of, refused = f"the stage {name}", refused_keys(name)
-        checked_keys(flags[name], hints, "the command's flags", of=of, refused=refused, flag=True)
+        own = "" if name == stage else f"{name}."
+        checked_keys(flags[name], hints, "the command's flags", of=of, refused=refused, flag=f"--{own}")
     return flags
 
 

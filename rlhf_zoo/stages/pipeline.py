@@ -29,6 +29,7 @@ from ..runs.loading import check_installed
 from ..stage import STAGES
 from . import evaluate, ppo
 from .evaluate import check_judges, check_prompts, same_weights
+from .merged import whole_model
 from .summary import write_summary
 from .train import quiet
 
@@ -48,6 +49,8 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
                 break
             with processes.first_alone():
                 context.restore_chosen(earlier)
+                if earlier == "sft" and context.record(earlier).read().get("status") == "finished":
+                    whole_model(context, context.checkpoint(earlier))  # what later adapters lie on
         runs = evaluate.run if stage == "eval" else STAGES[stage].load("run")
         return runs(context, publisher)
 

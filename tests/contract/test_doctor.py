@@ -189,7 +189,7 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "prompts too long": (long_prompts, {}, "room", f"the longest prompt has {CONTEXT - 9} tokens, and the model"),
     "ids without embeddings": (foreign_ids, {}, "prompt ids", "Prompt 5 holds the token id 99, and the policy has 17"),
     "no column": (no_prompt_column, {}, "prompts", "has no column 'prompt', only 'question'"),
-    "key": (None, {"kl_coff": 1}, "keys", "--kl_coff is no key of the stage ppo, did you mean 'kl_coef'?"),
+    "key": (None, {"kl_coff": 1}, "keys", "--ppo.kl_coff is no key of the stage ppo, did you mean 'kl_coef'?"),
     "reward name": (
         None, {"reward_funcs": f"{BUILT_IN}:lenght(target=20,unit='words')"}, "reward functions",
         "There is no 'lenght' in the module 'rlhf_zoo.rewards.verifiable', did you mean 'length'?",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -11,6 +12,7 @@ import datasets
 import miniatures
 import pytest
 import schemas
+import torch
 import yaml
 from transformers import Qwen3Config
 
@@ -21,7 +23,6 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.recipes import load_recipe
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.declared import declared_keys
 from rlhf_zoo.studies.doctor import FAILED, examine
 
 PAGE = (Path(__file__).parents[2] / "docs/your-model.md").read_text(encoding="utf-8")
@@ -136,9 +137,28 @@ def test_where_all_weights_do_not_fit_it_is_lora_on_the_layers_of_the_model(
     assert [keys["reward"][key] for key in reads] == ["pairs", "train_prefs", "test_prefs"]
     assert [keys["sft"][key] for key in reads[:2]] == ["lines", "train"]
     for stage in keys.keys() - {"recipe"}:
-        assert bool(keys[stage].get("use_peft")) == ("use_peft" in declared_keys(stage))
+        assert keys[stage]["use_peft"] and keys[stage]["dtype"] == "bfloat16" and "optim" not in keys[stage]
     assert sorted(keys["sft"]["lora_target_modules"]) == ["c_attn", "c_fc", "c_proj"]
     zoo("recipes", "validate", "mine")
+
+
+def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_labels_judges_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    on_disk("Qwen3-Base", "trl-lib/tldr")
+    monkeypatch.setattr("rlhf_zoo.draft.recipe.best_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, find=importlib.util.find_spec: find(name) or name)
+    words = ("--model", "base", "--prompts", "trl-lib/tldr", "--reward", "length")
+    needed = {}
+    for name, gib in (("whole", "1"), ("little", "0.0001")):
+        zoo("new", name, *words, "--memory", gib)
+        needed[name] = recipe(name)
+        assert needed[name]["recipe"]["evaluation"]["judge"] == "rule:length"
+    assert "the reward itself says that training worked, not that answers got better" in capsys.readouterr().out
+    assert not {"use_peft", "dtype", "optim"} & needed["whole"]["ppo"].keys()
+    assert {needed["little"][stage]["optim"] for stage in ("sft", "ppo")} == {"adamw_8bit"}
+    text = Path("whole/ppo.yaml").read_text()
+    assert "# what is rewarded" in text and "added to" not in text
 
 
 @pytest.mark.parametrize(
