@@ -244,8 +244,8 @@ def trained(directory: Path, **given: Any) -> Any:
 
 
 def updates_of(trainer: Any) -> list[dict[str, float]]:
-    """The log lines of a trained trainer, one an update."""
-    return [row for row in trainer.state.log_history if "loss" in row]
+    """The log lines of a trained trainer, one an update, without times."""
+    return [record.timeless(row) for row in trainer.state.log_history if "loss" in row]
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:
