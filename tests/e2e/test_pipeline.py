@@ -292,13 +292,14 @@ def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published
     wanted = document["recommended"] or LAST
     assert chosen == {"step": wanted, "rule": "recommended", "metric": None, "value": None}
     assert run.json("eval", "run.json")["parents"]["ppo"]["path"] == f"checkpoint-{wanted}"
-    assert "The recipe's rule is `recommended`: step **" in (run.path / "ppo" / "README.md").read_text()
     hub = run.hub(tmp_path / "hub")
     try:
+        card = Path(hub.api().hf_hub_download("local/tiny-world-ppo", "README.md", cache_dir=tmp_path / "cache"))
         main = hub.api().model_info("local/tiny-world-ppo", files_metadata=True)
         head = hub.api().dataset_info("local/tiny-world").sha
     finally:
         hub.stop()
+    assert f"The recipe's rule is `recommended`: step **{wanted}**" in card.read_text()
     there = {one.rfilename: one.lfs.sha256 for one in main.siblings if one.lfs}
     assert weights(run.path / "ppo" / f"checkpoint-{wanted}").items() <= there.items()
     # It prepared no preferences, and took none away from the data set.
