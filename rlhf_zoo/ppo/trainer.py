@@ -24,8 +24,9 @@ from .. import functional as F
 from ..actor_critic import TextBatch
 from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
 from ..errors import ZooError
+from ..logprobs import response_logits, token_logprobs
 from ..rewards import Scored
-from ..sampling import Samples, response_logits, sample, token_logprobs
+from ..sampling import Samples, sample
 from ..sharding import full, whole
 from .base import (
     EVAL_STREAM,
