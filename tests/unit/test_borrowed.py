@@ -38,6 +38,8 @@ from rlhf_zoo.stages.room import NoRoom
 from rlhf_zoo.studies import reproduce
 from rlhf_zoo.studies.differences import compare_files, compare_weights
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 SENT_LITTLE = {
     "max_steps": 5, "push_steps": 2, "push_dtype": "bfloat16", "push_critic": False, "save_optimizer_limit": 2,
 }  # fmt: skip

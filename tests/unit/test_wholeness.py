@@ -28,7 +28,7 @@ from rlhf_zoo.stages import pipeline, ppo, reward
 from rlhf_zoo.stages.callbacks import StageCallback
 from rlhf_zoo.studies.trace import find
 
-pytestmark = pytest.mark.attack
+pytestmark = [pytest.mark.attack, pytest.mark.usefixtures("pictures")]
 
 
 def truncate(path: Path) -> None:
