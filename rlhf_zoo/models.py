@@ -24,6 +24,7 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_layers import GenericForTokenClassification
 
 from .errors import ZooError
+from .logprobs import response_outputs
 from .model_files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -36,7 +37,7 @@ from .model_files import (
     loading,
     model_files,
 )
-from .sampling import Samples, response_outputs
+from .sampling import Samples
 
 __all__ = [
     "CRITIC_DIR",
