@@ -19,6 +19,7 @@ from transformers import Qwen3Config
 from rlhf_zoo import cli
 from rlhf_zoo.draft.memory import GIB, Shape, ppo_memory, training_memory
 from rlhf_zoo.draft.model import look_at_model
+from rlhf_zoo.draft.recipe import Wish, draft
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.recipes import load_recipe
@@ -143,22 +144,23 @@ def test_where_all_weights_do_not_fit_it_is_lora_on_the_layers_of_the_model(
 
 
 def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_labels_judges_itself(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     on_disk("Qwen3-Base", "trl-lib/tldr")
     monkeypatch.setattr("rlhf_zoo.draft.recipe.best_device", lambda: torch.device("cuda"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name, find=importlib.util.find_spec: find(name) or name)
-    words = ("--model", "base", "--prompts", "trl-lib/tldr", "--reward", "length")
     needed = {}
-    for name, gib in (("whole", "1"), ("little", "0.0001")):
-        zoo("new", name, *words, "--memory", gib)
-        needed[name] = recipe(name)
-        assert needed[name]["recipe"]["evaluation"]["judge"] == "rule:length"
-    assert "the reward itself says that training worked, not that answers got better" in capsys.readouterr().out
-    assert not {"use_peft", "dtype", "optim"} & needed["whole"]["ppo"].keys()
-    assert {needed["little"][stage]["optim"] for stage in ("sft", "ppo")} == {"adamw_8bit"}
-    text = Path("whole/ppo.yaml").read_text()
-    assert "# what is rewarded" in text and "added to" not in text
+    for gib in (1, 0.0001):
+        made = draft(Wish("base", prompts="trl-lib/tldr", rewards=["length"], gib=gib), title="mine")
+        needed[gib] = {name: yaml.safe_load(text) for name, text in made.files.items()}
+        assert needed[gib]["recipe.yaml"]["evaluation"]["judge"] == "rule:length"
+        why = next(why for what, _, why in made.said if what == "judge")
+        assert "the reward itself says that training worked, not that answers got better" in why
+        assert "# what is rewarded" in made.files["ppo.yaml"] and "added to" not in made.files["ppo.yaml"]
+    assert not {"use_peft", "dtype", "optim"} & needed[1]["ppo.yaml"].keys()
+    for stage in ("sft", "ppo"):
+        keys = needed[0.0001][f"{stage}.yaml"]
+        assert (keys["use_peft"], keys["dtype"], keys["optim"], keys["bf16"]) == (True, "bfloat16", "adamw_8bit", True)
 
 
 @pytest.mark.parametrize(
