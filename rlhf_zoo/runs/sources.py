@@ -109,7 +109,8 @@ def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str,
         if hub.source is not None and lineage.get("hub") == hub.source.label:
             at = hub.source
     elif Path(name).is_dir():
-        lineage = {"repo": None, "commit": None}  # a folder has no name that others know
+        # A folder has no name that others know, but its files can be told from others.
+        lineage = {"repo": None, "commit": None, "folder": Path(name).resolve().name, "files": digest(Path(name))}
     else:
         at, lineage, unanswered = _looked_up(name, revision, hub)
     if unanswered is not None:

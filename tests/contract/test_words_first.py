@@ -46,7 +46,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("recipes show tiny-world", 0, ""),
         ("recipes keys ppo", 0, ""),
         ("sft tiny-world --bad_flag 1", 2, "--bad_flag is no key of the stage sft"),
-        ("run tiny-world --ppo.kl_coef -1", 2, "--ppo.kl_coef is -1"),
+        ("run tiny-world --ppo.kl_coef -1", 2, "--kl_coef is -1"),
         ("sft WRONG", 2, "sft.yaml says lerning_rate, which is no key of the stage sft, did you mean"),
         ("ppo WRONG", 2, "total_episodes in WRONG/ppo.yaml is 'many', and it takes a whole number"),
         ("recipes validate WRONG", 2, "sft.yaml says lerning_rate"),
@@ -76,7 +76,7 @@ def test_a_silent_source_is_named_within_seconds(tmp_path: Path) -> None:
     for caught in (data, model):
         assert f"the source {NOBODY}" in str(caught.value)
         assert "--source_hub" in str(caught.value)
-    with pytest.raises(ZooError, match=f"on|and {NOBODY} does not answer .*: check the network and --hub"):
+    with pytest.raises(ZooError, match=f"and {NOBODY} does not answer .*: check the network and --hub"):
         find_data("maker/lines", None, Hub("other", NOBODY, "--hub", cache=tmp_path)).load(None, "train", columns=[])
 
 
