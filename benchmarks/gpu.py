@@ -42,8 +42,9 @@ from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, Qwen2Fo
 from update import BOS, EOS, PAD, word_tokenizer
 
 from rlhf_zoo import PPOConfig, PPOTrainer
+from rlhf_zoo.logprobs import token_logprobs
 from rlhf_zoo.ppo.rollout import Advantages, Rollout
-from rlhf_zoo.sampling import Samples, sample, token_logprobs
+from rlhf_zoo.sampling import Samples, sample
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "trl", "datasets", "numpy")

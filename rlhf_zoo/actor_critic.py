@@ -12,9 +12,10 @@ from transformers import PreTrainedModel
 
 from .errors import ZooError
 from .functional import selected_logprobs
+from .logprobs import response_logits
 from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ModelFiles
 from .models import CRITIC_DIR, disable_dropout, is_peft, response_values
-from .sampling import Samples, response_logits
+from .sampling import Samples
 from .sharding import load_full
 from .value_head import VALUE_HEAD_FILE, ValueHead, hidden_size_of, read_value_head
 

@@ -23,6 +23,7 @@ from transformers import (
 from transformers.modeling_layers import GenericForTokenClassification
 
 from .errors import ZooError
+from .logprobs import response_outputs
 from .model_files import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -34,7 +35,7 @@ from .model_files import (
     loading,
     model_files,
 )
-from .sampling import Samples, response_outputs
+from .sampling import Samples
 
 __all__ = [
     "CRITIC_DIR",

@@ -30,10 +30,10 @@ __all__ = [
     "draw_tokens",
     "left_pad",
     "next_logits",
-    "response_logits",
-    "response_outputs",
+    "positions_of",
     "sample",
-    "token_logprobs",
+    "scaled",
+    "takes",
     "uniforms",
 ]
 
@@ -174,7 +174,8 @@ def draw_tokens(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> Tenso
     return torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1)
 
 
-def _positions(mask: Tensor) -> Tensor:
+def positions_of(mask: Tensor) -> Tensor:
+    """Where each token stands in its row, of which padding is no part. mask: (B, L) bool. Returns (B, L) int64."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
@@ -213,8 +214,8 @@ def sample(
     alive = torch.arange(size, device=device)
     cache: Any = DynamicCache(config=model.config)
     seen = prompt_mask
-    keep_last = {"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}
-    inputs, positions = prompt_ids, _positions(prompt_mask)
+    keep_last = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
+    inputs, positions = prompt_ids, positions_of(prompt_mask)
     for t in range(max_new_tokens):
         out = model(
             input_ids=inputs,
@@ -226,7 +227,7 @@ def sample(
         )
         if t == 0:
             _check_filled(cache, model)
-        logits = _scaled(out.logits[:, -1], temperature, vocabulary)
+        logits = scaled(out.logits[:, -1], temperature, vocabulary)
         tokens = draw_tokens(logits, random[alive, t], top_p=top_p)
         completion[alive, t] = tokens
         mask[alive, t] = True
@@ -247,16 +248,16 @@ def sample(
     )
 
 
-def _scaled(logits: Tensor, temperature: float, vocabulary: Vocabulary | None) -> Tensor:
+def scaled(logits: Tensor, temperature: float, vocabulary: Vocabulary | None) -> Tensor:
     """Logits (..., V) at the temperature, float32, of what can be sampled; a hole's probability is 0."""
     if vocabulary is None:
         return logits.float() / temperature
-    scaled = logits[..., : vocabulary.size].float() / temperature
+    kept = logits[..., : vocabulary.size].float() / temperature
     if not vocabulary.holes:
-        return scaled
+        return kept
     # Not −∞: in a sum Σ p·log p it would make NaN of 0·∞.
-    holes = torch.tensor(vocabulary.holes, device=scaled.device)
-    return scaled.index_fill(-1, holes, torch.finfo(torch.float32).min / 2)
+    holes = torch.tensor(vocabulary.holes, device=kept.device)
+    return kept.index_fill(-1, holes, torch.finfo(torch.float32).min / 2)
 
 
 def base_of(model: Any) -> Any:
@@ -264,13 +265,14 @@ def base_of(model: Any) -> Any:
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def _takes(model: Any, argument: str) -> bool:
+def takes(model: Any, argument: str) -> bool:
+    """Whether a model's forward has an argument of this name."""
     return argument in inspect.signature(base_of(model).forward).parameters
 
 
 def check_cached(model: PreTrainedModel) -> None:
     """Raises ZooError for a model that takes no `past_key_values`, and would forget all tokens but the last."""
-    if not _takes(model, "past_key_values"):
+    if not takes(model, "past_key_values"):
         raise ZooError(
             f"A {type(base_of(model)).__name__} takes no past_key_values, the cache that completions are sampled with: "
             "give a causal language model that does, as those with state-space layers beside attention do."
@@ -309,44 +311,6 @@ def next_logits(
         position_ids=torch.arange(length - new, length, device=ids.device).expand(size, new),
         past_key_values=cache,
         use_cache=True,
-        **({"logits_to_keep": 1} if _takes(model, "logits_to_keep") else {}),
+        **({"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}),
     )
-    return _scaled(out.logits[:, -1], temperature, vocabulary)
-
-
-def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
-    """What the model's head gives at the position before each response token; it runs on these positions only.
-
-    Returns (B, T, V) of a policy, (B, T, 1) of a critic, in the model's type.
-    """
-    length = samples.mask.shape[1]
-    seen = torch.cat([samples.prompt_mask, samples.mask], dim=1)
-    out = model(
-        input_ids=torch.cat([samples.prompt_ids, samples.completion_ids], dim=1),
-        attention_mask=seen.long(),
-        position_ids=_positions(seen),
-        use_cache=False,
-        **({"logits_to_keep": length + 1} if _takes(model, "logits_to_keep") else {}),
-    )
-    return out.logits[:, -length - 1 : -1]
-
-
-def response_logits(model: PreTrainedModel, samples: Samples, *, temperature: float = 1.0) -> Tensor:
-    """Logits that predict each response token, at the sampling temperature.
-
-    Returns (B, T, V) float32, of the tokens that could be sampled.
-    """
-    return _scaled(response_outputs(model, samples), temperature, samples.vocabulary)
-
-
-@torch.no_grad()
-def token_logprobs(
-    model: PreTrainedModel, samples: Samples, *, temperature: float = 1.0, batch_size: int = 64
-) -> Tensor:
-    """log π of each response token under `model` at `temperature`. Returns (B, T) in nats, 0 outside the mask."""
-    out = torch.zeros_like(samples.logprobs)
-    for start, chunk in zip(range(0, len(samples), batch_size), samples.chunks(batch_size), strict=True):
-        logits = response_logits(model, chunk, temperature=temperature)
-        logps = selected_logprobs(logits, chunk.completion_ids).masked_fill(~chunk.mask, 0)
-        out[start : start + len(chunk), : logps.shape[1]] = logps
-    return out
+    return scaled(out.logits[:, -1], temperature, vocabulary)

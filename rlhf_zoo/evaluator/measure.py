@@ -19,6 +19,7 @@ from ..devices import MicroBatches, move, on_device
 from ..evaluation.judges import FunctionJudge, Judge
 from ..functional import exact_kl, selected_logprobs
 from ..hub.refs import NOT_LOADED, resolve
+from ..logprobs import response_logits
 from ..model_files import load_tokenizer
 from ..models import load_causal
 from ..plugins import load_object
@@ -29,7 +30,7 @@ from ..runs.context import RunContext
 from ..runs.data import labeled_rows
 from ..runs.generate import complete
 from ..runs.judge import SAME_LABELS, evaluation_of, judge_run
-from ..sampling import Samples, response_logits
+from ..sampling import Samples
 from ..truncation import Truncation
 from .judges import (
     Panel,

@@ -21,9 +21,10 @@ from transformers.utils import cached_file  # type: ignore[attr-defined]
 
 from ..errors import ZooError
 from ..finite import NotFinite
+from ..logprobs import token_logprobs
 from ..model_files import first_line, load_tokenizer
 from ..reference import Reference
-from ..sampling import Samples, Vocabulary, base_of, sample, token_logprobs
+from ..sampling import Samples, Vocabulary, base_of, sample
 
 __all__ = [
     "GuardWarning",

@@ -15,9 +15,10 @@ from ..actor_critic import ActorCritic
 from ..chat import as_prompt
 from ..data import PROMPT_TOKENS, tokenize_prompt
 from ..errors import ZooError
+from ..logprobs import token_logprobs
 from ..models import context_of, disable_dropout
 from ..rewards import Rewards
-from ..sampling import Vocabulary, sample, token_logprobs
+from ..sampling import Vocabulary, sample
 from ..value_head import ValueHead
 from .completions import decoded
 from .config import PPOConfig

@@ -33,12 +33,13 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 
 from rlhf_zoo import functional as F
 from rlhf_zoo.data import PROMPT_TOKENS
+from rlhf_zoo.logprobs import response_logits, token_logprobs
 from rlhf_zoo.models import critic_from, response_values
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.rollout import Advantages, Rollout
 from rlhf_zoo.ppo.trainer import PPOTrainer
 from rlhf_zoo.rewards import RewardModel
-from rlhf_zoo.sampling import Samples, response_logits, token_logprobs
+from rlhf_zoo.sampling import Samples
 
 HERE = Path(__file__).with_name("trl_parity")
 FACTS = json.loads((HERE / "cases.json").read_text())

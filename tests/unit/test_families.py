@@ -19,6 +19,7 @@ from transformers.models.auto.modeling_auto import (
 
 from rlhf_zoo.actor_critic import ActorCritic
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.logprobs import response_logits, token_logprobs
 from rlhf_zoo.models import (
     CRITIC_DIR,
     critic_from,
@@ -26,13 +27,7 @@ from rlhf_zoo.models import (
     set_score_statistics,
 )
 from rlhf_zoo.ppo.guards import check_decoding
-from rlhf_zoo.sampling import (
-    Samples,
-    Vocabulary,
-    response_logits,
-    sample,
-    token_logprobs,
-)
+from rlhf_zoo.sampling import Samples, Vocabulary, sample
 
 pytestmark = pytest.mark.attack
 

@@ -12,13 +12,8 @@ from torch import Tensor
 from trainer_fixture import EOS, PAD, make_policy
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
-from rlhf_zoo.sampling import (
-    Samples,
-    draw_tokens,
-    left_pad,
-    sample,
-    token_logprobs,
-)
+from rlhf_zoo.logprobs import token_logprobs
+from rlhf_zoo.sampling import Samples, draw_tokens, left_pad, sample
 
 VOCABULARY, SEED = 17, 7
 PROMPTS = [[5], [3, 9, 4], [2, 2], [16, 8, 7, 6, 5, 4, 3], [9, 1, 9], [12, 13], [4, 0, 4, 0], [11]]

@@ -36,6 +36,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub import refs
 from rlhf_zoo.hub.pull import Pulled
 from rlhf_zoo.hub.refs import Checkpoint
+from rlhf_zoo.logprobs import token_logprobs
 from rlhf_zoo.models import critic_from, load_causal, load_classifier
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.control import FixedKL, RunningScores
@@ -43,7 +44,7 @@ from rlhf_zoo.ppo.custom_loop import given_samples
 from rlhf_zoo.ppo.trace import TRACE_STREAM, Trace, trace
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.rewards import RewardModel, Rewards
-from rlhf_zoo.sampling import sample, token_logprobs
+from rlhf_zoo.sampling import sample
 from rlhf_zoo.stages import ppo
 from rlhf_zoo.studies import trace as tracing
 from rlhf_zoo.studies.trace import document, find, show, trace_checkpoint
