@@ -42,10 +42,8 @@ def test_shares_and_columns_of_a_data_set_without_configurations(runs: Path) -> 
     head, body = head_and_body(make_card(runs / "ppo"))
     [result] = head["model-index"][0]["results"]
     assert result["dataset"] == {"name": DATA["repo"], "type": DATA["repo"], "split": "train", "revision": "d" * 40}
-    assert "It was trained on the `train` split but for 5% of its prompts of `maker/questions`, columns: prompt" in body
-    assert (
-        "161 prompts of 5% of the prompts of the `train` split, held out of `maker/questions`, which training" in body
-    )
+    assert "on the `train` split but for 5% of its prompts of `maker/questions` (prompt in `question`)." in body
+    assert "161 prompts of the 5% held out of the `train` split of `maker/questions`, which training never saw" in body
     assert "`prompts`" not in body and "`test`" not in body
 
 
@@ -76,4 +74,4 @@ def test_a_run_of_before_reads_as_before(runs: Path) -> None:
     head, body = head_and_body(make_card(runs / "ppo"))
     [result] = head["model-index"][0]["results"]
     assert (result["dataset"]["config"], result["dataset"]["split"]) == ("prompts", "test")
-    assert "It was trained on the `train` split, configuration `prompts` of `local/tiny-world`." in body
+    assert "It was trained on the `train` split, configuration `prompts`, of `local/tiny-world`." in body
