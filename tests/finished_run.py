@@ -33,7 +33,8 @@ FLAGS = [
     "--reward.per_device_train_batch_size", "16", "--reward.max_steps", "4", "--reward.save_strategy", "steps",
     "--reward.save_steps", "2", "--reward.logging_steps", "1",
     "--ppo.total_episodes", "96", "--ppo.per_device_train_batch_size", "8", "--ppo.gradient_accumulation_steps", "2",
-    "--ppo.num_mini_batches", "2", "--ppo.save_steps", "2", "--ppo.eval_steps", "4",
+    "--ppo.num_mini_batches", "2", "--ppo.response_length", "20", "--ppo.per_device_eval_batch_size", "32",
+    "--ppo.save_steps", "2", "--ppo.eval_steps", "4",
     "--evaluation.prompts", "8", "--evaluation.samples", "2", "--evaluation.checkpoint_prompts", "8",
 ]  # fmt: skip
 #: This run's cards have real plots; a test that makes others of its own has no need of them.

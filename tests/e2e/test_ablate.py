@@ -16,7 +16,7 @@ from rlhf_zoo.recipes import copy_recipe
 SMALL = [
     *FLAGS[: FLAGS.index("--ppo.total_episodes")],  # of what is there already
     "--ppo.total_episodes", "64", "--ppo.per_device_train_batch_size", "16", "--ppo.gradient_accumulation_steps", "2",
-    "--ppo.num_mini_batches", "1", "--ppo.save_steps", "1", "--ppo.eval_strategy", "no",
+    "--ppo.num_mini_batches", "1", "--ppo.save_steps", "1", "--ppo.eval_strategy", "no", "--ppo.response_length", "20",
     "--evaluation.prompts", "10", "--evaluation.samples", "1", "--evaluation.checkpoint_prompts", "0",
 ]  # fmt: skip
 FOUND = """
