@@ -16,6 +16,7 @@ from hub_fixture import Hub, RunningHub, start_hub
 from zoo_process import COMMAND, errors, hubs_over, wait_until
 
 from rlhf_zoo.hub.publish import tag_name
+from rlhf_zoo.record import timeless
 
 FIGURES = {
     "reward", "judge", "kl", "exact_kl", "length", "eos_rate", "distinct_1", "distinct_2", "repetition",
@@ -45,10 +46,7 @@ def weights(folder: Path) -> dict[str, str]:
 
 
 def metrics(run: Run, stage: str) -> list[dict]:
-    return [
-        {name: value for name, value in row.items() if name not in ("time", "perf/seconds")}
-        for row in run.record(stage).metrics()
-    ]
+    return [*map(timeless, run.record(stage).metrics())]
 
 
 def evaluation(run: Run) -> dict:

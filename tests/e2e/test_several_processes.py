@@ -19,7 +19,7 @@ import yaml
 from safetensors.torch import load_file
 from zoo_process import COMMAND, environment, errors, free_port, hubs_over, loopback, together, zoo
 
-from rlhf_zoo.record import StageRecord
+from rlhf_zoo.record import StageRecord, timeless
 from rlhf_zoo.run_lock import LOCK
 from rlhf_zoo.wholeness import check_whole
 
@@ -60,7 +60,7 @@ def files(folder: Path) -> set[str]:
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k != "time"} for row in StageRecord(folder).metrics()]
+    return [*map(timeless, StageRecord(folder).metrics())]
 
 
 def close(found: Any, wanted: Any, where: str = "") -> None:
