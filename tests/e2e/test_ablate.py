@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from finished_run import FLAGS, QUICK, Run
+from finished_run import FLAGS, Run
 from json_keys import unexplained
 
 from rlhf_zoo import cli
@@ -36,7 +36,7 @@ def test_an_ablation_is_trained_published_and_found(base: Run, tmp_path: Path) -
     run = base.before_ppo(tmp_path / "run")
 
     def ablate(*words: str) -> str:
-        done = run.zoo("ablate", "recipes/tiny-world", "--output_dir", "run", *SMALL, *words, **QUICK)
+        done = run.zoo("ablate", "recipes/tiny-world", "--output_dir", "run", *SMALL, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
