@@ -39,7 +39,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
-from update import BOS, EOS, PAD, word_tokenizer
+from speed.points import BOS, EOS, PAD, word_tokenizer
 
 from rlhf_zoo import PPOConfig, PPOTrainer
 from rlhf_zoo.logprobs import token_logprobs
