@@ -1,9 +1,9 @@
 """PPO here beside TRL 1.12.0's PPOTrainer and beside a floor, on equal work: `make bench`.
 
-    python benchmarks/bench.py                                      # four points, four settings, two rounds
+    python benchmarks/bench.py                   # four points, four settings, two rounds
     python benchmarks/bench.py full eos --settings separate --rounds 3
     python benchmarks/bench.py --set '{"max_tokens_per_micro_batch": 2048}' --settings separate
-    python benchmarks/bench.py --write-docs                         # runs nothing: puts the newest figures into the docs
+    python benchmarks/bench.py --write-docs      # runs nothing: puts the newest figures into the docs
 
 Sides take turns, each time in a fresh process: A B A B. All sample the same numbers of tokens after the same prompts
 (benchmarks/speed/points.py). Writes benchmarks/results/DATE-MACHINE.json after each process, so that a run that is cut

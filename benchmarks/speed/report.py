@@ -53,14 +53,14 @@ def seconds(part: Report) -> float:
     return statistics.median(update["seconds"] for update in part["updates"])
 
 
-def ratio(over: Mapping[int, Report], under: Mapping[int, Report], of: Any) -> float | None:
-    """The median over rounds of a ratio within each round; None where no round has both."""
+def ratio(over: Mapping[int, Report], under: Mapping[int, Report]) -> float | None:
+    """The median over rounds of the ratio of seconds within each round; None where no round has both."""
     both = sorted(over.keys() & under.keys())
     for number in both:
         tokens = [[update["tokens"] for update in one[number]["updates"]] for one in (over, under)]
         if tokens[0] != tokens[1]:
             raise SystemExit(f"Round {number} compares unequal work: {tokens[0]} and {tokens[1]} tokens.")
-    return statistics.median(of(over[number]) / of(under[number]) for number in both) if both else None
+    return statistics.median(seconds(over[number]) / seconds(under[number]) for number in both) if both else None
 
 
 def table(report: Report) -> str:
@@ -72,22 +72,13 @@ def table(report: Report) -> str:
     for (point, side, setting), rounds in parts.items():
         if side != "ours":
             continue
-        peer, floor = parts.get((point, PEER, "separate"), {}), parts.get((point, "floor", setting), {})
+        peer = parts.get((point, PEER, "separate"), {})
+        floor = parts.get((point, "floor", setting.partition(",")[0]), {})
         rows.append([
-            point, setting, _middle(peer), _middle(rounds), _times(ratio(peer, rounds, seconds)), _middle(floor),
-            _times(ratio(rounds, floor, seconds)), f"{_net(rounds):,.0f}", _share(rounds, peer),
+            point, setting, _middle(peer), _middle(rounds), _times(ratio(peer, rounds)), _middle(floor),
+            _times(ratio(rounds, floor)), f"{_net(rounds):,.0f}", _share(rounds, peer),
         ])  # fmt: skip
-    headings = [
-        "point",
-        "setting",
-        f"{PEER}, s",
-        "here, s",
-        "faster",
-        "floor, s",
-        "of the floor",
-        "net MiB",
-        f"of {PEER}",
-    ]
+    headings = ["point", "setting", f"{PEER}, s", "here, s", "faster", "floor, s", "/ floor", "net MiB", f"/ {PEER}"]
     return f"{text.table(headings, rows)}\n\n{_under(report)}"
 
 
@@ -150,8 +141,8 @@ def _under(report: Report) -> str:
     loaded = sum(part["load"] > QUIET for part in report["parts"].values())
     words = [
         f"{report['machine']}, {report['cores']} cores, {report['threads']} threads, "
-        f"{'with' if report['bf16 instructions'] else 'without'} bf16 instructions; torch {versions.get('torch', '?')}, "
-        f"transformers {versions.get('transformers', '?')}; {report['date']}."
+        f"{'with' if report['bf16 instructions'] else 'without'} bf16 instructions; "
+        f"torch {versions.get('torch', '?')}, transformers {versions.get('transformers', '?')}; {report['date']}."
     ]
     if loaded:
         words.append(

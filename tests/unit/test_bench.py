@@ -1,4 +1,4 @@
-"""benchmarks/bench.py: its sides do the same work, its floor computes what the models do, and its file is gone on from."""
+"""benchmarks/bench.py: its sides do the same work, its floor computes what the models do; its file goes on."""
 
 from __future__ import annotations
 
