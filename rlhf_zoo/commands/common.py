@@ -362,14 +362,22 @@ def _namespace_before(directory: Path, base: Path | None, hub: Hub) -> str | Non
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """Prints a table that breaks lines between words alone: where it is too wide for the screen, closer together."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title or None, box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column in COPIED)
+    widths = [
+        max(len(word) for cell in (column, *cells) for word in ([cell] if column in COPIED else cell.split() or [""]))
+        for column, *cells in zip(columns, *rows, strict=True)
+    ]
+    console, apart = Console(), 1 + sum(widths) + 3 * len(widths)
+    close = console.is_terminal and apart > console.width
+    needed = sum(widths) + len(widths) - 1 if close else apart
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, padding=0 if close else (0, 1), show_edge=not close)
+    for column, width in zip(columns, widths, strict=True):
+        table.add_column(column, overflow="fold", no_wrap=column in COPIED, min_width=width)
     for row in rows:
         table.add_row(*map(escape, row))
-    Console().print(table)
+    Console(width=max(console.width, needed)).print(table)
