@@ -49,7 +49,7 @@ __all__ = [
 ]
 
 # What a reader copies stays on one line.
-COPIED = ("revision", "commit", "date", "model", "repository", "step")
+COPIED = ("revision", "commit", "date", "key", "model", "repository", "step")
 # Letters of a word that a table never breaks.
 SHORT = 16
 FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True}
@@ -380,8 +380,12 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     console, apart = Console(), 3 * len(columns) + 1
     close = console.is_terminal and sum(words) + apart > console.width
     around = len(columns) - 1 if close else apart
-    while close and sum(words) + around > console.width and (most := max(words)) > SHORT:  # long names alone are broken
-        words[words.index(most)] -= 1
+    breakable = [place for place, column in enumerate(columns) if column not in COPIED]
+    while close and breakable and sum(words) + around > console.width:  # long names alone are broken
+        longest = max(breakable, key=words.__getitem__)
+        if words[longest] <= SHORT:
+            break
+        words[longest] -= 1
     room = max(console.width - around - sum(words), 0)
     table = Table(title=title or None, box=box.SIMPLE_HEAD, padding=0 if close else (0, 1), show_edge=not close)
     widths = dict(enumerate(words))
