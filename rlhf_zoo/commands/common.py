@@ -357,9 +357,9 @@ def _namespace_before(directory: Path, base: Path | None, hub: Hub) -> str | Non
 
     for folder in (directory, *([base] if base else [])):
         for stage in STAGES:
-            told = StageRecord(folder / stage).read().get("publish") or {}
-            if told.get("hub") == hub.label:
-                return told["namespace"]
+            publication = StageRecord(folder / stage).read().get("publish") or {}
+            if publication.get("hub") == hub.label:
+                return publication["namespace"]
     return None
 
 

@@ -271,8 +271,8 @@ class Comparison:
         )
         text = completion.finish()
         if self._reward is not None:
-            (said,) = spoken([text], self._tokenizer)
-            read = whole(as_prompt(request.prompt, self._tokenizer), said)
+            (text_read,) = spoken([text], self._tokenizer)
+            read = whole(as_prompt(request.prompt, self._tokenizer), text_read)
             completion.reward = float(self._reward.score_samples(samples, [read])[0])
         if self._critic is not None:
             completion.values = tuple(self._critic.values(samples)[0].tolist())

@@ -173,10 +173,10 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
 def _named_data(stage: Path, resolved: Mapping[str, Any], hub: Hub) -> DataSource | None:
     """The data set that a run of this machine named for PPO, at the commit that it had then."""
     shared = resolved.get("recipe") or {}
-    said = resolved if resolved.get("dataset_name") else {} if shared.get("corpus") else shared
-    if not isinstance(name := said.get("dataset_name"), str):
+    keys = resolved if resolved.get("dataset_name") else {} if shared.get("corpus") else shared
+    if not isinstance(name := keys.get("dataset_name"), str):
         return None
-    return find_data(name, said.get("dataset_revision"), hub, before=StageRecord(stage).read().get("dataset"))
+    return find_data(name, keys.get("dataset_revision"), hub, before=StageRecord(stage).read().get("dataset"))
 
 
 def _reading(resolved: Mapping[str, Any], where: str) -> dict[str, str]:

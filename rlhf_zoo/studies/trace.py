@@ -263,12 +263,12 @@ def trace_checkpoint(
     quiet()
     where = str(subject.where)
     data = recorded_settings(subject.resolved, "ppo", DATA_KEYS, where=where)
-    kept = recorded_settings(subject.resolved, "ppo", TRAINER_KEYS, where=where)
-    functions, weights = _functions(subject, data, kept["reward_weights"], reward_funcs)
-    kept |= {"reward_weights": weights}
-    kept |= {} if temperature is None else {"temperature": temperature}
-    kept |= {} if max_new_tokens is None else {"response_length": max_new_tokens}
-    args = PPOConfig(output_dir=str(subject.policy.path), report_to="none", **kept)
+    settings = recorded_settings(subject.resolved, "ppo", TRAINER_KEYS, where=where)
+    functions, weights = _functions(subject, data, settings["reward_weights"], reward_funcs)
+    settings |= {"reward_weights": weights}
+    settings |= {} if temperature is None else {"temperature": temperature}
+    settings |= {} if max_new_tokens is None else {"response_length": max_new_tokens}
+    args = PPOConfig(output_dir=str(subject.policy.path), report_to="none", **settings)
     tokenizer = _tokenizer(subject.policy)
     models = {"policy": subject.policy, "reference": subject.reference}
     models |= {"old": subject.old} if subject.old is not None else {}
@@ -357,8 +357,8 @@ def _critic(
         if (folder / CRITIC_DIR).is_dir():
             return critic_from(folder / CRITIC_DIR)
     except (OSError, ValueError, RuntimeError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ZooError(f"The critic of {subject.policy.name} cannot be loaded ({said}): publish it again.") from error
+        why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ZooError(f"The critic of {subject.policy.name} cannot be loaded ({why}): publish it again.") from error
     raise ZooError(
         f"{subject.policy.name} holds no {CRITIC_DIR}/, so it has no values to trace: give a checkpoint of PPO."
     )
