@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..chat import readable, whole
+from ..chat import whole
 from ..devices import on_device
 from ..errors import ZooError
 from ..evaluation.calibration import calibration
@@ -33,7 +33,7 @@ from ..runs.pairs import named_pairs
 from ..stages.pipeline import run_stage, said
 from ..stages.reward import held_out_pairs, open_pairs, pairs_seed, score_pairs, sft_samples
 from ..stages.train import quiet
-from .baseline import read_lines
+from .baseline import read_samples
 
 __all__ = ["FOLDER", "check", "member", "overview", "train", "write_overview"]
 
@@ -172,13 +172,12 @@ def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
     path = record.path / "samples.jsonl"
     try:
         document = read_json(record.path / "evaluation.json")
-        judge, rows = document["judge"]["name"], read_lines(path)
-        asked = evaluation_rows(run, stage_source(run, "ppo"), path=sft.path)["prompt"]
-        prompts = [asked[place // document["samples_per_prompt"]] for place in range(len(rows))]
-        if [readable(prompt).rstrip() for prompt in prompts] != [row["prompt"].rstrip() for row in rows]:
-            raise ZooError(f"{path} holds other prompts than the data set: {mend}")
-        return {side: _of(rows, prompts, side) for side in SIDES}, judge
-    except (FileNotFoundError, ValueError, IndexError, KeyError, TypeError) as error:
+        asked, each = evaluation_rows(run, stage_source(run, "ppo"), path=sft.path), document["samples_per_prompt"]
+        prompts = asked["prompt"][: document["prompts"]]
+        rows = read_samples(path, prompts, each)
+        prompts = [prompt for prompt in prompts for _ in range(each)]
+        return {side: _of(rows, prompts, side) for side in SIDES}, document["judge"]["name"]
+    except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise ZooError(f"{path} cannot be read ({error!r}): {mend}") from error
 
 
