@@ -51,7 +51,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("recipes show tiny-world", 0, ""),
         ("recipes keys ppo", 0, ""),
         ("sft tiny-world --bad_flag 1", 2, "--bad_flag is no key of the stage sft"),
-        ("run tiny-world --ppo.kl_coef -1", 2, "--kl_coef is -1"),
+        ("run tiny-world --ppo.kl_coef -1", 2, "--ppo.kl_coef is -1"),
         ("sft WRONG", 2, "sft.yaml says lerning_rate, which is no key of the stage sft, did you mean"),
         ("ppo WRONG", 2, "total_episodes in WRONG/ppo.yaml is 'many', and it takes a whole number"),
         ("recipes validate WRONG", 2, "sft.yaml says lerning_rate"),
