@@ -34,6 +34,7 @@ from .control import RunningScores, kl_controller
 from .custom_loop import GivenScores
 from .guards import KLWatch, ReferenceWatch
 from .metrics import Progress, critic_health, of_completions
+from .phases import Phases
 from .processes import shard_all
 from .rollout import Advantages, Rollout
 from .whole import PPO_COMPLETE, Complete, last_whole
@@ -123,6 +124,7 @@ class BasePPOTrainer(Guarded, ABC):
             callbacks=[Complete(), *(callbacks or [])],
             optimizers=optimizers,
         )
+        self.phases = Phases(self.accelerator.device)
         if self.reference is not None:
             self.reference.to(self.accelerator.device)
         for reward in self._scoring:
@@ -247,6 +249,7 @@ class BasePPOTrainer(Guarded, ABC):
         self.last_metrics[SKIPPED] = self.guard.skipped
         n, kl, squares = self.moments(rollout.kl if rollout.measured else estimates.scores).tolist()
         self._episodes += int(n)
+        self.phases.sampled(int(rollout.mask.sum()))
         if not rollout.measured:
             return
         error = math.sqrt(max(squares / n - (kl / n) ** 2, 0.0) / n)
@@ -283,6 +286,7 @@ class BasePPOTrainer(Guarded, ABC):
             logs = logs | {name: sum(seen) / len(seen) for name, seen in self._metrics.items()}
             logs["episodes"] = self._episodes
             logs[SKIPPED] = self.guard.skipped
+            logs |= self.phases.take()
             self._metrics.clear()
             if self._shown:
                 self.show(self._shown, "completions")

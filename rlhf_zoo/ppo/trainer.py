@@ -73,8 +73,13 @@ class PPOTrainer(BasePPOTrainer):
             return torch.zeros((), device=self.args.device)
         prompts, self._waiting = self._waiting, []
         rows = [{**row, GENERATION: n} for row in prompts for n in range(self.args.num_generations)]
-        rollout = self.rollout(rows, stream=TRAIN_STREAM)
-        loss = self.learn(model, *self.of_all(rollout, self.score(rollout, rows), group=self.args.num_generations))
+        with self.phases.of_update():
+            with self.phases("rollout"):
+                rollout = self.rollout(rows, stream=TRAIN_STREAM)
+            with self.phases("reward"):
+                scored = self.score(rollout, rows)
+            with self.phases("update"):
+                loss = self.learn(model, *self.of_all(rollout, scored, group=self.args.num_generations))
         self.log_eval_samples()
         return loss
 
@@ -153,12 +158,12 @@ class PPOTrainer(BasePPOTrainer):
             check_logprobs(samples.logprobs, samples.mask, of="policy")
             ref_logprobs = samples.logprobs
             if self.reference is not None:
-                with self.reference.model() as reference, whole(self.reference.own):
+                with self.phases("reference"), self.reference.model() as reference, whole(self.reference.own):
                     ref_logprobs = token_logprobs(reference, samples, temperature=temperature, batch_size=size)
                     check_logprobs(ref_logprobs, samples.mask, of="reference")
                     self._watch.look(self.reference, samples, temperature=temperature, precision=self.precision)
             values = torch.zeros_like(ref_logprobs)
-            with whole(actor.policy if actor.shared else actor.value_model):
+            with self.phases("values"), whole(actor.policy if actor.shared else actor.value_model):
                 for start, chunk in zip(range(0, len(samples), size), samples.chunks(size), strict=True):
                     values[start : start + len(chunk), : chunk.mask.shape[1]] = actor.values(chunk)
         check_values(values, samples.mask)

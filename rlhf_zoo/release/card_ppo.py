@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..json_values import finite
 from . import markdown, plots
 from .card_kl import kl_settings, penalty_varies
 from .card_parts import (
@@ -70,6 +71,21 @@ def _words(facts: Facts) -> dict[str, Any]:
         "picks": picks(facts, "ppo"),
         "rewarded": _rewarded(facts),
         "signs": signs(facts),
+        "times": _times(facts),
+    }
+
+
+def _times(facts: Facts) -> dict[str, float]:
+    """Mean seconds of the phases of an update, and response tokens a second; none of runs that did not time them."""
+    rows = [row for row in facts.metrics if finite(row.get("tokens_per_second"))]
+    names = [
+        "tokens_per_second",
+        *(f"time/{phase}" for phase in ("rollout", "reference", "values", "reward", "update")),
+    ]
+    return {
+        name.removeprefix("time/"): sum(row[name] for row in rows) / len(rows)
+        for name in names
+        if rows and all(finite(row.get(name)) for row in rows)
     }
 
 

@@ -67,6 +67,18 @@ def test_an_interrupted_run(runs):
     assert "at step 40: reward 2.000, KL 4.000 nats" in body
 
 
+def test_where_the_time_went(runs):
+    assert "An update took" not in make_card(runs / "ppo").read_text()
+    for step, rollout in ((39, 0.5), (40, 1.5)):
+        times = {"rollout": rollout, "reference": 0.25, "values": 0.25, "reward": 0.5, "update": 2.0}
+        row = {"step": step, "tokens_per_second": 100.0} | {f"time/{name}": spent for name, spent in times.items()}
+        StageRecord(runs / "ppo").append_metrics(row)
+    assert (
+        "An update took 4.000 s on average: rollout 1.000, reference 0.250, values 0.250, reward 0.500, update 2.000. "
+        "That is 100.0 response tokens a second."
+    ) in make_card(runs / "ppo").read_text()
+
+
 # What was rewarded, and by how much KL
 
 
