@@ -8,7 +8,7 @@ position) and by nothing else. Rows that have ended leave the batch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -27,6 +27,7 @@ __all__ = [
     "Vocabulary",
     "base_of",
     "check_cached",
+    "check_fits",
     "left_pad",
     "next_logits",
     "positions_of",
@@ -288,6 +289,15 @@ class _Decoder:
         return out.logits[:, -1]
 
 
+def check_fits(lengths: Iterable[int], room: int, max_tokens: int | None) -> None:
+    """Raises ZooError where a prompt with a completion of `room` tokens would not fit into the cache by itself."""
+    if max_tokens is not None and (longest := max(lengths)) + room > max_tokens:
+        raise ZooError(
+            f"max_rollout_batch_tokens is {max_tokens}, and a prompt of {longest} tokens with a completion of up to "
+            f"{room} takes {longest + room}: give at least that."
+        )
+
+
 class _Queue:
     """The rows that wait for a place in the cache, the shortest prompts first; without a bound, all begin at once."""
 
@@ -297,11 +307,7 @@ class _Queue:
         if max_tokens is None:
             return
         self._waiting.sort(key=lengths.__getitem__)
-        if (longest := max(lengths)) + room > max_tokens:
-            raise ZooError(
-                f"max_rollout_batch_tokens is {max_tokens}, and a prompt of {longest} tokens with a completion of up "
-                f"to {room} takes {longest + room}: give at least that."
-            )
+        check_fits(lengths, room, max_tokens)
 
     def __len__(self) -> int:
         return len(self._waiting)
