@@ -22,9 +22,12 @@ class InPlaceLayer(DynamicLayer):
     A step writes its own column and does not copy those before it; the last row takes the place of one that leaves.
     """
 
+    keys: Any
+    values: Any
+
     def __init__(self) -> None:
         super().__init__()
-        self._buffers: tuple[Tensor, Tensor] | None = None
+        self._buffers: tuple[Tensor, ...] = ()
         self._begin = 0
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -32,22 +35,19 @@ class InPlaceLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(*given)
         length, new = self.get_seq_length(), key_states.shape[-2]
-        if self._buffers is None or self._begin + length + new > self._buffers[0].shape[-2]:
-            old = (self.keys, self.values) if length else None
-            self._buffers = tuple(x.new_empty(*x.shape[:2], length + new + ROOM, x.shape[3]) for x in given)  # type: ignore[assignment]
+        if not self._buffers or self._begin + length + new > self._buffers[0].shape[-2]:
+            old = (self.keys, self.values) if length else tuple(x[:, :, :0] for x in given)
+            self._buffers = tuple(x.new_empty(*x.shape[:2], length + new + ROOM, x.shape[3]) for x in given)
             self._begin = 0
-            self._show(len(key_states), length)
-            if old is not None:
-                self.keys.copy_(old[0])
-                self.values.copy_(old[1])
+            for buffer, each in zip(self._buffers, old, strict=True):
+                buffer[:, :, :length] = each
         self._show(len(key_states), length + new)
         self.keys[:, :, length:], self.values[:, :, length:] = given
         return self.keys, self.values
 
-    def reorder_cache(self, beam_idx: Tensor) -> None:
-        if self._buffers is None or len(beam_idx) > len(self.keys):
-            super().reorder_cache(beam_idx)
-            self._buffers = None
+    def reorder_cache(self, beam_idx: Any) -> None:
+        if not self._buffers or len(beam_idx) > len(self.keys):
+            self.replace(self.keys[beam_idx], self.values[beam_idx])
             return
         moved = (beam_idx != torch.arange(len(beam_idx), device=beam_idx.device)).nonzero().squeeze(1)
         for held in (self.keys, self.values):
@@ -56,19 +56,18 @@ class InPlaceLayer(DynamicLayer):
 
     def cut(self, columns: int) -> None:
         """Forgets the first columns."""
+        if not self._buffers:
+            self.replace(self.keys[:, :, columns:], self.values[:, :, columns:])
+            return
         length = self.get_seq_length() - columns
         self._begin += columns
-        if self._buffers is None:
-            self.keys, self.values, self._begin = self.keys[:, :, columns:], self.values[:, :, columns:], 0
-        else:
-            self._show(len(self.keys), length)
+        self._show(len(self.keys), length)
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
-        """Holds these instead."""
-        self.keys, self.values, self._buffers, self._begin = keys, values, None, 0
+        """Holds these instead, as they are until the next step."""
+        self.keys, self.values, self._buffers, self._begin = keys, values, (), 0
 
     def _show(self, rows: int, columns: int) -> None:
-        assert self._buffers is not None
         where = slice(self._begin, self._begin + columns)
         self.keys, self.values = (buffer[:rows, :, where] for buffer in self._buffers)
 
@@ -89,24 +88,25 @@ def can_join(cache: DynamicCache, model: Any) -> bool:
 
 def cut(cache: DynamicCache, columns: int) -> None:
     """Forgets the first columns, which are padding in all rows."""
+    layer: Any
     for layer in cache.layers:
+        if not layer.is_initialized:
+            continue  # a layer that reads another's keys
         if isinstance(layer, InPlaceLayer):
-            if layer.is_initialized:
-                layer.cut(columns)
-            continue
-        layer.cumulative_length -= columns
-        if layer.is_initialized:
+            layer.cut(columns)
+        else:
+            layer.cumulative_length -= columns
             past = max(layer.keys.shape[2] - layer.cumulative_length, 0)
             layer.keys, layer.values = layer.keys[:, :, past:], layer.values[:, :, past:]
 
 
 def join(cache: DynamicCache, other: DynamicCache) -> None:
     """Adds the rows of another cache behind the own; the shorter gets columns of padding in front."""
+    mine: Any
+    theirs: Any
     for mine, theirs in zip(cache.layers, other.layers, strict=True):
-        if isinstance(mine, DynamicSlidingWindowLayer):
-            mine.cumulative_length = max(mine.cumulative_length, theirs.cumulative_length)
         if not mine.is_initialized:
-            continue  # a layer that reads another's keys
+            continue
         width = max(mine.keys.shape[2], theirs.keys.shape[2])
         keys, values = (
             torch.cat([pad(x, (0, 0, width - x.shape[2], 0)) for x in pair])
@@ -116,3 +116,4 @@ def join(cache: DynamicCache, other: DynamicCache) -> None:
             mine.replace(keys, values)
         else:
             mine.keys, mine.values = keys, values
+            mine.cumulative_length = max(mine.cumulative_length, theirs.cumulative_length)

@@ -217,7 +217,7 @@ class _Running:
     """
 
     rows: Tensor
-    cache: DynamicCache
+    cache: Any
     seen: Tensor
     tokens: Tensor
     joins: bool
@@ -261,7 +261,7 @@ class _Decoder:
         places: dict[tuple[int, ...], int] = {}
         place = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
         ids, mask = left_pad(list(places), pad_id, next(self.model.parameters()).device)
-        cache = new_cache(self.model)
+        cache: Any = new_cache(self.model)
         logits = self._forward(ids, mask, positions_of(mask), cache)
         _check_filled(cache, self.model)
         if len(places) < len(prompts):

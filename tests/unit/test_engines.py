@@ -124,7 +124,7 @@ def test_vllm_is_called_as_the_installed_trl_has_it(fake_vllm: None, tmp_path: P
 
 
 def test_a_run_with_vllm_weights_by_the_mismatch(fake_vllm: None, tmp_path: Path) -> None:
-    """The engine's log π lies 0.1 below ours: log π_old is ours all the same, and under a cap each token weighs e^0.1."""
+    """The engine's log π lies 0.1 below ours: log π_old is ours all the same, and each token may weigh e^0.1."""
     once = {"max_steps": 1, "num_ppo_epochs": 1, "num_mini_batches": 1, "rollout_engine": "vllm"}
     runs = [trained(tmp_path / str(cap), **once, importance_sampling_cap=cap) for cap in (None, 2.0, 1.05)]
     plain, weighted, capped = (updates_of(run)[0] for run in runs)
