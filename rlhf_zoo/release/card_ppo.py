@@ -7,6 +7,7 @@ from typing import Any
 
 from ..json_values import finite
 from . import markdown, plots
+from .card_data import DataPart, evaluated_on, stage_key
 from .card_kl import kl_settings, penalty_varies
 from .card_parts import (
     FIGURES,
@@ -35,11 +36,10 @@ _PANELS: tuple[plots.Panel, ...] = (
 )
 
 
-def _measured(facts: Facts) -> Iterator[tuple[str, str, list[Metric]]]:
+def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
     figures = {key: (facts.figure("ppo", key), name) for key, name in FIGURES.items()}
     figures["win_rate"] = (facts.figure("win_rate"), "win rate over SFT")
-    split = facts.evaluation.get("split", "test")
-    yield split, "prompts", [(key, (found or {}).get("value"), name) for key, (found, name) in figures.items()]
+    yield evaluated_on(facts), [(key, (found or {}).get("value"), name) for key, (found, name) in figures.items()]
 
 
 def _draw(facts: Facts, draw: Draw) -> None:
@@ -63,6 +63,7 @@ def _words(facts: Facts) -> dict[str, Any]:
         "headline": HEADLINE,
         "figures": policy_figures(facts),
         "kl": kl_settings(facts),
+        "ptx_config": stage_key(facts, "ptx_dataset_config"),
         "adaptive": penalty_varies(facts),
         "answers": list(answer_rows(facts.evaluation.get("judges") or {})),
         "others": _other_judges(facts),

@@ -171,7 +171,9 @@ def test_the_verdict_with_its_reasons_and_probes(runs, plotted):
     write_json(path, {**read_json(path), "verdict": "hacked", "recommended": 20, "over_training": found})
     _, body = head_and_body(make_card(runs / "ppo"))
     told = body.split("## Verdict: hacked")[1].split("## Lineage")[0]
-    assert "at 2 checkpoints on 30 prompts of the validation split, 2 completions each" in told
+    assert (
+        "at 2 checkpoints on 30 prompts of the `validation` split, configuration `prompts`, 2 completions each" in told
+    )
     assert "The recommended checkpoint is step 20" in told and "- 3 of 4 probes fire." in told
     assert cells(told, "20 (recommended) |")[-1] == "none" and cells(told, "40 |")[-1] == "length, repetition"
     assert cells(told, "repetition |")[4:] == ["**yes**", "It repeats itself."]
