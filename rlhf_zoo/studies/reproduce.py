@@ -28,6 +28,7 @@ from ..release.adapters import sent_instead
 from ..run_lock import LOCK, sole_writer
 from ..runs.context import RunContext, versions
 from ..runs.data import corpus_settings, data_source, split_files
+from ..sampling import SAMPLER
 from ..stage import STAGES
 from ..stages.pipeline import run_stage
 from .differences import compare_files, compare_metrics, compare_settings, compare_versions, compare_weights, contents
@@ -295,6 +296,12 @@ def _altered(published: Published, recorded: Any) -> list[dict[str, Any]]:
 
 def _notes(published: Published) -> list[str]:
     notes = []
+    sampler = str(published.versions.get("sampler", "1"))  # not recorded by the first
+    if published.stage != "sft" and sampler != str(SAMPLER):
+        notes.append(
+            f"it was sampled by version {clean(sampler)} of the sampler, and this is version {SAMPLER}, whose sums are "
+            "rounded otherwise: the figures come near, and not bit for bit"
+        )
     own = published.resolved
     name, revision = own.get("model_name_or_path"), own.get("model_revision")
     if published.stage == "sft" and name is not None and revision in (None, "main"):
