@@ -234,8 +234,8 @@ def _compared_data(here: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     published = data["folder"]
     names = [name for name in split_files(published) if (here / name).is_file()] if published is not None else []
     there, made = (contents(folder, names) if names else {} for folder in (published, here))
-    told = {key: data[key] for key in ("repo", "commit", "how")}
-    return {**told, "compared": len(names), "differing": [name for name in names if there[name] != made[name]]}
+    source = {key: data[key] for key in ("repo", "commit", "how")}
+    return {**source, "compared": len(names), "differing": [name for name in names if there[name] != made[name]]}
 
 
 # Comparing
@@ -286,10 +286,10 @@ def _altered(published: Published, recorded: Any) -> list[dict[str, Any]]:
     """What recipe.json says otherwise than the card, which names the settings that the run was fingerprinted by."""
     if recorded == fingerprint(published.resolved):
         return []
-    told = published.card.get("settings")
-    told = told if isinstance(told, Mapping) else {}
-    known = {key: value for key, value in published.resolved.items() if key in told}
-    rows = compare_settings(told, known)
+    settings = published.card.get("settings")
+    settings = settings if isinstance(settings, Mapping) else {}
+    known = {key: value for key, value in published.resolved.items() if key in settings}
+    rows = compare_settings(settings, known)
     rows = [{"key": f"{row['key']} (card, recipe.json)", **{k: row[k] for k in ("published", "here")}} for row in rows]
     return rows or [{"key": "fingerprint (card, recipe.json)", "published": recorded, "here": "another"}]
 
