@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import miniatures
 import pytest
 import torch
+from trainer_fixture import SAVED, Spy, make_trainer, resumed_alike, trained, updates_of
 from transformers import PreTrainedModel
 
 from rlhf_zoo.errors import ZooError
@@ -90,3 +92,31 @@ def test_a_prompt_without_room_is_refused() -> None:
     model, _ = miniatures.load("GPT-2")
     with pytest.raises(ZooError, match=r"max_rollout_batch_tokens is 79, .* 60 tokens .* up to 20 takes 80"):
         drawn(model.eval(), [], max_tokens=79)
+
+
+def test_equal_prompts_computed_once_sample_as_if_alone() -> None:
+    model, _ = miniatures.load("Qwen3-Base")
+    model.eval()
+    given: dict[str, Any] = {"seed": 3, "max_new_tokens": 9, "stop_ids": [], "pad_id": 0}
+    prompts, keys = [[40, 41], [50, 51, 52], [40, 41], [40, 41]], [(0, i) for i in range(4)]
+    together = sample(model, prompts, keys=keys, **given)
+    for row, key in enumerate(keys):
+        alone = sample(model, [prompts[row]], keys=[key], **given)
+        assert alone.token_lists()[0] == together.token_lists()[row]
+        torch.testing.assert_close(alone.logprobs[0], together.logprobs[row], rtol=0, atol=1e-5)
+
+
+def test_a_run_with_the_queue_is_the_run_without_and_resumes_to_the_bit(tmp_path: Path) -> None:
+    plain = trained(tmp_path / "plain", max_steps=1)
+    queued = resumed_alike(
+        lambda folder: make_trainer(folder, kind=Spy, max_rollout_batch_tokens=60, **SAVED), tmp_path
+    )
+    # The critics begin apart, so of the update itself only what was sampled is the same.
+    one, other = updates_of(plain)[0], updates_of(queued)[0]
+    names = [name for name in one if name.startswith(("completions/", "objective/"))]
+    assert len(names) > 4 and [one[n] for n in names] == pytest.approx([other[n] for n in names], rel=1e-4, abs=1e-5)
+
+
+def test_a_run_whose_prompts_have_no_room_does_not_begin(tmp_path: Path) -> None:
+    with pytest.raises(ZooError, match=r"max_rollout_batch_tokens is 11, .* give at least that\.$"):
+        make_trainer(tmp_path, max_rollout_batch_tokens=11)
