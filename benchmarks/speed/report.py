@@ -62,6 +62,11 @@ def parts_of(report: Report) -> Parts:
     return parts
 
 
+def quiet(parts: Parts) -> Parts:
+    """What was measured while the machine did nothing else: only this has times worth a look."""
+    return {key: {n: part for n, part in rounds.items() if part["load"] <= QUIET} for key, rounds in parts.items()}
+
+
 def seconds(part: Report) -> float:
     return statistics.median(update["seconds"] for update in part["updates"])
 
@@ -81,14 +86,15 @@ def table(report: Report) -> str:
     parts = parts_of(report)
     if not parts:
         return NOTHING
-    rows = []
+    timed, rows = quiet(parts), []
     for (point, side, setting), rounds in parts.items():
         if side != "ours" or "," in setting:
             continue
-        peer, floor = parts.get((point, PEER, "separate"), {}), parts.get((point, "floor", setting), {})
+        other = point, PEER, "separate"
+        peer, here, floor = (timed.get(key, {}) for key in (other, (point, side, setting), (point, "floor", setting)))
         rows.append([
-            point, setting, _middle(peer), _middle(rounds), _times(ratio(peer, rounds)), _middle(floor),
-            _times(ratio(rounds, floor)), f"{_net(rounds):,.0f}", _share(rounds, peer),
+            point, setting, _middle(peer), _middle(here), _times(ratio(peer, here)), _middle(floor),
+            _times(ratio(here, floor)), f"{_net(rounds):,.0f}", _share(rounds, parts.get(other, {})),
         ])  # fmt: skip
     headings = ["point", "setting", f"{PEER}, s", "here, s", "faster", "floor, s", "/ floor", "net MiB", f"/ {PEER}"]
     return f"{text.table(headings, rows)}\n\n{_under(report)}"
@@ -99,24 +105,31 @@ def page(report: Report) -> str:
     if not report:
         return NOTHING
     where = f"[{report['name']}](../benchmarks/results/{report['name']})"
-    return f"{table(report)} Of {where}.\n\n![Seconds an update by phase]({DOCUMENT.with_suffix('.svg').name})"
+    plot = DOCUMENT.with_suffix(".svg").name
+    drawn = f"\n\n![Seconds an update by phase]({plot})" if any(quiet(parts_of(report)).values()) else ""
+    return f"{table(report)} Of {where}.{drawn}"
 
 
 def key_table(report: Report) -> str:
     """What keys of PPOConfig bring: this trainer with them beside itself without, in the same rounds."""
     parts = parts_of(report)
-    rows = []
+    timed, rows = quiet(parts), []
     for (point, side, setting), rounds in parts.items():
         plain, _, keys = setting.partition(", ")
         if keys and (without := parts.get((point, side, plain))):
-            memory = _net(rounds) / _net(without)
-            rows.append([point, plain, text.code(keys), _times(ratio(without, rounds)), f"{memory:.0%}"])
-    return text.table(["point", "setting", "with", "faster", "net memory"], rows) if rows else NOTHING
+            faster = _times(ratio(timed[point, side, plain], timed[point, side, setting]))
+            peer = _share(rounds, parts.get((point, PEER, "separate"), {}))
+            rows.append([point, plain, text.code(keys), faster, f"{_net(rounds):,.0f}", _share(rounds, without), peer])
+    return (
+        text.table(["point", "setting", "with", "faster", "net MiB", "/ without", f"/ {PEER}"], rows)
+        if rows
+        else NOTHING
+    )
 
 
 def phase_table(report: Report) -> str:
     """Seconds of each phase, a row for each point, side and setting."""
-    parts = parts_of(report)
+    parts = {key: rounds for key, rounds in quiet(parts_of(report)).items() if rounds}
     rows = []
     for (point, side, setting), rounds in parts.items():
         updates = [update["phases"] for part in rounds.values() for update in part["updates"]]
@@ -129,7 +142,7 @@ def draw(report: Report, path: Path) -> None:
     """Bars of seconds an update by phase, a panel for each point."""
     from matplotlib import pyplot
 
-    parts = parts_of(report)
+    parts = {key: rounds for key, rounds in quiet(parts_of(report)).items() if rounds}
     points = list(dict.fromkeys(point for point, _, _ in parts))
     if not points:
         return
@@ -178,7 +191,7 @@ def _under(report: Report) -> str:
     ]
     if loaded:
         words.append(
-            f"**The machine was busy when {loaded} of {len(report['parts'])} processes began: their seconds say "
-            "little, their memory holds.**"
+            f"The machine was busy when {loaded} of {len(report['parts'])} processes began: their memory is shown, "
+            "and their seconds, which would say little, are not."
         )
     return " ".join(words)
