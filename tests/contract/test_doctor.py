@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import math
 import shutil
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from folders import tree
 from safetensors.torch import load_file, save_file
 from toy_run import BACKWARDS, PPO, make_context, make_recipe, save_start
 from trainer_fixture import CONTEXT, make_policy, make_reward_model, make_tokenizer
@@ -73,14 +73,6 @@ class World:
         assert tree(self.folder) == before, "the doctor only looks"
         assert [one.check for one in found] == CHECKS
         return {one.check: one for one in found}
-
-
-def tree(folder: Path) -> dict[str, str]:
-    """Every file's digest, and every folder."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        for path in sorted(folder.rglob("*"))
-    }
 
 
 @pytest.fixture(scope="module")
