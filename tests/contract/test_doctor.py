@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,7 @@ from trainer_fixture import CONTEXT, make_policy, make_reward_model, make_tokeni
 from zoo_process import zoo
 
 from rlhf_zoo import cli
-from rlhf_zoo.commands import common
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.models import critic_from
 from rlhf_zoo.ppo import trainer as ppo_trainer
 from rlhf_zoo.record import StageRecord
@@ -359,14 +356,8 @@ def test_data_of_the_run_are_read_where_they_lie(world: World) -> None:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sound: World):
-    """What the command prints, and its exit code, in this process; no Hub is there, and none is asked."""
-
-    @contextlib.contextmanager
-    def connected(*_: object, **__: object) -> Iterator[Hub]:
-        yield Hub("other", "http://127.0.0.1:9", "a test")
-
-    monkeypatch.setattr(common, "settle_hub", connected)
+def command(no_hub: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sound: World):
+    """What the command prints, and its exit code, in this process."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(sound.folder)
 
@@ -385,7 +376,7 @@ def test_the_table_and_exit_codes(command: Callable[..., tuple[int, str]], sound
     assert code == 0 and all(f" {check} " in shown for check in CHECKS) and "failed" not in shown
     code, shown = command("doctor", "toy", "--output_dir", "run", "--num_ppo_epochs", "5")
     assert code == 0 and " warning " in shown
-    code, shown = command("doctor", "toy", "--output_dir", "run", "--ppo.reward_funcs", "[red]", "--json")
+    code, shown = command("doctor", "toy", "--output_dir", "run", "--ppo.kl_coef", "[red]x", "--json")
     assert code == 2
     rows = {row["check"]: row for row in json.loads(shown)}
     assert list(rows) == CHECKS and rows["keys"]["status"] == FAILED and "[red]" in rows["keys"]["said"]
