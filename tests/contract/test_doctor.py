@@ -376,10 +376,11 @@ def test_the_table_and_exit_codes(command: Callable[..., tuple[int, str]], sound
     assert code == 0 and all(f" {check} " in shown for check in CHECKS) and "failed" not in shown
     code, shown = command("doctor", "toy", "--output_dir", "run", "--num_ppo_epochs", "5")
     assert code == 0 and " warning " in shown
-    code, shown = command("doctor", "toy", "--output_dir", "run", "--ppo.kl_coef", "[red]x", "--json")
+    code, shown = command("doctor", "toy", "--output_dir", "run", "--ppo.reward_funcs", "x[red]:f", "--json")
     assert code == 2
     rows = {row["check"]: row for row in json.loads(shown)}
-    assert list(rows) == CHECKS and rows["keys"]["status"] == FAILED and "[red]" in rows["keys"]["said"]
+    wrong = rows["reward functions"]
+    assert list(rows) == CHECKS and wrong["status"] == FAILED and "[red]" in wrong["said"]
     assert tree(sound.folder) == before
 
 
