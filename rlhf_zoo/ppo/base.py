@@ -286,9 +286,7 @@ class BasePPOTrainer(Guarded, ABC):
             # resuming, the updates since the last log line: ours replaces it.
             logs.pop("grad_norm", None)
             logs = logs | {name: sum(seen) / len(seen) for name, seen in self._metrics.items()}
-            logs["episodes"] = self._episodes
-            logs[SKIPPED] = self.guard.skipped
-            logs |= self.phases.take()
+            logs |= {"episodes": self._episodes, SKIPPED: self.guard.skipped, **self.phases.take()}
             self._metrics.clear()
             if self._shown:
                 self.show(self._shown, "completions")
