@@ -25,6 +25,7 @@ __all__ = [
     "end_of_turn",
     "is_conversation",
     "prompt_ids",
+    "readable",
     "reading_ids",
     "spoken",
     "whole",
@@ -185,6 +186,11 @@ def words(prompt: Any) -> str:
     if len(turns) == 1:
         return _content(turns[0]) + "\n\n"
     return "".join(f"{str(one.get('role')).capitalize()}: {_content(one)}\n\n" for one in turns)
+
+
+def readable(prompt: Any) -> str:
+    """A prompt as it is shown to people: a text as it is, of a conversation what was said, and nothing behind that."""
+    return prompt if isinstance(prompt, str) else words(prompt).rstrip("\n")
 
 
 def whole_words(text: Any) -> str:

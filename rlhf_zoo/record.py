@@ -35,6 +35,7 @@ __all__ = [
     "now",
     "read_json",
     "records_at_rest",
+    "timeless",
     "write_bytes",
     "write_complete",
     "write_json",
@@ -52,6 +53,15 @@ _READING_UMASK = threading.Lock()
 def now() -> str:
     """The present time in UTC, ISO 8601, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def timeless(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of metrics without when it was written and how long something took: in these, equal runs differ."""
+    return {
+        name: value
+        for name, value in row.items()
+        if name != "time" and not name.startswith(("time/", "perf/")) and not name.endswith(("runtime", "_per_second"))
+    }
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:

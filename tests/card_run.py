@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from warm import quick_pictures
 
 from rlhf_zoo.evaluation.calibration import preference_report
-from rlhf_zoo.record import StageRecord, fingerprint, write_bytes, write_json
+from rlhf_zoo.record import StageRecord, fingerprint, write_json
 from rlhf_zoo.release import card, plots
 
 __all__ = [
@@ -185,10 +186,17 @@ def plotted() -> None:
 
 
 @pytest.fixture
+def pictures(monkeypatch):
+    """Plots are not drawn, which is most of a card's time; test_plots.py draws them."""
+    monkeypatch.setattr(plots, "_save", plots._save)
+    quick_pictures()
+
+
+@pytest.fixture
 def placeholders(request, monkeypatch):
-    """Plots are most of a card's time: none, where no test asks for them, and else empty ones."""
+    """None, where no test asks for them, and else quick ones."""
     if "plotted" in request.fixturenames:
-        monkeypatch.setattr(plots, "_save", lambda figure, path: not write_bytes(path, b"\x89PNG"))
+        request.getfixturevalue("pictures")
     else:
         monkeypatch.setattr(card, "_plots", lambda *_: {})
 

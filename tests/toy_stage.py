@@ -10,6 +10,7 @@ from typing import Any
 
 from rlhf_zoo.models import build_causal
 from rlhf_zoo.release import plots
+from rlhf_zoo.release.card_data import DataPart, of_stage
 from rlhf_zoo.release.card_parts import Draw, Metric, StageCard
 from rlhf_zoo.release.facts import Facts
 from rlhf_zoo.runs.context import Publisher, RunContext
@@ -44,8 +45,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     return train_stage(context, settings, data=data, parents={}, started=started, build=build, publisher=publisher)
 
 
-def _measured(facts: Facts) -> Iterator[tuple[str, str, list[Metric]]]:
-    yield "train", "lines", [("loss", facts.now.get("loss"), "loss of the toy")]
+def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
+    yield of_stage(facts), [("loss", facts.now.get("loss"), "loss of the toy")]
 
 
 def _draw(facts: Facts, draw: Draw) -> None:

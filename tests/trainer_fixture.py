@@ -23,6 +23,7 @@ from transformers import (
     TrainerCallback,
 )
 
+from rlhf_zoo import record
 from rlhf_zoo.models import set_score_statistics
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.rollout import Advantages, Rollout
@@ -67,7 +68,6 @@ LETTERS = "abcdefghijkl"
 GOOD = "g"
 CONTEXT = 32
 CHAT = "{% for m in messages %}{{ m['content'] }};{% endfor %}{% if add_generation_prompt %}:{% endif %}"
-TIMES = ("_runtime", "_per_second")
 SAVED: dict[str, Any] = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1}
 Rows = list[tuple[list[int], list[int]]]
 
@@ -232,11 +232,7 @@ def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor],
 
 def timeless(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Log lines without what depends on the clock, nor the summary of a whole `train()` call."""
-    kept = [
-        {name: value for name, value in row.items() if not name.endswith(TIMES)}
-        for row in history
-        if "train_loss" not in row
-    ]
+    kept = [record.timeless(row) for row in history if "train_loss" not in row]
     # NaN is not equal to itself; its name is.
     return [{name: repr(value) for name, value in row.items()} for row in kept]
 
@@ -248,8 +244,8 @@ def trained(directory: Path, **given: Any) -> Any:
 
 
 def updates_of(trainer: Any) -> list[dict[str, float]]:
-    """The log lines of a trained trainer, one an update."""
-    return [row for row in trainer.state.log_history if "loss" in row]
+    """The log lines of a trained trainer, one an update, without times."""
+    return [record.timeless(row) for row in trainer.state.log_history if "loss" in row]
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shlex
+import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -11,14 +13,18 @@ from pathlib import Path
 from hub_fixture import base_environment
 from warm import PYTHON
 
-__all__ = ["COMMAND", "environment", "errors", "hubs_over", "program", "wait_until", "zoo"]
+__all__ = [
+    "COMMAND", "environment", "errors", "free_port", "hubs_over", "loopback", "program", "together", "wait_until",
+    "zoo",
+]  # fmt: skip
 
 COMMAND = [*PYTHON, "-m", "rlhf_zoo.cli"]
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
-    """Nothing of the user's own: caches, tokens and the embedded Hub lie under `home`."""
-    return base_environment() | {"HOME": str(home), "RLHF_ZOO_HOME": str(home / "zoo"), "COLUMNS": "100"} | more
+    """Nothing of the user's own: caches, tokens and the embedded Hub lie under `home`. Plots are not drawn."""
+    own = {"HOME": str(home), "RLHF_ZOO_HOME": str(home / "zoo"), "COLUMNS": "100", "WARM_QUICK_PICTURES": "1"}
+    return base_environment() | own | more
 
 
 def zoo(*arguments: str | Path, home: Path, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
@@ -27,6 +33,37 @@ def zoo(*arguments: str | Path, home: Path, cwd: Path | None = None, **env: str)
     done = subprocess.run(command, env=environment(home, **env), cwd=cwd, capture_output=True, text=True, check=False)
     assert hubs_over(home) == [], "an embedded Hub outlived its command"
     return done
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def loopback() -> dict[str, str]:
+    """What torch's processes need to find each other where no other network is."""
+    return {"GLOO_SOCKET_IFNAME": next(name for _, name in socket.if_nameindex() if name.startswith("lo"))}
+
+
+def together(
+    command: list[str], logs: Path, env: dict[str, str], *, seconds: float = 240
+) -> tuple[list[int], list[str]]:
+    """A command in two processes, which end as a launcher ends them. Returns their exit codes and stderr."""
+    env = env | loopback() | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    processes, said = [], [logs / f"stderr-{rank}" for rank in "01"]
+    for rank, log in zip("01", said, strict=True):
+        with open(log, "w") as stderr, open(logs / f"stdout-{rank}", "w") as stdout:
+            ranked = env | {"RANK": rank, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": "2"}
+            processes.append(subprocess.Popen(command, env=ranked, stdout=stdout, stderr=stderr))
+    deadline = time.monotonic() + seconds
+    while any(each.poll() is None for each in processes):
+        late = time.monotonic() > deadline
+        if late or any(each.poll() for each in processes):
+            for each in processes:
+                each.send_signal(signal.SIGKILL if late else signal.SIGTERM)
+        assert not late, [log.read_text()[-3000:] for log in said]
+        time.sleep(0.05)
+    return [each.returncode for each in processes], [log.read_text() for log in said]
 
 
 def program(folder: Path) -> Path:

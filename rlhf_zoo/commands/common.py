@@ -172,10 +172,11 @@ def stage_directories(run: Path) -> list[Path]:
 def run_flags(ctx: click.Context, recipe: str, *, stage: str | None = None) -> dict[str, dict[str, Any]]:
     """Flags by stage, with those of recipe.yaml under 'recipe'. For one stage's command a bare key is that stage's.
 
-    Raises ZooError for a mistake that can be seen without importing what trains.
+    Raises ZooError for a mistake in flags or in the recipe's files that can be seen without importing what trains.
     """
+    from ..recipes import load_recipe
     from ..runs.declared import declared_keys, refused_keys
-    from ..runs.settings import checked_keys, parse_flags, recipe_flags, recipe_keys
+    from ..runs.settings import checked_keys, parse_flags, recipe_config, recipe_flags, recipe_keys
 
     if recipe.startswith("-"):
         raise ZooError(f"{recipe} stands before the recipe: write `{ctx.command_path} RECIPE {recipe} ...`.")
@@ -186,19 +187,25 @@ def run_flags(ctx: click.Context, recipe: str, *, stage: str | None = None) -> d
     if stage not in (None, "eval"):
         flags[stage] = {**flags[stage], **{key: value for key, value in bare.items() if key not in shared}}
     recipe_flags(flags["recipe"])
-    for name in filter(flags.get, STAGES):
+    known = load_recipe(recipe)
+    recipe_config(known, flags["recipe"])
+    for name in STAGES:
         hints = {key: declared.hint for key, declared in declared_keys(name).items()}
         of, refused = f"the stage {name}", refused_keys(name)
         checked_keys(flags[name], hints, "the command's flags", of=of, refused=refused, flag=True)
+        if name in known.stages and stage in (None, "eval", name):
+            checked_keys(known.stages[name], hints, str(known.source(name)), of=of, refused=refused)
     return flags
 
 
 @contextlib.contextmanager
-def settle_hub(flag: str | None, *, push_to_hub: bool, source: str | None = "none") -> Iterator[Hub]:
-    """source: what --source_hub says; 'none' for what only reads and writes on one Hub."""
+def settle_hub(
+    flag: str | None, *, push_to_hub: bool, source: str | None = "none", option: str = "--hub"
+) -> Iterator[Hub]:
+    """source: what --source_hub says; 'none' for what only reads and writes on one Hub. option: that gave `flag`."""
     from ..hub.connect import choose, choose_source, connect
 
-    target = choose(flag, push_to_hub=push_to_hub)
+    target = choose(flag, push_to_hub=push_to_hub, option=option)
     with connect(target, choose_source(source, target)) as hub:
         given = source not in (None, "none") and hub.source is not None
         also = f"; models and data that it has not: {hub.source.described}" if given and hub.source else ""

@@ -57,7 +57,7 @@ def new(
     check_folder(folder)
     wish = Wish(model, preferences, prompts, texts, rewards, judge, memory)
     here = source_hub in (None, "none")
-    with contextlib.nullcontext() if here else settle_hub(source_hub, push_to_hub=False):
+    with contextlib.nullcontext() if here else settle_hub(source_hub, push_to_hub=False, option="--source_hub"):
         made = draft(wish, title=os.path.basename(os.path.abspath(folder)))
         write(made, folder)
     for what, taken, why in made.said:

@@ -96,6 +96,8 @@ def recipes_validate(ctx: click.Context, recipe: str) -> None:
     Example:
       rlhf-zoo recipes validate tiny-world --ppo.kl_coef 0.2
     """
+    flags = run_flags(ctx, recipe)
+    click.echo(f"Checking {recipe} ...", err=True)
     from ..evaluator.judges import check_names
     from ..recipes import load_recipe
     from ..runs.data import check_forms, check_labeled
@@ -103,7 +105,6 @@ def recipes_validate(ctx: click.Context, recipe: str) -> None:
     from ..runs.settings import recipe_config, stage_settings
 
     found = load_recipe(recipe)
-    flags = run_flags(ctx, recipe)
     shared, checked = recipe_config(found, flags["recipe"]), {}
     for stage in found.stages:
         settings = stage_settings(found, stage, flags[stage], shared_flags=flags["recipe"], output_dir=Path("runs"))

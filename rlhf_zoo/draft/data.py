@@ -12,6 +12,7 @@ import datasets
 
 from ..chat import is_conversation
 from ..errors import ZooError
+from ..hub.connect import CLIENT
 from ..hub.refusals import client_errors, reason, refusals_as
 from ..runs.layout import Form, in_form
 
@@ -84,7 +85,8 @@ def look_at_data(name: str) -> Source:
     if not Path(name).is_dir():
         from huggingface_hub import HfApi
 
-        with refusals_as(f"The data set {repo} is no folder and cannot be found", "check its name and the Hub."):
+        what = f"The data set {repo} is no folder and cannot be found on {CLIENT.address}"
+        with refusals_as(what, "check its name and --source_hub."):
             commit = str(HfApi().dataset_info(repo, revision=revision or None).sha)
     try:
         names = datasets.get_dataset_config_names(repo, revision=commit)

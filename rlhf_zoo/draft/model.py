@@ -15,6 +15,7 @@ from transformers import (
 )
 
 from ..errors import ZooError
+from ..hub.connect import CLIENT
 from ..hub.refusals import refusals_as
 from ..model_files import load_tokenizer, loading
 from .memory import Shape
@@ -117,7 +118,8 @@ def _on_the_hub(repo: str, revision: str | None) -> tuple[str, str | None]:
     """The commit that a revision means now, and the license that the model's card names."""
     from huggingface_hub import HfApi
 
-    with refusals_as(f"The model {repo} is no folder and cannot be found", "check its name, its revision and the Hub."):
+    mend = "check its name, its revision and --source_hub."
+    with refusals_as(f"The model {repo} is no folder and cannot be found on {CLIENT.address}", mend):
         info = HfApi().model_info(repo, revision=revision)
     terms = getattr(info.card_data, "license", None)
     return str(info.sha), terms if isinstance(terms, str) else None

@@ -12,7 +12,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from ..chat import words
+from ..chat import readable, words
 from ..evaluation.judge_check import JudgeCheck
 from ..evaluation.judges import ClassifierJudge, FunctionJudge
 from ..evaluation.length_control import length_controlled_win_rate
@@ -49,7 +49,7 @@ class HeadToHead:
 
     tools: Evaluator
     measured: Mapping[str, Measured]
-    prompts: Sequence[str]
+    prompts: Sequence[Any]
     samples: int
     seed: int
     paid: Collection[str] = ()
@@ -95,7 +95,7 @@ class HeadToHead:
         """A line of samples.jsonl for each (prompt, sample): every policy's completion and what was found of it."""
         lines = []
         for i, prompt in enumerate(self.prompts):
-            row: dict[str, Any] = {"prompt": prompt, "sample": i % self.samples}
+            row: dict[str, Any] = {"prompt": readable(prompt), "sample": i % self.samples}
             for side, found in self.measured.items():
                 row[side] = {
                     "completion": found.completions[i],
@@ -111,12 +111,12 @@ class HeadToHead:
     @cached_property
     def pairs(self) -> dict[str, dict[str, PairReport]]:
         """What judges of pairs say of ppo, and of the control, against SFT: {judge: {side: report}}."""
-        theirs = self.measured["sft"].completions
+        theirs, asked = self.measured["sft"].completions, [words(prompt) for prompt in self.prompts]
         return {
             judge.name: {
                 side: compare_pairs(
                     judge,
-                    self.prompts,
+                    asked,
                     self.measured[side].completions,
                     theirs,
                     seed=self.seed,
@@ -309,5 +309,4 @@ def head_to_head(
         for judge in tools.panel.scoring
         if isinstance(judge, RuleJudge) and judge.readings
     }
-    asked = [words(prompt) for prompt in prompts]
-    return HeadToHead(tools, measured, asked, samples, seed, paid, checks or {}, answers)
+    return HeadToHead(tools, measured, prompts, samples, seed, paid, checks or {}, answers)

@@ -6,8 +6,8 @@ Validation, because the recommended checkpoint is chosen here: the test split me
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from .. import processes
-from ..chat import reading_ids, whole_words, words
+from ..chat import readable, reading_ids, whole_words
 from ..devices import MicroBatches
 from ..errors import ZooError
 from ..evaluation.overoptimization import fit, root_kl
@@ -38,16 +38,15 @@ from ..models import load_causal
 from ..record import checkpoint_step
 from ..runs.choice import lasting
 from ..runs.context import RunContext
-from ..runs.data import DataSource, evaluation_rows, parts, stage_source
+from ..runs.data import DataSource, evaluated_part, evaluation_rows, parts, stage_source
 from ..runs.layout import sft_text
 from .judges import checks_answers
 from .measure import Evaluator, Measured, measure, repeated, rows_at_once, training_rewards
 
 log = logging.getLogger(__name__)
 
-__all__ = ["SPLIT", "Trajectory", "follow"]
+__all__ = ["Trajectory", "follow"]
 
-SPLIT = "validation"
 STREAM = 8
 #: Sets of SFT completions under seeds of their own: the probes' thresholds come from these against each other.
 DRAWS = 4
@@ -66,7 +65,10 @@ class _Point:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The checkpoints of a run beside its SFT policy, on the same prompts, `samples` completions each."""
+    """The checkpoints of a run beside its SFT policy, on the same prompts, `samples` completions each.
+
+    where: the prompts are, see `evaluated_part`.
+    """
 
     thresholds: Thresholds
     prompts: int
@@ -77,6 +79,7 @@ class Trajectory:
     seed: int
     judge_is_reward: bool = False
     unfit: str | None = None
+    where: Mapping[str, Any] = field(default_factory=lambda: {"split": "validation"})
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -97,7 +100,7 @@ class Trajectory:
         """What the card and programs read: the verdict, its fits, and the figures of each checkpoint."""
         return {
             "schema": 1,
-            "split": SPLIT,
+            **self.where,
             "prompts": self.prompts,
             "samples_per_prompt": self.samples,
             "judge": self.judge,
@@ -200,6 +203,7 @@ def follow(context: RunContext, source: DataSource, tools: Evaluator, *, unfit: 
         seed=seed,
         judge_is_reward=judge in training_rewards(context, tools) and not checks_answers(tools.judge),
         unfit=unfit,
+        where=evaluated_part(context, "validation"),
     )
 
 
@@ -207,8 +211,9 @@ def _completions(tools: Evaluator, prompts: Sequence[Any], found: Measured) -> C
     names = {token: str(tools.tokenizer.decode([token])).strip() for row in found.tokens for token in row}
     tokens = [[names[token] for token in row] for row in found.tokens]
     judged = found.judges[tools.judge.name]
-    asked = [words(prompt) for prompt in prompts]
-    return Completions(asked, found.completions, found.reward, found.length, tokens, judged)
+    return Completions(
+        [readable(prompt) for prompt in prompts], found.completions, found.reward, found.length, tokens, judged
+    )
 
 
 def _texts(context: RunContext, source: DataSource) -> list[Any]:

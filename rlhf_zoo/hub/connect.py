@@ -47,6 +47,7 @@ CLIENT_STATE = (
     "HF_EVALUATE_CACHE",
 )
 START_SECONDS = 30
+SOURCE = "--source_hub"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Hub:
     endpoint, token, cache: None is as huggingface_hub is set up; token False sends none. An embedded Hub has no
     endpoint until it is started. token_from: the environment variable whose token this Hub is given. cache, data_cache:
     of files and of prepared data sets; they are keyed by repository, so no two Hubs may share one. offline: what is
-    cached alone. source: where models and data come from that this Hub has no repository of.
+    cached alone. source: where models and data come from that this Hub has no repository of. flag: the one that names
+    another Hub in its place.
     """
 
     kind: str
@@ -68,6 +70,7 @@ class Hub:
     data_cache: Path | None = None
     offline: bool = False
     source: Hub | None = None
+    flag: str = "--hub"
 
     @property
     def address(self) -> str:
@@ -86,7 +89,7 @@ class Hub:
     def name(self) -> str:
         """What a message calls it: the embedded one's address dies with the command."""
         embedded = self.kind == "local" or os.environ.get(EMBEDDED) == self.address
-        return "the embedded Hub" if embedded else self.address
+        return "the embedded Hub" if embedded else f"{'the source ' if self.flag == SOURCE else ''}{self.address}"
 
     @property
     def described(self) -> str:
@@ -128,7 +131,9 @@ def home() -> Path:
     return Path(os.environ.get("RLHF_ZOO_HOME") or Path.home() / ".cache" / "rlhf-zoo").expanduser()
 
 
-def choose(flag: str | None, *, push_to_hub: bool, environment: Mapping[str, str] | None = None) -> Hub:
+def choose(
+    flag: str | None, *, push_to_hub: bool, environment: Mapping[str, str] | None = None, option: str = "--hub"
+) -> Hub:
     """The flag, else HF_ENDPOINT, else the real Hub with both a token and --push_to_hub, else the embedded one.
 
     Raises ZooError for a flag that is neither 'local' nor an address.
@@ -136,8 +141,8 @@ def choose(flag: str | None, *, push_to_hub: bool, environment: Mapping[str, str
     environment = os.environ if environment is None else environment
     if flag is not None:
         if flag == "local":
-            return Hub("local", None, "--hub local")
-        return _at(flag, "--hub")
+            return Hub("local", None, f"{option} local", flag=option)
+        return replace(_at(flag, option), flag=option)
     if environment.get("HF_ENDPOINT"):
         return _at(environment["HF_ENDPOINT"], "HF_ENDPOINT")
     if push_to_hub and _has_token(environment):
@@ -154,16 +159,14 @@ def choose_source(flag: str | None, target: Hub, *, environment: Mapping[str, st
     if flag == "none":
         return None
     named = environment.get("HF_ENDPOINT")
-    if flag == "local":
-        source = Hub("local", None, "--source_hub local")
-    elif flag is not None:
-        source = _at(flag, "--source_hub")
+    if flag is not None:
+        source = choose(flag, push_to_hub=False, option=SOURCE)
     else:
         try:
             source = _at(named or REAL, "HF_ENDPOINT" if named else "as huggingface_hub has it")
         except ZooError:  # with --hub nobody asked for it
             return None
-    return None if (source.kind, source.endpoint) == (target.kind, target.endpoint) else source
+    return None if (source.kind, source.endpoint) == (target.kind, target.endpoint) else replace(source, flag=SOURCE)
 
 
 def _at(address: str, why: str) -> Hub:

@@ -24,7 +24,7 @@ from ..errors import ZooError
 from .connect import CLIENT, Hub
 from .places import CHUNK, PARTIAL, Cache, Folder, Wanted, sha256_of
 from .publish import tag_name
-from .refusals import reason, refusals_as, status_of
+from .refusals import is_silence, reason, refusals_as, status_of
 
 __all__ = ["Pulled", "PulledFile", "fetch", "find_revision", "pull", "split_revision"]
 
@@ -112,7 +112,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
     repo, revision = split_revision(repository)
     if output_dir is not None and output_dir.exists() and not output_dir.is_dir():
         raise ZooError(f"{output_dir} is a file, so nothing can be fetched into it: give another --output_dir.")
-    what, mend = f"{repository} cannot be fetched from {hub.name}", "try again, or check --hub."
+    what, mend = f"{repository} cannot be fetched from {hub.name}", f"try again, or check {hub.flag}."
     try:
         with refusals_as(what, mend):
             name, commit = _resolve(hub, repo, revision)
@@ -134,13 +134,13 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
                 f"{hub.address} does not accept the token for {repository}: set HF_TOKEN, or RLHF_ZOO_HUB_TOKEN "
                 "for a Hub that --hub names."
             ) from cause
-        if cause is None or not _is_silence(cause):
+        if cause is None or not is_silence(cause):
             raise
         if output_dir is None and (cached := _from_cache(repo, revision, hub, but, reason(cause))):
             return cached
         raise ZooError(
-            f"{repository} is not in the cache, and {hub.name} does not give it ({reason(cause)}): check "
-            "--hub and the token."
+            f"{repository} is not in the cache, and {hub.name} does not give it ({reason(cause)}): "
+            f"check the network, {hub.flag} and the token."
         ) from cause
     files = [file for file in whole if not any(fnmatchcase(file.path, pattern) for pattern in but)]
     place = Cache(repo, commit, hub) if output_dir is None else Folder(repo, commit, output_dir, hub)
@@ -171,7 +171,7 @@ def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
         name = find_revision(name, [ref.name for ref in (*refs.branches, *refs.tags)]) or name
     commit = hub.api().model_info(repo, revision=name).sha
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise ZooError(f"{hub.name} names no commit for {repo}@{name} but {commit!r:.80}: check --hub.")
+        raise ZooError(f"{hub.name} names no commit for {repo}@{name} but {commit!r:.80}: check {hub.flag}.")
     return name, commit
 
 
@@ -194,7 +194,7 @@ def _tree(hub: Hub, repo: str, commit: str) -> list[Wanted]:
         if not isinstance(etag, str) or not _DIGEST.fullmatch(etag) or type(entry.size) is not int or entry.size < 0:
             raise ZooError(
                 f"{hub.name} says of {path} in {repo} that it has {entry.size!r:.40} bytes and the digest "
-                f"{etag!r:.80}: check --hub."
+                f"{etag!r:.80}: check {hub.flag}."
             )
         files.append(Wanted(path, entry.size, etag, str(entry.blob_id)))
     return files
@@ -211,15 +211,6 @@ def _known_revisions(hub: Hub, repo: str, revision: str | None) -> str:
         nearest = min(steps, key=lambda step: abs(step - int(wanted[1])))
         return f", did you mean {tag_name(nearest)!r}?"
     return did_you_mean(revision or "", tags) or f": it has {', '.join(tags) or 'no tags'}."
-
-
-def _is_silence(error: BaseException) -> bool:
-    """Whether a Hub gave no answer, rather than a refusal."""
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
-
-    if isinstance(error, HfHubHTTPError):
-        return (status_of(error) or 500) >= 500
-    return isinstance(error, HTTPError | OfflineModeIsEnabled)
 
 
 # From the cache alone
@@ -371,7 +362,7 @@ def _fetch_one(file: Wanted, place: Cache | Folder, progress: _Progress) -> tupl
             raise ZooError(
                 f"{file.path} of {place.repo} at commit {place.commit} came twice with other content than "
                 f"{place.hub.name} says of it ({file.etag}): nothing of it was kept, so try again later or check "
-                "--hub."
+                f"{place.hub.flag}."
             )
     progress.file_done()
     return PulledFile(file.path, file.size, digest), replaced

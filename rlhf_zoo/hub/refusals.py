@@ -11,6 +11,7 @@ from ..errors import ZooError
 __all__ = [
     "client_errors",
     "is_disk_full",
+    "is_silence",
     "pause_after",
     "reason",
     "refusals_as",
@@ -61,6 +62,15 @@ def pause_after(error: BaseException, failures: int) -> float:
 def status_of(error: BaseException | None) -> int | None:
     """The HTTP status that a Hub refused with; None where no Hub answered."""
     return getattr(getattr(error, "response", None), "status_code", None)
+
+
+def is_silence(error: BaseException) -> bool:
+    """Whether a Hub gave no answer, rather than a refusal."""
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+
+    if isinstance(error, HfHubHTTPError):
+        return (status_of(error) or 500) >= 500
+    return isinstance(error, HTTPError | OfflineModeIsEnabled)
 
 
 @contextlib.contextmanager

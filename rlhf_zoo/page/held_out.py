@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..catalog.family import parents_of
 from ..catalog.lineage import Lineage
-from ..chat import is_conversation, words
+from ..chat import is_conversation, readable
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.refusals import reason
@@ -88,4 +88,6 @@ def _loaded(
 
         rows = find_data(location, revision, hub).load(configuration, split, columns=[])
         prompts = list(rows[column]) if column in rows.column_names else []
-    return [words(one) for one in prompts if isinstance(one, str) or (one and is_conversation(one) and len(one) == 1)]
+    return [
+        readable(one) for one in prompts if isinstance(one, str) or (one and is_conversation(one) and len(one) == 1)
+    ]

@@ -22,6 +22,7 @@ from transformers.trainer import OPTIMIZER_NAME
 
 from .. import functional as F
 from ..actor_critic import ActorCritic
+from ..chat import readable
 from ..data import PROMPT_INDEX, unstacked
 from ..errors import ZooError
 from ..finite import SKIPPED, Guarded, NotFinite
@@ -34,6 +35,7 @@ from .control import RunningScores, kl_controller
 from .custom_loop import GivenScores
 from .guards import KLWatch, ReferenceWatch
 from .metrics import Progress, critic_health, of_completions
+from .phases import Phases
 from .processes import shard_all
 from .rollout import Advantages, Rollout
 from .whole import PPO_COMPLETE, Complete, last_whole
@@ -123,6 +125,7 @@ class BasePPOTrainer(Guarded, ABC):
             callbacks=[Complete(), *(callbacks or [])],
             optimizers=optimizers,
         )
+        self.phases = Phases(self.accelerator.device)
         if self.reference is not None:
             self.reference.to(self.accelerator.device)
         for reward in self._scoring:
@@ -247,6 +250,7 @@ class BasePPOTrainer(Guarded, ABC):
         self.last_metrics[SKIPPED] = self.guard.skipped
         n, kl, squares = self.moments(rollout.kl if rollout.measured else estimates.scores).tolist()
         self._episodes += int(n)
+        self.phases.sampled(int(rollout.mask.sum()))
         if not rollout.measured:
             return
         error = math.sqrt(max(squares / n - (kl / n) ** 2, 0.0) / n)
@@ -266,7 +270,7 @@ class BasePPOTrainer(Guarded, ABC):
             return
         few = slice(self.args.num_completions_to_print)
         self._shown = {
-            "prompt": texts.prompts[few],
+            "prompt": [readable(prompt) for prompt in texts.prompts[few]],
             "completion": texts.completions[few],
             "score": scored.total[few].tolist(),
             "kl": rollout.kl[few].tolist(),
@@ -283,6 +287,7 @@ class BasePPOTrainer(Guarded, ABC):
             logs = logs | {name: sum(seen) / len(seen) for name, seen in self._metrics.items()}
             logs["episodes"] = self._episodes
             logs[SKIPPED] = self.guard.skipped
+            logs |= self.phases.take()
             self._metrics.clear()
             if self._shown:
                 self.show(self._shown, "completions")
@@ -414,6 +419,7 @@ class BasePPOTrainer(Guarded, ABC):
             if sampling:
                 break
         few = {name: column[: self.args.num_completions_to_print] for name, column in table.items()}
+        few["prompt"] = [readable(prompt) for prompt in few["prompt"]]
         self.show(few, "samples", step=step)
         return table
 

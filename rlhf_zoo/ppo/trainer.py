@@ -73,8 +73,13 @@ class PPOTrainer(BasePPOTrainer):
             return torch.zeros((), device=self.args.device)
         prompts, self._waiting = self._waiting, []
         rows = [{**row, GENERATION: n} for row in prompts for n in range(self.args.num_generations)]
-        rollout = self.rollout(rows, stream=TRAIN_STREAM)
-        loss = self.learn(model, *self.of_all(rollout, self.score(rollout, rows), group=self.args.num_generations))
+        with self.phases.of_update():
+            with self.phases("rollout"):
+                rollout = self.rollout(rows, stream=TRAIN_STREAM)
+            with self.phases("reward"):
+                scored = self.score(rollout, rows)
+            with self.phases("update"):
+                loss = self.learn(model, *self.of_all(rollout, scored, group=self.args.num_generations))
         self.log_eval_samples()
         return loss
 
@@ -148,8 +153,8 @@ class PPOTrainer(BasePPOTrainer):
         size = args.local_rollout_forward_batch_size
         logprobs, values = (torch.zeros_like(samples.logprobs) for _ in range(2))
         with self.accelerator.autocast():
-            both = recompute or actor.shared
-            with whole(actor.policy if both else None, None if actor.shared else actor.value_model):
+            running = actor.policy if recompute or actor.shared else None, None if actor.shared else actor.value_model
+            with self.phases("values"), whole(*running):
                 for rows in in_batches(samples, size=size, tokens=budget):
                     chosen = samples.rows(rows)
                     here = rows, slice(chosen.mask.shape[1])
@@ -163,7 +168,7 @@ class PPOTrainer(BasePPOTrainer):
             check_logprobs(samples.logprobs, samples.mask, of="policy")
             ref_logprobs = samples.logprobs
             if self.reference is not None:
-                with self.reference.model() as reference, whole(self.reference.own):
+                with self.phases("reference"), self.reference.model() as reference, whole(self.reference.own):
                     ref_logprobs = token_logprobs(
                         reference, samples, temperature=temperature, batch_size=size, tokens=budget
                     )

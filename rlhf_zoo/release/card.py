@@ -19,6 +19,7 @@ from ..stage import STAGES
 from . import card_commands as commands
 from . import markdown
 from .card_benchmark import benchmark_results, results_file
+from .card_data import DataPart, evaluated_on, of_stage
 from .card_kl import penalty_varies
 from .card_parts import TEMPLATES, Metric, StageCard
 from .facts import Facts, estimate_at
@@ -92,8 +93,8 @@ def front_matter(facts: Facts, card: StageCard) -> dict[str, Any]:
         data["datasets"] = facts.datasets
     data["tags"] = tags
     results = [
-        _index_result(facts, task, split, configuration, measured)
-        for split, configuration, metrics in card.measured(facts)
+        _index_result(facts, task, data, measured)
+        for data, metrics in card.measured(facts)
         if (measured := [one for one in metrics if finite(one[1])])
     ]
     if results:
@@ -140,10 +141,11 @@ def card_json(facts: Facts) -> dict[str, Any]:
     }
 
 
-def _index_result(facts: Facts, task: str, split: str, configuration: str, metrics: list[Metric]) -> dict[str, Any]:
-    name = facts.datasets[0] if facts.datasets else facts.recipe
-    dataset = {"name": name, "type": name, "config": configuration, "split": split}
-    revision = facts.parents["data"]["commit"] if "data" in facts.parents else None
+def _index_result(facts: Facts, task: str, data: DataPart, metrics: list[Metric]) -> dict[str, Any]:
+    name = data.name or facts.recipe
+    dataset = {"name": name, "type": name, "config": data.config, "split": data.split}
+    dataset = {key: value for key, value in dataset.items() if value is not None}
+    revision = facts.parents["data"]["commit"] if data.repo in facts.datasets else None
     if revision:
         dataset["revision"] = revision
     return {
@@ -205,6 +207,8 @@ def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
             plots=drawn,
             columns=_columns(facts, card),
             lineage=_lineage(facts),
+            trained_on=of_stage(facts),
+            evaluated_on=lambda found=None: evaluated_on(facts, found),
             settings={key: facts.settings[key] for key in _SETTINGS if facts.settings.get(key) is not None},
             unmeasured=card.unmeasured(facts),
             held_out=_held_out(facts),
@@ -270,9 +274,12 @@ def _named(role: str, one: Mapping[str, Any] | None) -> tuple[Any, Any]:
     """How a repository and a commit read. A path of this machine is no name."""
     if one is None:
         return "not recorded", ""
-    if role == "base" and one["repo"] is None:
+    if role == "base" and one["repo"] is None and not one.get("folder"):
         return "none: it began with random weights", ""
     name = hub_id(one["repo"])
+    if name is None and one.get("folder"):
+        files = f"files {markdown.code(str(one['files'])[:10])}" if one.get("files") else "not published"
+        return Raw(f"the folder {markdown.code(one['folder'])}"), Raw(files)
     if name is None:
         return "not published", "not published"
     unpinned = "not published" if role == "self" else "not recorded"

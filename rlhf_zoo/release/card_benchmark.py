@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from .card_data import evaluated_on, measured_on
 from .facts import Facts, estimate_at
 
 __all__ = ["FOLDER", "benchmark_results", "results_file"]
@@ -47,17 +48,19 @@ def benchmark_results(facts: Facts) -> list[dict[str, Any]]:
     return [_entry(facts, task, key, figure) for task, key in asked if (figure := figures.get(key)) is not None]
 
 
-def _measured(facts: Facts) -> tuple[dict[str, Mapping[str, Any] | None], str, Any, str]:
-    """(figures by name, the main one's name, split, configuration)."""
+def _measured(facts: Facts) -> tuple[dict[str, Mapping[str, Any] | None], str, str | None, str | None]:
+    """(figures by name, the main one's name, split, configuration); no split where a share of one was held out."""
     if facts.stage == "reward":
         report = facts.reward_report
         found = {"accuracy": facts.accuracy, "loss": estimate_at(report, "loss")}
-        return found, "accuracy", report.get("split"), facts.setting("dataset_config", "preferences")
+        data = measured_on(facts)
+        return found, "accuracy", data.split if data.share is None else None, data.config
     own = facts.evaluation.get(facts.stage)
     found = {key: facts.figure(facts.stage, key) for key in own or {}}
     if facts.stage == "ppo":
         found["win_rate"] = facts.figure("win_rate")
-    return found, "judge", facts.evaluation.get("split"), "prompts"
+    data = evaluated_on(facts)
+    return found, "judge", data.split if data.share is None else None, data.config
 
 
 def _entry(facts: Facts, task: str, key: str, figure: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..json_values import finite
+from .card_data import DataPart
 from .facts import Facts
 from .markdown import Raw
 from .report import judge_notes
@@ -61,17 +62,17 @@ class StageCard:
     """What the card of a stage has that those of others have not.
 
     template: of the README, which extends base.md.jinja. columns: of the checkpoint table after the step: heading ->
-    metric of the row at that step; one that no checkpoint has is left out, but for `always`. json_columns: the same
-    in rlhf_card.json. measured: (split, configuration, metrics) for the model index, of what was measured on data held
-    out here. draw: the plots. words: what the template needs besides. unmeasured: what a reader might look for on the
-    card and will not find.
+    metric of the row at that step; one that no checkpoint has is left out, but for `always`. json_columns: the same in
+    rlhf_card.json. measured: (data, metrics) for the model index, of what was measured on data held out here. draw: the
+    plots. words: what the template needs besides. unmeasured: what a reader might look for on the card and will not
+    find.
     """
 
     template: Path
     columns: Mapping[str, str]
     always: str
     json_columns: Mapping[str, str]
-    measured: Callable[[Facts], Iterator[tuple[str, str, list[Metric]]]]
+    measured: Callable[[Facts], Iterator[tuple[DataPart, list[Metric]]]]
     draw: Callable[[Facts, Draw], None]
     words: Callable[[Facts], Mapping[str, Any]]
     unmeasured: Callable[[Facts], list[str]]

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..json_values import finite
 from . import markdown, plots
+from .card_data import DataPart, evaluated_on, stage_key
 from .card_kl import kl_settings, penalty_varies
 from .card_parts import (
     FIGURES,
@@ -34,11 +36,10 @@ _PANELS: tuple[plots.Panel, ...] = (
 )
 
 
-def _measured(facts: Facts) -> Iterator[tuple[str, str, list[Metric]]]:
+def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
     figures = {key: (facts.figure("ppo", key), name) for key, name in FIGURES.items()}
     figures["win_rate"] = (facts.figure("win_rate"), "win rate over SFT")
-    split = facts.evaluation.get("split", "test")
-    yield split, "prompts", [(key, (found or {}).get("value"), name) for key, (found, name) in figures.items()]
+    yield evaluated_on(facts), [(key, (found or {}).get("value"), name) for key, (found, name) in figures.items()]
 
 
 def _draw(facts: Facts, draw: Draw) -> None:
@@ -62,6 +63,7 @@ def _words(facts: Facts) -> dict[str, Any]:
         "headline": HEADLINE,
         "figures": policy_figures(facts),
         "kl": kl_settings(facts),
+        "ptx_config": stage_key(facts, "ptx_dataset_config"),
         "adaptive": penalty_varies(facts),
         "answers": list(answer_rows(facts.evaluation.get("judges") or {})),
         "others": _other_judges(facts),
@@ -70,6 +72,21 @@ def _words(facts: Facts) -> dict[str, Any]:
         "picks": picks(facts, "ppo"),
         "rewarded": _rewarded(facts),
         "signs": signs(facts),
+        "times": _times(facts),
+    }
+
+
+def _times(facts: Facts) -> dict[str, float]:
+    """Mean seconds of the phases of an update, and response tokens a second; none of runs that did not time them."""
+    rows = [row for row in facts.metrics if finite(row.get("tokens_per_second"))]
+    names = [
+        "tokens_per_second",
+        *(f"time/{phase}" for phase in ("rollout", "reference", "values", "reward", "update")),
+    ]
+    return {
+        name.removeprefix("time/"): sum(row[name] for row in rows) / len(rows)
+        for name in names
+        if rows and all(finite(row.get(name)) for row in rows)
     }
 
 

@@ -6,15 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import plots
+from .card_data import DataPart, measured_on
 from .card_parts import TEMPLATES, Draw, Metric, StageCard
 from .facts import Facts, estimate_at
 
 __all__ = ["CARD"]
 
 
-def _measured(facts: Facts) -> Iterator[tuple[str, str, list[Metric]]]:
+def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
     report = facts.reward_report
-    yield report.get("split", "test"), facts.setting("dataset_config", "preferences"), [
+    yield measured_on(facts), [
         ("accuracy", (facts.accuracy or {}).get("value"), "accuracy on held-out pairs"),
         ("loss", (estimate_at(report, "loss") or {}).get("value"), "loss on held-out pairs, nats per pair"),
         ("ece", (report.get("calibration") or {}).get("ece"), "expected calibration error"),
@@ -35,7 +36,7 @@ def _draw(facts: Facts, draw: Draw) -> None:
 
 
 def _words(facts: Facts) -> dict[str, Any]:
-    return {"report": facts.reward_report}
+    return {"report": facts.reward_report, "pairs": measured_on(facts)}
 
 
 def _unmeasured(facts: Facts) -> list[str]:

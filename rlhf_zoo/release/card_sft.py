@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from . import plots
+from .card_data import DataPart, evaluated_on, validated_on
 from .card_parts import (
     FIGURES,
     TEMPLATES,
@@ -22,13 +23,12 @@ from .facts import Facts
 __all__ = ["CARD"]
 
 
-def _measured(facts: Facts) -> Iterator[tuple[str, str, list[Metric]]]:
+def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
     values = {key: (facts.figure("sft", key) or {}).get("value") for key in FIGURES}
-    split = facts.evaluation.get("split", "test")
-    yield split, "prompts", [(key, values[key], name) for key, name in FIGURES.items() if key != "kl"]
+    yield evaluated_on(facts), [(key, values[key], name) for key, name in FIGURES.items() if key != "kl"]
     if facts.when("eval_loss") == facts.at:
         loss = facts.now.get("eval_loss")
-        yield facts.setting("dataset_test_split", "validation"), facts.setting("dataset_config", "lines"), [
+        yield validated_on(facts), [
             ("loss", loss, "loss, nats per token"),
             ("perplexity", perplexity(loss), "perplexity, per token"),
         ]  # fmt: skip

@@ -171,12 +171,16 @@ class Facts:
 
     @cached_property
     def parents(self) -> dict[str, dict[str, Any]]:
-        """Role -> {repo, commit}; where a parent lay on this machine is left out."""
+        """Role -> {repo, commit}; of a folder of the machine that trained also its name, and of data its digest."""
         parents = {**(self.run.get("parents") or {}), "data": self._dataset}
         if self.stage == "sft" and "base" not in parents and hub_id(self.setting("model_name_or_path")):
             parents["base"] = {"repo": self.setting("model_name_or_path"), "commit": self.setting("model_revision")}
         known = {role: parent for role, parent in parents.items() if parent}
-        return {role: {"repo": parent.get("repo"), "commit": parent.get("commit")} for role, parent in known.items()}
+        names = ("repo", "commit", "folder", "files")
+        return {
+            role: {name: parent.get(name) for name in names if name in names[:2] or parent.get(name)}
+            for role, parent in known.items()
+        }
 
     def _beside(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
         """run.json of the stage beside this one that has the role of a parent, if it is of the run it started from."""
@@ -190,7 +194,11 @@ class Facts:
     def _dataset(self) -> Mapping[str, Any] | None:
         recorded = self.run.get("dataset") or (self.run.get("parents") or {}).get("data")
         named = self.setting("dataset_name")
-        return recorded or ({"repo": named, "commit": self.setting("dataset_revision")} if hub_id(named) else None)
+        if hub_id(named) and not recorded:
+            return {"repo": named, "commit": self.setting("dataset_revision")}
+        if named and not hub_id(named) and not self.setting("corpus"):
+            return {"folder": Path(named).name, **(recorded or {})}
+        return recorded
 
     @cached_property
     def origin(self) -> Mapping[str, Any] | None:
@@ -202,7 +210,9 @@ class Facts:
             return self.parents["base"]
         if self.stage == "sft":
             name = self.settings.get("model_name_or_path")
-            return {"repo": None, "commit": None} if name is None and self.settings else None
+            if name is None:
+                return {"repo": None, "commit": None} if self.settings else None
+            return {"repo": None, "commit": None, "folder": Path(name).name}
         sft = (self.run.get("parents") or {}).get("sft")
         beside = self._beside("sft", sft) if sft else {}
         if beside.get("stage") != "sft":

@@ -37,6 +37,7 @@ __all__ = [
     "check_labeled",
     "corpus_settings",
     "data_source",
+    "evaluated_part",
     "evaluation_rows",
     "forget_lost_data",
     "labeled_rows",
@@ -120,12 +121,22 @@ def evaluation_rows(
 
 
 def _evaluation_rows(context: RunContext, source: DataSource, part: str) -> datasets.Dataset:
+    where = evaluated_part(context, part)
+    rows, share = stage_rows(context, "ppo", source, where["split"]), where["held_out_share"]
+    return rows if share is None else parts_of(rows, share, parts=2)[0 if part == "test" else 1]
+
+
+def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
+    """Where the prompts of `evaluation_rows` are: `config`, `split` and, of one that training shares, the
+    `held_out_share`.
+    """
     data, asked = context.settings("ppo").data, context.shared.evaluation.dataset_test_split
     if data.held_out_share is not None and (part == "validation" or asked is None):
-        found = parts_of(stage_rows(context, "ppo", source, data.dataset_train_split), data.held_out_share, parts=2)
-        return found[0 if part == "test" else 1]
-    split = (asked or "test") if part == "test" else data.dataset_test_split or "validation"
-    return stage_rows(context, "ppo", source, split)
+        split, share = data.dataset_train_split, data.held_out_share
+    else:
+        split = (asked or "test") if part == "test" else data.dataset_test_split or "validation"
+        share = None
+    return {"config": data.dataset_config, "split": split, "held_out_share": share}
 
 
 def labeled_rows(context: RunContext) -> datasets.Dataset:

@@ -158,6 +158,6 @@ def _look_for_pairs(context: RunContext, name: str, revision: str | None) -> Nam
         if local or context.shared.corpus is None:
             return None  # whoever reads it says what is wrong
         raise ZooError(
-            f"The data set {name} cannot be looked at ({reason(error)}): check its name and --hub."
+            f"The data set {name} cannot be looked at ({reason(error)}): check its name and {source.hub.flag}."
         ) from error
     return None

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from ..data import need_columns
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.refs import ask, came_from
-from ..hub.refusals import client_errors, is_disk_full, reason, refusals_as
+from ..hub.refusals import client_errors, is_disk_full, is_silence, reason, refusals_as
 from ..plain_yaml import BadYAML, load_yaml
 from ..record import fingerprint, records_at_rest
 
@@ -29,12 +29,16 @@ BENCHMARK = "eval.yaml"  # in a data set's repository: the Hub's mark of a bench
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where the stages load from: a Hub id at a commit, or a folder."""
+    """Where the stages load from: a Hub id at a commit, or a folder.
+
+    unanswered: why no Hub answered, where the cache has to do.
+    """
 
     location: str
     revision: str | None
     lineage: Mapping[str, Any]
     hub: Hub = CLIENT
+    unanswered: str | None = None
 
     def load(self, configuration: str | None, split: str, *, columns: list[str]) -> datasets.Dataset:
         """One split. Raises ZooError when it, its configuration or a column is not there, or it is empty."""
@@ -52,9 +56,14 @@ class DataSource:
         except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
             if is_disk_full(error):
                 raise
+            if self.unanswered is not None:
+                raise ZooError(
+                    f"{what}, split {split}, is not in the cache, and {self.hub.name} does not answer "
+                    f"({self.unanswered}): check the network and {self.hub.flag}."
+                ) from error
             raise ZooError(
                 f"{what}, split {split}, cannot be loaded ({reason(error)}): check the names of the data set, its "
-                "configuration and its split, and --hub."
+                f"configuration and its split, and {self.hub.flag}."
             ) from error
         need_columns(loaded, columns, of=f"{what}, split {split},")
         return loaded
@@ -73,13 +82,14 @@ def reading_from(hub: Hub) -> Iterator[dict[str, Any]]:
     """`datasets` keeps the address of one Hub; inside, it is this one's, and calls take these keywords."""
     config, known = datasets.config, ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
     before = {name: getattr(config, name) for name in known}
-    if hub.endpoint in (None, before["HF_ENDPOINT"]):
-        yield {}
-        return
-    for name, value in zip(known, (hub.endpoint, hub.offline, hub.offline), strict=True):
-        setattr(config, name, value)
+    other = hub.endpoint not in (None, before["HF_ENDPOINT"])
+    if other:
+        config.HF_ENDPOINT = hub.endpoint
+    if other or hub.offline:
+        config.HF_HUB_OFFLINE = config.HF_DATASETS_OFFLINE = hub.offline
     try:
-        yield {"token": hub.token} | ({} if hub.data_cache is None else {"cache_dir": str(hub.data_cache)})
+        caches = {"cache_dir": str(hub.data_cache)} if other and hub.data_cache is not None else {}
+        yield {"token": hub.token} | caches if other else {}
     finally:
         for name, value in before.items():
             setattr(config, name, value)
@@ -92,20 +102,24 @@ def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str,
     before: the lineage that the run wrote when it began, whose commit stands. Where a Hub does not answer, the data set
     may lie in the cache all the same, and what the recipe says stands. Raises ZooError where no Hub has it.
     """
-    told = fingerprint({"repo": name, "commit": revision})
-    at: Hub = hub
-    if before is not None and before.get("fingerprint") == told:
-        found = before
-        if hub.source is not None and found.get("hub") == hub.source.label:
+    asked = fingerprint({"repo": name, "commit": revision})
+    at, unanswered = hub, None
+    if before is not None and before.get("fingerprint") == asked:
+        lineage = before
+        if hub.source is not None and lineage.get("hub") == hub.source.label:
             at = hub.source
     elif Path(name).is_dir():
-        found = {"repo": None, "commit": None}  # a folder has no name that others know
+        # A folder has no name that others know, but its files can be told from others.
+        lineage = {"repo": None, "commit": None, "folder": Path(name).resolve().name, "files": digest(Path(name))}
     else:
-        at, found = _looked_up(name, revision, hub)
-    return DataSource(name, found.get("commit") or revision, {**found, "fingerprint": told}, at)
+        at, lineage, unanswered = _looked_up(name, revision, hub)
+    if unanswered is not None:
+        at = replace(at, offline=True)  # or `datasets` tries for half a minute
+    return DataSource(name, lineage.get("commit") or revision, {**lineage, "fingerprint": asked}, at, unanswered)
 
 
-def _looked_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, Any]]:
+def _looked_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, Any], str | None]:
+    """(the Hub that has the data set, its lineage, why the Hub did not answer where it did not)."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     asked: list[Hub] = []
@@ -121,13 +135,14 @@ def _looked_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str
             return found
 
     try:
-        at, found = ask(name, hub, look)
+        at, lineage = ask(name, hub, look)
     except ZooError as error:
         if len(asked) > 1 and isinstance(error.__cause__, RepositoryNotFoundError):
             raise
         log.info("The data set %s was not looked up: %s", name, error)
-        return asked[-1], {"repo": name, "commit": revision}
-    return at, found | came_from(at, hub)
+        why = reason(error.__cause__) if error.__cause__ is not None and is_silence(error.__cause__) else None
+        return asked[-1], {"repo": name, "commit": revision}, why
+    return at, lineage | came_from(at, hub), None
 
 
 def benchmark(text: str) -> dict[str, Any] | None:

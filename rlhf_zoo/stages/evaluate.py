@@ -25,7 +25,7 @@ from ..models import load_causal
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from ..run_lock import sole_writer
 from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
-from ..runs.data import DataSource, evaluation_rows, labeled_rows, stage_source
+from ..runs.data import DataSource, evaluated_part, evaluation_rows, labeled_rows, stage_source
 from ..runs.judge import SAME_LABELS, check_same_labels, evaluation_of, judge_run
 from ..runs.settings import EvaluationConfig
 from ..votes.judge import votes_on
@@ -66,7 +66,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     done = before.get("status") == "finished" and before.get("fingerprint") == fingerprint(resolved)
     if processes.from_first(lambda: done and not context.restart and not undecided):
         return False
-    prompts = check_prompts(context, source, checkpoints["sft"].path)
+    prompts, where = check_prompts(context, source, checkpoints["sft"].path), evaluated_part(context)
     try:
         if SAME_LABELS in config.names:
             _train_judge(context)
@@ -107,7 +107,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         "schema": 1,
         "recipe": context.recipe.name,
         "seed": shared.seed,
-        "split": "test",
+        "split": where["split"],
+        "data": {"location": source.lineage["repo"], "revision": source.lineage["commit"], **where},
         "simulated": shared.simulated,
         "reward_model": context.record("reward").read().get("reward_model"),
         **figures,

@@ -159,7 +159,7 @@ def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | No
     def look(hub: Hub) -> str:
         if hub.offline:
             return fetch(f"{name}@{revision or 'main'}", hub=hub, but=NOT_LOADED).commit
-        mend = "check model_name_or_path, model_revision, --hub and --source_hub."
+        mend = f"check model_name_or_path, model_revision and {hub.flag}."
         with refusals_as(f"The model {name} cannot be found on {hub.name}", mend):
             return str(hub.api().model_info(name, revision=revision).sha)
 

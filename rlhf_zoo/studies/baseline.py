@@ -20,7 +20,7 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from ..chat import answer, reading_ids, whole, words
+from ..chat import answer, readable, reading_ids, whole
 from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..evaluation.compute import Compute, Passes, ppo_compute
@@ -285,7 +285,8 @@ def read_scores(path: Path, rows: Dataset, per_prompt: int) -> dict[str, dict[st
         lines = read_lines(path)
     except (FileNotFoundError, ValueError) as error:
         raise ZooError(f"{path} cannot be read ({error}): {mend}") from error
-    if [line["prompt"] for line in lines] != [words(prompt) for prompt in rows["prompt"] for _ in range(per_prompt)]:
+    asked = [readable(prompt).rstrip() for prompt in rows["prompt"] for _ in range(per_prompt)]
+    if [line["prompt"].rstrip() for line in lines] != asked:
         raise ZooError(f"{path} holds other prompts than the data set: {mend}")
     names = ("reward", "judge", "kl", "length")
     return {side: {name: [float(line[side][name]) for line in lines] for name in names} for side in ("sft", "ppo")}
@@ -434,7 +435,7 @@ def _lines(baseline: Baseline, found: Measured) -> str:
     per_prompt = baseline.per_prompt
     rows = [
         {
-            "prompt": words(baseline.rows[i // per_prompt]["prompt"]),
+            "prompt": readable(baseline.rows[i // per_prompt]["prompt"]),
             "sample": i % per_prompt,
             "completion": text,
             "reward": found.reward[i],

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..hub.claims import CLAIM_FILE
 from ..hub.publish import RECIPE_FILE
-from ..record import COMPLETE, first_difference
+from ..record import COMPLETE, first_difference, timeless
 from ..release.card import CARD_FILE
 
 __all__ = ["compare_files", "compare_metrics", "compare_settings", "compare_versions", "compare_weights", "contents"]
@@ -28,8 +28,6 @@ FOLDERS = (".", "critic")  # merged/ follows from the adapter and its base
 BESIDE = (
     CARD_FILE, CLAIM_FILE, RECIPE_FILE, COMPLETE, "README.md", "metrics.jsonl", "trainer_state.json", "published.json",
 )  # fmt: skip
-# How long something took. Equal runs differ in it.
-TIMES = ("time", "perf/", "runtime", "_per_second")
 # Which release wrote a file is among the versions.
 LARGEST = 1e300  # as JSON, an integer of a download has no bound
 VERSION_KEYS = ("transformers_version", "peft_version")
@@ -142,10 +140,8 @@ def compare_metrics(
         there, made = ("no step" if one is None else f"step {one}" for one in both)
         found["problem"] = f"row {row} is of {there} published and of {made} here"
     columns: dict[str, dict[str, Any]] = {}
-    for a, b in zip(*sides, strict=False):
+    for a, b in zip(*(map(timeless, rows) for rows in sides), strict=False):
         for name in sorted({*a, *b} - {"step"}):
-            if name == TIMES[0] or name.startswith(TIMES[1]) or name.endswith(TIMES[2:]):
-                continue
             column = columns.setdefault(name, {"column": name, "rows": 0, "of": 0, "max_abs": 0.0, "first_step": None})
             column["of"] += 1
             if name in a and name in b and type(a[name]) is type(b[name]) and a[name] == b[name]:

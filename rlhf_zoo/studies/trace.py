@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..actor_critic import shared_value_head
 from ..catalog.lineage import find_lineage
+from ..chat import readable
 from ..devices import on_device
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
@@ -398,7 +399,7 @@ def show(found: Trace, subject: TracedPolicy, console: Any) -> None:
     old = subject.old.name if subject.old is not None else "the reference"
     console.print(Text(f"{subject.policy.name}{'' if subject.step is None else f', step {subject.step}'}"))
     console.print(Text(f"against {subject.reference.name} (π_ref) and {old} (π_old)"))
-    console.print(Text(f"{found.prompt!r} → {found.completion!r}"))
+    console.print(Text(f"{readable(found.prompt)!r} → {found.completion!r}"))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("token", overflow="fold")
     for name in ("log π", "log π_ref", "KL k1", "r", "V", "δ", "Â", "ρ", "clip"):

@@ -25,6 +25,8 @@ OURS = (
     "kl_coef",
     "episodes",
     "skipped_steps",
+    "time/",
+    "tokens_per_second",
 )
 
 

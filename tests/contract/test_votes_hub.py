@@ -137,15 +137,6 @@ def test_voters_in_several_spaces_and_processes(hub, tmp_path):
 # A Hub that fails
 
 
-def test_a_hub_that_is_away_for_a_while(hub, proxy, through, tmp_path):
-    proxy.down()
-    process = start(through, tmp_path / "journal", "away", voters=4, votes=10)
-    until(lambda: len(list((tmp_path / "journal").glob("votes/*.json"))) >= 20)
-    proxy.up()
-    sent = finish(process)
-    assert stored(hub) == sorted(sent) and len(set(sent)) == 40
-
-
 @pytest.mark.parametrize(
     "fault",
     [
@@ -179,6 +170,7 @@ def test_a_kill_while_a_commit_is_under_way(hub, proxy, through, tmp_path):
     assert len(there) - len(cast) - len(again) <= 4, "those are votes whose thread died before it could say so"
 
 
+@pytest.mark.full
 def test_kills_at_random_moments(hub, tmp_path):
     """In the middle of casting and sending."""
     cast: list[str] = []

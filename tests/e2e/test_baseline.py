@@ -25,6 +25,8 @@ from rlhf_zoo.record import StageRecord
 from rlhf_zoo.stages import evaluate, ppo
 from rlhf_zoo.studies import baseline
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 EVALUATION = {"judge": "toy_run:judge", "prompts": 6, "samples": 2}
 REWARDED: list[tuple[str, int]] = []
 STILL = ["--learning_rate", "1e-30"]  # trains, and moves nothing

@@ -19,6 +19,8 @@ from rlhf_zoo.release.card import make_card
 from rlhf_zoo.runs.data import data_source
 from rlhf_zoo.stages import evaluate, ppo
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 EVAL = {
     "name": "Toy",
     "description": "Letters.",

@@ -25,8 +25,10 @@ from rlhf_zoo.stage import STAGES
 from rlhf_zoo.stages.pipeline import run_stage
 from rlhf_zoo.tokenizer import stop_ids
 
-DIAGONAL = ["GPT-2", "Llama 3"]
-ADAPTED = ["GPT-2", "Qwen3-Base"]
+pytestmark = pytest.mark.usefixtures("pictures")
+
+DIAGONAL = ["Llama 3"]  # GPT-2: test_source_hub.py
+ADAPTED = ["Qwen3-Base"]
 LORA = {"use_peft": True, "lora_r": 2, "lora_target_modules": "all-linear"}
 
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from finished_run import STAGES, STEPS, Run, in_its_place
-from hub_fixture import RunningHub, start_hub
+from finished_run import QUICK, STAGES, STEPS, Run, in_its_place
+from hub_fixture import Hub, RunningHub, start_hub
 from zoo_process import COMMAND, errors, hubs_over, wait_until
 
 from rlhf_zoo.hub.publish import tag_name
+from rlhf_zoo.record import timeless
 
 FIGURES = {
     "reward", "judge", "kl", "exact_kl", "length", "eos_rate", "distinct_1", "distinct_2", "repetition",
@@ -45,10 +46,7 @@ def weights(folder: Path) -> dict[str, str]:
 
 
 def metrics(run: Run, stage: str) -> list[dict]:
-    return [
-        {name: value for name, value in row.items() if name not in ("time", "perf/seconds")}
-        for row in run.record(stage).metrics()
-    ]
+    return [*map(timeless, run.record(stage).metrics())]
 
 
 def evaluation(run: Run) -> dict:
@@ -264,62 +262,46 @@ def test_restart_does_everything_again_once(base, tmp_path):
         hub.stop()
 
 
-def test_one_stage_again_and_the_verdict_chooses_what_is_published(base, tmp_path):
-    """--restart of a stage forgets that stage alone. `main` and `best` wait for the evaluation: what it recommends."""
-    run = base.copy(tmp_path / "copy", "eval")
-    done = run.zoo(*run.command("ppo", "--release", "recommended", "--restart"))
-    assert done.returncode == 0, done.stderr
-    assert tree(run.path / "data") == tree(base.path / "data")
-    for stage in ("sft", "reward"):
-        equals(run, base, stage)
-        assert run.json(stage, "run.json")["created"] == base.json(stage, "run.json")["created"]
-    assert "`main` waits for the verdict of `rlhf-zoo eval`" in done.stdout
-    assert run.json("ppo", "run.json")["chosen"]["open"] is True
-    hub = run.hub(tmp_path / "before")
-    try:
-        before, after = base.json("ppo", "run.json")["repo"]["tags"], tags_of(hub, "ppo")
-    finally:
-        hub.stop()
-    assert after.keys() == before.keys() - {"best"} and not set(before.values()) & set(after.values())
-    done = run.zoo(*run.command("run", "--ppo.release", "recommended"))
-    assert done.returncode == 0, done.stderr
-    document, chosen = run.json("eval", "evaluation.json"), run.json("ppo", "run.json")["chosen"]
-    wanted = document["recommended"] or LAST
-    assert chosen == {"step": wanted, "rule": "recommended", "metric": None, "value": None}
-    assert run.json("eval", "run.json")["parents"]["ppo"]["path"] == f"checkpoint-{wanted}"
-    hub = run.hub(tmp_path / "after")
-    try:
-        main = hub.api().model_info("local/tiny-world-ppo", files_metadata=True)
-    finally:
-        hub.stop()
-    there = {one.rfilename: one.lfs.sha256 for one in main.siblings if one.lfs}
-    assert weights(run.path / "ppo" / f"checkpoint-{wanted}").items() <= there.items()
-    assert "The recipe's rule is `recommended`: step **" in (run.path / "ppo" / "README.md").read_text()
-
-
-def test_ppo_and_evaluation_alone_start_from_the_hub(base, tmp_path):
+def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published(base, tmp_path):
+    """Nothing but PPO is trained again. `main` and `best` wait for the evaluation: what it recommends."""
     run = base.copy(tmp_path / "copy", "data", *STAGES, "eval")
     done = run.zoo(*run.command("ppo"))
     assert done.returncode == 2 and "has the tag step-" in done.stderr and "give --restart" in done.stderr
-    done = run.zoo(*run.command("ppo", "--restart"))
+    done = run.zoo(*run.command("ppo", "--release", "recommended", "--restart"), **QUICK)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ppo done: ") and done.stdout.endswith("In run/ppo\n")
+    assert "`main` waits for the verdict of `rlhf-zoo eval`" in done.stdout
     assert {path.name for path in run.path.iterdir() if path.is_dir()} == {"data", "ppo"}
-    parents = run.json("ppo", "run.json")["parents"]
-    for stage in ("sft", "reward"):
-        published = base.json("summary.json")["repos"][stage]
-        assert parents[stage]["repo"] == published["id"] and parents[stage]["commit"] == published["tags"]["best"]
     equals(run, base, "ppo")
-    assert run.zoo(*run.command("eval")).returncode == 0
-    for name in ("sft", "ppo", "win_rate"):
-        assert evaluation(run)[name] == evaluation(base)[name]
+    document = run.json("ppo", "run.json")
+    assert document["chosen"]["open"] is True
+    for stage in ("sft", "reward"):
+        there, parent = base.json("summary.json")["repos"][stage], document["parents"][stage]
+        assert (parent["repo"], parent["commit"]) == (there["id"], there["tags"]["best"])
+    git = Hub("", run.root, "", {}, run.root).git
+    tags = git("local/tiny-world-ppo", "tag", "--format=%(refname:strip=2) %(objectname)").split()
+    before, after = base.json("ppo", "run.json")["repo"]["tags"], dict(zip(tags[::2], tags[1::2], strict=True))
+    assert after.keys() == before.keys() - {"best"} and not set(before.values()) & set(after.values())
+
+    done = run.zoo(*run.command("eval", "--ppo.release", "recommended"), **QUICK)
+    assert done.returncode == 0, done.stderr
+    document, chosen = run.json("eval", "evaluation.json"), run.json("ppo", "run.json")["chosen"]
+    assert document["sft"] == base.json("eval", "evaluation.json")["sft"]
+    wanted = document["recommended"] or LAST
+    assert chosen == {"step": wanted, "rule": "recommended", "metric": None, "value": None}
+    assert run.json("eval", "run.json")["parents"]["ppo"]["path"] == f"checkpoint-{wanted}"
     hub = run.hub(tmp_path / "hub")
     try:
-        # It prepared no preferences, and took none away from the data set.
+        card = Path(hub.api().hf_hub_download("local/tiny-world-ppo", "README.md", cache_dir=tmp_path / "cache"))
+        main = hub.api().model_info("local/tiny-world-ppo", files_metadata=True)
         head = hub.api().dataset_info("local/tiny-world").sha
-        assert head == base.json("data", "run.json")["repo"]["commit"]
     finally:
         hub.stop()
+    assert f"The recipe's rule is `recommended`: step **{wanted}**" in card.read_text()
+    there = {one.rfilename: one.lfs.sha256 for one in main.siblings if one.lfs}
+    assert weights(run.path / "ppo" / f"checkpoint-{wanted}").items() <= there.items()
+    # It prepared no preferences, and took none away from the data set.
+    assert head == base.json("data", "run.json")["repo"]["commit"]
 
 
 def test_card_push_and_pull(base, tmp_path):
@@ -369,7 +351,7 @@ def logged(run: Run, stage: str) -> int:
 
 def test_ctrl_c_saves_the_step_under_way_and_neither_it_nor_a_kill_changes_the_result(base, tmp_path):
     run = base.before_ppo(tmp_path / "copy")
-    code, said = stop(run, run.command("ppo"), lambda: logged(run, "ppo") >= 1, signal.SIGINT)
+    code, said = stop(run, run.command("ppo"), lambda: logged(run, "ppo") >= 1, signal.SIGINT, **QUICK)
     assert code == 130, said
     assert "Saving the ppo stage after the step under way; Ctrl-C again aborts at once." in said
     assert said.rstrip().endswith("Interrupted; the same command goes on from what is saved.")
@@ -380,9 +362,9 @@ def test_ctrl_c_saves_the_step_under_way_and_neither_it_nor_a_kill_changes_the_r
     assert last is not None and last.name == f"checkpoint-{step}"
     assert tag_name(step) in document["repo"]["tags"] and (last / "published.json").is_file()
     assert not record.remove_incomplete()
-    code, _ = stop(run, run.command("ppo"), lambda: logged(run, "ppo") > step, signal.SIGKILL)
+    code, _ = stop(run, run.command("ppo"), lambda: logged(run, "ppo") > step, signal.SIGKILL, **QUICK)
     assert code == -signal.SIGKILL and run.json("ppo", "run.json")["status"] == "running"
-    done = run.zoo(*run.command("ppo"))
+    done = run.zoo(*run.command("ppo"), **QUICK)
     assert done.returncode == 0, done.stderr
     assert run.json("ppo", "run.json")["status"] == "finished"
     equals(run, base, "ppo")

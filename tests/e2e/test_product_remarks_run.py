@@ -7,12 +7,15 @@ import json
 from pathlib import Path
 
 import pytest
+from finished_run import ARCHITECTURE
 from json_keys import unexplained
 from zoo_process import zoo
 
 #: Lines of each split that the shrunken run reads.
 READ = {"train": 1500, "judge": 3000, "validation": 200, "test": 1500}
 SMALL = [
+    "--architecture", json.dumps(ARCHITECTURE | {"hidden_size": 64, "intermediate_size": 128}),
+    "--reward.learning_rate", "3e-3",
     "--sft.max_steps", "30", "--sft.save_strategy", "no", "--sft.eval_strategy", "no",
     "--reward.max_steps", "30", "--reward.score_samples", "32", "--corpus_args", '{"train_pairs": 400}',
     "--ppo.total_episodes", "64", "--ppo.per_device_train_batch_size", "16", "--ppo.save_steps", "2",

@@ -49,6 +49,7 @@ SMALL = {
         "total_episodes": 160,
         "num_mini_batches": 1,
         "num_ppo_epochs": 1,
+        "response_length": 16,
         "save_steps": 40,
         "eval_strategy": "no",
     },
@@ -73,6 +74,7 @@ def place(tmp_path_factory):
         "RLHF_ZOO_HOME": str(folder / "home"),
         "PATH": f"{program(folder)}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
+        "WARM_QUICK_PICTURES": "1",
     }
     copy = ["rlhf-zoo", "recipes", "copy", "tiny-world", "tiny-world"]
     subprocess.run(copy, cwd=folder, env=environment, check=True, executable=folder / "bin" / "rlhf-zoo")

@@ -15,7 +15,9 @@ from rlhf_zoo.release.card import make_card
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.stages.pipeline import run_stage
 
-DIAGONAL = [("trl-lib/ultrafeedback_binarized", "conversational"), ("Anthropic/hh-rlhf", "plain")]
+pytestmark = pytest.mark.usefixtures("pictures")
+
+DIAGONAL = [("trl-lib/ultrafeedback_binarized", "conversational")]  # Anthropic/hh-rlhf: test_several_processes.py
 
 
 def train(tmp_path, schema, form, **shared):

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,9 +17,9 @@ import pytest
 import schemas
 import yaml
 from safetensors.torch import load_file
-from zoo_process import COMMAND, environment, errors, hubs_over, zoo
+from zoo_process import COMMAND, environment, errors, free_port, hubs_over, loopback, together, zoo
 
-from rlhf_zoo.record import StageRecord
+from rlhf_zoo.record import StageRecord, timeless
 from rlhf_zoo.run_lock import LOCK
 from rlhf_zoo.wholeness import check_whole
 
@@ -48,36 +47,11 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def loopback() -> dict[str, str]:
-    name = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    return {"GLOO_SOCKET_IFNAME": name, "PYTHONPATH": TESTS}
-
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
-
-
-def together(*arguments: str | Path, home: Path) -> tuple[list[int], list[str]]:
-    """`rlhf-zoo ARGUMENTS` in two processes, ended as a launcher ends them. Returns their exit codes and stderr."""
-    of_all = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    processes = []
-    for rank in "01":
-        env = environment(home, **of_all, **loopback(), RANK=rank, LOCAL_RANK=rank)
-        command = [*COMMAND, *map(str, arguments)]
-        log = home.parent / f"stderr-{rank}"
-        with open(log, "w") as stderr, open(home.parent / f"stdout-{rank}", "w") as stdout:
-            processes.append(subprocess.Popen(command, env=env, stdout=stdout, stderr=stderr))
-    deadline = time.monotonic() + 240
-    while any(each.poll() is None for each in processes):
-        assert time.monotonic() < deadline, [(home.parent / f"stderr-{rank}").read_text()[-3000:] for rank in "01"]
-        if any(each.poll() for each in processes):
-            for each in processes:
-                each.terminate()
-        time.sleep(0.05)
+def in_two(*arguments: str | Path, home: Path) -> tuple[list[int], list[str]]:
+    """`rlhf-zoo ARGUMENTS` in two processes: their exit codes and stderr."""
+    ended = together([*COMMAND, *map(str, arguments)], home.parent, environment(home, PYTHONPATH=TESTS))
     assert hubs_over(home) == []
-    return [each.returncode for each in processes], [(home.parent / f"stderr-{r}").read_text() for r in "01"]
+    return ended
 
 
 def files(folder: Path) -> set[str]:
@@ -86,7 +60,7 @@ def files(folder: Path) -> set[str]:
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    return [{k: v for k, v in row.items() if k != "time"} for row in StageRecord(folder).metrics()]
+    return [*map(timeless, StageRecord(folder).metrics())]
 
 
 def close(found: Any, wanted: Any, where: str = "") -> None:
@@ -125,7 +99,7 @@ def runs(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
             stage, recipe, "--output_dir", root / "one", "--hub", "local", home=root / "home-one", PYTHONPATH=TESTS
         )
         assert done.returncode == 0, done.stderr
-        codes, said = together(stage, recipe, "--output_dir", root / "two", "--hub", "local", home=root / "home-two")
+        codes, said = in_two(stage, recipe, "--output_dir", root / "two", "--hub", "local", home=root / "home-two")
         assert codes == [0, 0], said
         # torch's own warning is switched off in a process of its own, but not where torch is imported already.
         assert [line for line in errors(said[1]) if "reducer.cpp" not in line] == [], "the first process speaks for all"
@@ -161,13 +135,15 @@ def cut(run: Path, stage: str, step: int, to: Path) -> Path:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("stage", "step", "how"), [("sft", 5, []), ("ppo", 2, ["--fsdp2"])])
+@pytest.mark.parametrize(
+    ("stage", "step", "how"), [pytest.param("sft", 5, [], marks=pytest.mark.full), ("ppo", 2, ["--fsdp2"])]
+)
 def test_a_run_goes_on_in_another_number_of_processes(
     recipe: Path, runs: tuple[Path, Path], tmp_path: Path, stage: str, step: int, how: list[str]
 ) -> None:
     one, two = runs
     more, fewer = cut(one, stage, step, tmp_path / "more"), cut(two, stage, step, tmp_path / "fewer")
-    codes, said = together(stage, recipe, "--output_dir", more, "--hub", NOWHERE, *how, home=tmp_path / "home")
+    codes, said = in_two(stage, recipe, "--output_dir", more, "--hub", NOWHERE, *how, home=tmp_path / "home")
     assert codes == [0, 0], said
     done = zoo(stage, recipe, "--output_dir", fewer, "--hub", NOWHERE, home=tmp_path / "home", PYTHONPATH=TESTS)
     assert done.returncode == 0, done.stderr
@@ -186,13 +162,12 @@ def test_a_run_goes_on_in_another_number_of_processes(
             ("--per_device_train_batch_size", "3"),
             "per_device_train_batch_size of the stage sft is 3, of all processes together, and there are 2",
         ),
-        (("--train_sampling_strategy", "group_by_length"), "which 2 processes would each do with rows of their own"),
         (("--dataset_train_split", "nope"), "split nope, cannot be loaded"),
     ],
 )
 def test_a_mistake_is_said_once(recipe: Path, tmp_path: Path, flags: tuple[str, str], said: str) -> None:
     found = ("sft", recipe, "--output_dir", tmp_path / "run", "--hub", NOWHERE, *flags)
-    codes, stderr = together(*found, home=tmp_path / "home")
+    codes, stderr = in_two(*found, home=tmp_path / "home")
     assert codes[0] == 2 and codes[1] != 0
     assert sum(one.count("Error: ") for one in stderr) == 1 and said in stderr[0]
 
@@ -211,7 +186,7 @@ def test_a_killed_worker_ends_the_run_and_the_last_checkpoint_is_whole(
         str(free_port()), "-m", "rlhf_zoo.cli", "ppo", str(recipe), "--output_dir", str(tmp_path / "run"), "--hub",
         NOWHERE,
     ]  # fmt: skip
-    env = environment(tmp_path / "home", **loopback())
+    env = environment(tmp_path / "home", **loopback(), PYTHONPATH=TESTS)
     with open(tmp_path / "log", "w") as log:
         launched = subprocess.Popen([*command, "--max_steps", "4000"], env=env, stdout=log, stderr=log)
     record = StageRecord(tmp_path / "run" / "ppo")

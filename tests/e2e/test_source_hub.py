@@ -25,6 +25,8 @@ from rlhf_zoo.hub_server import create_token
 from rlhf_zoo.hub_server.handler import Handler
 from rlhf_zoo.models import load_causal
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 BASE, VALUE, DATA = "maker/base", "maker/value", "maker/pairs"
 
 

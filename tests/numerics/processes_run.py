@@ -1,10 +1,10 @@
-"""Trains small runs in one process, or in as many as torch.distributed.run starts; each leaves what it computed.
+"""Trains small runs in one process, or in as many as WORLD_SIZE says; each leaves what it computed.
 
     python -m torch.distributed.run --standalone --nproc-per-node 2 processes_run.py DIRECTORY 2 together uneven
 
 The second argument is the number of processes that there must be. Process N leaves `NAME/process-N.pt` for each run
 NAME. One that is not done in time writes the stacks of its threads to stderr and exits with an error, and so do, at
-SIGTERM, the others, which torch.distributed.run then ends.
+SIGTERM, the others, which who started them then ends.
 """
 
 from __future__ import annotations

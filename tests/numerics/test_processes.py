@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +12,8 @@ import pytest
 import torch
 from processes_run import PROCESSES, SECONDS
 from trainer_fixture import digests, distance, make_trainer
+from warm import PYTHON
+from zoo_process import together as in_two
 
 from rlhf_zoo.errors import ZooError
 
@@ -32,16 +31,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     alone = processes_run.train(root / "alone", "sharded", 1)
     torch.save(alone, root / "alone" / "process-0.pt")
     shutil.copytree(root / "alone" / "sharded", root / "start")
-    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
-        "--nproc-per-node", str(PROCESSES), processes_run.__file__, str(root), str(PROCESSES),
-        "together", "resumed", *COMPARED[1:], "voting", "sharded", "sharded_resumed",
-    ]  # fmt: skip
-    env = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": loopback}
+    runs = ["together", "resumed", *COMPARED[1:], "voting", "sharded", "sharded_resumed"]
     # The processes end themselves after SECONDS, with their stacks on stderr.
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=2 * SECONDS, check=False)
-    assert done.returncode == 0, done.stderr
+    codes, said = in_two(
+        [*PYTHON, processes_run.__file__, str(root), str(PROCESSES), *runs], root, dict(os.environ), seconds=2 * SECONDS
+    )
+    assert codes == [0, 0], said
     return root
 
 

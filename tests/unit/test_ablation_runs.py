@@ -14,6 +14,7 @@ from rlhf_zoo.comparison import TimelineRun
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.record import StageRecord, write_json
+from rlhf_zoo.stages import pipeline
 from rlhf_zoo.studies.ablate import SAMPLES, Variant, ablation_of, outcome, spread, variants, write_overview
 
 
@@ -56,6 +57,12 @@ def test_a_run_of_an_ablation_has_ppo_alone(tmp_path: Path) -> None:
         assert own.repo(stage) == plain.repo(stage)
     assert own.record("ppo").path == variant.directory(run) / "ppo"
     assert own.repo("ppo") == "local/toy-kl-coef-0.5-ppo" != plain.repo("ppo")
+    for context in (plain, own):
+        for stage in ("sft", "reward", "ppo"):
+            context.record(stage).write(status="finished")
+    pipeline._forget(replace(own, restart=True))
+    left = [one.run_file.is_file() for one in (own.record("ppo"), own.record("sft"), plain.record("ppo"))]
+    assert left == [False, True, True], "--restart is of the ablation's own runs"
 
 
 def finished(run: Path, value: float, reward: float, seed: int | None = None, verdict: str = "healthy") -> Variant:

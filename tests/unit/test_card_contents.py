@@ -67,6 +67,18 @@ def test_an_interrupted_run(runs):
     assert "at step 40: reward 2.000, KL 4.000 nats" in body
 
 
+def test_where_the_time_went(runs):
+    assert "An update took" not in make_card(runs / "ppo").read_text()
+    for step, rollout in ((39, 0.5), (40, 1.5)):
+        times = {"rollout": rollout, "reference": 0.25, "values": 0.25, "reward": 0.5, "update": 2.0}
+        row = {"step": step, "tokens_per_second": 100.0} | {f"time/{name}": spent for name, spent in times.items()}
+        StageRecord(runs / "ppo").append_metrics(row)
+    assert (
+        "An update took 4.000 s on average: rollout 1.000, reference 0.250, values 0.250, reward 0.500, update 2.000. "
+        "That is 100.0 response tokens a second."
+    ) in make_card(runs / "ppo").read_text()
+
+
 # What was rewarded, and by how much KL
 
 
@@ -159,7 +171,9 @@ def test_the_verdict_with_its_reasons_and_probes(runs, plotted):
     write_json(path, {**read_json(path), "verdict": "hacked", "recommended": 20, "over_training": found})
     _, body = head_and_body(make_card(runs / "ppo"))
     told = body.split("## Verdict: hacked")[1].split("## Lineage")[0]
-    assert "at 2 checkpoints on 30 prompts of the validation split, 2 completions each" in told
+    assert (
+        "at 2 checkpoints on 30 prompts of the `validation` split, configuration `prompts`, 2 completions each" in told
+    )
     assert "The recommended checkpoint is step 20" in told and "- 3 of 4 probes fire." in told
     assert cells(told, "20 (recommended) |")[-1] == "none" and cells(told, "40 |")[-1] == "length, repetition"
     assert cells(told, "repetition |")[4:] == ["**yes**", "It repeats itself."]

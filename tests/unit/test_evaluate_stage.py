@@ -26,6 +26,8 @@ from rlhf_zoo.stages import evaluate, pipeline, ppo, reward
 from rlhf_zoo.studies.policies import Terms, find_pair
 from rlhf_zoo.studies.policies import evaluate as evaluate_pair
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 JUDGE = "toy_run:judge"
 EXACT = "rlhf_zoo.rewards.verifiable:exact_match"
 ALONE = {name: value for name, value in EVALUATION.items() if name != "judge"}

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import math
 import statistics
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from importlib.util import find_spec
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +14,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 from trainer_fixture import (
-    CHAT,
-    DEVICE,
     EOS,
-    SAVED,
     Spy,
     digests,
     distance,
@@ -31,33 +24,25 @@ from trainer_fixture import (
     make_tokenizer,
     make_trainer,
     prompt_rows,
-    read_table,
-    resumed_alike,
     rows_of,
     snapshot,
     timeless,
     trained,
     updates_of,
 )
-from transformers import DataCollatorWithPadding, TrainerCallback
+from transformers import DataCollatorWithPadding
 
 from rlhf_zoo import functional as F
 from rlhf_zoo.actor_critic import Said
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.models import critic_from
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.control import FixedKL, RunningScores
 from rlhf_zoo.ppo.loss import micro_batch_loss
 from rlhf_zoo.ppo.metrics import Progress
 from rlhf_zoo.ppo.rollout import Advantages, MinibatchSize, Rollout
-from rlhf_zoo.ppo.trainer import PPO_STATE, TRAIN_STREAM, PPOTrainer
+from rlhf_zoo.ppo.trainer import TRAIN_STREAM
 from rlhf_zoo.rewards import Scored
 from rlhf_zoo.sampling import Samples
-from rlhf_zoo.value_head import (
-    VALUE_HEAD_FILE,
-    AutoModelForCausalLMWithValueHead,
-    ValueHead,
-)
 
 # One step of plain gradient descent, of the whole rollout; a norm of 0 clips nothing.
 ONE_STEP: dict[str, Any] = {
@@ -322,117 +307,6 @@ def test_a_completion_gets_no_second_beginning(tmp_path: Path) -> None:
     assert batch.ids.tolist() == [[2, 3, 4, 5, EOS]] and batch.mask.tolist() == [[False, False, True, True]]
 
 
-# The critic
-
-
-def test_where_the_critic_begins(tmp_path: Path) -> None:
-    """'auto' takes the reward model where there is one that reads the policy's tokens, else the policy."""
-    reward_model = make_reward_model()
-    policy_trunk, reward_trunk = (digests(model.model) for model in (make_policy(), reward_model))
-    for critic, given, trunk in (
-        ("auto", {"reward_model": reward_model}, reward_trunk),
-        ("auto", {"reward_funcs": good}, policy_trunk),
-        ("reward", {"reward_model": reward_model}, reward_trunk),
-        ("policy", {"reward_model": reward_model}, policy_trunk),
-    ):
-        made = make_trainer(tmp_path, critic=critic, **given).value_model
-        assert digests(made.model) == trunk, critic
-        assert bool(made.score.weight.any()) == (trunk is reward_trunk), critic
-    shared = make_trainer(tmp_path, critic="shared", reward_model=reward_model)
-    assert isinstance(shared.value_model, ValueHead)
-    assert [tuple(weight.shape) for weight in shared.value_model.parameters()] == [(1, 32), (1,)]
-    groups = shared.create_optimizer().param_groups
-    assert sorted({group["lr"] for group in groups}) == [1e-3, 2e-3]
-
-
-def test_a_value_model_is_taken_as_it_is(tmp_path: Path) -> None:
-    """A token classifier itself; a reward model's trunk and shaped head; the same from a path."""
-    critic = critic_from(make_reward_model(seed=3))
-    assert make_trainer(tmp_path, value_model=critic).value_model is critic
-    source = make_reward_model(seed=4)
-    source.save_pretrained(tmp_path / "saved")
-    for given in (source, str(tmp_path / "saved"), tmp_path / "saved"):
-        made = make_trainer(tmp_path, value_model=given).value_model
-        assert digests(made.model) == digests(source.model)
-        assert torch.equal(made.score.weight, source.score.weight / 0.5)
-
-
-def with_head(seed: int = 6) -> AutoModelForCausalLMWithValueHead:
-    """A policy with a value head that says something."""
-    model = AutoModelForCausalLMWithValueHead(make_policy())
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        torch.nn.init.normal_(model.v_head.summary.weight, std=0.3)
-        torch.nn.init.constant_(model.v_head.summary.bias, 0.4)
-    return model
-
-
-def test_a_shared_critic_reads_the_trunk_and_its_loss_moves_it(tmp_path: Path) -> None:
-    model = with_head()
-    trainer = make_trainer(tmp_path, model=model)
-    assert trainer.value_model is model.v_head and trainer.policy is model.pretrained_model
-    rollout = trainer.rollout(list(trainer.train_dataset)[:8], stream=TRAIN_STREAM)
-    head = model.v_head.summary
-    for row, (prompt, completion) in enumerate(rows_of(rollout)):
-        hidden = trainer.policy.model(input_ids=torch.tensor([prompt + completion])).last_hidden_state[0]
-        said = (hidden @ head.weight[0] + head.bias)[len(prompt) - 1 : -1]
-        assert (rollout.values[row, : len(said)] - said).abs().max() < 1e-5
-    trainer.actor(rollout.samples).values.sum().backward()
-    assert all(weight.grad is not None for weight in trainer.policy.model.parameters())
-
-
-def test_a_run_with_all_that_has_a_state_resumes_exactly_and_loads_with_its_head(tmp_path: Path) -> None:
-    """Running statistics, texts, a warm-up, several completions of a prompt, evaluation and a critic on the trunk."""
-
-    def build(directory: Path) -> Spy:
-        return make_trainer(
-            directory, kind=Spy, model=with_head(), reward_funcs=count, score_centering="running",
-            score_scaling="running", ptx_coef=0.5, ptx_dataset=Dataset.from_dict({"text": ["abc", "gg", "kkkkl"]}),
-            critic_warmup_updates=2, num_generations=2, per_device_train_batch_size=2, eval_dataset=prompt_rows(8),
-            eval_strategy="steps", eval_steps=1, **SAVED,
-        )  # fmt: skip
-
-    whole = resumed_alike(build, tmp_path)
-    state = json.loads((tmp_path / "again" / "checkpoint-3" / PPO_STATE).read_text())
-    lengths = [float(len(ids)) for rollout, _, _ in whole.updates for ids in rollout.samples.token_lists()]
-    assert state["scores_seen"] == [24.0, sum(lengths), sum(n * n for n in lengths)], "of training alone"
-    checkpoint = tmp_path / "whole" / "checkpoint-3"
-    assert VALUE_HEAD_FILE == "critic/value_head.safetensors"
-    assert sorted(path.name for path in (checkpoint / "critic").iterdir()) == ["value_head.safetensors"]
-    loaded = AutoModelForCausalLMWithValueHead.from_pretrained(checkpoint).eval()
-    assert digests(make_trainer(tmp_path / "more", model=loaded)) == digests(whole)
-
-
-class Steps(TrainerCallback):
-    """Digests after each update."""
-
-    def __init__(self) -> None:
-        self.seen: list[dict[str, str]] = []
-
-    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        self.seen.append(digests(model.state_dict()))
-
-
-@pytest.mark.parametrize("critic", ["policy", "shared"])
-def test_while_the_critic_warms_up_the_policy_stands_still(tmp_path: Path, critic: str) -> None:
-    """To the last bit, with weight decay and every other term of the loss on; the loss is the critic's alone."""
-    steps = Steps()
-    trainer = make_trainer(
-        tmp_path, critic=critic, critic_warmup_updates=1, weight_decay=0.1, entropy_coef=0.1, kl_in="loss",
-        kl_estimator="k2", ref_model=make_policy(seed=5), ptx_coef=0.5, vf_coef=0.3, num_mini_batches=1,
-        ptx_dataset=Dataset.from_dict({"text": ["abc"]}), callbacks=[steps], reward_funcs=count,
-    )  # fmt: skip
-    start = digests(trainer.model.state_dict())
-    trainer.train()
-    for part, moves in (("policy", [False, True]), ("value_model", [True, True])):
-        held = [{k: v for k, v in each.items() if k.startswith(part)} for each in (start, *steps.seen)]
-        assert [one != other for one, other in pairwise(held)] == moves, part
-    first, second = updates_of(trainer)
-    assert first["grad_norm/policy"] == 0 < second["grad_norm/policy"]
-    assert first["loss"] == pytest.approx(0.3 * first["loss/value"], rel=1e-5)
-    assert second["loss"] != pytest.approx(0.3 * second["loss/value"], rel=1e-2)
-
-
 # Several completions of a prompt
 
 
@@ -534,226 +408,3 @@ def test_several_data_sets_to_evaluate_on(tmp_path: Path) -> None:
     assert logged["eval_some_objective/score"] != logged["eval_others_objective/score"]
     table = trainer.generate_completions()
     assert table["prompt"] == [*sets["some"]["prompt"], *sets["others"]["prompt"]]
-
-
-# Samples to look at
-
-
-def texts_of(directory: Path) -> dict[str, dict[int, str]]:
-    """The texts that tensorboard was given, by tag and step."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    [events] = {path.parent for path in directory.rglob("events.out.tfevents.*")}
-    read = EventAccumulator(str(events)).Reload()
-    return {
-        tag: {event.step: event.tensor_proto.string_val[0].decode() for event in read.Tensors(tag)}
-        for tag in read.Tags()["tensors"]
-    }
-
-
-def test_completions_of_each_log_line_are_shown_and_saved(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Conversations, which pass through the chat template and reach the rewards as such, as they are read."""
-    heard: list[str] = []
-
-    def explained(prompts: list[Any], completions: list[Any], log_extra: Any = None, **_: Any) -> list[float]:
-        heard.extend(prompt[0]["content"] for prompt in prompts)
-        log_extra("first", [completion[0]["content"][:1] for completion in completions])
-        return good(completions)
-
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = CHAT
-    chats = Dataset.from_dict({"prompt": [[{"role": "user", "content": text}] for text in prompt_rows()["prompt"]]})
-    trainer = trained(
-        tmp_path, log_completions=True, num_completions_to_print=3, reward_funcs=explained, processing_class=tokenizer,
-        report_to=["tensorboard"], ref_model=make_policy(seed=5), train_dataset=chats,
-    )  # fmt: skip
-    folder = tmp_path / "completions" / "completions"
-    assert sorted(path.name for path in folder.iterdir()) == ["step-000001.jsonl", "step-000002.jsonl"]
-    for step, (rollout, estimates, _) in enumerate(trainer.updates, start=1):
-        said = trainer.processing_class.batch_decode(rollout.samples.token_lists(), skip_special_tokens=True)
-        asked = [trainer.processing_class.decode(prompt) for prompt, _ in rows_of(rollout)]
-        assert asked == [f"{prompt};:" for prompt in heard[8 * step - 8 : 8 * step]]
-        wanted = [
-            {
-                "prompt": f"user: {asked[row].removesuffix(';:')}", "completion": f"assistant: {said[row]}",
-                "score": estimates.scored.total[row].item(), "kl": rollout.kl[row].item(),
-                "ended": rollout.samples.ended[row].item(), "first": said[row][:1],
-            }
-            for row in range(3)
-        ]  # fmt: skip
-        assert read_table(folder / f"step-{step:06d}.jsonl") == wanted
-    shown = texts_of(tmp_path)["completions/text_summary"]
-    assert shown.keys() == {1, 2}
-    head, line, *cells = shown[2].split("\n")
-    assert head == "| prompt | completion | score | kl | ended | first |" and line.count("---") == 6
-    assert [row.split(" | ")[1] for row in cells] == [row["completion"] for row in wanted]
-    assert said[0] in capsys.readouterr().err
-
-
-def test_samples_are_of_the_update_that_they_are_named_after(tmp_path: Path) -> None:
-    """Twice in four updates, and nothing of the run changes for it."""
-    settings: dict[str, Any] = {
-        "max_steps": 4, "train_dataset": prompt_rows(8), "eval_dataset": prompt_rows(12), "missing_eos_penalty": 1.0,
-    }  # fmt: skip
-    sampled = trained(tmp_path, num_sample_generations=2, report_to=["tensorboard"], **settings)
-    plain = trained(tmp_path / "without", **settings)
-    assert digests(sampled) == digests(plain) and not (tmp_path / "without" / "completions").exists()
-    folder = tmp_path / "completions" / "samples"
-    assert sorted(path.name for path in folder.iterdir()) == ["step-000002.jsonl", "step-000004.jsonl"]
-    assert texts_of(tmp_path)["samples/text_summary"].keys() == {2, 4}
-    now = plain.generate_completions(sampling=True)
-    rows = [dict(zip(now, cells, strict=True)) for cells in zip(*now.values(), strict=True)]
-    assert read_table(folder / "step-000004.jsonl") == rows != read_table(folder / "step-000002.jsonl")
-    assert len(now["prompt"]) == 8  # one batch
-    table = sampled.generate_completions()
-    assert table["prompt"] == prompt_rows(12)["prompt"]
-    assert table["score"] == pytest.approx(good(table["completion"]), abs=1e-7)
-
-
-def test_trackio_gets_metrics_and_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("trackio")
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    # It reads TRACKIO_DIR when it is imported, and trl's other trainers, which other tests use, import it.
-    for name in [name for name in sys.modules if name.partition(".")[0] == "trackio"]:
-        monkeypatch.delitem(sys.modules, name)
-    import sqlite3
-
-    trainer = trained(
-        tmp_path, report_to=["trackio"], project="toys", run_name="toy", log_completions=True, max_steps=1
-    )
-    with sqlite3.connect(tmp_path / "trackio" / "toys.db") as database:
-        logged = [json.loads(text) for (text,) in database.execute("SELECT metrics FROM metrics ORDER BY id")]
-    scores = [row["train/objective/score"] for row in logged if "train/objective/score" in row]
-    assert scores == pytest.approx([row["objective/score"] for row in updates_of(trainer)])
-    [table] = [row["completions"]["_value"] for row in logged if "completions" in row]
-    assert table == read_table(tmp_path / "completions" / "completions" / "step-000001.jsonl")
-
-
-# A loop of one's own
-
-
-def replayed(directory: Path, run: Spy, **given: Any) -> tuple[PPOTrainer, list[dict[str, float]], list[float]]:
-    """The completions and scores of a run of `train`, given to `step`: the trainer, its metrics, its learning rates."""
-    trainer = make_trainer(directory, **given)
-    metrics, rates = [], []
-    for rollout, estimates, _ in run.updates:
-        prompts, responses = zip(*rows_of(rollout), strict=True)
-        trainer.prepare_loop()
-        assert trainer.optimizer is not None
-        rates.append(trainer.optimizer.param_groups[0]["lr"])
-        metrics.append(trainer.step(prompts, [torch.tensor(ids) for ids in responses], estimates.scored.total))
-    return trainer, metrics, rates
-
-
-def test_steps_of_ones_own_are_those_of_train(tmp_path: Path) -> None:
-    """Bit for bit, where train takes log π_old from a forward pass too; with β adapting and the rate falling."""
-    settings: dict[str, Any] = {
-        "max_steps": 3, "kl_target": 0.3, "kl_horizon": 32, "missing_eos_penalty": 0.5, "score_scaling": "running",
-        "early_stop_kl": 10.0, "critic_warmup_updates": 1,
-    }  # fmt: skip
-    whole = trained(tmp_path, recompute_logprobs=True, **settings)
-    steps, metrics, rates = replayed(tmp_path, whole, **settings)
-    assert digests(steps) == digests(whole) != digests(whole.before)
-    assert steps.controller == whole.controller and steps.scores_seen == whole.scores_seen
-    assert steps.state.global_step == 3
-    assert rates == pytest.approx([1e-3, 1e-3 * 2 / 3, 1e-3 / 3])
-    for one, other in zip(metrics, updates_of(whole), strict=True):
-        shared = {name: value for name, value in other.items() if name in one}
-        assert {name: one[name] for name in shared} == shared
-        assert other.keys() - one.keys() == {"learning_rate", "episodes", "epoch", "step", "rewards/good"}
-        assert one["rewards/given"] == one["objective/score"]
-    _, _, rates = replayed(tmp_path, whole, max_steps=-1)
-    assert rates == [1e-3, 1e-3, 1e-3], "nobody knows the end of the loop"
-
-
-def test_a_loop_needs_neither_rewards_nor_prompts_nor_a_length(tmp_path: Path) -> None:
-    """What it samples is drawn anew each time, and the first step has no KL."""
-    args = PPOConfig(output_dir=str(tmp_path), use_cpu=DEVICE == "cpu", report_to="none", response_length=8)
-    trainer = PPOTrainer(args=args, processing_class=make_tokenizer(), model=make_policy())
-    before = digests(trainer)
-    texts = ["abc", "d", "ab"]
-    drawn = trainer.generate(texts, num_generations=2)
-    assert [ids.dim() for ids in drawn] == [1] * 6
-    assert all(0 < len(ids) <= 8 and EOS not in ids[:-1] and (ids[-1] == EOS or len(ids) == 8) for ids in drawn)
-    again = trainer.generate(texts, num_generations=2)
-    assert len({tuple(ids.tolist()) for ids in [*drawn, *again]}) == 12
-    queries = [text for text in texts for _ in range(2)]
-    for update, responses in enumerate((drawn, again), start=1):
-        metrics = trainer.step(queries, responses, list(range(6)))
-        trainer.log(metrics)
-        assert trainer.state.global_step == update == trainer.state.log_history[-1]["step"]
-        assert trainer.state.log_history[-1]["loss"] == metrics["loss"]
-        assert metrics["completions/length"] == statistics.fmean(map(len, responses))
-        assert metrics["completions/eos_rate"] == statistics.fmean(float(ids[-1] == EOS) for ids in responses)
-        if update == 1:
-            assert abs(metrics["objective/kl"]) < 1e-5 and metrics["policy/logprob_mismatch"] < 1e-5
-    assert digests(trainer) != before
-    for wrong, message in (
-        (trainer.train, "PPO has no prompts: give train_dataset, or use generate"),
-        (lambda: trainer.evaluate(prompt_rows(8)), "PPO has no reward: give reward_model or reward_funcs, or use step"),
-        (trainer.evaluate, "nothing to evaluate on: give eval_dataset"),
-        (trainer.generate_completions, "samples held-out prompts: give eval_dataset"),
-    ):
-        with pytest.raises(ZooError, match=message):
-            wrong()
-
-
-def test_prompts_of_a_loop_may_have_any_form(tmp_path: Path) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = CHAT
-    chats = [[{"role": "user", "content": text}] for text in ("abc", "def")]
-    texts = ["abc;:", "def;:"]
-    ids = [tokenizer(text)["input_ids"] for text in texts]
-    forms: list[Any] = [texts, ids, torch.tensor(ids), chats]
-    drawn, ends = [], []
-    for form in forms:
-        trainer = make_trainer(tmp_path, processing_class=tokenizer, reward_funcs=[good, count])
-        drawn.append([each.tolist() for each in trainer.generate(form)])
-        metrics = trainer.step(form, ["gh", torch.tensor([9, EOS])], torch.tensor([1.0, 3.0]))
-        # The trainer's own rewards are asked for nothing.
-        assert [(name, value) for name, value in metrics.items() if "rewards/" in name] == [("rewards/given", 2.0)]
-        ends.append(digests(trainer))
-    assert all(each == drawn[0] for each in drawn) and all(each == ends[0] for each in ends)
-
-
-@pytest.fixture(scope="module")
-def loop(tmp_path_factory: pytest.TempPathFactory) -> PPOTrainer:
-    trainer = make_trainer(tmp_path_factory.mktemp("loop"))
-    trainer.generate(["a"])
-    return trainer
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ((["a"], ["b", "c"], [1.0]), "got 1 queries and 2 responses"),
-        (([], [], []), "got 0 queries and 0 responses"),
-        (("ab", [[3], [4]], [1.0, 2.0]), r"step\(\) got one text"),
-        ((["a", "b"], ["b", "c"], [1.0]), "got 1 scores for 2 responses"),
-        ((["a", "b"], ["b", "c"], [1.0, math.nan]), "Score 1 is nan: give a finite number"),
-        ((["a"], ["b"], ["good"]), "Score 0 is 'good', which is not a number"),
-        ((["a", ""], ["b", "c"], [1.0, 1.0]), "Query 1 or its response is empty"),
-        ((["a"], [[]], [1.0]), "Query 0 or its response is empty"),
-        ((["a"], ["b" * 32], [1.0]), "have 33 tokens together, past the context of 32"),
-        ((["a"], [[17]], [1.0]), "the token id 17, and the policy has 17 embedding rows"),
-        ((["a"], [[4, EOS, 5]], [1.0]), "Response 0 goes on after its end token"),
-        ((["a"], [None], [1.0]), "Response 0 is None"),
-        ((["a"], [torch.tensor([[4, 5]])], [1.0]), "give a text or a 1-D tensor"),
-        (([5], ["b"], [1.0]), "The prompt 5 is neither a text nor a conversation"),
-        (("ab",), r"generate\(\) got one text"),
-        (([],), "got 0 prompts"),
-        ((["a", ""],), "Prompt 1 is empty"),
-        ((["a", "b" * 23],), "Prompt 1 has 23 tokens.*context of 32"),
-        (([[17]],), "holds the token id 17"),
-        (([None],), "neither a text nor a conversation"),
-        (([[{"role": "user", "content": "a"}]],), "no chat template"),
-    ],
-)
-def test_a_loop_that_cannot_be_is_refused_and_changes_nothing(loop: PPOTrainer, given: Any, message: str) -> None:
-    """Given to `step`, or to `generate` where it is prompts alone."""
-    before = digests(loop)
-    with pytest.raises(ZooError, match=message) as caught:
-        loop.step(*given) if len(given) == 3 else loop.generate(*given)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
-    assert loop.state.global_step == 0 and digests(loop) == before

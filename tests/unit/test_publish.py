@@ -283,6 +283,7 @@ def test_a_kill_between_commit_and_tag_sends_nothing_twice(thread_hub, tmp_path,
 def test_an_unreachable_hub_leaves_checkpoints_pending_and_push_sends_them(hubs, tmp_path, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_TOKEN", "hf_none")
+    monkeypatch.setattr("rlhf_zoo.release.outbox.LAST_PATIENCE", 0.1)
     paths = [save(tmp_path, 5), save(tmp_path, 10)]
     hub = hubs("first")
     outbox = Outbox(sender(hub, tmp_path), hub="the Hub", mend="rlhf-zoo push --resume run", patience=0)

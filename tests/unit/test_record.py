@@ -106,7 +106,7 @@ def _write_for_ever(path: str) -> None:
 
 
 def test_sigkill_leaves_whole_documents(tmp_path):
-    process = multiprocessing.get_context("spawn").Process(target=_write_for_ever, args=(str(tmp_path),))
+    process = multiprocessing.get_context("fork").Process(target=_write_for_ever, args=(str(tmp_path),))
     process.start()
     stage = StageRecord(tmp_path)
     while len(stage.metrics()) < 20:

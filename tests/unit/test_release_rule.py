@@ -21,6 +21,8 @@ from rlhf_zoo.record import checkpoint_step
 from rlhf_zoo.release.sender import Sender
 from rlhf_zoo.stages import evaluate, ppo
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 WATCHED = {
     "reward_funcs": "toy_run:answered", "reward_weights": "1,0", "release": "best",
     "metric_for_best_model": "rewards/answered", "greater_is_better": "true", "eval_strategy": "steps",

@@ -14,6 +14,7 @@ import pytest
 from toy_run import make_context, make_recipe, save_stage, trained_policy
 from trainer_fixture import make_tokenizer
 
+from rlhf_zoo.record import timeless
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.stages import reward, sft
 from rlhf_zoo.stages.callbacks import StageCallback
@@ -50,7 +51,7 @@ def _reward(folder: Path, name: str) -> tuple[Callable[[RunContext], bool], RunC
 
 
 def _rows(context: RunContext, stage: str) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key != "time"} for row in context.record(stage).metrics()]
+    return [*map(timeless, context.record(stage).metrics())]
 
 
 def _weights(context: RunContext, stage: str) -> str:

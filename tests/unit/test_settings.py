@@ -12,6 +12,7 @@ from typing import Any, Literal
 import pytest
 
 import rlhf_zoo
+from rlhf_zoo import processes
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.recipes import Recipe, list_recipes, load_recipe
 from rlhf_zoo.runs.declared import declared_keys
@@ -26,6 +27,7 @@ from rlhf_zoo.runs.settings import (
     stage_keys,
     stage_settings,
 )
+from rlhf_zoo.runs.shares import share_of_batch
 from rlhf_zoo.runs.values import coerce
 from rlhf_zoo.stage import STAGES
 
@@ -346,3 +348,24 @@ def test_flags_that_do_not_parse(words, message):
     with pytest.raises(ZooError) as caught:
         parse_flags(words)
     assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("said", "share"),
+    [
+        ((4, 2, 4), (2, 2, 2)),
+        ((3, 2, 4), (3, 1, 2)),  # a process's share of an odd batch: one of the two micro-batches
+        ((3, 1, 4), "per_device_train_batch_size of the stage sft is 3, of all processes together, and there are 2"),
+        ((4, 1, 3), "per_device_eval_batch_size of the stage sft is 3"),
+        ((4, 1, 4, "group_by_length"), "which 2 processes would each do with rows of their own: set it to 'random' or"),
+    ],
+)
+def test_a_process_has_its_share_of_the_batch(monkeypatch: pytest.MonkeyPatch, said: tuple, share: Any) -> None:
+    monkeypatch.setattr(processes, "count", lambda: 2)
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size")
+    keys = dict(zip((*names, "train_sampling_strategy"), said, strict=False))
+    if isinstance(share, str):
+        with pytest.raises(ZooError, match=share):
+            share_of_batch(keys, "sft")
+    else:
+        assert share_of_batch(keys, "sft") == dict(zip(names, share, strict=True))

@@ -18,6 +18,8 @@ from rlhf_zoo.cli import cli
 from rlhf_zoo.hub.connect import point_clients
 from rlhf_zoo.stage import STAGES
 
+pytestmark = pytest.mark.usefixtures("pictures")
+
 KEYS = {
     "max_steps": 2, "save_steps": 1, "save_strategy": "steps", "logging_steps": 1, "learning_rate": 0.01, "bf16": False,
     "per_device_train_batch_size": 4, "use_cpu": True, "max_length": 16,

@@ -23,12 +23,12 @@ from rlhf_zoo import wholeness
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.publish import publish_checkpoint, publish_merged, publish_release
 from rlhf_zoo.models import load_causal, load_classifier
-from rlhf_zoo.record import COMPLETE, StageRecord, check_whole, fingerprint, write_complete
+from rlhf_zoo.record import COMPLETE, StageRecord, check_whole, fingerprint, timeless, write_complete
 from rlhf_zoo.stages import pipeline, ppo, reward
 from rlhf_zoo.stages.callbacks import StageCallback
 from rlhf_zoo.studies.trace import find
 
-pytestmark = pytest.mark.attack
+pytestmark = [pytest.mark.attack, pytest.mark.usefixtures("pictures")]
 
 
 def truncate(path: Path) -> None:
@@ -180,7 +180,7 @@ def test_a_run_goes_on_from_the_last_checkpoint_that_is_whole(folder: Path, capl
     context = make_context(folder)
     assert ppo.run(context)
     record = context.record("ppo")
-    rows = [{k: v for k, v in row.items() if k != "time"} for row in record.metrics()]
+    rows = [*map(timeless, record.metrics())]
     weights = (record.checkpoint_path(3) / "model.safetensors").read_bytes()
     record.write(status="interrupted")
     shutil.rmtree(record.checkpoint_path(3))
@@ -193,7 +193,7 @@ def test_a_run_goes_on_from_the_last_checkpoint_that_is_whole(folder: Path, capl
     assert (record.path / "damaged-checkpoint-2" / "model.safetensors").is_file()
     assert [path.name for path in record.checkpoints()] == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
     assert (record.checkpoint_path(3) / "model.safetensors").read_bytes() == weights
-    assert [{k: v for k, v in row.items() if k != "time"} for row in record.metrics()] == rows
+    assert [*map(timeless, record.metrics())] == rows
     # Neither is it traced, nor evaluated.
     flip(record.checkpoint_path(3) / "tokenizer.json")
     for use in (lambda: find(str(folder / "run")), lambda: context.checkpoint("ppo")):

@@ -1,0 +1,107 @@
+"""Which rows of which data set a stage learned from and was measured on, as its card says it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+from ..json_values import finite, hub_id
+from ..stage import STAGES
+from .facts import Facts
+from .markdown import Raw, code
+
+__all__ = ["DataPart", "evaluated_on", "measured_on", "of_stage", "stage_key", "validated_on"]
+
+
+@dataclass(frozen=True)
+class DataPart:
+    """Rows of a data set. repo: None of one that is not published; folder: its name on the machine that trained.
+
+    share: of the split's prompts, held out or, with `trained`, left out. columns: the stage's -> the data set's.
+    """
+
+    repo: str | None
+    folder: str | None
+    config: str | None
+    split: str | None
+    share: float | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    trained: bool = False
+
+    @property
+    def name(self) -> str | None:
+        return self.repo or self.folder
+
+    @property
+    def rows(self) -> Raw:
+        """Split, share and configuration in words."""
+        split = f"the {code(self.split)} split" if self.split else "a split that is not recorded"
+        if self.share is not None:
+            share = f"{100 * self.share:g}%"
+            split = f"{split} but for {share} of its prompts" if self.trained else f"the {share} held out of {split}"
+        return Raw(split + (f", configuration {code(self.config)}" if self.config else ""))
+
+    @property
+    def words(self) -> Raw:
+        """All of it."""
+        of = f"{',' if self.config else ''} of {code(self.name)}" if self.name else ""
+        columns = ", ".join(f"{ours} in {code(theirs)}" for ours, theirs in self.columns.items())
+        return Raw(f"{self.rows}{of}{f' ({columns})' if columns else ''}")
+
+
+def stage_key(facts: Facts, key: str) -> Any:
+    """A data key of the stage as the run had it; its default where the run did not set it."""
+    if key in facts.settings:
+        return facts.settings[key]
+    known = {entry.name: entry for entry in fields(STAGES[facts.stage].load("arguments"))}
+    default = known[key].default if key in known else None
+    return None if default is MISSING else default
+
+
+def of_stage(facts: Facts) -> DataPart:
+    """What the stage trained on."""
+    share = stage_key(facts, "held_out_share")
+    return _part(facts, stage_key(facts, "dataset_train_split"), share, trained=True)
+
+
+def validated_on(facts: Facts) -> DataPart:
+    """What was evaluated while the stage trained."""
+    share = stage_key(facts, "held_out_share")
+    key = "dataset_validation_split" if facts.stage == "reward" else "dataset_test_split"
+    return _part(facts, stage_key(facts, key if share is None else "dataset_train_split"), share)
+
+
+def measured_on(facts: Facts) -> DataPart:
+    """The pairs that a reward model was measured on."""
+    share = stage_key(facts, "held_out_share")
+    return _part(facts, stage_key(facts, "dataset_test_split" if share is None else "dataset_train_split"), share)
+
+
+def evaluated_on(facts: Facts, found: Mapping[str, Any] | None = None) -> DataPart:
+    """The prompts of ../eval, or of its part `found`. Evaluations from before this was written down had one layout."""
+    data = facts.evaluation.get("data")
+    split = (found or facts.evaluation).get("split", "test")
+    if not isinstance(data, Mapping) or "config" not in data:
+        return DataPart(*_place(facts), "prompts", str(split))
+    share = (found or data).get("held_out_share")
+    repo = hub_id(data.get("location"))
+    return DataPart(
+        repo, None if repo else _place(facts)[1], data["config"], str(split), share if finite(share) else None
+    )
+
+
+def _part(facts: Facts, split: Any, share: Any, *, trained: bool = False) -> DataPart:
+    columns = stage_key(facts, "columns")
+    return DataPart(
+        *_place(facts),
+        stage_key(facts, "dataset_config"),
+        split,
+        share if finite(share) else None,
+        columns if isinstance(columns, Mapping) else {},
+        trained,
+    )
+
+
+def _place(facts: Facts) -> tuple[str | None, str | None]:
+    return (facts.datasets[0] if facts.datasets else None), facts.parents.get("data", {}).get("folder")

@@ -1,0 +1,84 @@
+"""What a user reads first: a mistake is told before the stack is imported, and a Hub that is silent before it tires."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hub_fixture import base_environment
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import Hub, choose, choose_source
+from rlhf_zoo.hub.refs import resolve
+from rlhf_zoo.runs.sources import find_data
+
+NOBODY = "http://127.0.0.1:9"
+# Of what takes seconds to import.
+HEAVY = ("torch", "transformers", "trl", "datasets", "pandas", "huggingface_hub", "accelerate", "gradio", "matplotlib")
+PROBE = f"""
+import sys
+from rlhf_zoo.cli import main
+sys.argv[0] = "rlhf-zoo"
+try:
+    main()
+finally:
+    print(*[name for name in {HEAVY!r} if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recipes") / "wrong"
+    folder.mkdir()
+    (folder / "recipe.yaml").write_text("description: A toy.\ndataset_name: a/b\n")
+    (folder / "sft.yaml").write_text("lerning_rate: 1\n")
+    (folder / "ppo.yaml").write_text("total_episodes: many\n")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("recipes list", 0, ""),
+        ("recipes show tiny-world", 0, ""),
+        ("recipes keys ppo", 0, ""),
+        ("sft tiny-world --bad_flag 1", 2, "--bad_flag is no key of the stage sft"),
+        ("run tiny-world --ppo.kl_coef -1", 2, "--kl_coef is -1"),
+        ("sft WRONG", 2, "sft.yaml says lerning_rate, which is no key of the stage sft, did you mean"),
+        ("ppo WRONG", 2, "total_episodes in WRONG/ppo.yaml is 'many', and it takes a whole number"),
+        ("recipes validate WRONG", 2, "sft.yaml says lerning_rate"),
+        ("doctor WRONG", 2, "total_episodes in WRONG/ppo.yaml"),
+        ("eval WRONG", 2, "sft.yaml says lerning_rate"),
+    ],
+)
+def test_mistakes_and_recipes_need_no_stack(words: str, code: int, said: str, wrong: Path) -> None:
+    command = [sys.executable, "-c", PROBE, *words.replace("WRONG", str(wrong)).split()]
+    done = subprocess.run(command, env=base_environment(), capture_output=True, text=True, check=False)
+    *lines, imported = done.stderr.splitlines()
+    assert done.returncode == code, done.stderr
+    assert said.replace("WRONG", str(wrong)) in "".join(lines)
+    assert imported == "", f"{words} imports {imported}"
+
+
+def test_a_silent_source_is_named_within_seconds(tmp_path: Path) -> None:
+    source = choose_source(NOBODY, choose("local", push_to_hub=False))
+    assert source is not None
+    assert source.described == f"{NOBODY} (--source_hub)"
+    started = time.monotonic()
+    with pytest.raises(ZooError) as data:
+        find_data("maker/lines", None, source).load(None, "train", columns=[])
+    with pytest.raises(ZooError) as model:
+        resolve("maker/model", source)
+    assert time.monotonic() - started < 5
+    for caught in (data, model):
+        assert f"the source {NOBODY}" in str(caught.value)
+        assert "--source_hub" in str(caught.value)
+    with pytest.raises(ZooError, match=f"and {NOBODY} does not answer .*: check the network and --hub"):
+        find_data("maker/lines", None, Hub("other", NOBODY, "--hub", cache=tmp_path)).load(None, "train", columns=[])
+
+
+def test_what_new_reads_from_was_named_by_its_own_flag() -> None:
+    assert choose(NOBODY, push_to_hub=False, option="--source_hub").described == f"{NOBODY} (--source_hub)"

@@ -1,0 +1,144 @@
+"""The critic: where it begins, what it reads, that it warms up alone, and that it comes back with its run."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from test_ppo_options import count
+from trainer_fixture import (
+    SAVED,
+    Spy,
+    digests,
+    good,
+    make_policy,
+    make_reward_model,
+    make_trainer,
+    prompt_rows,
+    resumed_alike,
+    rows_of,
+    updates_of,
+)
+from transformers import TrainerCallback
+
+from rlhf_zoo.models import critic_from
+from rlhf_zoo.ppo.trainer import PPO_STATE, TRAIN_STREAM
+from rlhf_zoo.value_head import (
+    VALUE_HEAD_FILE,
+    AutoModelForCausalLMWithValueHead,
+    ValueHead,
+)
+
+
+def test_where_the_critic_begins(tmp_path: Path) -> None:
+    """'auto' takes the reward model where there is one that reads the policy's tokens, else the policy."""
+    reward_model = make_reward_model()
+    policy_trunk, reward_trunk = (digests(model.model) for model in (make_policy(), reward_model))
+    for critic, given, trunk in (
+        ("auto", {"reward_model": reward_model}, reward_trunk),
+        ("auto", {"reward_funcs": good}, policy_trunk),
+        ("reward", {"reward_model": reward_model}, reward_trunk),
+        ("policy", {"reward_model": reward_model}, policy_trunk),
+    ):
+        made = make_trainer(tmp_path, critic=critic, **given).value_model
+        assert digests(made.model) == trunk, critic
+        assert bool(made.score.weight.any()) == (trunk is reward_trunk), critic
+    shared = make_trainer(tmp_path, critic="shared", reward_model=reward_model)
+    assert isinstance(shared.value_model, ValueHead)
+    assert [tuple(weight.shape) for weight in shared.value_model.parameters()] == [(1, 32), (1,)]
+    groups = shared.create_optimizer().param_groups
+    assert sorted({group["lr"] for group in groups}) == [1e-3, 2e-3]
+
+
+def test_a_value_model_is_taken_as_it_is(tmp_path: Path) -> None:
+    """A token classifier itself; a reward model's trunk and shaped head; the same from a path."""
+    critic = critic_from(make_reward_model(seed=3))
+    assert make_trainer(tmp_path, value_model=critic).value_model is critic
+    source = make_reward_model(seed=4)
+    source.save_pretrained(tmp_path / "saved")
+    for given in (source, str(tmp_path / "saved"), tmp_path / "saved"):
+        made = make_trainer(tmp_path, value_model=given).value_model
+        assert digests(made.model) == digests(source.model)
+        assert torch.equal(made.score.weight, source.score.weight / 0.5)
+
+
+def with_head(seed: int = 6) -> AutoModelForCausalLMWithValueHead:
+    """A policy with a value head that says something."""
+    model = AutoModelForCausalLMWithValueHead(make_policy())
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        torch.nn.init.normal_(model.v_head.summary.weight, std=0.3)
+        torch.nn.init.constant_(model.v_head.summary.bias, 0.4)
+    return model
+
+
+def test_a_shared_critic_reads_the_trunk_and_its_loss_moves_it(tmp_path: Path) -> None:
+    model = with_head()
+    trainer = make_trainer(tmp_path, model=model)
+    assert trainer.value_model is model.v_head and trainer.policy is model.pretrained_model
+    rollout = trainer.rollout(list(trainer.train_dataset)[:8], stream=TRAIN_STREAM)
+    head = model.v_head.summary
+    for row, (prompt, completion) in enumerate(rows_of(rollout)):
+        hidden = trainer.policy.model(input_ids=torch.tensor([prompt + completion])).last_hidden_state[0]
+        said = (hidden @ head.weight[0] + head.bias)[len(prompt) - 1 : -1]
+        assert (rollout.values[row, : len(said)] - said).abs().max() < 1e-5
+    values = trainer.actor(rollout.samples).values
+    values.sum().backward()
+    assert all(weight.grad is not None for weight in trainer.policy.model.parameters())
+
+
+def test_a_run_with_all_that_has_a_state_resumes_exactly_and_loads_with_its_head(tmp_path: Path) -> None:
+    """Running statistics, texts, a warm-up, several completions of a prompt, evaluation and a critic on the trunk."""
+
+    def build(directory: Path) -> Spy:
+        return make_trainer(
+            directory, kind=Spy, model=with_head(), reward_funcs=count, score_centering="running",
+            score_scaling="running", ptx_coef=0.5, ptx_dataset=Dataset.from_dict({"text": ["abc", "gg", "kkkkl"]}),
+            critic_warmup_updates=2, num_generations=2, per_device_train_batch_size=2, eval_dataset=prompt_rows(8),
+            eval_strategy="steps", eval_steps=1, **SAVED,
+        )  # fmt: skip
+
+    whole = resumed_alike(build, tmp_path)
+    state = json.loads((tmp_path / "again" / "checkpoint-3" / PPO_STATE).read_text())
+    lengths = [float(len(ids)) for rollout, _, _ in whole.updates for ids in rollout.samples.token_lists()]
+    assert state["scores_seen"] == [24.0, sum(lengths), sum(n * n for n in lengths)], "of training alone"
+    checkpoint = tmp_path / "whole" / "checkpoint-3"
+    assert VALUE_HEAD_FILE == "critic/value_head.safetensors"
+    assert sorted(path.name for path in (checkpoint / "critic").iterdir()) == ["value_head.safetensors"]
+    loaded = AutoModelForCausalLMWithValueHead.from_pretrained(checkpoint).eval()
+    assert digests(make_trainer(tmp_path / "more", model=loaded)) == digests(whole)
+
+
+class Steps(TrainerCallback):
+    """Digests after each update."""
+
+    def __init__(self) -> None:
+        self.seen: list[dict[str, str]] = []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
+        self.seen.append(digests(model.state_dict()))
+
+
+@pytest.mark.parametrize("critic", ["policy", "shared"])
+def test_while_the_critic_warms_up_the_policy_stands_still(tmp_path: Path, critic: str) -> None:
+    """To the last bit, with weight decay and every other term of the loss on; the loss is the critic's alone."""
+    steps = Steps()
+    trainer = make_trainer(
+        tmp_path, critic=critic, critic_warmup_updates=1, weight_decay=0.1, entropy_coef=0.1, kl_in="loss",
+        kl_estimator="k2", ref_model=make_policy(seed=5), ptx_coef=0.5, vf_coef=0.3, num_mini_batches=1,
+        ptx_dataset=Dataset.from_dict({"text": ["abc"]}), callbacks=[steps], reward_funcs=count,
+    )  # fmt: skip
+    start = digests(trainer.model.state_dict())
+    trainer.train()
+    for part, moves in (("policy", [False, True]), ("value_model", [True, True])):
+        held = [{k: v for k, v in each.items() if k.startswith(part)} for each in (start, *steps.seen)]
+        assert [one != other for one, other in pairwise(held)] == moves, part
+    first, second = updates_of(trainer)
+    assert first["grad_norm/policy"] == 0 < second["grad_norm/policy"]
+    assert first["loss"] == pytest.approx(0.3 * first["loss/value"], rel=1e-5)
+    assert second["loss"] != pytest.approx(0.3 * second["loss/value"], rel=1e-2)

@@ -1,0 +1,57 @@
+"""Where the time of an update goes: phases count apart, in every row of training, and in nothing that is compared."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from trainer_fixture import good, make_reward_model, make_trainer, prompt_rows
+
+from rlhf_zoo.ppo.phases import Phases
+from rlhf_zoo.record import timeless
+
+PHASES = {f"time/{name}" for name in ("rollout", "reference", "values", "reward", "update")}
+
+
+def test_a_phase_counts_without_those_within_it_and_only_in_an_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    phases = Phases(torch.device("cpu"))
+    assert phases.take() == {}
+    with phases("reference"):  # of an evaluation
+        now += 100
+        phases.sampled(100)
+    for _ in range(2):
+        with phases.of_update():
+            now += 1
+            with phases("rollout"):
+                now += 2
+                with phases("reference"):
+                    now += 4
+                now += 1
+            phases.sampled(24)
+    assert phases.take() == {"time/rollout": 3.0, "time/reference": 4.0, "tokens_per_second": 48 / 16}
+    assert phases.take() == {}
+
+
+def test_every_row_of_training_has_the_phases_of_its_updates(tmp_path: Path) -> None:
+    trainer = make_trainer(
+        tmp_path, reward_model=make_reward_model(), reward_funcs=good, max_steps=4, logging_steps=2,
+        eval_dataset=prompt_rows(8), eval_strategy="steps", eval_steps=1,
+    )  # fmt: skip
+    began = time.perf_counter()
+    trainer.train()
+    spent = time.perf_counter() - began
+    rows = [row for row in trainer.state.log_history if "loss" in row]
+    assert len(rows) == 2
+    for row in rows:
+        times = {name: value for name, value in row.items() if name.startswith("time/")}
+        assert times.keys() == PHASES and all(value > 0 for value in times.values())
+        tokens = row["completions/length"] * trainer.args.episodes_per_update
+        assert row["tokens_per_second"] == pytest.approx(tokens / sum(times.values()), rel=0.05)
+        assert not timeless(row).keys() & {*PHASES, "tokens_per_second"}
+    assert sum(2 * row[name] for row in rows for name in PHASES) < spent
+    evaluated = [row for row in trainer.state.log_history if "eval_objective/score" in row]
+    assert len(evaluated) == 4 and not any(row.keys() & PHASES for row in evaluated)

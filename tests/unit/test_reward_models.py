@@ -1,0 +1,166 @@
+"""Reward models: each row's score is that of the row alone, by ids or by text, and what would be misread is refused."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import test_rewards
+import torch
+from test_rewards import PROMPTS, call, one
+from trainer_fixture import EOS, LETTERS, PAD, make_policy, make_reward_model, make_tokenizer
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaForSequenceClassification,
+    T5Config,
+    T5ForSequenceClassification,
+)
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.rewards import RewardModel, Rewards
+from rlhf_zoo.rewards.model import same_tokenizer
+from rlhf_zoo.sampling import Samples
+
+samples = test_rewards.samples
+
+
+def alone(model: PreTrainedModel, ids: list[int]) -> float:
+    """The raw score of one unpadded sequence."""
+    with torch.no_grad():
+        return float(model(input_ids=torch.tensor([ids])).logits[0, 0])
+
+
+def test_a_model_scores_ids_as_it_scores_each_row_alone(samples: Samples) -> None:
+    tokenizer, model = make_tokenizer(), make_reward_model()
+    scorer = RewardModel(model, make_tokenizer(), tokenizer, batch_size=2)
+    rows = [tokenizer(p)["input_ids"] + c for p, c in zip(PROMPTS, samples.token_lists(), strict=True)]
+    got = scorer.score_samples(samples, ["not read"] * 3)
+    assert got.tolist() == pytest.approx([(alone(model, row) - 0.3) / 0.5 for row in rows], abs=1e-5)
+
+
+def test_a_score_is_read_at_eos_where_the_text_ended() -> None:
+    model, tokenizer = make_reward_model(statistics=None), make_tokenizer()
+    scorer = RewardModel(model, tokenizer, make_tokenizer(LETTERS[::-1]))
+    ids = tokenizer("abc")["input_ids"]
+    ended, open_ = scorer.score_texts(["abc", "abc"], ended=[True, False]).tolist()
+    assert ended == pytest.approx(alone(model, [*ids, EOS]), abs=1e-5)
+    assert open_ == pytest.approx(alone(model, ids), abs=1e-5) and abs(ended - open_) > 1e-3
+
+
+@pytest.mark.parametrize("statistics", [(0.3, 0.0), (math.nan, 1.0), (0.0, math.inf)])
+def test_statistics_that_scale_nothing_are_refused(statistics: tuple[float, float]) -> None:
+    with pytest.raises(ZooError, match=r"mean .* and standard deviation .*: measure them again"):
+        RewardModel(make_reward_model(statistics=statistics), make_tokenizer(), make_tokenizer())
+    RewardModel(make_reward_model(statistics=statistics), make_tokenizer(), make_tokenizer(), center=False, scale=False)
+
+
+def test_a_score_that_is_not_finite_names_its_row(samples: Samples) -> None:
+    """NaN would else read as "does not apply" and be paid as 0."""
+    model = make_reward_model()
+    scorer = RewardModel(model, make_tokenizer(), make_tokenizer())
+    unseen = next(iter({*make_tokenizer()("f")["input_ids"]} - {*make_tokenizer()("abcd")["input_ids"]}))
+    model.get_input_embeddings().weight[unseen] = math.nan
+    rows = [[*make_tokenizer()(p)["input_ids"], *c] for p, c in zip(PROMPTS, samples.token_lists(), strict=True)]
+    row = next(i for i, ids in enumerate(rows) if unseen in ids)
+    with pytest.raises(ZooError, match=f"reward_model scored nan for row {row}, prompt '{PROMPTS[row]}': look at"):
+        call(Rewards([one, scorer]), samples)
+
+
+def test_an_id_beyond_the_embeddings_is_one_sentence(samples: Samples) -> None:
+    """A policy whose embeddings are padded to a round number samples ids that no tokenizer has."""
+    scorer = RewardModel(make_reward_model(), make_tokenizer(), make_tokenizer())
+    assert scorer.vocabulary == 17
+    beyond = samples.completion_ids.clone()
+    beyond[1, 0] = scorer.vocabulary
+    with pytest.raises(ZooError, match=r"token id 17 occurs and the reward model .* has 17 embedding rows"):
+        scorer.score_samples(Samples(**{**vars(samples), "completion_ids": beyond}), [""] * 3)
+
+
+def test_tokenizers_are_the_same_by_what_their_ids_mean() -> None:
+    assert same_tokenizer(make_tokenizer(), make_tokenizer())
+    assert not same_tokenizer(make_tokenizer(), make_tokenizer(LETTERS[::-1]))
+    other = make_tokenizer()
+    other.eos_token = ";"
+    assert not same_tokenizer(make_tokenizer(), other)
+
+
+def _classifier(kind: str, vocabulary: int) -> PreTrainedModel:
+    both: dict[str, Any] = {"vocab_size": vocabulary, "num_labels": 1, "pad_token_id": PAD}
+    small = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
+        "max_position_embeddings": 40, "initializer_range": 0.5,
+    }  # fmt: skip
+    t5 = {"eos_token_id": EOS, "decoder_start_token_id": EOS, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1}
+    torch.manual_seed(0)
+    if kind == "bert":
+        return BertForSequenceClassification(BertConfig(**both, **small)).eval()
+    if kind == "roberta":
+        return RobertaForSequenceClassification(RobertaConfig(**both, **small)).eval()
+    return T5ForSequenceClassification(T5Config(**both, **t5, num_heads=2)).eval()
+
+
+@pytest.mark.parametrize(("kind", "shared"), [("bert", False), ("roberta", True)])
+def test_an_encoder_scores_each_row_as_it_does_alone(samples: Samples, kind: str, shared: bool) -> None:
+    """It pools its first token, and RoBERTa counts positions from PAD + 1: padding on the left would break both."""
+    policy = make_tokenizer()
+    tokenizer = make_tokenizer() if shared else make_tokenizer(LETTERS[::-1])
+    if not shared:
+        tokenizer.eos_token = None  # BERT's tokenizers have none
+    model = _classifier(kind, len(tokenizer))
+    scorer = RewardModel(model, tokenizer, policy)
+    completions = policy.batch_decode(samples.token_lists(), skip_special_tokens=True)
+    texts = [p + c for p, c in zip(PROMPTS, completions, strict=True)]
+    rows = [
+        policy(p)["input_ids"] + ids if shared else tokenizer(text)["input_ids"]
+        for p, ids, text in zip(PROMPTS, samples.token_lists(), texts, strict=True)
+    ]
+    wanted = [alone(model, row) for row in rows]
+    assert scorer.score_samples(samples, texts).tolist() == pytest.approx(wanted, abs=1e-5)
+    assert max(wanted) - min(wanted) > 1e-3
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("batch_size", [2, 64])
+def test_an_encoder_decoder_scores_rows_that_ended_and_rows_that_did_not(samples: Samples, batch_size: int) -> None:
+    """transformers reads the score at the last end of sequence, and wants as many in each row of a batch."""
+    tokenizer = make_tokenizer()
+    model = _classifier("t5", len(tokenizer))
+    scorer = RewardModel(model, tokenizer, tokenizer, batch_size=batch_size)
+    rows = [
+        [*tokenizer(p)["input_ids"], *ids, *([] if ids[-1] == EOS else [EOS])]
+        for p, ids in zip(PROMPTS, samples.token_lists(), strict=True)
+    ]
+    wanted = [alone(model, row) for row in rows]
+    assert scorer.score_samples(samples, [""] * 3).tolist() == pytest.approx(wanted, abs=1e-5)
+    assert max(wanted) - min(wanted) > 1e-3
+    # An end within a conversation: another number of them in one row.
+    texts = ["ab<eos>cd", "ab", "fg", "abc"]
+    wanted = [alone(model, [*tokenizer(text)["input_ids"], EOS]) for text in texts]
+    assert scorer.score_texts(texts, ended=[True, False, True, False]).tolist() == pytest.approx(wanted, abs=1e-5)
+    model.config.eos_token_id = None
+    with pytest.raises(ZooError, match="has an encoder and no eos_token_id"):
+        RewardModel(model, tokenizer, tokenizer)
+
+
+def test_a_model_that_would_be_misread_is_refused() -> None:
+    policy, as_eos, without = make_tokenizer(), make_tokenizer(), make_tokenizer()
+    as_eos.pad_token, without.pad_token = "<eos>", None
+    for tokenizer in (as_eos, without):
+        with pytest.raises(ZooError, match="pads with its end-of-sequence token"):
+            RewardModel(make_reward_model(), tokenizer, policy)
+    with pytest.raises(ZooError, match="has 2 outputs"):
+        RewardModel(make_policy(), policy, policy)
+    with pytest.raises(ZooError, match="10 embedding rows and its tokenizer 17 tokens"):
+        RewardModel(make_reward_model(vocab_size=10), policy, policy)
+
+
+def test_a_reward_model_is_frozen_and_without_dropout() -> None:
+    model = make_reward_model(attention_dropout=0.5)
+    scorer = RewardModel(model, make_tokenizer(), make_tokenizer())
+    model.train()
+    twice = [scorer.score_texts(["abcdef"], ended=[True]) for _ in range(2)]
+    assert torch.equal(*twice) and not any(p.requires_grad for p in model.parameters())

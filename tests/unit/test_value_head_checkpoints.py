@@ -1,0 +1,341 @@
+"""Value heads come back bit for bit from the disk: TRL's checkpoints, shards, adapters, and no pickle."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import AutoPeftModelForCausalLM, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+)
+from transformers.utils import logging as transformers_logging
+from value_head_models import (
+    CONFIGS,
+    HEAD,
+    HEAD_KEYS,
+    IDS,
+    SHARD,
+    adapted,
+    assert_same,
+    classes,
+    digests,
+    headed,
+    lora,
+    outputs,
+    plain,
+    tensors_of,
+)
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.value_head import (
+    VALUE_HEAD_FILE,
+    AutoModelForCausalLMWithValueHead,
+    read_value_head,
+)
+
+
+@pytest.fixture
+def said() -> Iterator[list[str]]:
+    """What transformers and the package warn of."""
+    heard: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: heard.append(record.getMessage())  # type: ignore[method-assign]
+    loggers = [logging.getLogger(name) for name in ("transformers", "rlhf_zoo")]
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_warning()  # a stage run before in this process silences it
+    for logger in loggers:
+        logger.addHandler(handler)
+    yield heard
+    transformers_logging.set_verbosity(verbosity)
+    for logger in loggers:
+        logger.removeHandler(handler)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shards"), [*((kind, False) for kind in CONFIGS), ("llama-tied", True), ("gpt2", True), ("t5", True)]
+)
+def test_a_checkpoint_comes_back_bit_for_bit(kind: str, shards: bool, tmp_path: Path, said: list[str]) -> None:
+    model = headed(kind)
+    model.save_pretrained(tmp_path, **({"max_shard_size": SHARD} if shards else {}))
+    assert (len(list(tmp_path.glob("*.safetensors"))) > 2) == shards
+    assert not list(tmp_path.glob("*.bin"))
+    assert tensors_of(tmp_path).keys() >= HEAD_KEYS
+    said.clear()
+    again = classes(kind)[1].from_pretrained(tmp_path)
+    assert said == []
+    assert_same(model, again)
+    head = read_value_head(tmp_path)
+    assert head is not None
+    assert head.keys() == {"summary.weight", "summary.bias"}
+    assert torch.equal(head["summary.weight"], model.v_head.summary.weight.cpu())
+    alone = classes(kind)[0].from_pretrained(tmp_path)
+    assert digests(alone) == digests(model.pretrained_model)
+    if kind in ("llama-tied", "gpt2", "t5"):
+        assert "lm_head.weight" not in tensors_of(tmp_path)
+        inner = again.pretrained_model
+        assert inner.get_output_embeddings().weight is inner.get_input_embeddings().weight
+
+
+def write_old_checkpoint(folder: Path, *, shards: bool, head: dict[str, Tensor], leave_out: str = "-") -> None:
+    """A Llama's plain weights and TRL's two, put together by hand."""
+    model = plain("llama")
+    model.config.architectures = ["LlamaForCausalLM"]
+    model.config.save_pretrained(folder)
+    trunk = {key: value.clone() for key, value in model.state_dict().items() if key != leave_out}
+    if not shards:
+        save_file(trunk | head, folder / "model.safetensors", metadata={"format": "pt"})
+        return
+    files = {f"model-0000{number}-of-00002.safetensors": part for number, part in ((1, trunk), (2, head))}
+    for name, part in files.items():
+        save_file(part, folder / name, metadata={"format": "pt"})
+    index = {"metadata": {}, "weight_map": {key: name for name, part in files.items() for key in part}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("shards", [False, True], ids=["whole", "sharded"])
+def test_an_old_checkpoint_made_by_hand(shards: bool, tmp_path: Path, said: list[str]) -> None:
+    write_old_checkpoint(tmp_path, shards=shards, head=HEAD)
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(str(tmp_path))
+    assert said == []
+    assert torch.equal(model.v_head.summary.weight, HEAD["v_head.summary.weight"])
+    assert torch.equal(model.v_head.summary.bias, HEAD["v_head.summary.bias"])
+    assert digests(model.pretrained_model) == digests(plain("llama"))
+
+
+def test_other_misfits_are_still_told(tmp_path: Path, said: list[str]) -> None:
+    left_out = "model.layers.1.mlp.up_proj.weight"
+    write_old_checkpoint(tmp_path, shards=False, head=HEAD | {"stranger.weight": torch.ones(2)}, leave_out=left_out)
+    AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
+    assert len(said) == 1
+    assert f"it lacks {left_out}; the model has no stranger.weight" in said[0]
+    assert "v_head" not in said[0]
+
+
+def test_transformers_own_report_is_not_told_twice(tmp_path: Path, said: list[str]) -> None:
+    write_old_checkpoint(tmp_path, shards=False, head={}, leave_out="model.norm.weight")
+    AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
+    assert ["model.norm.weight" in message for message in said] == [True, False]
+
+
+def test_a_report_of_a_load_that_fails_is_not_kept_back(tmp_path: Path, said: list[str]) -> None:
+    wide = {"model.norm.weight": torch.ones(33)}
+    write_old_checkpoint(tmp_path, shards=False, head=HEAD | wide, leave_out="model.norm.weight")
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
+    assert any("model.norm.weight" in message for message in said)
+
+
+def test_the_trainers_file_is_read_unless_the_weights_have_a_head(tmp_path: Path, said: list[str]) -> None:
+    plain("llama").save_pretrained(tmp_path)
+    (tmp_path / VALUE_HEAD_FILE).parent.mkdir()
+    save_file(HEAD, tmp_path / VALUE_HEAD_FILE)
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
+    assert said == []
+    assert torch.equal(model.v_head.summary.weight, HEAD["v_head.summary.weight"])
+    trained = headed("llama")
+    trained.save_pretrained(tmp_path)
+    assert_same(trained, AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path))
+
+
+def test_a_checkpoint_without_a_head_gets_a_new_one_and_says_so(tmp_path: Path, said: list[str]) -> None:
+    plain("gpt2").save_pretrained(tmp_path)
+    assert read_value_head(tmp_path) is None
+    torch.manual_seed(9)
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
+    torch.manual_seed(9)
+    assert torch.equal(model.v_head.summary.weight, nn.Linear(32, 1).weight)
+    assert said == [f"{tmp_path} holds no value head: a new one starts at random."]
+
+
+def test_variant_and_subfolder(tmp_path: Path) -> None:
+    models = [headed("llama", seed=seed) for seed in (1, 2)]
+    models[0].save_pretrained(tmp_path / "deep", max_shard_size=SHARD)
+    models[1].save_pretrained(tmp_path / "deep", variant="best", max_shard_size=SHARD)
+    for model, options in zip(models, ({}, {"variant": "best"}), strict=True):
+        kept = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path, subfolder="deep", **options)
+        assert_same(model, kept)
+        head = read_value_head(tmp_path, subfolder="deep", **options)
+        assert head is not None
+        assert torch.equal(head["summary.bias"], model.v_head.summary.bias.cpu())
+
+
+def test_the_head_keeps_float32_under_half_precision_weights(tmp_path: Path) -> None:
+    model = headed("llama", base=plain("llama").to(torch.bfloat16))
+    assert model.v_head.summary.weight.dtype == torch.float32
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
+    assert again.dtype == torch.bfloat16
+    assert again.v_head.summary.weight.dtype == torch.float32
+    assert torch.equal(again.v_head.summary.weight, model.v_head.summary.weight)
+    assert AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path, dtype=torch.float32).dtype == torch.float32
+
+
+def test_gathered_weights_can_be_given_to_save(tmp_path: Path) -> None:
+    model, other = headed("llama"), headed("llama", base=plain("llama", seed=1), seed=3)
+    model.save_pretrained(tmp_path, state_dict=other.state_dict())
+    assert_same(other, AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path))
+
+
+def test_a_head_of_another_form_is_refused(tmp_path: Path) -> None:
+    write_old_checkpoint(tmp_path, shards=False, head={"v_head.0.weight": torch.ones(4, 32), **HEAD})
+    for read in (read_value_head, AutoModelForCausalLMWithValueHead.from_pretrained):
+        with pytest.raises(ZooError, match=r"tensors 0.weight, summary.bias, summary.weight"):
+            read(tmp_path)
+
+
+def test_another_models_head_is_refused(tmp_path: Path) -> None:
+    write_old_checkpoint(tmp_path, shards=False, head=HEAD | {"v_head.summary.weight": torch.ones(1, 24)})
+    with pytest.raises(ZooError, match="of size 24, and this model's have size 32"):
+        AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
+
+
+def test_a_shard_that_is_not_there_and_a_file_cut_short_are_named(tmp_path: Path) -> None:
+    write_old_checkpoint(tmp_path, shards=True, head=HEAD)
+    shard = tmp_path / "model-00002-of-00002.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-4])
+    with pytest.raises(ZooError, match=rf"{shard.name} is not a whole safetensors file"):
+        read_value_head(tmp_path)
+    shard.unlink()
+    with pytest.raises(ZooError, match=rf"lacks {shard.name}"):
+        read_value_head(tmp_path)
+
+
+def convert_as_told(error: ZooError, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs the command that the message gives."""
+    program, option, code = shlex.split(str(error).split("`")[1])
+    assert (program, option) == ("python", "-c")
+    monkeypatch.chdir(folder)
+    exec(code, {})
+
+
+def refusal_of(folder: Path, read: Any, name: str) -> ZooError:
+    with pytest.raises(ZooError, match=rf"has {name}, a pickle") as caught:
+        read(folder)
+    return caught.value
+
+
+@pytest.mark.parametrize("shards", [False, True], ids=["whole", "sharded"])
+def test_a_pickle_is_refused_and_the_message_converts_it(
+    shards: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = headed("llama-tied")
+    model.config.save_pretrained(tmp_path)
+    state = model.state_dict()  # tied weights share their memory, as TRL pickled them
+    if shards:
+        head = {key: state.pop(key) for key in HEAD_KEYS}
+        torch.save(head, tmp_path / "pytorch_model-00002-of-00002.bin")
+        torch.save(state, tmp_path / "pytorch_model-00001-of-00002.bin")
+        (tmp_path / "pytorch_model.bin.index.json").write_text("{}")
+    else:
+        torch.save(state, tmp_path / "pytorch_model.bin")
+    refusal_of(tmp_path, read_value_head, r"pytorch_model\.bin\S*")
+    error = refusal_of(tmp_path, AutoModelForCausalLMWithValueHead.from_pretrained, r"pytorch_model\.bin\S*")
+    convert_as_told(error, tmp_path, monkeypatch)
+    assert_same(model, AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path))
+
+
+def test_adapter_and_head_come_back_bit_for_bit(tmp_path: Path, said: list[str]) -> None:
+    model = adapted(tmp_path)
+    assert model.is_peft_model
+    assert not headed("llama").is_peft_model
+    said.clear()
+    model.save_pretrained(tmp_path / "adapter")
+    again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "adapter")
+    assert said == []
+    assert isinstance(again.pretrained_model, PeftModel)
+    assert_same(model, again)
+    assert load_file(tmp_path / "adapter" / "model.safetensors").keys() == HEAD_KEYS
+    assert not list((tmp_path / "adapter").glob("*.bin"))
+    logits, _ = outputs(model)
+    assert not torch.equal(logits, plain("llama")(IDS).logits)
+    for loader in (AutoPeftModelForCausalLM, AutoModelForCausalLM):
+        assert torch.equal(loader.from_pretrained(tmp_path / "adapter")(IDS).logits, logits)
+
+
+@pytest.mark.parametrize("trainable", [False, True])
+def test_a_loaded_adapter_trains_only_if_asked(trainable: bool, tmp_path: Path) -> None:
+    adapted(tmp_path).save_pretrained(tmp_path / "adapter")
+    again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "adapter", is_trainable=trainable)
+    learns = {name for name, parameter in again.named_parameters() if parameter.requires_grad}
+    assert learns >= HEAD_KEYS
+    assert any("lora_" in name for name in learns) == trainable
+
+
+def test_an_adapter_over_a_base_that_has_a_head_of_its_own(tmp_path: Path, said: list[str]) -> None:
+    headed("llama", seed=7).save_pretrained(tmp_path / "base")
+    base = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    said.clear()
+    headed("llama", base=get_peft_model(base, lora()), seed=8).save_pretrained(tmp_path / "adapter")
+    again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "adapter")
+    assert said == []
+    assert torch.equal(again.v_head.summary.weight, headed("llama", seed=8).v_head.summary.weight)
+
+
+def test_a_variant_is_the_bases(tmp_path: Path) -> None:
+    model = adapted(tmp_path)
+    model.save_pretrained(tmp_path / "adapter")
+    (tmp_path / "base" / "model.safetensors").rename(tmp_path / "base" / "model.best.safetensors")
+    again = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "adapter", variant="best")
+    assert_same(model, again)
+
+
+def test_an_adapter_in_memory_and_a_second_one(said: list[str]) -> None:
+    inner = get_peft_model(plain("llama"), lora())
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(inner, peft_config=lora(r=2))
+    assert model.pretrained_model is inner
+    assert model.is_peft_model
+    assert said == ["peft_config is not used: PeftModelForCausalLM has an adapter already."]
+
+
+def test_keywords_of_loading_do_nothing_to_a_loaded_model(said: list[str]) -> None:
+    AutoModelForCausalLMWithValueHead.from_pretrained(plain("llama"), dtype=torch.bfloat16, revision="main")
+    assert said == ["Not used, because the model is loaded already: dtype, revision."]
+
+
+@pytest.mark.parametrize("head", [False, True], ids=["adapter", "TRL's head beside it"])
+def test_a_pickle_of_an_adapter_is_refused_and_the_message_converts_it(
+    head: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, folder = adapted(tmp_path), tmp_path / "adapter"
+    if head:
+        model.pretrained_model.save_pretrained(folder)
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    else:
+        model.save_pretrained(folder, safe_serialization=False)
+    name = "pytorch_model" if head else "adapter_model"
+    error = refusal_of(folder, AutoModelForCausalLMWithValueHead.from_pretrained, rf"{name}\.bin")
+    convert_as_told(error, folder, monkeypatch)
+    assert_same(model, AutoModelForCausalLMWithValueHead.from_pretrained(folder))
+
+
+def test_adapter_checkpoints_that_cannot_be_loaded(tmp_path: Path) -> None:
+    adapted(tmp_path).save_pretrained(tmp_path / "adapter")
+    config = tmp_path / "adapter" / "adapter_config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None}))
+    with pytest.raises(ZooError, match="names no base model"):
+        AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "adapter")
+    (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
+    with pytest.raises(ZooError, match=r"no adapter_model\.safetensors"):
+        AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "adapter")
+
+
+def test_an_adapter_is_pushed_by_its_own_call(tmp_path: Path) -> None:
+    with pytest.raises(ZooError, match="call push_to_hub"):
+        adapted(tmp_path).save_pretrained(tmp_path / "adapter", push_to_hub=True)
+
+
+def test_an_offloaded_model_is_refused(tmp_path: Path) -> None:
+    headed("llama").save_pretrained(tmp_path)
+    with pytest.raises(ZooError, match="is offloaded"):
+        AutoModelForCausalLMWithValueHead.from_pretrained(
+            tmp_path, device_map={"model": "cpu", "lm_head": "disk"}, offload_folder=tmp_path / "offload"
+        )
