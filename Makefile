@@ -45,8 +45,8 @@ lint: .venv/test.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/test.stamp ## times and ratios; they gate nothing
-	$(BIN)/python benchmarks/update.py
+bench: .venv/demo.stamp .venv-trl/bench.stamp ## PPO beside TRL 1.12 and a floor, half an hour; ARGS="eos --rounds 3"
+	$(BIN)/python benchmarks/bench.py $(ARGS)
 
 gpu: .venv/test.stamp ## the trainer on a GPU, in minutes; writes benchmarks/results/DATE-MACHINE.json
 	$(BIN)/python benchmarks/gpu.py
@@ -68,5 +68,12 @@ evidence: .venv/demo.stamp ## every figure of the docs, resumable; writes docs/e
 	$(PIP) -e '.[space,dev]'
 	touch $@
 
+# The peer's last release that has PPO, in an environment of its own.
+.venv-trl/bench.stamp:
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	.venv-trl/bin/pip install --quiet --disable-pip-version-check trl==1.12.0 transformers==5.23.0 accelerate datasets pandas rich
+	touch $@
+
 clean:
-	rm -rf .venv runs build dist
+	rm -rf .venv .venv-trl runs build dist

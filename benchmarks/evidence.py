@@ -31,6 +31,7 @@ DOCUMENTS = (
     "recipes/product-remarks/README.md",
     "docs/evaluation.md",
     "docs/baselines.md",
+    "docs/performance.md",
 )
 
 

@@ -37,9 +37,9 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 from datasets import Dataset
+from speed.points import BOS, EOS, PAD, word_tokenizer
 from torch import Tensor
 from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
-from update import BOS, EOS, PAD, word_tokenizer
 
 from rlhf_zoo import PPOConfig, PPOTrainer
 from rlhf_zoo.logprobs import token_logprobs

@@ -19,9 +19,10 @@ from huggingface_hub.errors import (
     RevisionResolutionError,
 )
 from safetensors import SafetensorError, safe_open
-from transformers import AutoTokenizer, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from .errors import ZooError
+from .model_code import is_trusted, refusal, use_code
 from .wholeness import check_whole
 
 __all__ = [
@@ -33,10 +34,12 @@ __all__ = [
     "Loading",
     "ModelFiles",
     "first_line",
+    "load_config",
     "load_model",
     "load_tokenizer",
     "loading",
     "model_files",
+    "name_of",
 ]
 
 WEIGHTS_FILE = "model.safetensors"
@@ -49,8 +52,7 @@ TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model",
 class Loading:
     """How weights are loaded. dtype: what they are held in, a name of torch's or "auto", as they were saved.
 
-    attention: the implementation, None for transformers' choice; quantization: a configuration of transformers'. A
-    model's own program code never runs.
+    attention: the implementation, None for transformers' choice; quantization: a configuration of transformers'.
     """
 
     dtype: str = "float32"
@@ -62,7 +64,7 @@ class Loading:
         """Those of `from_pretrained`."""
         given = {"attn_implementation": self.attention, "quantization_config": self.quantization}
         chosen = {name: value for name, value in given.items() if value is not None}
-        return {"dtype": self.dtype, "trust_remote_code": False, **chosen}
+        return {"dtype": self.dtype, "trust_remote_code": is_trusted(), **chosen}
 
 
 FLOAT32 = Loading()
@@ -83,16 +85,20 @@ def loading(what: str, kind: str = "") -> Iterator[None]:
         raise ZooError(f"{what} is cut short or damaged ({first_line(error)}): copy it again.") from error
     except (OSError, ValueError, KeyError) as error:
         if "trust_remote_code" in str(error):
-            raise ZooError(
-                f"{what} needs program code of its own (auto_map in its configuration), which is never run here: give "
-                "one of an architecture that transformers has."
-            ) from error
+            raise ZooError(refusal(what)) from error
         if "use_safetensors" in str(error):
             raise ZooError(
                 f"{what} has no model.safetensors, and a pickle can run code and is not read here: take a revision "
                 "of it with safetensors, or convert it."
             ) from error
         raise ZooError(f"{what} cannot be loaded{kind} ({first_line(error)}).") from error
+
+
+def name_of(source: str | Path) -> str:
+    """A model's name for people: of a folder in the client's cache the repository, as of any other name itself."""
+    snapshots = Path(source).parent
+    cached = snapshots.name in ("snapshots", "on_bases") and snapshots.parent.name.startswith("models--")
+    return snapshots.parent.name.removeprefix("models--").replace("--", "/", 1) if cached else str(source)
 
 
 def load_tokenizer(source: str | Path, *, name: str | None = None, **hub: Any) -> PreTrainedTokenizerBase:
@@ -104,9 +110,13 @@ def load_tokenizer(source: str | Path, *, name: str | None = None, **hub: Any) -
     missing = f"{name} has no tokenizer that can be loaded"
     if Path(source).is_dir() and not any((Path(source) / file).is_file() for file in TOKENIZER_FILES):
         raise ZooError(f"{missing}: save the tokenizer with the model.")
+    if is_trusted():
+        use_code(ModelFiles(source, **hub), name, name=name_of(source))
     try:
-        return AutoTokenizer.from_pretrained(source, trust_remote_code=False, **hub)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=is_trusted(), **hub)
     except (OSError, ValueError, KeyError) as error:
+        if "trust_remote_code" in str(error):
+            raise ZooError(refusal(f"The tokenizer of {name}")) from error
         raise ZooError(f"{missing} ({first_line(error)}): save the tokenizer with the model.") from error
 
 
@@ -238,4 +248,22 @@ def load_model(
     if files.adapter is not None:
         raise ZooError(f"{what} is an adapter: merge it into its base first, or give that.")
     with loading(what, kind):
-        return auto_class.from_pretrained(source, use_safetensors=True, **how.arguments, **kwargs)
+        use_code(files, what, name=name_of(source))
+        return auto_class.from_pretrained(source, use_safetensors=True, **how.arguments, **_pinned(files, kwargs))
+
+
+def load_config(source: str | Path, *, what: str, **hub: Any) -> PreTrainedConfig:
+    """A model's configuration. hub: revision, token. Raises ZooError for what cannot be read."""
+    with loading(what):
+        if is_trusted():
+            files = ModelFiles(source, **hub)
+            use_code(files, what, name=name_of(source))
+            hub = _pinned(files, hub)
+        return AutoConfig.from_pretrained(source, trust_remote_code=is_trusted(), **hub)
+
+
+def _pinned(files: ModelFiles, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """With the commit whose code was looked at, where code may run."""
+    if not is_trusted() or files.directory is not None:
+        return dict(kwargs)
+    return {**kwargs, "revision": files.hub["revision"]}

@@ -20,6 +20,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.modeling_layers import GenericForTokenClassification
 
 from .errors import ZooError
@@ -31,6 +32,7 @@ from .model_files import (
     Loading,
     ModelFiles,
     first_line,
+    load_config,
     load_model,
     loading,
     model_files,
@@ -87,7 +89,13 @@ def _base_of(files: ModelFiles) -> tuple[str, str | None]:
         raise ZooError(
             f"The adapter in {files.source} names no base model: put it on its base and give the two merged."
         )
-    return said["base_model_name_or_path"], said.get("revision")
+    name = said["base_model_name_or_path"]
+    if Path(name).is_absolute() and not Path(name).is_dir():
+        raise ZooError(
+            f"The adapter in {files.source} lies on {name}, which is gone: restore it, or have `rlhf-zoo eval` of its "
+            "recipe merge it again."
+        )
+    return name, said.get("revision")
 
 
 def _merged(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:
@@ -180,8 +188,8 @@ def _under_adapter(files: ModelFiles, what: str, how: Loading) -> tuple[PreTrain
                     if name.split(".")[0] in HEADS:
                         heads[name] = tensors.get_slice(key).get_shape()
         saved = files.find("config.json")
-        config = AutoConfig.from_pretrained(
-            base if saved is None else saved.parent, revision=None if saved else revision
+        config: Any = load_config(
+            base if saved is None else saved.parent, what=what, revision=None if saved else revision
         )
         if saved is None:
             config.num_labels = next((shape[0] for shape in heads.values()), config.num_labels)
@@ -256,24 +264,46 @@ def _head(model: PreTrainedModel) -> nn.Linear:
 
 
 @cache
-def _token_classifier(config: Any) -> Any:
+def _token_classifier(config: Any, own: Any = None) -> Any:
     """The token classifier of a family: transformers' own, else its generic one on the family's trunk.
 
-    Such a one is saved as every model is, so the trunk of what it saves loads as AutoModel, and the head is `score.*`.
+    own: the trunk's class in a model's own code. Such a one is saved as every model is, so the trunk of what it saves
+    loads as AutoModel, and the head is `score.*`.
     """
     if config in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
         return MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[config]
+    if own is not None:
+        MODEL_MAPPING.register(config, own, exist_ok=True)  # by which the generic one makes its trunk
     if config not in MODEL_MAPPING:
         raise ZooError(
             f"transformers has no trunk for {config.model_type}, which the critic needs: give a value_model."
         )
     trunk: Any = MODEL_MAPPING[config]
     family = next(kind for kind in trunk.__mro__ if PreTrainedModel in kind.__bases__)
+    family = PreTrainedModel if family is trunk else family
     name = f"{trunk.__name__.removesuffix('Model')}ForTokenClassification"
     # transformers looks a class's module up in order to see which kernels the family can switch between.
     body = {"base_model_prefix": family.base_model_prefix or "model", "config_class": config}
     body["__module__"] = trunk.__module__
     return type(name, (GenericForTokenClassification, family), body)
+
+
+def _is_strange(config: Any) -> bool:
+    """Whether a model's own code defines its configuration."""
+    return type(config).__module__.startswith("transformers_modules.")
+
+
+def _own_trunk(config: Any, source: str | Path, revision: str | None) -> Any:
+    """The trunk of the models in the code that a saved critic brings; None where transformers has it."""
+    named = getattr(config, "auto_map", None) or {}
+    name = next(
+        (named[kind] for kind in ("AutoModelForCausalLM", "AutoModelForSequenceClassification") if kind in named), None
+    )
+    if name is None or not _is_strange(config):
+        return None
+    kind: Any = get_class_from_dynamic_module(name, source, revision=revision)
+    with torch.device("meta"):
+        return type(kind._from_config(copy.deepcopy(config)).base_model)
 
 
 def critic_from(
@@ -301,11 +331,11 @@ def critic_from(
                 base, revision = _base_of(files)
                 return _merged(critic_from(base, revision=revision), files)
         else:
-            with loading(what):
-                config = AutoConfig.from_pretrained(source, trust_remote_code=False, revision=revision)
+            config = load_config(source, what=what, revision=revision)
             kind = (config.architectures or [""])[0]
             if kind.endswith("ForTokenClassification"):
-                return load_model(_token_classifier(type(config)), source, what=what, revision=revision)  # type: ignore[arg-type]
+                trunk = _own_trunk(config, source, revision)
+                return load_model(_token_classifier(type(config), trunk), source, what=what, revision=revision)  # type: ignore[arg-type]
         scored = kind == "SEQ_CLS" or str(kind).endswith("ForSequenceClassification")
         loader: Any = load_classifier if scored else load_causal
         return critic_from(loader(source, revision=revision), center=center, scale=scale)
@@ -322,7 +352,8 @@ def critic_from(
         )
     config = copy.deepcopy(source.config)
     config.num_labels = 1
-    critic = _token_classifier(type(config))._from_config(config, dtype=torch.float32)  # type: ignore[arg-type]
+    trunk = type(source.base_model) if _is_strange(config) else None
+    critic = _token_classifier(type(config), trunk)._from_config(config, dtype=torch.float32)  # type: ignore[arg-type]
     between = _between(source) if scored else None
     try:
         critic.base_model.load_state_dict(source.base_model.state_dict())

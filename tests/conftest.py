@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -21,13 +21,16 @@ LONGEST = (
     "test_product_remarks_run.py",
     "test_mutants.py",
     "test_pipeline.py",
-    "test_votes_train.py",
-    "test_ablate.py",
     "test_faults.py",
-    "test_reproduce.py",
-    "test_card_commands.py",
-    "test_resume.py",
     "test_readme.py",
+    "test_votes_train.py",
+    "test_several_processes.py",
+    "test_ablate.py",
+    "test_space_deploy.py",
+    "test_reproduce.py",
+    "test_processes.py",
+    "test_resume.py",
+    "test_card_commands.py",
     "test_publish_faults.py",
     "test_ensemble_command.py",
 )
@@ -72,6 +75,14 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
 
 def pytest_collection_finish() -> None:
     """Each trainer ends with `gc.collect()`, which need not visit a million objects of imported libraries again."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def freeze() -> Iterator[None]:
+    """Nor those of what the tests of a file have imported."""
+    yield
     gc.collect()
     gc.freeze()
 

@@ -17,7 +17,7 @@ from zoo_process import COMMAND, environment, zoo
 from rlhf_zoo.recipes import copy_recipe
 from rlhf_zoo.record import StageRecord
 
-__all__ = ["ARCHITECTURE", "FLAGS", "QUICK", "STAGES", "STEPS", "Run", "base", "in_its_place"]
+__all__ = ["ARCHITECTURE", "FLAGS", "STAGES", "STEPS", "Run", "base", "in_its_place"]
 
 ARCHITECTURE = {
     "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
@@ -33,11 +33,10 @@ FLAGS = [
     "--reward.per_device_train_batch_size", "16", "--reward.max_steps", "4", "--reward.save_strategy", "steps",
     "--reward.save_steps", "2", "--reward.logging_steps", "1",
     "--ppo.total_episodes", "96", "--ppo.per_device_train_batch_size", "8", "--ppo.gradient_accumulation_steps", "2",
-    "--ppo.num_mini_batches", "2", "--ppo.save_steps", "2", "--ppo.eval_steps", "4",
+    "--ppo.num_mini_batches", "2", "--ppo.response_length", "20", "--ppo.per_device_eval_batch_size", "32",
+    "--ppo.save_steps", "2", "--ppo.eval_steps", "4",
     "--evaluation.prompts", "8", "--evaluation.samples", "2", "--evaluation.checkpoint_prompts", "8",
 ]  # fmt: skip
-#: This run's cards have real plots; a test that makes others of its own has no need of them.
-DRAWN, QUICK = {"WARM_QUICK_PICTURES": ""}, {"WARM_QUICK_PICTURES": "1"}
 STAGES = ("sft", "reward", "ppo")
 STEPS = {"sft": [15, 30], "reward": [2, 4], "ppo": [2, 4, 6]}
 
@@ -64,11 +63,11 @@ class Run:
         return [verb, "recipes/tiny-world", "--output_dir", "run", *FLAGS, *more]
 
     def zoo(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return zoo(*arguments, home=self.home, cwd=self.folder, **DRAWN | env)
+        return zoo(*arguments, home=self.home, cwd=self.folder, **env)
 
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*COMMAND, *arguments], cwd=self.folder, env=environment(self.home, **DRAWN | env), text=True,
+            [*COMMAND, *arguments], cwd=self.folder, env=environment(self.home, **env), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 

@@ -211,7 +211,7 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str]) -> int:
     point_clients()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path[:0] = ["", *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
-    if environment.get("WARM_QUICK_PICTURES"):
+    if "WARM_QUICK_PICTURES" in environment:
         quick_pictures()
     status = 0
     try:

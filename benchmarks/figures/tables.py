@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from speed import report
+
 from .ensemble_table import ensemble_table
 from .experiments import EXPERIMENTS, RATES
 from .frontier_tables import baselines_table
@@ -22,6 +24,8 @@ TABLES: dict[str, Callable[[], str]] = {
     **{one.name("baselines"): partial(baselines_table, one) for one in EXPERIMENTS},
     **{f"{one.recipe}-gain": partial(gain_table, one) for one in EXPERIMENTS if one.gold},
     RATES: rates_table,
+    "speed": lambda: report.table(report.newest()),
+    "speed-phases": lambda: report.phase_table(report.newest()),
 }
 
 

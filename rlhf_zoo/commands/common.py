@@ -29,6 +29,7 @@ __all__ = [
     "FLAGS",
     "OVERWRITE",
     "SOURCE_HUB",
+    "TRUST",
     "UserPath",
     "check_namespace",
     "check_repo",
@@ -79,6 +80,23 @@ SOURCE_HUB = click.option(
     envvar="RLHF_ZOO_SOURCE_HUB",
     help="Where models and data come from that --hub has not: an address, 'local' or 'none'.  "
     "[default: HF_ENDPOINT, or the Hugging Face Hub]",
+)
+
+
+def _trust(ctx: click.Context, _: click.Parameter, said: bool) -> None:
+    if said:
+        from ..model_code import trusting
+
+        ctx.with_resource(trusting())  # until the command ends
+
+
+TRUST = click.option(
+    "--trust_remote_code",
+    "--trust-remote-code",
+    is_flag=True,
+    expose_value=False,
+    callback=_trust,
+    help="Let models run the program code that they bring. Read it first: no recipe can say so for you.",
 )
 
 
@@ -153,6 +171,7 @@ def run_options(command: Callable) -> Callable:
         ),
         click.option("--restart", is_flag=True, help="Forget what was done before and begin again."),
         OVERWRITE,
+        TRUST,
     ]
     for option in reversed(options):
         command = option(command)
@@ -192,7 +211,8 @@ def run_flags(ctx: click.Context, recipe: str, *, stage: str | None = None) -> d
     for name in STAGES:
         hints = {key: declared.hint for key, declared in declared_keys(name).items()}
         of, refused = f"the stage {name}", refused_keys(name)
-        checked_keys(flags[name], hints, "the command's flags", of=of, refused=refused, flag=True)
+        own = "" if name == stage else f"{name}."
+        checked_keys(flags[name], hints, "the command's flags", of=of, refused=refused, flag=f"--{own}")
         if name in known.stages and stage in (None, "eval", name):
             checked_keys(known.stages[name], hints, str(known.source(name)), of=of, refused=refused)
     return flags

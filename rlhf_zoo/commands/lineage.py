@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from .common import SOURCE_HUB, UserPath, command_line, console_of, print_json, quiet_hub, settle_hub
+from .common import SOURCE_HUB, TRUST, UserPath, command_line, console_of, print_json, quiet_hub, settle_hub
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -75,6 +75,7 @@ def _tree(node: Node, above: Tree | None = None) -> Tree:
 )
 @click.option("--hub", help="'local' or an address.")
 @SOURCE_HUB
+@TRUST
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: what was compared, and what differs.")
 def reproduce(
     repository: str,

@@ -8,7 +8,7 @@ import click
 
 from ..errors import ZooError
 from ..runs.values import json_object
-from .common import SOURCE_HUB, console_of, print_json, settle_hub
+from .common import SOURCE_HUB, TRUST, console_of, print_json, settle_hub
 
 __all__ = ["compare", "trace"]
 
@@ -30,6 +30,7 @@ __all__ = ["compare", "trace"]
 )
 @click.option("--hub", help="'local' or an address.")
 @SOURCE_HUB
+@TRUST
 @click.option("--host", default="127.0.0.1", show_default=True, help="Listen here.")
 @click.option(
     "--port",
@@ -100,6 +101,7 @@ def compare(
 @click.option("--max_new_tokens", "--max-new-tokens", type=click.IntRange(min=1), help="[default: the run's]")
 @click.option("--hub", help="'local' or an address.")
 @SOURCE_HUB
+@TRUST
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: the tokens, and totals.")
 def trace(
     run: str,

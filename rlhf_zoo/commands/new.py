@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from .common import SOURCE_HUB, UserPath, settle_hub
+from .common import SOURCE_HUB, TRUST, UserPath, settle_hub
 
 __all__ = ["new"]
 
@@ -31,6 +31,7 @@ __all__ = ["new"]
     "--memory", type=click.FloatRange(min=0, min_open=True), help="Of the GPU, GiB.  [default: this one's, else 24]"
 )
 @SOURCE_HUB
+@TRUST
 def new(
     folder: Path,
     model: str,

@@ -100,6 +100,7 @@ def recipes_validate(ctx: click.Context, recipe: str) -> None:
     click.echo(f"Checking {recipe} ...", err=True)
     from ..evaluator.judges import check_names
     from ..recipes import load_recipe
+    from ..runs.beginning import check_response_length, named_models
     from ..runs.data import check_forms, check_labeled
     from ..runs.judge import with_judge
     from ..runs.settings import recipe_config, stage_settings
@@ -115,6 +116,8 @@ def recipes_validate(ctx: click.Context, recipe: str) -> None:
             reward_functions(settings)
     check_forms(shared, checked)
     if "ppo" in checked:
+        models = named_models(checked, leniently=True)
+        check_response_length(shared, checked["ppo"], models.get("policy"))
         names = with_judge(shared.evaluation, checked["ppo"]).names
         check_names(names, shared.evaluation.asked_llm, hub=None)
         if "classifier" in names:

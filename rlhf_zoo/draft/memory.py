@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["FLOAT32", "GIB", "Shape", "ppo_memory", "training_memory"]
+__all__ = ["BFLOAT16", "FLOAT32", "GIB", "Shape", "ppo_memory", "training_memory"]
 
 GIB = 2**30
-FLOAT32 = 4
+FLOAT32, BFLOAT16 = 4, 2
 #: Of a weight that trains, in float32: itself, its gradient, and AdamW's two moments.
 TRAINED = 4 * FLOAT32
 
@@ -27,15 +27,18 @@ class Shape:
     cached: int
 
 
-def _trained(shape: Shape, *, lora: bool) -> int:
+def _trained(shape: Shape, *, lora: bool, held: int) -> int:
     """Bytes of a model that trains: whole, or under an adapter."""
-    return FLOAT32 * shape.parameters + TRAINED * shape.adapter if lora else TRAINED * shape.parameters
+    return held * shape.parameters + TRAINED * shape.adapter if lora else TRAINED * shape.parameters
 
 
-def training_memory(shape: Shape, *, lora: bool, rows: int, tokens: int) -> dict[str, int]:
-    """Bytes by what they hold, in SFT; rows, tokens: of a micro-batch, 0 where a stage has no logits."""
+def training_memory(shape: Shape, *, lora: bool, rows: int, tokens: int, held: int = FLOAT32) -> dict[str, int]:
+    """Bytes by what they hold, in SFT; rows, tokens: of a micro-batch, 0 where a stage has no logits.
+
+    held: bytes of a weight under an adapter.
+    """
     return {
-        "the model": _trained(shape, lora=lora),
+        "the model": _trained(shape, lora=lora, held=held),
         "a micro-batch's logits": FLOAT32 * rows * tokens * shape.vocabulary,
     }
 
@@ -51,15 +54,17 @@ def ppo_memory(
     prompt: int,
     response: int,
     half: bool,
+    held: int = FLOAT32,
 ) -> Mapping[str, int]:
     """Bytes by what they hold, in PPO.
 
     reward: bytes of the reward model, 0 without one; own: whether it is the recipe's, so that under LoRA the critic is
     an adapter on it, and else on a copy of the policy. rollout: completions of an update, which are sampled at once;
-    rows: of a micro-batch; prompt, response: their tokens at most; half: whether models compute in bf16.
+    rows: of a micro-batch; prompt, response: their tokens at most; half: whether models compute in bf16; held: bytes of
+    a weight under an adapter.
     """
-    trained = _trained(shape, lora=lora)
-    cached = (FLOAT32 // 2 if half else FLOAT32) * shape.cached
+    trained = _trained(shape, lora=lora, held=held)
+    cached = (BFLOAT16 if half else FLOAT32) * shape.cached
     return {
         "the policy": trained,
         "the critic": TRAINED * shape.adapter if lora and own else trained,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from transformers import (
-    AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     PreTrainedTokenizerBase,
@@ -17,7 +16,8 @@ from transformers import (
 from ..errors import ZooError
 from ..hub.connect import CLIENT
 from ..hub.refusals import refusals_as
-from ..model_files import load_tokenizer, loading
+from ..model_code import is_trusted
+from ..model_files import load_config, load_tokenizer, loading
 from .memory import Shape
 
 __all__ = ["ModelFacts", "look_at_model", "look_at_reward_model"]
@@ -110,8 +110,8 @@ def _without_weights(kind: Any, repo: str, revision: str | None, what: str) -> A
     import torch
 
     with loading(what), torch.device("meta"):
-        config = AutoConfig.from_pretrained(repo, revision=revision, trust_remote_code=False)
-        return kind.from_config(config, trust_remote_code=False)
+        config = load_config(repo, what=what, revision=revision)
+        return kind.from_config(config, trust_remote_code=is_trusted())
 
 
 def _on_the_hub(repo: str, revision: str | None) -> tuple[str, str | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 import os
 import shutil
@@ -11,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..chat import Chat, completion_text, prompt_ids, reading_ids, whole
+from ..chat import Chat, prompt_ids, reading_ids, whole
+from ..devices import best_device
 from ..errors import ZooError
 from ..evaluator.judges import check_names
 from ..plugins import REWARDS, did_you_mean, load_object, registered
@@ -20,9 +22,8 @@ from ..rewards.verifiable import Verifiable
 from ..runs.judge import SAME_LABELS
 from ..runs.layout import as_turns, sft_text
 from ..runs.settings import LLMConfig
-from ..stage import STAGES
 from .data import Reading, Source, look_at_data, read_as
-from .memory import FLOAT32, GIB, ppo_memory, training_memory
+from .memory import BFLOAT16, FLOAT32, GIB, ppo_memory, training_memory
 from .model import ModelFacts, look_at_model, look_at_reward_model
 
 __all__ = ["Draft", "Wish", "draft", "write"]
@@ -92,8 +93,11 @@ def draft(wish: Wish, *, title: str) -> Draft:
     if conversational:
         chat.write(model.tokenizer)
     sizes = _sizes(model, readings, conversational, said)
-    lora, memory = _memory(model, sizes, readings, wish, reward_model, said)
-    judge = _judge(wish, readings, functions, said)
+    lora, held, memory = _memory(model, sizes, readings, wish, reward_model, said)
+    judge = _judge(wish, readings, functions, reward_model, said)
+    eight = lora and _accelerated() and importlib.util.find_spec("bitsandbytes") is not None
+    if eight:
+        said("optim", "adamw_8bit", "bitsandbytes is installed")
     about = {
         "title": title,
         "wish": wish,
@@ -105,8 +109,10 @@ def draft(wish: Wish, *, title: str) -> Draft:
         "functions": functions,
         "reward_model": reward_model,
         "sizes": sizes,
-        "lora": {stage: lora and _takes_lora(stage) for stage in STAGES},
+        "lora": lora,
         "rank": RANK,
+        "bfloat16": held == BFLOAT16,
+        "eight": eight,
         "half": _accelerated(),
         "judge": judge,
         "judged": JUDGED if judge.get("judge") == SAME_LABELS else None,
@@ -314,43 +320,44 @@ def _memory(
     wish: Wish,
     reward_model: str | None,
     said: _Said,
-) -> tuple[bool, dict[str, Mapping[str, int]]]:
-    """Whether LoRA is needed, and what each stage then takes."""
+) -> tuple[bool, int, dict[str, Mapping[str, int]]]:
+    """Whether LoRA is needed, the bytes in which a weight under it is held, and what each stage then takes."""
     gib, source = _card(wish.gib)
     shape = model.shape(rank=RANK)
+    elsewhere = 0 if reward_model is None else look_at_reward_model(reward_model)
 
-    def stages(lora: bool) -> dict[str, Mapping[str, int]]:
-        reward = 0
-        if reward_model is not None:
-            reward = look_at_reward_model(reward_model)
-        elif "reward" in readings:
-            reward = FLOAT32 * shape.parameters
+    def stages(lora: bool, held: int) -> dict[str, Mapping[str, int]]:
         ppo = ppo_memory(
             shape,
             lora=lora,
-            reward=reward,
+            reward=held * shape.parameters if "reward" in readings else elsewhere,
             own="reward" in readings,
             rollout=sizes["rollout"],
             rows=sizes["rows"],
             prompt=sizes["prompt"],
             response=sizes["response"],
             half=_accelerated(),
+            held=held,
         )
         found: dict[str, Mapping[str, int]] = {
-            "sft": training_memory(shape, lora=lora, rows=sizes["rows"], tokens=sizes["text"])
+            "sft": training_memory(shape, lora=lora, rows=sizes["rows"], tokens=sizes["text"], held=held)
         }
         if "reward" in readings:
-            found["reward"] = training_memory(shape, lora=lora and _takes_lora("reward"), rows=0, tokens=0)
+            found["reward"] = training_memory(shape, lora=lora, rows=0, tokens=0, held=held)
         return {**found, "ppo": ppo}
 
-    whole = sum(stages(False)["ppo"].values()) / GIB
-    lora = whole > FILLED * gib
-    found = stages(lora)
+    ways = ((False, FLOAT32), (True, FLOAT32), (True, BFLOAT16))
+    takes = [sum(stages(*way)["ppo"].values()) / GIB for way in ways]
+    place = next((place for place, size in enumerate(takes) if size <= FILLED * gib), len(ways) - 1)
+    lora, held = ways[place]
+    found = stages(lora, held)
     said(
         "use_peft",
         str(lora).lower(),
-        f"PPO of all weights takes {whole:.1f} GiB before activations, of {gib:.0f} GiB {source}",
+        f"PPO of all weights takes {takes[0]:.1f} GiB before activations, of {gib:.0f} GiB {source}",
     )
+    if held == BFLOAT16:
+        said("dtype", "bfloat16", f"of the model under LoRA: in float32 PPO takes {takes[1]:.1f} GiB")
     if lora and model.revision is None:
         said(
             "publishing",
@@ -358,11 +365,7 @@ def _memory(
             f"{model.name} is a folder, and an adapter is published with a base that others find: upload it to a Hub "
             "and give that name, or give a --memory that all weights fit",
         )
-    return lora, found
-
-
-def _takes_lora(stage: str) -> bool:
-    return "use_peft" in STAGES[stage].model_keys
+    return lora, held, found
 
 
 def _card(gib: float | None) -> tuple[float, str]:
@@ -370,18 +373,18 @@ def _card(gib: float | None) -> tuple[float, str]:
 
     if gib is not None:
         return gib, "as --memory says"
-    if torch.cuda.is_available():
+    if best_device().type == "cuda":
         return torch.cuda.get_device_properties(0).total_memory / GIB, "of the GPU here"
     return ASSUMED_GIB, "assumed, as no GPU is here; --memory says otherwise"
 
 
 def _accelerated() -> bool:
-    import torch
-
-    return torch.cuda.is_available()
+    return best_device().type == "cuda"
 
 
-def _judge(wish: Wish, readings: Mapping[str, Reading], functions: Sequence[str], said: _Said) -> dict[str, Any]:
+def _judge(
+    wish: Wish, readings: Mapping[str, Reading], functions: Sequence[str], reward_model: str | None, said: _Said
+) -> dict[str, Any]:
     """The keys of the evaluation that say who judges."""
     if wish.judge is not None:
         if wish.judge.startswith("reward:"):
@@ -400,25 +403,14 @@ def _judge(wish: Wish, readings: Mapping[str, Reading], functions: Sequence[str]
             "--judge reward:NAMESPACE/NAME, would not err where these labels do",
         )
         return {"judge": SAME_LABELS}
-    usual = sorted(len(_answer(row).split()) for row in readings["sft"].rows)
-    target = max(1, usual[len(usual) // 2])
+    own = f"reward:{reward_model}" if reward_model is not None else f"rule:{functions[0]}"
     said(
         "judge",
-        f"length, {target} words",
-        "NOBODY WAS NAMED: this says nothing of quality; name another reward model with --judge reward:NAMESPACE/NAME",
+        own,
+        "NOBODY WAS NAMED: the reward itself says that training worked, not that answers got better; name another "
+        "reward model with --judge reward:NAMESPACE/NAME",
     )
-    return {
-        "judge": f'rule:length(target={target}, unit="words")',
-        "judge_name": "length",
-        "judge_description": "How near an answer is to the usual length. No other judge was named: it says nothing of "
-        "quality.",
-    }
-
-
-def _answer(row: Mapping[str, Any]) -> str:
-    """The words that SFT learns to write."""
-    text = row.get("completion") or sft_text(row, "text")
-    return text if isinstance(text, str) else completion_text(text)
+    return {"judge": own}
 
 
 def _rendered(name: str, about: Mapping[str, Any]) -> str:

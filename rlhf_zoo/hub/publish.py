@@ -49,6 +49,7 @@ NOTHING: Mapping[str, Path | None] = {}
 MERGED = "merged"  # a folder of a checkpoint, and the branch that it is published as
 # What a checkpoint is to others.
 SENT = (
+    "*.py",  # of a model that brings its own code
     "*.safetensors",
     "*.safetensors.index.json",
     "config.json",
@@ -266,6 +267,8 @@ def _is_sent(name: str, *, optimizer: bool) -> bool:
 
 def _is_ours(name: str) -> bool:
     """Whether a checkpoint's commit may have put this file into the repository."""
+    if name.endswith(".py"):  # people put programs of their own there too
+        return False
     return _is_sent(name, optimizer=True) or name.startswith(("plots/", "runs/", ".eval_results/"))
 
 

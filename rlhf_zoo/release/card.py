@@ -120,6 +120,7 @@ def card_json(facts: Facts) -> dict[str, Any]:
         "adapter": facts.adapter,
         "merged": facts.merged,
         **({"dtype": facts.setting("push_dtype")} if facts.setting("push_dtype") else {}),
+        **({"remote_code": facts.remote_code} if facts.remote_code else {}),
         "base_model": facts.base["repo"] if facts.base else None,
         "parents": facts.parents,
         "reward": facts.now.get("objective/score"),

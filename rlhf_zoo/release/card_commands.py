@@ -92,11 +92,12 @@ def snippet(facts: Facts) -> str | None:
         return None
     model = _CLASSES[STAGES[facts.stage].task]
     own = _source(facts, str(facts.repo_id), _revision(facts, found))
-    tokenizer = f"tokenizer = AutoTokenizer.from_pretrained({own})"
+    trust = ", trust_remote_code=True" if facts.remote_code else ""  # which its reader says, having read the code
+    tokenizer = f"tokenizer = AutoTokenizer.from_pretrained({own}{trust})"
     if not facts.adapter:
-        lines = [f"model = {model}.from_pretrained({own})", tokenizer]
+        lines = [f"model = {model}.from_pretrained({own}{trust})", tokenizer]
         names = [model, "AutoTokenizer"]
-        if facts.critic and not facts.merged:
+        if facts.critic and not facts.merged and not trust:
             names.insert(1, "AutoModelForTokenClassification")
             lines.append(f'critic = AutoModelForTokenClassification.from_pretrained({own}, subfolder="critic")')
         return f"from transformers import {', '.join(names)}\n\n" + "\n".join(lines)
@@ -105,7 +106,7 @@ def snippet(facts: Facts) -> str | None:
     base += ", num_labels=1" if facts.stage == "reward" else ""
     return (
         f"from peft import PeftModel\nfrom transformers import {model}, AutoTokenizer\n\n"
-        f"base = {model}.from_pretrained({base})\nmodel = PeftModel.from_pretrained(base, {own})\n{tokenizer}"
+        f"base = {model}.from_pretrained({base}{trust})\nmodel = PeftModel.from_pretrained(base, {own})\n{tokenizer}"
     )
 
 

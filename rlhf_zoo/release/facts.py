@@ -230,6 +230,11 @@ class Facts:
         return None
 
     @property
+    def remote_code(self) -> list[dict[str, Any]]:
+        """The models' own program code that ran: {model, commit, files}; model is None of a folder here."""
+        return [{**code, "model": hub_id(code["model"])} for code in self.run.get("remote_code") or ()]
+
+    @property
     def datasets(self) -> list[str]:
         name = hub_id(self.parents.get("data", {}).get("repo"))
         return [name] if name else []

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,13 +18,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..chat import Chat, reading_ids
 from ..devices import MicroBatches
 from ..errors import ZooError
+from ..model_files import name_of
 from ..models import context_of, disable_dropout, score_statistics
 from ..plugins import did_you_mean
 from ..sampling import Samples
 
 log = logging.getLogger(__name__)
 
-__all__ = ["REWARD_OUTPUTS", "RewardModel", "label_index", "same_tokenizer"]
+__all__ = ["REWARD_OUTPUTS", "RewardModel", "label_index", "same_tokenizer", "say_cut"]
 
 REWARD_OUTPUTS = ("logit", "logprob")
 
@@ -61,7 +63,7 @@ class RewardModel:
         label: str | None = None,
         output: str = "logit",
     ) -> None:
-        self.name = name = getattr(model.config, "_name_or_path", "") or type(model).__name__
+        self.name = name = name_of(getattr(model.config, "_name_or_path", "")) or type(model).__name__
         self.label = label_index(model, label, name=name)
         self.output = output
         if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
@@ -130,14 +132,7 @@ class RewardModel:
         if self.context is None or len(row) <= self.context:
             return row
         self.truncated += 1
-        if self.truncated & (self.truncated - 1) == 0:  # said at 1, 2, 4, 8, ...
-            log.warning(
-                "The reward model %s reads %d tokens, and a text has %d: its beginning is left out (%d texts so far).",
-                self.name,
-                self.context,
-                len(row),
-                self.truncated,
-            )
+        say_cut(self.name, self.context)
         # Encoders pool their first token, which stays.
         first = row[:1] if row[0] in self.tokenizer.all_special_ids else []
         return [*first, *row[len(row) - self.context + len(first) :]]
@@ -209,6 +204,12 @@ class RewardModel:
         finally:
             hook.remove()
             config.pad_token_id = before
+
+
+@cache
+def say_cut(name: str, context: int) -> None:
+    """Once for a model, however often it is loaded."""
+    log.warning("The reward model %s reads %d tokens: of a longer text the beginning is left out.", name, context)
 
 
 def label_index(model: PreTrainedModel, label: str | None, *, name: str) -> int | None:

@@ -13,6 +13,7 @@ from typing import Any
 from ..chat import Chat
 from ..errors import ZooError
 from ..limits import check_limits
+from ..model_code import FLAG
 from ..plugins import did_you_mean
 from ..recipes import Recipe
 from ..stage import STAGES
@@ -298,7 +299,7 @@ def recipe_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     for name in flags:
         if name not in known and name not in ("env", *RUN_KEYS):
             raise ZooError(f"--{name} is no key of recipe.yaml{_elsewhere(name, known)}")
-    return checked_keys(flags, known, "the command's flags", flag=True)
+    return checked_keys(flags, known, "the command's flags", flag="--")
 
 
 def _recipe_hints() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -335,7 +336,7 @@ def stage_settings(
     hints = {name: hint for name, (hint, _, _) in keys.items()}
     of, refused = f"the stage {stage}", refused_keys(stage)
     asked = checked_keys(recipe.stages[stage], hints, str(recipe.source(stage)), of=of, refused=refused)
-    asked |= checked_keys(flags, hints, "the command's flags", of=of, refused=refused, flag=True)
+    asked |= checked_keys(flags, hints, "the command's flags", of=of, refused=refused, flag=f"--{stage}.")
     asked.setdefault("seed", shared.seed)
     if "report_to" in asked and asked["report_to"] is None:
         asked["report_to"] = "none"  # its own word for nothing
@@ -405,17 +406,17 @@ def checked_keys(
     *,
     of: str = "recipe.yaml",
     refused: Collection[str] = (),
-    flag: bool = False,
+    flag: str | None = None,
 ) -> dict[str, Any]:
     """`values` as `hints` want them. Raises ZooError at the first that is not so.
 
     where: what holds them; of: whose keys they are; refused: keys that are known and not supported. A hint that is None
-    is of a key whose value is not looked at.
+    is of a key whose value is not looked at. flag: what a flag's name begins with, None for a file.
     """
     typed = {}
     for key, value in values.items():
         name = key if isinstance(key, str) else shown(key)
-        said = f"--{name} is" if flag else f"{where} says {name}, which is"
+        said = f"{flag}{name} is" if flag else f"{where} says {name}, which is"
         if name == "env":
             raise ZooError(f"{said} refused, as it could redirect the Hub: set environment variables in the shell.")
         if name in RUN_KEYS:
@@ -423,13 +424,18 @@ def checked_keys(
                 f"{said} settled by the run: leave it out; the commands take --output_dir, --push_to_hub, --namespace "
                 "and --hub."
             )
+        if name == "trust_remote_code":
+            raise ZooError(
+                f"{said} not for a recipe to say, which may be a stranger's: give {FLAG} to the command itself, with "
+                "no stage before it."
+            )
         if name in refused:
             raise ZooError(f"{said} not supported by {of}: leave it out.")
         if name not in hints:
             near = did_you_mean(name, hints)
             stage = of.rpartition(" ")[2].removesuffix(".yaml")
             raise ZooError(f"{said} no key of {of}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
-        written = f"--{name}" if flag else f"{name} in {where}"
+        written = f"{flag}{name}" if flag else f"{name} in {where}"
         if hints[name] is None:
             continue
         try:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import ZooError
+from ..plain_yaml import BadYAML, load_yaml
 
 __all__ = ["check_plain", "coerce", "json_object", "shown"]
 
@@ -21,8 +22,8 @@ MAX_SHOWN = 200
 PLAIN = "text, numbers, true and false, lists and mappings"
 
 
-class NotJSON(ValueError):
-    """A text that begins as JSON does, and is none: no other reading of it was meant."""
+class NotPlain(ValueError):
+    """A text that begins as a list or mapping does, and is none: no other reading of it was meant."""
 
 
 def coerce(value: Any, hint: Any) -> Any:
@@ -39,7 +40,7 @@ def coerce(value: Any, hint: Any) -> Any:
         for member in sorted((m for m in members if m is not type(None)), key=lambda m: m is str):
             try:
                 return coerce(value, member)
-            except NotJSON:
+            except NotPlain:
                 raise
             except ValueError as error:
                 wanted.append(str(error))
@@ -62,7 +63,7 @@ def coerce(value: Any, hint: Any) -> Any:
             return str(value)
         raise ValueError("text")
     if hint in (list, tuple) or origin in (list, tuple):
-        items = _json(value, "[") if isinstance(value, str) else value
+        items = _written(value, "[") if isinstance(value, str) else value
         if isinstance(items, str):
             items = _split(items)
         if not isinstance(items, (list, tuple)):
@@ -70,7 +71,7 @@ def coerce(value: Any, hint: Any) -> Any:
         inner = (typing.get_args(hint) or (Any,))[0]
         return [coerce(item, inner) for item in items]
     if hint is dict or origin is dict:
-        value = _json(value, "{") if isinstance(value, str) else value
+        value = _written(value, "{") if isinstance(value, str) else value
         if not isinstance(value, dict):
             raise ValueError("a mapping")
         return value
@@ -131,20 +132,21 @@ def _split(text: str) -> list[str]:
     return [*items, text[start:]]
 
 
-def _json(text: str, begins: str) -> Any:
-    """`text` read as JSON where it begins so, else as it is. Raises NotJSON."""
+def _written(text: str, begins: str) -> Any:
+    """`text` read as JSON, or as a recipe would have it in YAML, where it begins so, else as it is. Raises NotPlain."""
     if not text.startswith(begins):
         return text
     try:
         found = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise NotJSON(f"JSON ({error.msg})") from None
     except (ValueError, RecursionError):
-        raise NotJSON("JSON of ordinary size") from None
+        try:
+            found = load_yaml(text)
+        except BadYAML as error:
+            raise NotPlain(f"YAML or JSON ({error.reason})") from None
     try:
         check_plain(found)
     except ValueError as error:
-        raise NotJSON(str(error)) from None
+        raise NotPlain(str(error)) from None
     return found
 
 

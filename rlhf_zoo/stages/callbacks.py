@@ -10,6 +10,7 @@ from tqdm import tqdm
 from transformers import IntervalStrategy, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .. import processes
+from ..model_code import add_code
 from ..record import COMPLETE, StageRecord
 from .interrupt import Interruptible
 from .room import check_room
@@ -145,6 +146,7 @@ class StageCallback(Follow):
         checkpoint = self._record.checkpoint_path(state.global_step)
         if self._finish_checkpoint is not None:
             self._finish_checkpoint(checkpoint)
+        add_code(checkpoint)
         self._record.mark_complete(checkpoint)
         if self._saved is not None:
             self._saved()

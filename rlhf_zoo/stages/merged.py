@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ..hub.publish import MERGED
+from ..model_code import add_code
 from ..model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, AS_SAVED, load_tokenizer
 from ..models import load_causal, load_classifier
 from ..record import COMPLETE, read_json, write_complete
@@ -50,4 +51,5 @@ def save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
     name_pad(model, tokenizer)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
+    add_code(target)
     write_complete(target)

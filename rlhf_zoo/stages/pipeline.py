@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,16 +22,20 @@ from ..release.adapters import check_plan, sent_instead
 from ..release.card import make_card
 from ..release.sender import claim_repository
 from ..run_lock import sole_writer
+from ..runs.beginning import check_prompt_lengths, start_of
 from ..runs.context import Publisher, RunContext
 from ..runs.data import check_forms, data_source, evaluation_rows, stage_source, to_train
 from ..runs.loading import check_installed
 from ..stage import STAGES
 from . import evaluate, ppo
 from .evaluate import check_judges, check_prompts, same_weights
+from .merged import whole_model
 from .summary import write_summary
 from .train import quiet
 
 __all__ = ["SHOWN_PROMPTS", "run", "run_stage", "said", "show", "verdict"]
+
+log = logging.getLogger(__name__)
 
 SHOWN_PROMPTS = 6
 SHOW_STREAM = 6
@@ -44,6 +49,8 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
                 break
             with processes.first_alone():
                 context.restore_chosen(earlier)
+                if earlier == "sft" and context.record(earlier).read().get("status") == "finished":
+                    whole_model(context, context.checkpoint(earlier))  # what later adapters lie on
         runs = evaluate.run if stage == "eval" else STAGES[stage].load("run")
         return runs(context, publisher)
 
@@ -55,13 +62,17 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
     for stage in context.recipe.stages:
         _check_begun(context, stage)
     check_forms(context.shared, to_train(context), context.hub)
+    models = start_of(context)
     evaluates = "ppo" in context.recipe.stages
     if any(context.settings(stage).data.dataset_name is None for stage in context.recipe.stages):
         data_source(context, again=context.restart and context.base is None)
     if evaluates:
         settings, source = context.settings("ppo"), stage_source(context, "ppo")
         ppo.reward_functions(settings)
-        ppo.check_batch(settings, ppo.load_data(context, source))
+        data = ppo.load_data(context, source)
+        ppo.check_batch(settings, data)
+        if "ppo" in to_train(context):
+            log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
         check_prompts(context, source)
         check_judges(context)
         if not context.restart:

@@ -262,14 +262,15 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
     loaded = load_causal(whole_model(context, sft))
     model, drawn = on_device(loaded, use_cpu=settings.trainer.use_cpu), sampling(context)
-    longest = (context_of(model) or math.inf) - drawn["max_new_tokens"]
-    if "ppo" in context.recipe.stages:
-        longest = min(longest, context.settings("ppo").data.max_prompt_length or math.inf)
+    longest, mend = (context_of(model) or math.inf) - drawn["max_new_tokens"], "lower PPO's response_length"
+    most = context.settings("ppo").data.max_prompt_length if "ppo" in context.recipe.stages else None
+    if most is not None and most < longest:
+        longest, mend = most, "raise PPO's max_prompt_length"
     prompts = [prompt for prompt in prompts if 0 < len(tokenize_prompt(prompt, tokenizer)) <= longest]
     if not prompts:
         raise ZooError(
-            f"No prompt of {source.location} leaves the SFT model room for {drawn['max_new_tokens']} tokens, so "
-            "scores cannot be centered: lower PPO's response_length."
+            f"No prompt of {source.location} has at most {longest:g} tokens, so the SFT model can draw no answers to "
+            f"center scores by: {mend}."
         )
     count = settings.data.score_samples
     chosen = [prompts[i % len(prompts)] for i in range(count)]

@@ -18,6 +18,7 @@ from ..errors import ZooError
 from ..finite import NotFinite
 from ..hub.publish import MERGED, unpublished
 from ..hub.refusals import is_disk_full
+from ..model_code import code_run
 from ..ppo.guards import check_step_size
 from ..record import StageRecord, checkpoint_step, fingerprint, now
 from ..release.adapters import check_bases
@@ -26,6 +27,7 @@ from ..runs.choice import choose, promising, prune, thin
 from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
 from ..runs.loading import check_installed
 from ..runs.settings import StageSettings
+from ..stage import STAGES
 from .callbacks import StageCallback
 from .interrupt import Interruptible, Stopped
 from .merged import save_merged
@@ -110,6 +112,7 @@ def train_stage(
     before = plan.before
     with Interruptible(f"the {stage} stage") as stop:
         trainer = build()
+        code = _code(context)
         # Only now: settings that build refuses must not claim the directory, nor cost what lies there.
         if processes.first():
             if plan.again:
@@ -135,6 +138,7 @@ def train_stage(
                 command=context.command,
                 run=context.run_id(stage),
                 **({"left_out": dict(left_out)} if left_out else {}),
+                **({"remote_code": code} if code else {}),
             )
         processes.wait()
         callback = _attach(trainer, context, settings, record, stop, publisher, finish_checkpoint)
@@ -163,6 +167,13 @@ def train_stage(
     if stop.requested:
         raise Stopped
     return True
+
+
+def _code(context: RunContext) -> list[dict[str, Any]]:
+    """The models' own code that ran, under the name that an earlier stage of the run knew it by."""
+    known = [code for stage in STAGES for code in context.record(stage).read().get("remote_code") or ()]
+    ran = [code.lineage for code in code_run()]
+    return [next((one for one in known if one["files"] == code["files"]), code) for code in ran]
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from ..ppo.rollout import Advantages, Rollout
 from ..ppo.trainer import PPOTrainer
 from ..release.adapters import check_plan
 from ..rewards import RewardModel, Scored
+from ..runs.beginning import Named, check_prompt_lengths, start_of
 from ..runs.context import ParentCheckpoint, RunContext
 from ..runs.data import check_forms, stage_source, to_train
 from ..runs.judge import evaluation_of
@@ -144,15 +145,17 @@ def examine(context: RunContext) -> list[Finding]:
         check("reward functions", _functions, "keys")
         check("prompts", lambda settings: _prompts(settings, data_from), "keys")
         check("batch", _batch, "keys", "prompts")
+        check("models", lambda *found: _named(context), "keys")
+        check("room", lambda *found: _room(data_from, *found), "models", "prompts", "batch")
         check("evaluation's prompts", lambda *found: _evaluated(data_from), "keys", "prompts")
         check("judges", lambda *found: _judges(data_from), "keys", "reward functions")
         # What PPO starts from.
-        check("sft checkpoint", lambda settings: _start(context, settings, "sft"), "keys")
-        check("reward checkpoint", lambda settings: _start(context, settings, "reward"), "keys")
-        check("value model", lambda settings: _start(context, settings, "value"), "keys")
+        check("sft checkpoint", lambda settings, _: _start(context, settings, "sft"), "keys", "models")
+        check("reward checkpoint", lambda settings, _: _start(context, settings, "reward"), "keys", "models")
+        check("value model", lambda settings, _: _start(context, settings, "value"), "keys", "models")
         check("policy", _policy, "keys", "sft checkpoint")
         check("tokenizer", lambda *found: _tokenizer(context, *found), "prompts", "sft checkpoint", "policy")
-        check("prompt length", _lengths, "keys", "prompts", "policy", "tokenizer")
+        check("prompt length", lambda *found: _lengths(*found[:4]), "keys", "prompts", "policy", "tokenizer", "room")
         check("prompt ids", _ids, "prompt length", "policy")
         check("policy's tokenizer", _policy_tokenizer, "policy", "tokenizer", "prompt ids")
         check("reward head", _reward_head, "keys", "reward checkpoint")
@@ -220,6 +223,16 @@ def _batch(settings: StageSettings, data: dict[str, Any]) -> tuple[None, str]:
     return None, check_batch(settings, data)
 
 
+def _named(context: RunContext) -> tuple[dict[str, Named], str]:
+    models = start_of(context)
+    listed = (f"{role} {one.name}" + (f", {one.context} tokens" if one.context else "") for role, one in models.items())
+    return models, "; ".join(listed) or "none comes from elsewhere"
+
+
+def _room(context: RunContext, models: dict[str, Named], data: dict[str, Any], _batch: None) -> tuple[None, str]:
+    return None, check_prompt_lengths(context, models, data["train_dataset"]["prompt"])
+
+
 def _evaluated(context: RunContext) -> tuple[None, str]:
     config = context.shared.evaluation
     count = len(check_prompts(context, stage_source(context, "ppo")))
@@ -248,7 +261,10 @@ def _start(context: RunContext, settings: StageSettings, role: str) -> tuple[Par
         if name in context.recipe.stages and missing:
             raise NotYet(f"train the {name} stage first") from error
         raise
-    return found, str(found.lineage.get("repo") or found.path)
+    at = "@".join(str(found.lineage[key]) for key in ("repo", "commit") if found.lineage.get(key)) or found.path
+    if name in context.recipe.stages and found.lineage["path"] is None:
+        return found, f"{at}, published before, as {context.directory} holds none; a run there trains its own"
+    return found, str(at)
 
 
 def _policy(settings: StageSettings, checkpoint: ParentCheckpoint) -> tuple[PreTrainedModel, str]:

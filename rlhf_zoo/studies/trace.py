@@ -21,6 +21,7 @@ from ..hub.publish import RECIPE_FILE, tag_name
 from ..hub.pull import split_revision
 from ..hub.refs import Checkpoint, resolve
 from ..hub.refusals import refusals_as
+from ..json_values import at, hub_id
 from ..model_files import load_tokenizer
 from ..models import CRITIC_DIR, critic_from, load_causal
 from ..plugins import REWARDS, load_object
@@ -34,6 +35,7 @@ from ..rewards import Rewards
 from ..rewards.loading import load_reward_model
 from ..rewards.model import same_tokenizer
 from ..runs.settings import recorded_settings
+from ..stage import STAGES
 from ..stages.train import quiet
 from ..value_head import ValueHead, read_value_head
 
@@ -63,6 +65,7 @@ class TracedPolicy:
     policy: Checkpoint
     reference: Checkpoint
     reward: Checkpoint | None
+    value: Checkpoint | None
     old: Checkpoint | None
     step: int | None
     resolved: Mapping[str, Any]
@@ -122,6 +125,7 @@ def _of_run(
     name = _at(steps, step, str(stage)) if step else None
     older = _older(steps, step, old, str(stage))
     reference = _named(sft, hub) if sft is not None else _parent(stage, document, "sft", hub)
+    value = (document.get("parents") or {}).get("value")
     scorer = None
     if reward is not None:
         scorer = _named(reward, hub)
@@ -131,6 +135,7 @@ def _of_run(
         policy=reference if name is None else _named(name, hub),
         reference=reference,
         reward=scorer,
+        value=_parent(stage, document, "value", hub) if value and not step else None,
         old=None if older is None else _named(older, hub),
         step=step,
         resolved=document.get("resolved") or {},
@@ -177,12 +182,20 @@ def _of_repository(
         policy=lineage.sft if begins else subject,
         reference=lineage.sft,
         reward=lineage.reward,
+        value=_published_value(lineage.card, hub) if begins else None,
         old=None if older is None else _named(older, hub),
         step=0 if begins else found or None,
         resolved=read_json(path / RECIPE_FILE),
         where=path / RECIPE_FILE,
         trusted=False,
     )
+
+
+def _published_value(card: Mapping[str, Any], hub: Hub) -> Checkpoint | None:
+    """Where the critic began, by a card that names a model for it, at the commit that it was trained from."""
+    parent = at(card, "parents", "value") or {}
+    repo, commit = (parent.get(key) if isinstance(parent, dict) else None for key in ("repo", "commit"))
+    return resolve(f"{repo}@{commit}", hub) if hub_id(repo) and isinstance(commit, str) else None
 
 
 def _tags(repo: str, hub: Hub) -> dict[int, str]:
@@ -229,6 +242,8 @@ def _parent(stage: Path, document: Mapping[str, Any], role: str, hub: Hub) -> Ch
     """What PPO began with: beside it, where it lay, or on the Hub at the commit that run.json names."""
     lineage = (document.get("parents") or {}).get(role) or {}
     path, repo, commit = (lineage.get(key) for key in ("path", "repo", "commit"))
+    named = (document.get("resolved") or {}).get("value_model_name_or_path")
+    role = named if role == "value" and named in STAGES else role  # a stage's model
     if path:
         # Trained again since, it is another model under the same name.
         same = StageRecord(stage.parent / role).read().get("fingerprint") == lineage.get("fingerprint")
@@ -347,7 +362,12 @@ def _critic(
 ) -> PreTrainedModel | ValueHead:
     """The critic that was saved with the policy; at the beginning, what PPO makes one of."""
     if subject.begins:
-        return build_critic(value_model, rewards, policy, args)
+        if value_model is not None and subject.value is None:
+            raise ZooError(
+                f"{subject.policy.name} says that its critic began from {value_model}, and at which commit is not "
+                "known: trace a later step."
+            )
+        return build_critic(None if subject.value is None else subject.value.path, rewards, policy, args)
     folder = subject.policy.path
     try:
         if (head := read_value_head(folder)) is not None:

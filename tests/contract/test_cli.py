@@ -202,7 +202,7 @@ def sentence(monkeypatch, tmp_path):
     ("arguments", "message"),
     [
         ("run tiny-world --evaluation.promts 2", "did you mean 'evaluation.prompts'?"),
-        ("ppo tiny-world --sft.max_step 3", "--max_step is no key of the stage sft, did you mean 'max_steps'?"),
+        ("ppo tiny-world --sft.max_step 3", "--sft.max_step is no key of the stage sft, did you mean 'max_steps'?"),
         ('sft tiny-world --corpus_args {"linez":5}', "corpus_args does not suit rlhf_zoo.corpora.tiny_world:prepare"),
     ],
 )

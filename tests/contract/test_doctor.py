@@ -33,7 +33,8 @@ from rlhf_zoo.studies import doctor
 from rlhf_zoo.studies.doctor import FAILED, OK, SKIPPED, WARNING, Finding, examine
 
 CHECKS = [
-    "keys", "columns", "epochs", "reward functions", "prompts", "batch", "evaluation's prompts", "judges",
+    "keys", "columns", "epochs", "reward functions", "prompts", "batch", "models", "room", "evaluation's prompts",
+    "judges",
     "sft checkpoint", "reward checkpoint", "value model", "policy", "tokenizer", "prompt length", "prompt ids",
     "policy's tokenizer", "reward head",
     "reward model's tokenizer", "reward reads the end", "trainer", "critic", "end tokens", "KL at the start", "ratio",
@@ -185,10 +186,10 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "fresh reward head": (lost_its_head, {}, "reward head", "has no trained head (score.weight is missing"),
     "blind reward model": (scores_all_alike, {}, "reward reads the end", "it does not read the last token"),
     "no weights": (has_no_weights, {}, "policy", "cannot be loaded as a causal language model"),
-    "prompts too long": (long_prompts, {}, "prompt length", f"Prompt 0 has {CONTEXT - 9} tokens, and with"),
+    "prompts too long": (long_prompts, {}, "room", f"the longest prompt has {CONTEXT - 9} tokens, and the model"),
     "ids without embeddings": (foreign_ids, {}, "prompt ids", "Prompt 5 holds the token id 99, and the policy has 17"),
     "no column": (no_prompt_column, {}, "prompts", "has no column 'prompt', only 'question'"),
-    "key": (None, {"kl_coff": 1}, "keys", "--kl_coff is no key of the stage ppo, did you mean 'kl_coef'?"),
+    "key": (None, {"kl_coff": 1}, "keys", "--ppo.kl_coff is no key of the stage ppo, did you mean 'kl_coef'?"),
     "reward name": (
         None, {"reward_funcs": f"{BUILT_IN}:lenght(target=20,unit='words')"}, "reward functions",
         "There is no 'lenght' in the module 'rlhf_zoo.rewards.verifiable', did you mean 'length'?",
@@ -206,7 +207,7 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "few prompts": (
         None, {"per_device_train_batch_size": 13}, "batch", "has 12 rows and an update takes 13: give more prompts",
     ),
-    "no such model": (None, {"model_name_or_path": "a b"}, "sft checkpoint", "'a b' is no stage of toy, no folder"),
+    "no such model": (None, {"model_name_or_path": "a b"}, "models", "The model a b cannot be found on"),
     "wrong count": (None, {"reward_funcs": "test_doctor:broken"}, "rewards", "returned 7 rewards for 8 completions"),
     "critic": (None, {"critic": "reward", "reward_model_path": "none", "reward_funcs": f"{BUILT_IN}:length"}, "trainer",
                "critic is 'reward', and no reward is a model of one output with the policy's tokenizer"),
@@ -418,7 +419,7 @@ def test_before_anything_is_trained(tmp_path: Path) -> None:
     rows = {row["check"]: row for row in json.loads(done.stdout)}
     status = {check: row["status"] for check, row in rows.items()}
     assert status.pop("reward functions") == FAILED
-    ready = ("keys", "columns", "epochs", "prompts", "batch", "evaluation's prompts", "value model")
+    ready = ("keys", "columns", "epochs", "prompts", "batch", "models", "room", "evaluation's prompts", "value model")
     assert status == {check: OK if check in ready else SKIPPED for check in status}
     assert rows["tokenizer"]["said"] == "train the sft stage first"
     assert rows["reward head"]["said"] == "train the reward stage first"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 from pathlib import Path
@@ -11,17 +12,18 @@ import datasets
 import miniatures
 import pytest
 import schemas
+import torch
 import yaml
 from transformers import Qwen3Config
 
 from rlhf_zoo import cli
 from rlhf_zoo.draft.memory import GIB, Shape, ppo_memory, training_memory
 from rlhf_zoo.draft.model import look_at_model
+from rlhf_zoo.draft.recipe import Wish, draft
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.recipes import load_recipe
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.declared import declared_keys
 from rlhf_zoo.studies.doctor import FAILED, examine
 
 PAGE = (Path(__file__).parents[2] / "docs/your-model.md").read_text(encoding="utf-8")
@@ -136,9 +138,29 @@ def test_where_all_weights_do_not_fit_it_is_lora_on_the_layers_of_the_model(
     assert [keys["reward"][key] for key in reads] == ["pairs", "train_prefs", "test_prefs"]
     assert [keys["sft"][key] for key in reads[:2]] == ["lines", "train"]
     for stage in keys.keys() - {"recipe"}:
-        assert bool(keys[stage].get("use_peft")) == ("use_peft" in declared_keys(stage))
+        assert keys[stage]["use_peft"] and keys[stage]["dtype"] == "bfloat16" and "optim" not in keys[stage]
     assert sorted(keys["sft"]["lora_target_modules"]) == ["c_attn", "c_fc", "c_proj"]
     zoo("recipes", "validate", "mine")
+
+
+def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_labels_judges_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    on_disk("Qwen3-Base", "trl-lib/tldr")
+    monkeypatch.setattr("rlhf_zoo.draft.recipe.best_device", lambda: torch.device("cuda"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, find=importlib.util.find_spec: find(name) or name)
+    needed = {}
+    for gib in (1, 0.0001):
+        made = draft(Wish("base", prompts="trl-lib/tldr", rewards=["length"], gib=gib), title="mine")
+        needed[gib] = {name: yaml.safe_load(text) for name, text in made.files.items()}
+        assert needed[gib]["recipe.yaml"]["evaluation"]["judge"] == "rule:length"
+        why = next(why for what, _, why in made.said if what == "judge")
+        assert "the reward itself says that training worked, not that answers got better" in why
+        assert "# what is rewarded" in made.files["ppo.yaml"] and "added to" not in made.files["ppo.yaml"]
+    assert not {"use_peft", "dtype", "optim"} & needed[1]["ppo.yaml"].keys()
+    for stage in ("sft", "ppo"):
+        keys = needed[0.0001][f"{stage}.yaml"]
+        assert (keys["use_peft"], keys["dtype"], keys["optim"], keys["bf16"]) == (True, "bfloat16", "adamw_8bit", True)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from finished_run import FLAGS, QUICK, Run
+from finished_run import FLAGS, Run
 from json_keys import unexplained
 
 from rlhf_zoo import cli
@@ -16,7 +16,7 @@ from rlhf_zoo.recipes import copy_recipe
 SMALL = [
     *FLAGS[: FLAGS.index("--ppo.total_episodes")],  # of what is there already
     "--ppo.total_episodes", "64", "--ppo.per_device_train_batch_size", "16", "--ppo.gradient_accumulation_steps", "2",
-    "--ppo.num_mini_batches", "1", "--ppo.save_steps", "1", "--ppo.eval_strategy", "no",
+    "--ppo.num_mini_batches", "1", "--ppo.save_steps", "1", "--ppo.eval_strategy", "no", "--ppo.response_length", "20",
     "--evaluation.prompts", "10", "--evaluation.samples", "1", "--evaluation.checkpoint_prompts", "0",
 ]  # fmt: skip
 FOUND = """
@@ -36,7 +36,7 @@ def test_an_ablation_is_trained_published_and_found(base: Run, tmp_path: Path) -
     run = base.before_ppo(tmp_path / "run")
 
     def ablate(*words: str) -> str:
-        done = run.zoo("ablate", "recipes/tiny-world", "--output_dir", "run", *SMALL, *words, **QUICK)
+        done = run.zoo("ablate", "recipes/tiny-world", "--output_dir", "run", *SMALL, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from finished_run import QUICK, STAGES, STEPS, Run, in_its_place
+from finished_run import STAGES, STEPS, Run, in_its_place
 from hub_fixture import Hub, RunningHub, start_hub
 from zoo_process import COMMAND, errors, hubs_over, wait_until
 
@@ -267,7 +267,7 @@ def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published
     run = base.copy(tmp_path / "copy", "data", *STAGES, "eval")
     done = run.zoo(*run.command("ppo"))
     assert done.returncode == 2 and "has the tag step-" in done.stderr and "give --restart" in done.stderr
-    done = run.zoo(*run.command("ppo", "--release", "recommended", "--restart"), **QUICK)
+    done = run.zoo(*run.command("ppo", "--release", "recommended", "--restart"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ppo done: ") and done.stdout.endswith("In run/ppo\n")
     assert "`main` waits for the verdict of `rlhf-zoo eval`" in done.stdout
@@ -283,7 +283,7 @@ def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published
     before, after = base.json("ppo", "run.json")["repo"]["tags"], dict(zip(tags[::2], tags[1::2], strict=True))
     assert after.keys() == before.keys() - {"best"} and not set(before.values()) & set(after.values())
 
-    done = run.zoo(*run.command("eval", "--ppo.release", "recommended"), **QUICK)
+    done = run.zoo(*run.command("eval", "--ppo.release", "recommended"))
     assert done.returncode == 0, done.stderr
     document, chosen = run.json("eval", "evaluation.json"), run.json("ppo", "run.json")["chosen"]
     assert document["sft"] == base.json("eval", "evaluation.json")["sft"]
@@ -351,7 +351,7 @@ def logged(run: Run, stage: str) -> int:
 
 def test_ctrl_c_saves_the_step_under_way_and_neither_it_nor_a_kill_changes_the_result(base, tmp_path):
     run = base.before_ppo(tmp_path / "copy")
-    code, said = stop(run, run.command("ppo"), lambda: logged(run, "ppo") >= 1, signal.SIGINT, **QUICK)
+    code, said = stop(run, run.command("ppo"), lambda: logged(run, "ppo") >= 1, signal.SIGINT)
     assert code == 130, said
     assert "Saving the ppo stage after the step under way; Ctrl-C again aborts at once." in said
     assert said.rstrip().endswith("Interrupted; the same command goes on from what is saved.")
@@ -362,9 +362,9 @@ def test_ctrl_c_saves_the_step_under_way_and_neither_it_nor_a_kill_changes_the_r
     assert last is not None and last.name == f"checkpoint-{step}"
     assert tag_name(step) in document["repo"]["tags"] and (last / "published.json").is_file()
     assert not record.remove_incomplete()
-    code, _ = stop(run, run.command("ppo"), lambda: logged(run, "ppo") > step, signal.SIGKILL, **QUICK)
+    code, _ = stop(run, run.command("ppo"), lambda: logged(run, "ppo") > step, signal.SIGKILL)
     assert code == -signal.SIGKILL and run.json("ppo", "run.json")["status"] == "running"
-    done = run.zoo(*run.command("ppo"), **QUICK)
+    done = run.zoo(*run.command("ppo"))
     assert done.returncode == 0, done.stderr
     assert run.json("ppo", "run.json")["status"] == "finished"
     equals(run, base, "ppo")

@@ -123,7 +123,7 @@ MUTATIONS = [
     Mutation("constant_gain", "unbiased variance", "correction=0", "correction=1"),
     Mutation("constant_gain", "sign of the error", "1 - error", "1 + error"),
     Mutation("constant_gain", "sum instead of difference", "returns - values", "returns + values"),
-    Mutation("_positions", "positions count padding", "mask.long().cumsum(-1)",
+    Mutation("positions_of", "positions count padding", "mask.long().cumsum(-1)",
              "torch.ones_like(mask).long().cumsum(-1)", "rlhf_zoo/sampling.py"),
     Mutation("loss", "reference at temperature 1", "temperature=args.temperature", "temperature=1.0", TRAINER),
     Mutation("learn", "β counts prompts", "int(moments[0])", "int(moments[0]) // self.args.num_generations", TRAINER),

@@ -150,7 +150,7 @@ def test_less_is_sent_than_saved_and_rounded_and_training_goes_on_unrounded(fold
         ),
         ({"push_steps": 2, "save_strategy": "epoch"}, r"saved by epoch: give a multiple of save_steps"),
         ({"push_optimizer": True}, r"what training goes on from, and push_dtype leaves some of it out: give one"),
-        ({"push_dtype": "int8"}, r"--push_dtype is 'int8', and it takes one of bfloat16\."),
+        ({"push_dtype": "int8"}, r"--ppo\.push_dtype is 'int8', and it takes one of bfloat16\."),
     ],
 )
 def test_what_could_not_be_sent_so_is_said_before_training(folder: Path, keys: dict[str, Any], message: str) -> None:

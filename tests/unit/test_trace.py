@@ -252,6 +252,19 @@ def test_the_beginning_of_a_run(run: Path) -> None:
     assert any(token.value for token in found.tokens), "the critic is what PPO makes of the reward model"
 
 
+def test_a_critic_from_elsewhere_is_traced_at_its_commit_or_not_at_all(run: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    record = StageRecord(copy / "ppo")
+    resolved = {**record.read()["resolved"], "value_model_name_or_path": "reward"}
+    record.write(resolved=resolved)
+    with pytest.raises(ZooError, match="its critic began from reward, and at which commit is not known"):
+        trace_checkpoint(find(str(copy), step=0), "cd", columns={"answer": "e"})
+    record.write(parents={**record.read()["parents"], "value": record.read()["parents"]["reward"]})
+    found = find(str(copy), step=0)
+    assert found.value is not None and found.value.path == copy / "reward/checkpoint-4"
+    assert trace_checkpoint(found, "cd", columns={"answer": "e"}).kl == 0
+
+
 def test_a_reward_function_that_misses_its_column_says_so(run: Path) -> None:
     with pytest.raises(ZooError, match=r"answered cannot be called with .*'?answer'?.*give the prompts each column"):
         trace_checkpoint(find(str(run)), "cd")

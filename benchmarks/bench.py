@@ -1,0 +1,146 @@
+"""PPO here beside TRL 1.12.0's PPOTrainer and beside a floor, on equal work: `make bench`.
+
+    python benchmarks/bench.py                   # four points, four settings, two rounds
+    python benchmarks/bench.py full eos --settings separate --rounds 3
+    python benchmarks/bench.py --set '{"max_tokens_per_micro_batch": 2048}' --settings separate
+    python benchmarks/bench.py --write-docs      # runs nothing: puts the newest figures into the docs
+
+Sides take turns, each time in a fresh process: A B A B. All sample the same numbers of tokens after the same prompts
+(benchmarks/speed/points.py). Writes benchmarks/results/DATE-MACHINE.json after each process, so that a run that is cut
+off goes on where it was, then prints the table and draws the plot beside it. TRL's side needs `.venv-trl`, which
+`make bench` makes; it has one setting, as bf16 changes nothing there and it shares no trunk. Threads are those of
+OMP_NUM_THREADS, 2 by default. On a machine that does something else, trust the memory and not the seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from figures.tables import rendered
+from speed.report import DOCUMENT, PEER, RESULTS, ROOT, SETTINGS, draw, newest, table
+
+PEER_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
+SIDES = {PEER: "speed.peer", "ours": "speed.ours", "floor": "speed.floor"}
+QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "CI": "1"}
+POINTS = ("full", "eos", "wide", "long", "tiny")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("points", nargs="*", metavar="POINT", help=f"{', '.join(POINTS)}; all but tiny by default")
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--updates", type=int, default=3, help="counted updates of a process, after one of warm-up")
+    parser.add_argument("--set", default="{}", metavar="JSON", help="more keys of PPOConfig for this trainer's side")
+    parser.add_argument("--output", type=Path, help="the JSON file")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--again", action="store_true", help="measure anew what the file has")
+    only.add_argument("--write-docs", action="store_true", help="only put the newest figures into the docs")
+    given = parser.parse_args(arguments)
+    if given.write_docs:
+        DOCUMENT.write_text(rendered(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
+        draw(newest(), DOCUMENT.with_suffix(".svg"))
+        return 0
+    if unknown := set(given.points) - set(POINTS):
+        parser.error(f"no point is called {', '.join(sorted(unknown))}: choose from {', '.join(POINTS)}")
+    if PEER in given.sides and not PEER_PYTHON.is_file():
+        parser.error(
+            f"{PEER_PYTHON} is missing: run `make bench`, which installs TRL there, or give --sides ours floor"
+        )
+    path = given.output or RESULTS / f"{datetime.date.today().isoformat()}-{_machine()}.json"
+    report = _begun(path, given)
+    points = given.points or POINTS[:-1]
+    try:
+        for side, point, setting, number in _turns(points, given):
+            key = f"{point} | {side} | {setting}{_named(given.set) if side == 'ours' else ''} | {number}"
+            if key not in report["parts"]:
+                print(key, end=": ", flush=True)
+                report["parts"][key] = part = _measured(side, point, setting, given)
+                versions = part.pop("versions")
+                report["versions"][PEER if side == PEER else "here"] = versions
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(json.dumps(report, indent=1) + "\n")
+                seconds = sorted(update["seconds"] for update in part["updates"])
+                print(f"{seconds[len(seconds) // 2]:.2f} s an update, {part['net_mib']:.0f} MiB", flush=True)
+    except KeyboardInterrupt:
+        print(f"\nStopped. {path} has what was measured; the same command goes on from there.", file=sys.stderr)
+        return 130
+    print(table(report))
+    draw(report, path.with_suffix(".svg"))
+    return 0
+
+
+def _begun(path: Path, given: argparse.Namespace) -> dict[str, Any]:
+    """What the file has, without what is measured again."""
+    if path.is_file() and not given.again:
+        return json.loads(path.read_text())
+    return {
+        "kind": "bench", "date": datetime.date.today().isoformat(), "machine": _cpu(), "cores": os.cpu_count(),
+        "bf16 instructions": bool(re.search(r"avx512_bf16|amx_bf16|\bbf16\b", _read("/proc/cpuinfo"))),
+        "threads": _threads(), "python": platform.python_version(), "versions": {}, "parts": {},
+    }  # fmt: skip
+
+
+def _turns(points: Sequence[str], given: argparse.Namespace) -> Iterator[tuple[str, str, str, int]]:
+    """Side, point, setting and round in the order of the clock: what is compared runs one after another."""
+    for number in range(1, given.rounds + 1):
+        for point in points:
+            for setting in given.settings:
+                for side in given.sides:
+                    if side != PEER or setting == given.settings[0]:
+                        yield side, point, setting if side != PEER else "separate", number
+
+
+def _measured(side: str, point: str, setting: str, given: argparse.Namespace) -> dict[str, Any]:
+    """What a process of that side says."""
+    python = str(PEER_PYTHON) if side == PEER else sys.executable
+    command = [python, "-m", SIDES[side], point, "--updates", str(given.updates), *SETTINGS[setting]]
+    if side == "ours":
+        command += ["--set", given.set]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"OMP_NUM_THREADS": str(_threads()), **QUIET}
+    load = os.getloadavg()[0]
+    done = subprocess.run(
+        command, cwd=ROOT / "benchmarks", env=environment, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
+    return {"load": load, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def _named(fields: str) -> str:
+    """A setting's further keys, as its name shows them."""
+    more = ", ".join(f"{key} {value}" for key, value in json.loads(fields).items())
+    return f", {more}" if more else ""
+
+
+def _threads() -> int:
+    return int(os.environ.get("OMP_NUM_THREADS", "2"))
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text() if Path(path).is_file() else ""
+
+
+def _cpu() -> str:
+    found = re.search(r"model name\s*:\s*(.+)", _read("/proc/cpuinfo"))
+    return found[1] if found else platform.processor() or platform.machine()
+
+
+def _machine() -> str:
+    return re.sub(r"[^a-z0-9]+", "-", f"{_cpu()} {os.cpu_count()} cores".lower()).strip("-")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""This trainer's side: `python -m speed.ours POINT` in benchmarks/."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PrinterCallback, TrainerCallback
+
+from rlhf_zoo import PPOConfig, PPOTrainer, sampling
+
+from . import side
+from .points import EPOCHS, POINTS, RATE, TEMPERATURE, build_models, word_tokenizer
+
+
+class Follow(TrainerCallback):
+    """An update's time is that between the beginning and the end of its step; phases are what the trainer logs."""
+
+    def __init__(self, clock: side.Clock, lengths: Sequence[int]) -> None:
+        self.clock, self.lengths = clock, lengths
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        self.clock.begin()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.clock.end()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:
+        if logs and "tokens_per_second" in logs:
+            update, done = self.clock.updates[-1], len(self.clock.updates)
+            update["phases"] = {name[5:]: value for name, value in logs.items() if name.startswith("time/")}
+            update["tokens"] = round(logs["completions/length"] * args.per_device_train_batch_size)
+            rows = self.lengths[(done - 1) * args.per_device_train_batch_size :][: args.per_device_train_batch_size]
+            wanted = sum(min(length, args.response_length) for length in rows)
+            if update["tokens"] != wanted:
+                raise SystemExit(f"Update {done} sampled {update['tokens']} tokens, and {wanted} were to be replayed.")
+
+
+def replayed(uniforms: Callable[..., torch.Tensor], lengths: Sequence[int]) -> Callable[..., torch.Tensor]:
+    """`uniforms` with the number that draws EOS at the end of each prompt's response: it costs the sampler nothing."""
+
+    def numbers(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> torch.Tensor:
+        drawn = uniforms(seed, keys, length)
+        for row, (_, _, prompt, _) in enumerate(keys):
+            if lengths[prompt] <= length:
+                drawn[row, lengths[prompt] - 1] = 0.0
+        return drawn
+
+    return numbers
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = side.asked(arguments)
+    point, clock = POINTS[given.point], side.Clock()
+    count = point.batch * (given.updates + 1)
+    lengths = point.lengths(count)
+    models = build_models(point)
+    fields: dict[str, Any] = {
+        "output_dir": tempfile.mkdtemp(), "per_device_train_batch_size": point.batch, "num_mini_batches": 1,
+        "num_ppo_epochs": EPOCHS, "total_episodes": count, "response_length": point.response,
+        "temperature": TEMPERATURE, "stop_token": "eos" if point.ends else None,
+        "missing_eos_penalty": 1.0 if point.ends else None, "learning_rate": RATE, "bf16": given.bf16,
+        "critic": "shared" if given.shared else "auto", "train_sampling_strategy": "sequential", "report_to": [],
+        "save_strategy": "no", "use_cpu": not torch.cuda.is_available(), "disable_tqdm": True, "seed": 0,
+    }  # fmt: skip
+    trainer = PPOTrainer(
+        PPOConfig(**fields | given.set), word_tokenizer(point.vocab), models.policy, ref_model=models.reference,
+        reward_model=models.reward, value_model=None if given.shared else models.value,
+        train_dataset=Dataset.from_dict({"input_ids": point.prompts(count)}), callbacks=[Follow(clock, lengths)],
+    )  # fmt: skip
+    trainer.remove_callback(PrinterCallback)
+    del models
+    sampling.uniforms = replayed(sampling.uniforms, lengths)
+    trainer.train()
+    clock.report()
+
+
+if __name__ == "__main__":
+    main()

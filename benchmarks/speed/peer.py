@@ -1,0 +1,106 @@
+"""TRL's side: `../.venv-trl/bin/python -m speed.peer POINT` in benchmarks/.
+
+PPOTrainer of TRL 1.12.0, the last release that has one, at the settings that this trainer's side has. Its arguments
+`bf16` and `gradient_checkpointing` change nothing in that release, and policy and critic share no trunk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import trl.experimental.ppo.ppo_trainer as ppo
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from transformers import PrinterCallback, StoppingCriteria, StoppingCriteriaList, TrainerCallback
+
+from . import side
+from .points import EOS, EPOCHS, POINTS, RATE, TEMPERATURE, build_models, word_tokenizer
+
+
+class Ends(StoppingCriteria):
+    """Ends each row of a batch after its own number of tokens."""
+
+    def __init__(self, prompt: int, lengths: Sequence[int]) -> None:
+        self.ends = prompt + torch.tensor(lengths)
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **_: Any) -> torch.Tensor:
+        return input_ids.shape[1] >= self.ends.to(input_ids.device)
+
+
+class Follow(TrainerCallback):
+    """An update goes from the end of the one before to its own end, as TRL says nothing of its beginning."""
+
+    def __init__(self, clock: side.Clock) -> None:
+        self.clock = clock
+
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self.clock.begin()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        self.clock.end(rest="update")
+        self.clock.begin()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = side.asked(arguments)
+    point, clock = POINTS[given.point], side.Clock()
+    count = point.batch * (given.updates + 1)
+    lengths = point.lengths(count)
+    models = build_models(point)
+    trainer = ppo.PPOTrainer(
+        args=ppo.PPOConfig(
+            output_dir=tempfile.mkdtemp(), per_device_train_batch_size=point.batch, num_mini_batches=1,
+            num_ppo_epochs=EPOCHS, total_episodes=count, response_length=point.response, temperature=TEMPERATURE,
+            stop_token="eos" if point.ends else None, missing_eos_penalty=1.0 if point.ends else None,
+            learning_rate=RATE, num_sample_generations=0, report_to=[], save_strategy="no", logging_steps=1,
+            bf16=False, gradient_checkpointing=False, use_cpu=not torch.cuda.is_available(), disable_tqdm=True, seed=0,
+        ),
+        processing_class=word_tokenizer(point.vocab), model=models.policy, ref_model=models.reference,
+        reward_model=models.reward, value_model=models.value,
+        train_dataset=Dataset.from_dict({"input_ids": point.prompts(count)}), callbacks=[Follow(clock)],
+    )  # fmt: skip
+    trainer.remove_callback(PrinterCallback)
+    loader = DataLoader(trainer.train_dataset, point.batch, collate_fn=trainer.data_collator, drop_last=True)
+    trainer.dataloader = trainer.accelerator.prepare(loader)
+
+    generate, done = models.policy.generate, 0
+
+    def replayed(*args: Any, **kwargs: Any) -> Any:
+        nonlocal done
+        rows = lengths[done : done + point.batch]
+        done += point.batch
+        prompt = kwargs["input_ids"].shape[1]
+        criteria = StoppingCriteriaList([Ends(prompt, rows)]) if point.ends else None
+        out = generate(*args, **kwargs, stopping_criteria=criteria)
+        for row, length in enumerate(rows):
+            if length <= point.response:
+                out.sequences[row, prompt + length - 1] = EOS
+        clock.tokens = sum(min(length, point.response) for length in rows)
+        longest = max(min(length, point.response) for length in rows)
+        if out.sequences.shape[1] != prompt + longest:
+            raise SystemExit(f"{out.sequences.shape[1] - prompt} tokens were sampled, and {longest} were asked for.")
+        return out
+
+    models.policy.generate = replayed
+    forward, reward = ppo.forward, ppo.get_reward
+
+    def timed_forward(*args: Any) -> Any:
+        return forward(*args) if torch.is_grad_enabled() else clock.timed("reference", forward)(*args)
+
+    def timed_reward(model: Any, *args: Any) -> Any:
+        return clock.timed("reward" if model is trainer.reward_model else "values", reward)(model, *args)
+
+    ppo.batch_generation = clock.timed("rollout", ppo.batch_generation)
+    ppo.forward, ppo.get_reward = timed_forward, timed_reward
+    with contextlib.redirect_stdout(io.StringIO()):
+        trainer.train()
+    clock.report()
+
+
+if __name__ == "__main__":
+    main()

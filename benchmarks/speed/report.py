@@ -1,0 +1,152 @@
+"""What the figures of benchmarks/bench.py say: a table, a plot, and the newest of them for the docs."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from figures import text
+
+__all__ = ["DOCUMENT", "PEER", "PHASES", "RESULTS", "ROOT", "SETTINGS", "draw", "newest", "phase_table", "table"]
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+DOCUMENT = ROOT / "docs" / "performance.md"
+PEER = "TRL 1.12"
+SETTINGS = {
+    "separate": (),
+    "separate bf16": ("--bf16",),
+    "shared": ("--shared",),
+    "shared bf16": ("--shared", "--bf16"),
+}
+PHASES = ("rollout", "reference", "values", "reward", "update")
+QUIET = 1.0  # a load before a process begins from which its seconds are not to be trusted
+NOTHING = "Nothing was measured yet: `make bench` does."
+
+Report = Mapping[str, Any]
+Parts = dict[tuple[str, str, str], dict[int, dict[str, Any]]]
+
+
+def newest() -> Report:
+    """The last committed figures; empty where there are none."""
+    for path in sorted(RESULTS.glob("*.json"), reverse=True):
+        report = json.loads(path.read_text())
+        if report.get("kind") == "bench":
+            return {"name": path.name, **report}
+    return {}
+
+
+def parts_of(report: Report) -> Parts:
+    """(point, side, setting) -> round -> what its process said."""
+    parts: Parts = defaultdict(dict)
+    for key, part in report.get("parts", {}).items():
+        point, side, setting, number = key.split(" | ")
+        parts[point, side, setting][int(number)] = part
+    return parts
+
+
+def seconds(part: Report) -> float:
+    return statistics.median(update["seconds"] for update in part["updates"])
+
+
+def ratio(over: Mapping[int, Report], under: Mapping[int, Report]) -> float | None:
+    """The median over rounds of the ratio of seconds within each round; None where no round has both."""
+    both = sorted(over.keys() & under.keys())
+    for number in both:
+        tokens = [[update["tokens"] for update in one[number]["updates"]] for one in (over, under)]
+        if tokens[0] != tokens[1]:
+            raise SystemExit(f"Round {number} compares unequal work: {tokens[0]} and {tokens[1]} tokens.")
+    return statistics.median(seconds(over[number]) / seconds(under[number]) for number in both) if both else None
+
+
+def table(report: Report) -> str:
+    """One row for each point and setting: seconds an update of the sides, ratios and memory."""
+    parts = parts_of(report)
+    if not parts:
+        return NOTHING
+    rows = []
+    for (point, side, setting), rounds in parts.items():
+        if side != "ours":
+            continue
+        peer = parts.get((point, PEER, "separate"), {})
+        floor = parts.get((point, "floor", setting.partition(",")[0]), {})
+        rows.append([
+            point, setting, _middle(peer), _middle(rounds), _times(ratio(peer, rounds)), _middle(floor),
+            _times(ratio(rounds, floor)), f"{_net(rounds):,.0f}", _share(rounds, peer),
+        ])  # fmt: skip
+    headings = ["point", "setting", f"{PEER}, s", "here, s", "faster", "floor, s", "/ floor", "net MiB", f"/ {PEER}"]
+    return f"{text.table(headings, rows)}\n\n{_under(report)}"
+
+
+def phase_table(report: Report) -> str:
+    """Seconds of each phase, a row for each point, side and setting."""
+    parts = parts_of(report)
+    rows = []
+    for (point, side, setting), rounds in parts.items():
+        updates = [update["phases"] for part in rounds.values() for update in part["updates"]]
+        spent = [statistics.median(update.get(phase, 0.0) for update in updates) for phase in PHASES]
+        rows.append([point, f"{side}, {setting}", *(text.number(each, 2) for each in spent)])
+    return text.table(["point", "side", *PHASES], rows) if rows else NOTHING
+
+
+def draw(report: Report, path: Path) -> None:
+    """Bars of seconds an update by phase, a panel for each point."""
+    from matplotlib import pyplot
+
+    parts = parts_of(report)
+    points = list(dict.fromkeys(point for point, _, _ in parts))
+    if not points:
+        return
+    figure, panels = pyplot.subplots(1, len(points), figsize=(4.2 * len(points), 4.2), squeeze=False)
+    for panel, point in zip(panels[0], points, strict=True):
+        bars = [(side, setting) for where, side, setting in parts if where == point]
+        starts = [0.0] * len(bars)
+        names = [f"{side}, {setting}" for side, setting in bars]
+        for phase in PHASES:
+            updates = [[u for part in parts[point, *bar].values() for u in part["updates"]] for bar in bars]
+            spent = [statistics.median(u["phases"].get(phase, 0.0) for u in each) for each in updates]
+            panel.barh(names, spent, left=starts, label=phase)
+            starts = [start + more for start, more in zip(starts, spent, strict=True)]
+        panel.invert_yaxis()
+        panel.set(title=point, xlabel="seconds an update")
+    panels[0][-1].legend(fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def _middle(rounds: Mapping[int, Report]) -> str:
+    return text.number(statistics.median(map(seconds, rounds.values())), 2) if rounds else "–"
+
+
+def _net(rounds: Mapping[int, Report]) -> float:
+    return statistics.median(part["net_mib"] for part in rounds.values())
+
+
+def _times(value: float | None) -> str:
+    return "–" if value is None else f"{value:.2f} ×"
+
+
+def _share(rounds: Mapping[int, Report], peer: Mapping[int, Report]) -> str:
+    return f"{_net(rounds) / _net(peer):.0%}" if peer else "–"
+
+
+def _under(report: Report) -> str:
+    """What the figures are of."""
+    versions = report["versions"].get("here", {})
+    loaded = sum(part["load"] > QUIET for part in report["parts"].values())
+    words = [
+        f"{report['machine']}, {report['cores']} cores, {report['threads']} threads, "
+        f"{'with' if report['bf16 instructions'] else 'without'} bf16 instructions; "
+        f"torch {versions.get('torch', '?')}, transformers {versions.get('transformers', '?')}; {report['date']}."
+    ]
+    if loaded:
+        words.append(
+            f"**The machine was busy when {loaded} of {len(report['parts'])} processes began: their seconds say "
+            "little, their memory holds.**"
+        )
+    return " ".join(words)

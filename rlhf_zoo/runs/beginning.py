@@ -1,0 +1,195 @@
+"""What is asked, before the first stage trains, of the models that a recipe names: their code, and their lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..chat import prompt_ids
+from ..errors import ZooError
+from ..hub.connect import CLIENT, Hub
+from ..hub.refs import ask
+from ..hub.refusals import refusals_as
+from ..model_code import brings_code, is_trusted, refusal
+from ..model_files import ADAPTER_CONFIG, load_tokenizer
+from ..record import read_json
+from ..rewards.model import say_cut
+from .context import RunContext
+from .data import to_train
+from .settings import RecipeConfig, StageSettings
+
+__all__ = ["Named", "check_named", "check_prompt_lengths", "check_response_length", "named_models", "start_of"]
+
+#: Of a model, all but its weights.
+READ = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A model that a key of a recipe names, and a folder of its files without the weights. folder: None if unknown."""
+
+    key: str
+    name: str
+    folder: Path | None
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        path = None if self.folder is None else self.folder / "config.json"
+        return read_json(path) if path is not None and path.is_file() else {}
+
+    @property
+    def context(self) -> int | None:
+        """How many tokens it reads; None where nobody says."""
+        return context_in(self.config)
+
+
+def context_in(config: Mapping[str, Any]) -> int | None:
+    text = config.get("text_config") or config
+    found = [text.get(name) for name in ("max_position_embeddings", "n_positions")]
+    return next((one for one in found if isinstance(one, int)), None)
+
+
+def named_models(
+    stages: Mapping[str, StageSettings], hub: Hub = CLIENT, *, leniently: bool = False
+) -> dict[str, Named]:
+    """The models from elsewhere that stages name, by their role: policy, reward, value.
+
+    policy is what SFT starts from, or PPO where it names another. leniently: a Hub that does not answer is no mistake.
+    Raises ZooError for one that no Hub has.
+    """
+    asked: dict[str, tuple[str, str, str | None]] = {}
+    if "sft" in stages and stages["sft"].model.model_name_or_path is not None:
+        model = stages["sft"].model
+        asked["policy"] = "model_name_or_path of the stage sft", model.model_name_or_path, model.model_revision
+    if "ppo" in stages:
+        settings = stages["ppo"]
+        keys = {
+            "policy": ("model_name_or_path", settings.model.model_name_or_path),
+            "reward": ("reward_model_path", settings.data.reward_model_path),
+            "value": ("value_model_name_or_path", settings.data.value_model_name_or_path),
+        }
+        for role, (key, name) in keys.items():
+            if name is not None and name not in ("sft", "reward", "ppo"):
+                repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
+                asked[role] = f"{key} of the stage ppo", repo, revision or None
+    return {
+        role: Named(key, name, _look_at(name, revision, hub, key, leniently))
+        for role, (key, name, revision) in asked.items()
+    }
+
+
+def _look_at(name: str, revision: str | None, hub: Hub, key: str, leniently: bool) -> Path | None:
+    if Path(name).is_dir():
+        return Path(name)
+
+    def look(one: Hub) -> Path:
+        with refusals_as(f"The model {name} cannot be found on {one.name}", f"check {key}, --hub and --source_hub."):
+            return one.snapshot(name, revision=revision, allow_patterns=[*READ])
+
+    try:
+        folder = ask(name, hub, look)[1]
+        adapter = read_json(folder / ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else {}
+        base = adapter.get("base_model_name_or_path")
+        if base and not (folder / "config.json").is_file():
+            return _look_at(base, adapter.get("revision"), hub, key, leniently)
+    except ZooError:
+        if leniently:
+            return None
+        raise
+    return folder
+
+
+def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]) -> None:
+    """Raises ZooError for a model whose own code would run unasked, or has no class for a reward model of its own."""
+    for model in models.values():
+        if not brings_code(model.config):
+            continue
+        if not is_trusted():
+            raise ZooError(refusal(f"The model {model.name}"))
+    policy = models.get("policy")
+    if policy is None or "reward" not in stages or not brings_code(policy.config):
+        return
+    if "AutoModelForSequenceClassification" not in policy.config["auto_map"]:
+        raise ZooError(
+            f"The code of the model {policy.name} has no AutoModelForSequenceClassification, which the stage reward "
+            "trains: take reward.yaml away, and give reward_model_path or reward_funcs in ppo.yaml."
+        )
+
+
+def start_of(context: RunContext) -> dict[str, Named]:
+    """The models that the stages which are still to train begin with. Raises ZooError for one that cannot be."""
+    stages = to_train(context)
+    models = named_models(stages, context.hub)
+    check_named(models, stages)
+    if "policy" not in models and context.record("sft").read().get("status") == "finished" and "sft" not in stages:
+        path = context.checkpoint("sft").path
+        models["policy"] = Named("the stage sft", str(path), path)
+    return models
+
+
+def check_response_length(shared: RecipeConfig, ppo: StageSettings, policy: Named | None) -> None:
+    """Raises ZooError where an answer alone fills what the policy reads."""
+    context = policy.context if policy is not None else context_in(shared.architecture or {})
+    room = ppo.trainer.response_length
+    if context is not None and room >= context:
+        raise ZooError(
+            f"response_length of the stage ppo is {room}, and {_reader(policy)} reads {context} tokens, prompt and "
+            "answer: lower it."
+        )
+
+
+def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], prompts: Sequence[Any]) -> str:
+    """How long PPO's prompts are. Raises ZooError where they, or too many of them, do not fit.
+
+    Nothing is said of a policy whose tokenizer SFT will make.
+    """
+    settings, policy, reward = context.settings("ppo"), models.get("policy"), models.get("reward")
+    check_response_length(context.shared, settings, policy)
+    if policy is None or policy.folder is None:
+        return "the tokenizer is made by SFT: prompts are measured then"
+    most, room, reads = settings.data.max_prompt_length, settings.trainer.response_length, policy.context
+    tokenizer = load_tokenizer(policy.folder, name=policy.name)
+    if not _has_its_template(context, tokenizer):
+        return "the chat template comes with SFT: prompts are measured then"
+    tokenizer = context.shared.chat.for_prompts(tokenizer, prompts)
+    lengths = sorted(len(prompt_ids(prompt, tokenizer)) for prompt in prompts)
+    fitting = [length for length in lengths if most is None or length <= most]
+    if not fitting:
+        raise ZooError(
+            f"max_prompt_length of the stage ppo is {most}, and the shortest of {len(lengths)} prompts has "
+            f"{lengths[0]} tokens: raise it."
+        )
+    longest, needed = fitting[-1], settings.trainer.prompts_per_update * settings.trainer.world_size
+    if reads is not None and longest + room > reads:
+        raise ZooError(
+            f"response_length of the stage ppo is {room}, the longest prompt has {longest} tokens, and "
+            f"{_reader(policy)} reads {reads}: lower response_length, or set max_prompt_length to at most "
+            f"{reads - room}."
+        )
+    if len(fitting) < needed <= len(lengths):
+        raise ZooError(
+            f"max_prompt_length of the stage ppo is {most}, which leaves {len(fitting)} of {len(lengths)} prompts, and "
+            f"an update takes {needed}: raise it, or make the batch smaller."
+        )
+    if reward is not None and reward.context is not None and longest + room > reward.context:
+        say_cut(reward.name, reward.context)
+    return f"the longest of {len(fitting)} has {longest} tokens, with {room} to answer {longest + room}" + (
+        f" of {reads}" if reads is not None else ""
+    )
+
+
+def _has_its_template(context: RunContext, tokenizer: Any) -> bool:
+    """Whether the template that SFT will give the tokenizer is known; a file's is put there."""
+    path = context.settings("sft").trainer.chat_template_path if "sft" in context.recipe.stages else None
+    if path is None:
+        return True
+    if not Path(path).is_file():
+        return False
+    tokenizer.chat_template = Path(path).read_text(encoding="utf-8")
+    return True
+
+
+def _reader(policy: Named | None) -> str:
+    return "the architecture of recipe.yaml" if policy is None else f"the model {policy.name}"

@@ -1,0 +1,129 @@
+"""A model that brings its own program code: refused unless the command line says so, and then its code goes along."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import patch
+
+import code_model
+import pytest
+import yaml
+from hub_fixture import base_environment
+from schemas import make_recipe
+from thread_hub import ThreadHub
+
+from rlhf_zoo.cli import cli
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import Hub, point_clients
+from rlhf_zoo.hub.refs import resolve
+from rlhf_zoo.model_code import FLAG, is_trusted, trusting
+from rlhf_zoo.models import CRITIC_DIR, critic_from, load_causal, load_classifier
+
+BASE = "maker/base"
+FILES = [f"{name}_strange.py" for name in ("configuration", "modeling", "scoring")]
+LORA = {"use_peft": True, "lora_r": 2, "lora_target_modules": "all-linear"}
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[ThreadHub]:
+    found = ThreadHub(tmp_path / "hub")
+    own = {"HOME": str(tmp_path), "RLHF_ZOO_HOME": str(tmp_path / "zoo"), "RLHF_ZOO_HUB_TOKEN": found.token}
+    with patch.dict(os.environ, base_environment() | own, clear=True):
+        yield found
+    point_clients()
+    found.close()
+
+
+@pytest.fixture
+def recipe(hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    made = make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational")
+    base = code_model.save(tmp_path / "base", ran=tmp_path / "ran")
+    hub.api().create_repo(BASE)
+    hub.api().upload_folder(repo_id=BASE, folder_path=base)
+    shutil.rmtree(base)
+    for name, changes in (("recipe", {}), ("sft", {"model_name_or_path": BASE}), ("reward", {}), ("ppo", {})):
+        keys = yaml.safe_load((made / f"{name}.yaml").read_text()) | changes
+        gone = ("architecture", "tokenizer", "chat_template_path")
+        (made / f"{name}.yaml").write_text(yaml.safe_dump({k: v for k, v in keys.items() if k not in gone}))
+    monkeypatch.chdir(tmp_path)
+    return made
+
+
+def command(hub: ThreadHub, *words: str) -> None:
+    cli.main([*words, "--hub", hub.url, "--source_hub", "none"], standalone_mode=False)
+
+
+def published(hub: ThreadHub, repo: str) -> Path:
+    return resolve(repo, Hub("other", hub.url, "a test", token=hub.token)).path
+
+
+def test_code_runs_where_the_command_line_says_so_and_goes_with_what_is_trained(
+    hub: ThreadHub, recipe: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ZooError, match=rf"The model {BASE} needs program code of its own .* give {FLAG}"):
+        command(hub, "run", "mine")
+    assert not (tmp_path / "ran").exists() and not Path("runs/mine/sft").exists()
+    command(hub, "sft", "mine", FLAG, "--push_to_hub", "--max_steps", "1")
+    assert (tmp_path / "ran").exists() and not is_trusted()
+    ran = json.loads(Path("runs/mine/sft/run.json").read_text())["remote_code"]
+    assert [(one["model"], one["commit"]) for one in ran] == [(BASE, hub.api().model_info(BASE).sha)]
+    assert list(ran[0]["files"]) == FILES
+
+    pulled = published(hub, "local/mine-sft")
+    assert [path.name for path in sorted(pulled.glob("*.py"))] == FILES
+    (tmp_path / "ran").unlink()
+    for load in (load_causal, load_classifier, critic_from):
+        with pytest.raises(ZooError, match=f"program code of its own .* give {FLAG}"):
+            load(pulled)
+    assert not (tmp_path / "ran").exists()
+    with trusting():
+        assert type(load_causal(pulled)).__name__ == "StrangeForCausalLM"
+        assert critic_from(pulled).config.num_labels == 1
+    card = (pulled / "README.md").read_text()
+    assert f"Program code that `{BASE}` at commit" in card and "trust_remote_code=True" in card
+    assert json.loads((pulled / "rlhf_card.json").read_text())["remote_code"][0]["files"] == ran[0]["files"]
+
+
+@pytest.mark.parametrize("where", ["recipe", "sft", "ppo"])
+def test_no_recipe_can_say_it(hub: ThreadHub, recipe: Path, where: str) -> None:
+    with (recipe / f"{where}.yaml").open("a") as file:
+        file.write("trust_remote_code: true\n")
+    for words in (["run", "mine"], ["recipes", "validate", "mine"]):
+        with pytest.raises(ZooError, match=f"trust_remote_code, which is not for a recipe to say.* give {FLAG}"):
+            cli.main(words, standalone_mode=False)
+
+
+def test_code_of_another_repository_is_refused(tmp_path: Path) -> None:
+    base = code_model.save(tmp_path / "base")
+    config = json.loads((base / "config.json").read_text())
+    config["auto_map"]["AutoModelForCausalLM"] = "who/knows--modeling_strange.StrangeForCausalLM"
+    (base / "config.json").write_text(json.dumps(config))
+    with (
+        trusting(),
+        pytest.raises(ZooError, match="takes code from another repository, who/knows, and names no commit"),
+    ):
+        load_causal(base)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("lora", [False, True])
+def test_every_stage_and_the_evaluation(hub: ThreadHub, recipe: Path, lora: bool) -> None:
+    for stage in ("sft", "reward", "ppo") if lora else ():
+        with (recipe / f"{stage}.yaml").open("a") as file:
+            file.write(yaml.safe_dump(LORA | ({"push_merged": True} if stage == "sft" else {})))
+    command(hub, "run", "mine", FLAG, "--push_to_hub")
+    command(hub, "trace", "runs/mine", "--prompt", "how", FLAG)
+    for repo, load in (("local/mine-reward", load_classifier), ("local/mine-ppo", load_causal)):
+        pulled = published(hub, repo)
+        with trusting():
+            assert load(pulled)
+            if load is load_causal:
+                assert critic_from(pulled / CRITIC_DIR)
+        with pytest.raises(ZooError, match=f"give {FLAG}"):
+            load(pulled)
+    with pytest.raises(ZooError, match=f"give {FLAG}"):
+        command(hub, "trace", "runs/mine", "--prompt", "how")

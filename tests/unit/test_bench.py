@@ -1,0 +1,106 @@
+"""benchmarks/bench.py: its sides do the same work, its floor computes what the models do; its file goes on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import bench
+import pytest
+import torch
+from speed import floor, ours, points, report
+
+from rlhf_zoo import sampling
+from rlhf_zoo.functional import selected_logprobs
+
+TINY = points.POINTS["tiny"]
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "uniforms", sampling.uniforms)
+
+
+@pytest.mark.parametrize("settings", report.SETTINGS.values(), ids=report.SETTINGS)
+def test_trainer_and_floor_sample_as_many_tokens(settings: tuple, capsys: pytest.CaptureFixture) -> None:
+    seen = []
+    for side in (ours, floor):
+        side.main(["tiny", "--updates", "2", *settings])
+        seen.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
+    lengths = [min(length, TINY.response) for length in TINY.lengths(3 * TINY.batch)][TINY.batch :]
+    wanted = [sum(lengths[: TINY.batch]), sum(lengths[TINY.batch :])]
+    for one in seen:
+        assert [update["tokens"] for update in one["updates"]] == wanted
+        for update in one["updates"]:
+            assert update["phases"].keys() == {*report.PHASES} and all(spent > 0 for spent in update["phases"].values())
+            assert sum(update["phases"].values()) == pytest.approx(update["seconds"], rel=0.2)
+        assert one["peak_mib"] > one["net_mib"] >= 0
+
+
+def test_the_floor_computes_what_the_models_do() -> None:
+    models = points.build_models(TINY)
+    prompts, lengths = TINY.prompts(3), [5, 3, 1]
+    trunk, bias = floor.Trunk(models.policy.model, torch.float32), models.policy.lm_head.bias.detach()
+    responses, logprobs, _ = floor.sample(trunk, bias, prompts, lengths)
+    assert [len(each) for each in responses] == lengths
+    packed = floor.Packed.of(prompts, responses)
+    hidden = packed.seen_by(trunk)[packed.before]
+    found = floor.LogProbs.apply(hidden, trunk.embedding, bias, packed.tokens, torch.float32)
+    weights = torch.randn(len(found))
+    (found * weights).sum().backward()
+    wanted = []
+    for prompt, response in zip(prompts, responses, strict=True):
+        logits = models.policy(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1] / points.TEMPERATURE
+        wanted.append(selected_logprobs(logits, torch.tensor(response)))
+    (torch.cat(wanted) * weights).sum().backward()
+    sampled = torch.stack([each for row in logprobs for each in row])
+    for one in (found, sampled):
+        torch.testing.assert_close(one, torch.cat(wanted), atol=1e-5, rtol=1e-5)
+    gradient = models.policy.get_input_embeddings().weight.grad
+    torch.testing.assert_close(trunk.embedding.grad, gradient, atol=1e-5, rtol=1e-4)
+    own = models.policy.model.layers[0].mlp
+    both = torch.cat([own.gate_proj.weight.grad, own.up_proj.weight.grad])
+    torch.testing.assert_close(trunk.layers[0].up.grad, both, atol=1e-5, rtol=1e-4)
+
+
+def test_gae_end_to_end_is_that_of_each_row() -> None:
+    from rlhf_zoo.functional import gae
+
+    rewards, values = torch.randn(2, 4), torch.randn(2, 4)
+    mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
+    wanted, _ = gae(rewards * mask, values * mask, mask, gamma=1.0, lam=floor.LAMBDA)
+    torch.testing.assert_close(floor.advantages(rewards[mask], values[mask], [4, 2]), wanted[mask])
+
+
+def test_a_run_that_was_stopped_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    calls: list[str] = []
+
+    def measured(side: str, point: str, setting: str, given: Any) -> dict[str, Any]:
+        if len(calls) == 3:
+            calls.append("stop")
+            raise KeyboardInterrupt
+        calls.append(side)
+        spent = {report.PEER: 4.0, "ours": 2.0, "floor": 1.5}[side] * (1 if setting == "separate" else 0.5)
+        update = {"seconds": spent, "cpu": spent, "phases": dict.fromkeys(report.PHASES, spent / 5), "tokens": 7}
+        return {"load": 0.1, "updates": [update] * 3, "peak_mib": 900.0, "net_mib": 100 * spent, "versions": {}}
+
+    monkeypatch.setattr(bench, "_measured", measured)
+    monkeypatch.setattr(bench, "PEER_PYTHON", Path(__file__))
+    path = tmp_path / "figures.json"
+    command = ["tiny", "--settings", "separate", "shared", "--output", str(path)]
+    assert bench.main(command) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert len(json.loads(path.read_text())["parts"]) == 3
+    assert bench.main(command) == 0
+    assert calls == [report.PEER, "ours", "floor", "stop", "ours", "floor", *[report.PEER, *["ours", "floor"] * 2]]
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
+    assert ["tiny", "separate", "4.00", "2.00", "2.00 ×", "1.50", "1.33 ×", "200", "50%"] in rows
+    assert ["tiny", "shared", "4.00", "1.00", "4.00 ×", "0.75", "1.33 ×", "100", "25%"] in rows
+    assert path.with_suffix(".svg").stat().st_size > 1000
+    parts = json.loads(path.read_text())
+    parts["parts"]["tiny | ours | separate | 1"]["updates"][0]["tokens"] = 8
+    with pytest.raises(SystemExit, match="unequal work"):
+        report.table(parts)
