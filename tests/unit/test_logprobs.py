@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,11 +10,12 @@ import torch
 from families import tiny_model
 from miniatures import FAMILIES, load
 from torch import Tensor
-from trainer_fixture import DEVICE, make_policy
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
+from trainer_fixture import DEVICE, Spy, distance, make_policy, snapshot, trained, updates_of
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel, TrainerCallback
 
 from rlhf_zoo import logprobs
 from rlhf_zoo.logprobs import after_head, in_batches, response_logprobs
+from rlhf_zoo.ppo.trainer import PPOTrainer
 from rlhf_zoo.sampling import Samples, Vocabulary
 
 HOLES = Vocabulary(15, (4, 9))
@@ -125,3 +127,59 @@ def test_batches_are_alike_in_length_and_within_their_tokens() -> None:
             assert tokens is None or len(rows) == 1 or part.prompt_ids.numel() + part.completion_ids.numel() <= tokens
     assert len(in_batches(samples, size=64, tokens=36)) < 12
     assert in_batches(samples, torch.tensor([5, 1]), size=1)[0].tolist() == [1]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "chunks": {},
+    "a budget of tokens": {"max_tokens_per_micro_batch": 30},
+    "from a forward pass": {"recompute_logprobs": True, "max_tokens_per_micro_batch": 30},
+    "activations made again": {"gradient_checkpointing": True},
+}
+
+
+class Sized(Spy):
+    """Keeps how many rows and tokens each micro-batch has."""
+
+    def loss(self, model: Any, rollout: Any, *args: Any) -> Tensor:
+        samples = rollout.samples
+        self.sizes = [*getattr(self, "sizes", []), (len(samples), samples.prompt_ids.numel() + samples.mask.numel())]
+        return super().loss(model, rollout, *args)
+
+
+@pytest.mark.parametrize("critic", ["policy", "shared"])
+def test_a_run_with_any_option_is_the_plain_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, critic: str) -> None:
+    """SGD, since Adam divides by the size of gradients: the rounding of one near 0 would count like any."""
+    given: dict[str, Any] = {
+        "kind": Sized, "critic": critic, "optim": "sgd", "entropy_coef": 0.1, "stop_token_id": 3, "learning_rate": 0.1,
+    }  # fmt: skip
+    with monkeypatch.context() as patched:
+        patched.setattr(logprobs, "after_head", lambda _: None)
+        plain = trained(tmp_path, **given)
+    assert distance(plain.before, snapshot(plain)) > 1e-3
+    assert {rows for rows, _ in plain.sizes} == {4}
+    for name, options in OPTIONS.items():
+        run = trained(tmp_path, **given | options)
+        assert distance(snapshot(plain), snapshot(run)) < 1e-5, name
+        for mine, theirs in zip(updates_of(plain), updates_of(run), strict=True):
+            here = {key: value for key, value in theirs.items() if "mismatch" not in key}
+            assert here == pytest.approx({key: mine[key] for key in here}, rel=1e-4, abs=1e-5, nan_ok=True), name
+        if "max_tokens_per_micro_batch" in options:
+            assert all(rows == 1 or tokens <= 30 for rows, tokens in run.sizes)
+            assert len({rows for rows, _ in run.sizes}) > 1
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_memory_does_not_grow_with_updates(tmp_path: Path) -> None:
+    """What the process holds after update 100 is less than 1% more than after update 10."""
+
+    class Held(TrainerCallback):
+        seen: dict[int, int] = {}
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            status = Path("/proc/self/status").read_text()
+            self.seen[state.global_step] = int(status.split("VmHWM:")[1].split()[0])
+
+    held = Held()
+    trained(tmp_path, kind=PPOTrainer, max_steps=100, callbacks=[held], num_ppo_epochs=1)
+    assert held.seen[100] < 1.01 * held.seen[10]
