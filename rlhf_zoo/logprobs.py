@@ -134,7 +134,8 @@ def response_logprobs(
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_learns):
             entropies = entropy(made)
         # Padding has log-probabilities too, some of −∞ whose gradients are no numbers.
-        return Spoken(*(x.masked_fill(~mask, 0) for x in (logprobs, entropies)), read, made if logits else None)
+        logprobs, entropies = (x.masked_fill(~mask, 0) for x in (logprobs, entropies))
+        return Spoken(logprobs, entropies, read, made if logits else None)
     found = chunked_logprobs(
         read[mask],
         head,
@@ -211,7 +212,7 @@ def after_head(model: Any) -> AfterHead | None:
 
 
 @torch.no_grad()
-def _asked(model: Any, head: nn.Linear) -> AfterHead | None:
+def _asked(model: Any, head: Any) -> AfterHead | None:
     """Asks the model itself: numbers stand in for its head's output, and what it makes of them is looked at."""
     device = head.weight.device
     places = torch.arange(head.out_features, device=device)
