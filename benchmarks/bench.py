@@ -2,7 +2,7 @@
 
     python benchmarks/bench.py                   # four points, four settings, two rounds
     python benchmarks/bench.py full eos --settings separate --rounds 3
-    python benchmarks/bench.py --set '{"max_tokens_per_micro_batch": 2048}' --settings separate
+    python benchmarks/bench.py --set '{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}'
     python benchmarks/bench.py --write-docs      # runs nothing: puts the newest figures into the docs
 
 Sides take turns, each time in a fresh process: A B A B. All sample the same numbers of tokens after the same prompts
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from figures.tables import rendered
-from speed.report import DOCUMENT, PEER, RESULTS, ROOT, SETTINGS, draw, newest, table
+from speed.report import DOCUMENT, PEER, RESULTS, ROOT, SETTINGS, draw, key_table, newest, table
 
 PEER_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 SIDES = {PEER: "speed.peer", "ours": "speed.ours", "floor": "speed.floor"}
@@ -42,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--updates", type=int, default=3, help="counted updates of a process, after one of warm-up")
-    parser.add_argument("--set", default="{}", metavar="JSON", help="more keys of PPOConfig for this trainer's side")
+    more = "also this trainer with these keys of PPOConfig, beside itself without; can be given several times"
+    parser.add_argument("--set", action="append", type=json.loads, default=[], metavar="JSON", help=more)
     parser.add_argument("--output", type=Path, help="the JSON file")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--again", action="store_true", help="measure anew what the file has")
@@ -62,11 +63,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = _begun(path, given)
     points = given.points or POINTS[:-1]
     try:
-        for side, point, setting, number in _turns(points, given):
-            key = f"{point} | {side} | {setting}{_named(given.set) if side == 'ours' else ''} | {number}"
+        for side, point, setting, keys, number in _turns(points, given):
+            key = f"{point} | {side} | {', '.join([setting, *(f'{name} {keys[name]}' for name in keys)])} | {number}"
             if key not in report["parts"]:
                 print(key, end=": ", flush=True)
-                report["parts"][key] = part = _measured(side, point, setting, given)
+                report["parts"][key] = part = _measured(side, point, setting, keys, updates=given.updates)
                 versions = part.pop("versions")
                 report["versions"][PEER if side == PEER else "here"] = versions
                 path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"\nStopped. {path} has what was measured; the same command goes on from there.", file=sys.stderr)
         return 130
-    print(table(report))
+    print("\n\n".join([table(report), *([key_table(report)] if given.set else [])]))
     draw(report, path.with_suffix(".svg"))
     return 0
 
@@ -92,22 +93,25 @@ def _begun(path: Path, given: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _turns(points: Sequence[str], given: argparse.Namespace) -> Iterator[tuple[str, str, str, int]]:
-    """Side, point, setting and round in the order of the clock: what is compared runs one after another."""
+def _turns(points: Sequence[str], given: argparse.Namespace) -> Iterator[tuple[str, str, str, dict[str, Any], int]]:
+    """Side, point, setting, keys and round in the order of the clock: what is compared runs one after another."""
     for number in range(1, given.rounds + 1):
         for point in points:
             for setting in given.settings:
                 for side in given.sides:
-                    if side != PEER or setting == given.settings[0]:
-                        yield side, point, setting if side != PEER else "separate", number
+                    if side != PEER:
+                        for keys in [{}, *given.set] if side == "ours" else [{}]:
+                            yield side, point, setting, keys, number
+                    elif setting == given.settings[0]:
+                        yield side, point, "separate", {}, number
 
 
-def _measured(side: str, point: str, setting: str, given: argparse.Namespace) -> dict[str, Any]:
+def _measured(side: str, point: str, setting: str, keys: dict[str, Any], *, updates: int) -> dict[str, Any]:
     """What a process of that side says."""
     python = str(PEER_PYTHON) if side == PEER else sys.executable
-    command = [python, "-m", SIDES[side], point, "--updates", str(given.updates), *SETTINGS[setting]]
+    command = [python, "-m", SIDES[side], point, "--updates", str(updates), *SETTINGS[setting]]
     if side == "ours":
-        command += ["--set", given.set]
+        command += ["--set", json.dumps(keys)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": str(_threads()), **QUIET}
     load = os.getloadavg()[0]
@@ -117,12 +121,6 @@ def _measured(side: str, point: str, setting: str, given: argparse.Namespace) ->
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
     return {"load": load, **json.loads(done.stdout.splitlines()[-1])}
-
-
-def _named(fields: str) -> str:
-    """A setting's further keys, as its name shows them."""
-    more = ", ".join(f"{key} {value}" for key, value in json.loads(fields).items())
-    return f", {more}" if more else ""
 
 
 def _threads() -> int:

@@ -3,6 +3,7 @@
     python benchmarks/gpu.py                         # every part on the GPU that is there: `make gpu`
     python benchmarks/gpu.py --device cpu --tiny     # a rehearsal without one: the same parts, tiny models
     python benchmarks/gpu.py parity resume           # some parts
+    python benchmarks/gpu.py --minutes 5             # what fits into so many; the most wanted parts come first
 
 Models have random weights, so nothing is downloaded. Writes benchmarks/results/DATE-MACHINE.json after each part, so
 that a run that is cut off leaves what it had, and parts that are run again replace what the file says of them. A part
@@ -19,7 +20,6 @@ import math
 import os
 import platform
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -27,7 +27,7 @@ import time
 import traceback
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 import torch
 from datasets import Dataset
-from speed.points import BOS, EOS, PAD, word_tokenizer
+from speed.points import BOS, EOS, PAD, POINTS, word_tokenizer
 from torch import Tensor
 from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
@@ -47,6 +47,7 @@ from rlhf_zoo.ppo.rollout import Advantages, Rollout
 from rlhf_zoo.sampling import Samples, sample
 
 ROOT = Path(__file__).resolve().parents[1]
+PEER = ROOT / ".gpu" / "peer"  # TRL 1.12.0, brought along: docs/gpu.md
 PACKAGES = ("torch", "transformers", "accelerate", "peft", "trl", "datasets", "numpy")
 SMALL = {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
          "intermediate_size": 688, "vocab_size": 4096}  # fmt: skip
@@ -61,7 +62,8 @@ TESTS = [
         "trainer", "ppo_options", "peft", "sampling", "models", "guards", "compat", "value_head", "trl_defects",
         "rewards", "ppo_stage", "trace", "config")),
 ]  # fmt: skip
-TESTS_SECONDS = 240
+DEADLINE = math.inf  # of `time.monotonic`
+MATRIX = "TFLOP/s of bf16 matrices"
 ON_CPU = "push_to_hub or pushed_and_pulled or the_command_and or the_script_prints"  # in processes that see no GPU
 
 
@@ -243,78 +245,76 @@ def resume(device: str, tiny: bool) -> dict[str, Any]:
     return found
 
 
-class Timed(PPOTrainer):
-    """Notes seconds and peak memory of each phase of an update."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.phases: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        self._since = time.perf_counter()
-
-    def mark(self, phase: str | None) -> None:
-        """Ends a phase; None ends what is not counted."""
-        peak = 0.0
-        if self.args.device.type == "cuda":
-            torch.cuda.synchronize()
-            peak = torch.cuda.max_memory_allocated() / 2**30
-            torch.cuda.reset_peak_memory_stats()
-        now = time.perf_counter()
-        if phase is not None:
-            self.phases[phase].append((now - self._since, peak))
-        self._since = now
-
-    def rollout(self, *args: Any, **kwargs: Any) -> Rollout:
-        self.mark(None)
-        return super().rollout(*args, **kwargs)
-
-    def evaluated(self, *args: Any, **kwargs: Any) -> Rollout:
-        self.mark("sample")
-        made = super().evaluated(*args, **kwargs)
-        self.mark("reference and values")
-        return made
-
-    def score(self, *args: Any, **kwargs: Any) -> Any:
-        made = super().score(*args, **kwargs)
-        self.mark("score")
-        return made
-
-    def update(self, *args: Any, **kwargs: Any) -> Any:
-        self.mark("estimate")
-        made = super().update(*args, **kwargs)
-        self.mark("update")
-        return made
+def ceilings(device: str, tiny: bool) -> dict[str, Any]:
+    """What the device reaches at best: matrices in bf16, memory, and starting kernels one after another."""
+    size, many = (256, 2**20) if tiny else (8192, 2**29)
+    one, other = (torch.randn(size, size, device=device, dtype=torch.bfloat16) for _ in range(2))
+    matrix = _seconds(device, lambda: one @ other, 10)
+    source, target = (torch.zeros(many, device=device) for _ in range(2))
+    copy = _seconds(device, lambda: target.copy_(source), 10)
+    small = torch.zeros(1, device=device)
+    return {
+        MATRIX: 2 * size**3 / matrix / 1e12,
+        "copied GB a second, reads and writes": 8 * many / copy / 1e9,
+        "microseconds a small kernel": 1e6 * _seconds(device, lambda: small.add_(1), 1000),
+    }
 
 
-def speed(device: str, tiny: bool) -> dict[str, Any]:
-    """Seconds and peak memory of each phase of an update of 64 completions of 256 tokens, after one of warm-up."""
-    shape, size, length, micro, updates = (TINY, 8, 8, 4, 2) if tiny else (QWEN_05B, 64, 256, 8, 2)
-    found: dict[str, Any] = {"completions": size, "response_length": length, "micro-batch": micro}
-    for name, given in {"bf16 autocast": {"bf16": True}, "float32": {}}.items():
-        made = trainer(
-            Timed, device, shape, rows=size, max_steps=updates, response_length=length, num_mini_batches=1,
-            num_ppo_epochs=4, per_device_train_batch_size=micro, gradient_accumulation_steps=size // micro,
-            local_rollout_forward_batch_size=2 * micro, learning_rate=3e-6, **given,
-        )  # fmt: skip
-        made.train()
-        parameters = sum(parameter.numel() for parameter in made.policy.parameters())
-        found[name] = {
-            "parameters of the policy": parameters,
-            "attention": made.policy.config._attn_implementation,
-            "phases": {
-                phase: {
-                    "seconds": statistics.median(seconds for seconds, _ in seen[1:]),
-                    "peak GiB": max(peak for _, peak in seen[1:]),
-                }
-                for phase, seen in made.phases.items()
-            },
-        }
-        phases = found[name]["phases"]
-        found[name]["seconds of an update"] = sum(each["seconds"] for each in phases.values())
-        found[name]["sampled tokens a second"] = size * length / phases["sample"]["seconds"]
-        del made
+def _seconds(device: str, work: Callable[[], Any], times: int) -> float:
+    """Of one call, after one of warm-up."""
+    for count in (1, times):
+        began = time.perf_counter()
+        for _ in range(count):
+            work()
         if device == "cuda":
-            torch.cuda.empty_cache()
-    return found
+            torch.cuda.synchronize()
+    return (time.perf_counter() - began) / times
+
+
+def update(point: str, *words: str, side: str = "speed.ours", updates: int = 1) -> dict[str, Any]:
+    """What a process of a side of benchmarks/bench.py says of updates at a point, or why it says nothing."""
+    command = [sys.executable, "-m", side, point, "--updates", str(updates), *words]
+    folders = [str(PEER), *sys.path] if side == "speed.peer" else sys.path
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "HF_HUB_OFFLINE": "1"}
+    environment |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TRL_EXPERIMENTAL_SILENCE": "1"}
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT / "benchmarks", env=environment, capture_output=True, text=True, check=False,
+            timeout=max(1.0, DEADLINE - time.monotonic()),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"not run": "it took longer than the minutes that were left"}
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:500]}
+    seen = json.loads(done.stdout.splitlines()[-1])
+    last = seen["updates"][-1]
+    found = {"seconds": last["seconds"], **last["phases"], "response tokens": last["tokens"]}
+    return found | {"peak GiB": seen.get("gpu_peak_gib", seen["peak_mib"] / 1024)}
+
+
+def shape(point: str, settings: Mapping[str, Sequence[str]]) -> Callable[[str, bool], dict[str, Any]]:
+    """A part: an update at a point in each of the settings."""
+
+    def part(device: str, tiny: bool) -> dict[str, Any]:
+        name = ("tiny-lora" if POINTS[point].lora else "tiny") if tiny else point
+        found: dict[str, Any] = {}
+        for setting, words in settings.items():
+            found[setting] = seen = update(name, *words)
+            if "update" in seen and not POINTS[point].lora:
+                count = POINTS[name].batch
+                flops = POINTS[name].update_flops(2 * count) - POINTS[name].update_flops(count)
+                seen["TFLOP/s of the update's matrices"] = flops / seen["update"] / 1e12
+        return found
+
+    return part
+
+
+def peer(device: str, tiny: bool) -> dict[str, Any]:
+    """TRL 1.12.0 and this trainer at 64 completions of shape C: TRL keeps all scores in float32, and has no room."""
+    if not (PEER / "trl").is_dir():
+        return {"not run": f"TRL 1.12.0 is not in {PEER} (docs/gpu.md)"}
+    point = "tiny" if tiny else "c64"
+    return {"TRL 1.12.0": update(point, side="speed.peer"), "here": update(point)}
 
 
 def tests(device: str, tiny: bool) -> dict[str, Any]:
@@ -328,7 +328,13 @@ def tests(device: str, tiny: bool) -> dict[str, Any]:
             "-k", f"not ({ON_CPU})", "--timeout", "120", "--tb=short", "--junitxml", str(report), *chosen,
         ]  # fmt: skip
         began = time.perf_counter()
-        subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=TESTS_SECONDS, check=False)
+        subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            timeout=max(1.0, DEADLINE - time.monotonic()),
+            check=False,
+        )
         counts: dict[str, int] = defaultdict(int)
         failed, skipped = [], []
         for case in ET.parse(report).iter("testcase"):
@@ -343,9 +349,28 @@ def tests(device: str, tiny: bool) -> dict[str, Any]:
     return {"seconds": seconds, "files": chosen, **counts, "failed": failed, "not run": skipped}
 
 
+BF16 = ("--bf16",)
+ENGINE = ("--bf16", "--set", json.dumps({"rollout_engine": "transformers"}))
 PARTS: dict[str, Callable[[str, bool], dict[str, Any]]] = {
-    "parity": parity, "mismatch": mismatch, "resume": resume, "speed": speed, "tests": tests,
+    "ceilings": ceilings,
+    "c": shape("c", {"bf16": BF16, "bf16, shared trunk": (*BF16, "--shared"), "bf16, sampled with graphs": ENGINE}),
+    "parity": parity, "mismatch": mismatch, "resume": resume, "trl": peer, "1b": shape("1b", {"bf16": BF16}),
+    "8b-lora": shape("8b-lora", {"bf16 weights": ()}), "tests": tests,
 }  # fmt: skip
+
+
+def _versions() -> dict[str, str | None]:
+    """Of the packages; None where one is not there."""
+    known = {found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}
+    return {name: known.get(name) for name in PACKAGES}
+
+
+def _failed(part: Mapping[str, Any]) -> bool:
+    """Whether a part, or what it consists of, says so."""
+    return any(
+        (name in ("error", "failed") and bool(value)) or (isinstance(value, dict) and _failed(value))
+        for name, value in part.items()
+    )
 
 
 def show(value: Any, title: str, depth: int = 0) -> None:
@@ -358,13 +383,15 @@ def show(value: Any, title: str, depth: int = 0) -> None:
         print(f"{pad}{title:<{44 - len(pad)}} {f'{value:.4g}' if isinstance(value, float) else value}")
 
 
-def main() -> int:
+def main(given: Sequence[str] | None = None) -> int:
+    global DEADLINE
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all if none is given")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny models, to rehearse")
     parser.add_argument("--output", type=Path, help="the JSON file")
-    arguments = parser.parse_args()
+    parser.add_argument("--minutes", type=float, default=9.0, help="begin nothing after so many")
+    arguments = parser.parse_args(given)
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"no part is called {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
     if arguments.device == "cuda" and not torch.cuda.is_available():
@@ -377,19 +404,23 @@ def main() -> int:
     before = json.loads(path.read_text()) if path.is_file() else {"parts": {}, "seconds": {}}
     report: dict[str, Any] = {
         "date": date, "machine": machine, "tiny": arguments.tiny, "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "versions": _versions(),
         "cuda": torch.version.cuda if arguments.device == "cuda" else None,
         "parts": before["parts"], "seconds": before["seconds"],
     }  # fmt: skip
     broken = False
+    DEADLINE = time.monotonic() + 60 * arguments.minutes
     for name in arguments.parts or PARTS:
         began = time.perf_counter()
+        if time.monotonic() > DEADLINE:
+            print(f"{name}: not begun, the {arguments.minutes:g} minutes are over")
+            continue
         try:
             report["parts"][name] = PARTS[name](arguments.device, arguments.tiny)
         except Exception as error:  # the other parts have something to say too
             traceback.print_exc()
             report["parts"][name] = {"error": f"{type(error).__name__}: {error}"[:2000]}
-        broken |= bool(report["parts"][name].get("error") or report["parts"][name].get("failed"))
+        broken |= _failed(report["parts"][name])
         report["seconds"][name] = time.perf_counter() - began
         path.write_text(json.dumps(report, indent=1) + "\n")
     show(report, str(path))

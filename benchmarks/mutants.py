@@ -29,8 +29,8 @@ TRAINER = ["unit/test_trainer.py", "unit/test_ppo_options.py", "numerics/test_de
            "numerics/test_trl_parity.py", "unit/test_trl_defects.py"]  # fmt: skip
 TESTS = {
     "ppo/trainer.py": TRAINER,
-    "sampling.py": ["unit/test_sampling.py", "unit/test_rewards.py", "unit/test_families.py", "unit/test_trace.py",
-                    *TRAINER, "unit/test_comparison_stream.py"],
+    "sampling.py": ["unit/test_sampling.py", "unit/test_sampling_queue.py", "unit/test_rewards.py",
+                    "unit/test_families.py", "unit/test_trace.py", *TRAINER, "unit/test_comparison_stream.py"],
     "evaluation/stats.py": ["unit/test_stats.py", "unit/test_pairwise.py", "unit/test_votes.py", "unit/test_verdict.py",
                             "unit/test_frontier.py", "contract/test_metrics.py"],
     "evaluation/verdict.py": ["unit/test_verdict.py"],

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
+import json
 import os
 import re
 import signal
@@ -12,7 +14,9 @@ import threading
 import time
 import warnings
 from functools import partial
+from pathlib import Path
 from types import FrameType
+from typing import NoReturn
 
 import click
 
@@ -91,11 +95,11 @@ def cli() -> None:
 def _sentence(error: click.ClickException) -> str:
     """What click says in one or two sentences, as one that names the mend."""
     first, _, rest = error.format_message().partition(". ")
-    said = first + (f", {rest[0].lower()}{rest[1:]}" if rest else "")
-    if said.endswith("?"):
-        return said
+    sentence = first + (f", {rest[0].lower()}{rest[1:]}" if rest else "")
+    if sentence.endswith("?"):
+        return sentence
     command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rlhf-zoo"
-    return f"{said.rstrip('.')}: see `{command} --help`."
+    return f"{sentence.rstrip('.')}: see `{command} --help`."
 
 
 def _of_the_user(error: BaseException) -> str | None:
@@ -132,8 +136,20 @@ def _as_ctrl_c(process: int, number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _fail(sentence: str) -> NoReturn:
+    """Of several processes the first one says what is wrong, once: the launcher then ends the others, which wait.
+
+    The launcher prints a summary behind that, which nothing turns off; the sentence stands in it as the cause.
+    """
+    _after_the_first()
+    click.echo(f"Error: {sentence}", err=True)
+    if processes.started() > 1 and (cause := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+        with contextlib.suppress(OSError):
+            Path(cause).write_text(json.dumps({"message": f"Error: {sentence}", "timestamp": int(time.time())}))
+    sys.exit(2)
+
+
 def _after_the_first() -> None:
-    """Of several processes the first one says what is wrong, once: the launcher then ends the others, which wait."""
     if processes.rank() > 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(GRACE)
@@ -166,15 +182,12 @@ def main() -> None:
             sys.exit(1)
         sys.exit(code if isinstance(code, int) else 0)
     except ZooError as error:
-        _after_the_first()
-        click.echo(f"Error: {error}", err=True)
-        sys.exit(2)
+        _fail(str(error))
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(2)
     except click.ClickException as error:
-        click.echo(f"Error: {_sentence(error)}", err=True)
-        sys.exit(2)
+        _fail(_sentence(error))
     except (KeyboardInterrupt, click.Abort):
         if processes.rank() == 0:
             click.echo("Interrupted; the same command goes on from what is saved.", err=True)
@@ -182,12 +195,11 @@ def main() -> None:
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _nobody_reads():
             sys.exit(1)
-        _after_the_first()
-        said = _of_the_user(error)
-        if said is None:
+        sentence = _of_the_user(error)
+        if sentence is None:
+            _after_the_first()
             raise
-        click.echo(f"Error: {said}", err=True)
-        sys.exit(2)
+        _fail(sentence)
 
 
 def hf_main() -> None:

@@ -27,6 +27,7 @@ __all__ = [
     "exact_kl",
     "explained_variance",
     "gae",
+    "importance_weights",
     "kl_loss",
     "kl_penalty",
     "last_token",
@@ -258,6 +259,15 @@ def clipped_policy_loss(
         held = (advantages < 0) & (loss > ceiling)
         loss, clipped = torch.where(held, ceiling, loss), clipped | held
     return loss, clipped
+
+
+def importance_weights(logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, *, cap: float, level: str) -> Tensor:
+    """min(π/π_engine, c) of each action: what was sampled from another distribution, weighted back to π.
+
+    Truncated importance sampling (Ionides 2008), as TRL's vllm_importance_sampling_correction. logprobs,
+    engine_logprobs, mask: (B, T), of the policy before the update and of the engine that sampled. Returns (B, A).
+    """
+    return actions(logprobs - engine_logprobs, mask, level=level).clamp(max=MAX_LOG_RATIO).exp().clamp(max=cap)
 
 
 def clipped_value_loss(

@@ -88,6 +88,7 @@ LIMITS: Mapping[str, Limit] = {
     "gamma": Limit(0, 1, above=True),
     "gradient_accumulation_steps": COUNT,
     "held_out_share": Limit(0, 1, above=True, below=True),
+    "importance_sampling_cap": Limit(1),
     "judge_share": Limit(0, 1, above=True, below=True),
     "kl_coef": Limit(0, why="a negative β would pay the policy for leaving its reference, so "),
     "kl_horizon": COUNT,
@@ -103,6 +104,7 @@ LIMITS: Mapping[str, Limit] = {
     "max_grad_norm": WEIGHT,
     "max_length": Limit(2, MANY, why="a token is learned from the one before it, so "),
     "max_prompt_length": COUNT,
+    "max_rollout_batch_tokens": COUNT,
     "max_steps": Limit(-1, MANY),
     "max_tokens_per_micro_batch": COUNT,
     "neftune_noise_alpha": Limit(0, 1e6),
@@ -138,6 +140,7 @@ LIMITS: Mapping[str, Limit] = {
     "total_episodes": COUNT,
     "truncate_after": COUNT_OR_NONE,
     "vf_coef": WEIGHT,
+    "vllm_gpu_memory_utilization": Limit(0, 1, above=True),
     "warmup_steps": STEPS,
     "weight_decay": WEIGHT,
 }

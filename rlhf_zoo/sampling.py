@@ -8,34 +8,37 @@ position) and by nothing else. Rows that have ended leave the batch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from .draws import draw, uniforms
 from .errors import ZooError
-from .finite import NotFinite
-from .functional import selected_logprobs
+from .kv_cache import can_join, cut, join, new_cache
 
 __all__ = [
+    "SAMPLER",
     "Samples",
     "Vocabulary",
     "base_of",
     "check_cached",
-    "draw_tokens",
+    "check_fits",
     "left_pad",
     "next_logits",
     "positions_of",
     "sample",
     "scaled",
     "takes",
-    "uniforms",
 ]
+
+# Grows when the same seed, keys and weights would sample other tokens, or log-probabilities of other last bits.
+# 1: to 2026-11; 2: the cache grows in place, padding is cut, equal prompts are computed once, log π is log p.
+SAMPLER = 2
 
 
 @dataclass(frozen=True)
@@ -142,38 +145,6 @@ def left_pad(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.devi
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
-def uniforms(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> Tensor:
-    """One uniform number in [0, 1) per row and position, (B, length) float64, a function of (seed, key) alone."""
-    # The key's length is part of the seed: SeedSequence pads with zeros, so (1,) and (1, 0) would share a stream.
-    streams = (np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, len(key), *key]))) for key in keys)
-    return torch.from_numpy(np.stack([stream.random(length) for stream in streams]))
-
-
-def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Zeroes all but the smallest set of most likely tokens that holds `top_p` of the mass. (B, V) -> (B, V)."""
-    ordered, order = probabilities.sort(-1, descending=True)
-    outside = ordered.cumsum(-1) - ordered >= top_p
-    return probabilities.masked_fill(outside.gather(-1, order.argsort(-1)), 0)
-
-
-def draw_tokens(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> Tensor:
-    """Inverse-CDF draw with numbers of `uniforms`: logits (B, V), uniform (B,) in [0, 1) -> tokens (B,).
-
-    Sums in float64, as V may be large. Raises NotFinite for logits that are not finite.
-    """
-    probabilities = logits.softmax(-1).double()
-    if top_p < 1:
-        probabilities = _nucleus(probabilities, top_p)
-    cumulative = probabilities.cumsum(-1)
-    if not cumulative[:, -1].isfinite().all():
-        raise NotFinite(
-            "The policy gave logits that are not finite, so no token can be drawn: check its weights, and where it "
-            "trains lower learning_rate, or compute in float32 if bf16 is on."
-        )
-    target = uniform.to(cumulative) * cumulative[:, -1]
-    return torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1)
-
-
 def positions_of(mask: Tensor) -> Tensor:
     """Where each token stands in its row, of which padding is no part. mask: (B, L) bool. Returns (B, L) int64."""
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
@@ -192,13 +163,16 @@ def sample(
     temperature: float = 1.0,
     top_p: float = 1.0,
     vocabulary: Vocabulary | None = None,
+    max_tokens: int | None = None,
 ) -> Samples:
     """Samples one completion a prompt; a row ends with the first token among `stop_ids` or after `max_new_tokens`.
 
     prompts: B non-empty token lists; keys: B tuples of non-negative ints, the identity of each row's random stream.
     vocabulary: the tokens that can be sampled, None for every row of the logits; the rest has the probability 0. The
-    log-probabilities are of this distribution at `temperature`, also when `top_p` < 1 cuts its tail off. Raises
-    ZooError for a model without the cache that sampling needs.
+    log-probabilities are of this distribution at `temperature`, also when `top_p` < 1 cuts its tail off. max_tokens:
+    the most tokens, padding included, that the cache may come to hold; the other prompts wait and take the places of
+    rows that have ended. None: all at once. Raises ZooError for a model without the cache that sampling needs, and for
+    a prompt that max_tokens has no room for.
     """
     check_cached(model)
     device = next(model.parameters()).device
@@ -206,46 +180,160 @@ def sample(
     size = len(prompts)
     random = uniforms(seed, keys, max_new_tokens).to(device)
     completion = torch.full((size, max_new_tokens), pad_id, device=device)
-    mask = torch.zeros((size, max_new_tokens), dtype=torch.bool, device=device)
     logprobs = torch.zeros((size, max_new_tokens), device=device)
     ended = torch.zeros(size, dtype=torch.bool, device=device)
+    drawn = torch.zeros(size, dtype=torch.long, device=device)
     stops = torch.tensor(list(stop_ids), device=device, dtype=torch.long)
 
-    alive = torch.arange(size, device=device)
-    cache: Any = DynamicCache(config=model.config)
-    seen = prompt_mask
-    keep_last = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
-    inputs, positions = prompt_ids, positions_of(prompt_mask)
-    for t in range(max_new_tokens):
-        out = model(
-            input_ids=inputs,
+    decoder = _Decoder(model)
+    queue = _Queue([len(prompt) for prompt in prompts], max_new_tokens, max_tokens)
+    running: _Running | None = None
+    while queue or running is not None:
+        entering = queue.next(running, drawn)
+        if entering:
+            logits, now = decoder.prefill([prompts[row] for row in entering], entering, pad_id)
+        else:
+            assert running is not None
+            logits, now, running = decoder.step(running), running, None
+        at = drawn[now.rows]
+        tokens, logps = draw(scaled(logits, temperature, vocabulary), random[now.rows, at], top_p=top_p)
+        completion[now.rows, at], logprobs[now.rows, at] = tokens, logps
+        stopped = torch.isin(tokens, stops)
+        ended[now.rows] = stopped
+        drawn[now.rows] = at + 1
+        now.tokens = tokens
+        left = now.without(stopped | (at + 1 == max_new_tokens))
+        running = left if running is None else running if left is None else running.joined(left)
+    mask = torch.arange(int(drawn.max()), device=device) < drawn.unsqueeze(1)
+    width = mask.shape[1]
+    return Samples(prompt_ids, prompt_mask, completion[:, :width], mask, logprobs[:, :width], ended, vocabulary)
+
+
+@dataclass
+class _Running:
+    """R rows under way: which of the call they are (R,), the columns that count (R, L), and each one's last token (R,).
+
+    The last token is not in the cache yet, and its column not in `seen`.
+    """
+
+    rows: Tensor
+    cache: Any
+    seen: Tensor
+    tokens: Tensor
+    joins: bool
+
+    def without(self, leaving: Tensor) -> _Running | None:
+        """The rows that stay, without the columns that are padding in all of them; None for no row."""
+        count = len(leaving) - int(leaving.sum())
+        if count == len(leaving):
+            return self
+        if not count:
+            return None
+        # The last rows take the places of those that leave, so that the others need not move.
+        order = torch.arange(count, device=leaving.device)
+        order[leaving[:count]] = (~leaving[count:]).nonzero().squeeze(1) + count
+        self.cache.reorder_cache(order)
+        self.rows, self.seen, self.tokens = self.rows[order], self.seen[order], self.tokens[order]
+        padding = self.seen.shape[1] - int(self.seen.sum(1).max())
+        if padding and self.joins:
+            cut(self.cache, padding)
+            self.seen = self.seen[:, padding:]
+        return self
+
+    def joined(self, other: _Running) -> _Running:
+        """The rows of both, the shorter ones padded on the left."""
+        join(self.cache, other.cache)
+        width = max(self.seen.shape[1], other.seen.shape[1])
+        seen = torch.cat([pad(each.seen, (width - each.seen.shape[1], 0)) for each in (self, other)])
+        rows, tokens = torch.cat([self.rows, other.rows]), torch.cat([self.tokens, other.tokens])
+        return _Running(rows, self.cache, seen, tokens, self.joins)
+
+
+class _Decoder:
+    """Logits (R, V) of the next token of each row."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        self.model = model
+        self._last = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
+
+    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Tensor, _Running]:
+        """Rows that begin. Equal prompts are computed once."""
+        places: dict[tuple[int, ...], int] = {}
+        place = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
+        ids, mask = left_pad(list(places), pad_id, next(self.model.parameters()).device)
+        cache: Any = new_cache(self.model)
+        logits = self._forward(ids, mask, positions_of(mask), cache)
+        _check_filled(cache, self.model)
+        if len(places) < len(prompts):
+            again = torch.tensor(place, device=mask.device)
+            cache.reorder_cache(again)
+            logits, mask = logits[again], mask[again]
+        where = torch.tensor(list(rows), device=mask.device)
+        return logits, _Running(where, cache, mask, where, can_join(cache, self.model))
+
+    def step(self, running: _Running) -> Tensor:
+        """One token further."""
+        running.seen = pad(running.seen, (0, 1), value=True)
+        positions = running.seen.sum(1, keepdim=True) - 1
+        return self._forward(running.tokens.unsqueeze(1), running.seen, positions, running.cache)
+
+    def _forward(self, ids: Tensor, seen: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
+        out = self.model(
+            input_ids=ids,
             attention_mask=seen.long(),
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            **keep_last,
+            **self._last,
         )
-        if t == 0:
-            _check_filled(cache, model)
-        logits = scaled(out.logits[:, -1], temperature, vocabulary)
-        tokens = draw_tokens(logits, random[alive, t], top_p=top_p)
-        completion[alive, t] = tokens
-        mask[alive, t] = True
-        logprobs[alive, t] = selected_logprobs(logits, tokens)
-        stopped = torch.isin(tokens, stops)
-        ended[alive[stopped]] = True
-        if stopped.all():
-            break
-        if stopped.any():
-            going = (~stopped).nonzero().squeeze(-1)
-            cache.reorder_cache(going)
-            alive, tokens, seen, positions = alive[going], tokens[going], seen[going], positions[going]
-        seen = torch.cat([seen, seen.new_ones(len(alive), 1)], dim=1)
-        inputs, positions = tokens.unsqueeze(1), positions[:, -1:] + 1
-    width = int(mask.sum(1).max())
-    return Samples(
-        prompt_ids, prompt_mask, completion[:, :width], mask[:, :width], logprobs[:, :width], ended, vocabulary
-    )
+        return out.logits[:, -1]
+
+
+def check_fits(lengths: Iterable[int], room: int, max_tokens: int | None) -> None:
+    """Raises ZooError where a prompt with a completion of `room` tokens would not fit into the cache by itself."""
+    if max_tokens is not None and (longest := max(lengths)) + room > max_tokens:
+        raise ZooError(
+            f"max_rollout_batch_tokens is {max_tokens}, and a prompt of {longest} tokens with a completion of up to "
+            f"{room} takes {longest + room}: give at least that."
+        )
+
+
+class _Queue:
+    """The rows that wait for a place in the cache, the shortest prompts first; without a bound, all begin at once."""
+
+    def __init__(self, lengths: Sequence[int], room: int, max_tokens: int | None) -> None:
+        self._lengths, self._room, self._most = lengths, room, max_tokens
+        self._waiting = list(range(len(lengths)))
+        if max_tokens is None:
+            return
+        self._waiting.sort(key=lengths.__getitem__)
+        check_fits(lengths, room, max_tokens)
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def next(self, running: _Running | None, drawn: Tensor) -> list[int]:
+        """The rows that begin now. A prefill is a pass of its own, so few rows wait for more places beside many."""
+        count, rest = len(self._waiting), [] if running is None else [self._room] * len(running.rows)
+        if self._most is not None and count:
+            if running is not None and not running.joins:
+                return []
+            width = 0
+            if running is not None:
+                width = running.seen.shape[1]
+                rest = (self._room - drawn[running.rows]).tolist()
+            while count and self._at_most(count, width, rest) > self._most:
+                count -= 1
+            if count < min(len(self._waiting), len(rest) / 4):
+                return []
+        entering, self._waiting = self._waiting[:count], self._waiting[count:]
+        return entering
+
+    def _at_most(self, new: int, width: int, rest: Sequence[int]) -> int:
+        """Tokens that the cache may come to hold: `new` rows, beside those of `width` that may draw `rest` more."""
+        width = max(width, self._lengths[self._waiting[new - 1]])
+        left = sorted([*rest, *[self._room] * new], reverse=True)
+        return max(rows * (width + more) for rows, more in enumerate(left, start=1))
 
 
 def scaled(logits: Tensor, temperature: float, vocabulary: Vocabulary | None) -> Tensor:

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from .alignment import TokenText
-from .sampling import Samples, uniforms
+from .draws import uniforms
+from .sampling import Samples
 
 __all__ = ["Truncation", "cut", "drawn_lengths", "text_end"]
 

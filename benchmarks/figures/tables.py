@@ -24,7 +24,8 @@ TABLES: dict[str, Callable[[], str]] = {
     **{one.name("baselines"): partial(baselines_table, one) for one in EXPERIMENTS},
     **{f"{one.recipe}-gain": partial(gain_table, one) for one in EXPERIMENTS if one.gold},
     RATES: rates_table,
-    "speed": lambda: report.table(report.newest()),
+    "speed": lambda: report.page(report.newest()),
+    "speed-keys": lambda: report.key_table(report.newest()),
     "speed-phases": lambda: report.phase_table(report.newest()),
 }
 

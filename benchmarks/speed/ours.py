@@ -32,8 +32,8 @@ class Follow(TrainerCallback):
         if logs and "tokens_per_second" in logs:
             update, done = self.clock.updates[-1], len(self.clock.updates)
             update["phases"] = {name[5:]: value for name, value in logs.items() if name.startswith("time/")}
-            update["tokens"] = round(logs["completions/length"] * args.per_device_train_batch_size)
-            rows = self.lengths[(done - 1) * args.per_device_train_batch_size :][: args.per_device_train_batch_size]
+            update["tokens"] = round(logs["completions/length"] * args.episodes_per_update)
+            rows = self.lengths[(done - 1) * args.episodes_per_update : done * args.episodes_per_update]
             wanted = sum(min(length, args.response_length) for length in rows)
             if update["tokens"] != wanted:
                 raise SystemExit(f"Update {done} sampled {update['tokens']} tokens, and {wanted} were to be replayed.")
@@ -52,23 +52,38 @@ def replayed(uniforms: Callable[..., torch.Tensor], lengths: Sequence[int]) -> C
     return numbers
 
 
+def length(prompts: Any, completions: Sequence[str], **_: Any) -> list[float]:
+    """A reward for where a reward model as large as the policy has no room."""
+    return [float(len(completion)) for completion in completions]
+
+
+def adapter() -> Any:
+    """LoRA of all linear layers."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     given = side.asked(arguments)
     point, clock = POINTS[given.point], side.Clock()
     count = point.batch * (given.updates + 1)
     lengths = point.lengths(count)
-    models = build_models(point)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    models = build_models(point, device)
     fields: dict[str, Any] = {
-        "output_dir": tempfile.mkdtemp(), "per_device_train_batch_size": point.batch, "num_mini_batches": 1,
-        "num_ppo_epochs": EPOCHS, "total_episodes": count, "response_length": point.response,
+        "output_dir": tempfile.mkdtemp(), "per_device_train_batch_size": point.rows,
+        "gradient_accumulation_steps": point.batch // point.rows, "num_mini_batches": 1, "num_ppo_epochs": EPOCHS,
+        "total_episodes": count, "response_length": point.response,
         "temperature": TEMPERATURE, "stop_token": "eos" if point.ends else None,
         "missing_eos_penalty": 1.0 if point.ends else None, "learning_rate": RATE, "bf16": given.bf16,
-        "critic": "shared" if given.shared else "auto", "train_sampling_strategy": "sequential", "report_to": [],
-        "save_strategy": "no", "use_cpu": not torch.cuda.is_available(), "disable_tqdm": True, "seed": 0,
+        "critic": "shared" if given.shared or point.lora else "auto", "train_sampling_strategy": "sequential",
+        "report_to": [], "save_strategy": "no", "use_cpu": device == "cpu", "disable_tqdm": True, "seed": 0,
     }  # fmt: skip
     trainer = PPOTrainer(
         PPOConfig(**fields | given.set), word_tokenizer(point.vocab), models.policy, ref_model=models.reference,
         reward_model=models.reward, value_model=None if given.shared else models.value,
+        reward_funcs=length if point.lora else None, peft_config=adapter() if point.lora else None,
         train_dataset=Dataset.from_dict({"input_ids": point.prompts(count)}), callbacks=[Follow(clock, lengths)],
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)

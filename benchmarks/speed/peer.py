@@ -51,11 +51,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     point, clock = POINTS[given.point], side.Clock()
     count = point.batch * (given.updates + 1)
     lengths = point.lengths(count)
-    models = build_models(point)
+    models = build_models(point, "cuda" if torch.cuda.is_available() else "cpu")
     trainer = ppo.PPOTrainer(
         args=ppo.PPOConfig(
-            output_dir=tempfile.mkdtemp(), per_device_train_batch_size=point.batch, num_mini_batches=1,
-            num_ppo_epochs=EPOCHS, total_episodes=count, response_length=point.response, temperature=TEMPERATURE,
+            output_dir=tempfile.mkdtemp(), per_device_train_batch_size=point.rows,
+            gradient_accumulation_steps=point.batch // point.rows, num_mini_batches=1, num_ppo_epochs=EPOCHS,
+            total_episodes=count, response_length=point.response, temperature=TEMPERATURE,
             stop_token="eos" if point.ends else None, missing_eos_penalty=1.0 if point.ends else None,
             learning_rate=RATE, num_sample_generations=0, report_to=[], save_strategy="no", logging_steps=1,
             bf16=False, gradient_checkpointing=False, use_cpu=not torch.cuda.is_available(), disable_tqdm=True, seed=0,
@@ -72,15 +73,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     def replayed(*args: Any, **kwargs: Any) -> Any:
         nonlocal done
-        rows = lengths[done : done + point.batch]
-        done += point.batch
+        rows = lengths[done : done + len(kwargs["input_ids"])]
+        done += len(kwargs["input_ids"])
         prompt = kwargs["input_ids"].shape[1]
         criteria = StoppingCriteriaList([Ends(prompt, rows)]) if point.ends else None
         out = generate(*args, **kwargs, stopping_criteria=criteria)
         for row, length in enumerate(rows):
             if length <= point.response:
                 out.sequences[row, prompt + length - 1] = EOS
-        clock.tokens = sum(min(length, point.response) for length in rows)
+        clock.tokens += sum(min(length, point.response) for length in rows)
         longest = max(min(length, point.response) for length in rows)
         if out.sequences.shape[1] != prompt + longest:
             raise SystemExit(f"{out.sequences.shape[1] - prompt} tokens were sampled, and {longest} were asked for.")

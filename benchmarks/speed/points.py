@@ -23,7 +23,11 @@ EPOCHS, TEMPERATURE, RATE = 4, 0.7, 3e-6
 
 @dataclass(frozen=True)
 class Point:
-    """One shape of work: `batch` prompts of some lengths; a response ends after each token with chance `ends`."""
+    """One shape of work: `batch` prompts of some lengths; a response ends after each token with chance `ends`.
+
+    kv: heads of keys and values, 0 for as many as `heads`. micro: rows of a micro-batch, 0 for all. lora: the policy
+    trains an adapter, in bf16 and without the other models.
+    """
 
     hidden: int
     layers: int
@@ -34,6 +38,25 @@ class Point:
     prompt: tuple[int, int]
     response: int
     ends: float
+    kv: int = 0
+    micro: int = 0
+    lora: bool = False
+
+    @property
+    def rows(self) -> int:
+        """Rows of a micro-batch."""
+        return self.micro or self.batch
+
+    def update_flops(self, count: int) -> float:
+        """Floating-point operations of the matrices in the update after `count` prompts: 6 a weight and token.
+
+        Of policy and critic, each with a trunk of its own; the head on response tokens. Attention is left out.
+        """
+        width = self.hidden * (self.kv or self.heads) // self.heads
+        trunk = self.layers * self.hidden * (2 * self.hidden + 2 * width + 3 * self.intermediate)
+        responses = sum(min(length, self.response) for length in self.lengths(count))
+        tokens = responses + sum(map(len, self.prompts(count)))
+        return 6.0 * EPOCHS * (2 * trunk * tokens + self.hidden * self.vocab * responses)
 
     def prompts(self, count: int) -> list[list[int]]:
         """The first `count` prompts."""
@@ -58,6 +81,14 @@ POINTS = {
     "long": Point(**_SMALL, vocab=16_384, batch=16, prompt=(480, 512), response=128, ends=0.02),
     # For tests of the benchmark itself.
     "tiny": Point(16, 2, 2, 24, vocab=48, batch=4, prompt=(3, 6), response=8, ends=0.2),
+    "tiny-lora": Point(16, 2, 2, 24, vocab=48, batch=4, prompt=(3, 6), response=8, ends=0.2, kv=1, micro=2, lora=True),
+    # For a GPU. The shape of Qwen2.5-0.5B; responses have a mean of 314 tokens.
+    "c": Point(896, 24, 14, 4864, 151_936, batch=256, prompt=(32, 128), response=512, ends=0.0021, kv=2, micro=16),
+    "c64": Point(896, 24, 14, 4864, 151_936, batch=64, prompt=(32, 128), response=512, ends=0.0021, kv=2, micro=16),
+    "1b": Point(2048, 16, 32, 8192, 128_256, batch=64, prompt=(32, 128), response=256, ends=0.004, kv=8, micro=8),
+    "8b-lora": Point(
+        4096, 32, 32, 14_336, 128_256, batch=32, prompt=(32, 128), response=128, ends=0.01, kv=8, micro=4, lora=True
+    ),
 }
 
 
@@ -69,15 +100,20 @@ class Models:
     reward: Any
 
 
-def build_models(point: Point) -> Models:
+def build_models(point: Point, device: str = "cpu") -> Models:
     """Four models of one shape and the same first weights on every side; all start from the policy's trunk."""
     config = LlamaConfig(
         hidden_size=point.hidden, num_hidden_layers=point.layers, num_attention_heads=point.heads,
-        num_key_value_heads=point.heads, intermediate_size=point.intermediate, vocab_size=point.vocab,
+        num_key_value_heads=point.kv or point.heads, intermediate_size=point.intermediate, vocab_size=point.vocab,
         max_position_embeddings=1024, tie_word_embeddings=True, pad_token_id=PAD, eos_token_id=EOS, bos_token_id=BOS,
         num_labels=1,
     )  # fmt: skip
     torch.manual_seed(0)
+    with torch.device(device):
+        return _built(point, config)
+
+
+def _built(point: Point, config: LlamaConfig) -> Models:
     policy = LlamaForCausalLM(config)
     # In the head's bias: a head that is computed in chunks sees it too.
     head = torch.nn.Linear(point.hidden, point.vocab)
@@ -85,6 +121,8 @@ def build_models(point: Point) -> Models:
     head.bias = torch.nn.Parameter(torch.zeros(point.vocab), requires_grad=False)
     head.bias.data[[EOS, PAD]] = UNLIKELY
     policy.lm_head = head
+    if point.lora:
+        return Models(policy.to(torch.bfloat16), None, None, None)
     value, reward = (LlamaForSequenceClassification(config) for _ in range(2))
     for model in (value, reward):
         model.model.load_state_dict(policy.model.state_dict())

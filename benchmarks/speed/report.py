@@ -11,7 +11,20 @@ from typing import Any
 
 from figures import text
 
-__all__ = ["DOCUMENT", "PEER", "PHASES", "RESULTS", "ROOT", "SETTINGS", "draw", "newest", "phase_table", "table"]
+__all__ = [
+    "DOCUMENT",
+    "PEER",
+    "PHASES",
+    "RESULTS",
+    "ROOT",
+    "SETTINGS",
+    "draw",
+    "key_table",
+    "newest",
+    "page",
+    "phase_table",
+    "table",
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -70,16 +83,35 @@ def table(report: Report) -> str:
         return NOTHING
     rows = []
     for (point, side, setting), rounds in parts.items():
-        if side != "ours":
+        if side != "ours" or "," in setting:
             continue
-        peer = parts.get((point, PEER, "separate"), {})
-        floor = parts.get((point, "floor", setting.partition(",")[0]), {})
+        peer, floor = parts.get((point, PEER, "separate"), {}), parts.get((point, "floor", setting), {})
         rows.append([
             point, setting, _middle(peer), _middle(rounds), _times(ratio(peer, rounds)), _middle(floor),
             _times(ratio(rounds, floor)), f"{_net(rounds):,.0f}", _share(rounds, peer),
         ])  # fmt: skip
     headings = ["point", "setting", f"{PEER}, s", "here, s", "faster", "floor, s", "/ floor", "net MiB", f"/ {PEER}"]
     return f"{text.table(headings, rows)}\n\n{_under(report)}"
+
+
+def page(report: Report) -> str:
+    """The table, the plot and the name of their file, for the docs."""
+    if not report:
+        return NOTHING
+    where = f"[{report['name']}](../benchmarks/results/{report['name']})"
+    return f"{table(report)} Of {where}.\n\n![Seconds an update by phase]({DOCUMENT.with_suffix('.svg').name})"
+
+
+def key_table(report: Report) -> str:
+    """What keys of PPOConfig bring: this trainer with them beside itself without, in the same rounds."""
+    parts = parts_of(report)
+    rows = []
+    for (point, side, setting), rounds in parts.items():
+        plain, _, keys = setting.partition(", ")
+        if keys and (without := parts.get((point, side, plain))):
+            memory = _net(rounds) / _net(without)
+            rows.append([point, plain, text.code(keys), _times(ratio(without, rounds)), f"{memory:.0%}"])
+    return text.table(["point", "setting", "with", "faster", "net memory"], rows) if rows else NOTHING
 
 
 def phase_table(report: Report) -> str:

@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import torch
+
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets", "numpy")
 
 
@@ -74,6 +76,8 @@ class Clock:
                 continue
         peak = resident("VmHWM")
         seen = {"updates": self.updates[1:], "peak_mib": peak, "net_mib": peak - self.before, "versions": known}
+        if torch.cuda.is_available():
+            seen["gpu_peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
         print(json.dumps(seen | more))
 
 

@@ -119,8 +119,8 @@ def draw(node: Node) -> list[str]:
         return [*lines, clean(member.problem)]
     if node.again:
         return [*lines, node.again]
-    if said := list(_said(node)):
-        lines.append(", ".join(said))
+    if figures := list(_said(node)):
+        lines.append(", ".join(figures))
     return lines
 
 

@@ -293,11 +293,11 @@ def _damaged(namespace: str, hub: Hub) -> dict[str, str]:
     )
     try:
         hf_raise_for_status(answer)
-        told = answer.json()
+        paths = answer.json()
     except (HfHubHTTPError, ValueError):  # another kind of Hub, which has no such address, or a reader without a token
         return {}
     found = {}
-    for one in told if isinstance(told, list) else []:
+    for one in paths if isinstance(paths, list) else []:
         repo, note = (one_line(at(one, key)) for key in ("id", "reason"))
         if at(one, "type") == "model" and repo is not None and note is not None:
             found[repo] = note

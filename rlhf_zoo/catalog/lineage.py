@@ -53,6 +53,12 @@ class Lineage:
         return estimate_at(self.card, "evaluation", "ppo", "kl")
 
     @property
+    def reward_loader(self) -> str | None:
+        """The code that loaded its reward model, as its card names it: imported of this machine's runs alone."""
+        loader = at(self.card, "settings", "reward_model_loader")
+        return loader if isinstance(loader, str) else None
+
+    @property
     def prompts_at(self) -> tuple[str | None, str, str | None]:
         """(configuration, column, split to evaluate on) of PPO's prompts in its data set, by the card."""
         return prompts_at(self.card.get("settings"))

@@ -123,8 +123,8 @@ def _report(run: Path, outcomes: Sequence[Outcome], context: RunContext, *, as_j
             cells.append(f"{figures['win_rate'][0]:.3f} [{low:.3f}, {high:.3f}]")
         else:
             cells = ["{:.2f} ({:.2f} to {:.2f})".format(*figures[name]) for name in (*COLUMNS, "win_rate")]
-        told = Counter(run.verdict or "none" for run in runs)
-        verdicts = [name if len(runs) == 1 else f"{count} {name}" for name, count in told.items()]
+        counts = Counter(run.verdict or "none" for run in runs)
+        verdicts = [name if len(runs) == 1 else f"{count} {name}" for name, count in counts.items()]
         table.add_row(setting, *cells, ", ".join(verdicts))
     console.print(table)
     for one in outcomes:

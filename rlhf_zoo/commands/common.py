@@ -50,7 +50,9 @@ __all__ = [
 ]
 
 # What a reader copies stays on one line.
-COPIED = ("revision", "commit", "date", "model", "repository", "step")
+COPIED = ("revision", "commit", "date", "key", "model", "repository", "step")
+# Letters of a word that a table never breaks.
+SHORT = 16
 FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
@@ -375,21 +377,46 @@ def _namespace_before(directory: Path, base: Path | None, hub: Hub) -> str | Non
 
     for folder in (directory, *([base] if base else [])):
         for stage in STAGES:
-            told = StageRecord(folder / stage).read().get("publish") or {}
-            if told.get("hub") == hub.label:
-                return told["namespace"]
+            publication = StageRecord(folder / stage).read().get("publish") or {}
+            if publication.get("hub") == hub.label:
+                return publication["namespace"]
     return None
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """Prints a table that breaks lines between words alone: where it is too wide for the screen, closer together."""
     from rich import box
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(title=title or None, box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, overflow="fold", no_wrap=column in COPIED)
+    cells = [*zip(columns, *rows, strict=True)]
+    whole = [max(cell_len(line) for cell in column for line in cell.splitlines() or [""]) for column in cells]
+    words = [
+        most if column[0] in COPIED else max(cell_len(word) for cell in column for word in cell.split() or [""])
+        for most, column in zip(whole, cells, strict=True)
+    ]
+    console, apart = Console(), 3 * len(columns) + 1
+    close = console.is_terminal and sum(words) + apart > console.width
+    around = len(columns) - 1 if close else apart
+    breakable = [place for place, column in enumerate(columns) if column not in COPIED]
+    while close and breakable and sum(words) + around > console.width:  # long names alone are broken
+        longest = max(breakable, key=words.__getitem__)
+        if words[longest] <= SHORT:
+            break
+        words[longest] -= 1
+    room = max(console.width - around - sum(words), 0)
+    table = Table(title=title or None, box=box.SIMPLE_HEAD, padding=0 if close else (0, 1), show_edge=not close)
+    widths = dict(enumerate(words))
+    for left, place in enumerate(
+        sorted(widths, key=lambda place: whole[place] - words[place])
+    ):  # who needs least first
+        more = min(whole[place] - words[place], room // (len(columns) - left))
+        widths[place] += more
+        room -= more
+    for place, column in enumerate(columns):
+        table.add_column(column, overflow="fold", no_wrap=column in COPIED, width=widths[place])
     for row in rows:
         table.add_row(*map(escape, row))
-    Console().print(table)
+    Console(width=max(console.width, around + sum(widths.values()))).print(table)

@@ -90,10 +90,10 @@ def evaluate(
         try:
             document, folder = _of_policy(subject, judges, given, asked, shared, options["output_dir"], connected)
         except KeyboardInterrupt:
-            kept = (
+            note = (
                 " What a language model has answered is kept." if any(one.startswith("llm:") for one in judges) else ""
             )
-            click.echo(f"Interrupted; no figures were written, and the same command begins anew.{kept}", err=True)
+            click.echo(f"Interrupted; no figures were written, and the same command begins anew.{note}", err=True)
             ctx.exit(130)
         if options["push_to_hub"]:
             from ..hub.pull import split_revision
@@ -221,8 +221,8 @@ def _show(document: Mapping[str, Any]) -> None:
         unfit = (found.get("check") or {}).get("unfit")
         if unfit:
             click.echo(f"{name}: {unfit}", err=True)
-        if said := unread(found):
-            click.echo(f"{name}: {said}", err=True)
+        if unreadable := unread(found):
+            click.echo(f"{name}: {unreadable}", err=True)
         if found.get("is_training_reward") and not found.get("checks_answers"):
             click.echo(
                 f"{name} is the policy's own reward: it says that training worked, not that it got better.", err=True

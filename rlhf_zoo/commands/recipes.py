@@ -97,7 +97,6 @@ def recipes_validate(ctx: click.Context, recipe: str) -> None:
       rlhf-zoo recipes validate tiny-world --ppo.kl_coef 0.2
     """
     flags = run_flags(ctx, recipe)
-    click.echo(f"Checking {recipe} ...", err=True)
     from ..evaluator.judges import check_names
     from ..recipes import load_recipe
     from ..runs.beginning import check_response_length, named_models

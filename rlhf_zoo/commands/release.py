@@ -70,15 +70,15 @@ def push(
         )
     documents = [StageRecord(folder).read() for folder in folders]
     if resume:
-        told = next((document["publish"] for document in documents if document.get("publish")), None)
-        if told is None:
+        place = next((document["publish"] for document in documents if document.get("publish")), None)
+        if place is None:
             raise ZooError(f"{run} was not to be published: leave --resume out, and say where to with --hub.")
-        if hub not in (None, told["hub"]) or namespace not in (None, told["namespace"]):
+        if hub not in (None, place["hub"]) or namespace not in (None, place["namespace"]):
             raise ZooError(
-                f"--resume sends {run} to where it was to go, {told['namespace']} on {told['hub']}: leave --resume out "
-                "to send all of it elsewhere."
+                f"--resume sends {run} to where it was to go, {place['namespace']} on {place['hub']}: leave "
+                "--resume out to send all of it elsewhere."
             )
-        hub, namespace, private = told["hub"], told["namespace"], private or told["private"]
+        hub, namespace, private = place["hub"], place["namespace"], private or place["private"]
     root = folders[0].parent
     of_ablation = ablation_of(root)
     with run_context(

@@ -66,8 +66,8 @@ def zoo(
         every = published(whose, connected)
         entries = ordered(select(every, stage=stage, recipe=recipe, base=base), sort, reverse=reverse)
         if readme is not None:
-            told = namespace or (None if connected.kind == "local" else whose)
-            chosen = {"hub": connected.label, "namespace": told, "stage": stage, "recipe": recipe, "base": base,
+            named = namespace or (None if connected.kind == "local" else whose)
+            chosen = {"hub": connected.label, "namespace": named, "stage": stage, "recipe": recipe, "base": base,
                       "sort": sort}  # fmt: skip
             _write(readme, [entry for entry in entries if entry.commit], whose, chosen, reverse=reverse)
         if collections:

@@ -18,9 +18,10 @@ from ..data import tokenize_prompt
 from ..devices import best_device, move
 from ..errors import ZooError
 from ..model_files import load_tokenizer
-from ..models import context_of, disable_dropout, load_causal, load_classifier
+from ..models import context_of, disable_dropout, load_causal
 from ..ppo.guards import Reader, check_ids
 from ..rewards import RewardModel
+from ..rewards.loading import load_reward_model
 from ..rewards.model import same_tokenizer
 from ..sampling import Samples, Vocabulary
 from ..tokenizer import stop_ids
@@ -81,14 +82,16 @@ class Comparison:
         sft: str | Path,
         reward: str | Path | None = None,
         reading: Mapping[str, Any] | None = None,
+        loader: str | None = None,
         device: str | torch.device | None = None,
         limits: Limits | None = None,
     ) -> Comparison:
         """Loads checkpoints from folders or the Hub, onto `device` (default: the accelerator if there is one).
 
-        reading: `label` and `output` of a reward model of several labels. The critic is loaded too where `ppo` is a
-        folder that holds one. Raises ZooError for what is no such model, and for policies with different tokenizers:
-        the log-ratio of a completion is defined only where its tokens mean the same to both.
+        reading: `label` and `output` of a reward model of several labels. loader: the user's code that loads it, see
+        `load_reward_model`. The critic is loaded too where `ppo` is a folder that has one. Raises ZooError for what is
+        no such model, and for policies with different tokenizers: the log-ratio of a completion is defined only where
+        its tokens mean the same to both.
         """
         tokenizer, other = load_tokenizer(ppo), load_tokenizer(sft)
         if not same_tokenizer(tokenizer, other):
@@ -100,7 +103,7 @@ class Comparison:
         scorer = None
         if reward is not None:
             read = dict(reading or {})
-            model = load_classifier(reward, label=read.get("label"))
+            model = load_reward_model(reward, label=read.get("label"), loader=loader)
             # Of another model that is given in place of the run's, one output needs no label.
             read = read if model.config.num_labels != 1 else {}
             scorer = RewardModel(model, load_tokenizer(reward), tokenizer, **read)
@@ -268,8 +271,8 @@ class Comparison:
         )
         text = completion.finish()
         if self._reward is not None:
-            (said,) = spoken([text], self._tokenizer)
-            read = whole(as_prompt(request.prompt, self._tokenizer), said)
+            (text_read,) = spoken([text], self._tokenizer)
+            read = whole(as_prompt(request.prompt, self._tokenizer), text_read)
             completion.reward = float(self._reward.score_samples(samples, [read])[0])
         if self._critic is not None:
             completion.values = tuple(self._critic.values(samples)[0].tolist())

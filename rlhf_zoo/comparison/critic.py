@@ -28,6 +28,6 @@ def load_critic(folder: str | Path, policy: PreTrainedModel) -> PreTrainedModel 
         critic = shared_value_head(policy)
         critic.load_state_dict(head)
     except (OSError, ValueError, RuntimeError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ZooError(f"The critic in {folder} cannot be loaded ({said}): publish the checkpoint again.") from error
+        problem = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ZooError(f"The critic in {folder} cannot be loaded ({problem}): publish the checkpoint again.") from error
     return critic

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from ..draws import draw_tokens, uniforms
 from ..errors import ZooError
 from ..functional import entropy, exact_kl, selected_logprobs
-from ..sampling import Vocabulary, check_cached, draw_tokens, next_logits, uniforms
+from ..sampling import Vocabulary, check_cached, next_logits
 
 __all__ = ["COMPARE_STREAM", "Drawn", "LockStep"]
 

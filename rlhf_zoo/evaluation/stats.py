@@ -228,8 +228,8 @@ def correlation(
     size = int(index.max()) + 1
     chance = np.full(size, 1 / size)
     drawn = [measure(rng.multinomial(size, chance)[index].astype(float)) for _ in range(resamples)]
-    kept = [value for value in drawn if not math.isnan(value)]  # a resample of one value alone has no correlation
-    low, high = np.quantile(kept, [0.025, 0.975]) if kept else (-1.0, 1.0)
+    defined = [value for value in drawn if not math.isnan(value)]  # a resample of one value alone has no correlation
+    low, high = np.quantile(defined, [0.025, 0.975]) if defined else (-1.0, 1.0)
     return Estimate(measure(np.ones(len(first))), (float(low), float(high)), len(first))
 
 

@@ -375,10 +375,10 @@ def _judge_reasons(
     top = float(means.max())
     if fall.found:
         share = "" if fall.kept is None else f"{fall.kept:.0%}" if fall.kept > 0 else "none"
-        kept = f", {share} of its gain over SFT kept" if share else ""
+        rest = f", {share} of its gain over SFT kept" if share else ""
         found.append(
             f"The judge was highest at step {fall.step} ({top:.4g}, KL {kl[fall.step]:.3g} nats) and has fallen by "
-            f"{fall.drop.value:.4g} since{kept} (p = {fall.p:.2g} for a fall from any checkpoint below {KEPT:.0%} of "
+            f"{fall.drop.value:.4g} since{rest} (p = {fall.p:.2g} for a fall from any checkpoint below {KEPT:.0%} of "
             "its gain)."
         )
         if kl[fall.step] > last.kl:

@@ -179,22 +179,22 @@ def summary(votes: Iterable[Ballot], *, seed: int = 1) -> dict[str, Any]:
     numbers the sets of models that votes link: ratings of different sets are not on one scale. left: the share of the
     left side among decisive votes, ½ but for a bias.
     """
-    kept = list({vote.id: vote for vote in votes}.values())
-    between = [vote for vote in kept if {vote.left.role, vote.right.role} == set(_ROLES)]
-    names = _names(kept)
+    distinct = list({vote.id: vote for vote in votes}.values())
+    between = [vote for vote in distinct if {vote.left.role, vote.right.role} == set(_ROLES)]
+    names = _names(distinct)
     pairs: dict[tuple[_Key, _Key], list[Ballot]] = {}
     for vote in between:
         ppo, sft = (vote.left, vote.right) if vote.left.role == "ppo" else (vote.right, vote.left)
         pairs.setdefault((_key(ppo), _key(sft)), []).append(vote)
-    decisive = Counter(vote.verdict for vote in kept if vote.verdict in ("left", "right"))
+    decisive = Counter(vote.verdict for vote in distinct if vote.verdict in ("left", "right"))
     return {
-        "votes": len(kept),
+        "votes": len(distinct),
         **_tally(between, seed),
         "pairs": [
             {"ppo": names[ppo], "sft": names[sft], **_tally(some, seed)}
             for (ppo, sft), some in sorted(pairs.items(), key=lambda pair: -len(pair[1]))
         ],
-        "elo": _ratings([vote for vote in kept if vote.verdict != "both_bad"], names, seed),
+        "elo": _ratings([vote for vote in distinct if vote.verdict != "both_bad"], names, seed),
         "left": proportion(decisive["left"], decisive.total()).to_json() if decisive else None,
     }
 

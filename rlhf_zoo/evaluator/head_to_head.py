@@ -180,17 +180,17 @@ class HeadToHead:
     def _compared(self, name: str) -> dict[str, Any]:
         judge = next(one for one in self.tools.panel.comparing if one.name == name)
         found = self.pairs[name]
-        told: dict[str, Any] = {"description": judge.description}
+        figures: dict[str, Any] = {"description": judge.description}
         if name in self.measured["sft"].judges:  # it rated single completions too
-            told |= {side: self._mean(self.measured[side].judges[name]) for side in _SIDES}
-        told |= {
+            figures |= {side: self._mean(self.measured[side].judges[name]) for side in _SIDES}
+        figures |= {
             "win_rate": found["ppo"].win_rate.to_json(),
             "control": found["control"].win_rate.to_json(),
             "orders": {key: value for key, value in found["ppo"].to_json().items() if key != "win_rate"},
         }
         if isinstance(judge, LLMJudge):
-            told["usage"] = judge.usage.to_json()
-        return {**told, **self._check(name)}
+            figures["usage"] = judge.usage.to_json()
+        return {**figures, **self._check(name)}
 
     def _figures(self, side: str) -> dict[str, Any]:
         found, by_prompt = self.measured[side], list(map(str, self.groups))

@@ -325,9 +325,9 @@ def _check_labels(labeled: Labeled, seed: int) -> None:
     try:
         ClassifierJudge.check(labeled(), seed=seed)
     except ZooError as error:
-        said = str(error).rpartition(": ")[0] or str(error)  # without its mend, as there are others here
+        why = str(error).rpartition(": ")[0] or str(error)  # without its mend, as there are others here
         raise ZooError(
-            f"The judge classifier has no labeled texts to learn from ({said}): say in evaluation.labeled where some "
+            f"The judge classifier has no labeled texts to learn from ({why}): say in evaluation.labeled where some "
             "are, or name another judge, by evaluation.judge or --judge: reward:MODEL (another public reward model), "
             "rule:REWARD, llm:MODEL, MODULE:FUNCTION, or same-labels where the stage reward has a judge_share."
         ) from error

@@ -20,7 +20,7 @@ from ..evaluation.judges import FunctionJudge, Judge
 from ..functional import exact_kl, selected_logprobs
 from ..hub.refs import NOT_LOADED, resolve
 from ..logprobs import response_logits
-from ..model_files import load_tokenizer
+from ..model_files import Loading, load_tokenizer
 from ..models import load_causal
 from ..plugins import load_object
 from ..ppo.completions import TAKEN
@@ -219,7 +219,8 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
         own, but = name in context.recipe.stages, NOT_LOADED if loader is None else ()
         path = context.checkpoint(name).path if own else resolve(name, context.hub, but=but).path
         label = ppo.trainer.reward_label
-        model = on_device(load_reward_model(path, label=label, loader=loader), use_cpu=ppo.trainer.use_cpu)
+        how = Loading(dtype="auto", attention=ppo.model.attn_implementation)  # as PPO holds it
+        model = on_device(load_reward_model(path, label=label, loader=loader, how=how), use_cpu=ppo.trainer.use_cpu)
         read = {"label": label, "output": ppo.trainer.reward_output}
         rewards.insert(0, RewardModel(model, load_tokenizer(path), tokenizer, **read))
     reference = on_device(load_causal(reference_path), use_cpu=ppo.trainer.use_cpu).eval()
@@ -274,7 +275,7 @@ def reward_models(tools: Evaluator) -> frozenset[str]:
 
 
 def _equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    return a.keys() == b.keys() and all(torch.equal(a[name].cpu().float(), b[name].cpu().float()) for name in a)
 
 
 def _panel(context: RunContext) -> Panel:

@@ -310,12 +310,12 @@ def _embedded(root: Path) -> Iterator[tuple[str, str]]:
     from ..hub_server.tokens import TokenFile, create_token
 
     _make_private(root)
-    kept = root / "client-token"
+    token_file = root / "client-token"
     with _writing(root):
         if (
-            not kept.is_file() or TokenFile(root).role(kept.read_text(errors="replace")) != "write"
+            not token_file.is_file() or TokenFile(root).role(token_file.read_text(errors="replace")) != "write"
         ):  # it may have been revoked
-            replace_file(kept, create_token(root, "write", name="--hub local").encode())
+            replace_file(token_file, create_token(root, "write", name="--hub local").encode())
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-hub-") as scratch:
         ready = Path(scratch) / "ready.json"
         log = Path(scratch) / "log"
@@ -333,10 +333,10 @@ def _embedded(root: Path) -> Iterator[tuple[str, str]]:
             deadline = time.monotonic() + START_SECONDS
             while not ready.is_file():
                 if process.poll() is not None or time.monotonic() > deadline:
-                    said = log.read_text(errors="replace").strip().splitlines()
-                    raise ZooError(f"The embedded Hub did not start: {said[-1] if said else 'it said nothing'}")
+                    lines = log.read_text(errors="replace").strip().splitlines()
+                    raise ZooError(f"The embedded Hub did not start: {lines[-1] if lines else 'it said nothing'}")
                 time.sleep(0.02)
-            yield json.loads(ready.read_text())["url"], kept.read_text()
+            yield json.loads(ready.read_text())["url"], token_file.read_text()
         finally:
             process.terminate()
             try:

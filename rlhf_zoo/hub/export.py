@@ -211,12 +211,12 @@ class _Export:
         made = {}
         for branch in branches:
             made[branch.name] = self._replay(branch, heads.get(branch.name), missing[branch.name], total)
-        kept = {name: tag for name, tag in tags.items() if tag[0] in self.commits}
-        self._tag(kept)
+        exported = {name: tag for name, tag in tags.items() if tag[0] in self.commits}
+        self._tag(exported)
         ends = {branch.commits[-1] for branch in branches if branch.commits}
-        self._verify(ends | {commit for commit, _ in kept.values()})
-        at = {name: self.commits[commit] for name, (commit, _) in kept.items()}
-        return Exported(self.commits, at, made, self.sent, sorted(tags.keys() - kept.keys()))
+        self._verify(ends | {commit for commit, _ in exported.values()})
+        at = {name: self.commits[commit] for name, (commit, _) in exported.items()}
+        return Exported(self.commits, at, made, self.sent, sorted(tags.keys() - exported.keys()))
 
     def _create(self, private: bool) -> None:
         kind = self.source.repo.kind

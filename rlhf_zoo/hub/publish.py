@@ -199,14 +199,14 @@ def publish_release(
     run: str,
     beside: Path,
     message: str,
-    told: str,
+    tag_message: str,
     optimizer: bool = False,
     instead: Mapping[str, Path | None] = NOTHING,
     hub: Hub = CLIENT,
 ) -> str:
     """Makes a checkpoint what `main` and `best` hold, with the files of `beside`, in one commit. Returns the commit.
 
-    told: the message of the tag.
+    tag_message: of the tag `best`.
     """
     check_whole(checkpoint, training=optimizer)
     files = checkpoint_files(checkpoint, optimizer=optimizer, instead=instead)
@@ -216,7 +216,7 @@ def publish_release(
         check_claim(run, repo_id, hub=hub)
         if before is not None:
             hub.api().delete_tag(repo_id, tag="best")
-        _tag(run, repo_id, "best", commit, told, hub)
+        _tag(run, repo_id, "best", commit, tag_message, hub)
     return commit
 
 

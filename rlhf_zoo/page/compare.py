@@ -113,6 +113,11 @@ def _notes(subject: Subject) -> str:
         "drawn from, exact, over the whole vocabulary; <b>KL along it</b> is their sum over this completion."
     )
     reward = "<b>Reward</b>: none, since no reward model is known for this checkpoint."
+    if subject.lineage.reward is not None:
+        reward = (
+            "<b>Reward</b>: none, since the trainer's own code loads the reward model, and no code that a download "
+            "names is imported: open the page over the run directory, or name another model with --reward."
+        )
     if subject.comparison.has_reward:
         reward = (
             "<b>Reward</b>: what the reward model says of prompt and completion, the proxy that PPO was trained to "

@@ -60,11 +60,14 @@ class Subject:
         them, and says so in `problem`.
         """
         lineage = find_lineage(ppo, sft=sft, reward=reward, hub=hub)
+        loader = lineage.reward_loader if reward is None else None
+        unread = loader is not None and stage_of(Path(lineage.ppo.name)) is None
         comparison = Comparison.load(
             ppo=lineage.ppo.path,
             sft=lineage.sft.path,
-            reward=lineage.reward.path if lineage.reward else None,
+            reward=lineage.reward.path if lineage.reward and not unread else None,
             reading=lineage.reward_reading,
+            loader=loader,
             limits=LIMITS,
         )
         found, problem = _runs(lineage, runs, lenient=lenient, hub=hub)

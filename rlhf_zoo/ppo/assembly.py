@@ -26,7 +26,7 @@ from ..models import (
 )
 from ..reference import Reference
 from ..rewards import RewardFunction, RewardModel, Rewards
-from ..sampling import Vocabulary, check_cached
+from ..sampling import Vocabulary, check_cached, check_fits
 from ..value_head import (
     AutoModelForCausalLMWithValueHead,
     AutoModelForSeq2SeqLMWithValueHead,
@@ -348,6 +348,7 @@ def prompts_of(
         data, tokenizer, context=context, room=args.response_length, num_proc=args.dataset_num_proc
     )
     check_ids(prepared[PROMPT_TOKENS], narrowest)
+    check_fits(map(len, prepared[PROMPT_TOKENS]), args.response_length, args.max_rollout_batch_tokens)
     needed = args.prompts_per_update * args.world_size
     if training and len(prepared) < needed:
         raise ZooError(

@@ -33,6 +33,7 @@ from .completions import COMPLETIONS_DIR, DecodedCompletions, decoded, show_tabl
 from .config import PPOConfig
 from .control import RunningScores, kl_controller
 from .custom_loop import GivenScores
+from .engines import make_engine
 from .guards import KLWatch, ReferenceWatch
 from .metrics import Progress, critic_health, of_completions
 from .phases import Phases
@@ -113,19 +114,19 @@ class BasePPOTrainer(Guarded, ABC):
         self._shown: dict[str, list[Any]] = {}
         self._episodes = self._generated = 0
         self._loop_model: nn.Module | None = None
+        reading = args, processing_class, self.context, self.narrowest
         super().__init__(
             model=ActorCritic(parts.policy, parts.critic),
             args=args,
             data_collator=data_collator or _as_they_are,
-            train_dataset=prompts_of(
-                train_dataset, args, processing_class, self.context, self.narrowest, training=True
-            ),
-            eval_dataset=prompts_of(eval_dataset, args, processing_class, self.context, self.narrowest),
+            train_dataset=prompts_of(train_dataset, *reading, training=True),
+            eval_dataset=prompts_of(eval_dataset, *reading),
             processing_class=processing_class,
             callbacks=[Complete(), *(callbacks or [])],
             optimizers=optimizers,
         )
         self.phases = Phases(self.accelerator.device)
+        self.engine = make_engine(args, self.policy, processing_class, self.accelerator)
         if self.reference is not None:
             self.reference.to(self.accelerator.device)
         for reward in self._scoring:

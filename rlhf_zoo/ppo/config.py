@@ -20,6 +20,8 @@ ONE_OF = {
     "kl_in": ("reward", "loss"),
     "action_level": ("token", "sequence"),
     "loss_aggregation": AGGREGATIONS,
+    "rollout_engine": ("native", "transformers", "vllm"),
+    "vllm_mode": ("colocate", "server"),
     "critic": ("auto", "reward", "policy", "shared"),
     "score_centering": ("stored", "running", "none"),
     "score_scaling": ("stored", "running", "none"),
@@ -171,6 +173,28 @@ class PPOConfig(TrainingArguments):
     ref_adapter_name: str | None = field(
         default=None, metadata={"help": "The adapter of a PeftModel that is the reference; None switches adapters off."}
     )
+    rollout_engine: str = field(
+        default="native",
+        metadata={"help": "What samples: 'native', 'transformers' (continuous batching) or 'vllm' (docs/engines.md)."},
+    )
+    max_rollout_batch_tokens: int | None = field(
+        default=None,
+        metadata={"help": "Most tokens, padding included, that sampling caches at a time; None: of all rows."},
+    )
+    importance_sampling_cap: float | None = field(
+        default=None,
+        metadata={"help": "Weight tokens by π/π_engine, at most this (2 to 3), where another engine samples; None: 1."},
+    )
+    vllm_mode: str = field(
+        default="colocate", metadata={"help": "vLLM on the trainer's GPU ('colocate'), or a running 'server'."}
+    )
+    vllm_server_base_url: str | None = field(default=None, metadata={"help": "Where the vLLM server answers."})
+    vllm_gpu_memory_utilization: float = field(
+        default=0.3, metadata={"help": "Share of the GPU's memory for a colocated vLLM."}
+    )
+    vllm_enable_sleep_mode: bool = field(
+        default=False, metadata={"help": "A colocated vLLM gives its memory back while the policy learns."}
+    )
     recompute_logprobs: bool = field(
         default=False, metadata={"help": "Take log π_old from a forward pass instead of from the sampler."}
     )
@@ -200,6 +224,7 @@ class PPOConfig(TrainingArguments):
         _check_ranges(self)
         _check_kl(self)
         _check_reference(self)
+        _check_engine(self)
         super().__post_init__()
         if self.episodes_per_update % self.num_mini_batches:
             raise ZooError(
@@ -294,6 +319,33 @@ def _check_completions(args: Any) -> None:
         raise ZooError(
             "skip_equal_scores compares the completions of a prompt, and num_generations is 1: give at least 2."
         )
+
+
+def _check_engine(args: Any) -> None:
+    engine = args.rollout_engine
+    if engine == "native" and args.importance_sampling_cap is not None:
+        raise ZooError(
+            "importance_sampling_cap weights what another engine sampled, and rollout_engine is 'native', whose "
+            "log-probabilities are the trainer's: leave it out."
+        )
+    if engine == "vllm" and args.max_rollout_batch_tokens is not None:
+        raise ZooError(
+            "max_rollout_batch_tokens bounds the cache of the other engines: give vllm_gpu_memory_utilization to vLLM."
+        )
+    if engine != "native" and args.fsdp2:
+        raise ZooError(f"rollout_engine {engine!r} does not take weights that fsdp2 sharded: leave one of them out.")
+    declared = {entry.name: entry.default for entry in fields(args) if entry.name.startswith("vllm_")}
+    given = [name for name, default in declared.items() if getattr(args, name) != default]
+    if given and engine != "vllm":
+        raise ZooError(f"{given[0]} is for vLLM, and rollout_engine is {engine!r}: leave it out, or give 'vllm'.")
+    if (args.vllm_mode == "server") != (args.vllm_server_base_url is not None):
+        raise ZooError(
+            f"vllm_mode is {args.vllm_mode!r} and vllm_server_base_url {args.vllm_server_base_url!r}: a server needs "
+            "its address, and nothing else does."
+        )
+    of_colocated = {"vllm_gpu_memory_utilization", "vllm_enable_sleep_mode"}.intersection(given)
+    if args.vllm_mode == "server" and of_colocated:
+        raise ZooError(f"{min(of_colocated)} is of a colocated vLLM, and vllm_mode is 'server': give it to the server.")
 
 
 def _check_reference(args: Any) -> None:

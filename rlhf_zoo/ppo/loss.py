@@ -45,6 +45,14 @@ def micro_batch_loss(
         cliprange_high=args.cliprange_high,
         dual_clip=args.dual_clip,
     )
+    if args.importance_sampling_cap is not None and rollout.engine_logprobs is not None:
+        policy_loss = policy_loss * F.importance_weights(
+            samples.logprobs,
+            rollout.engine_logprobs,
+            samples.mask,
+            cap=args.importance_sampling_cap,
+            level=level,
+        )
     value_loss, value_clipped = F.clipped_value_loss(
         said.values[:, : mask.shape[1]], estimates.values, estimates.returns, cliprange=args.cliprange_value
     )

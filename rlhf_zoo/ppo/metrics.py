@@ -27,6 +27,7 @@ def of_completions(rollout: Rollout, estimates: Advantages, names: list[str]) ->
         "objective/shaped_score": estimates.scores,
         **{f"rewards/{name}": each[:, i] for i, name in enumerate(names)},
         "objective/kl": rollout.kl,
+        **({} if rollout.engine_mismatch is None else {"policy/engine_mismatch": rollout.engine_mismatch}),
         "completions/length": rollout.mask.sum(1).float(),
         "completions/eos_rate": rollout.samples.ended.float(),
     }

@@ -61,6 +61,7 @@ def together(
         "samples": {n: x.cpu() for n, x in vars(samples).items() if isinstance(x, Tensor)},
         "ref_logprobs": rollout.ref_logprobs.cpu(),
         "values": rollout.values.cpu(),
+        "engine": None if rollout.engine_logprobs is None else rollout.engine_logprobs.cpu(),
         "total": scored.total.cpu(),
         "each": scored.each.cpu(),
         "by_token": None if scored.by_token is None else scored.by_token.cpu(),
@@ -82,6 +83,7 @@ def together(
         rows(one["ref_logprobs"] for one in seen),
         rows(one["values"] for one in seen),
         measured=rollout.measured,
+        engine_logprobs=None if rollout.engine_logprobs is None else rows(one["engine"] for one in seen),
     )
     # A function may pay by token in some processes alone.
     dense = [one["by_token"] for one in seen]

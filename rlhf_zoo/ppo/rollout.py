@@ -23,12 +23,14 @@ class Rollout:
 
     samples: prompts, completions, mask and log π_old; ref_logprobs (B, T): log π_ref; values (B, T): V_old.
     measured: whether there is a reference; without one, log π_old stands for log π_ref, and KL is not known.
+    engine_logprobs (B, T): log π as the engine that sampled has it, where that is not the trainer's own; else None.
     """
 
     samples: Samples
     ref_logprobs: Tensor
     values: Tensor
     measured: bool = True
+    engine_logprobs: Tensor | None = None
 
     @property
     def mask(self) -> Tensor:
@@ -48,12 +50,25 @@ class Rollout:
             return torch.full((len(self.mask),), torch.nan, device=self.mask.device)
         return F.kl_penalty(self.logprobs, self.ref_logprobs, estimator="k1").masked_fill(~self.mask, 0).sum(1)
 
+    @property
+    def engine_mismatch(self) -> Tensor | None:
+        """Mean |log π_old − log π of the engine| of a completion's tokens, (B,) in nats; None of our own sampler."""
+        if self.engine_logprobs is None:
+            return None
+        apart = (self.logprobs - self.engine_logprobs).abs().masked_fill(~self.mask, 0)
+        return apart.sum(1) / self.mask.sum(1)
+
     def rows(self, index: Tensor) -> Rollout:
         """The chosen rows, without columns that are padding in all of them."""
         samples = self.samples.rows(index)
         width = samples.mask.shape[1]
+        engine = None if self.engine_logprobs is None else self.engine_logprobs[index, :width]
         return replace(
-            self, samples=samples, ref_logprobs=self.ref_logprobs[index, :width], values=self.values[index, :width]
+            self,
+            samples=samples,
+            ref_logprobs=self.ref_logprobs[index, :width],
+            values=self.values[index, :width],
+            engine_logprobs=engine,
         )
 
 

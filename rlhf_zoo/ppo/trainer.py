@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -26,7 +27,7 @@ from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
 from ..errors import ZooError
 from ..logprobs import in_batches, response_logits, token_logprobs
 from ..rewards import Scored
-from ..sampling import Samples, sample
+from ..sampling import Samples
 from ..sharding import full, whole
 from .base import (
     EVAL_STREAM,
@@ -129,7 +130,7 @@ class PPOTrainer(BasePPOTrainer):
         step = 0 if stream == EVAL_STREAM else self.state.global_step
         keys = [(stream, step, row[PROMPT_INDEX], row.get(GENERATION, 0)) for row in rows]
         with self.accelerator.autocast(), whole(actor.policy):
-            samples = sample(
+            samples = self.engine(
                 actor.policy,
                 [row[PROMPT_TOKENS] for row in rows],
                 keys=keys,
@@ -139,10 +140,13 @@ class PPOTrainer(BasePPOTrainer):
                 pad_id=self.fill_id,
                 temperature=args.temperature,
                 vocabulary=self.vocabulary,
+                max_tokens=args.max_rollout_batch_tokens,
             )
         check_ends(samples, self.stop_ids)
         samples = args.truncation(samples, self.processing_class, seed=args.seed, keys=keys)
-        return self.evaluated(samples, recompute=args.recompute_logprobs)
+        if args.rollout_engine == "native":
+            return self.evaluated(samples, recompute=args.recompute_logprobs)
+        return replace(self.evaluated(samples, recompute=True), engine_logprobs=samples.logprobs)
 
     @torch.no_grad()
     def evaluated(self, samples: Samples, *, recompute: bool) -> Rollout:

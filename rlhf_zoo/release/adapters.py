@@ -74,8 +74,8 @@ def sent_instead(context: RunContext, record: StageRecord, checkpoint: Path, fol
     if settings.get("push_critic", True) is False:
         found = {name: None for name in files if name.startswith(f"{CRITIC}/")}
     if (dtype := settings.get("push_dtype")) is not None:
-        kept = {name: path for name, path in files.items() if name not in found}
-        found |= rounded(kept, dtype, folder)
+        others = {name: path for name, path in files.items() if name not in found}
+        found |= rounded(others, dtype, folder)
     named = {name: folder / name for name in _name_bases(context, document, checkpoint, folder) if name not in found}
     return {**found, **named}
 

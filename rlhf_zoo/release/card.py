@@ -45,7 +45,7 @@ _SETTINGS = (
 )  # fmt: skip
 _EVALUATION = (
     "judge", "reward_model", "sft", "ppo", "win_rate", "win_rate_at_equal_length", "control", "verdict", "recommended",
-    "over_training",
+    "over_training", "labeled",
 )  # fmt: skip
 _PROMPTS_KEPT = 8
 

@@ -61,15 +61,15 @@ def _words(command: str | list[str]) -> list[str]:
 
 def _public(words: list[str]) -> list[str]:
     """Without --output_dir; of an absolute path only its name."""
-    kept: list[str] = []
+    public: list[str] = []
     rest = iter(words)
     for word in rest:
         if word in OUTPUT:
             next(rest, None)
         elif not word.startswith(tuple(f"{flag}=" for flag in OUTPUT)):
             flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
-            kept.append(flag + equals + (PurePath(value).name if PurePath(value).is_absolute() else value))
-    return kept
+            public.append(flag + equals + (PurePath(value).name if PurePath(value).is_absolute() else value))
+    return public
 
 
 def fetch(facts: Facts) -> str | None:

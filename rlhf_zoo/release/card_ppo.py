@@ -111,8 +111,8 @@ def _other_judges(facts: Facts) -> dict[str, dict[str, Any]]:
             others[name] = {**own, "description": figures.get("description", ""), "notes": notes_on_judge(figures)}
     for name, figures in (facts.evaluation.get("votes") or {}).items():
         if isinstance(figures, Mapping):
-            said = " ".join(str(figures[key]) for key in ("description", "problem") if figures.get(key))
-            others[f"votes:{name}"] = {"win_rate": facts.figure("votes", name, "win_rate"), "description": said}
+            sentences = " ".join(str(figures[key]) for key in ("description", "problem") if figures.get(key))
+            others[f"votes:{name}"] = {"win_rate": facts.figure("votes", name, "win_rate"), "description": sentences}
     return others
 
 

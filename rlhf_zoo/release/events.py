@@ -27,15 +27,15 @@ def write_events(rows: Iterable[Mapping[str, Any]], folder: Path, *, stage: str)
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    kept = list(rows)
-    if not kept:
+    logged = list(rows)
+    if not logged:
         return None
-    path = folder / EVENTS_FILE.format(stage=stage, began=int(_seconds(kept[0])))
+    path = folder / EVENTS_FILE.format(stage=stage, began=int(_seconds(logged[0])))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         writer = RecordWriter(file)
-        writer.write(Event(wall_time=_seconds(kept[0]), file_version="brain.Event:2").SerializeToString())
-        for row in kept:
+        writer.write(Event(wall_time=_seconds(logged[0]), file_version="brain.Event:2").SerializeToString())
+        for row in logged:
             values = [
                 Summary.Value(tag=name, simple_value=value)
                 for name, value in sorted(row.items())

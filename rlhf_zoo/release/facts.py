@@ -333,11 +333,13 @@ class Facts:
     def score(self) -> dict[str, Any]:
         """{score_mean, score_std} of a reward model over SFT samples, from run.json or a checkpoint's config.json."""
         record = StageRecord(self.path)
-        kept: list[Mapping[str, Any]] = [self.run.get("reward_model") or {}] if self.step is None else []
+        known: list[Mapping[str, Any]] = [self.run.get("reward_model") or {}] if self.step is None else []
         for folder in reversed(record.checkpoints()) if self.step is None else [record.checkpoint_path(self.step)]:
             if (folder / "config.json").is_file():
-                kept.append(read_json(folder / "config.json").get("rlhf_zoo") or {})
-        return next(({key: one[key] for key in ("score_mean", "score_std")} for one in kept if "score_mean" in one), {})
+                known.append(read_json(folder / "config.json").get("rlhf_zoo") or {})
+        return next(
+            ({key: one[key] for key in ("score_mean", "score_std")} for one in known if "score_mean" in one), {}
+        )
 
 
 def estimate_at(document: Mapping[str, Any], *path: str) -> Mapping[str, Any] | None:

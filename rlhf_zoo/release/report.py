@@ -73,8 +73,8 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"| **win rate**, by {escape(name)} | | {estimate(found['win_rate'])} | {found['win_rate']['n']} | |"
     for name, found in (document.get("votes") or {}).items():
         votes = found.get("win_rate")
-        said = estimate(votes) if votes else escape(found["problem"])
-        yield f"| **win rate**, by votes of {escape(name)} | | {said} | {(votes or {}).get('n', '')} | |"
+        rate = estimate(votes) if votes else escape(found["problem"])
+        yield f"| **win rate**, by votes of {escape(name)} | | {rate} | {(votes or {}).get('n', '')} | |"
     yield f"| win rate at equal length | | {estimate(document['win_rate_at_equal_length'])} | {document['n']} | |"
     control = f"| {estimate(document['control'])} | | {document['n']} | |"
     yield f"| control: the other policy over itself, other sampling seed {control}"
@@ -113,26 +113,26 @@ def answer_rows(judges: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, Any]
 
 def judge_notes(found: Mapping[str, Any]) -> Raw:
     """What is to be known of one judge of an evaluation beside its description: sentences, each after a space."""
-    said = []
+    notes = []
     if found.get("checks_answers"):
-        said.append(CHECKS_ANSWERS)
+        notes.append(CHECKS_ANSWERS)
     elif found.get("is_training_reward"):
-        said.append(
+        notes.append(
             "**This is the policy's own reward: it says that training worked, not that the policy got better.**"
         )
     check = found.get("check")
     if check:
         accuracy = f"{estimate(check['accuracy'])} of {check['accuracy']['n']} labeled pairs"
-        said.append(f"**{escape(check['unfit'])}**" if check.get("unfit") else f"It prefers the better of {accuracy}.")
+        notes.append(f"**{escape(check['unfit'])}**" if check.get("unfit") else f"It prefers the better of {accuracy}.")
     orders = found.get("orders")
     if orders and orders.get("agreement"):
-        said.append(f"Asked in both orders, which agreed in {estimate(orders['agreement'])} of the pairs.")
+        notes.append(f"Asked in both orders, which agreed in {estimate(orders['agreement'])} of the pairs.")
     if unreadable := unread(found):
-        said.append(unreadable)
+        notes.append(unreadable)
     cost = (found.get("usage") or {}).get("cost")
     if finite(cost) and cost is not None:
-        said.append(f"Cost: {cost:.4g}.")
-    return Raw("".join(f" {one}" for one in said))
+        notes.append(f"Cost: {cost:.4g}.")
+    return Raw("".join(f" {one}" for one in notes))
 
 
 def unread(found: Mapping[str, Any]) -> str | None:
@@ -140,8 +140,8 @@ def unread(found: Mapping[str, Any]) -> str | None:
     pairs, every = ((found.get(part) or {}).get("unparsed") or 0 for part in ("orders", "usage"))
     if not pairs and not every:
         return None
-    said = f"{pairs} pairs had an answer that could not be read, and count as ties"
-    return f"{said}; of all its answers it was {every}, and an unread rating counts as 5.5." if every else f"{said}."
+    note = f"{pairs} pairs had an answer that could not be read, and count as ties"
+    return f"{note}; of all its answers it was {every}, and an unread rating counts as 5.5." if every else f"{note}."
 
 
 def _named(one: Mapping[str, Any]) -> Raw:
@@ -170,9 +170,9 @@ def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hu
             card = hub.file(repo, "README.md", revision=head).read_text(encoding="utf-8")
         except EntryNotFoundError:
             card = ""
-        kept, _, rest = card.partition(begins)
+        before, _, rest = card.partition(begins)
         after = rest.partition(ends)[2]
-        text = f"{kept.rstrip()}\n\n{begins}\n{report(document)}{ends}\n{after.lstrip()}".lstrip()
+        text = f"{before.rstrip()}\n\n{begins}\n{report(document)}{ends}\n{after.lstrip()}".lstrip()
         files = {f"evaluations/{name}/{path.name}": path for path in _sent(folder)}
         operations = [
             CommitOperationAdd("README.md", text.encode()),

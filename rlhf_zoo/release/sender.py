@@ -128,8 +128,11 @@ class Sender:
         document = record.read()
         if not document or self._stages is not None:
             return bool(document) and stage in (self._stages or ())
-        told = document.get("publish") or {}
-        return (told.get("hub"), told.get("namespace")) == (self._context.hub.label, self._context.namespace)
+        place = document.get("publish") or {}
+        return (place.get("hub"), place.get("namespace")) == (
+            self._context.hub.label,
+            self._context.namespace,
+        )
 
     def _of_stage(self, record: StageRecord, stage: str) -> Iterator[Upload]:
         repo, hub = self._context.repo(stage), self._context.hub.label
@@ -220,7 +223,7 @@ class Sender:
                 run=context.run_id(stage),
                 beside=Path(scratch),
                 message=f"{context.recipe.name} {stage}: card of {tag}",
-                told=f"{tag}, with the card of the finished run",
+                tag_message=f"{tag}, with the card of the finished run",
                 hub=context.hub,
                 optimizer=bool(record.read()["resolved"].get("push_optimizer")),
                 instead=sent_instead(context, record, chosen, Path(altered)),
@@ -272,12 +275,12 @@ class Sender:
         """Differs when the final card would: by the Hub and repository, by the run's end, by the evaluation."""
         document, evaluation = record.read(), self._context.record("eval").path
         known = {key: document.get(key) for key in ("finished", "chosen", "fingerprint", "reward_model")}
-        told = hashlib.sha256(repr((sorted(known.items(), key=str), self._context.repo(document["stage"]))).encode())
-        told.update(self._context.hub.label.encode())
+        content = hashlib.sha256(repr((sorted(known.items(), key=str), self._context.repo(document["stage"]))).encode())
+        content.update(self._context.hub.label.encode())
         for name in ("evaluation.json", "samples.jsonl"):
             path = evaluation / name
-            told.update(path.read_bytes() if path.is_file() else b"")
-        return told.hexdigest()
+            content.update(path.read_bytes() if path.is_file() else b"")
+        return content.hexdigest()
 
 
 def claim_repository(context: RunContext, stage: str) -> None:
@@ -332,13 +335,13 @@ def resume_command(context: RunContext) -> str:
 def _forget_lost(record: StageRecord, repo: str, hub: Hub) -> None:
     """Counts as not sent what the Hub does not have: its folder was emptied, or another run had the repository."""
     sent, there = published_tags(record, repo, hub=hub.label), all_tags(repo, hub=hub)
-    kept = {tag: commit for tag, commit in sent.items() if there.get(tag) == commit}
-    if kept == sent:
+    remaining = {tag: commit for tag, commit in sent.items() if there.get(tag) == commit}
+    if remaining == sent:
         return
     for checkpoint in record.checkpoints():
-        if tag_name(checkpoint_step(checkpoint)) not in kept:
+        if tag_name(checkpoint_step(checkpoint)) not in remaining:
             (checkpoint / PUBLISHED).unlink(missing_ok=True)
-    record.write(repo=_repository(repo, kept) if kept else None, released=None)
+    record.write(repo=_repository(repo, remaining) if remaining else None, released=None)
 
 
 def _repository(repo: str, tags: Mapping[str, str]) -> dict[str, Any]:

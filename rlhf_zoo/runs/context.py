@@ -38,9 +38,11 @@ def versions() -> dict[str, str]:
     """What decides, beside its settings, what a run computes: versions, the kind of processor, and torch's threads."""
     import torch
 
+    from ..sampling import SAMPLER
+
     found = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
     machine = {"platform": f"{platform.system()} {platform.machine()}", "cpu": torch.backends.cpu.get_cpu_capability()}
-    return found | machine | {"threads": str(torch.get_num_threads())}
+    return found | machine | {"threads": str(torch.get_num_threads()), "sampler": str(SAMPLER)}
 
 
 class Publisher(Protocol):

@@ -112,6 +112,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         "simulated": shared.simulated,
         "reward_model": context.record("reward").read().get("reward_model"),
         **figures,
+        **({"labeled": config.labeled} if config.labeled else {}),
         **_verdict(record.path, followed),
         "seconds": seconds,
     }

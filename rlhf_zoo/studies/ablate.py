@@ -85,8 +85,8 @@ def ablation_of(directory: Path) -> dict[str, Any]:
     path = directory / ABLATION
     if not path.is_file():
         return {}
-    told = read_json(path)
-    return {"base": directory / told["base"], "variant": told["variant"]}
+    document = read_json(path)
+    return {"base": directory / document["base"], "variant": document["variant"]}
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ __all__ = [
     "default_betas",
     "open_baseline",
     "read_lines",
+    "read_samples",
     "read_scores",
     "run_best_of_n",
     "run_trained",
@@ -275,19 +276,22 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
-def read_scores(path: Path, rows: Dataset, per_prompt: int) -> dict[str, dict[str, list[float]]]:
-    """Reward, judge, kl and length of each completion of sft and ppo, in the order of the eval stage.
-
-    path: a samples.jsonl of that stage. Raises ZooError where it cannot be read or is of other prompts.
-    """
+def read_samples(path: Path, prompts: Sequence[Any], per_prompt: int) -> list[dict[str, Any]]:
+    """The lines of a samples.jsonl of the eval stage. Raises ZooError where it is damaged, or of other prompts."""
     mend = "make it again with `rlhf-zoo eval --restart`."
     try:
         lines = read_lines(path)
     except (FileNotFoundError, ValueError) as error:
         raise ZooError(f"{path} cannot be read ({error}): {mend}") from error
-    asked = [readable(prompt).rstrip() for prompt in rows["prompt"] for _ in range(per_prompt)]
+    asked = [readable(prompt).rstrip() for prompt in prompts for _ in range(per_prompt)]
     if [line["prompt"].rstrip() for line in lines] != asked:
         raise ZooError(f"{path} holds other prompts than the data set: {mend}")
+    return lines
+
+
+def read_scores(path: Path, rows: Dataset, per_prompt: int) -> dict[str, dict[str, list[float]]]:
+    """Reward, judge, kl and length of each completion of sft and ppo, in the order of the eval stage."""
+    lines = read_samples(path, rows["prompt"], per_prompt)
     names = ("reward", "judge", "kl", "length")
     return {side: {name: [float(line[side][name]) for line in lines] for name in names} for side in ("sft", "ppo")}
 

@@ -152,12 +152,12 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         "sft": _told(sft, seed, asked),
         "ppo": _told(ppo, seed, asked),
     }
-    told = {
+    series = {
         one: [{**_told(point, seed, asked), **_ppo_there(point, sft, ppo, others, seed)} for point in points]
         for one, points in found.items()
     }
     # Of n = 1 there is none: it is the SFT policy, which serves at PPO's price but for the length of what it writes.
-    for document, point in zip(told.get("best-of-n", [])[1:], found.get("best-of-n", [])[1:], strict=True):
+    for document, point in zip(series.get("best-of-n", [])[1:], found.get("best-of-n", [])[1:], strict=True):
         document["break_even"] = break_even(
             ppo.training.flops, ppo.serving.flops, other_training=point.training.flops, other=point.serving.flops
         )
@@ -166,11 +166,13 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         **about,
         "fits": bent,
         "ppo_ablation": [_told(point, seed, asked) for point in others],
-        "methods": told,
+        "methods": series,
         "equal_kl": {one: _at_equal_kl(points, sft, ppo, others, seed) for one, points in found.items()},
         "equal_compute": {one: _at_equal_compute(points, ppo, seed, asked) for one, points in found.items()},
     }
-    write_json(baseline.folder / method / "baseline.json", {**about, "method": method, "points": told.get(method, [])})
+    write_json(
+        baseline.folder / method / "baseline.json", {**about, "method": method, "points": series.get(method, [])}
+    )
     write_json(baseline.folder / "frontier.json", frontier)
     plot_frontier(frontier, baseline.folder / "frontier.png")
     return frontier
@@ -196,7 +198,7 @@ def _told(point: Point, seed: int, served: int) -> dict[str, Any]:
     kl: dict[str, Any] = {"value": point.mean_kl, "ci95": None, "n": point.n}
     if not point.kl_is_bound:
         kl = estimate(point.kl, n=point.n, seed=seed).to_json()
-    told: dict[str, Any] = {
+    document: dict[str, Any] = {
         "label": point.label,
         "kl": {**kl, "is_bound": point.kl_is_bound},
         **{name: estimate(getattr(point, name), n=point.n, seed=seed).to_json() for name in ("reward", "judge")},
@@ -209,10 +211,10 @@ def _told(point: Point, seed: int, served: int) -> dict[str, Any]:
     }
     if point.seeds:
         names = ("reward", "judge", "kl")
-        told["seeds"] = [
+        document["seeds"] = [
             {"label": one.label, **{name: float(getattr(one, name).mean()) for name in names}} for one in point.seeds
         ]
-    return told
+    return document
 
 
 def _at_equal_kl(points: Sequence[Point], sft: Point, ppo: Point, others: Sequence[Point], seed: int) -> dict[str, Any]:
@@ -226,10 +228,10 @@ def _at_equal_kl(points: Sequence[Point], sft: Point, ppo: Point, others: Sequen
         # Of a mixture KL is linear in its share, and not √KL: what it was read at is told.
         return {"inside": True, **_compared(found, ppo, seed), "kl": ppo.mean_kl}
     reach = [one.mean_kl for one in line]
-    said = f"outside its range: KL {min(reach):.2f} to {max(reach):.2f}, and PPO's is {ppo.mean_kl:.2f}"
+    outside = f"outside its range: KL {min(reach):.2f} to {max(reach):.2f}, and PPO's is {ppo.mean_kl:.2f}"
     farthest = max(points, key=lambda one: one.mean_kl)
     there = _ppo_there(farthest, sft, ppo, others, seed)
-    return {"inside": False, "said": said, "farthest": there.get("ppo_at_its_kl")}
+    return {"inside": False, "said": outside, "farthest": there.get("ppo_at_its_kl")}
 
 
 def _ppo_there(point: Point, sft: Point, ppo: Point, others: Sequence[Point], seed: int) -> dict[str, Any]:
@@ -249,6 +251,6 @@ def _at_equal_compute(points: Sequence[Point], ppo: Point, seed: int, served: in
 
 
 def _compared(found: Point, ppo: Point, seed: int) -> dict[str, Any]:
-    told = {name: estimate(getattr(found, name), n=found.n, seed=seed).to_json() for name in ("judge", "reward")}
+    estimates = {name: estimate(getattr(found, name), n=found.n, seed=seed).to_json() for name in ("judge", "reward")}
     less = difference(ppo, found, seed=seed)
-    return {"label": found.label, "kl": found.mean_kl, **told, "ppo": ppo.label, "ppo_less_this": less}
+    return {"label": found.label, "kl": found.mean_kl, **estimates, "ppo": ppo.label, "ppo_less_this": less}

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ..chat import whole
 from ..devices import on_device
 from ..errors import ZooError
 from ..evaluation.calibration import calibration
@@ -27,11 +28,12 @@ from ..record import read_json, write_json
 from ..release.plots import plot_ensemble
 from ..rewards import RewardModel
 from ..runs.context import RunContext
+from ..runs.data import evaluation_rows, stage_source
 from ..runs.pairs import named_pairs
 from ..stages.pipeline import run_stage, said
 from ..stages.reward import held_out_pairs, open_pairs, pairs_seed, score_pairs, sft_samples
 from ..stages.train import quiet
-from .baseline import read_lines
+from .baseline import read_samples
 
 __all__ = ["FOLDER", "check", "member", "overview", "train", "write_overview"]
 
@@ -102,7 +104,7 @@ class Texts:
     """N completions, prompt before each, and of evaluated ones the judge's scores and Σ log π − log π_SFT, nats."""
 
     prompts: Sequence[str]
-    texts: Sequence[str]
+    texts: Sequence[Any]
     ended: Sequence[bool]
     judge: Sequence[float] | None = None
     kl: Sequence[float] | None = None
@@ -169,17 +171,21 @@ def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
         raise ZooError(f"{record.path} is of another SFT policy than {run.record('sft').path}: {mend}")
     path = record.path / "samples.jsonl"
     try:
-        judge = read_json(record.path / "evaluation.json")["judge"]["name"]
-        rows = read_lines(path)
-        return {side: _of(rows, side) for side in SIDES}, judge
+        document = read_json(record.path / "evaluation.json")
+        asked, each = evaluation_rows(run, stage_source(run, "ppo"), path=sft.path), document["samples_per_prompt"]
+        prompts = asked["prompt"][: document["prompts"]]
+        rows = read_samples(path, prompts, each)
+        prompts = [prompt for prompt in prompts for _ in range(each)]
+        return {side: _of(rows, prompts, side) for side in SIDES}, document["judge"]["name"]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise ZooError(f"{path} cannot be read ({error!r}): {mend}") from error
 
 
-def _of(rows: Sequence[Mapping[str, Any]], side: str) -> Texts:
+def _of(rows: Sequence[Mapping[str, Any]], prompts: Sequence[Any], side: str) -> Texts:
+    """prompts: of each row, a text or the conversation, which reward models render by their own template."""
     return Texts(
         [row["prompt"] for row in rows],
-        [row["prompt"] + row[side]["completion"] for row in rows],
+        [whole(prompt, row[side]["completion"]) for prompt, row in zip(prompts, rows, strict=True)],
         [row[side]["ended"] for row in rows],
         [row[side]["judge"] for row in rows],
         [row[side]["kl"] for row in rows],

@@ -24,14 +24,15 @@ from ..evaluator.judges import check_names, checked, open_panel
 from ..evaluator.measure import Evaluator, function_judges, paid_functions, reward_models
 from ..hub.connect import CLIENT, Hub
 from ..hub.refs import Checkpoint
-from ..json_values import finite
+from ..json_values import at, finite, hub_id
 from ..limits import check_limits
 from ..model_files import load_tokenizer
-from ..models import context_of, load_causal, load_classifier
+from ..models import context_of, load_causal
 from ..record import StageRecord, now, write_json, write_text
 from ..release.plots import plot_win_rates
 from ..release.report import WIN_RATES
 from ..rewards import RewardModel, Rewards
+from ..rewards.loading import load_reward_model
 from ..rewards.model import same_tokenizer
 from ..runs.context import versions
 from ..runs.judge import SAME_LABELS
@@ -88,7 +89,7 @@ class PolicyPair:
     functions: the reward functions that its training was paid by. prompts_at: see `Lineage.prompts_at`. held_out:
     the share of which split its training held out. reading:
     `label` and `output` of a reward model of several labels. cuts: how its training cut completions, by the fields of
-    `Truncation`.
+    `Truncation`. loader: the code of this machine's run that loads its reward model.
     """
 
     policy: Checkpoint
@@ -104,6 +105,7 @@ class PolicyPair:
     held_out: tuple[float, str] | tuple[None, None] = (None, None)
     reading: Mapping[str, Any] = field(default_factory=dict)
     cuts: Mapping[str, Any] = field(default_factory=dict)
+    loader: str | None = None
     hub: Hub = CLIENT
 
 
@@ -142,6 +144,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             held_out=_held_out(subject.resolved),
             reading=_reading(subject.resolved, str(subject.where)),
             cuts=_cuts(subject.resolved, str(subject.where)),
+            loader=_loader(subject.resolved, str(subject.where)) if reward is None else None,
             hub=hub,
         )
     lineage = find_policy(policy, against=against, reward=named, without_reward=without, hub=hub)
@@ -157,6 +160,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         data or _data_of(lineage, hub),
         settings,
         described=clean(described) if isinstance(described, str) else None,
+        labeled=_published_labels(lineage),
         functions=_paid(lineage.card.get("settings")),
         prompts_at=lineage.prompts_at,
         held_out=_held_out(lineage.card.get("settings")),
@@ -169,10 +173,10 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
 def _named_data(stage: Path, resolved: Mapping[str, Any], hub: Hub) -> DataSource | None:
     """The data set that a run of this machine named for PPO, at the commit that it had then."""
     shared = resolved.get("recipe") or {}
-    said = resolved if resolved.get("dataset_name") else {} if shared.get("corpus") else shared
-    if not isinstance(name := said.get("dataset_name"), str):
+    keys = resolved if resolved.get("dataset_name") else {} if shared.get("corpus") else shared
+    if not isinstance(name := keys.get("dataset_name"), str):
         return None
-    return find_data(name, said.get("dataset_revision"), hub, before=StageRecord(stage).read().get("dataset"))
+    return find_data(name, keys.get("dataset_revision"), hub, before=StageRecord(stage).read().get("dataset"))
 
 
 def _reading(resolved: Mapping[str, Any], where: str) -> dict[str, str]:
@@ -180,6 +184,21 @@ def _reading(resolved: Mapping[str, Any], where: str) -> dict[str, str]:
     read = recorded_settings(resolved, "ppo", ("reward_label", "reward_output"), where=where)
     label = read["reward_label"]
     return {} if label is None else {"label": label, "output": read["reward_output"]}
+
+
+def _loader(resolved: Mapping[str, Any], where: str) -> str | None:
+    """What loads a run's reward model, where no classifier does."""
+    name = "reward_model_loader"
+    found: str | None = recorded_settings(resolved, "ppo", (name,), where=where)[name]
+    return found
+
+
+def _published_labels(lineage: Lineage) -> LabeledArguments:
+    """Where the judge of a published policy learned, by its card; the usual place where that names no repository."""
+    found = at(lineage.card, "evaluation", "labeled")
+    if not isinstance(found, Mapping) or ("dataset_name" in found and hub_id(found["dataset_name"]) is None):
+        return LabeledArguments()
+    return EvaluationConfig(labeled=dict(found)).labeled_data
 
 
 def _cuts(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -332,7 +351,8 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
         tokenizer.pad_token_id = tokenizer.eos_token_id
     rewards = None
     if contest.reward is not None:
-        model = on_device(load_classifier(contest.reward.path, label=contest.reading.get("label")))
+        label = contest.reading.get("label")
+        model = on_device(load_reward_model(contest.reward.path, label=label, loader=contest.loader))
         reading = contest.reading if model.config.num_labels != 1 else {}  # --reward may name another model
         rewards = Rewards([RewardModel(model, _tokenizer(contest.reward), tokenizer, **reading)])
     length = terms.max_new_tokens or int(contest.settings["response_length"])

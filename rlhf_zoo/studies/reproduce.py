@@ -28,6 +28,7 @@ from ..release.adapters import sent_instead
 from ..run_lock import LOCK, sole_writer
 from ..runs.context import RunContext, versions
 from ..runs.data import corpus_settings, data_source, split_files
+from ..sampling import SAMPLER
 from ..stage import STAGES
 from ..stages.pipeline import run_stage
 from .differences import compare_files, compare_metrics, compare_settings, compare_versions, compare_weights, contents
@@ -233,8 +234,8 @@ def _compared_data(here: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     published = data["folder"]
     names = [name for name in split_files(published) if (here / name).is_file()] if published is not None else []
     there, made = (contents(folder, names) if names else {} for folder in (published, here))
-    told = {key: data[key] for key in ("repo", "commit", "how")}
-    return {**told, "compared": len(names), "differing": [name for name in names if there[name] != made[name]]}
+    source = {key: data[key] for key in ("repo", "commit", "how")}
+    return {**source, "compared": len(names), "differing": [name for name in names if there[name] != made[name]]}
 
 
 # Comparing
@@ -285,16 +286,22 @@ def _altered(published: Published, recorded: Any) -> list[dict[str, Any]]:
     """What recipe.json says otherwise than the card, which names the settings that the run was fingerprinted by."""
     if recorded == fingerprint(published.resolved):
         return []
-    told = published.card.get("settings")
-    told = told if isinstance(told, Mapping) else {}
-    known = {key: value for key, value in published.resolved.items() if key in told}
-    rows = compare_settings(told, known)
+    settings = published.card.get("settings")
+    settings = settings if isinstance(settings, Mapping) else {}
+    known = {key: value for key, value in published.resolved.items() if key in settings}
+    rows = compare_settings(settings, known)
     rows = [{"key": f"{row['key']} (card, recipe.json)", **{k: row[k] for k in ("published", "here")}} for row in rows]
     return rows or [{"key": "fingerprint (card, recipe.json)", "published": recorded, "here": "another"}]
 
 
 def _notes(published: Published) -> list[str]:
     notes = []
+    sampler = str(published.versions.get("sampler", "1"))  # not recorded by the first
+    if published.stage != "sft" and sampler != str(SAMPLER):
+        notes.append(
+            f"it was sampled by version {clean(sampler)} of the sampler, and this is version {SAMPLER}, whose sums are "
+            "rounded otherwise: the figures come near, and not bit for bit"
+        )
     own = published.resolved
     name, revision = own.get("model_name_or_path"), own.get("model_revision")
     if published.stage == "sft" and name is not None and revision in (None, "main"):

@@ -11,9 +11,9 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..actor_critic import shared_value_head
 from ..catalog.lineage import find_lineage
 from ..chat import readable
+from ..comparison.critic import load_critic
 from ..devices import on_device
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
@@ -23,7 +23,7 @@ from ..hub.refs import Checkpoint, resolve
 from ..hub.refusals import refusals_as
 from ..json_values import at, hub_id
 from ..model_files import load_tokenizer
-from ..models import CRITIC_DIR, critic_from, load_causal
+from ..models import CRITIC_DIR, load_causal
 from ..plugins import REWARDS, load_object
 from ..ppo.assembly import build_critic, build_rewards
 from ..ppo.config import PPOConfig
@@ -37,7 +37,7 @@ from ..rewards.model import same_tokenizer
 from ..runs.settings import recorded_settings
 from ..stage import STAGES
 from ..stages.train import quiet
-from ..value_head import ValueHead, read_value_head
+from ..value_head import ValueHead
 
 __all__ = ["TracedPolicy", "document", "find", "show", "trace_checkpoint"]
 
@@ -278,12 +278,12 @@ def trace_checkpoint(
     quiet()
     where = str(subject.where)
     data = recorded_settings(subject.resolved, "ppo", DATA_KEYS, where=where)
-    kept = recorded_settings(subject.resolved, "ppo", TRAINER_KEYS, where=where)
-    functions, weights = _functions(subject, data, kept["reward_weights"], reward_funcs)
-    kept |= {"reward_weights": weights}
-    kept |= {} if temperature is None else {"temperature": temperature}
-    kept |= {} if max_new_tokens is None else {"response_length": max_new_tokens}
-    args = PPOConfig(output_dir=str(subject.policy.path), report_to="none", **kept)
+    settings = recorded_settings(subject.resolved, "ppo", TRAINER_KEYS, where=where)
+    functions, weights = _functions(subject, data, settings["reward_weights"], reward_funcs)
+    settings |= {"reward_weights": weights}
+    settings |= {} if temperature is None else {"temperature": temperature}
+    settings |= {} if max_new_tokens is None else {"response_length": max_new_tokens}
+    args = PPOConfig(output_dir=str(subject.policy.path), report_to="none", **settings)
     tokenizer = _tokenizer(subject.policy)
     models = {"policy": subject.policy, "reference": subject.reference}
     models |= {"old": subject.old} if subject.old is not None else {}
@@ -368,20 +368,11 @@ def _critic(
                 "known: trace a later step."
             )
         return build_critic(None if subject.value is None else subject.value.path, rewards, policy, args)
-    folder = subject.policy.path
-    try:
-        if (head := read_value_head(folder)) is not None:
-            critic = shared_value_head(policy)
-            critic.load_state_dict(head)
-            return critic
-        if (folder / CRITIC_DIR).is_dir():
-            return critic_from(folder / CRITIC_DIR)
-    except (OSError, ValueError, RuntimeError) as error:
-        said = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ZooError(f"The critic of {subject.policy.name} cannot be loaded ({said}): publish it again.") from error
-    raise ZooError(
-        f"{subject.policy.name} holds no {CRITIC_DIR}/, so it has no values to trace: give a checkpoint of PPO."
-    )
+    if (critic := load_critic(subject.policy.path, policy)) is None:
+        raise ZooError(
+            f"{subject.policy.name} holds no {CRITIC_DIR}/, so it has no values to trace: give a checkpoint of PPO."
+        )
+    return critic
 
 
 def _state(path: Path) -> tuple[float, RunningScores]:

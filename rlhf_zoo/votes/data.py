@@ -89,12 +89,12 @@ class HubVotes:
             raise ZooError(f"The README of {self.name} has configs that are no list of mappings: mend it there.")
         card = DatasetCard(text, ignore_metadata_errors=False)
         wanted = {one["config_name"]: one for one in _configs()}
-        kept = [one for one in there if one.get("config_name") not in wanted]
+        others = [one for one in there if one.get("config_name") not in wanted]
         if any(one != wanted[one["config_name"]] for one in there if one.get("config_name") in wanted):
             raise ZooError(f"{self.name} holds another data set: give votes a repository of their own.")
-        if len(there) - len(kept) == len(wanted):
+        if len(there) - len(others) == len(wanted):
             return None
-        card.data["configs"] = [*wanted.values(), *kept]
+        card.data["configs"] = [*wanted.values(), *others]
         card.data["tags"] = list(dict.fromkeys([*(card.data.get("tags") or []), "rlhf-zoo", "votes"]))
         return str(card)
 

@@ -38,13 +38,13 @@ def votes_on(
         return known[shown.role, at]
 
     found: list[Vote] = [vote for vote in votes if stood(vote.left) and stood(vote.right)]
-    told = summary(found, seed=seed)
+    figures = summary(found, seed=seed)
     return {
         "description": f"Votes of visitors of the comparison page, from the data set {name}.",
-        "votes": told["votes"],
+        "votes": figures["votes"],
         "of": len(votes),
-        "counts": told["counts"],
-        "win_rate": told["win_rate"],
+        "counts": figures["counts"],
+        "win_rate": figures["win_rate"],
         "problem": _problem(name, len(found), len(votes), published=bool(ppo and sft)),
     }
 

@@ -131,8 +131,8 @@ class Vote:
                 for name in side_names("default" if row["verdict"] in DECISIVE else "ties")
             )
             left, right = (second, first) if row["verdict"] == "right" else (first, second)
-            told = {key: row[key] for key in ("prompt", "verdict", *DRAWN)}
-            return cls(left=left, right=right, **told)
+            values = {key: row[key] for key in ("prompt", "verdict", *DRAWN)}
+            return cls(left=left, right=right, **values)
         except (KeyError, TypeError) as error:
             raise ZooError(f"A row of votes lacks {error} or holds another type than rlhf-zoo writes.") from error
 

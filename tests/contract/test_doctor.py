@@ -26,7 +26,7 @@ from rlhf_zoo.commands import common
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.models import critic_from
-from rlhf_zoo.ppo import trainer as ppo_trainer
+from rlhf_zoo.ppo import engines as ppo_engines
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.sampling import Samples
 from rlhf_zoo.studies import doctor
@@ -277,7 +277,7 @@ def test_a_changed_trainer(
 
 
 def test_an_end_token_outside_the_mask(sound: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = ppo_trainer.sample
+    real = ppo_engines.sample
 
     def without_end(*args: Any, **kwargs: Any) -> Samples:
         samples = real(*args, **kwargs)
@@ -285,7 +285,7 @@ def test_an_end_token_outside_the_mask(sound: World, monkeypatch: pytest.MonkeyP
         mask[samples.ended, samples.mask.sum(1)[samples.ended] - 1] = False
         return replace(samples, mask=mask)
 
-    monkeypatch.setattr(ppo_trainer, "sample", without_end)
+    monkeypatch.setattr(ppo_engines, "sample", without_end)
     found = failed(sound.examined())
     assert found.keys() == {"end tokens"} and "the end token must count in the loss" in found["end tokens"]
 

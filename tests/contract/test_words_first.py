@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import json
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hub_fixture import base_environment
+from rich.console import Console
 
+from rlhf_zoo.commands.common import table
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub, choose, choose_source
 from rlhf_zoo.hub.refs import resolve
@@ -46,7 +51,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("recipes show tiny-world", 0, ""),
         ("recipes keys ppo", 0, ""),
         ("sft tiny-world --bad_flag 1", 2, "--bad_flag is no key of the stage sft"),
-        ("run tiny-world --ppo.kl_coef -1", 2, "--kl_coef is -1"),
+        ("run tiny-world --ppo.kl_coef -1", 2, "--ppo.kl_coef is -1"),
         ("sft WRONG", 2, "sft.yaml says lerning_rate, which is no key of the stage sft, did you mean"),
         ("ppo WRONG", 2, "total_episodes in WRONG/ppo.yaml is 'many', and it takes a whole number"),
         ("recipes validate WRONG", 2, "sft.yaml says lerning_rate"),
@@ -61,6 +66,29 @@ def test_mistakes_and_recipes_need_no_stack(words: str, code: int, said: str, wr
     assert done.returncode == code, done.stderr
     assert said.replace("WRONG", str(wrong)) in "".join(lines)
     assert imported == "", f"{words} imports {imported}"
+
+
+def test_a_launcher_is_told_the_cause(tmp_path: Path) -> None:
+    cause = tmp_path / "error.json"
+    launched = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_ERROR_FILE": str(cause)}
+    command = [sys.executable, "-m", "rlhf_zoo.cli", "ppo", "tiny-world", "--kl_coef", "-1"]
+    done = subprocess.run(command, env=base_environment() | launched, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.count("Error: ") == 1
+    assert json.loads(cause.read_text())["message"] == done.stderr.strip()
+
+
+@pytest.mark.parametrize("width", [80, 60, 200])
+def test_tables_break_lines_between_words_alone(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    columns = ["model", "stage", "recipe", "base", "reward", "KL", "win rate", "date"]
+    rows = [["tiny-world-ppo", "ppo", "tiny-world", "tiny-world-sft", "1.823*", "3.910*", "0.822",
+             "2026-11-23"]]  # fmt: skip
+    for terminal in (width >= 80, False):
+        screen = io.StringIO()
+        made = partial(Console, file=screen, force_terminal=terminal, color_system=None)
+        monkeypatch.setattr("rich.console.Console", lambda made=made, **given: made(**({"width": width} | given)))
+        table("local", columns, rows)
+        words = screen.getvalue().split()
+        assert set(" ".join([*columns, *rows[0]]).split()) <= set(words), screen.getvalue()
 
 
 def test_a_silent_source_is_named_within_seconds(tmp_path: Path) -> None:

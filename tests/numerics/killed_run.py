@@ -63,7 +63,7 @@ def attempt(directory: Path, place: str | None, step: int) -> None:
         return trainer.state.global_step == step - 1
 
     if place == "sampling":
-        rlhf_zoo.sampling.draw_tokens = after(rlhf_zoo.sampling.draw_tokens, lambda: now() and next(draws) == 3)
+        rlhf_zoo.sampling.draw = after(rlhf_zoo.sampling.draw, lambda: now() and next(draws) == 3)
     elif place == "update":
         trainer.optimizer_step = after(trainer.optimizer_step, lambda: now() and next(draws) == 1)
     elif place == "saving":

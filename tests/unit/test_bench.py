@@ -78,7 +78,7 @@ def test_a_run_that_was_stopped_goes_on(
 ) -> None:
     calls: list[str] = []
 
-    def measured(side: str, point: str, setting: str, given: Any) -> dict[str, Any]:
+    def measured(side: str, point: str, setting: str, keys: dict[str, Any], *, updates: int) -> dict[str, Any]:
         if len(calls) == 3:
             calls.append("stop")
             raise KeyboardInterrupt
@@ -100,6 +100,9 @@ def test_a_run_that_was_stopped_goes_on(
     assert ["tiny", "separate", "4.00", "2.00", "2.00 ×", "1.50", "1.33 ×", "200", "50%"] in rows
     assert ["tiny", "shared", "4.00", "1.00", "4.00 ×", "0.75", "1.33 ×", "100", "25%"] in rows
     assert path.with_suffix(".svg").stat().st_size > 1000
+    assert bench.main([*command, "--set", '{"gamma": 0.9}']) == 0
+    assert "| tiny | shared | `gamma 0.9` | 1.00 × | 100% |" in capsys.readouterr().out
+    assert calls[len(calls) - 4 :] == ["ours"] * 4, "what the file has is not measured again"
     parts = json.loads(path.read_text())
     parts["parts"]["tiny | ours | separate | 1"]["updates"][0]["tokens"] = 8
     with pytest.raises(SystemExit, match="unequal work"):

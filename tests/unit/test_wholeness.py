@@ -99,7 +99,7 @@ def test_what_is_harmed_is_named_and_the_last_whole_one_offered(tmp_path: Path, 
         lambda: load_causal(path),
         lambda: load_classifier(path),
         lambda: publish_checkpoint(path, "local/x", **sent),
-        lambda: publish_release(path, "local/x", told="", **sent),
+        lambda: publish_release(path, "local/x", tag_message="", **sent),
     ):
         with pytest.raises(ZooError, match=said):
             use()

@@ -228,11 +228,11 @@ class Table:
         row, pair, counts = self.flat("pairs")
         holders = np.bincount(pair, minlength=self.n_pairs)
         shared = np.cumsum(holders > 1) - 1
-        kept = (holders > 1)[pair]
+        chosen = (holders > 1)[pair]
         column, weight = shared[pair], (1 / np.sqrt(counts))[row]
         cosine = np.zeros((len(self), len(self)), dtype=np.float32)
         for start in range(0, int((holders > 1).sum()), _COLUMNS):
-            block = kept & (column >= start) & (column < start + _COLUMNS)
+            block = chosen & (column >= start) & (column < start + _COLUMNS)
             dense = np.zeros((len(self), min(_COLUMNS, self.n_pairs)), dtype=np.float32)
             dense[row[block], column[block] - start] = weight[block]
             cosine += dense @ dense.T

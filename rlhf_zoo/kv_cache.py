@@ -1,0 +1,119 @@
+"""The cache of keys and values that sampling fills: grown in place, cut where all rows are padding, and joined."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+
+__all__ = ["InPlaceLayer", "can_join", "cut", "join", "new_cache"]
+
+# Columns that are allocated ahead.
+ROOM = 32
+
+
+class InPlaceLayer(DynamicLayer):
+    """A DynamicLayer whose keys and values are views of larger buffers.
+
+    A step writes its own column and does not copy those before it; the last row takes the place of one that leaves.
+    """
+
+    keys: Any
+    values: Any
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._buffers: tuple[Tensor, ...] = ()
+        self._begin = 0
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        given = key_states, value_states
+        if not self.is_initialized:
+            self.lazy_initialization(*given)
+        length, new = self.get_seq_length(), key_states.shape[-2]
+        if not self._buffers or self._begin + length + new > self._buffers[0].shape[-2]:
+            old = (self.keys, self.values) if length else tuple(x[:, :, :0] for x in given)
+            self._buffers = tuple(x.new_empty(*x.shape[:2], length + new + ROOM, x.shape[3]) for x in given)
+            self._begin = 0
+            for buffer, each in zip(self._buffers, old, strict=True):
+                buffer[:, :, :length] = each
+        self._show(len(key_states), length + new)
+        self.keys[:, :, length:], self.values[:, :, length:] = given
+        return self.keys, self.values
+
+    def reorder_cache(self, beam_idx: Any) -> None:
+        if not self._buffers or len(beam_idx) > len(self.keys):
+            self.replace(self.keys[beam_idx], self.values[beam_idx])
+            return
+        moved = (beam_idx != torch.arange(len(beam_idx), device=beam_idx.device)).nonzero().squeeze(1)
+        for held in (self.keys, self.values):
+            held[moved] = held[beam_idx[moved]]
+        self._show(len(beam_idx), self.get_seq_length())
+
+    def cut(self, columns: int) -> None:
+        """Forgets the first columns."""
+        if not self._buffers:
+            self.replace(self.keys[:, :, columns:], self.values[:, :, columns:])
+            return
+        length = self.get_seq_length() - columns
+        self._begin += columns
+        self._show(len(self.keys), length)
+
+    def replace(self, keys: Tensor, values: Tensor) -> None:
+        """Holds these instead, as they are until the next step."""
+        self.keys, self.values, self._buffers, self._begin = keys, values, (), 0
+
+    def _show(self, rows: int, columns: int) -> None:
+        where = slice(self._begin, self._begin + columns)
+        self.keys, self.values = (buffer[:rows, :, where] for buffer in self._buffers)
+
+
+def new_cache(model: Any) -> DynamicCache:
+    """An empty cache for a model. Layers of another kind than plain attention stay as transformers has them."""
+    cache = DynamicCache(config=model.config)
+    cache.layers = [InPlaceLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def can_join(cache: DynamicCache, model: Any) -> bool:
+    """Whether `cut` and `join` know each layer: states of recurrent layers and attention by chunks they do not."""
+    known = all(type(layer) in (InPlaceLayer, DynamicSlidingWindowLayer) for layer in cache.layers)
+    chunked = getattr(model.config.get_text_config(decoder=True), "attention_chunk_size", None)
+    return bool(cache.layers) and known and chunked is None
+
+
+def cut(cache: DynamicCache, columns: int) -> None:
+    """Forgets the first columns, which are padding in all rows."""
+    layer: Any
+    for layer in cache.layers:
+        if not layer.is_initialized:
+            continue  # a layer that reads another's keys
+        if isinstance(layer, InPlaceLayer):
+            layer.cut(columns)
+        else:
+            layer.cumulative_length -= columns
+            past = max(layer.keys.shape[2] - layer.cumulative_length, 0)
+            layer.keys, layer.values = layer.keys[:, :, past:], layer.values[:, :, past:]
+
+
+def join(cache: DynamicCache, other: DynamicCache) -> None:
+    """Adds the rows of another cache behind the own; the shorter gets columns of padding in front."""
+    mine: Any
+    theirs: Any
+    for mine, theirs in zip(cache.layers, other.layers, strict=True):
+        if not mine.is_initialized:
+            continue
+        width = max(mine.keys.shape[2], theirs.keys.shape[2])
+        keys, values = (
+            torch.cat([pad(x, (0, 0, width - x.shape[2], 0)) for x in pair])
+            for pair in ((mine.keys, theirs.keys), (mine.values, theirs.values))
+        )
+        if isinstance(mine, InPlaceLayer):
+            mine.replace(keys, values)
+        else:
+            mine.keys, mine.values = keys, values
+            mine.cumulative_length = max(mine.cumulative_length, theirs.cumulative_length)

@@ -1,0 +1,174 @@
+"""Rollouts of another engine: its completions, the trainer's log-probabilities, and what stands between the two."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+import miniatures
+import numpy as np
+import pytest
+import torch
+from trainer_fixture import EOS, PAD, make_policy, make_trainer, trained, updates_of
+
+from rlhf_zoo import functional as F
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.logprobs import token_logprobs
+from rlhf_zoo.ppo import engines
+from rlhf_zoo.ppo.config import PPOConfig
+from rlhf_zoo.ppo.engines import VLLMEngine, sample_with_transformers
+from rlhf_zoo.sampling import Vocabulary, sample
+
+TEMPERATURE = 0.7
+
+
+# ---- transformers
+
+
+@pytest.mark.parametrize("name", ["Qwen2.5", "Gemma 2", "GPT-2"])
+def test_transformers_samples_what_the_model_says(name: str) -> None:
+    """Tokens of the vocabulary alone, their log-probabilities those of a plain pass, ends and lengths as of our own."""
+    model, tokenizer = miniatures.load(name)
+    model.eval()
+    vocabulary = Vocabulary(Vocabulary.of(tokenizer, model).size - 20, (9, 30))
+    prompts = [[40, 41, 42], [50], [40, 41, 42], [60, 61, 62, 63, 64]] * 4
+    stops = list(range(0, vocabulary.size, 7))
+    samples = sample_with_transformers(
+        model, prompts, keys=[(0, i) for i in range(16)], seed=3, max_new_tokens=6, stop_ids=stops, pad_id=PAD,
+        temperature=TEMPERATURE, vocabulary=vocabulary, max_tokens=None,
+    )  # fmt: skip
+    lists = samples.token_lists()
+    assert [ids[keep].tolist() for ids, keep in zip(samples.prompt_ids, samples.prompt_mask, strict=True)] == prompts
+    assert all(token in vocabulary for tokens in lists for token in tokens) and lists[0] != lists[2]
+    for tokens, ended in zip(lists, samples.ended.tolist(), strict=True):
+        assert not set(tokens[:-1]) & set(stops)
+        assert ended == (tokens[-1] in stops) and (ended or len(tokens) == 6)
+    own = token_logprobs(model, samples, temperature=TEMPERATURE)
+    torch.testing.assert_close(samples.logprobs, own, rtol=0, atol=1e-4)
+
+
+def test_a_run_with_transformers_learns_and_says_how_far_the_engine_is(tmp_path: Path) -> None:
+    trainer = trained(tmp_path, max_steps=2, rollout_engine="transformers", importance_sampling_cap=2.0)
+    assert all(0 <= row["policy/engine_mismatch"] < 1e-4 for row in updates_of(trainer))
+
+
+# ---- what the trainer makes of it
+
+
+def test_importance_weights() -> None:
+    ours, theirs = torch.tensor([[-1.0, -2.0, 9.0]]), torch.tensor([[-1.5, -0.5, 0.0]])
+    mask = torch.tensor([[True, True, False]])
+    by_token = F.importance_weights(ours, theirs, mask, cap=1.5, level="token")
+    np.testing.assert_allclose(by_token[:, :2], [[1.5, math.exp(-1.5)]], rtol=1e-6)
+    whole = F.importance_weights(ours, theirs, mask, cap=1.5, level="sequence")
+    np.testing.assert_allclose(whole, [[math.exp(-1.0)]], rtol=1e-6)
+
+
+# ---- vLLM: never run here; what we call of trl's client is what the installed trl has
+
+
+def _trl_class() -> ast.ClassDef:
+    spec = importlib.util.find_spec("trl")
+    assert spec is not None and spec.origin is not None
+    path = Path(spec.origin).parent / "generation" / "vllm_generation.py"
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "VLLMGeneration")
+
+
+class FakeVLLM:
+    """VLLMGeneration's three calls, over our own sampler."""
+
+    def __init__(self, model: Any, accelerator: Any, processing_class: Any, **given: Any) -> None:
+        self.model, self.given, self.generation_kwargs, self.synced = model, given, {}, 0
+
+    def sync_weights(self) -> None:
+        self.synced += 1
+
+    def generate(self, prompts: Any, images: Any, num_generations: int) -> Any:
+        assert images is None and num_generations == 1 and self.synced
+        samples = sample(
+            self.model, prompts, keys=[(self.synced, i) for i in range(len(prompts))], seed=0,
+            max_new_tokens=self.given["max_completion_length"], temperature=self.given["temperature"],
+            stop_ids=self.generation_kwargs["stop_token_ids"], pad_id=PAD,
+        )  # fmt: skip
+        lists = samples.token_lists()
+        logprobs = [
+            [[float(x) - 0.1] for x in row[: len(ids)]] for ids, row in zip(lists, samples.logprobs, strict=True)
+        ]
+        return prompts, lists, logprobs, None
+
+
+@pytest.fixture
+def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    import trl.generation
+
+    monkeypatch.setattr(trl.generation, "VLLMGeneration", FakeVLLM, raising=False)
+
+
+def test_vllm_is_called_as_the_installed_trl_has_it(fake_vllm: None, tmp_path: Path) -> None:
+    methods = {node.name: node.args for node in _trl_class().body if isinstance(node, ast.FunctionDef)}
+    names = {name: [argument.arg for argument in given.args] for name, given in methods.items()}
+    assert names["sync_weights"] == ["self"]
+    assert names["generate"][:4] == ["self", "prompts", "images", "num_generations"]
+    assert names["__init__"][:4] == ["self", "model", "accelerator", "processing_class"]
+    args = PPOConfig(output_dir=str(tmp_path), use_cpu=True, report_to="none", rollout_engine="vllm")
+    engine: Any = VLLMEngine(args, make_policy(), None, None)
+    assert set(engine._generation.given) <= set(names["__init__"])
+    source = ast.unparse(_trl_class())
+    assert "self.generation_kwargs = generation_kwargs or {}" in source
+    assert "return (prompt_ids, completion_ids, logprobs, logprob_token_ids)" in source
+    assert "generation_kwargs.update(self.generation_kwargs)" in source
+
+
+def test_a_run_with_vllm_weights_by_the_mismatch(fake_vllm: None, tmp_path: Path) -> None:
+    """The engine's log π lies 0.1 below ours: log π_old is ours all the same, and each token may weigh e^0.1."""
+    once = {"max_steps": 1, "num_ppo_epochs": 1, "num_mini_batches": 1, "rollout_engine": "vllm"}
+    runs = [trained(tmp_path / str(cap), **once, importance_sampling_cap=cap) for cap in (None, 2.0, 1.05)]
+    plain, weighted, capped = (updates_of(run)[0] for run in runs)
+    for row in (plain, weighted, capped):
+        assert abs(row["policy/engine_mismatch"] - 0.1) < 1e-4 and row["policy/logprob_mismatch"] < 1e-4
+    norms = [row["grad_norm/policy"] / plain["grad_norm/policy"] for row in (weighted, capped)]
+    np.testing.assert_allclose(norms, [math.exp(0.1), 1.05], rtol=1e-3)
+
+
+def test_without_vllm_a_sentence_before_training(tmp_path: Path) -> None:
+    if importlib.util.find_spec("vllm") is not None:
+        pytest.skip("vLLM is installed")
+    with pytest.raises(ZooError, match=r"'vllm', which is not installed: pip install 'trl\[vllm\]'"):
+        make_trainer(tmp_path, rollout_engine="vllm")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"rollout_engine": "sglang"}, "rollout_engine is 'sglang': give one of 'native', 'transformers', 'vllm'"),
+        ({"importance_sampling_cap": 2.0}, "rollout_engine is 'native', whose log-probabilities are the trainer's"),
+        ({"rollout_engine": "vllm", "importance_sampling_cap": 0.5}, "importance_sampling_cap is 0.5: give at least 1"),
+        ({"rollout_engine": "vllm", "max_rollout_batch_tokens": 99}, "give vllm_gpu_memory_utilization to vLLM"),
+        ({"vllm_gpu_memory_utilization": 0.5}, "vllm_gpu_memory_utilization is for vLLM"),
+        ({"rollout_engine": "vllm", "vllm_mode": "server"}, "vllm_server_base_url None: a server needs its address"),
+        (
+            {
+                "rollout_engine": "vllm", "vllm_mode": "server", "vllm_server_base_url": "http://x",
+                "vllm_enable_sleep_mode": True,
+            },
+            "vllm_enable_sleep_mode is of a colocated vLLM",
+        ),
+    ],
+)  # fmt: skip
+def test_keys_that_do_not_fit_are_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ZooError, match=message):
+        PPOConfig(output_dir=str(tmp_path), use_cpu=True, report_to="none", **given)
+
+
+def test_an_engine_that_answers_nonsense_is_named() -> None:
+    given: dict[str, Any] = {
+        "stop_ids": [EOS], "pad_id": PAD, "vocabulary": Vocabulary(10, (4,)), "device": "cpu"
+    }  # fmt: skip
+    with pytest.raises(ZooError, match="sampled the id 4, which the tokenizer does not name"):
+        engines._as_samples([[5]], [[4]], [[-1.0]], **given)
+    with pytest.raises(ZooError, match="gave completion 0 0 tokens and 0 log-probabilities"):
+        engines._as_samples([[5]], [[]], [[]], **given)

@@ -1,0 +1,44 @@
+"""benchmarks/gpu.py, rehearsed on the CPU with tiny models: nothing in it waits for a GPU to be tried."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import gpu
+import pytest
+from speed.points import POINTS
+
+
+def test_nothing_begins_when_the_minutes_are_over(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "figures.json"
+    words = ["--device", "cpu", "--tiny", "--output", str(path)]
+    assert gpu.main([*words, "ceilings"]) == 0
+    assert json.loads(path.read_text())["parts"]["ceilings"][gpu.MATRIX] > 0
+    assert gpu.main([*words, "--minutes", "-1"]) == 0
+    assert "parity: not begun, the -1 minutes are over" in capsys.readouterr().out
+    assert json.loads(path.read_text())["parts"].keys() == {"ceilings"}
+
+
+def test_the_matrices_of_shape_c_are_counted() -> None:
+    point = POINTS["c"]
+    responses = [min(length, point.response) for length in point.lengths(2560)]
+    assert sum(responses) / 2560 == pytest.approx(314, rel=0.03)
+    trunk = 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864)  # of 494 million weights; 136 are the head's
+    first = sum(responses[:256])
+    tokens = first + sum(map(len, point.prompts(256)))
+    assert point.update_flops(256) == pytest.approx(24 * (2 * trunk * tokens + 896 * 151_936 * first))
+
+
+@pytest.mark.full
+def test_every_part_runs_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "PEER", tmp_path)
+    path = tmp_path / "figures.json"
+    parts = [name for name in gpu.PARTS if name != "tests"]
+    assert gpu.main(["--device", "cpu", "--tiny", "--output", str(path), "--minutes", "60", *parts]) == 0
+    found = json.loads(path.read_text())["parts"]
+    assert found.keys() == set(parts)
+    assert found["trl"].keys() == {"not run"}
+    for name in ("c", "1b", "8b-lora"):
+        for setting in found[name].values():
+            assert setting["rollout"] > 0 and setting["update"] > 0 and setting["response tokens"] > 0

@@ -1,0 +1,28 @@
+"""A run says which sampler drew for it, and `reproduce` why what an older one drew has other last bits."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rlhf_zoo.runs.context import versions
+from rlhf_zoo.sampling import SAMPLER
+from rlhf_zoo.studies.reproduce import _notes
+
+
+@pytest.mark.parametrize(
+    ("stage", "recorded", "named"),
+    [("ppo", {}, "1"), ("reward", {"sampler": "1"}, "1"), ("sft", {}, None), ("ppo", {"sampler": str(SAMPLER)}, None)],
+)
+def test_a_run_of_an_older_sampler_is_told_apart(stage: str, recorded: dict[str, str], named: str | None) -> None:
+    published: Any = SimpleNamespace(stage=stage, versions=recorded, resolved={"ppo": {}}, parent=lambda role: None)
+    notes = [note for note in _notes(published) if "sampler" in note]
+    assert [f"version {named} of the sampler, and this is version {SAMPLER}" in note for note in notes] == (
+        [True] if named else []
+    )
+
+
+def test_a_run_records_its_sampler() -> None:
+    assert versions()["sampler"] == str(SAMPLER)

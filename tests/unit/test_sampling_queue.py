@@ -1,0 +1,122 @@
+"""Prompts that wait for a place in the cache sample what they would have sampled all at once, in every family."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import miniatures
+import pytest
+import torch
+from trainer_fixture import SAVED, Spy, make_trainer, resumed_alike, trained, updates_of
+from transformers import PreTrainedModel
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.kv_cache import can_join
+from rlhf_zoo.sampling import Samples, sample
+
+# Longer than the sliding windows of the miniatures, and some twice.
+LENGTHS = [3, 40, 9, 1, 25, 9, 60, 2, 14, 33, 5, 1]
+TOKENS = 20
+
+
+def drawn(model: PreTrainedModel, stops: list[int], **given: Any) -> Samples:
+    generator = torch.Generator().manual_seed(1)
+    size = model.config.vocab_size
+    prompts = [torch.randint(8, size, (n,), generator=generator).tolist() for n in LENGTHS]
+    prompts[5] = prompts[2]
+    keys = [(0, i) for i in range(len(prompts))]
+    return sample(model, prompts, keys=keys, seed=3, max_new_tokens=TOKENS, stop_ids=stops, pad_id=0, **given)
+
+
+def held(model: PreTrainedModel, run: Any) -> tuple[list[int], Any]:
+    """Tokens in the cache after each pass, padding included."""
+    seen: list[int] = []
+    hook = model.register_forward_hook(
+        lambda _, __, kwargs, ___: seen.append(kwargs["attention_mask"].numel()), with_kwargs=True
+    )
+    try:
+        return seen, run()
+    finally:
+        hook.remove()
+
+
+@pytest.mark.parametrize("name", miniatures.FAMILIES)
+def test_the_queue_changes_no_token(name: str) -> None:
+    model, _ = miniatures.load(name)
+    model.eval()
+    stops = list(range(0, model.config.vocab_size, 9))
+    passes, together = held(model, lambda: drawn(model, stops))
+    assert len(set(map(len, together.token_lists()))) > 3
+    for most in (80, 200, 10**6):
+        waiting, queued = held(model, lambda most=most: drawn(model, stops, max_tokens=most))
+        assert queued.token_lists() == together.token_lists()
+        assert torch.equal(queued.ended, together.ended) and torch.equal(queued.prompt_ids, together.prompt_ids)
+        torch.testing.assert_close(queued.logprobs, together.logprobs, rtol=0, atol=1e-5)
+        assert max(waiting) <= most
+    assert max(passes) < len(LENGTHS) * (max(LENGTHS) + TOKENS)
+
+
+def test_rows_enter_while_others_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = miniatures.load("Llama 3")
+    model.eval()
+    stops = list(range(0, model.config.vocab_size, 5))
+    passes, _ = held(model, lambda: drawn(model, stops, max_tokens=200))
+    monkeypatch.setattr("rlhf_zoo.sampling.can_join", lambda *_: False)
+    waves, _ = held(model, lambda: drawn(model, stops, max_tokens=200))
+    assert len(passes) < len(waves)
+
+
+def test_a_cache_that_cannot_be_joined_takes_prompts_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = miniatures.load("Llama 3")
+    model.eval()
+    together = drawn(model, [])
+    monkeypatch.setattr("rlhf_zoo.sampling.can_join", lambda *_: False)
+    monkeypatch.setattr("rlhf_zoo.sampling.join", None)
+    monkeypatch.setattr("rlhf_zoo.sampling.cut", None)
+    passes, queued = held(model, lambda: drawn(model, [], max_tokens=200))
+    assert queued.token_lists() == together.token_lists() and max(passes) <= 200
+
+
+def test_recurrent_layers_are_not_joined() -> None:
+    from families import tiny_model
+    from transformers import AutoModelForCausalLM
+
+    from rlhf_zoo.kv_cache import new_cache
+
+    model = tiny_model(AutoModelForCausalLM, "qwen3_next")
+    assert not can_join(new_cache(model), model)
+
+
+def test_a_prompt_without_room_is_refused() -> None:
+    model, _ = miniatures.load("GPT-2")
+    with pytest.raises(ZooError, match=r"max_rollout_batch_tokens is 79, .* 60 tokens .* up to 20 takes 80"):
+        drawn(model.eval(), [], max_tokens=79)
+
+
+def test_equal_prompts_computed_once_sample_as_if_alone() -> None:
+    model, _ = miniatures.load("Qwen3-Base")
+    model.eval()
+    given: dict[str, Any] = {"seed": 3, "max_new_tokens": 9, "stop_ids": [], "pad_id": 0}
+    prompts, keys = [[40, 41], [50, 51, 52], [40, 41], [40, 41]], [(0, i) for i in range(4)]
+    together = sample(model, prompts, keys=keys, **given)
+    for row, key in enumerate(keys):
+        alone = sample(model, [prompts[row]], keys=[key], **given)
+        assert alone.token_lists()[0] == together.token_lists()[row]
+        torch.testing.assert_close(alone.logprobs[0], together.logprobs[row], rtol=0, atol=1e-5)
+
+
+def test_a_run_with_the_queue_is_the_run_without_and_resumes_to_the_bit(tmp_path: Path) -> None:
+    plain = trained(tmp_path / "plain", max_steps=1)
+    queued = resumed_alike(
+        lambda folder: make_trainer(folder, kind=Spy, max_rollout_batch_tokens=60, **SAVED), tmp_path
+    )
+    # The critics begin apart, so of the update itself only what was sampled is the same.
+    one, other = updates_of(plain)[0], updates_of(queued)[0]
+    names = [name for name in one if name.startswith(("completions/", "objective/"))]
+    assert len(names) > 4 and [one[n] for n in names] == pytest.approx([other[n] for n in names], rel=1e-4, abs=1e-5)
+
+
+def test_a_run_whose_prompts_have_no_room_does_not_begin(tmp_path: Path) -> None:
+    with pytest.raises(ZooError, match=r"max_rollout_batch_tokens is 11, .* give at least that\.$"):
+        make_trainer(tmp_path, max_rollout_batch_tokens=11)

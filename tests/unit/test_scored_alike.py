@@ -1,0 +1,84 @@
+"""What scores a completion later is what PPO saw: the same type, the same loader, the same rendering."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from toy_models import save_toys
+from transformers import AutoModelForSequenceClassification
+
+from rlhf_zoo.catalog.lineage import Lineage
+from rlhf_zoo.chat import readable
+from rlhf_zoo.comparison import Comparison
+from rlhf_zoo.hub.refs import Checkpoint
+from rlhf_zoo.page import subject
+from rlhf_zoo.page.compare import _notes
+from rlhf_zoo.studies import ensemble
+from rlhf_zoo.studies.policies import _published_labels
+
+ASKED = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "How is it?"}]
+
+
+def test_the_page_holds_a_reward_model_as_ppo_did(tmp_path: Path) -> None:
+    toys = save_toys(tmp_path)
+    model = AutoModelForSequenceClassification.from_pretrained(toys.reward, dtype=torch.bfloat16)
+    model.save_pretrained(toys.reward)
+    read: list[Any] = []
+    for loader in (None, "transformers:AutoModelForSequenceClassification"):
+        made = Comparison.load(ppo=toys.ppo, sft=toys.sft, reward=toys.reward, loader=loader, device="cpu")
+        read.append(made._reward)
+    assert [one.model.dtype for one in read] == [torch.bfloat16] * 2
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_code_that_loads_a_reward_model_is_of_this_machine(
+    here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toys = save_toys(tmp_path / "ppo")
+    if here:
+        (toys.ppo / "run.json").write_text('{"stage": "ppo"}')
+    card = {"settings": {"reward_model_loader": "transformers:AutoModelForSequenceClassification"}}
+    found = Lineage(Checkpoint(str(toys.ppo), toys.ppo), Checkpoint("", toys.sft), Checkpoint("", toys.reward), card)
+    monkeypatch.setattr(subject, "find_lineage", lambda *_, **__: found)
+    monkeypatch.setattr(subject, "_runs", lambda *_, **__: ([], None))
+    page = subject.Subject.load(str(toys.ppo))
+    assert page.comparison.has_reward == here
+    assert ("no code that a download names is imported" in _notes(page)) != here
+
+
+def test_conversations_are_scored_as_conversations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    side = {"completion": "Fine.", "ended": True, "judge": 1.0, "kl": 0.0}
+    row = {"prompt": readable(ASKED), "sample": 0, "sft": side, "ppo": side}
+    (tmp_path / "samples.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "evaluation.json").write_text('{"judge": {"name": "gold"}, "prompts": 1, "samples_per_prompt": 1}')
+    parents = {"sft": {"fingerprint": "1"}}
+    record = SimpleNamespace(path=tmp_path, read=lambda: {"status": "finished", "parents": parents})
+    run = SimpleNamespace(
+        checkpoint=lambda _: SimpleNamespace(path=tmp_path, lineage=parents["sft"]), record=lambda _: record
+    )
+    monkeypatch.setattr(ensemble, "evaluation_rows", lambda *_, **__: {"prompt": [ASKED]})
+    monkeypatch.setattr(ensemble, "stage_source", lambda *_: None)
+    texts, judge = ensemble._texts(run)  # type: ignore[arg-type]
+    assert (judge, texts["ppo"].prompts) == ("gold", ["How is it?"])
+    assert texts["ppo"].texts == [[*ASKED, {"role": "assistant", "content": "Fine."}]]
+
+
+def test_what_a_card_says_of_labeled_texts() -> None:
+    def labels(**keys: Any) -> Any:
+        card = {"evaluation": {"labeled": keys}}
+        return _published_labels(Lineage(Checkpoint("", Path()), Checkpoint("", Path()), None, card))
+
+    assert labels(dataset_name="maker/reviews", dataset_config=None).dataset_name == "maker/reviews"
+    assert labels(dataset_name="/etc").dataset_name is None
+
+
+def test_people_read_conversations_without_what_is_for_models() -> None:
+    turns = [*ASKED, {"role": "assistant", "content": "Good."}, {"role": "user", "content": "And now?"}]
+    assert readable(ASKED) == "How is it?"
+    assert readable(turns) == "User: How is it?\n\nAssistant: Good.\n\nUser: And now?"
+    assert readable("a text \n") == "a text \n"
