@@ -38,6 +38,7 @@ FLAG = "--trust_remote_code"
 #: Where a checkpoint says which classes it brings.
 NAMED_IN = ("config.json", "tokenizer_config.json")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_MODULE = re.compile(r"[\w-]+\.py")
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def refusal(what: str) -> str:
 
 def code_of(config: Mapping[str, Any]) -> list[str]:
     """The modules that a config.json or tokenizer_config.json takes classes from: NAME, or REPOSITORY--NAME."""
-    named = config.get("auto_map") or {}
+    named = (config.get("auto_map") if isinstance(config, Mapping) else None) or {}
     values = named.values() if isinstance(named, Mapping) else [named]
     classes = [one for value in values for one in (value if isinstance(value, list | tuple) else [value]) if one]
     return sorted({str(one).rpartition(".")[0] for one in classes})
@@ -158,6 +159,10 @@ def _with_imports(files: _Files, modules: list[str], what: str) -> dict[str, Pat
         name = f"{waiting.pop()}.py"
         if name in found:
             continue
+        if not _MODULE.fullmatch(name):
+            raise ZooError(
+                f"{what} names the code {name!r} in auto_map, which is no file beside it: take another model."
+            )
         path = files.find(name)
         if path is None:
             raise ZooError(f"{what} names the code {name} in auto_map and does not have it: copy it again, whole.")
@@ -169,11 +174,14 @@ def _with_imports(files: _Files, modules: list[str], what: str) -> dict[str, Pat
 def add_code(checkpoint: Path) -> None:
     """Puts code that ran beside what was trained with it: transformers saves the file of the trained class alone."""
     for folder in (checkpoint, *(path.parent for path in checkpoint.glob("*/config.json"))):
+        modules: set[str] = set()
         for name in NAMED_IN:
-            if not (folder / name).is_file():
-                continue
-            for module in code_of(json.loads((folder / name).read_text(encoding="utf-8"))):
-                held = [one for one in (_RUN or {}).values() if f"{module}.py" in one.files]
-                for file in held[0].files if held else ():
-                    if not (folder / file).exists():
-                        shutil.copyfile(held[0].folder / file, folder / file)
+            if (folder / name).is_file():
+                modules.update(code_of(json.loads((folder / name).read_text(encoding="utf-8"))))
+        held = [one for one in code_run() if {f"{module}.py" for module in modules} <= one.files.keys()]
+        if not modules or not held:
+            continue
+        saved = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.py")}
+        own = max(held, key=lambda one: len(saved.items() & one.files.items()))
+        for file in own.files.keys() - saved.keys():
+            shutil.copyfile(own.folder / file, folder / file)

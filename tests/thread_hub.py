@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from rlhf_zoo.hub_server.handler import HubServer
 from rlhf_zoo.hub_server.names import RepoId
 from rlhf_zoo.hub_server.storage import Storage
 
-__all__ = ["ThreadHub", "at_module_hub", "module_hub", "near_hub", "thread_hub"]
+__all__ = ["ThreadHub", "at_module_hub", "module_hub", "near_hub", "no_hub", "thread_hub"]
 
 
 class ThreadHub(Hub):
@@ -51,6 +52,16 @@ class ThreadHub(Hub):
             quarantine.migrate()
             git.write_ref("refs/heads/main", commit)
         return commit
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands in this process find a Hub that does not answer."""
+    from rlhf_zoo.commands import common
+    from rlhf_zoo.hub.connect import Hub as Connected
+
+    hub = Connected("other", "http://127.0.0.1:9", "a test")
+    monkeypatch.setattr(common, "settle_hub", lambda *_, **__: contextlib.nullcontext(hub))
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ has learned; so a tokenizer that numbers letters otherwise shows.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
+from folders import write_data_set
 from trainer_fixture import EOS, LETTERS, make_policy, make_reward_model, make_tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -76,15 +76,7 @@ def _write_data(folder: Path, prompts: int) -> None:
         "lines": {"train": lines},
         "preferences": {"train": pairs},
     }
-    for name, splits in configs.items():
-        (folder / name).mkdir(parents=True)
-        for split, content in splits.items():
-            (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
-    front = [
-        {"config_name": name, "data_files": [{"split": split, "path": f"{name}/{split}.jsonl"} for split in splits]}
-        for name, splits in configs.items()
-    ]
-    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': front})}---\n")
+    write_data_set(folder, configs)
 
 
 def make_recipe(

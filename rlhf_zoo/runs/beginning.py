@@ -37,7 +37,8 @@ class Named:
     @property
     def config(self) -> Mapping[str, Any]:
         path = None if self.folder is None else self.folder / "config.json"
-        return read_json(path) if path is not None and path.is_file() else {}
+        found = read_json(path) if path is not None and path.is_file() else {}
+        return found if isinstance(found, dict) else {}
 
     @property
     def context(self) -> int | None:

@@ -32,7 +32,7 @@ from ..votes.judge import votes_on
 from . import reward
 from .interrupt import Stopped
 from .reward import held_out_pairs, open_pairs
-from .train import quiet
+from .train import code_lineage, quiet
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +136,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         command=context.command,
         seconds=seconds,
         finished=now(),
+        **({"remote_code": code} if (code := code_lineage(context)) else {}),
     )
     if publisher is not None:
         publisher.notify()  # the cards of what it measured are due

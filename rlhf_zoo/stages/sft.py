@@ -137,7 +137,9 @@ def _with_template(settings: StageSettings, model: Any, tokenizer: Any, hub: Hub
         from trl import clone_chat_template
 
         with refusals_as(f"The chat template of {name} cannot be had", "check chat_template_path and --hub."):
-            clone_chat_template(model, tokenizer, str(resolve(name, hub, but=(*NOT_LOADED, "*.safetensors")).path))
+            path = resolve(name, hub, but=(*NOT_LOADED, "*.safetensors")).path
+            load_tokenizer(path, name=name)  # trl's own loading would ask on the terminal whether its code may run
+            clone_chat_template(model, tokenizer, str(path))
     trainer = copy.copy(settings.trainer)
     trainer.chat_template_path = None
     return replace(settings, trainer=trainer)

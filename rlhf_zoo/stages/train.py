@@ -35,7 +35,7 @@ from .reporting import one_run
 from .room import NoRoom
 from .running_metrics import RunningMetrics
 
-__all__ = ["make_trainer", "quiet", "train_stage"]
+__all__ = ["code_lineage", "make_trainer", "quiet", "train_stage"]
 
 log = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ def train_stage(
     before = plan.before
     with Interruptible(f"the {stage} stage") as stop:
         trainer = build()
-        code = _code(context)
+        code = code_lineage(context)
         # Only now: settings that build refuses must not claim the directory, nor cost what lies there.
         if processes.first():
             if plan.again:
@@ -169,7 +169,7 @@ def train_stage(
     return True
 
 
-def _code(context: RunContext) -> list[dict[str, Any]]:
+def code_lineage(context: RunContext) -> list[dict[str, Any]]:
     """The models' own code that ran, under the name that an earlier stage of the run knew it by."""
     known = [code for stage in STAGES for code in context.record(stage).read().get("remote_code") or ()]
     ran = [code.lineage for code in code_run()]

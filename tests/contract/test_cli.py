@@ -3,7 +3,6 @@ mistake of a user."""
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
@@ -11,19 +10,16 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
 import pytest
 from hub_fixture import base_environment
 from warm import PYTHON
-from zoo_process import COMMAND, environment, errors, wait_until, zoo
+from zoo_process import COMMAND, environment, errors, free_port, wait_until, zoo
 
 from rlhf_zoo import cli
-from rlhf_zoo.commands import common
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.record import StageRecord, fingerprint
 
 HEAVY = (
@@ -178,15 +174,10 @@ def test_a_mistake_found_after_the_hub_is_up(tmp_path):
 
 
 @pytest.fixture
-def sentence(monkeypatch, tmp_path):
-    """What a command refuses with, in this process, where importing the trainers is paid once. No Hub is there."""
+def sentence(no_hub, monkeypatch, tmp_path):
+    """What a command refuses with, in this process, where importing the trainers is paid once."""
     import datasets
 
-    @contextlib.contextmanager
-    def connected(*_: object, **__: object) -> Iterator[Hub]:
-        yield Hub("other", f"http://127.0.0.1:{free_port()}", "a test")
-
-    monkeypatch.setattr(common, "settle_hub", connected)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
 
@@ -209,11 +200,6 @@ def sentence(monkeypatch, tmp_path):
 def test_mistakes_in_keys_leave_nothing(sentence, tmp_path, arguments, message):
     assert message in sentence(*arguments.split(), "--output_dir", "run")
     assert not (tmp_path / "run").exists()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 def test_a_hub_that_does_not_answer(tmp_path):

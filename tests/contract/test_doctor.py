@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
 import math
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,15 +14,14 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from folders import tree
 from safetensors.torch import load_file, save_file
 from toy_run import BACKWARDS, PPO, make_context, make_recipe, save_start
 from trainer_fixture import CONTEXT, make_policy, make_reward_model, make_tokenizer
 from zoo_process import zoo
 
 from rlhf_zoo import cli
-from rlhf_zoo.commands import common
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.models import critic_from
 from rlhf_zoo.ppo import engines as ppo_engines
 from rlhf_zoo.record import StageRecord
@@ -73,14 +70,6 @@ class World:
         assert tree(self.folder) == before, "the doctor only looks"
         assert [one.check for one in found] == CHECKS
         return {one.check: one for one in found}
-
-
-def tree(folder: Path) -> dict[str, str]:
-    """Every file's digest, and every folder."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
-        for path in sorted(folder.rglob("*"))
-    }
 
 
 @pytest.fixture(scope="module")
@@ -367,14 +356,8 @@ def test_data_of_the_run_are_read_where_they_lie(world: World) -> None:
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sound: World):
-    """What the command prints, and its exit code, in this process; no Hub is there, and none is asked."""
-
-    @contextlib.contextmanager
-    def connected(*_: object, **__: object) -> Iterator[Hub]:
-        yield Hub("other", "http://127.0.0.1:9", "a test")
-
-    monkeypatch.setattr(common, "settle_hub", connected)
+def command(no_hub: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sound: World):
+    """What the command prints, and its exit code, in this process."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(sound.folder)
 
@@ -393,10 +376,11 @@ def test_the_table_and_exit_codes(command: Callable[..., tuple[int, str]], sound
     assert code == 0 and all(f" {check} " in shown for check in CHECKS) and "failed" not in shown
     code, shown = command("doctor", "toy", "--output_dir", "run", "--num_ppo_epochs", "5")
     assert code == 0 and " warning " in shown
-    code, shown = command("doctor", "toy", "--output_dir", "run", "--ppo.reward_funcs", "[red]", "--json")
+    code, shown = command("doctor", "toy", "--output_dir", "run", "--ppo.reward_funcs", "x[red]:f", "--json")
     assert code == 2
     rows = {row["check"]: row for row in json.loads(shown)}
-    assert list(rows) == CHECKS and rows["keys"]["status"] == FAILED and "[red]" in rows["keys"]["said"]
+    wrong = rows["reward functions"]
+    assert list(rows) == CHECKS and wrong["status"] == FAILED and "[red]" in wrong["said"]
     assert tree(sound.folder) == before
 
 

@@ -237,7 +237,7 @@ HfApi().create_repo("{REPO}", exist_ok=True)
 HfApi().upload_file(path_or_fileobj="NAME", path_in_repo="NAME", repo_id="{REPO}")
 """
     (tmp_path / "warm.bin").write_bytes(os.urandom(1_000_000))
-    (tmp_path / "w.bin").write_bytes(os.urandom(150 * 2**20))
+    (tmp_path / "w.bin").write_bytes(os.urandom(100 * 2**20))
     hub.python(code.replace("NAME", "warm.bin"), cwd=tmp_path, **XET)
     before, _ = rss_mib(hub.process.pid)
     hub.python(code.replace("NAME", "w.bin"), cwd=tmp_path, **XET)

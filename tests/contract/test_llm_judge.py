@@ -371,7 +371,7 @@ ATTACKS = [
 ]
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None)
 @given(
     st.lists(st.one_of(st.sampled_from(ATTACKS), st.text('\\"{}[]<|>/INST_\n:,AB ')), max_size=5).map("".join),
     st.text(),

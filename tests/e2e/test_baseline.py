@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,8 @@ from json_keys import unexplained
 from toy_run import make_context, make_recipe, save_start
 
 from rlhf_zoo import cli
-from rlhf_zoo.commands import common
 from rlhf_zoo.commands.baseline import METHODS
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.stages import evaluate, ppo
 from rlhf_zoo.studies import baseline
@@ -63,14 +60,8 @@ Compare = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(finished: Path, tmp_path: Path, no_hub: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the run of its own; the recipe and its data are shared."""
-
-    @contextlib.contextmanager
-    def connected(*_: object, **__: object) -> Iterator[Hub]:
-        yield Hub("other", "http://127.0.0.1:9", "a test")
-
-    monkeypatch.setattr(common, "settle_hub", connected)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", finished / "cache")
     shutil.copytree(finished / "run", tmp_path / "run")
     REWARDED.clear()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from folders import write_data_set
 from hub_fixture import RunningHub, start_hub
 from json_keys import unexplained
 from page_fixture import PPO, publish
@@ -37,15 +37,7 @@ def write_data(folder: Path) -> Path:
             ]
         },
     }
-    front = []
-    for name, splits in rows.items():
-        (folder / name).mkdir(parents=True)
-        for split, content in splits.items():
-            (folder / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in content))
-        files = [{"split": split, "path": f"{name}/{split}.jsonl"} for split in splits]
-        front.append({"config_name": name, "data_files": files})
-    (folder / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': front})}---\n")
-    return folder
+    return write_data_set(folder, rows)
 
 
 class Place:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import yaml
 from miniatures import FAMILIES, save
 from schemas import make_recipe
 
+from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.model_files import load_tokenizer
 from rlhf_zoo.models import CRITIC_DIR, critic_from, load_causal, load_classifier
@@ -84,6 +86,13 @@ def adapted(folder, name, **given):
         assert make_card(context.record(stage).path).is_file()
     reward = load_classifier(context.checkpoint("reward").path)
     assert reward.config.rlhf_zoo["score_std"] > 0
+    shutil.rmtree(context.checkpoint("sft").path / "merged")
+    with pytest.raises(
+        ZooError, match="/merged, which is gone: restore it, or have `rlhf-zoo eval` of its recipe merge"
+    ):
+        load_causal(context.checkpoint("ppo").path)
+    assert not run_stage(context, "eval"), "it was done, and merges all the same what the policy lies on"
+    load_causal(context.checkpoint("ppo").path)
     critic = context.checkpoint("ppo").path / CRITIC_DIR
     assert (critic / "adapter_model.safetensors").is_file()
     critic_from(critic)

@@ -115,6 +115,8 @@ def test_every_stage_and_the_evaluation(hub: ThreadHub, recipe: Path, lora: bool
     for stage in ("sft", "reward", "ppo") if lora else ():
         with (recipe / f"{stage}.yaml").open("a") as file:
             file.write(yaml.safe_dump(LORA | ({"push_merged": True} if stage == "sft" else {})))
+    page = (Path(__file__).parents[2] / "docs/models.md").read_text(encoding="utf-8")
+    assert f"rlhf-zoo run my-recipe {FLAG}\n" in page
     command(hub, "run", "mine", FLAG, "--push_to_hub")
     command(hub, "trace", "runs/mine", "--prompt", "how", FLAG)
     for repo, load in (("local/mine-reward", load_classifier), ("local/mine-ppo", load_causal)):

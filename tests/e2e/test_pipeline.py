@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 import signal
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from finished_run import STAGES, STEPS, Run, in_its_place
+from folders import tree
 from hub_fixture import Hub, RunningHub, start_hub
 from zoo_process import COMMAND, errors, hubs_over, wait_until
 
@@ -30,15 +30,6 @@ def served(base: Run, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runn
     running = base.hub(tmp_path_factory.mktemp("served"))
     yield running
     running.stop()
-
-
-def tree(folder: Path) -> dict[str, str]:
-    """Every file's sha256."""
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def weights(folder: Path) -> dict[str, str]:

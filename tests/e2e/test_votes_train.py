@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from datasets import Dataset
+from folders import write_data_set
 from hub_fixture import RunningHub, start_hub
 from toy_run import make_context, make_recipe
 from warm import PYTHON
@@ -178,18 +178,6 @@ def test_what_cannot_be_trained_on_is_named(place, tmp_path, name, more, said):
 # The parts
 
 
-def folder_of(path: Path, configurations: dict[str, dict[str, list[dict]]]) -> Path:
-    front = []
-    for name, splits in configurations.items():
-        (path / name).mkdir(parents=True)
-        for split, rows in splits.items():
-            (path / name / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        files = [{"split": split, "path": f"{name}/{split}.jsonl"} for split in splits]
-        front.append({"config_name": name, "data_files": files})
-    (path / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': front})}---\n")
-    return path
-
-
 PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
 
 
@@ -206,7 +194,7 @@ PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
 )
 def test_pairs_alone_are_known_from_other_data(tmp_path, configurations, found):
     make_recipe(tmp_path)
-    named = folder_of(tmp_path / "named", configurations)
+    named = write_data_set(tmp_path / "named", configurations)
     context = make_context(tmp_path)
     context = replace(context, flags={"recipe": {"dataset_name": str(named)}})
     pairs = named_pairs(context)

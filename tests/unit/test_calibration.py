@@ -86,7 +86,7 @@ def test_chance_is_what_calibrated_models_show():
 
 
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=60))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None)
 def test_every_margin_is_in_the_histogram(values):
     found = histogram(values)
     assert sum(found["counts"]) == len(values) and len(found["edges"]) == len(found["counts"]) + 1

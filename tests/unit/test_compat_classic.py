@@ -375,15 +375,15 @@ def test_mistakes_of_the_loop_are_told_in_one_sentence(tmp_path: Path) -> None:
 
 
 def test_the_tutorials_loop_raises_the_reward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """examples/classic_loop.py, 40 of its 100 steps, from random weights: only words of praise are left."""
+    """examples/classic_loop.py, 30 of its 100 steps, from random weights: only words of praise are left."""
     out = tmp_path / "classic"
-    options = ["--output_dir", str(out), "--steps", "40", "--log_with", "tensorboard"]
+    options = ["--output_dir", str(out), "--steps", "30", "--log_with", "tensorboard"]
     monkeypatch.setattr(sys, "argv", ["classic_loop.py", *options])
     runpy.run_path(str(ROOT / "examples" / "classic_loop.py"), run_name="__main__")
     curves = json.loads((out / "curves.json").read_text())
-    assert {name: len(curve) for name, curve in curves.items()} == {"reward": 40, "kl": 40, "kl_coef": 40}
+    assert {name: len(curve) for name, curve in curves.items()} == {"reward": 30, "kl": 30, "kl_coef": 30}
     assert all(math.isfinite(value) for curve in curves.values() for value in curve)
-    # Random words score near 0, praise alone scores 1. Here the last ten steps are above 0.93.
+    # Random words score near 0, praise alone scores 1. Here the last ten steps are above 0.87.
     assert max(curves["reward"][:3]) < 0.3 and min(curves["reward"][-10:]) > 0.8
     assert abs(curves["kl"][0]) < 1e-5 and min(curves["kl"][10:]) > 0.5
     assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")

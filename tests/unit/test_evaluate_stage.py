@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import html
 import json
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from folders import tree
 from json_keys import unexplained
 from toy_run import EVALUATION, make_context, make_recipe, save_stage, save_start, trained_policy
 from trainer_fixture import make_tokenizer
@@ -35,14 +35,6 @@ ALONE = {name: value for name, value in EVALUATION.items() if name != "judge"}
 
 def refuses(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
     raise ValueError("no opinion")
-
-
-def tree(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-    }
 
 
 def judged(context: RunContext, judge: str, **keys: Any) -> RunContext:
