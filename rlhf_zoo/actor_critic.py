@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .errors import ZooError
-from .functional import selected_logprobs
-from .logprobs import response_logits
+from .functional import exact_kl, selected_logprobs
+from .logprobs import response_logprobs, response_states
 from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ModelFiles
 from .models import CRITIC_DIR, disable_dropout, is_peft, response_values
 from .sampling import Samples
 from .sharding import load_full
 from .value_head import VALUE_HEAD_FILE, ValueHead, hidden_size_of, read_value_head
 
-__all__ = ["ActorCritic", "TextBatch", "shared_value_head", "text_logprobs"]
+__all__ = ["ActorCritic", "Said", "TextBatch", "shared_value_head", "text_logprobs"]
 
 
 class TextBatch(NamedTuple):
@@ -28,6 +28,19 @@ class TextBatch(NamedTuple):
     ids: Tensor
     attention: Tensor
     mask: Tensor
+
+
+class Said(NamedTuple):
+    """What policy and critic say of response tokens, (B, T): log π at the sampling temperature, entropy, and V.
+
+    exact_kl: to the reference whose logits were given; text_logprobs: of the texts that were given.
+    """
+
+    logprobs: Tensor
+    entropy: Tensor
+    values: Tensor
+    exact_kl: Tensor | None = None
+    text_logprobs: Tensor | None = None
 
 
 def text_logprobs(model: PreTrainedModel, texts: TextBatch) -> Tensor:
@@ -65,31 +78,35 @@ class ActorCritic(nn.Module):
         return isinstance(self.value_model, ValueHead)
 
     def forward(
-        self, samples: Samples, temperature: float, texts: TextBatch | None = None
-    ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Policy logits (B, T, V) at `temperature` and values (B, T) of the response positions; log π of `texts`."""
-        logits, values = self._both(samples, temperature)
-        return logits, values, None if texts is None else text_logprobs(self.policy, texts)
+        self,
+        samples: Samples,
+        temperature: float = 1.0,
+        texts: TextBatch | None = None,
+        *,
+        ref_logits: Tensor | None = None,
+        entropy_learns: bool = False,
+    ) -> Said:
+        """One pass of each trunk. ref_logits (B, T, V): of the reference; entropy_learns: entropy has a gradient."""
+        shared = self.shared
+        found = response_logprobs(
+            self.policy,
+            samples,
+            temperature=temperature,
+            states=shared,
+            logits=ref_logits is not None,
+            entropy_learns=entropy_learns,
+        )
+        # What the LM head is given is the trunk's output at the response positions, whatever the architecture.
+        values = self.value_model(found.states).squeeze(-1) if shared else response_values(self.value_model, samples)
+        kl = None if ref_logits is None or found.logits is None else exact_kl(found.logits, ref_logits)
+        said = None if texts is None else text_logprobs(self.policy, texts)
+        return Said(found.logprobs, found.entropy, values, kl, said)
 
     def values(self, samples: Samples) -> Tensor:
         """V of the state before each response token, (B, T) float32; what lies outside the mask is meaningless."""
         if self.shared:
-            return self._both(samples, 1.0)[1]
+            return self.value_model(response_states(self.policy, samples)).squeeze(-1)
         return response_values(self.value_model, samples)
-
-    def _both(self, samples: Samples, temperature: float) -> tuple[Tensor, Tensor]:
-        if not self.shared:
-            return response_logits(self.policy, samples, temperature=temperature), self.values(samples)
-        # What the LM head is given is the trunk's output at the response positions, whatever the architecture.
-        seen: list[Tensor] = []
-        output: Any = self.policy.get_output_embeddings()
-        hook = output.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
-        try:
-            logits = response_logits(self.policy, samples, temperature=temperature)
-        finally:
-            hook.remove()
-        length = samples.mask.shape[1]
-        return logits, self.value_model(seen[-1][:, -length - 1 : -1]).squeeze(-1)
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
         for model in (self.policy,) if self.shared else (self.policy, self.value_model):

@@ -106,6 +106,7 @@ LIMITS: Mapping[str, Limit] = {
     "max_prompt_length": COUNT,
     "max_rollout_batch_tokens": COUNT,
     "max_steps": Limit(-1, MANY),
+    "max_tokens_per_micro_batch": COUNT,
     "neftune_noise_alpha": Limit(0, 1e6),
     "num_completions_to_print": COUNT,
     "num_generations": Limit(1, 2**16),

@@ -239,7 +239,11 @@ def build_rewards(
         given += reward_funcs if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
     if args.reward_label is not None and reward_model is None:
         raise ZooError(f"reward_label is {args.reward_label!r}, and there is no reward_model whose label it could be.")
-    kwargs: dict[str, Any] = {"batch_size": args.local_rollout_forward_batch_size, **_stored_statistics(args)}
+    kwargs: dict[str, Any] = {
+        "batch_size": args.local_rollout_forward_batch_size,
+        "max_tokens": args.max_tokens_per_micro_batch,
+        **_stored_statistics(args),
+    }
     ready: list[RewardModel | RewardFunction] = []
     for reward in given:
         # The label is that of reward_model; one among reward_funcs is given as a RewardModel with its own.

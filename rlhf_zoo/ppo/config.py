@@ -201,6 +201,13 @@ class PPOConfig(TrainingArguments):
     local_rollout_forward_batch_size: int = field(
         default=64, metadata={"help": "Rows a forward pass outside the update."}
     )
+    max_tokens_per_micro_batch: int | None = field(
+        default=None,
+        metadata={
+            "help": "Tokens of a forward pass, padding included, rows alike in length; in the update instead of "
+            "per_device_train_batch_size rows, elsewhere beside the rows."
+        },
+    )
     fsdp2: bool = field(
         default=False,
         metadata={"help": "Shard policy, critic, reference and reward model over the processes (docs/scale.md)."},

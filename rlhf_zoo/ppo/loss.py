@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import functional as F
+from ..actor_critic import Said
 from .config import PPOConfig
 from .rollout import Advantages, MinibatchSize, Rollout
 
@@ -19,27 +20,22 @@ PER_TOKEN = ("policy/approxkl", "objective/entropy", FIRST_PASS)
 
 def micro_batch_loss(
     args: PPOConfig,
-    logits: Tensor,
-    values: Tensor,
+    said: Said,
     rollout: Rollout,
     estimates: Advantages,
     size: MinibatchSize,
     *,
     kl_coef: float,
-    ref_logits: Tensor | None = None,
     critic_only: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """This micro-batch's share of L = L_π + c_v·L_V + β·KL_loss − c_e·H; its terms are given where they are on.
 
-    logits (b, T, V) at the sampling temperature, values (b, T): of the models in training; ref_logits (b, T, V): the
-    reference's, for the exact KL. critic_only leaves L_V alone. Returns the scalar, and what was seen by name: (b, T)
+    said: by the models in training. critic_only leaves L_V alone. Returns the scalar, and what was seen by name: (b, T)
     for the names in PER_TOKEN, (b, A) for the others.
     """
     samples, level, mask = rollout.samples, args.action_level, estimates.mask
-    # Padding has log-probabilities too, some of −∞ whose gradients are no numbers.
-    logprobs = F.selected_logprobs(logits, samples.completion_ids).masked_fill(~samples.mask, 0)
     # Against log π_old = 0, so that a completion's ratio is a sum of small differences, not a difference of large sums.
-    new = F.actions(logprobs - samples.logprobs, samples.mask, level=level)
+    new = F.actions(said.logprobs - samples.logprobs, samples.mask, level=level)
     old = torch.zeros_like(new)
     policy_loss, clipped = F.clipped_policy_loss(
         new,
@@ -58,11 +54,9 @@ def micro_batch_loss(
             level=level,
         )
     value_loss, value_clipped = F.clipped_value_loss(
-        values[:, : mask.shape[1]], estimates.values, estimates.returns, cliprange=args.cliprange_value
+        said.values[:, : mask.shape[1]], estimates.values, estimates.returns, cliprange=args.cliprange_value
     )
-    seen = {"loss/policy": policy_loss, "loss/value": value_loss}
-    with torch.set_grad_enabled(torch.is_grad_enabled() and args.entropy_coef > 0):
-        seen["objective/entropy"] = F.entropy(logits)
+    seen = {"loss/policy": policy_loss, "loss/value": value_loss, "objective/entropy": said.entropy}
     terms = {"loss/value": args.vf_coef}
     if not critic_only:
         terms |= {"loss/policy": 1.0, "objective/entropy": -args.entropy_coef}
@@ -70,16 +64,16 @@ def micro_batch_loss(
         ref = F.actions(rollout.ref_logprobs - samples.logprobs, samples.mask, level=level)
         seen["loss/kl"] = (
             F.kl_loss(new, old, ref, estimator=args.kl_estimator)
-            if ref_logits is None
-            else F.actions(F.exact_kl(logits, ref_logits), samples.mask, level=level)
+            if said.exact_kl is None
+            else F.actions(said.exact_kl, samples.mask, level=level)
         )
         terms["loss/kl"] = 0.0 if critic_only else kl_coef
-    loss = torch.zeros((), device=logits.device)
+    loss = torch.zeros((), device=mask.device)
     for name, weight in terms.items():
         if weight:
             term = F.actions(seen[name], samples.mask, level=level) if name in PER_TOKEN else seen[name]
             loss = loss + weight * _share(term, mask, size, args.loss_aggregation)
-    log_ratio = (logprobs - samples.logprobs).detach()
+    log_ratio = (said.logprobs - samples.logprobs).detach()
     seen |= {
         "policy/clipfrac": clipped.float(),
         "value/clipfrac": value_clipped.float(),

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from ..actor_critic import TextBatch
 from ..errors import ZooError
+from ..logprobs import in_batches
 from ..models import is_peft
 from ..rewards import Scored
 from ..sampling import Samples
 from ..sharding import shard
 from ..value_head import ValueHead
 from .ptx import split
-from .rollout import Rollout, length_sorted
+from .rollout import Rollout
 
 __all__ = ["place_of_rows", "shard_all", "shares", "text_shares", "together"]
 
@@ -123,18 +124,17 @@ def _mean_metrics(seen: Sequence[Mapping[str, float]], rows: Sequence[int]) -> d
     return found
 
 
-def shares(rows: Tensor, mask: Tensor, *, size: int, process: int, processes: int) -> list[Tensor]:
-    """The micro-batches of a minibatch that this process computes, alike in length; as many in every process.
+def shares(
+    rows: Tensor, samples: Samples, *, size: int, tokens: int | None, process: int, processes: int
+) -> list[Tensor]:
+    """The micro-batches of a minibatch that this process computes, as `in_batches` has them; as many in every process.
 
     Processes wait for each other's gradients (and under FSDP for weights), so one that has no row left gets an empty
     one.
     """
-    if processes == 1:
-        return length_sorted(rows, mask, size)
-    order = mask[rows].sum(1).argsort(stable=True)
-    mine = rows[order][process::processes]
-    count = math.ceil(math.ceil(len(rows) / processes) / size)
-    return [mine[start * size : (start + 1) * size] for start in range(count)]
+    order = samples.mask[rows].sum(1).argsort(stable=True)
+    dealt = [in_batches(samples, rows[order][one::processes], size=size, tokens=tokens) for one in range(processes)]
+    return dealt[process] + [rows[:0]] * (max(map(len, dealt)) - len(dealt[process]))
 
 
 def text_shares(texts: TextBatch, *, parts: int, process: int, processes: int) -> list[TextBatch]:

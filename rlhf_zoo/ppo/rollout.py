@@ -14,7 +14,7 @@ from ..sampling import Samples
 from .config import PPOConfig
 from .control import RunningScores
 
-__all__ = ["Advantages", "MinibatchSize", "Rollout", "length_sorted", "shaped_by_token", "shaped_scores"]
+__all__ = ["Advantages", "MinibatchSize", "Rollout", "shaped_by_token", "shaped_scores"]
 
 
 @dataclass(frozen=True)
@@ -127,12 +127,3 @@ def shaped_by_token(scored: Scored, ended: Tensor, args: PPOConfig, so_far: Runn
     paid = F.shape_scores(scored.by_token, std=so_far.std if args.score_scaling == "running" else 1.0)
     replaced = torch.zeros_like(ended) if args.missing_eos_score is None else ~ended
     return paid.masked_fill(replaced.unsqueeze(1), 0)
-
-
-def length_sorted(index: Tensor, mask: Tensor, size: int) -> list[Tensor]:
-    """Splits the rows `index` of a minibatch into micro-batches of `size`, alike in length: less padding is computed.
-
-    The split changes no result: losses are summed over the minibatch's tokens.
-    """
-    order = mask[index].sum(1).argsort(stable=True)
-    return list(torch.split(index[order], size))

@@ -25,7 +25,7 @@ from .. import functional as F
 from ..actor_critic import TextBatch
 from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
 from ..errors import ZooError
-from ..logprobs import response_logits, token_logprobs
+from ..logprobs import in_batches, response_logits, token_logprobs
 from ..rewards import Scored
 from ..sampling import Samples
 from ..sharding import full, whole
@@ -153,23 +153,31 @@ class PPOTrainer(BasePPOTrainer):
         """Adds log π_ref and V, and log π_old of a forward pass where the sampler's is not wanted."""
         args, actor = self.args, self.actor
         actor.eval()
-        temperature, size = args.temperature, args.local_rollout_forward_batch_size
+        temperature, budget = args.temperature, args.max_tokens_per_micro_batch
+        size = args.local_rollout_forward_batch_size
+        logprobs, values = (torch.zeros_like(samples.logprobs) for _ in range(2))
         with self.accelerator.autocast():
+            running = actor.policy if recompute or actor.shared else None, None if actor.shared else actor.value_model
+            with self.phases("values"), whole(*running):
+                for rows in in_batches(samples, size=size, tokens=budget):
+                    chosen = samples.rows(rows)
+                    here = rows, slice(chosen.mask.shape[1])
+                    if recompute:
+                        said = actor(chosen, temperature)
+                        logprobs[here], values[here] = said.logprobs, said.values
+                    else:
+                        values[here] = actor.values(chosen)
             if recompute:
-                with whole(actor.policy):
-                    logprobs = token_logprobs(actor.policy, samples, temperature=temperature, batch_size=size)
                 samples = Samples(**{**vars(samples), "logprobs": logprobs})
             check_logprobs(samples.logprobs, samples.mask, of="policy")
             ref_logprobs = samples.logprobs
             if self.reference is not None:
                 with self.phases("reference"), self.reference.model() as reference, whole(self.reference.own):
-                    ref_logprobs = token_logprobs(reference, samples, temperature=temperature, batch_size=size)
+                    ref_logprobs = token_logprobs(
+                        reference, samples, temperature=temperature, batch_size=size, tokens=budget
+                    )
                     check_logprobs(ref_logprobs, samples.mask, of="reference")
                     self._watch.look(self.reference, samples, temperature=temperature, precision=self.precision)
-            values = torch.zeros_like(ref_logprobs)
-            with self.phases("values"), whole(actor.policy if actor.shared else actor.value_model):
-                for start, chunk in zip(range(0, len(samples), size), samples.chunks(size), strict=True):
-                    values[start : start + len(chunk), : chunk.mask.shape[1]] = actor.values(chunk)
         check_values(values, samples.mask)
         values = values.masked_fill(~samples.mask, 0)
         return Rollout(samples, ref_logprobs, values, measured=self.reference is not None)
@@ -258,7 +266,10 @@ class PPOTrainer(BasePPOTrainer):
         )
         target_tokens = None if texts is None else texts.mask.sum()
         mine = {"process": args.process_index, "processes": args.world_size}
-        micro_batches = shares(rows, rollout.mask, size=args.per_device_train_batch_size, **mine)
+        budget = args.max_tokens_per_micro_batch
+        micro_batches = shares(
+            rows, rollout.samples, size=len(rows) if budget else args.per_device_train_batch_size, tokens=budget, **mine
+        )
         mixed = [] if texts is None else text_shares(texts, parts=len(micro_batches), **mine)
         for number, (chosen, text) in enumerate(zip_longest(micro_batches, mixed), start=1):
             # A process without a row left takes part for the sake of the others, and counts for nothing.
@@ -298,22 +309,20 @@ class PPOTrainer(BasePPOTrainer):
             assert self.reference is not None  # checked with the settings
             with torch.no_grad(), self.reference.model() as reference:
                 ref_logits = response_logits(reference, samples, temperature=args.temperature)
-        logits, values, text_logprobs = model(samples, args.temperature, texts)
+        said = model(samples, args.temperature, texts, ref_logits=ref_logits, entropy_learns=args.entropy_coef > 0)
         loss, seen = micro_batch_loss(
             args,
-            logits,
-            values,
+            said,
             rollout,
             estimates,
             size,
             kl_coef=self.controller.kl_coef,
-            ref_logits=ref_logits,
             critic_only=self.warming_up,
         )
-        if texts is not None and text_logprobs is not None and target_tokens is not None:
-            progress.add_texts(-text_logprobs, texts.mask)
+        if texts is not None and said.text_logprobs is not None and target_tokens is not None:
+            progress.add_texts(-said.text_logprobs, texts.mask)
             if not self.warming_up:
-                loss = loss + args.ptx_coef * F.aggregate(-text_logprobs, texts.mask, tokens=target_tokens)
+                loss = loss + args.ptx_coef * F.aggregate(-said.text_logprobs, texts.mask, tokens=target_tokens)
         progress.add(seen, samples.mask, estimates.mask)
         return loss
 

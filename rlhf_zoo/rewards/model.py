@@ -57,6 +57,7 @@ class RewardModel:
         policy_tokenizer: PreTrainedTokenizerBase,
         *,
         batch_size: int = 64,
+        max_tokens: int | None = None,
         center: bool = True,
         scale: bool = True,
         label: str | None = None,
@@ -79,7 +80,7 @@ class RewardModel:
         self.model = model.requires_grad_(False).eval()
         self.tokenizer = tokenizer
         self.pad_id: int = tokenizer.pad_token_id
-        self.batch_size = batch_size
+        self.batch_size, self.max_tokens = batch_size, max_tokens
         self._parts = MicroBatches(batch_size)
         mean, std = score_statistics(model)
         self.mean, self.std = mean if center else 0.0, std if scale else 1.0
@@ -165,7 +166,7 @@ class RewardModel:
             return (raw - self.mean) / self.std
 
         scores = torch.zeros(len(rows), device=device)
-        for chosen in _batches(ends, self.batch_size):
+        for chosen in _batches(ends, [len(row) for row in rows], self.batch_size, self.max_tokens):
             found = self._parts.run(score, chosen)
             scores[chosen] = torch.cat(list(found))
         return scores
@@ -245,9 +246,17 @@ def _embeddings(model: PreTrainedModel, name: str) -> Any:
         ) from error
 
 
-def _batches(ends: Sequence[int], size: int) -> Iterator[list[int]]:
-    """Places of rows, at most `size` at a time; an encoder-decoder takes rows with as many ends of sequence alone."""
-    for count in sorted(set(ends)):
-        places = [place for place, found in enumerate(ends) if found == count]
-        for start in range(0, len(places), size):
-            yield places[start : start + size]
+def _batches(ends: Sequence[int], lengths: Sequence[int], size: int, max_tokens: int | None) -> Iterator[list[int]]:
+    """Places of rows alike in length, at most `size` and at most `max_tokens` with their padding at a time.
+
+    An encoder-decoder takes rows with as many ends of sequence alone.
+    """
+    batch: list[int] = []
+    for place in sorted(range(len(lengths)), key=lambda place: (ends[place], lengths[place])):
+        full = len(batch) == size or (max_tokens is not None and (len(batch) + 1) * lengths[place] > max_tokens)
+        if batch and (full or ends[place] != ends[batch[-1]]):
+            yield batch
+            batch = []
+        batch.append(place)
+    if batch:
+        yield batch

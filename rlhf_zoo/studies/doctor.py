@@ -461,9 +461,8 @@ def _ratio(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[None
     samples = trial[1].samples
     trainer.actor.train()
     with trainer.compute_loss_context_manager():
-        logits = trainer.actor(samples, trainer.args.temperature)[0]
+        log_ratio = trainer.actor(samples, trainer.args.temperature).logprobs - samples.logprobs
     trainer.actor.eval()
-    log_ratio = F.selected_logprobs(logits, samples.completion_ids) - samples.logprobs
     mismatch = float(F.masked_mean(log_ratio.abs(), samples.mask))
     check_ratio(mismatch, precision=trainer.precision)
     return None, f"|log ρ| is {mismatch:.3g} a token before any step"

@@ -70,12 +70,13 @@ def uneven(directory: Path, processes: int) -> Any:
     """Passes over 13 prompts: the last update of one has 5 completions, so minibatches of 3 and of 2.
 
     Two processes fill the last batch up with the first prompt, and leave that row out. With an "a" as the end,
-    completions end early, so the longest of one process is shorter than that of the other.
+    completions end early, so the longest of one process is shorter than that of the other. Micro-batches under a budget
+    of tokens are not as many in both.
     """
     return make_trainer(
         directory, **settings(processes) | {
             "max_steps": 4, "train_dataset": prompt_rows(13), "train_sampling_strategy": "sequential",
-            "num_mini_batches": 2,
+            "num_mini_batches": 2, "max_tokens_per_micro_batch": 24,
             "per_device_train_batch_size": 2 // processes, "gradient_accumulation_steps": 4,
             "stop_token_id": 3, "eval_dataset": prompt_rows(1), "eval_strategy": "steps", "eval_steps": 4,
         },

@@ -55,6 +55,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "all at once": {
         "kl_target": 0.3, "kl_horizon": 32, "kl_coef": 0.2, "per_device_train_batch_size": 2,
         "gradient_accumulation_steps": 4, "train_dataset": prompt_rows(13), "whiten_rewards": True,
+        "max_tokens_per_micro_batch": 40,
         "eval_dataset": prompt_rows(8), "eval_strategy": "steps", "eval_steps": 1,
     },
     "log-every-3": {"logging_steps": 3, "kl_target": 0.3, "kl_horizon": 32},

@@ -348,10 +348,13 @@ def replayed(directory: Path, monkeypatch: pytest.MonkeyPatch, case: str, **chan
 
 
 @pytest.mark.filterwarnings("ignore:kl_estimator 'k3'")
+@pytest.mark.parametrize("options", [{}, {"max_tokens_per_micro_batch": 40}], ids=["rows", "tokens"])
 @pytest.mark.parametrize("case", REPLAYED)
-def test_our_trainer_makes_trls_updates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+def test_our_trainer_makes_trls_updates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, options: dict[str, int]
+) -> None:
     """Two updates by our trainer alone, from the initial weights: estimates, losses and weights after each."""
-    trainer = replayed(tmp_path, monkeypatch, case)
+    trainer = replayed(tmp_path, monkeypatch, case, **options)
     ours = [row for row in trainer.state.log_history if "loss" in row]
     moved = []
     for index, (rollout, estimates, progress, weights) in enumerate(trainer.seen):

@@ -87,7 +87,7 @@ def test_a_shared_critic_reads_the_trunk_and_its_loss_moves_it(tmp_path: Path) -
         hidden = trainer.policy.model(input_ids=torch.tensor([prompt + completion])).last_hidden_state[0]
         said = (hidden @ head.weight[0] + head.bias)[len(prompt) - 1 : -1]
         assert (rollout.values[row, : len(said)] - said).abs().max() < 1e-5
-    _, values, _ = trainer.actor(rollout.samples, 1.0, None)
+    values = trainer.actor(rollout.samples).values
     values.sum().backward()
     assert all(weight.grad is not None for weight in trainer.policy.model.parameters())
 

@@ -32,6 +32,8 @@ from trainer_fixture import (
 )
 from transformers import DataCollatorWithPadding
 
+from rlhf_zoo import functional as F
+from rlhf_zoo.actor_critic import Said
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.control import FixedKL, RunningScores
@@ -100,11 +102,15 @@ def test_a_loss_and_its_gradient_are_those_of_each_row_by_the_formulas(name: str
     ones = torch.ones(3, 1)
     samples = Samples(ones.long(), ones.bool(), ids, mask, old.masked_fill(~mask, 0), ones[:, 0].bool())
     scored = Scored(total=ones[:, 0], each=ones)
+    # As the models say it: 0 outside the mask, and an entropy that is only logged has no gradient.
+    chosen = F.selected_logprobs(logits, ids).masked_fill(~mask, 0)
+    entropy = F.entropy(logits if args.entropy_coef else logits.detach())
+    kl = F.exact_kl(logits, ref_logits) if name == "full" else None
     loss, seen = micro_batch_loss(
-        args, logits, values, Rollout(samples, ref.masked_fill(~mask, 0), values.detach()),
+        args, Said(chosen, entropy, values, kl), Rollout(samples, ref.masked_fill(~mask, 0), values.detach()),
         Advantages(scored, scored.total, scored.total, returns, old_values, gains, returns, acts),
         MinibatchSize(torch.tensor(SEQUENCES if sequence else ACTIONS), torch.tensor(SEQUENCES), LONGEST),
-        kl_coef=BETA, ref_logits=ref_logits if name == "full" else None, critic_only=name == "warm-up",
+        kl_coef=BETA, critic_only=name == "warm-up",
     )  # fmt: skip
 
     rows = []

@@ -1,0 +1,185 @@
+"""Chunked log-probabilities equal the plain ones, values and gradients, whatever a model makes of its head's output."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import tiny_model
+from miniatures import FAMILIES, load
+from torch import Tensor
+from trainer_fixture import DEVICE, Spy, distance, make_policy, snapshot, trained, updates_of
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel, TrainerCallback
+
+from rlhf_zoo import logprobs
+from rlhf_zoo.logprobs import after_head, in_batches, response_logprobs
+from rlhf_zoo.ppo.trainer import PPOTrainer
+from rlhf_zoo.sampling import Samples, Vocabulary
+
+HOLES = Vocabulary(15, (4, 9))
+# What is done to a head's output, and a head that is no plain one.
+HEADS: dict[str, tuple[str, dict[str, Any]]] = {
+    "scaled": ("cohere", {"logit_scale": 0.25}),
+    "divided": ("granite", {"logits_scaling": 3.0}),
+    "capped": ("gemma2", {"final_logit_softcapping": 2.0}),
+    "with a bias": ("phi", {}),
+    "in a mixture": ("mixtral", {}),
+}
+
+
+def some(size: int = 15, *, seed: int = 0, vocabulary: Vocabulary | None = None) -> Samples:
+    """Three rows whose prompts and responses end in different places."""
+    random = torch.Generator().manual_seed(seed)
+    prompts, responses = (torch.tensor(lengths).unsqueeze(1) for lengths in ([2, 4, 1], [3, 1, 6]))
+    free = torch.tensor([token for token in range(size) if vocabulary is None or token in vocabulary])
+    ids = [free[torch.randint(len(free), (3, width), generator=random)] for width in (4, 6)]
+    masks = torch.arange(4) >= 4 - prompts, torch.arange(6) < responses
+    return Samples(ids[0], masks[0], ids[1], masks[1], torch.zeros(3, 6), torch.ones(3).bool(), vocabulary).to(DEVICE)
+
+
+def both_ways(
+    monkeypatch: pytest.MonkeyPatch, model: PreTrainedModel, samples: Samples, **given: Any
+) -> list[tuple[Tensor, ...]]:
+    """Plain, then chunked: log π, entropy, and the gradient of every weight by a sum of both."""
+    found = []
+    for ask in (lambda _: None, after_head):
+        monkeypatch.setattr(logprobs, "after_head", ask)
+        said = response_logprobs(model, samples, temperature=0.7, **given)
+        weights = torch.linspace(-1, 2, said.logprobs.numel(), device=said.logprobs.device).view_as(said.logprobs)
+        loss = (weights * said.logprobs).sum()
+        if given.get("entropy_learns"):
+            loss = loss + (weights.flip(1) * said.entropy).sum()
+        learning = [weight for weight in model.parameters() if weight.requires_grad]
+        gradients = torch.autograd.grad(loss, learning, allow_unused=True)
+        found.append((said.logprobs, said.entropy, *(x for x in gradients if x is not None)))
+    return found
+
+
+def assert_equal(plain: tuple[Tensor, ...], chunked: tuple[Tensor, ...], within: float = 1e-5) -> None:
+    assert len(plain) == len(chunked) > 2
+    for one, other in zip(plain, chunked, strict=True):
+        # Of a gradient's largest entry: they are sums over many tokens.
+        assert (one - other).abs().max() <= within * max(1.0, float(one.detach().abs().max()))
+
+
+@pytest.mark.parametrize("name", [*HEADS, *FAMILIES])
+@pytest.mark.parametrize("learns", [False, True], ids=["logged", "bonus"])
+def test_chunks_say_what_the_plain_path_says(monkeypatch: pytest.MonkeyPatch, name: str, learns: bool) -> None:
+    monkeypatch.setattr(logprobs, "CHUNK", 40)
+    monkeypatch.setattr(logprobs, "CHUNK_ELSEWHERE", 40)
+    if name in HEADS:
+        family, more = HEADS[name]
+        model = tiny_model(AutoModelForCausalLM, family, **more)
+    else:
+        model = load(name)[0]
+    assert after_head(model.to(DEVICE)) is not None
+    for vocabulary in (None, HOLES):
+        assert_equal(*both_ways(monkeypatch, model, some(vocabulary=vocabulary), entropy_learns=learns))
+
+
+def test_a_head_that_is_held_back_or_adapted_and_one_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head without a gradient gets none; bfloat16 rounds its products, and sums stay in float32."""
+    model = make_policy()
+    model.lm_head.requires_grad_(False)
+    plain, chunked = both_ways(monkeypatch, model, some(), entropy_learns=True)
+    assert_equal(plain, chunked)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        plain, chunked = both_ways(monkeypatch, make_policy(), some())
+    assert chunked[0].dtype == chunked[1].dtype == torch.float32
+    assert_equal(plain, chunked, within=0.03)
+    half = both_ways(monkeypatch, make_policy().to(torch.bfloat16), some())
+    assert_equal(*half, within=0.03)
+
+
+class Own(LlamaForCausalLM):
+    """What a script does with logits that no configuration tells."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        out.logits = out.logits + torch.arange(out.logits.shape[-1]).to(out.logits)
+        return out
+
+
+def test_models_that_alone_can_say_keep_their_forward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    plain = make_policy()
+    own = Own(plain.config).to(DEVICE)
+    adapted: Any = get_peft_model(make_policy(), LoraConfig(target_modules=["lm_head", "q_proj"]))
+    beside: Any = get_peft_model(make_policy(), LoraConfig(target_modules=["q_proj"]))
+    assert [after_head(model) for model in (own, adapted)] == [None, None]
+    assert after_head(beside) == after_head(plain) == (1.0, None)
+    assert not set(vars(plain.lm_head)) & {"forward"}
+    for model in (own, adapted, beside):
+        assert_equal(*both_ways(monkeypatch, model, some()))
+
+
+def test_batches_are_alike_in_length_and_within_their_tokens() -> None:
+    samples = Samples(*(torch.cat([x] * 4) for x in list(vars(some()).values())[:6]))
+    for size, tokens in ((64, 20), (2, 1000), (3, None), (64, 1)):
+        batches = in_batches(samples, size=size, tokens=tokens)
+        assert sorted(torch.cat(batches).tolist()) == list(range(12))
+        for rows in batches:
+            part = samples.rows(rows)
+            assert 1 <= len(rows) <= size
+            assert tokens is None or len(rows) == 1 or part.prompt_ids.numel() + part.completion_ids.numel() <= tokens
+    assert len(in_batches(samples, size=64, tokens=36)) < 12
+    assert in_batches(samples, torch.tensor([5, 1]), size=1)[0].tolist() == [1]
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "chunks": {},
+    "a budget of tokens": {"max_tokens_per_micro_batch": 30},
+    "from a forward pass": {"recompute_logprobs": True, "max_tokens_per_micro_batch": 30},
+    "activations made again": {"gradient_checkpointing": True},
+}
+
+
+class Sized(Spy):
+    """Keeps how many rows and tokens each micro-batch has."""
+
+    def loss(self, model: Any, rollout: Any, *args: Any) -> Tensor:
+        samples = rollout.samples
+        self.sizes = [*getattr(self, "sizes", []), (len(samples), samples.prompt_ids.numel() + samples.mask.numel())]
+        return super().loss(model, rollout, *args)
+
+
+@pytest.mark.parametrize("critic", ["policy", "shared"])
+def test_a_run_with_any_option_is_the_plain_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, critic: str) -> None:
+    """SGD, since Adam divides by the size of gradients: the rounding of one near 0 would count like any."""
+    given: dict[str, Any] = {
+        "kind": Sized, "critic": critic, "optim": "sgd", "entropy_coef": 0.1, "stop_token_id": 3, "learning_rate": 0.1,
+    }  # fmt: skip
+    with monkeypatch.context() as patched:
+        patched.setattr(logprobs, "after_head", lambda _: None)
+        plain = trained(tmp_path, **given)
+    assert distance(plain.before, snapshot(plain)) > 1e-3
+    assert {rows for rows, _ in plain.sizes} == {4}
+    for name, options in OPTIONS.items():
+        run = trained(tmp_path, **given | options)
+        assert distance(snapshot(plain), snapshot(run)) < 1e-5, name
+        for mine, theirs in zip(updates_of(plain), updates_of(run), strict=True):
+            here = {key: value for key, value in theirs.items() if "mismatch" not in key}
+            assert here == pytest.approx({key: mine[key] for key in here}, rel=1e-4, abs=1e-5, nan_ok=True), name
+        if "max_tokens_per_micro_batch" in options:
+            assert all(rows == 1 or tokens <= 30 for rows, tokens in run.sizes)
+            assert len({rows for rows, _ in run.sizes}) > 1
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
+def test_memory_does_not_grow_with_updates(tmp_path: Path) -> None:
+    """What the process holds after update 100 is less than 1% more than after update 10."""
+
+    class Held(TrainerCallback):
+        seen: dict[int, int] = {}
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            status = Path("/proc/self/status").read_text()
+            self.seen[state.global_step] = int(status.split("VmHWM:")[1].split()[0])
+
+    held = Held()
+    trained(tmp_path, kind=PPOTrainer, max_steps=100, callbacks=[held], num_ppo_epochs=1)
+    assert held.seen[100] < 1.01 * held.seen[10]
