@@ -158,6 +158,19 @@ def actions(x: ArrayLike, mask: ArrayLike, *, level: str) -> Array:
     return np.array([[math.fsum(float(v) for v in values[real])] for values, real in zip(array, rows, strict=True)])
 
 
+def importance_weights(
+    logprobs: ArrayLike, engine_logprobs: ArrayLike, mask: ArrayLike, *, cap: float, level: str
+) -> Array:
+    """Ionides (2008): min(π/π_engine, c) of each action."""
+    if level == "sequence":
+        return np.minimum(sequence_ratio(logprobs, engine_logprobs, mask), cap)
+    out = np.zeros(np.asarray(mask).shape)
+    for row, t in _inside(mask):
+        log_ratio = float(np.asarray(logprobs)[row, t]) - float(np.asarray(engine_logprobs)[row, t])
+        out[row, t] = min(math.exp(log_ratio), cap)
+    return out
+
+
 def sequence_ratio(logprobs: ArrayLike, old_logprobs: ArrayLike, mask: ArrayLike) -> Array:
     """π(y|x)/π_old(y|x) as the product of the ratios of its tokens. (B, T) -> (B, 1)."""
     out = np.ones((len(np.asarray(mask)), 1))

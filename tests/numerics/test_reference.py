@@ -56,6 +56,15 @@ def _selected_logprobs(draw: Draw) -> tuple[Any, Any]:
     return both("selected_logprobs", _logits(draw), torch.tensor(draw.rng.integers(0, VOCABULARY, size=draw.shape)))
 
 
+def _importance_weights(level: str) -> Case:
+    def case(draw: Draw) -> tuple[Any, Any]:
+        mask = draw.mask()
+        ours, theirs = both("importance_weights", *draw.logprobs(), mask, cap=1.2, level=level)
+        return (ours[mask], theirs[mask.cpu().numpy()]) if level == "token" else (ours, theirs)
+
+    return case
+
+
 def _spread(draw: Draw) -> tuple[torch.Tensor, torch.Tensor]:
     # Two or three numbers can lie so near each other that dividing by their deviation magnifies any rounding.
     return draw.normal() * 2 + 1, draw.mask(shortest=4)
@@ -162,6 +171,7 @@ CASES: dict[str, Case] = {
     **{f"kl_loss/{k}": lambda draw, k=k: _kl_loss(draw, k) for k in functional.KL_IN_LOSS if k != "full"},
     "actions/token": _token_actions,
     "actions/sequence": lambda draw: both("actions", draw.normal(), draw.mask(), level="sequence"),
+    **{f"importance_weights/{level}": _importance_weights(level) for level in ("token", "sequence")},
     "last_token": lambda draw: both("last_token", draw.mask()),
     "shape_scores": _shape_scores(),
     "shape_scores/clipped": _shape_scores(clip=2.5),
