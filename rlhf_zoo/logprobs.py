@@ -199,12 +199,12 @@ _AFTER: WeakKeyDictionary[nn.Module, AfterHead | None] = WeakKeyDictionary()
 def after_head(model: Any) -> AfterHead | None:
     """What a model makes of its head's output; None where only the model can say: it keeps its own forward pass.
 
-    So do a head of another kind than nn.Linear (an adapter's, a quantized one) and one that is held in shards.
+    So do a head of another kind than nn.Linear (an adapter's, a quantized one), one with a hook, and one in shards.
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if type(head) is not nn.Linear or "forward" in vars(head) or isinstance(model, FSDPModule):
         return None
-    if head.weight.shape != (head.out_features, head.in_features):
+    if head._forward_hooks or head.weight.shape != (head.out_features, head.in_features):
         return None
     if model not in _AFTER:
         _AFTER[model] = _asked(model, head)

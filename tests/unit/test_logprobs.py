@@ -112,6 +112,10 @@ def test_models_that_alone_can_say_keep_their_forward_pass(monkeypatch: pytest.M
     assert [after_head(model) for model in (own, adapted)] == [None, None]
     assert after_head(beside) == after_head(plain) == (1.0, None)
     assert not set(vars(plain.lm_head)) & {"forward"}
+    hooked = make_policy()
+    assert after_head(hooked) == (1.0, None)
+    hooked.lm_head.register_forward_hook(lambda head, _, logits: logits * 1.5 if head.training else logits)
+    assert after_head(hooked) is None
     for model in (own, adapted, beside):
         assert_equal(*both_ways(monkeypatch, model, some()))
 
