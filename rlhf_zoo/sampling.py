@@ -8,7 +8,7 @@ position) and by nothing else. Rows that have ended leave the batch.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -126,11 +126,6 @@ class Samples:
             torch.cat([part.ended for part in parts]),
             parts[0].vocabulary,
         )
-
-    def chunks(self, size: int) -> Iterator[Samples]:
-        """Consecutive rows, at most `size` at a time."""
-        for start in range(0, len(self), size):
-            yield self.rows(slice(start, start + size))
 
     def token_lists(self) -> list[list[int]]:
         """Each completion's real tokens, the end-of-sequence token included."""

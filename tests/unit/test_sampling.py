@@ -291,7 +291,5 @@ def test_chosen_rows_lose_the_columns_that_are_padding_in_all_of_them(three: Sam
     assert part.ended.tolist() == [True, True]
 
 
-def test_chunks_are_consecutive_rows_and_token_lists_hold_the_end_token(three: Samples) -> None:
-    chunks = list(three.chunks(2))
-    assert len(three) == 3 and [len(chunk) for chunk in chunks] == [2, 1]
-    assert [tokens for chunk in chunks for tokens in chunk.token_lists()] == [[3, 1], [1], [2, 2, 2, 2]]
+def test_token_lists_hold_the_end_token(three: Samples) -> None:
+    assert three.token_lists() == [[3, 1], [1], [2, 2, 2, 2]]
