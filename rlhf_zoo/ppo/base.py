@@ -22,7 +22,6 @@ from transformers.trainer import OPTIMIZER_NAME
 
 from .. import functional as F
 from ..actor_critic import ActorCritic
-from ..chat import readable
 from ..data import PROMPT_INDEX, unstacked
 from ..errors import ZooError
 from ..finite import SKIPPED, Guarded, NotFinite
@@ -271,7 +270,7 @@ class BasePPOTrainer(Guarded, ABC):
             return
         few = slice(self.args.num_completions_to_print)
         self._shown = {
-            "prompt": [readable(prompt) for prompt in texts.prompts[few]],
+            "prompt": texts.prompts[few],
             "completion": texts.completions[few],
             "score": scored.total[few].tolist(),
             "kl": rollout.kl[few].tolist(),
@@ -418,7 +417,6 @@ class BasePPOTrainer(Guarded, ABC):
             if sampling:
                 break
         few = {name: column[: self.args.num_completions_to_print] for name, column in table.items()}
-        few["prompt"] = [readable(prompt) for prompt in few["prompt"]]
         self.show(few, "samples", step=step)
         return table
 

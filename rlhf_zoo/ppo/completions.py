@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]
 
-from ..chat import answer, spoken, whole
+from ..chat import answer, completion_text, readable, spoken, whole
 from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
 from ..sampling import Samples
 
@@ -48,10 +48,6 @@ def decoded(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequence
     )
 
 
-def _text(turn: Any) -> str:
-    return turn if isinstance(turn, str) else "\n".join(f"{message['role']}: {message['content']}" for message in turn)
-
-
 def show_table(
     table: Mapping[str, Sequence[Any]],
     *,
@@ -71,9 +67,8 @@ def show_table(
     from rich.text import Text
 
     names = list(table)
-    columns = {
-        name: [_text(cell) if name in ("prompt", "completion") else cell for cell in table[name]] for name in names
-    }
+    read = {"prompt": readable, "completion": completion_text}
+    columns = {name: list(map(read[name], table[name])) if name in read else table[name] for name in names}
     rows = [dict(zip(names, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
     directory.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)

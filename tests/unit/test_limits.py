@@ -174,8 +174,8 @@ def nested(depth: int) -> Any:
         ({"a": b"x"}, "text, numbers, true and false, lists and mappings"),
         (nested(65), "at most 64 levels of nesting"),
         ({"a": 2**70}, "whole numbers of at most 63 bits"),
-        ("{" + '"a":{' * 50_000, "JSON of ordinary size"),
-        ('{"a": ' + "9" * 5000 + "}", "JSON of ordinary size"),
+        ("{" + '"a":{' * 50_000, "YAML or JSON (it is nested more than 63 deep)"),
+        ('{"a": ' + "9" * 5000 + "}", "YAML or JSON (a number has more than 400 characters)"),
         ('{"a": "\\u0000"}', "text without NUL characters and lone surrogates"),
     ],
 )  # fmt: skip

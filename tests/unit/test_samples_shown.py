@@ -59,7 +59,7 @@ def test_completions_of_each_log_line_are_shown_and_saved(tmp_path: Path, capsys
         assert asked == [f"{prompt};:" for prompt in heard[8 * step - 8 : 8 * step]]
         wanted = [
             {
-                "prompt": f"user: {asked[row].removesuffix(';:')}", "completion": f"assistant: {said[row]}",
+                "prompt": asked[row].removesuffix(";:"), "completion": said[row],
                 "score": estimates.scored.total[row].item(), "kl": rollout.kl[row].item(),
                 "ended": rollout.samples.ended[row].item(), "first": said[row][:1],
             }
