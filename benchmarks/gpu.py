@@ -127,8 +127,7 @@ class Replay(PPOTrainer):
     given: Samples
 
     def rollout(self, rows: Any, *, stream: int) -> Rollout:
-        samples = Samples(**{name: value.to(self.args.device) for name, value in vars(self.given).items()})
-        return self.evaluated(samples, recompute=True)
+        return self.evaluated(self.given.to(self.args.device), recompute=True)
 
     def update(self, model: Any, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
         progress = super().update(model, rollout, estimates)

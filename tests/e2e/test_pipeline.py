@@ -41,7 +41,10 @@ def metrics(run: Run, stage: str) -> list[dict]:
 
 
 def evaluation(run: Run) -> dict:
-    return {name: value for name, value in run.json("eval", "evaluation.json").items() if name != "seconds"}
+    """Without its time, and the data's commit, which is of the Hub that it lies on."""
+    document = run.json("eval", "evaluation.json")
+    document["data"].pop("revision")
+    return {name: value for name, value in document.items() if name != "seconds"}
 
 
 def equals(run: Run, base: Run, stage: str) -> None:
