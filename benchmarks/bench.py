@@ -26,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 from figures.tables import rendered
 from speed.report import DOCUMENT, PEER, RESULTS, ROOT, SETTINGS, draw, key_table, newest, table
 
@@ -114,7 +115,8 @@ def _measured(side: str, point: str, setting: str, keys: dict[str, Any], *, upda
         command += ["--set", json.dumps(keys)]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": str(_threads()), **QUIET}
-    load = os.getloadavg()[0]
+    # Not the load average, in which the side before still counts.
+    load = psutil.cpu_percent(interval=1.0) / 100 * (psutil.cpu_count() or 1)
     done = subprocess.run(
         command, cwd=ROOT / "benchmarks", env=environment, capture_output=True, text=True, check=False
     )

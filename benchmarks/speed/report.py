@@ -37,7 +37,7 @@ SETTINGS = {
     "shared bf16": ("--shared", "--bf16"),
 }
 PHASES = ("rollout", "reference", "values", "reward", "update")
-QUIET = 1.0  # a load before a process begins from which its seconds are not to be trusted
+QUIET = 0.3  # cores that others use as a process begins, above which its seconds are not to be trusted
 NOTHING = "Nothing was measured yet: `make bench` does."
 
 Report = Mapping[str, Any]

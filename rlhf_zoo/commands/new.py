@@ -54,6 +54,7 @@ def new(
     """
     from ..draft.memory import GIB
     from ..draft.recipe import Wish, check_folder, draft, write
+    from ..model_code import FLAG, is_trusted
 
     check_folder(folder)
     wish = Wish(model, preferences, prompts, texts, rewards, judge, memory)
@@ -67,4 +68,5 @@ def new(
         listed = ", ".join(f"{what} {size / GIB:.2f}" for what, size in parts.items() if size)
         click.echo(f"memory of {stage}: {sum(parts.values()) / GIB:.2f} GiB and activations ({listed})")
     name = shlex.quote(str(folder)) + (f" --source_hub {shlex.quote(source_hub)}" if source_hub else "")
+    name += f" {FLAG}" if is_trusted() else ""
     click.echo(f"\n{folder} holds {', '.join(made.files)}. Try next:\n  rlhf-zoo doctor {name}\n  rlhf-zoo run {name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import click
 
 from ..stage import STAGES
-from .common import FLAGS, UserPath, print_json, run_flags, table
+from .common import FLAGS, SOURCE_HUB, UserPath, print_json, run_flags, settle_hub, table
 
 __all__ = ["recipes"]
 
@@ -88,15 +89,24 @@ def recipes_copy(recipe: str, target: Path) -> None:
 
 @recipes.command("validate", context_settings=FLAGS)
 @click.argument("recipe")
+@SOURCE_HUB
 @click.pass_context
-def recipes_validate(ctx: click.Context, recipe: str) -> None:
+def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) -> None:
     """Check every key of a recipe, flags and the names of reward functions, without training.
+
+    Columns and contexts are looked at where the Hub answers that has the data and models.
 
     \b
     Example:
       rlhf-zoo recipes validate tiny-world --ppo.kl_coef 0.2
     """
     flags = run_flags(ctx, recipe)
+    here = source_hub in (None, "none")
+    with contextlib.nullcontext() if here else settle_hub(source_hub, push_to_hub=False, option="--source_hub"):
+        _validate(recipe, flags)
+
+
+def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
     from ..evaluator.judges import check_names
     from ..recipes import load_recipe
     from ..runs.beginning import check_response_length, named_models

@@ -32,7 +32,7 @@ def run_one(
     """
     processes.join()
     with run_context(recipe, flags, **options) as (context, publisher):
-        from ..stages.pipeline import run_stage, said
+        from ..stages.pipeline import renew_cards, run_stage, said
 
         # --restart begins this stage again, and leaves the others as they are.
         context.check_recipe([one for one in STAGES if one != stage])
@@ -46,6 +46,8 @@ def run_one(
             click.echo(f"{stage} was finished before in {context.directory}; --restart does it again.", err=quietly)
         if publisher is not None:
             publisher.drain()
+        if done:
+            renew_cards(context)
         click.echo(f"{said(context, stage)}\nIn {context.directory / stage}", err=quietly)
         return context.directory / stage
 

@@ -15,6 +15,7 @@ from typing import Any
 from ..chat import Chat, prompt_ids, reading_ids, whole
 from ..devices import best_device
 from ..errors import ZooError
+from ..evaluation.verdict import FEWEST
 from ..evaluator.judges import check_names
 from ..plugins import REWARDS, did_you_mean, load_object, registered
 from ..recipes import is_repository_name, load_recipe
@@ -281,7 +282,8 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
     )
     said("max_prompt_length", prompt, f"95 of 100 of {len(lengths)} prompts have at most {usual} tokens")
     said("response_length", response, f"at most {MOST_RESPONSE}, and what prompts leave of the context")
-    said("held_out_share", share, f"{asked} prompts for the evaluation, as many to watch training by")
+    few = "" if asked >= FEWEST else f"; TOO FEW FOR A VERDICT, which takes {FEWEST}: give --prompts with more"
+    said("held_out_share", share, f"{asked} prompts for the evaluation, as many to watch training by{few}")
     return {
         "prompt": prompt, "response": response, "text": min(context, MOST_TOKENS, max(16, _up(longest))),
         "evaluated": asked, "share": share, "rollout": rollout, "rows": rows, "accumulated": rollout // rows,

@@ -33,7 +33,7 @@ from .merged import whole_model
 from .summary import write_summary
 from .train import quiet
 
-__all__ = ["SHOWN_PROMPTS", "run", "run_stage", "said", "show", "verdict"]
+__all__ = ["SHOWN_PROMPTS", "renew_cards", "run", "run_stage", "said", "show", "verdict"]
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,13 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
         for stage in context.recipe.stages:
             make_card(context.record(stage).path)  # now that each commit that was sent has its name
     return path
+
+
+def renew_cards(context: RunContext) -> None:
+    """Makes the cards anew that `run` put into the stages' folders: what they say of a later stage may have changed."""
+    for stage in context.recipe.stages:
+        if ((folder := context.record(stage).path) / "README.md").is_file():
+            make_card(folder)
 
 
 def _check_begun(context: RunContext, stage: str) -> None:

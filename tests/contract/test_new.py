@@ -76,6 +76,7 @@ def test_preferences_become_a_recipe_that_passes_every_check(
     assert keys.keys() == {"recipe", "sft", "reward", "ppo"}
     assert keys["sft"]["columns"] == PREFERENCES[name] and "same-labels (nobody was named" in said
     assert (keys["recipe"]["evaluation"]["judge"], keys["reward"]["judge_share"]) == ("same-labels", 0.3)
+    assert ("TOO FEW FOR A VERDICT" in said) == (keys["recipe"]["evaluation"]["prompts"] < 20)
     talks = miniatures.FAMILIES[family].template is not None and name != "Anthropic/hh-rlhf"
     assert bool(keys["recipe"].get("conversational")) == (talks and name == "trl-lib/tldr-preference")
     assert keys["recipe"].get("chat_template_kwargs") == (

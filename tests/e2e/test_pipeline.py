@@ -277,6 +277,8 @@ def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published
     before, after = base.json("ppo", "run.json")["repo"]["tags"], dict(zip(tags[::2], tags[1::2], strict=True))
     assert after.keys() == before.keys() - {"best"} and not set(before.values()) & set(after.values())
 
+    local = run.path / "ppo" / "README.md"
+    local.write_text("what `run` made")
     done = run.zoo(*run.command("eval", "--ppo.release", "recommended"))
     assert done.returncode == 0, done.stderr
     document, chosen = run.json("eval", "evaluation.json"), run.json("ppo", "run.json")["chosen"]
@@ -292,6 +294,7 @@ def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published
     finally:
         hub.stop()
     assert f"The recipe's rule is `recommended`: step **{wanted}**" in card.read_text()
+    assert f"step **{wanted}**" in local.read_text()
     there = {one.rfilename: one.lfs.sha256 for one in main.siblings if one.lfs}
     assert weights(run.path / "ppo" / f"checkpoint-{wanted}").items() <= there.items()
     # It prepared no preferences, and took none away from the data set.

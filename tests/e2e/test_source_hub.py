@@ -104,6 +104,8 @@ def test_the_whole_chain(
     assert "model.safetensors" in cached and "pytorch_model.bin" not in cached
     assert {one.id for one in target.api().list_models()} == {"local/mine-sft", "local/mine-reward", "local/mine-ppo"}
     assert f"base_model: {BASE}" in Path("run/sft/README.md").read_text()
+    with pytest.raises(ZooError, match="x"):
+        zoo("recipes", "validate", "mine", "--source_hub", source.url, "--reward.columns", "{chosen: x}")
     asked = ("--judge", "schemas:judge", "--prompts", "2", "--split", "train", "--reward", "none")
     zoo("eval", "local/mine-ppo", "--against", "local/mine-sft", *asked, *where[:4], "--output_dir", "compared")
     assert "Hub: " + target.url in capsys.readouterr().err
