@@ -20,7 +20,7 @@ from rlhf_zoo.logprobs import token_logprobs
 from rlhf_zoo.ppo import engines
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.engines import VLLMEngine, sample_with_transformers
-from rlhf_zoo.sampling import Vocabulary, sample
+from rlhf_zoo.sampling import SamplingRequest, Vocabulary, sample
 
 TEMPERATURE = 0.7
 
@@ -36,10 +36,11 @@ def test_transformers_samples_what_the_model_says(name: str) -> None:
     vocabulary = Vocabulary(Vocabulary.of(tokenizer, model).size - 20, (9, 30))
     prompts = [[40, 41, 42], [50], [40, 41, 42], [60, 61, 62, 63, 64]] * 4
     stops = list(range(0, vocabulary.size, 7))
-    samples = sample_with_transformers(
-        model, prompts, keys=[(0, i) for i in range(16)], seed=3, max_new_tokens=6, stop_ids=stops, pad_id=PAD,
-        temperature=TEMPERATURE, vocabulary=vocabulary, max_tokens=None,
+    request = SamplingRequest(
+        prompts, keys=[(0, i) for i in range(16)], seed=3, max_new_tokens=6, stop_ids=stops, pad_id=PAD,
+        temperature=TEMPERATURE, vocabulary=vocabulary,
     )  # fmt: skip
+    samples = sample_with_transformers(model, request)
     lists = samples.token_lists()
     assert [ids[keep].tolist() for ids, keep in zip(samples.prompt_ids, samples.prompt_mask, strict=True)] == prompts
     assert all(token in vocabulary for tokens in lists for token in tokens) and lists[0] != lists[2]
@@ -165,10 +166,11 @@ def test_keys_that_do_not_fit_are_refused(tmp_path: Path, given: dict[str, Any],
 
 
 def test_an_engine_that_answers_nonsense_is_named() -> None:
-    given: dict[str, Any] = {
-        "stop_ids": [EOS], "pad_id": PAD, "vocabulary": Vocabulary(10, (4,)), "device": "cpu"
-    }  # fmt: skip
+    request = SamplingRequest(
+        [[5]], keys=[(0,)], seed=0, max_new_tokens=1, stop_ids=[EOS], pad_id=PAD, temperature=1.0,
+        vocabulary=Vocabulary(10, (4,)),
+    )  # fmt: skip
     with pytest.raises(ZooError, match="sampled the id 4, which the tokenizer does not name"):
-        engines._as_samples([[5]], [[4]], [[-1.0]], **given)
+        engines._as_samples(request, [[4]], [[-1.0]], device="cpu")
     with pytest.raises(ZooError, match="gave completion 0 0 tokens and 0 log-probabilities"):
-        engines._as_samples([[5]], [[]], [[]], **given)
+        engines._as_samples(request, [[]], [[]], device="cpu")
