@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +109,7 @@ def test_a_server_samples_from_the_weights_of_the_last_update(server: dict[str, 
     rollout = ["/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache"]
     assert routes == ["/health", "/v1/models", *[*rollout, "/v1/completions"] * 2]
     seen = {name: weight.clone() for name, weight in stub.sent}
-    prompts = [[40, 41], [50, 51, 52]]
+    prompts = [[5, 6], [7, 8, 9]]
     request = SamplingRequest(
         prompts, keys=[(0, 0), (0, 1)], seed=0, max_new_tokens=trainer.args.response_length, stop_ids=[EOS],
         pad_id=PAD, temperature=trainer.args.temperature, vocabulary=trainer.vocabulary,
