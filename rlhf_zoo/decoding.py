@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
-from transformers import Cache
+from transformers import Cache, DynamicCache
 
 from .errors import ZooError
 from .kv_cache import can_join, cut, join, new_cache
@@ -33,7 +33,8 @@ class Decoder(Protocol):
     rows: which of the call are under way, (R,).
     """
 
-    rows: Tensor
+    @property
+    def rows(self) -> Tensor: ...
 
     def room(self, lengths: Sequence[int], rest: Tensor) -> int:
         """How many prompts may begin, the first of `lengths`; rest (R,): tokens that rows may still draw."""
@@ -140,7 +141,7 @@ def staying(leaving: Tensor) -> Tensor:
     return order
 
 
-def prefilled(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor, Cache]:
+def prefilled(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor, DynamicCache]:
     """Logits (B, V) after prompts, their mask (B, P) and their cache. Equal prompts are computed once."""
     places: dict[tuple[int, ...], int] = {}
     place = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]

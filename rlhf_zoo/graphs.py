@@ -68,6 +68,9 @@ class _Place:
 class FixedLayer(StaticLayer):
     """Keys and values of all rows at fixed addresses; a sliding window is a matter of the mask alone."""
 
+    keys: Any
+    values: Any
+
     def __init__(self, size: int, columns: int, place: _Place) -> None:
         super().__init__(columns)
         self.size, self.place = size, place
@@ -83,7 +86,6 @@ class FixedLayer(StaticLayer):
         at, columns = self.place.column.view(1), self.place.columns
         shown = []
         for held, new in ((self.keys, key_states), (self.values, value_states)):
-            assert held is not None
             shown.append(held[: self.place.rows, :, :columns].index_copy_(2, at, new))
         return shown[0], shown[1]
 
@@ -107,7 +109,8 @@ class FixedDecoder:
         self._tokens, self._positions = (torch.zeros(size, 1, dtype=torch.long, device=device) for _ in range(2))
         self._seen = torch.zeros(size, columns, dtype=torch.long, device=device)
         self._place = place = _Place(torch.zeros((), dtype=torch.long, device=device))
-        self._cache = Cache(layers=[FixedLayer(size, columns, place) for _ in new_cache(model).layers])
+        self._layers = [FixedLayer(size, columns, place) for _ in new_cache(model).layers]
+        self._cache = Cache(layers=[*self._layers])
         self._graphs: OrderedDict[tuple[int, int], Callable[[], Tensor]] = OrderedDict()
         self.rows = torch.zeros(0, dtype=torch.long, device=device)
         self._at = 0
@@ -185,7 +188,8 @@ class FixedDecoder:
         self._seen[where] = 0
         self._seen[where, self._at - width : self._at] = mask[chosen].long()
         self._positions[where] = mask[chosen].sum(1, keepdim=True)
-        for mine, theirs in zip(self._cache.layers, cache.layers, strict=True):
+        theirs: Any
+        for mine, theirs in zip(self._layers, cache.layers, strict=True):
             if not theirs.is_initialized:
                 continue  # a layer that reads another's keys
             if not mine.is_initialized:
@@ -211,7 +215,7 @@ class FixedDecoder:
 
     def _of_columns(self) -> list[Tensor]:
         """What has columns, as its dimension before the last."""
-        layers = [layer for layer in self._cache.layers if layer.is_initialized]
+        layers = [layer for layer in self._layers if layer.is_initialized]
         return [self._seen.unsqueeze(-1), *(held for layer in layers for held in (layer.keys, layer.values))]
 
 

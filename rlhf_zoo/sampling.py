@@ -188,7 +188,8 @@ def sample(
     if max_tokens is not None:
         check_fits(lengths, max_new_tokens, max_tokens)
         waiting.sort(key=lengths.__getitem__)
-    decoder = decoder or GrowingDecoder(model, length=max_new_tokens, max_tokens=max_tokens)
+    if decoder is None:
+        decoder = GrowingDecoder(model, length=max_new_tokens, max_tokens=max_tokens)
     while waiting or len(decoder.rows):
         count, running = 0, len(decoder.rows)
         if waiting:
