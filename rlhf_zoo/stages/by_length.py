@@ -1,4 +1,4 @@
-"""`train_sampling_strategy: group_by_length` for trl's trainers: rows of like length share a batch, so little is padding.
+"""`train_sampling_strategy: group_by_length` for trl's trainers: rows of like length share a batch, with little padding.
 
 Transformers' own sampler draws from the global random state, so that a run resumed within a pass reads other rows, and
 it does not know the rows of a reward model.
@@ -17,7 +17,7 @@ __all__ = ["ByLength", "batches_by_length"]
 
 #: Batches that are drawn from one pool of rows, which is sorted: more make batches tighter, and more alike each pass.
 POOL = 50
-#: What the length of a row is read from, in trl's data sets; of a pair the longer side counts, to which both are padded.
+#: What the length of a row is read from, in trl's data sets. Of a pair the longer side counts: both are padded to it.
 IDS = ("input_ids", "chosen_ids", "rejected_ids")
 
 

@@ -17,7 +17,14 @@ COMPARED = [experiment for experiment in EXPERIMENTS if keep.load(experiment.nam
 SHOWN = [
     name for name in tables.TABLES if name not in {one.name("baselines") for one in EXPERIMENTS if one not in COMPARED}
 ]
-KEPT = [one.name(part) for one in EXPERIMENTS for part in PARTS if part != "baselines" or one in COMPARED]
+#: What may not have been run yet.
+LATER = ("baselines", "critic")
+KEPT = [
+    one.name(part)
+    for one in EXPERIMENTS
+    for part in PARTS
+    if part not in LATER or keep.load(one.name(part))
+]
 KEPT.append(RATES)
 
 
