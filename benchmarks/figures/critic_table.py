@@ -13,6 +13,7 @@ from .text import NOTHING, code, listed, made, number, seeds, spread, table
 
 __all__ = ["at_equal_kl", "critic_table", "no_worse"]
 
+
 def critic_table(experiments: Sequence[Experiment]) -> str:
     """Both recipes, and the sentence that follows from them."""
     rows: list[list[str]] = []
@@ -35,8 +36,8 @@ def critic_table(experiments: Sequence[Experiment]) -> str:
         return NOTHING
     says = "recommended" if all(proven) else "not recommended"
     said = (
-        f"Win rate at equal KL, shared less separate, on {'; on '.join(told)}. No worse is a mean over three seeds that is "
-        f"not below 0 by more than its standard error, on both recipes: `critic: shared` is **{says}**."
+        f"Win rate at equal KL, shared less separate, on {'; on '.join(told)}. A mean over three seeds is no worse "
+        f"where it is not below 0 by more than its standard error; by both recipes `critic: shared` is **{says}**."
     )
     headings = ("", "reward", "judge", "KL", "win rate over SFT, each seed", "verdict")
     return "\n".join([table(headings, rows), "", said, "", made(*commands)])

@@ -1,4 +1,4 @@
-"""`train_sampling_strategy: group_by_length` for trl's trainers: rows of like length share a batch, with little padding.
+"""`train_sampling_strategy: group_by_length` for trl's trainers: rows of like length in a batch, and little padding.
 
 Transformers' own sampler draws from the global random state, so that a run resumed within a pass reads other rows, and
 it does not know the rows of a reward model.

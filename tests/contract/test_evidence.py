@@ -19,12 +19,7 @@ SHOWN = [
 ]
 #: What may not have been run yet.
 LATER = ("baselines", "critic")
-KEPT = [
-    one.name(part)
-    for one in EXPERIMENTS
-    for part in PARTS
-    if part not in LATER or keep.load(one.name(part))
-]
+KEPT = [one.name(part) for one in EXPERIMENTS for part in PARTS if part not in LATER or keep.load(one.name(part))]
 KEPT.append(RATES)
 
 
