@@ -55,7 +55,7 @@ class _Grouped(Trainer):
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
         sides = [rows[name] for name in IDS if name in rows.column_names]
         lengths = [max(map(len, row)) for row in zip(*sides, strict=True)]
-        size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return ByLength(lengths, size, seed=self.args.seed if self.args.data_seed is None else self.args.data_seed)
 
 
