@@ -190,11 +190,12 @@ def base_of(model: Any) -> Any:
 
 def takes(model: Any, argument: str) -> bool:
     """Whether a model's forward has an argument of this name."""
-    return argument in _arguments(type(base_of(model)))
+    kind: Any = type(base_of(model))
+    return argument in _arguments(kind)
 
 
 @functools.cache  # a step asks, and reading a signature takes as long as some layers
-def _arguments(kind: type) -> frozenset[str]:
+def _arguments(kind: Any) -> frozenset[str]:
     return frozenset(inspect.signature(kind.forward).parameters)
 
 
