@@ -12,11 +12,12 @@ module:function      a function (prompts, completions) -> numbers, or an entry p
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib.util
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ __all__ = [
     "check_names",
     "checked",
     "checks_answers",
+    "needing_labels",
     "open_panel",
     "scores",
 ]
@@ -207,7 +209,8 @@ def check_names(
     for place, name in enumerate(names):
         kind, argument = _kind(name)
         if kind == "classifier" and labeled is not None:
-            _check_labels(labeled, seed)
+            with needing_labels():
+                ClassifierJudge.check(labeled(), seed=seed)
         elif kind == "reward":
             _check_reward_model(argument, hub)
         elif kind == "rule":
@@ -321,9 +324,11 @@ def _check_word(name: str) -> None:
         )
 
 
-def _check_labels(labeled: Labeled, seed: int) -> None:
+@contextlib.contextmanager
+def needing_labels() -> Iterator[None]:
+    """Says of what goes wrong inside that the judge `classifier` has nothing to learn from, and the mends."""
     try:
-        ClassifierJudge.check(labeled(), seed=seed)
+        yield
     except ZooError as error:
         why = str(error).rpartition(": ")[0] or str(error)  # without its mend, as there are others here
         raise ZooError(
