@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..chat import Chat, prompt_ids, reading_ids, whole
-from ..devices import best_device
+from ..devices import best_device, has_bfloat16
 from ..errors import ZooError
 from ..evaluation.verdict import FEWEST
 from ..evaluator.judges import check_names
@@ -24,7 +24,7 @@ from ..runs.judge import SAME_LABELS
 from ..runs.layout import as_turns, sft_text
 from ..runs.settings import LLMConfig
 from .data import Reading, Source, look_at_data, read_as
-from .memory import BFLOAT16, FLOAT32, GIB, ppo_memory, training_memory
+from .memory import BFLOAT16, FLOAT32, GIB, ppo_memory, token_memory, training_memory
 from .model import ModelFacts, look_at_model, look_at_reward_model
 
 __all__ = ["Draft", "Wish", "draft", "write"]
@@ -33,6 +33,7 @@ TEMPLATES = Path(__file__).parent / "templates"
 ASSUMED_GIB = 24.0
 #: What weights, optimizer, cache and logits may take of a card: the rest is for activations.
 FILLED = 0.7
+CACHED = 0.25  # the most of it that keys and values may take
 RANK = 16
 MOST_PROMPTS, MOST_EPISODES, MOST_RESPONSE, MOST_TOKENS = 200, 20_000, 256, 1024
 UPDATE, MICRO = 64, 4
@@ -114,7 +115,6 @@ def draft(wish: Wish, *, title: str) -> Draft:
         "rank": RANK,
         "bfloat16": held == BFLOAT16,
         "eight": eight,
-        "half": _accelerated(),
         "judge": judge,
         "judged": JUDGED if judge.get("judge") == SAME_LABELS else None,
         "memory": {stage: sum(parts.values()) / GIB for stage, parts in memory.items()},
@@ -317,7 +317,7 @@ def _text_length(text: Any, tokenizer: Any) -> int:
 
 def _memory(
     model: ModelFacts,
-    sizes: Mapping[str, Any],
+    sizes: dict[str, Any],
     readings: Mapping[str, Reading],
     wish: Wish,
     reward_model: str | None,
@@ -325,7 +325,13 @@ def _memory(
 ) -> tuple[bool, int, dict[str, Mapping[str, int]]]:
     """Whether LoRA is needed, the bytes in which a weight under it is held, and what each stage then takes."""
     gib, source = _card(wish.gib)
-    shape = model.shape(rank=RANK)
+    shape, half = model.shape(rank=RANK), not _accelerated() or has_bfloat16()  # where none is, one that has it
+    longest = sizes["prompt"] + sizes["response"]
+    cached, kept = sizes["rollout"] * longest, int(CACHED * gib * GIB / token_memory(shape, half=half))
+    sizes["cached"] = max(kept, longest) if cached > kept else None
+    if sizes["cached"] is not None:
+        cached = sizes["cached"]
+        said("max_rollout_batch_tokens", cached, f"keys and values of all answers at once take over {CACHED:.0%}")
     elsewhere = 0 if reward_model is None else look_at_reward_model(reward_model)
 
     def stages(lora: bool, held: int) -> dict[str, Mapping[str, int]]:
@@ -334,11 +340,9 @@ def _memory(
             lora=lora,
             reward=held * shape.parameters if "reward" in readings else elsewhere,
             own="reward" in readings,
-            rollout=sizes["rollout"],
-            rows=sizes["rows"],
-            prompt=sizes["prompt"],
-            response=sizes["response"],
-            half=_accelerated(),
+            cached=cached,
+            scored=sizes["rows"] * sizes["response"],
+            half=half,
             held=held,
         )
         found: dict[str, Mapping[str, int]] = {

@@ -130,7 +130,7 @@ class Hub:
             return None
         try:
             answer = get_session().head(self.address, timeout=ANSWER_SECONDS)
-        except HTTPError as error:
+        except (HTTPError, OSError) as error:
             return error
         told = f"{answer.status_code} {answer.reason_phrase}"
         return HfHubHTTPError(told, response=answer) if answer.status_code in OUT_OF_ORDER else None

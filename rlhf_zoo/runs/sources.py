@@ -194,5 +194,7 @@ def digest(folder: Path, ending: str = "") -> str:
     content = hashlib.sha256()
     for path in sorted(path for path in folder.rglob(f"*{ending}") if path.is_file()):
         content.update(str(path.relative_to(folder)).encode())
-        content.update(path.read_bytes())
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                content.update(part)
     return content.hexdigest()
