@@ -84,7 +84,9 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     Example:
       rlhf-zoo doctor tiny-world --num_ppo_epochs 4
     """
-    with run_context(recipe, run_flags(ctx, recipe, stage="ppo"), looking=True, writes=False, **options) as (
+    with run_context(
+        recipe, run_flags(ctx, recipe, stage="ppo", names=False), looking=True, writes=False, **options
+    ) as (
         context,
         _,
     ):

@@ -19,7 +19,8 @@ from transformers import Qwen3Config
 from rlhf_zoo import cli
 from rlhf_zoo.draft.memory import GIB, Shape, ppo_memory, training_memory
 from rlhf_zoo.draft.model import look_at_model
-from rlhf_zoo.draft.recipe import Wish, draft
+from rlhf_zoo.draft.recipe import draft
+from rlhf_zoo.draft.wish import Wish
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.recipes import load_recipe
