@@ -84,12 +84,8 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     Example:
       rlhf-zoo doctor tiny-world --num_ppo_epochs 4
     """
-    with run_context(
-        recipe, run_flags(ctx, recipe, stage="ppo", names=False), looking=True, writes=False, **options
-    ) as (
-        context,
-        _,
-    ):
+    flags = run_flags(ctx, recipe, stage="ppo", names=False)
+    with run_context(recipe, flags, looking=True, writes=False, **options) as (context, _):
         from ..studies.doctor import FAILED, SKIPPED, examine
 
         findings = examine(context)
