@@ -54,7 +54,7 @@ class PPOConfig(TrainingArguments):
         default=False, metadata={"help": "Drop the columns that the model's forward does not name; keep it False."}
     )
     dataset_num_proc: int | None = field(default=None, metadata={"help": "Processes that tokenize the prompts."})
-    bf16: bool | None = field(
+    bf16: bool | None = field(  # type: ignore[assignment]  # as in trl, whose configurations take None too
         default=False,
         metadata={"help": "Compute in bfloat16, weights in float32; None: where the machine's GPU has it."},
     )

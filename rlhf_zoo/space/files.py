@@ -153,7 +153,7 @@ def _pinned(node: Node) -> Pinned:
 
 
 def check_code(models: SpaceModels, hub: Hub) -> None:
-    """Raises ZooError for a model that runs only with program code of its own: nobody can say on a Space that it may."""
+    """Raises ZooError for a model that needs program code of its own: nobody can say on a Space that it may run."""
     for model in models.roles.values():
         with refusals_as(f"The configuration of {model.repo} cannot be had from {hub.name}", "try again."):
             listed = hub.api().get_paths_info(model.repo, ["config.json"], revision=model.commit)

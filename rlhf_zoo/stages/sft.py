@@ -155,13 +155,19 @@ def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | No
     name, revision = settings.model.model_name_or_path, settings.model.model_revision
     if name is None:
         return None
+    record = context.record("sft")
+    before = {} if context.restart else (record.read().get("parents") or {}).get("base") or {}
     if (folder := Path(name)).is_dir():
         # No other machine knows the path, and the settings that tell runs apart have it.
         own = {"folder": folder.resolve().name, "files": digest(folder, ".safetensors")}
+        if before.get("files", own["files"]) != own["files"]:
+            raise ZooError(
+                f"{record.path} holds a run on other weights than those that lie in {name} now: choose another "
+                "--output_dir, or --restart."
+            )
         return ParentCheckpoint(folder, {"repo": None, "commit": None, "fingerprint": None, **own})
     told = f"{name}@{revision}"
-    before = (context.record("sft").read().get("parents") or {}).get("base") or {}
-    if not context.restart and before.get("fingerprint") == told:
+    if before.get("fingerprint") == told:
         return ParentCheckpoint(Path(name), before)
 
     def look(hub: Hub) -> str:

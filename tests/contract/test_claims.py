@@ -196,6 +196,7 @@ def test_a_steps_tag_never_moves_unasked() -> None:
     save("a", 10, "other last bits")
     sender.send_all()
     assert weights("step-000010") == mine("a", 10)
+    shutil.rmtree("a/ppo")
     save("a", 5, "other"), send("a", fresh=True)
     before = tags()
     send("a", fresh=True)
