@@ -45,7 +45,7 @@ from .guards import (
     check_start,
     check_values,
 )
-from .loss import micro_batch_loss
+from .loss import micro_batch_loss, token_loss
 from .metrics import Progress
 from .processes import shares, text_shares, together
 from .rollout import (
@@ -309,16 +309,16 @@ class PPOTrainer(BasePPOTrainer):
             assert self.reference is not None  # checked with the settings
             with torch.no_grad(), self.reference.model() as reference:
                 ref_logits = response_logits(reference, samples, temperature=args.temperature)
-        said = model(samples, args.temperature, texts, ref_logits=ref_logits, entropy_learns=args.entropy_coef > 0)
-        loss, seen = micro_batch_loss(
-            args,
-            said,
-            rollout,
-            estimates,
-            size,
-            kl_coef=self.controller.kl_coef,
-            critic_only=self.warming_up,
+        given: Any = {"rollout": rollout, "estimates": estimates, "size": size, "kl_coef": self.controller.kl_coef}
+        said = model(
+            samples,
+            args.temperature,
+            texts,
+            ref_logits=ref_logits,
+            entropy_learns=args.entropy_coef > 0,
+            policy_loss=None if self.warming_up else token_loss(args, **given),
         )
+        loss, seen = micro_batch_loss(args, said, **given, critic_only=self.warming_up)
         if texts is not None and said.text_logprobs is not None and target_tokens is not None:
             progress.add_texts(-said.text_logprobs, texts.mask)
             if not self.warming_up:
