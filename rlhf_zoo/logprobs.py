@@ -34,6 +34,7 @@ __all__ = [
     "response_outputs",
     "response_states",
     "token_logprobs",
+    "tokens_of",
 ]
 
 # Numbers in a chunk of logits: on a CPU what its caches hold, elsewhere what keeps the device busy.
@@ -88,6 +89,11 @@ def in_batches(samples: Samples, rows: Tensor | None = None, *, size: int, token
             wide, long = lengths[row]
         batches[-1].append(row)
     return [rows[batch] for batch in batches]
+
+
+def tokens_of(samples: Samples, rows: Tensor) -> int:
+    """Tokens of a pass over these rows, padding included."""
+    return len(rows) * int(samples.prompt_mask[rows].sum(1).max() + samples.mask[rows].sum(1).max())
 
 
 def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:

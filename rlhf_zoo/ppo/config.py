@@ -169,6 +169,9 @@ class PPOConfig(TrainingArguments):
     ref_load_in_8bit: bool = field(
         default=False, metadata={"help": "Hold the reference in 8 bit (needs bitsandbytes)."}
     )
+    offload_frozen: bool = field(
+        default=False, metadata={"help": "Reference and reward models wait on the CPU while they do not run."}
+    )
     model_adapter_name: str | None = field(default=None, metadata={"help": "The adapter of a PeftModel to train."})
     ref_adapter_name: str | None = field(
         default=None, metadata={"help": "The adapter of a PeftModel that is the reference; None switches adapters off."}
@@ -349,6 +352,14 @@ def _check_engine(args: Any) -> None:
 
 
 def _check_reference(args: Any) -> None:
+    stays = {
+        "fsdp2, whose shards stay": args.fsdp2,
+        "ref_load_in_8bit, whose weights stay": args.ref_load_in_8bit,
+        "kl_estimator 'full', for which the reference runs in every micro-batch": args.kl_estimator == "full",
+    }
+    if args.offload_frozen and any(stays.values()):
+        what = next(what for what, on in stays.items() if on)
+        raise ZooError(f"offload_frozen does not go with {what}: leave one of them out.")
     if args.reference:
         return
     if args.kl_coef != 0 or args.kl_target is not None:
