@@ -240,6 +240,8 @@ class PPOConfig(TrainingArguments):
                 "fsdp2 shards weights over several processes, and this one is alone: start more with accelerate "
                 "launch, or leave it out."
             )
+        if self.offload_frozen and self.device.type == "cpu":
+            raise ZooError("offload_frozen keeps models on the CPU, and this run computes there: leave it out.")
         if self.kl_target is not None and self.episodes_per_update > 5 * self.kl_horizon:
             raise ZooError(
                 f"kl_horizon {self.kl_horizon} is below a fifth of an update's {self.episodes_per_update} episodes, so "

@@ -27,8 +27,6 @@ def place(
     """
     own = reference.own if reference is not None else None
     waiting = [] if training is None else _alone([own, *(reward.model for reward in rewards)], training)
-    if training is not None and device.type == "cpu":
-        raise ZooError("offload_frozen keeps models on the CPU, and this run computes there: leave it out.")
     if training is not None and not waiting:
         raise ZooError(
             "offload_frozen has no model to move: none is frozen, in all of its bits, and without a weight of those in "
