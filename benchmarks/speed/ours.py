@@ -10,10 +10,14 @@ import torch
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
-from rlhf_zoo import PPOConfig, PPOTrainer, sampling
+from rlhf_zoo import PPOConfig, PPOTrainer, logprobs, sampling
+from rlhf_zoo.ppo import trainer as ppo_trainer
 
 from . import side
-from .points import EPOCHS, POINTS, RATE, TEMPERATURE, Point, build_models, word_tokenizer
+from .points import EPOCHS, POINTS, RATE, TEMPERATURE, build_models, word_tokenizer
+
+#: What no key of the configuration switches off: the name of a lever -> the function that it is, which then says None.
+LEVERS = {"logits in chunks": (logprobs, "after_head"), "one pass of the head": (ppo_trainer, "token_loss")}
 
 
 class Follow(TrainerCallback):
@@ -67,11 +71,13 @@ def adapter() -> Any:
     return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
 
 
-def built(
-    point: Point, updates: int, *, shared: bool = False, bf16: bool = False, keys: dict[str, Any] | None = None
-) -> PPOTrainer:
-    """A trainer of a point's work. keys: of its configuration."""
-    count = point.batch * updates
+def main(arguments: Sequence[str] | None = None) -> None:
+    given = side.asked(arguments)
+    point, clock = POINTS[given.point], side.Clock()
+    if lever := given.set.pop("without", None):
+        setattr(*LEVERS[lever], lambda *_, **__: None)
+    count = point.batch * (given.updates + 1)
+    lengths = point.lengths(count)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     models = build_models(point, device)
     fields: dict[str, Any] = {
@@ -79,26 +85,18 @@ def built(
         "gradient_accumulation_steps": point.batch // point.rows, "num_mini_batches": 1, "num_ppo_epochs": EPOCHS,
         "total_episodes": count, "response_length": point.response,
         "temperature": TEMPERATURE, "stop_token": "eos" if point.ends else None,
-        "missing_eos_penalty": 1.0 if point.ends else None, "learning_rate": RATE, "bf16": bf16,
-        "critic": "shared" if shared or point.lora else "auto", "train_sampling_strategy": "sequential",
+        "missing_eos_penalty": 1.0 if point.ends else None, "learning_rate": RATE, "bf16": given.bf16,
+        "critic": "shared" if given.shared or point.lora else "auto", "train_sampling_strategy": "sequential",
         "report_to": [], "save_strategy": "no", "use_cpu": device == "cpu", "disable_tqdm": True, "seed": 0,
     }  # fmt: skip
     trainer = PPOTrainer(
-        PPOConfig(**fields | (keys or {})), word_tokenizer(point.vocab), models.policy, ref_model=models.reference,
-        reward_model=models.reward, value_model=None if shared else models.value,
+        PPOConfig(**fields | given.set), word_tokenizer(point.vocab), models.policy, ref_model=models.reference,
+        reward_model=models.reward, value_model=None if given.shared else models.value,
         reward_funcs=length if point.lora else None, peft_config=adapter() if point.lora else None,
-        train_dataset=Dataset.from_dict({"input_ids": point.prompts(count)}),
+        train_dataset=Dataset.from_dict({"input_ids": point.prompts(count)}), callbacks=[Follow(clock, lengths)],
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
-    return trainer
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    given = side.asked(arguments)
-    point, clock = POINTS[given.point], side.Clock()
-    lengths = point.lengths(point.batch * (given.updates + 1))
-    trainer = built(point, given.updates + 1, shared=given.shared, bf16=given.bf16, keys=given.set)
-    trainer.add_callback(Follow(clock, lengths))
+    del models
     sampling.uniforms = replayed(sampling.uniforms, lengths)
     trainer.train()
     clock.report()

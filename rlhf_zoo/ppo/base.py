@@ -114,7 +114,7 @@ class BasePPOTrainer(Guarded, ABC):
         self._shown: dict[str, list[Any]] = {}
         self._episodes = self._generated = 0
         self._loop_model: nn.Module | None = None
-        self.most_tokens = args.max_tokens_per_micro_batch
+        self.most_tokens = args.tokens_at_once
         reading = args, processing_class, self.context, self.narrowest
         super().__init__(
             model=ActorCritic(parts.policy, parts.critic),

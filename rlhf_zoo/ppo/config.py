@@ -16,6 +16,8 @@ from ..truncation import Truncation
 
 __all__ = ["PPOConfig"]
 
+# More at a time make a CPU no faster, and cost memory.
+TOKENS_ON_CPU = 512
 ONE_OF = {
     "kl_in": ("reward", "loss"),
     "action_level": ("token", "sequence"),
@@ -208,7 +210,8 @@ class PPOConfig(TrainingArguments):
         default=None,
         metadata={
             "help": "Tokens of a forward pass, padding included, rows alike in length; in the update instead of "
-            "per_device_train_batch_size rows, elsewhere beside the rows."
+            "per_device_train_batch_size rows, elsewhere beside the rows. None: 512 beside the rows on a CPU, the rows "
+            "alone on a GPU."
         },
     )
     fsdp2: bool = field(
@@ -276,6 +279,11 @@ class PPOConfig(TrainingArguments):
     def prompts_per_update(self) -> int:
         """Prompts of one update in one process."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def tokens_at_once(self) -> int | None:
+        """The most tokens of a forward pass, padding included; None where only rows are counted."""
+        return self.max_tokens_per_micro_batch or (TOKENS_ON_CPU if self.device.type == "cpu" else None)
 
     @property
     def episodes_per_update(self) -> int:

@@ -291,12 +291,12 @@ class PPOTrainer(BasePPOTrainer):
 
     def micro_batches(self, samples: Samples, rows: Tensor) -> list[Tensor]:
         """This process's rows of a minibatch, as many as go through the models at a time."""
-        args, tokens = self.args, self.most_tokens
+        args = self.args
         return shares(
             rows,
             samples,
-            size=len(rows) if tokens else args.per_device_train_batch_size,
-            tokens=tokens,
+            size=len(rows) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
+            tokens=self.most_tokens,
             process=args.process_index,
             processes=args.world_size,
         )
