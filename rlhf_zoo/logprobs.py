@@ -149,10 +149,10 @@ def response_logprobs(
             entropies = entropy(made)
         # Padding has log-probabilities too, some of −∞ whose gradients are no numbers.
         logprobs, entropies = (x.masked_fill(~mask, 0) for x in (logprobs, entropies))
-        made = made if logits else None
+        kept = made if logits else None
         if loss is None:
-            return Spoken(logprobs, entropies, read, made)
-        return Spoken(logprobs.detach(), entropies.detach(), read, made, loss(logprobs, entropies))
+            return Spoken(logprobs, entropies, read, kept)
+        return Spoken(logprobs.detach(), entropies.detach(), read, kept, loss(logprobs, entropies))
 
     def padded(flat: Tensor) -> Tensor:
         return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, flat)
@@ -314,7 +314,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        *given, loss = given
+        *inputs, loss = given
 
         def slopes(*spoken: Tensor) -> tuple[Tensor, Tensor | None]:
             with torch.enable_grad():
@@ -322,8 +322,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 by = torch.autograd.grad(loss(*spoken), spoken, allow_unused=True)
             return (torch.zeros_like(spoken[0]) if by[0] is None else by[0]), by[1]
 
-        sums = _Gradients(given, ctx.needs_input_grad)
-        logprobs, entropies = _pass_of(given, sums, slopes)
+        sums = _Gradients(inputs, ctx.needs_input_grad)
+        logprobs, entropies = _pass_of(inputs, sums, slopes)
         ctx.sums = sums
         ctx.mark_non_differentiable(logprobs, entropies)
         return logprobs, entropies, loss(logprobs, entropies)
@@ -393,12 +393,11 @@ def _pass_of(
         if sums is None or slopes is None:
             continue
         gain = after.scale / temperature
-        by_logprob, by_entropy = (
-            None if x is None else (gain * x[here]).unsqueeze(-1) for x in slopes(logprobs, entropies)
-        )
+        by_logprob, by_entropy = slopes(logprobs, entropies)
+        by_logprob = (gain * by_logprob[here]).unsqueeze(-1)
         bends = None if after.softcap is None else 1 - (z * (temperature / after.softcap)).square_()
         if by_entropy is not None:
-            z.sub_((total - entropies[here]).unsqueeze(-1)).mul_(p).mul_(-by_entropy)
+            z.sub_((total - entropies[here]).unsqueeze(-1)).mul_(p).mul_((-gain * by_entropy[here]).unsqueeze(-1))
         grad = p.mul_(-by_logprob).scatter_add_(-1, chosen, by_logprob)
         if by_entropy is not None:
             grad.add_(z)

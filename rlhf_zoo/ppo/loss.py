@@ -82,7 +82,11 @@ def token_loss(
     exact = args.kl_in == "loss" and args.kl_estimator == "full"
     if exact or args.action_level == "sequence":
         return None
-    return lambda *said: policy_terms(args, *said, rollout, estimates, size, kl_coef=kl_coef)[0]
+
+    def loss(logprobs: Tensor, entropy: Tensor) -> Tensor:
+        return policy_terms(args, logprobs, entropy, rollout, estimates, size, kl_coef=kl_coef)[0]
+
+    return loss
 
 
 def micro_batch_loss(

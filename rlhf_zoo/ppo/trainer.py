@@ -30,7 +30,7 @@ from ..devices import too_large, unless_full
 from ..errors import ZooError
 from ..logprobs import in_batches, response_logits, token_logprobs, tokens_of
 from ..rewards import Scored
-from ..sampling import Samples
+from ..sampling import Samples, SamplingRequest
 from ..sharding import full, whole
 from .base import (
     EVAL_STREAM,
@@ -136,8 +136,7 @@ class PPOTrainer(BasePPOTrainer):
         step = 0 if stream == EVAL_STREAM else self.state.global_step
         keys = [(stream, step, row[PROMPT_INDEX], row.get(GENERATION, 0)) for row in rows]
         with self.accelerator.autocast(), whole(actor.policy):
-            samples = self.engine(
-                actor.policy,
+            request = SamplingRequest(
                 [row[PROMPT_TOKENS] for row in rows],
                 keys=keys,
                 seed=args.seed,
@@ -148,6 +147,7 @@ class PPOTrainer(BasePPOTrainer):
                 vocabulary=self.vocabulary,
                 max_tokens=args.max_rollout_batch_tokens,
             )
+            samples = self.engine(actor.policy, request)
         check_ends(samples, self.stop_ids)
         samples = args.truncation(samples, self.processing_class, seed=args.seed, keys=keys)
         if args.rollout_engine == "native":
