@@ -20,6 +20,7 @@ __all__ = [
     "best_device",
     "brought",
     "free_cache",
+    "has_bfloat16",
     "is_out_of_memory",
     "move",
     "on_device",
@@ -49,6 +50,13 @@ def best_device(*, use_cpu: bool = False) -> torch.device:
     if torch.cuda.is_available():  # what ZeroGPU promises where no device is there yet
         return torch.device("cuda")
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+def has_bfloat16() -> bool:
+    """Whether the accelerator here computes in bfloat16."""
+    from transformers.utils import is_torch_bf16_gpu_available
+
+    return bool(is_torch_bf16_gpu_available())
 
 
 def on_device(model: Model, *, use_cpu: bool = False) -> Model:
