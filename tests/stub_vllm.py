@@ -1,6 +1,6 @@
-"""A vLLM server on loopback as trl's client calls one: it samples from the weights that it was sent.
+"""vLLM as trl's client calls it, a server on loopback or an object beside the trainer: it samples from what it has.
 
-NCCL, which carries the weights, is replaced by a list in this process; every route is HTTP.
+NCCL, which carries the weights to a server, is replaced by a list in this process; every route is HTTP.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from trl.generation import vllm_client, vllm_generation
 
 from rlhf_zoo.sampling import sample
 
-__all__ = ["StubVLLM", "serving"]
+__all__ = ["StubVLLM", "colocated", "serving"]
 
 
 class StubVLLM:
@@ -72,6 +73,46 @@ class StubVLLM:
             }
             for asked, ids, row in lists
         ]
+
+
+def colocated(stub: StubVLLM, patch: pytest.MonkeyPatch) -> None:
+    """trl's client finds the stub where it looks for a vLLM of its own process; `stub.asked` is what it called."""
+
+    class LLM(SimpleNamespace):
+        def __init__(self, **given: Any) -> None:
+            stub.asked.append(("LLM", given))
+            runner = SimpleNamespace(model=SimpleNamespace(load_weights=self.load))
+            executor = SimpleNamespace(driver_worker=SimpleNamespace(model_runner=runner))
+            super().__init__(llm_engine=SimpleNamespace(model_executor=executor))
+
+        def load(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+            stub.sent += [(name, weight.clone()) for name, weight in weights]
+            stub.model.load_state_dict(dict(weights), strict=False)
+
+        def generate(self, prompts: list[dict[str, Any]], sampling_params: Any, use_tqdm: bool) -> list[Any]:
+            given = vars(sampling_params)
+            fixed = {"model": "policy", "return_token_ids": True, "return_tokens_as_token_ids": True}
+            choices = stub.completions(prompt=[each["prompt_token_ids"] for each in prompts], **fixed, **given)
+            return [SimpleNamespace(prompt_token_ids=c["prompt_token_ids"], outputs=[self.output(c)]) for c in choices]
+
+        def output(self, choice: dict[str, Any]) -> Any:
+            pairs = zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)
+            chosen = [{token: SimpleNamespace(rank=1, logprob=logprob)} for token, logprob in pairs]
+            return SimpleNamespace(token_ids=choice["token_ids"], logprobs=chosen)
+
+        def __getattr__(self, name: str) -> Any:
+            return lambda **given: stub.asked.append((name, given))
+
+    for module in (vllm_client, vllm_generation):
+        patch.setattr(module, "is_vllm_available", lambda **_: True)
+    patch.setattr(trl.generation, "VLLMGeneration", vllm_generation.VLLMGeneration, raising=False)
+    patch.setattr(vllm_generation, "LLM", LLM, raising=False)
+    patch.setattr(vllm_generation, "SamplingParams", SimpleNamespace, raising=False)
+    patch.setattr(vllm_generation, "empty_cache", lambda: None)
+    patch.setattr(vllm_generation, "ensure_master_addr_port", lambda: None)
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):  # which trl sets for vLLM
+        patch.setenv(name, "0")
+        patch.delenv(name)  # so that it is gone afterwards
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ import miniatures
 import numpy as np
 import pytest
 import torch
-from stub_vllm import StubVLLM, serving
+from stub_vllm import StubVLLM, colocated, serving
 from trainer_fixture import EOS, PAD, make_policy, make_trainer, trained, updates_of
 from trl.generation.vllm_generation import VLLMGeneration
 
@@ -71,7 +71,7 @@ def test_importance_weights() -> None:
     np.testing.assert_allclose(whole, [[math.exp(-1.0)]], rtol=1e-6)
 
 
-# ---- vLLM: never run here; trl's own client asks a stub server, and the colocated one is held to its signature
+# ---- vLLM: never run here; trl's own client asks stubs
 
 
 @pytest.fixture
@@ -82,8 +82,26 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
         yield {"stub": stub, "rollout_engine": "vllm", "vllm_mode": "server", "vllm_server_base_url": url}
 
 
+def test_a_colocated_vllm_samples_from_the_weights_of_the_last_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stub = StubVLLM(make_policy())
+    colocated(stub, monkeypatch)
+    fields = {"rollout_engine": "vllm", "vllm_gpu_memory_utilization": 0.2, "vllm_enable_sleep_mode": True}
+    trainer = trained(tmp_path, max_steps=2, save_strategy="no", importance_sampling_cap=2.0, **fields)
+    (_, made), *calls = stub.asked
+    assert made["gpu_memory_utilization"] == 0.2 and made["logprobs_mode"] == "processed_logprobs"
+    wakes = [("wake_up", {"tags": [what]}) for what in ("weights", "kv_cache")]
+    asleep = ("sleep", {"level": 2})
+    assert calls == [asleep, *[wakes[0], ("reset_prefix_cache", {}), wakes[1], asleep] * 2]
+    rounds = len(stub.sent) // 2
+    pairs = zip(stub.sent[:rounds], stub.sent[rounds:], strict=True)
+    assert any(not torch.equal(one, other) for (_, one), (_, other) in pairs), "the second update's weights"
+    assert all(abs(row["policy/engine_mismatch"] - stub.off) < 1e-4 for row in updates_of(trainer))
+
+
 def test_what_is_called_of_the_client_is_there() -> None:
-    """Of trl's client with a colocated vLLM, which needs a GPU: names, their order, and what a call returns."""
+    """Names of arguments, their order, and what a call returns."""
     names = {
         name: list(inspect.signature(getattr(VLLMGeneration, name)).parameters)
         for name in ("__init__", "sync_weights", "generate")
@@ -91,15 +109,7 @@ def test_what_is_called_of_the_client_is_there() -> None:
     assert names["sync_weights"] == ["self"]
     assert names["generate"][:4] == ["self", "prompts", "images", "num_generations"]
     assert names["__init__"][:4] == ["self", "model", "accelerator", "processing_class"]
-    assert {
-        "mode", "server_base_url", "gpu_memory_utilization", "enable_sleep_mode", "temperature",
-        "max_completion_length", "logprobs",
-    } <= set(names["__init__"])  # fmt: skip
-    source = inspect.getsource(VLLMGeneration)
-    assert "self.generation_kwargs = generation_kwargs or {}" in source
-    assert "return prompt_ids, completion_ids, logprobs, logprob_token_ids" in source
-    assert "generation_kwargs.update(self.generation_kwargs)" in source
-    assert 'logprobs_mode="processed_logprobs"' in source
+    assert "return prompt_ids, completion_ids, logprobs, logprob_token_ids" in inspect.getsource(VLLMGeneration)
 
 
 def test_a_server_samples_from_the_weights_of_the_last_update(server: dict[str, Any], tmp_path: Path) -> None:
