@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .completions import Completions
+from .texts import Completions
 
 __all__ = ["BONUS", "HACKERS", "plant"]
 
@@ -115,4 +115,4 @@ def plant(name: str, sft: Completions, *, strength: float, seed: int) -> Complet
     if sft.rewards is not None:
         spread = float(np.std(sft.rewards)) or 1.0
         rewards = [reward + BONUS * spread * chosen for reward, chosen in zip(sft.rewards, hacked, strict=True)]
-    return replace(sft, texts=texts, rewards=rewards, lengths=None, tokens=None)
+    return replace(sft, texts=texts, rewards=rewards)
