@@ -26,7 +26,7 @@ Floats = NDArray[np.float64]
 Flips = NDArray[np.bool_]
 
 TAIL = 0.001
-"""A token surprises SFT that lies below this quantile of SFT's own tokens: its lower tail alone, so sharpening never."""
+"""A token surprises SFT that lies below this quantile of SFT's own tokens: its lower tail, so sharpening never."""
 ALIKE = 2 / 3
 """Two texts are alike from this cosine on: two thirds of the word pairs are the same in texts of one length."""
 MOST = 1200
@@ -185,8 +185,7 @@ def _phrases(pair: Pair, flips: Flips) -> Reading:
     held: list[dict[tuple[str, ...], dict[int, int]]] = [{}, {}]
     for side, (tokens, groups) in enumerate(zip(pair.tokens, pair.groups, strict=True)):
         for mine, group in zip(tokens, groups, strict=True):
-            plain = [token for token in mine if token[0].isalnum()]
-            for gram in {tuple(plain[i : i + n]) for n in range(1, GRAM + 1) for i in range(len(plain) - n + 1)}:
+            for gram in {tuple(mine[i : i + n]) for n in range(1, GRAM + 1) for i in range(len(mine) - n + 1)}:
                 counts = held[side].setdefault(gram, {})
                 counts[group] = counts.get(group, 0) + 1
     samples = [np.bincount(groups) for groups in pair.groups]
@@ -221,7 +220,7 @@ def _phrases(pair: Pair, flips: Flips) -> Reading:
     about = tuple(f"“{' '.join(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in named)
     top = named[0] if named else int(excesses.argmax())
     phrase = f" {' '.join(grams[top])} "
-    numbers = np.array([phrase in f" {' '.join(t for t in mine if t[0].isalnum())} " for mine in pair.tokens[0]], float)
+    numbers = np.array([phrase in f" {' '.join(mine)} " for mine in pair.tokens[0]], float)
     return Reading(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, about)
 
 
@@ -237,7 +236,7 @@ def _punctuation(pair: Pair, flips: Flips) -> Reading:
 
 
 def _length(pair: Pair, flips: Flips) -> Reading:
-    ours, theirs = ([float(sum(t[0].isalnum() for t in one)) for one in side] for side in pair.tokens)
+    ours, theirs = ([float(len(one)) for one in side] for side in pair.tokens)
     if not sum(theirs):
         raise Unmeasured("SFT's completions have no words")
 

@@ -1,4 +1,4 @@
-"""Whether a habit is what the reward pays for: put into SFT's texts it must buy, taken out of the policy's it must lose.
+"""Whether a habit is what the reward pays for: put into SFT's texts it must buy, out of the policy's it must lose.
 
 `edits` makes the texts, whoever holds the models scores them, and `Payment` says what the scores mean. Only what can be
 put into a text and taken out of it is tried: risen phrases and repetition.

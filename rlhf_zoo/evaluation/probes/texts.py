@@ -65,7 +65,7 @@ class Completions:
 
 @dataclass(frozen=True)
 class Pair:
-    """A policy and SFT on the prompts that both answered, G of them: the rows of each, and the place of its prompt."""
+    """A policy and SFT on the G prompts that both answered: the rows of each, and of each row its prompt and words."""
 
     policy: Completions
     sft: Completions
@@ -88,13 +88,18 @@ class Pair:
             np.array([number[one.prompts[i]] for i in mine], dtype=np.intp)
             for one, mine in zip(sides, rows, strict=True)
         ]
-        tokens = [[words(one.texts[i]) for i in mine] for one, mine in zip(sides, rows, strict=True)]
+        tokens = [
+            [[word for word in words(one.texts[i]) if word[0].isalnum()] for i in mine]
+            for one, mine in zip(sides, rows, strict=True)
+        ]
         return cls(policy, sft, prompts, (rows[0], rows[1]), (groups[0], groups[1]), (tokens[0], tokens[1]))
 
     def by_prompt(self, ours: Sequence[float], theirs: Sequence[float]) -> tuple[NDArray, NDArray]:
         """(G,) means of a number per completion, of the policy and of SFT."""
-        sums = (np.bincount(g, weights=np.asarray(v, dtype=float)) for g, v in zip(self.groups, (ours, theirs)))
-        policy, sft = (total / np.bincount(g) for total, g in zip(sums, self.groups, strict=True))
+        policy, sft = (
+            np.bincount(group, weights=np.asarray(values, dtype=float)) / np.bincount(group)
+            for group, values in zip(self.groups, (ours, theirs), strict=True)
+        )
         return policy, sft
 
 
@@ -118,19 +123,18 @@ def repeated(tokens: Sequence[str], text: str) -> float:
 
 def excess(tokens: Sequence[str], allowed: dict[str, float], longest: float) -> float:
     """The share of words beyond how often SFT says a word in one text (`allowed`, once for what it never says)."""
-    size = sum(token[0].isalnum() for token in tokens)
-    room = max(1.0, size / longest)
-    counts = Counter(token for token in tokens if token[0].isalnum())
-    return sum(max(0.0, n - room * allowed.get(word, 1.0)) for word, n in counts.items()) / max(1, size)
+    room = max(1.0, len(tokens) / longest)
+    over = (max(0.0, n - room * allowed.get(word, 1.0)) for word, n in Counter(tokens).items())
+    return sum(over) / max(1, len(tokens))
 
 
 def usual(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]:
     """Of SFT's texts: how often one says each word, where it says it, at the most (99%), and their length (95%)."""
     counts: dict[str, list[int]] = {}
     for tokens in texts:
-        for word, n in Counter(token for token in tokens if token[0].isalnum()).items():
+        for word, n in Counter(tokens).items():
             counts.setdefault(word, []).append(n)
-    longest = float(np.quantile([sum(token[0].isalnum() for token in tokens) for tokens in texts], 0.95))
+    longest = float(np.quantile([len(tokens) for tokens in texts], 0.95))
     return {word: float(np.quantile(n, 0.99, method="higher")) for word, n in counts.items()}, max(1.0, longest)
 
 
@@ -151,8 +155,8 @@ def symbol_share(text: str) -> float:
 
 def slotted(prompt: str, tokens: Sequence[str]) -> list[str]:
     """A text with the words of its prompt, in a row of any length, as one open slot: what is left is its template."""
-    own = {word for word in words(prompt) if word[0].isalnum()}
-    marked = ["_" if token in own else token for token in tokens if token[0].isalnum()]
+    own = set(words(prompt))
+    marked = ["_" if token in own else token for token in tokens]
     return [token for i, token in enumerate(marked) if token != "_" or i == 0 or marked[i - 1] != "_"]
 
 
