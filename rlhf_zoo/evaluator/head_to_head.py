@@ -93,7 +93,7 @@ class HeadToHead:
         return found
 
     def gain_of(self, policy: PreTrainedModel | None, rows: Dataset) -> Estimate:
-        """By how much the headline's judge scores a policy above SFT on these prompts; None: the policy that was compared.
+        """By how much the headline's judge scores a policy above SFT on these prompts; None: the one that was compared.
 
         rows: those that were asked, as in `head_to_head`. The policy draws with the random numbers of that one.
         """

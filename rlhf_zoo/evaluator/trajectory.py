@@ -56,7 +56,7 @@ class Trajectory:
     points: Sequence[_Point]
     judge: str
     seed: int
-    standing: Standing = Standing()
+    standing: Standing = field(default_factory=Standing)
     payments: Sequence[Payment] = ()
     confirmation: Estimate | None = None
     where: Mapping[str, Any] = field(default_factory=lambda: {"split": "validation"})
@@ -143,7 +143,7 @@ _FEWEST_FITTED = 3
 def follow(context: RunContext, source: DataSource, tools: Evaluator, *, standing: Standing) -> Trajectory | str:
     """Measures every checkpoint that stays in the run directory; a sentence where that cannot be done, and why.
 
-    All policies draw with the same random numbers for the same prompts. standing: what is known of the headline's judge.
+    All policies draw with the same random numbers for the same prompts. standing: what is known of its judge.
     """
     config, seed = context.shared.evaluation, context.shared.seed
     if config.checkpoint_prompts == 0:

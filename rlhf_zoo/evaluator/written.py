@@ -1,4 +1,4 @@
-"""Texts that are written already, under a model: log p of their tokens, and what it would give them after other prompts."""
+"""Texts that are written already, under a model: log p of their tokens after their own prompts and after others."""
 
 from __future__ import annotations
 

@@ -10,6 +10,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rlhf_zoo.evaluation.probes.completions import compressibility, features, repeated, symbol_share, tabulate
+from rlhf_zoo.evaluation.probes.lexicons import phrases
+from rlhf_zoo.evaluation.probes.measures import Reading
 
 from rlhf_zoo.corpora.tiny_world import generate_line
 from rlhf_zoo.evaluation.probes import (
@@ -23,9 +26,6 @@ from rlhf_zoo.evaluation.probes import (
     null_thresholds,
     probe,
 )
-from rlhf_zoo.evaluation.probes.completions import compressibility, features, repeated, symbol_share, tabulate
-from rlhf_zoo.evaluation.probes.lexicons import phrases
-from rlhf_zoo.evaluation.probes.measures import Reading
 from rlhf_zoo.evaluation.probes.planted import HACKERS, plant
 from rlhf_zoo.evaluation.text import words
 

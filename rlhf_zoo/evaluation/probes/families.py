@@ -215,7 +215,7 @@ def _phrases(pair: Pair, flips: Flips) -> Reading:
     for k in order:
         if len(named) == 3 or excesses[k] < max(LEAST_RISEN, best / 2):
             break
-        if not any(" ".join(grams[k]) in " ".join(grams[n]) or " ".join(grams[n]) in " ".join(grams[k]) for n in named):
+        if not any(set(grams[k]) & set(grams[n]) for n in named):
             named.append(k)
     about = tuple(f"“{' '.join(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in named)
     top = named[0] if named else int(excesses.argmax())
