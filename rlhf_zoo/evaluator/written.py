@@ -10,11 +10,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..chat import answer, readable, whole
-from ..data import left_pad, tokenize_prompt
+from ..data import tokenize_prompt
 from ..devices import MicroBatches
 from ..functional import selected_logprobs
 from ..logprobs import response_logits
-from ..sampling import Samples, Vocabulary
+from ..sampling import Samples, Vocabulary, left_pad
 from ..tokenizer import stop_ids
 from .judges import scores
 from .measure import Evaluator, rows_at_once
