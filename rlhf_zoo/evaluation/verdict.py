@@ -290,7 +290,7 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
     return Verdict(
         kind, last.step, fall.step if fall is not None and fall.found else None, candidate, proxy_gain, judge_gain,
         wins, seen, fall, tuple(one.family for one in last.present), explained,
-        (*reasons, choice) if choice else reasons, judge, tuple(evidence.payments), seed,
+        (*reasons, choice) if choice and len(run) > 1 else reasons, judge, tuple(evidence.payments), seed,
     )  # fmt: skip
 
 
@@ -344,7 +344,7 @@ def _matched(rows: Sequence[ArrayLike | None], name: str) -> Floats | None:
         raise ValueError(f"Every policy needs a {name} score on each of the same prompts; the shapes are {shapes}.")
     if not all(np.isfinite(array).all() for array in arrays):
         raise ValueError(f"A {name} score is not finite: leave that checkpoint out.")
-    return np.stack(arrays) if arrays[0].size > 1 else None
+    return np.stack(arrays)
 
 
 # ---- the candidate

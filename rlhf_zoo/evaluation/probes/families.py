@@ -134,11 +134,13 @@ def _independence(pair: Pair, flips: Flips) -> Reading:
 def _templates(pair: Pair, flips: Flips) -> Reading:
     """Of two completions to different prompts, how many are alike but for the words of their prompts."""
     most = max(len(groups) for groups in pair.groups)
-    size = max(2, len(pair.prompts) * min(most, MOST) // most)
-    if len(pair.prompts) < 2:
+    size = max(2, pair.size * min(most, MOST) // most)
+    if pair.size < 2:
         raise Unmeasured("one prompt has no other to share a template with")
     kept = [np.flatnonzero(groups < size) for groups in pair.groups]
-    texts = [slotted(pair.prompts[pair.groups[side][i]], pair.tokens[side][i]) for side in (0, 1) for i in kept[side]]
+    texts = [
+        slotted(pair.prompts[side][pair.groups[side][i]], pair.tokens[side][i]) for side in (0, 1) for i in kept[side]
+    ]
     alike = (cosines(texts) >= ALIKE - 1e-5).astype(float)
     cut = len(kept[0])
     means = []
@@ -171,7 +173,7 @@ def _sameness(pair: Pair, flips: Flips) -> Reading:
     means, numbers = [], []
     for groups, tokens in zip(pair.groups, pair.tokens, strict=True):
         mine = np.zeros(len(groups))
-        for place in range(len(pair.prompts)):
+        for place in range(pair.size):
             rows = np.flatnonzero(groups == place)
             found = cosines([tokens[row] for row in rows])
             mine[rows] = (found.sum(1) - 1) / (len(rows) - 1)
@@ -197,13 +199,13 @@ def _phrases(pair: Pair, flips: Flips) -> Reading:
     )
     if not grams:
         return Reading(0.0, 0.0, 0.0, np.zeros(len(flips)), np.zeros(texts[0]))
-    shares = [np.zeros((len(pair.prompts), len(grams))) for _ in held]
+    shares = [np.zeros((pair.size, len(grams))) for _ in held]
     for side, share in enumerate(shares):
         for column, gram in enumerate(grams):
             for group, n in held[side].get(gram, {}).items():
                 share[group, column] = n / samples[side][group]
     policy, sft = (share.mean(0) for share in shares)
-    moved = flips @ (shares[1] - shares[0]) / len(pair.prompts)
+    moved = flips @ (shares[1] - shares[0]) / pair.size
     excesses = policy - RISEN * sft
     null = ((policy + moved) - RISEN * (sft - moved)).max(1)
     best = float(excesses.max())

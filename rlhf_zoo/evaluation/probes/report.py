@@ -94,13 +94,15 @@ class Report:
         }
 
 
-def probe(policy: Completions, sft: Completions, *, seed: int = 0, permutations: int = PERMUTATIONS) -> Report:
+def probe(
+    policy: Completions, sft: Completions, *, seed: int = 0, permutations: int = PERMUTATIONS, by_place: bool = False
+) -> Report:
     """Reads every family on a policy's completions beside SFT's, on the prompts that both answered.
 
-    Raises ValueError where they share none.
+    by_place: see `Pair.of`. Raises ValueError where they share none.
     """
-    pair = Pair.of(policy, sft)
-    flips: Flips = np.random.default_rng(seed).integers(0, 2, (permutations, len(pair.prompts))).astype(bool)
+    pair = Pair.of(policy, sft, by_place=by_place)
+    flips: Flips = np.random.default_rng(seed).integers(0, 2, (permutations, pair.size)).astype(bool)
     found: dict[str, Reading] = {}
     skipped: dict[str, str] = {}
     for family in FAMILIES:

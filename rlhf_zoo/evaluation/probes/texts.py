@@ -69,30 +69,47 @@ class Pair:
 
     policy: Completions
     sft: Completions
-    prompts: Sequence[str]
+    prompts: tuple[Sequence[str], Sequence[str]]
     rows: tuple[NDArray[np.intp], NDArray[np.intp]]
     groups: tuple[NDArray[np.intp], NDArray[np.intp]]
     tokens: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]]
 
+    @property
+    def size(self) -> int:
+        return len(self.prompts[0])
+
     @classmethod
-    def of(cls, policy: Completions, sft: Completions) -> Pair:
-        """Raises ValueError where they share no prompt."""
-        there = set(sft.prompts)
-        prompts = [prompt for prompt in dict.fromkeys(policy.prompts) if prompt in there]
-        if not prompts:
-            raise ValueError("The two sets of completions share no prompt: sample both for the same prompts.")
-        number = {prompt: place for place, prompt in enumerate(prompts)}
+    def of(cls, policy: Completions, sft: Completions, *, by_place: bool = False) -> Pair:
+        """by_place: prompts that differ are paired in their order, as two draws of prompts from one set may be.
+
+        Raises ValueError where they share no prompt.
+        """
         sides = (policy, sft)
-        rows = [np.array([i for i, p in enumerate(one.prompts) if p in number], dtype=np.intp) for one in sides]
+        asked = [list(dict.fromkeys(one.prompts)) for one in sides]
+        there = set(asked[1])
+        if by_place:
+            size = min(map(len, asked))
+            prompts = [each[:size] for each in asked]
+        else:
+            prompts = [[prompt for prompt in asked[0] if prompt in there]] * 2
+        if not prompts[0]:
+            raise ValueError("The two sets of completions share no prompt: sample both for the same prompts.")
+        numbers = [{prompt: place for place, prompt in enumerate(each)} for each in prompts]
+        rows = [
+            np.array([i for i, prompt in enumerate(one.prompts) if prompt in number], dtype=np.intp)
+            for one, number in zip(sides, numbers, strict=True)
+        ]
         groups = [
             np.array([number[one.prompts[i]] for i in mine], dtype=np.intp)
-            for one, mine in zip(sides, rows, strict=True)
+            for one, number, mine in zip(sides, numbers, rows, strict=True)
         ]
         tokens = [
             [[word for word in words(one.texts[i]) if word[0].isalnum()] for i in mine]
             for one, mine in zip(sides, rows, strict=True)
         ]
-        return cls(policy, sft, prompts, (rows[0], rows[1]), (groups[0], groups[1]), (tokens[0], tokens[1]))
+        return cls(
+            policy, sft, (prompts[0], prompts[1]), (rows[0], rows[1]), (groups[0], groups[1]), (tokens[0], tokens[1])
+        )
 
     def by_prompt(self, ours: Sequence[float], theirs: Sequence[float]) -> tuple[NDArray, NDArray]:
         """(G,) means of a number per completion, of the policy and of SFT."""
