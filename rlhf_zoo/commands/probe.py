@@ -66,7 +66,7 @@ def probe(
     ]
     rows += [[family, "", "", "", "", why] for family, why in found.report.skipped.items()]
     table("", ["probe", "effect", "counts from", "p", "present", "what it says"], rows)
-    console = console_of()
+    console = console_of(160)
     console.print(f"Verdict: {found.verdict.text}, on {found.prompts} prompts.", highlight=False, markup=False)
     for reason in found.verdict.reasons:
         console.print(f"- {reason}", highlight=False, markup=False)
@@ -81,8 +81,9 @@ def _under(
     from ..model_files import load_tokenizer
     from ..models import load_causal
 
-    path = resolve(model, settle_hub(hub, source_hub)).path
-    sft, tokenizer = load_causal(path).eval(), load_tokenizer(path)
+    with settle_hub(hub, push_to_hub=False, source=source_hub) as where:
+        path = resolve(model, where).path
+        sft, tokenizer = load_causal(path).eval(), load_tokenizer(path)
     found = []
     for one in (ours, theirs):
         tokens = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in one.texts]
