@@ -60,6 +60,7 @@ class Ngrams:
                         table[key][word] += 1
         self.totals = [{key: counts.total() for key, counts in table.items()} for table in self.tables]
         self.known: dict[tuple[str, str], list[float]] = {}
+        self.chances: dict[tuple[tuple[str, str, str], str], float] = {}
 
     def steps(self, opening: str, text: str) -> list[tuple[tuple[str, str, str], str]]:
         asked = words(opening)
@@ -95,6 +96,11 @@ class Ngrams:
         return "".join(word if word in ".,;!" else f" {word}" for word in written)
 
     def _one(self, context: tuple[str, str, str], word: str) -> float:
+        if (context, word) not in self.chances:
+            self.chances[context, word] = self._chance(context, word)
+        return self.chances[context, word]
+
+    def _chance(self, context: tuple[str, str, str], word: str) -> float:
         chance = 1e-6
         for table, totals, key in reversed(list(zip(self.tables, self.totals, self.keys(context), strict=True))):
             total = totals.get(key, 0)
