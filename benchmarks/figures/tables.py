@@ -7,6 +7,7 @@ from functools import partial
 
 from speed import report
 
+from .critic_table import critic_table
 from .ensemble_table import ensemble_table
 from .experiments import EXPERIMENTS, RATES
 from .frontier_tables import baselines_table
@@ -24,6 +25,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{one.name("baselines"): partial(baselines_table, one) for one in EXPERIMENTS},
     **{f"{one.recipe}-gain": partial(gain_table, one) for one in EXPERIMENTS if one.gold},
     RATES: rates_table,
+    "critic": partial(critic_table, EXPERIMENTS),
     "speed": lambda: report.page(report.newest()),
     "speed-keys": lambda: report.key_table(report.newest()),
     "speed-phases": lambda: report.phase_table(report.newest()),
