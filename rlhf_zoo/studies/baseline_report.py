@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ..evaluation.compute import Compute, best_of_n_compute, break_even
-from ..evaluation.frontier import Point, at_kl, best_within, by_prompt, difference, estimate, mixed, rate, wins
+from ..evaluation.frontier import NEAR, Point, at_kl, best_within, by_prompt, difference, estimate, mixed, rate, wins
 from ..evaluation.overoptimization import FEWEST, best_of_n, best_of_n_kl, fit
 from ..record import StageRecord, first_difference, write_json
 from ..release.plots import plot_frontier
@@ -202,7 +202,7 @@ def _told(point: Point, seed: int, served: int) -> dict[str, Any]:
         "label": point.label,
         "kl": {**kl, "is_bound": point.kl_is_bound},
         **{name: estimate(getattr(point, name), n=point.n, seed=seed).to_json() for name in ("reward", "judge")},
-        "win_rate": {side: rate(values, n=point.n, seed=seed).to_json() for side, values in point.wins.items()},
+        "win_rate": {side: rate(values, n=point.n).to_json() for side, values in point.wins.items()},
         "compute": {
             "training": point.training.to_json(),
             "serving": point.serving.to_json(),
@@ -220,15 +220,22 @@ def _told(point: Point, seed: int, served: int) -> dict[str, Any]:
 def _at_equal_kl(points: Sequence[Point], sft: Point, ppo: Point, others: Sequence[Point], seed: int) -> dict[str, Any]:
     """A method at PPO's KL. Every method begins at SFT, its β being infinite there, or its n one.
 
-    Where it does not go so far, and PPO was run under other β, PPO is read at the KL of the method's farthest point.
+    Where it does not go so far, or was not measured near it, and PPO was run under other β, PPO is read at the KL of
+    the method's farthest point.
     """
     line = points if points[0].kl_is_bound else [sft, *points]
     found = at_kl(line, ppo.mean_kl)
     if found is not None:
         # Of a mixture KL is linear in its share, and not √KL: what it was read at is told.
         return {"inside": True, **_compared(found, ppo, seed), "kl": ppo.mean_kl}
-    reach = [one.mean_kl for one in line]
-    outside = f"outside its range: KL {min(reach):.2f} to {max(reach):.2f}, and PPO's is {ppo.mean_kl:.2f}"
+    reach = sorted(one.mean_kl for one in line)
+    outside = f"outside its range: KL {reach[0]:.2f} to {reach[-1]:.2f}, and PPO's is {ppo.mean_kl:.2f}"
+    if reach[0] <= ppo.mean_kl <= reach[-1]:
+        below, above = max(one for one in reach if one <= ppo.mean_kl), min(one for one in reach if one >= ppo.mean_kl)
+        outside = (
+            f"not measured: its points next to PPO's KL of {ppo.mean_kl:.2f} are at {below:.2f} and {above:.2f}, more "
+            f"than {NEAR} √nats apart; run one between"
+        )
     farthest = max(points, key=lambda one: one.mean_kl)
     there = _ppo_there(farthest, sft, ppo, others, seed)
     return {"inside": False, "said": outside, "farthest": there.get("ppo_at_its_kl")}

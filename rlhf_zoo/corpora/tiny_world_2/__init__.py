@@ -7,7 +7,6 @@ nothing in it depends on the product. Here everything of worth does. Openings, w
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 from ..tiny_world import Writer, world

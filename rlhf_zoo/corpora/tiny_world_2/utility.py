@@ -6,7 +6,7 @@ that is true of this product (`facts`); what anybody could say of anything earns
 =============  =====================================================================================================
 told           +1.5 for a true praise of the aspect that the opening names, +0.7 for a true complaint of it; +0.7 and
                +0.4 for a true detail of another aspect of the product; each once, at most three
-untrue         -0.75 for each detail that is not true of the product: another number, another product's, another aspect's
+untrue         -0.75 for each detail that is not true of the product: another number, product or aspect
 empty          -1.25 where nothing true is told of the aspect that the opening names
 backed         +0.5 for one consequence that follows from a true detail of its aspect, -0.5 for each that does not;
                +0.4 for one verdict that a true detail of its sign supports, -0.5 for each that no opinion supports
