@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from families import tiny_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 __all__ = ["FAMILIES", "Family", "load", "save"]
@@ -22,7 +22,11 @@ _GEMMA = ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"
 
 @dataclass(frozen=True)
 class Family:
-    """stops and pad: what ends completions and what pads once a stage has begun from the model."""
+    """stops and pad: what ends completions and what pads once a stage has begun from the model.
+
+    begins: whether the tokenizer writes its BOS before every text. fields: of the configuration, where the family's own
+    default would leave its smallest model without what its large ones have.
+    """
 
     config: str
     special: tuple[str, ...]
@@ -36,6 +40,8 @@ class Family:
     generation: tuple[str, ...] = ()
     byte_fallback: bool = False
     tied: bool = False
+    begins: bool = False
+    fields: dict[str, Any] = field(default_factory=dict)
 
 
 FAMILIES = {
@@ -43,20 +49,23 @@ FAMILIES = {
                       own_pad="<|endoftext|>", generation=("<|im_end|>", "<|endoftext|>"), tied=True),
     "Qwen3-Base": Family("qwen3", _CHATML, "<|endoftext|>", ("<|endoftext|>", "<|im_end|>"), "<|fim_pad|>", "qwen3",
                          own_pad="<|endoftext|>", generation=("<|endoftext|>",), tied=True),
+    "Qwen3": Family("qwen3", _CHATML, "<|im_end|>", ("<|im_end|>", "<|endoftext|>"), "<|endoftext|>", "qwen3",
+                    own_pad="<|endoftext|>", generation=("<|im_end|>", "<|endoftext|>"), tied=True),
     "Llama 3": Family("llama", _LLAMA, "<|eot_id|>", ("<|eot_id|>", "<|end_of_text|>", "<|eom_id|>"),
                       "<|finetune_right_pad_id|>", "llama3", bos="<|begin_of_text|>",
-                      generation=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>")),
+                      generation=("<|end_of_text|>", "<|eom_id|>", "<|eot_id|>"), begins=True),
     "Gemma 2": Family("gemma2", _GEMMA, "<eos>", ("<eos>", "<end_of_turn>"), "<pad>", "gemma", bos="<bos>", unk="<unk>",
-                      own_pad="<pad>", tied=True),
+                      own_pad="<pad>", tied=True, begins=True),
     "Gemma 3": Family("gemma3_text", _GEMMA, "<eos>", ("<eos>", "<end_of_turn>"), "<pad>", "gemma3", bos="<bos>",
-                      unk="<unk>", own_pad="<pad>", generation=("<eos>", "<end_of_turn>"), tied=True),
+                      unk="<unk>", own_pad="<pad>", generation=("<eos>", "<end_of_turn>"), tied=True, begins=True,
+                      fields={"num_key_value_heads": 1, "layer_types": ["sliding_attention", "full_attention"]}),
     "Mistral": Family("mistral", ("<unk>", "<s>", "</s>"), "</s>", ("</s>",), "<unk>", bos="<s>", unk="<unk>",
-                      byte_fallback=True),
+                      byte_fallback=True, begins=True),
     "Pythia": Family("gpt_neox", ("<|endoftext|>", "<|padding|>"), "<|endoftext|>", ("<|endoftext|>",), "<|padding|>"),
     "GPT-2": Family("gpt2", ("<|endoftext|>",), "<|endoftext|>", ("<|endoftext|>",), "[PAD]", bos="<|endoftext|>",
                     tied=True),
     "OPT": Family("opt", ("<s>", "<pad>", "</s>", "<unk>"), "</s>", ("</s>",), "<pad>", bos="</s>", unk="<unk>",
-                  own_pad="<pad>", tied=True),
+                  own_pad="<pad>", tied=True, begins=True),
 }  # fmt: skip
 
 
@@ -71,6 +80,11 @@ def load(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
         vocab_size=300, special_tokens=list(family.special), initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(["how is item it is sharp clear heavy cheap bright slow good weak"], trainer)
+    if family.begins:
+        bos = str(family.bos)
+        backend.post_processor = processors.TemplateProcessing(
+            f"{bos} $A", special_tokens=[(bos, backend.token_to_id(bos))]
+        )
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token=family.eos, bos_token=family.bos, unk_token=family.unk,
         pad_token=family.own_pad, model_max_length=128,
@@ -81,7 +95,7 @@ def load(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     fields: dict[str, Any] = {
         "vocab_size": len(tokenizer), "tie_word_embeddings": family.tied, "max_position_embeddings": 128,
         "pad_token_id": None if family.own_pad is None else ids(family.own_pad), "eos_token_id": ids(family.eos),
-        "bos_token_id": None if family.bos is None else ids(family.bos),
+        "bos_token_id": None if family.bos is None else ids(family.bos), **family.fields,
     }  # fmt: skip
     if family.config == "gpt2":
         fields["n_positions"] = fields.pop("max_position_embeddings")

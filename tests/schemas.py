@@ -24,8 +24,8 @@ def _turn(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def rows_of(schema: str, count: int = 24) -> list[dict[str, Any]]:
-    """Rows as the public data set of this name has them."""
+def rows_of(schema: str, count: int = 24, *, form: str = "plain") -> list[dict[str, Any]]:
+    """Rows as the public data set of this name has them; hh-rlhf's as turns too, as TRL's copies of it have them."""
     rows = []
     for row in range(count):
         asked, good, bad = f"how is item {row}", f"it is {WORDS[row % 8]}", f"it is {WORDS[(row + 3) % 8]} and bad"
@@ -41,9 +41,17 @@ def rows_of(schema: str, count: int = 24) -> list[dict[str, Any]]:
             rows.append({"prompt": f"POST: {asked} TL;DR:", "chosen": f" {good}", "rejected": f" {bad}"})
         elif schema == "Anthropic/hh-rlhf":
             before = f"\n\nHuman: {asked}\n\nAssistant: it is fine\n\nHuman: really\n\nAssistant:"
-            rows.append({"chosen": f"{before} {good}", "rejected": f"{before} {bad}"})
+            turns = [_turn("user", asked), _turn("assistant", "it is fine"), _turn("user", "really")]
+            talks = form == "conversational"
+            rows.append(
+                {
+                    side: [*turns, _turn("assistant", said)] if talks else f"{before} {said}"
+                    for side, said in (("chosen", good), ("rejected", bad))
+                }
+            )
         elif schema == "openai/gsm8k":
-            rows.append({"question": asked, "answer": f"{row} and {row} are {2 * row}\n#### {2 * row}"})
+            sum_of = f"{row} and {row} are {row}+{row} = <<{row}+{row}={2 * row}>>{2 * row}"
+            rows.append({"question": asked, "answer": f"{sum_of}\n#### {2 * row}"})
         elif schema == "stanfordnlp/imdb":
             rows.append({"text": f"{asked} {good}", "label": row % 2})
         else:
@@ -74,6 +82,12 @@ SCHEMAS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
         "ppo": {},
     },
     ("Anthropic/hh-rlhf", "plain"): {"recipe": {}, "sft": {"columns": {"text": "chosen"}}, "reward": {}, "ppo": {}},
+    ("Anthropic/hh-rlhf", "conversational"): {
+        "recipe": {},
+        "sft": {"columns": {"messages": "chosen"}},
+        "reward": {},
+        "ppo": {},
+    },
     ("openai/gsm8k", "plain"): {
         "recipe": {},
         "sft": {"columns": {"prompt": "question", "completion": "answer"}},
@@ -110,32 +124,40 @@ def length(completions: Any, **_: Any) -> list[float]:
     return [float(len(one if isinstance(one, str) else one[-1]["content"])) for one in completions]
 
 
-def make_recipe(folder: Path, schema: str, form: str, *, shared: Mapping[str, Any] | None = None) -> Path:
-    """A recipe of every stage that the schema has data for, on a data set of it with one split."""
-    keys = SCHEMAS[schema, form]
+def make_recipe(
+    folder: Path, schema: str, form: str, *, base: Path | str | None = None, **keys: Mapping[str, Any]
+) -> Path:
+    """A recipe of every stage that the schema has data for, on a data set of it with one split.
+
+    base: the model to begin with, by its own tokenizer and template, in place of a new one. keys: of a stage, or of
+    "recipe", on top.
+    """
+    given = SCHEMAS[schema, form]
     recipe = folder / "mine"
     recipe.mkdir(parents=True)
-    data = write_data(folder / "data", rows_of(schema))
+    data = write_data(folder / "data", rows_of(schema, form=form))
     template = folder / "chat.jinja"
     template.write_text(TEMPLATE, encoding="utf-8")
-    own = {
+    own: dict[str, dict[str, Any]] = {
         "recipe": {
             "description": f"{schema}, {form}.",
             "dataset_name": str(data),
-            "tokenizer": {"vocab_size": 300},
-            "architecture": ARCHITECTURE,
             "evaluation": {"prompts": 2, "samples": 1, "checkpoint_prompts": 2, "checkpoint_samples": 1,
                            "judge": "schemas:judge"},
         },
-        "sft": {**TRAINED, **LAYOUT, "max_length": 128,
-                **({"chat_template_path": str(template)} if form == "conversational" else {})},
+        "sft": {**TRAINED, **LAYOUT, "max_length": 128},
         "reward": {**TRAINED, **LAYOUT, "max_length": 128, "score_samples": 4},
         "ppo": {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "max_steps": 1, "save_steps": 1,
                 "response_length": 6, "eval_strategy": "no", "use_cpu": True, **LAYOUT,
-                **({} if "reward" in keys else {"reward_model_path": None}), "reward_funcs": ["schemas:length"]},
+                **({} if "reward" in given else {"reward_model_path": None}), "reward_funcs": ["schemas:length"]},
     }  # fmt: skip
-    for name, given in keys.items():
-        said = {**own[name], **given, **((shared or {}) if name == "recipe" else {})}
+    if base is not None:
+        own["sft"]["model_name_or_path"] = str(base)
+    else:
+        own["recipe"] |= {"tokenizer": {"vocab_size": 300}, "architecture": ARCHITECTURE}
+        own["sft"] |= {"chat_template_path": str(template)} if form == "conversational" else {}
+    for name, more in given.items():
+        said = own[name] | more | dict(keys.get(name, {}))
         (recipe / f"{name}.yaml").write_text(yaml.safe_dump(said), encoding="utf-8")
     return recipe
 

@@ -48,8 +48,17 @@ def loopback() -> dict[str, str]:
 def together(
     command: list[str], logs: Path, env: dict[str, str], *, seconds: float = 240
 ) -> tuple[list[int], list[str]]:
-    """A command in two processes, which end as a launcher ends them. Returns their exit codes and stderr."""
-    env = env | loopback() | {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    """A command in two processes, which end as a launcher ends them. Returns their exit codes and stderr.
+
+    They meet where this process listens, as torchrun has it: a port that was free may be taken before they do.
+    """
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    env = env | loopback() | {
+        "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
     processes, said = [], [logs / f"stderr-{rank}" for rank in "01"]
     for rank, log in zip("01", said, strict=True):
         with open(log, "w") as stderr, open(logs / f"stdout-{rank}", "w") as stdout:

@@ -60,7 +60,7 @@ PREFERENCES = {
 @pytest.mark.parametrize(
     ("family", "name"),
     [
-        ("Qwen3-Base", "trl-lib/ultrafeedback_binarized"),
+        ("Qwen3", "trl-lib/ultrafeedback_binarized"),
         ("Llama 3", "trl-lib/tldr-preference"),
         ("GPT-2", "Anthropic/hh-rlhf"),
         ("Mistral", "trl-lib/tldr-preference"),
@@ -79,9 +79,7 @@ def test_preferences_become_a_recipe_that_passes_every_check(
     assert ("TOO FEW FOR A VERDICT" in said) == (keys["recipe"]["evaluation"]["prompts"] < 20)
     talks = miniatures.FAMILIES[family].template is not None and name != "Anthropic/hh-rlhf"
     assert bool(keys["recipe"].get("conversational")) == (talks and name == "trl-lib/tldr-preference")
-    assert keys["recipe"].get("chat_template_kwargs") == (
-        {"enable_thinking": False} if family == "Qwen3-Base" else None
-    )
+    assert keys["recipe"].get("chat_template_kwargs") == ({"enable_thinking": False} if family == "Qwen3" else None)
     zoo("recipes", "validate", "mine")
     context = RunContext(
         recipe=load_recipe("mine"), directory=Path("run"), hub=Hub("other", "http://127.0.0.1:9", "a test"),
@@ -198,7 +196,7 @@ def test_it_writes_over_nothing() -> None:
 
 def test_memory_is_computed_from_the_configuration_as_the_page_says(place: Path) -> None:
     """Qwen3-0.6B by its own numbers, without its weights."""
-    miniatures.load("Qwen3-Base")[1].save_pretrained("qwen")
+    miniatures.load("Qwen3")[1].save_pretrained("qwen")
     Qwen3Config(
         vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
         num_key_value_heads=8, head_dim=128, max_position_embeddings=32768, tie_word_embeddings=True,

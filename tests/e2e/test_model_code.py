@@ -40,17 +40,12 @@ def hub(tmp_path: Path) -> Iterator[ThreadHub]:
 
 @pytest.fixture
 def recipe(hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    made = make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational")
     base = code_model.save(tmp_path / "base", ran=tmp_path / "ran")
     hub.api().create_repo(BASE)
     hub.api().upload_folder(repo_id=BASE, folder_path=base)
     shutil.rmtree(base)
-    for name, changes in (("recipe", {}), ("sft", {"model_name_or_path": BASE}), ("reward", {}), ("ppo", {})):
-        keys = yaml.safe_load((made / f"{name}.yaml").read_text()) | changes
-        gone = ("architecture", "tokenizer", "chat_template_path")
-        (made / f"{name}.yaml").write_text(yaml.safe_dump({k: v for k, v in keys.items() if k not in gone}))
     monkeypatch.chdir(tmp_path)
-    return made
+    return make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational", base=BASE)
 
 
 def command(hub: ThreadHub, *words: str) -> None:

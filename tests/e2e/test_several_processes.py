@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import schemas
-import yaml
 from safetensors.torch import load_file
 from zoo_process import COMMAND, environment, errors, free_port, hubs_over, loopback, together, zoo
 
@@ -40,11 +39,7 @@ KEYS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = schemas.make_recipe(tmp_path_factory.mktemp("recipe"), "Anthropic/hh-rlhf", "plain")
-    for stage, keys in KEYS.items():
-        file = made / f"{stage}.yaml"
-        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | keys))
-    return made
+    return schemas.make_recipe(tmp_path_factory.mktemp("recipe"), "Anthropic/hh-rlhf", "plain", **KEYS)
 
 
 def in_two(*arguments: str | Path, home: Path) -> tuple[list[int], list[str]]:

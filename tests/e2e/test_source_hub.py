@@ -11,7 +11,6 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-import yaml
 from hub_fixture import base_environment
 from miniatures import load, save
 from schemas import make_recipe
@@ -61,7 +60,10 @@ def hubs(tmp_path: Path, told: set) -> Iterator[tuple[ThreadHub, ThreadHub]]:
 def recipe(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """On models and data of the source, a pickle beside the weights."""
     source, _ = hubs
-    made = make_recipe(tmp_path, "trl-lib/tldr-preference", "plain")
+    made = make_recipe(
+        tmp_path, "trl-lib/tldr-preference", "plain", base=BASE, recipe={"dataset_name": DATA},
+        ppo={"value_model_name_or_path": VALUE},
+    )  # fmt: skip
     base = save("GPT-2", tmp_path / "base")
     (base / "pytorch_model.bin").write_bytes(b"a pickle")
     value, _ = load("GPT-2")
@@ -72,12 +74,6 @@ def recipe(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path, monkeypatch: pytes
         source.api().create_repo(repo, repo_type=kind)
         source.api().upload_folder(repo_id=repo, repo_type=kind, folder_path=folder)
         shutil.rmtree(folder)
-    for name, changes in (("recipe", {"dataset_name": DATA}), ("sft", {"model_name_or_path": BASE})):
-        keys = yaml.safe_load((made / f"{name}.yaml").read_text()) | changes
-        keys = {key: value for key, value in keys.items() if key not in ("architecture", "tokenizer")}
-        (made / f"{name}.yaml").write_text(yaml.safe_dump(keys))
-    ppo = yaml.safe_load((made / "ppo.yaml").read_text()) | {"value_model_name_or_path": VALUE}
-    (made / "ppo.yaml").write_text(yaml.safe_dump(ppo))
     monkeypatch.chdir(tmp_path)
     return made
 

@@ -33,10 +33,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
         "PATH": f"{program(folder)}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
     }
-    base = miniatures.save("Qwen3-Base", folder / "Qwen/Qwen3-0.6B")
+    base = miniatures.save("Qwen3", folder / "Qwen/Qwen3-0.6B")
     judge = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
-    tokenizer = miniatures.load("Qwen3-Base")[1]
-    tokenizer.pad_token = "<|fim_pad|>"
+    tokenizer = miniatures.load("Qwen3")[1]
     judge.config.pad_token_id = tokenizer.pad_token_id
     judge.save_pretrained(folder / JUDGE)
     tokenizer.save_pretrained(folder / JUDGE)

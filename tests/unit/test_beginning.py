@@ -7,7 +7,6 @@ from pathlib import Path
 
 import miniatures
 import pytest
-import yaml
 from schemas import make_recipe
 
 from rlhf_zoo.cli import cli
@@ -20,14 +19,9 @@ HUB = ("--hub", "http://127.0.0.1:9", "--source_hub", "none")
 @pytest.fixture
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """On a model of 128 positions."""
-    made = make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational")
-    base = miniatures.save("Qwen3-Base", tmp_path / "base")
-    for name, changes in (("recipe", {}), ("sft", {"model_name_or_path": str(base)})):
-        keys = yaml.safe_load((made / f"{name}.yaml").read_text()) | changes
-        gone = ("architecture", "tokenizer", "chat_template_path")
-        (made / f"{name}.yaml").write_text(yaml.safe_dump({k: v for k, v in keys.items() if k not in gone}))
+    base = miniatures.save("Qwen3", tmp_path / "base")
     monkeypatch.chdir(tmp_path)
-    return made
+    return make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational", base=base)
 
 
 def zoo(*words: str) -> None:

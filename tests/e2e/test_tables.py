@@ -1,4 +1,4 @@
-"""Models of public families go through every stage, as they come."""
+"""Models of public families and data of public schemas go through every stage, the evaluation, card and comparison."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from miniatures import FAMILIES, save
-from schemas import make_recipe
+from schemas import SCHEMAS, make_recipe
 
+from rlhf_zoo.chat import Chat
+from rlhf_zoo.comparison import Comparison
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.model_files import load_tokenizer
@@ -29,56 +30,92 @@ from rlhf_zoo.tokenizer import stop_ids
 
 pytestmark = pytest.mark.usefixtures("pictures")
 
-DIAGONAL = ["Llama 3"]  # GPT-2: test_source_hub.py
+#: Each family and each schema and form once, as somebody would join them.
+DIAGONAL = {
+    "Qwen2.5": ("openai/gsm8k", "conversational"),
+    "Qwen3-Base": ("openai/gsm8k", "plain"),
+    "Qwen3": ("trl-lib/ultrafeedback_binarized", "conversational"),
+    "Llama 3": ("Anthropic/hh-rlhf", "conversational"),
+    "Gemma 2": ("trl-lib/tldr-preference", "conversational"),
+    "Gemma 3": ("trl-lib/tldr", "conversational"),
+    "Mistral": ("trl-lib/tldr-preference", "plain"),
+    "Pythia": ("Anthropic/hh-rlhf", "plain"),
+    "GPT-2": ("stanfordnlp/imdb", "plain"),
+    "OPT": ("trl-lib/tldr", "plain"),
+}
 ADAPTED = ["Qwen3-Base"]
 LORA = {"use_peft": True, "lora_r": 2, "lora_target_modules": "all-linear"}
 
 
-def train(folder, name, *, base=None, hub=None, stages=STAGES, **keys):
-    family = FAMILIES[name]
-    if family.template is not None:
-        recipe = make_recipe(folder, "trl-lib/ultrafeedback_binarized", "conversational")
-    else:
-        recipe = make_recipe(folder, "trl-lib/tldr-preference", "plain")
-    sft = yaml.safe_load((recipe / "sft.yaml").read_text())
-    sft.pop("chat_template_path", None)
-    sft["model_name_or_path"] = base or str(save(name, folder / "base"))
-    (recipe / "sft.yaml").write_text(yaml.safe_dump(sft))
-    for stage in stages:
-        with (recipe / f"{stage}.yaml").open("a") as file:
-            file.write(yaml.safe_dump(keys) if keys else "")
-    shared = yaml.safe_load((recipe / "recipe.yaml").read_text())
-    del shared["architecture"], shared["tokenizer"]
-    (recipe / "recipe.yaml").write_text(yaml.safe_dump(shared))
+def train(folder, schema, form, *, hub=None, **given):
+    """Every stage that the schema has data for, and the evaluation."""
     context = RunContext(
-        recipe=load_recipe(str(recipe)), directory=folder / "run",
+        recipe=load_recipe(str(make_recipe(folder, schema, form, **given))), directory=folder / "run",
         hub=hub or Hub("other", "http://127.0.0.1:9", "a test"), namespace="local", publish=False,
     )  # fmt: skip
     for stage in [*context.recipe.stages, "eval"]:
         assert run_stage(context, stage), stage
-    for stage in context.recipe.stages:
-        assert load_tokenizer(context.checkpoint(stage).path).pad_token == family.pad, stage
-    path = context.checkpoint("ppo").path
-    tokenizer = load_tokenizer(path)
-    stops = tokenizer.convert_ids_to_tokens(stop_ids(load_causal(path), tokenizer))
-    assert {*stops} == {*family.stops}, "what ended a completion in training ends it wherever the model is loaded"
     return context
 
 
-@pytest.mark.parametrize("name", DIAGONAL)
+def family(folder, name, *, schema=None, base=None, stages=STAGES, hub=None, **keys):
+    """The same, beginning with a model of the family; keys: of these stages."""
+    talks = FAMILIES[name].template is not None
+    usual = ("trl-lib/ultrafeedback_binarized", "conversational") if talks else ("trl-lib/tldr-preference", "plain")
+    base = base or save(name, folder / "base")
+    context = train(folder, *(schema or usual), base=base, hub=hub, **dict.fromkeys(stages, keys))
+    for stage in context.recipe.stages:
+        assert load_tokenizer(context.checkpoint(stage).path).pad_token == FAMILIES[name].pad, stage
+    path = context.checkpoint("ppo").path
+    tokenizer = load_tokenizer(path)
+    stops = tokenizer.convert_ids_to_tokens(stop_ids(load_causal(path), tokenizer))
+    assert {*stops} == {*FAMILIES[name].stops}, (
+        "what ends a completion in training ends it wherever the model is loaded"
+    )
+    return context
+
+
+def check_shown(context, form):
+    """What people, judges and cards see is plain words, and what the models read is not."""
+    for stage in context.recipe.stages:
+        make_card(context.record(stage).path)
+    paths = {stage: context.checkpoint(stage).path for stage in context.recipe.stages}
+    comparison = Comparison.load(ppo=paths["ppo"], sft=paths["sft"], reward=paths.get("reward"), device="cpu")
+    asked = "how is item 3"
+    found = comparison.compare(asked, max_new_tokens=4)
+    assert found.prompt == asked
+    talks = Chat.of(comparison.tokenizer) is not None
+    assert talks == (form == "conversational")
+    assert (comparison.tokens_of(asked) > len(comparison.tokenizer(asked)["input_ids"])) == talks
+    lines = (context.record("eval").path / "samples.jsonl").read_text(encoding="utf-8").splitlines()
+    special = [token for token in comparison.tokenizer.all_special_tokens if token.startswith("<")]
+    assert not any(token in json.loads(line)["prompt"] for line in lines for token in special)
+
+
+def test_the_diagonal_is_one():
+    assert DIAGONAL.keys() == FAMILIES.keys() and {*DIAGONAL.values()} == SCHEMAS.keys()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
 def test_diagonal(tmp_path, name):
-    train(tmp_path, name)
+    check_shown(family(tmp_path, name, schema=DIAGONAL[name]), DIAGONAL[name][1])
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", [name for name in FAMILIES if name not in DIAGONAL])
+@pytest.mark.parametrize("name", FAMILIES)
 def test_every_family(tmp_path, name):
-    train(tmp_path, name)
+    family(tmp_path, name)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("schema", "form"), SCHEMAS)
+def test_every_schema(tmp_path, schema, form):
+    check_shown(train(tmp_path, schema, form), form)
 
 
 def adapted(folder, name, **given):
     """Every stage trains an adapter on the one before, merged; what is saved loads as whole models."""
-    context = train(folder, name, **LORA, **given)
+    context = family(folder, name, **LORA, **given)
     for stage in context.recipe.stages:
         path = context.checkpoint(stage).path
         files = {file.name for file in path.iterdir()}
@@ -107,7 +144,7 @@ def test_adapters(tmp_path, name):
 @pytest.mark.full
 @pytest.mark.parametrize("stages", [("sft",), ("reward",), ("sft", "reward"), ("reward", "ppo")])
 def test_adapters_in_some_stages(tmp_path, stages):
-    context = train(tmp_path, "Qwen2.5", stages=stages, **LORA)
+    context = family(tmp_path, "Qwen2.5", stages=stages, **LORA)
     for stage in context.recipe.stages:
         assert (context.checkpoint(stage).path / "adapter_config.json").is_file() == (stage in stages)
 
