@@ -20,6 +20,7 @@ from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.metrics import metric
 from ..evaluation.pairwise import PairReport, compare_pairs
 from ..evaluation.stats import (
+    Estimate,
     accuracy,
     bootstrap_mean,
     bootstrap_perplexity,
@@ -90,6 +91,22 @@ class HeadToHead:
         if self.measured["sft"].reward:
             found["agreement"] = self._agreement()
         return found
+
+    def gain_of(self, policy: PreTrainedModel | None, rows: Dataset) -> Estimate:
+        """By how much the headline's judge scores a policy above SFT on these prompts; None: the one that was compared.
+
+        rows: those that were asked, as in `head_to_head`. The policy draws with the random numbers of that one.
+        """
+        found = self.measured["ppo"]
+        if policy is not None:
+            _, prompts, others = repeated(rows, self.samples)
+            keys = _keys(len(prompts), self.samples)
+            one = self.tools.with_one_judge
+            found = measure(
+                policy, one, prompts, keys=keys, seed=self.seed, desc="confirming the candidate", columns=others
+            )
+        apart = np.subtract(found.judges[self.judge], self.measured["sft"].judges[self.judge])
+        return bootstrap_mean(apart, self.groups, seed=self.seed)
 
     def jsonl(self) -> str:
         """A line of samples.jsonl for each (prompt, sample): every policy's completion and what was found of it."""
@@ -273,6 +290,10 @@ def _won(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:
     return np.where(np.abs(apart) <= TIE, 0.5, apart > 0)
 
 
+def _keys(size: int, samples: int) -> list[tuple[int, ...]]:
+    return [(STREAM, i // samples, i % samples) for i in range(size)]
+
+
 def head_to_head(
     policy: PreTrainedModel,
     tools: Evaluator,
@@ -294,7 +315,7 @@ def head_to_head(
             one,
             tools,
             prompts,
-            keys=[(STREAM, i // samples, i % samples) for i in range(len(groups))],
+            keys=_keys(len(groups), samples),
             seed=seed + (name == "control"),
             desc=f"evaluating {name}",
             columns=others,
