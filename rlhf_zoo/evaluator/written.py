@@ -19,7 +19,7 @@ from ..tokenizer import stop_ids
 from .judges import scores
 from .measure import Evaluator, rows_at_once
 
-__all__ = ["dependence", "logprobs_under", "rescored"]
+__all__ = ["dependence", "logprobs_under", "rescored", "rewarded"]
 
 OTHERS = 8
 """Prompts that a text is read after besides its own."""
@@ -95,13 +95,19 @@ def rescored(
     tools: Evaluator, prompts: Sequence[Any], texts: Sequence[str], columns: Mapping[str, Sequence[Any]]
 ) -> tuple[list[float], list[float]]:
     """Reward and headline's judge of texts that somebody edited."""
+    return rewarded(tools, prompts, texts, columns), scores(tools.judge, prompts, texts, columns)
+
+
+def rewarded(
+    tools: Evaluator, prompts: Sequence[Any], texts: Sequence[str], columns: Mapping[str, Sequence[Any]]
+) -> list[float]:
+    """The reward of texts that end by themselves; [] where there is none."""
+    if tools.rewards is None:
+        return []
     stops = tools.stops or stop_ids(tools.reference, tools.tokenizer)
     tokens = [tools.tokenizer(text, add_special_tokens=False)["input_ids"][: tools.max_new_tokens] for text in texts]
     ended = [[*ids, stops[0]] for ids in tokens]
-    judged = scores(tools.judge, prompts, texts, columns)
     rewards: list[float] = []
-    if tools.rewards is None:
-        return rewards, judged
     size = rows_at_once(tools.reference, tools.max_new_tokens + 1)
     for start in range(0, len(texts), size):
         part = slice(start, start + size)
@@ -110,4 +116,4 @@ def rescored(
         completions, full = [answer(*one) for one in written], [whole(*one) for one in written]
         others = {name: list(values[part]) for name, values in columns.items()}
         rewards += tools.rewards(batch, prompts[part], completions, full, others).total.tolist()
-    return rewards, judged
+    return rewards
