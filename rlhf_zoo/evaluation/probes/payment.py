@@ -105,8 +105,9 @@ def edits(report: Report, policy: Completions, sft: Completions) -> list[Edit]:
 
 def _phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: Sequence[str]) -> Edit:
     """As the policy writes them, marks included, where in a text it writes them most: its first half or its second."""
+    # What stands before a phrase goes with it, but for the end of the sentence before; its own end stays.
     patterns = [
-        re.compile(r"\W*\b" + r"\W+".join(map(re.escape, one)) + r"\b[.!?;]?", re.IGNORECASE) for one in phrases
+        re.compile(r"[^\w.!?]*\b" + r"\W+".join(map(re.escape, one)) + r"\b([.!?]?)", re.IGNORECASE) for one in phrases
     ]
     said, late = [], []
     for pattern in patterns:
@@ -121,13 +122,20 @@ def _phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: Seque
             continue
         phrase, at_end = said[place % len(said)], late[place % len(said)]
         spaced = phrase if phrase[:1] in " ,.;:!?" else f" {phrase}"
-        put_in.append(text.rstrip(" .") + spaced if at_end else spaced + (text if text[:1] == " " else f" {text}"))
+        before = text.rstrip(" .!?") if spaced[-1] in ".!?" else text
+        put_in.append(before + spaced if at_end else spaced + (text if text[:1] == " " else f" {text}"))
     taken_out = []
     for text in policy:
         for pattern in patterns:
-            text = pattern.sub("", text)
+            text = pattern.sub(_end, text)
         taken_out.append(text)
     return Edit("risen phrases", put_in, taken_out)
+
+
+def _end(match: re.Match[str]) -> str:
+    """What stays of a phrase that is taken out: its sentence's end, where none stands before it."""
+    before = match.string[: match.start()].rstrip()
+    return "" if not before or before[-1] in ".!?" else match.group(1)
 
 
 def _once(text: str) -> str:
