@@ -15,7 +15,16 @@ from typing import Any, Literal
 
 from .stats import Estimate, WinRate
 
-__all__ = ["Chosen", "Measured", "Trivial", "candidates", "choose", "dealt", "risen_ending", "with_ending"]
+__all__ = [
+    "TrivialPolicy",
+    "TrivialScore",
+    "TrivialScores",
+    "candidates",
+    "choose",
+    "dealt",
+    "risen_ending",
+    "with_ending",
+]
 
 Kind = Literal["constant", "ending", "shuffled"]
 CANDIDATES = 16  # of the reward's: those with the highest reward after their own prompts
@@ -25,7 +34,7 @@ _LONGER = 0.8  # a longer ending is taken for a shorter one that holds most of i
 
 
 @dataclass(frozen=True)
-class Chosen:
+class TrivialPolicy:
     """A trivial policy before it is measured. text: what it writes, or appends; empty for shuffled prompts."""
 
     name: str
@@ -34,10 +43,10 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Measured:
+class TrivialScore:
     """A trivial policy on test prompts, by the headline's judge. reward: None without a reward."""
 
-    chosen: Chosen
+    policy: TrivialPolicy
     judge: Estimate
     win_rate: WinRate
     reward: Estimate | None = None
@@ -48,7 +57,7 @@ class Measured:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **vars(self.chosen),
+            **vars(self.policy),
             "judge": self.judge.to_json(),
             "win_rate": self.win_rate.to_json(),
             "reward": self.reward.to_json() if self.reward else None,
@@ -57,15 +66,15 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Trivial:
+class TrivialScores:
     """All of them."""
 
-    policies: Sequence[Measured]
+    policies: Sequence[TrivialScore]
 
     @property
-    def winning(self) -> Measured | None:
+    def winning(self) -> TrivialScore | None:
         """The constant that beats SFT by most, if one does."""
-        beating = [one for one in self.policies if one.chosen.kind == "constant" and one.beats_sft]
+        beating = [one for one in self.policies if one.policy.kind == "constant" and one.beats_sft]
         return max(beating, key=lambda one: one.win_rate.value, default=None)
 
     @property
@@ -83,21 +92,21 @@ def candidates(texts: Sequence[str], rewards: Sequence[float]) -> list[str]:
     return list(dict.fromkeys(text for _, text in ordered))[:CANDIDATES]
 
 
-def choose(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | None = None) -> list[Chosen]:
+def choose(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | None = None) -> list[TrivialPolicy]:
     """The trivial policies, from completions to validation prompts. favorite: the reward's, as a constant."""
     constants = {
         "SFT's most frequent completion": _most_frequent(sft),
         "PPO's most frequent completion": _most_frequent(ppo),
         "the reward's favorite completion": favorite,
     }
-    chosen: dict[str, Chosen] = {}
+    chosen: dict[str, TrivialPolicy] = {}
     for name, text in constants.items():
         if text and text not in chosen:
-            chosen[text] = Chosen(name, "constant", text)
+            chosen[text] = TrivialPolicy(name, "constant", text)
     found = list(chosen.values())
     if ending := risen_ending(sft, ppo):
-        found.append(Chosen("SFT with PPO's most risen ending", "ending", ending))
-    return [*found, Chosen("PPO with prompts shuffled", "shuffled")]
+        found.append(TrivialPolicy("SFT with PPO's most risen ending", "ending", ending))
+    return [*found, TrivialPolicy("PPO with prompts shuffled", "shuffled")]
 
 
 def _most_frequent(texts: Sequence[str]) -> str | None:

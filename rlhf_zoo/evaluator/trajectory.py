@@ -22,7 +22,7 @@ from ..evaluation.probes import Completions, Report, probe
 from ..evaluation.probes.payment import Payment, edits
 from ..evaluation.stats import Estimate, bootstrap_mean
 from ..evaluation.text import distinct_n_estimate
-from ..evaluation.trivial import Chosen
+from ..evaluation.trivial import TrivialPolicy
 from ..evaluation.verdict import Checkpoint, Evidence, Standing, Verdict, decide
 from ..models import load_causal
 from ..record import checkpoint_step
@@ -30,7 +30,7 @@ from ..runs.choice import lasting
 from ..runs.context import RunContext
 from ..runs.data import DataSource, evaluated_part, evaluation_rows
 from .measure import Evaluator, Measured, measure, repeated
-from .trivial import chosen
+from .trivial import choose_trivial
 from .written import dependence, rescored
 
 __all__ = ["Trajectory", "follow"]
@@ -60,7 +60,7 @@ class Trajectory:
     seed: int
     standing: Standing = field(default_factory=Standing)
     payments: Sequence[Payment] = ()
-    trivial: Sequence[Chosen] = ()
+    trivial: Sequence[TrivialPolicy] = ()
     confirmation: Estimate | None = None
     where: Mapping[str, Any] = field(default_factory=lambda: {"split": "validation"})
 
@@ -188,7 +188,7 @@ def follow(context: RunContext, source: DataSource, tools: Evaluator, *, standin
         judge=judge,
         seed=seed,
         standing=standing,
-        trivial=chosen(tools, asked, others, sft, points[-1].measured, samples=config.checkpoint_samples),
+        trivial=choose_trivial(tools, asked, others, sft, points[-1].measured, samples=config.checkpoint_samples),
         payments=_payments(tools, asked, others, points[-1].report, ours, theirs),
         where=evaluated_part(context, "validation"),
     )
