@@ -39,7 +39,7 @@ def gold_table() -> str:
             table(["mean gold utility", "version 1", "version 2"], rows),
             "",
             f"Raters: {kept['rated_by']}, {n} pairs, all three alike in {same}; it knew the facts and what a good "
-            "remark is, and not the formula. In brackets the 95% interval, by prompts. Version 2 agrees least, "
+            "remark is, and not the formula. In brackets the 95% interval, by prompts. Version 2 agrees least, in "
             f"{number(weakest['agreed'], 2)} of {weakest['n']}, on pairs of {' and '.join(weakest['sources'])}: samples "
             "of version 1's policies with facts put in, many of them empty on both sides.",
             "",

@@ -1,7 +1,7 @@
 """The facts of the world's second version: what is true of each aspect of each product, in words of the first.
 
-Of every aspect of a product one praise and one complaint is true, number and all: the phone's battery lasts two full
-days, the camera's three. So no sentence is true of many products, and whoever writes the same for all of them is found
+Of every aspect of a product one praise and one complaint is true, number and all: the radio's battery lasts three full
+days, the scooter's four. So no sentence is true of many products, and whoever writes the same for all of them is found
 out. The facts are drawn once, by the names alone, and never change.
 """
 
