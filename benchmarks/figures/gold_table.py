@@ -34,13 +34,14 @@ def gold_table() -> str:
     ]
     n, same = agreement["2"]["n"], number(kept["raters_agree"]["value"], 2)
     weakest = min((one for one in kept["by_sources"] if one["n"] >= 10), key=lambda one: one["agreed"])
+    least = f"{number(weakest['agreed'], 2)} of {weakest['n']}, on pairs of {' and '.join(weakest['sources'])}"
     return "\n".join(
         [
             table(["mean gold utility", "version 1", "version 2"], rows),
             "",
             f"Raters: {kept['rated_by']}, {n} pairs, all three alike in {same}; it knew the facts and what a good "
             "remark is, and not the formula. In brackets the 95% interval, by prompts. Version 2 agrees least, in "
-            f"{number(weakest['agreed'], 2)} of {weakest['n']}, on pairs of {' and '.join(weakest['sources'])}: samples "
+            f"{least}: samples "
             "of version 1's policies with facts put in, many of them empty on both sides.",
             "",
             f"Made by {code(kept['command'])}.",

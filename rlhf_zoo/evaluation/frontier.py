@@ -17,7 +17,20 @@ from numpy.typing import ArrayLike, NDArray
 from .compute import Compute
 from .stats import Estimate, bootstrap_mean, share
 
-__all__ = ["NEAR", "Point", "at_kl", "best_within", "by_prompt", "difference", "estimate", "mixed", "rate", "wins"]
+__all__ = [
+    "NEAR",
+    "Floats",
+    "Point",
+    "at_kl",
+    "best_within",
+    "by_prompt",
+    "difference",
+    "estimate",
+    "filtered",
+    "mixed",
+    "rate",
+    "wins",
+]
 
 Floats = NDArray[np.float64]
 
@@ -114,6 +127,22 @@ def at_kl(points: Sequence[Point], kl: float) -> Point | None:
     low, high = ordered[upper - 1], ordered[upper]
     part = (target - roots[upper - 1]) / gap
     return mixed([low, high], [1 - part, part], label=f"between {low.label} and {high.label}")
+
+
+def filtered(reward: Floats, judge: Floats, target: float) -> dict[str, float] | None:
+    """The cheapest filter of SFT's samples with a mean reward of `target`: what a policy has to be better than.
+
+    reward, judge: (P, N) of one pool. Of each prompt the `share` with the highest reward is kept, which takes
+    KL = log(1 / share) nats, as any restriction to a part of the probability does. None where no share is enough.
+    """
+    order = np.argsort(-reward, axis=1, kind="stable")
+    kept = np.arange(1, reward.shape[1] + 1)
+    means, judged = (np.cumsum(np.take_along_axis(one, order, axis=1).mean(0)) / kept for one in (reward, judge))
+    enough = np.flatnonzero(means >= target)
+    if not len(enough):
+        return None
+    place, share = int(enough[-1]), float(kept[enough[-1]] / len(kept))
+    return {"share": share, "kl": -math.log(share), "reward": float(means[place]), "judge": float(judged[place])}
 
 
 def best_within(points: Sequence[Point], flops: float, *, served: int) -> Point | None:

@@ -10,9 +10,22 @@ from typing import Any
 import numpy as np
 
 from ..evaluation.compute import Compute, best_of_n_compute, break_even
-from ..evaluation.frontier import NEAR, Point, at_kl, best_within, by_prompt, difference, estimate, mixed, rate, wins
+from ..evaluation.frontier import (
+    NEAR,
+    Floats,
+    Point,
+    at_kl,
+    best_within,
+    by_prompt,
+    difference,
+    estimate,
+    filtered,
+    mixed,
+    rate,
+    wins,
+)
 from ..evaluation.overoptimization import FEWEST, best_of_n, best_of_n_kl, fit
-from ..record import StageRecord, first_difference, write_json
+from ..record import StageRecord, first_difference, read_json, write_json
 from ..release.plots import plot_frontier
 from .ablate import FOLDER as ABLATION
 from .baseline import METHODS, SIZES, Baseline, Method, read_lines, read_scores
@@ -98,34 +111,42 @@ def _finished(baseline: Baseline, folders: Sequence[Path]) -> Iterator[StageReco
             yield record
 
 
-def _best_of_n_points(baseline: Baseline) -> list[Point]:
+def _pool(baseline: Baseline) -> dict[str, Floats] | None:
+    """reward, judge and length of SFT's samples, (P, N), where best-of-n drew them."""
     for record in _finished(baseline, [baseline.folder / "best-of-n"]):
         rows = sorted(record.metrics(), key=lambda row: row["step"])
-        reward, judge, length = (np.array([row[name] for row in rows]) for name in ("reward", "judge", "length"))
-        pool = reward.shape[1]
-        sizes = [n for n in SIZES if n <= pool]
-        chosen, judged = best_of_n(reward, sizes), best_of_n(reward, sizes, judge=judge)
-        won = {}
-        for side, theirs in baseline.scores.items():
-            against = np.asarray(theirs["judge"], dtype=float).reshape(-1, baseline.per_prompt)
-            won[side] = best_of_n(reward, sizes, judge=wins(judge, against))
-        return [
-            Point(
-                f"n = {n}",
-                np.full(len(rows), float(best_of_n_kl(n))),
-                chosen[place],
-                judged[place],
-                reward.size,
-                {side: values[place] for side, values in won.items()},
-                kl_is_bound=True,
-                training=baseline.reward_training if n > 1 else Compute(),
-                serving=best_of_n_compute(
-                    baseline.sizes, n, prompt_tokens=baseline.prompt_tokens, completion_tokens=float(length.mean())
-                ),
-            )
-            for place, n in enumerate(sizes)
-        ]
-    return []
+        return {name: np.array([row[name] for row in rows]) for name in ("reward", "judge", "length")}
+    return None
+
+
+def _best_of_n_points(baseline: Baseline) -> list[Point]:
+    pool = _pool(baseline)
+    if pool is None:
+        return []
+    reward, judge = pool["reward"], pool["judge"]
+    sizes = [n for n in SIZES if n <= reward.shape[1]]
+    chosen, judged = best_of_n(reward, sizes), best_of_n(reward, sizes, judge=judge)
+    won = {}
+    for side, theirs in baseline.scores.items():
+        against = np.asarray(theirs["judge"], dtype=float).reshape(-1, baseline.per_prompt)
+        won[side] = best_of_n(reward, sizes, judge=wins(judge, against))
+    length = float(pool["length"].mean())
+    return [
+        Point(
+            f"n = {n}",
+            np.full(len(reward), float(best_of_n_kl(n))),
+            chosen[place],
+            judged[place],
+            reward.size,
+            {side: values[place] for side, values in won.items()},
+            kl_is_bound=True,
+            training=baseline.reward_training if n > 1 else Compute(),
+            serving=best_of_n_compute(
+                baseline.sizes, n, prompt_tokens=baseline.prompt_tokens, completion_tokens=length
+            ),
+        )
+        for place, n in enumerate(sizes)
+    ]
 
 
 def write_report(baseline: Baseline, method: Method, *, served: int | None) -> dict[str, Any]:
@@ -161,10 +182,13 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         document["break_even"] = break_even(
             ppo.training.flops, ppo.serving.flops, other_training=point.training.flops, other=point.serving.flops
         )
-    bent = {"best-of-n": fitted} if (fitted := _fitted(found.get("best-of-n", []), sft, seed)) else {}
+    bent = {"best-of-n": fitted} if (fitted := _fitted(found.get("best-of-n", []), seed)) else {}
+    pool = _pool(baseline)
     frontier = {
         **about,
+        "trivial": read_json(context.record("eval").path / "evaluation.json").get("trivial"),
         "fits": bent,
+        "filter": None if pool is None else filtered(pool["reward"], pool["judge"], float(ppo.reward.mean())),
         "ppo_ablation": [_told(point, seed, asked) for point in others],
         "methods": series,
         "equal_kl": {one: _at_equal_kl(points, sft, ppo, others, seed) for one, points in found.items()},
@@ -178,14 +202,16 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
     return frontier
 
 
-def _fitted(points: Sequence[Point], sft: Point, seed: int) -> dict[str, Any]:
-    """d·(α − β·d) of Gao et al. 2022 on the gains of best-of-n over SFT, d the root of the bound on its KL.
+def _fitted(points: Sequence[Point], seed: int) -> dict[str, Any]:
+    """d·(α − β·d) of Gao et al. 2022 on the gains of best-of-n over its own n = 1, d the root of the bound on its KL.
 
-    {} where n has fewer than three values above 1.
+    n = 1 is the SFT policy on the samples that are chosen among: the one that was evaluated beside PPO drew others, and
+    their difference would bend the form. {} where n has fewer than three values above 1.
     """
     moved = [point for point in points if point.mean_kl > 0]
     if len(moved) < FEWEST:
         return {}
+    sft = points[0]
     kl = np.stack([point.kl for point in moved])
     gains = {
         "proxy": np.stack([point.reward - sft.reward for point in moved]),

@@ -15,6 +15,7 @@ from rlhf_zoo.evaluation.frontier import (
     by_prompt,
     difference,
     estimate,
+    filtered,
     mixed,
     rate,
     wins,
@@ -97,3 +98,11 @@ def test_differences_are_paired_by_prompt() -> None:
     found = difference(better, worse, seed=1)
     assert found["judge"] == {"value": 1.0, "ci95": [1.0, 1.0], "n": 4}
     assert found["reward"]["value"] == 10.0
+
+
+def test_the_price_of_a_filter() -> None:
+    reward = np.array([[0.0, 4.0, 1.0, 3.0], [2.0, 0.0, 6.0, 0.0]])
+    found = filtered(reward, reward / 2, 3.5)
+    assert found == {"share": 0.5, "kl": pytest.approx(np.log(2)), "reward": 3.75, "judge": 1.875}
+    assert filtered(reward, reward, 0.0) == {"share": 1.0, "kl": 0.0, "reward": 2.0, "judge": 2.0}
+    assert filtered(reward, reward, 5.1) is None, "not the best sample of each prompt has as much"
