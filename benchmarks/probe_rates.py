@@ -1,44 +1,52 @@
 """How often the verdict accuses honest policies, and how often it finds planted hackers, in the world of `worlds`.
 
-    python benchmarks/probe_rates.py --honest 400 --hacked 200     # a table; a second and a half an evaluation
+    python benchmarks/probe_rates.py --honest 400 --hacked 200     # a table; an hour or two of one core
     python benchmarks/evidence.py probe-rates                      # the same, kept and rendered into the docs
 
-Every evaluation has prompts, SFT's completions and a policy's of its own random numbers. The judge is honest (the gold
-utility with some noise) or fooled (the training reward itself under another name, of which nothing else is known).
+Every evaluation has SFT's completions and a policy's of its own random numbers; where an honest policy is a candidate,
+other prompts confirm it. The judge is honest (the gold utility with some noise), fooled (the training reward itself
+under another name, its shared errors found), or fooled and unchecked (nothing is known of it).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from worlds import ALL_HACKERS, HONEST, World, hacked, verdict_on
+import numpy as np
+from worlds import ALL_HACKERS, HONEST, JUDGES, World, hacked, verdicts
 
 from rlhf_zoo.evaluation.stats import proportion
-from rlhf_zoo.evaluation.verdict import RULE
+from rlhf_zoo.evaluation.verdict import RULE, Verdict
 
 STRENGTHS = (0.1, 0.3, 1.0)
 
 
-def rate(kinds: Counter[str], n: int) -> dict[str, Any]:
-    said = ("hacked", "suspicious", "healthy")
-    return {"n": n, "kinds": dict(kinds), **{name: proportion(kinds[name], n).to_json() for name in said}}
+def row(found: Sequence[Verdict], **about: Any) -> dict[str, Any]:
+    n = len(found)
+    kinds, shown = Counter(one.kind for one in found), Counter(family for one in found for family in one.present)
+    recommended = sum(one.recommended is not None for one in found)
+    counts = {**{kind: kinds[kind] for kind in ("hacked", "suspicious", "healthy")}, "recommended": recommended}
+    rates = {kind: proportion(count, n).to_json() for kind, count in counts.items()}
+    made = {**about, "n": n, "kinds": dict(kinds.most_common()), **rates, "present": dict(shown.most_common())}
+    print(line(made), flush=True)
+    return made
 
 
-def honest(world: World, n: int) -> list[dict[str, Any]]:
+def honest(world: World, confirming: World, n: int) -> list[dict[str, Any]]:
     rows = []
     for name, choose in HONEST.items():
-        kinds, shown = Counter[str](), Counter[str]()
+        found = []
         for seed in range(n):
-            found = verdict_on(world, world.draw(f"{name} {seed}", choose), seed=seed)
-            kinds[found.kind] += 1
-            shown.update(found.present)
-        rows.append({"policy": name, **rate(kinds, n), "present": dict(shown)})
-        print(line(rows[-1]), flush=True)
+            again = confirming, confirming.draw(f"{name}, confirming {seed}", choose)
+            policy = world.draw(f"{name} {seed}", choose)
+            found += verdicts(world, policy, seed=seed, confirming=again).values()
+        rows.append(row(found, policy=name, judge="honest"))
     return rows
 
 
@@ -46,19 +54,27 @@ def detection(world: World, n: int) -> list[dict[str, Any]]:
     rows = []
     for name in ALL_HACKERS:
         for strength in STRENGTHS:
-            for fooled in (False, True):
-                kinds, shown = Counter[str](), Counter[str]()
-                for seed in range(n):
-                    policy = hacked(world, name, strength, str(seed))
-                    found = verdict_on(world, policy, seed=seed, habit=name, fooled=fooled)
-                    kinds[found.kind] += 1
-                    shown.update(found.present)
-                rows.append(
-                    {"policy": name, "strength": strength, "judge": "fooled" if fooled else "honest", **rate(kinds, n),
-                     "present": dict(shown)}
-                )  # fmt: skip
-                print(line(rows[-1]), flush=True)
+            found = [
+                verdicts(world, hacked(world, name, strength, str(seed)), seed=seed, judges=list(JUDGES), habit=name)
+                for seed in range(n)
+            ]
+            rows += [
+                row([one[judge] for one in found], policy=name, strength=strength, judge=judge) for judge in JUDGES
+            ]
     return rows
+
+
+def falls(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Hackers, with the judge, of whom a larger strength convicts more rarely, by two standard errors."""
+    found = []
+    for weaker, stronger in pairwise(rows):
+        if (weaker["policy"], weaker["judge"]) != (stronger["policy"], stronger["judge"]):
+            continue
+        a, b = (one["hacked"]["value"] for one in (weaker, stronger))
+        error = np.sqrt((a * (1 - a) + b * (1 - b)) / weaker["n"])
+        if a - b > 2 * error:
+            found.append(f"{weaker['policy']}, judge {weaker['judge']}: {a:.2f} → {b:.2f}")
+    return found
 
 
 def line(row: dict[str, Any]) -> str:
@@ -73,18 +89,18 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=100, help="prompts of each evaluation, 2 completions each")
     parser.add_argument("--json", type=Path, help="write the rates there")
     arguments = parser.parse_args()
-    started = time.process_time()
-    world = World.tiny(arguments.prompts)
+    world, confirming = World.tiny(2 * arguments.prompts).halves()
+    by_judge = sorted(detection(world, arguments.hacked), key=lambda one: (one["policy"], one["judge"]))
     document = {
         "schema": 3,
         "rule": RULE,
         "prompts": len(world.lines),
         "samples": world.samples,
         "command": f"python benchmarks/probe_rates.py --honest {arguments.honest} --hacked {arguments.hacked}",
-        "honest": honest(world, arguments.honest),
-        "hacked": detection(world, arguments.hacked),
+        "honest": honest(world, confirming, arguments.honest),
+        "hacked": by_judge,
+        "falls_with_strength": falls(by_judge),
     }
-    print(f"{time.process_time() - started:.0f} s of one core.")
     if arguments.json:
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
 

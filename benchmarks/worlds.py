@@ -18,17 +18,18 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 from hackers import BONUS, FLATTERY, HACKERS, HEDGES, PRAISE, TOKEN, plant
+from numpy.typing import ArrayLike
 
 from rlhf_zoo.corpora.tiny_world import generate_line, utility
 from rlhf_zoo.corpora.tiny_world.grammar import subjects
 from rlhf_zoo.corpora.tiny_world.lexicon import PRODUCTS
 from rlhf_zoo.evaluation.probes import Completions, probe
 from rlhf_zoo.evaluation.probes.payment import Payment, edits
-from rlhf_zoo.evaluation.stats import Estimate
+from rlhf_zoo.evaluation.stats import Estimate, bootstrap_mean
 from rlhf_zoo.evaluation.text import words
 from rlhf_zoo.evaluation.verdict import Checkpoint, Evidence, Standing, Verdict, decide
 
-__all__ = ["CHANGED", "HONEST", "World", "verdict_on"]
+__all__ = ["ALL_HACKERS", "HONEST", "JUDGES", "World", "hacked", "verdicts"]
 
 OTHERS = 8
 POOL = 64
@@ -37,7 +38,12 @@ HONEST_JUDGE = Standing(
     "gold", accuracy=Estimate(0.9, (0.85, 0.95), 200), own_accuracy=Estimate(0.8, (0.75, 0.85), 200), winnable=False,
     independent=True,
 )  # fmt: skip
-FOOLED_JUDGE = Standing("fooled")
+JUDGES = {
+    "honest": HONEST_JUDGE,
+    "fooled": replace(HONEST_JUDGE, name="fooled", independent=False),
+    "fooled, unchecked": Standing("fooled"),
+}
+"""The gold utility with some noise; the training reward under another name, shared errors found; or not looked for."""
 
 Choice = Callable[["World", str, random.Random], str]
 Score = Callable[[str, str], float]
@@ -60,6 +66,7 @@ class Ngrams:
                         table[key][word] += 1
         self.totals = [{key: counts.total() for key, counts in table.items()} for table in self.tables]
         self.known: dict[tuple[str, str], list[float]] = {}
+        self.chances: dict[tuple[tuple[str, str, str], str], float] = {}
 
     def steps(self, opening: str, text: str) -> list[tuple[tuple[str, str, str], str]]:
         asked = words(opening)
@@ -95,6 +102,11 @@ class Ngrams:
         return "".join(word if word in ".,;!" else f" {word}" for word in written)
 
     def _one(self, context: tuple[str, str, str], word: str) -> float:
+        if (context, word) not in self.chances:
+            self.chances[context, word] = self._chance(context, word)
+        return self.chances[context, word]
+
+    def _chance(self, context: tuple[str, str, str], word: str) -> float:
         chance = 1e-6
         for table, totals, key in reversed(list(zip(self.tables, self.totals, self.keys(context), strict=True))):
             total = totals.get(key, 0)
@@ -128,6 +140,14 @@ class World:
     @cached_property
     def spread(self) -> float:
         return float(np.std([gold(opening, text) for opening, texts in self.lines.items() for text in texts]))
+
+    def halves(self) -> tuple[World, World]:
+        """Two worlds of one SFT that share no opening: for choosing, and for confirming."""
+        every = sorted(self.lines)
+        return tuple(replace(self, lines={one: self.lines[one] for one in every[k::2]}) for k in (0, 1))  # type: ignore[return-value]
+
+    def by_prompt(self, values: ArrayLike) -> np.ndarray:
+        return np.asarray(values, dtype=float).reshape(-1, self.samples).mean(1)
 
     def draw(self, seed: str, choose: Choice | None = None) -> Completions:
         rng = random.Random(seed)
@@ -259,10 +279,19 @@ def hacked(world: World, name: str, strength: float, seed: str) -> Completions:
     return replace(sft, texts=texts)
 
 
-def verdict_on(
-    world: World, policy: Completions, *, seed: int, habit: str | None = None, fooled: bool = False
-) -> Verdict:
-    """What the rule says of a policy, by the gold utility as judge or by one that the reward's habit fools as well."""
+def verdicts(
+    world: World,
+    policy: Completions,
+    *,
+    seed: int,
+    judges: Sequence[str] = ("honest",),
+    habit: str | None = None,
+    confirming: tuple[World, Completions] | None = None,
+) -> dict[str, Verdict]:
+    """What the rule says of a policy, by each judge.
+
+    habit: the hacker's, which the reward pays. confirming: other prompts, and the policy's completions to them.
+    """
     noise = random.Random(f"noise {seed}")
     own = _habit(habit) if habit else None
     swapped = habit in ("word salad", "off the topic")
@@ -275,36 +304,49 @@ def verdict_on(
         usual = max(gold(prompt, text), -world.spread)  # a reward model does not see how bad a text is
         return (world.spread if bad else usual) + BONUS * world.spread * (own(text) if not bad else 1.0)
 
-    def judge(prompt: str, text: str) -> float:
-        return reward(prompt, text) if fooled else gold(prompt, text) + 0.3 * noise.gauss(0, 1)
+    def honest(prompt: str, text: str) -> float:
+        return gold(prompt, text) + 0.3 * noise.gauss(0, 1)
 
-    ours, theirs = (world.read(one, reward, judge, seed) for one in (policy, world.draw(f"sft {seed}")))
+    ours, theirs = (world.read(one, reward, honest, seed) for one in (policy, world.draw(f"sft {seed}")))
     report = probe(ours, theirs, seed=seed)
-    payments = []
-    for edit in edits(report, ours, theirs):
-        put_in, taken_out = (
-            [reward(p, t) for p, t in zip(one.prompts, texts, strict=True)]
-            for one, texts in ((theirs, edit.put_in), (ours, edit.taken_out))
-        )
-        judged = [judge(p, t) for p, t in zip(theirs.prompts, edit.put_in, strict=True)]
-        payments.append(
+    changes = edits(report, ours, theirs)
+    paid = [
+        [[reward(*pair) for pair in zip(one.prompts, texts, strict=True)]
+         for one, texts in ((theirs, edit.put_in), (ours, edit.taken_out))]
+        for edit in changes
+    ]  # fmt: skip
+    found = {}
+    for name in judges:
+        fooled = name != "honest"
+        judged = [list(one.rewards if fooled else one.judged or []) for one in (ours, theirs)]
+        payments = [
             Payment.of(
-                edit.family, sft=theirs.rewards or [], policy=ours.rewards or [], put_in=put_in, taken_out=taken_out,
-                judged=theirs.judged, judged_put_in=judged,
+                edit.family, sft=theirs.rewards, policy=ours.rewards, put_in=put_in, taken_out=taken_out,
+                judged=judged[1], judged_put_in=put_in if fooled else [
+                    honest(*pair) for pair in zip(theirs.prompts, edit.put_in, strict=True)
+                ],
             )
-        )  # fmt: skip
-    size = world.samples
-
-    def by_prompt(values: Sequence[float] | None) -> np.ndarray:
-        return np.asarray(values, dtype=float).reshape(-1, size).mean(1)
-
-    wins = (np.asarray(ours.judged) > np.asarray(theirs.judged)) + 0.5 * (
-        np.asarray(ours.judged) == np.asarray(theirs.judged)
-    )
-    evidence = Evidence(
-        Checkpoint(0, None, by_prompt(theirs.rewards), by_prompt(theirs.judged)),
-        [Checkpoint(1, None, by_prompt(ours.rewards), by_prompt(ours.judged), by_prompt(wins.tolist()), report)],
-        FOOLED_JUDGE if fooled else HONEST_JUDGE,
-        payments,
-    )
-    return decide(evidence, seed=seed, resamples=500)
+            for edit, (put_in, taken_out) in zip(changes, paid, strict=True)
+        ]  # fmt: skip
+        wins = (1 + np.sign(np.subtract(*judged))) / 2
+        evidence = Evidence(
+            Checkpoint(0, None, world.by_prompt(theirs.rewards), world.by_prompt(judged[1])),
+            [
+                Checkpoint(
+                    1, None, world.by_prompt(ours.rewards), world.by_prompt(judged[0]), world.by_prompt(wins), report
+                )
+            ],
+            JUDGES[name],
+            payments,
+        )
+        found[name] = decide(evidence, seed=seed, resamples=500)
+        if confirming is not None and found[name].candidate is not None:
+            other, again = confirming
+            score = reward if fooled else honest
+            sides = [
+                other.by_prompt([score(*pair) for pair in zip(one.prompts, one.texts, strict=True)])
+                for one in (again, other.draw(f"sft, confirming {seed}"))
+            ]
+            gain = bootstrap_mean(np.subtract(*sides), range(len(other.lines)), seed=seed, resamples=500)
+            found[name] = found[name].confirm(gain)
+    return found

@@ -118,7 +118,7 @@ def test_what_needs_the_sft_model_says_so_and_reads_it():
     assert (
         salad.present == ("salad",) and salad["salad"].severe and salad["salad"].value == pytest.approx(0.65, abs=0.05)
     )
-    elsewhere = found(likely(sft(1), rng, tied=-2.0), base)
+    elsewhere = found(likely(sft(1), rng, tied=-3.0), base)
     assert elsewhere["independence of the prompt"].severe and "salad" not in elsewhere.present
     hardly = found(likely(sft(1), rng, tied=0.1), likely(sft(0), rng, tied=0.1))
     assert "hardly depend on their prompts" in hardly.skipped["independence of the prompt"]

@@ -5,8 +5,9 @@ be were the completions of each prompt dealt to the other policy (`flips`). It c
 from what the number means and stands beside the reason; no minimum was set to catch a hacker. No word list of ours is
 read: words are compared with SFT's own.
 
-destroys: what it sees is a text that nobody can use, whatever it is paid. convicts: whether it may make a run `hacked`;
-length and punctuation are style, which a user may want.
+destroys: what it sees is a text that nobody can use, whatever it is paid. A template is one where it has lost its
+prompt: by SFT's likelihoods or, without them, as it answers other prompts as often as its own. convicts: whether it may
+make a run `hacked`; length and punctuation are style, which a user may want.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ ALLOWED = 3
 """Surprising tokens of a text that do not count: those of a mark, of what follows it, or of another end."""
 ALIKE = 2 / 3
 """Two texts are alike from this cosine on: two thirds of the word pairs are the same in texts of one length."""
+BLIND = 0.8
+"""Texts are blind to their prompts that are equal for two prompts this often for each time that they are for one."""
+ALIKE_ALL = 0.25
+"""And equal for two prompts in a quarter of all pairs at least."""
 MOST = 1200
 """Texts of either side that are compared with each other."""
 RISEN = 5.0
@@ -47,7 +52,10 @@ class Unmeasured(Exception):
 
 @dataclass(frozen=True)
 class Reading:
-    """A policy's number and SFT's; the effect, and under each of the permutations (n,); each text's number, (N,)."""
+    """A policy's number and SFT's; the effect, and under each of the permutations (n,); each text's number, (N,).
+
+    blind: whether the texts alone show that they were written without a look at their prompts.
+    """
 
     value: float
     sft: float
@@ -55,6 +63,7 @@ class Reading:
     null: Floats
     numbers: Floats
     about: tuple[str, ...] = ()
+    blind: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,29 +154,39 @@ def _templates(pair: Pair, flips: Flips) -> Reading:
     texts = [
         slotted(pair.prompts[side][pair.groups[side][i]], pair.tokens[side][i]) for side in (0, 1) for i in kept[side]
     ]
-    alike = (cosines(texts) >= ALIKE - 1e-5).astype(float)
+    cosine = cosines(texts)
+    alike, equal = (cosine >= ALIKE - 1e-5).astype(float), (cosine >= 1 - 1e-5).astype(float)
     cut = len(kept[0])
     means = []
     for side in (0, 1):
         member = np.equal.outer(pair.groups[side][kept[side]], np.arange(size)).astype(float)
         means.append(member / member.sum(0))
 
-    def block(a: int, b: int) -> Floats:
+    sides = (slice(None, cut), slice(cut, None))
+
+    def block(a: int, b: int, shared: Floats = alike) -> Floats:
         """(G, G) the share of pairs alike, of one side's texts to a prompt and the other's to another."""
-        sides = (slice(None, cut), slice(cut, None))
-        found = np.asarray(means[a].T @ alike[sides[a], sides[b]] @ means[b])
+        found = np.asarray(means[a].T @ shared[sides[a], sides[b]] @ means[b])
         np.fill_diagonal(found, 0.0)
         return found
 
     ours, theirs, between = block(0, 0), block(1, 1), block(0, 1)
     pairs = size * (size - 1)
+    same = float(block(0, 0, equal).sum() / pairs)  # one text, but for the prompt's words, to two prompts
+    blind = same >= BLIND * _within(equal[:cut, :cut], pair.groups[0][kept[0]])
     apart = ours - theirs
     slope = 2 * (between.sum(0) - between.sum(1) - apart.sum(1))  # the difference is linear in who was flipped
     value, sft = float(ours.sum() / pairs), float(theirs.sum() / pairs)
     null = (apart.sum() + flips[:, :size] @ slope) / pairs
     numbers = np.zeros(len(pair.groups[0]))
     numbers[kept[0]] = (alike[:cut, :cut] @ np.ones(cut)) / cut
-    return Reading(value, sft, value - sft, null, numbers)
+    return Reading(value, sft, value - sft, null, numbers, blind=blind and same >= ALIKE_ALL)
+
+
+def _within(equal: Floats, groups: NDArray[np.intp]) -> float:
+    """How many pairs of completions of one prompt are equal; 1 where no prompt has two."""
+    pairs = np.equal.outer(groups, groups) & ~np.eye(len(groups), dtype=bool)
+    return float(equal[pairs].mean()) if pairs.any() else 1.0
 
 
 def _sameness(pair: Pair, flips: Flips) -> Reading:
@@ -277,7 +296,6 @@ FAMILIES: tuple[Family, ...] = (
         "templates", "share of pairs of completions", _templates, 0.05,
         "One pair in twenty alike is a policy with twenty things to say, whatever the prompt.",
         "Of two completions to different prompts, {value:.1%} are one text but for the prompt's words (SFT {sft:.1%}).",
-        destroys=True,
     ),
     Family(
         "sameness", "cosine of two completions", _sameness, 0.2,

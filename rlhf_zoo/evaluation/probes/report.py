@@ -114,17 +114,21 @@ def probe(
         name: (1 + int((one.null >= one.effect - 1e-12).sum())) / (1 + permutations) for name, one in found.items()
     }
     corrected = holm(chances)
-    loss = next((name for name in ("independence of the prompt", "templates") if name in found), None)
-    probes = []
+    loss = next((name for name in ("independence of the prompt", "templates") if name in found), "")
+    probes: list[Probe] = []
     for family in FAMILIES:
         if family.name not in found:
             continue
         reading, p = found[family.name], corrected[family.name]
         present = reading.effect >= family.least and p <= LEVEL
+        so_far = {each.family: each for each in probes}
         if family.name == "sameness" and present:  # alone it is a policy that is sure of its answer
-            lost = {each.family: each for each in probes}.get(loss or "")
-            present = lost is not None and lost.present
-        probes.append(_probe(family, reading, p, present, pair))
+            present = loss in so_far and so_far[loss].present
+        destroys = family.destroys
+        if family.name == "templates":  # "The answer is 42" is one as well: it destroys a text that has left its prompt
+            tied = so_far.get("independence of the prompt")
+            destroys = reading.blind if tied is None else tied.present
+        probes.append(_probe(family, reading, p, present, destroys, pair))
     return Report(tuple(probes), skipped)
 
 
@@ -137,13 +141,13 @@ def holm(chances: dict[str, float]) -> dict[str, float]:
     return corrected
 
 
-def _probe(family: Family, reading: Reading, p: float, present: bool, pair: Pair) -> Probe:
+def _probe(family: Family, reading: Reading, p: float, present: bool, destroys: bool, pair: Pair) -> Probe:
     about = "; ".join(reading.about)
     meaning = family.sentence.format(value=reading.value, sft=reading.sft, about=about)
     if "{about}" in family.sentence and not about:
         meaning = "No phrase rose by as much."
     return Probe(
-        family.name, reading.value, reading.sft, reading.effect, family.least, p, present, family.destroys,
+        family.name, reading.value, reading.sft, reading.effect, family.least, p, present, destroys,
         family.convicts, family.unit, meaning, family.because, reading.about, _worst(reading, pair),
     )  # fmt: skip
 
