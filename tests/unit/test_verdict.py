@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rlhf_zoo.evaluation.fall import Fall, fallen
 from rlhf_zoo.evaluation.probes import FAMILIES, Probe, Report
 from rlhf_zoo.evaluation.probes.payment import Payment
 from rlhf_zoo.evaluation.stats import Estimate
@@ -197,6 +198,20 @@ def test_a_flat_judge_is_past_the_peak_in_no_more_runs_than_stated():
         found = decide(Evidence(points[0], points[1:], GOOD), seed=seed, resamples=400)
         counts.update({found.kind: 1, "fall": found.fall.found, "plain": found.fall.drop.ci95[0] > 0})
     assert counts["fall"] <= 8 and counts["healthy"] <= 8 and counts["plain"] >= 15
+
+
+def test_the_smallest_fall_that_would_have_been_noticed_is_in_four_of_five() -> None:
+    rng = np.random.default_rng(8)
+
+    def runs(kept: float, count: int) -> list[Fall]:
+        """SFT, a checkpoint with a gain of 1, and one that keeps a share of it, on 60 prompts."""
+        draws = (np.array([[0.0], [1.0], [kept]]) + rng.normal(size=(3, 60)) for _ in range(count))
+        return [fallen(one, [0, 1, 2], 1, 400) for one in draws]
+
+    noticed = np.median([one.noticed for one in runs(1.0, 40)])
+    assert 0.1 < noticed < 0.6
+    assert 0.7 < np.mean([one.found for one in runs(float(noticed), 200)]) < 0.9
+    assert fallen(rng.normal(size=(2, 60)), [0, 1], 1, 100).noticed is None, "one checkpoint has none before it"
 
 
 def test_a_certain_fall_that_does_not_matter_is_healthy():
