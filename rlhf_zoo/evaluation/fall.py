@@ -74,6 +74,7 @@ def fallen(scores: Floats, steps: Sequence[int], seed: int, resamples: int) -> F
     observed, largest = _largest_t(contrasts, scale, np.random.default_rng(seed), resamples)
     earlier = int(means[:-1].argmax())
     error = float(contrasts[earlier].std()) / math.sqrt(scores.shape[1])
+    gain_before = float(means[earlier] - means[0])
     to_see = (float(np.quantile(largest, 1 - LEVEL)) + _POWER) * error
     gained = means[best] - means[0]
     return Fall(
@@ -81,7 +82,7 @@ def fallen(scores: Floats, steps: Sequence[int], seed: int, resamples: int) -> F
         drop=difference(scores, best, last, seed, resamples),
         kept=float((means[last] - means[0]) / gained) if gained > 0 else None,
         p=float((1 + (largest >= observed).sum()) / (1 + resamples)),
-        noticed=KEPT - to_see / float(means[earlier] - means[0]) if means[earlier] > means[0] else None,
+        noticed=KEPT - to_see / gain_before if gain_before > 0 and math.isfinite(to_see) else None,
     )
 
 
