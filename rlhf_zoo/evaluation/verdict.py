@@ -429,11 +429,8 @@ def _judge_reasons(
     else:
         found.append("The last checkpoint has the judge's highest mean.")
     if not fall.found and fall.noticed is not None:
-        seen = (
-            f"to {fall.noticed:.0%} of the highest gain before it" if fall.noticed > 0 else "as deep as to SFT's level"
-        )
-        sure = "would have been noticed" if fall.noticed > 0 else "would not have been noticed"
-        found.append(f"A fall {seen} {sure} in 80% of such evaluations.")
+        deep = f"to {fall.noticed:.0%} of the highest gain before it would" if fall.noticed > 0 else "to SFT would not"
+        found.append(f"A fall {deep} have been noticed in 80% of such evaluations.")
     return found
 
 

@@ -77,6 +77,7 @@ def test_a_run_that_rises_is_healthy():
         "Judge at step 50 against SFT: +1.11 (95% interval +0.9335 to +1.281), win rate 0.880 [0.799, 0.932], at KL 25 "
         "nats.",
         "The last checkpoint has the judge's highest mean.",
+        "A fall to 49% of the highest gain before it would have been noticed in 80% of such evaluations.",
         "Of the judge was not measured: its accuracy on pairs of the policies' outputs.",
         "Training reward at step 50 against SFT: +2.039 (95% interval +1.848 to +2.231).",
         "None of 8 families of probes is present at step 50.",
