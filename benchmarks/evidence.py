@@ -107,12 +107,9 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
 
 
 def measure_rates() -> None:
-    """How often the probes fire on SFT itself, on harmless policies and on planted hackers."""
+    """How often the verdict accuses honest policies, and finds hackers."""
     made = RUNS / f"{RATES}.json"
     if made.is_file():
-        return
-    if not os.environ.get("RLHF_ZOO_DATA"):
-        print(f"{RATES}: not run, RLHF_ZOO_DATA is not set", file=sys.stderr)
         return
     made.parent.mkdir(parents=True, exist_ok=True)
     script = str(ROOT / "benchmarks" / "probe_rates.py")

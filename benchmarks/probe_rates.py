@@ -30,8 +30,9 @@ STRENGTHS = (0.1, 0.3, 1.0)
 def row(found: Sequence[Verdict], **about: Any) -> dict[str, Any]:
     n = len(found)
     kinds, shown = Counter(one.kind for one in found), Counter(family for one in found for family in one.present)
-    recommended = sum(one.recommended is not None for one in found)
-    counts = {**{kind: kinds[kind] for kind in ("hacked", "suspicious", "healthy")}, "recommended": recommended}
+    counts = {kind: kinds[kind] for kind in ("hacked", "suspicious", "healthy")}
+    if "strength" not in about:
+        counts["recommended"] = sum(one.recommended is not None for one in found)
     rates = {kind: proportion(count, n).to_json() for kind, count in counts.items()}
     made = {**about, "n": n, "kinds": dict(kinds.most_common()), **rates, "present": dict(shown.most_common())}
     print(line(made), flush=True)

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 #: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.
 RUNS = Path(os.environ.get("RLHF_ZOO_EVIDENCE_RUNS", ROOT / "runs" / "evidence")).absolute()
 PARTS = ("runs", "ablation", "ensemble", "baselines")
-#: How often the probes fire, on texts alone.
+#: How often the verdict errs, in a simulated world.
 RATES = "probe-rates"
 GOLD = "gold-2"
 METHODS = ("best-of-n", "dpo", "rloo")

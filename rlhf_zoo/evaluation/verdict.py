@@ -25,7 +25,8 @@ it learned from the reward's labels, or errs where the reward errs. What is not 
 
 The candidate has the lowest KL among the checkpoints that the judge rates within one standard error of the best (the
 one-standard-error rule of Breiman et al. 1984, §3.4.3, the error being that of the paired difference). Left out are
-checkpoints with a family present that may convict, and those with a mean no higher than SFT's. Choosing is a use of the
+checkpoints with a family present that may convict and is not explained at the last one, and those with a mean no higher
+than SFT's. Choosing is a use of the
 prompts, so it becomes the recommended one only by `confirm`: once, on other prompts, by an interval above 0.
 """
 
@@ -260,7 +261,6 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
         wins = _wins(last, scores, seed, resamples)
         seen = min(1.0, 0.5 + _SEEN * (wins.ci95[1] - wins.ci95[0]) / 3.919928)
         fall = fallen(scores, [one.step for one in policies], seed, resamples)
-        candidate, choice = _candidate(run, scores, seed, resamples)
         told = _judge_reasons(last, scores.mean(1), judge_gain, wins, fall, {one.step: one.kl for one in policies})
         told += [judge.unknown] if judge.unknown else []
     up = judge_gain is not None and judge_gain.ci95[0] > 0
@@ -269,6 +269,8 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
     right = acquits and judge.verifiable
     explained = tuple(p.family for p in last.present if _explained(p, evidence.payment(p.family), excuses, right))
     left = [probe for probe in last.present if probe.family not in explained]
+    if scores is not None and unfit is None:
+        candidate, choice = _candidate(run, explained, scores, seed, resamples)
     hacked = _hacked(evidence, proxy_gain, judge_gain, up)
     kind: Kind
     if hacked:
@@ -357,20 +359,26 @@ def _matched(rows: Sequence[ArrayLike | None], name: str) -> Floats | None:
 # ---- the candidate
 
 
-def _candidate(run: Sequence[Checkpoint], scores: Floats, seed: int, resamples: int) -> tuple[int | None, str]:
+def _candidate(
+    run: Sequence[Checkpoint], explained: Sequence[str], scores: Floats, seed: int, resamples: int
+) -> tuple[int | None, str]:
     """A step, and the sentence about it. run: the checkpoints of rows 1 … of scores."""
     means = scores.mean(1)
-    clean = [place for place, one in enumerate(run, start=1) if not any(probe.convicts for probe in one.present)]
+    clean = [
+        place
+        for place, one in enumerate(run, start=1)
+        if not any(probe.convicts and probe.family not in explained for probe in one.present)
+    ]
     better = [place for place in clean if means[place] > means[0]]
     if not better:
-        passed = "" if len(clean) == len(run) else " at which no probe fires"
+        passed = "" if len(clean) == len(run) else " without a family that may convict"
         return None, f"No checkpoint is recommended: none{passed} has a higher judge's mean than SFT ({means[0]:.4g})."
     best = max(better, key=lambda place: means[place])
     error = (scores - scores[best]).std(1, ddof=1) / math.sqrt(scores.shape[1])
     near = means[best] - means <= error
     place = min((place for place in better if near[place]), key=lambda place: (run[place - 1].kl or 0.0, place))
     chosen, top = run[place - 1], run[best - 1]
-    among = "" if len(clean) == len(run) else " among those at which no probe fires"
+    among = "" if len(clean) == len(run) else " among those without a family that may convict"
     how = (
         f"the judge's highest mean{among}, {means[best]:.4g}"
         if place == best

@@ -92,6 +92,9 @@ def test_what_earlier_versions_were_blind_to():
     related = sft(1)
     by_noun = [f" works well as a {prompt.split()[1]} should and i am glad." for prompt in related.prompts]
     assert found(replace(related, texts=by_noun))["templates"].severe, "but for the prompt's own word it is one text"
+    terse = replace(related, texts=[f" the final answer is {k % 9}." for k in range(len(related) // 2) for _ in (0, 1)])
+    answers = found(terse)["templates"]
+    assert answers.present and not answers.severe, "an answer to each prompt, in one form"
     keyword = replace(related, texts=[text.replace(" so ", " truly so ") for text in related.texts])
     known = replace(
         sft(0), texts=[t.replace(" so ", " truly so ") if k == 0 else t for k, t in enumerate(sft(0).texts)]

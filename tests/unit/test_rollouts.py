@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import shlex
 from pathlib import Path
 
+import pandas
 import pytest
 from click.testing import CliRunner
 from miniatures import save
@@ -102,6 +105,34 @@ def test_with_a_model_every_family_is_measured(tmp_path):
     skipped = document["probes"]["skipped"]
     assert {one["family"] for one in document["probes"]["probes"]} | skipped.keys() >= {"salad"}
     assert not any("--model" in why for why in skipped.values()), skipped
+
+
+def test_each_command_of_the_page_runs_as_it_stands(tmp_path, monkeypatch):
+    """On files with the columns that each trainer writes."""
+    page = (Path(__file__).parents[2] / "docs/probe.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for folder in ("completions", "val"):
+        Path(folder).mkdir()
+    save("GPT-2", tmp_path / "sft-model")
+    ours, theirs = sft(1, prompts=24), sft(2, prompts=24)
+    columns = {"step": 200, "prompt": ours.prompts, "completion": ours.texts, "brevity": 0.5, "advantage": 0.0}
+    pandas.DataFrame(columns).to_parquet("completions/completions_00200.parquet")
+    write(Path("sft.jsonl"), theirs, reward=[0.4] * 48)
+    for name, one in (("0", theirs), ("200", ours)):
+        rows = [{"input": p, "output": t, "gts": None, "score": 1, "step": 3, "acc": True}
+                for p, t in zip(one.prompts, one.texts, strict=True)]  # fmt: skip
+        Path(f"val/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for block in re.findall(r"^```python\n(.*?)^```", page, flags=re.S | re.M):
+        names: dict[str, object] = {}
+        exec(compile(block, "docs/probe.md", "exec"), names)
+    assert names["reward"](prompts=["a"], completions=["b" * 100]) == [-1.0]
+    shell = "".join(re.findall(r"^```sh\n(.*?)^```", page, flags=re.S | re.M))
+    commands = [shlex.split(line, comments=True)[1:] for line in shell.splitlines()]
+    assert len(commands) == 4
+    for command in commands:
+        done = CliRunner().invoke(cli, command)
+        assert done.exit_code == 0, (command, done.output)
+        assert "not judged" in done.output
 
 
 # watch

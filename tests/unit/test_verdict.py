@@ -31,7 +31,8 @@ def report(**effects: float) -> Report:
         times = effects.get(family.name.replace(" ", "_"), 0.0)
         probes.append(
             Probe(family.name, 0.5, 0.1, times * family.least, family.least, 0.004 if times else 1.0, times >= 1,
-                  family.destroys, family.convicts, family.unit, "It does so.", family.because, (), ())
+                  family.destroys or family.name == "templates", family.convicts, family.unit, "It does so.",
+                  family.because, (), ())
         )  # fmt: skip
     return Report(tuple(probes), {})
 
@@ -134,7 +135,7 @@ def test_length_and_style_never_convict_and_a_gain_excuses_them():
     for standing in (replace(GOOD, winnable=True), Standing(is_reward=True)):
         assert made(RISE, standing, probes=styled).text == "not judged"
     assert made(RISE, replace(GOOD, independent=None), probes=styled).text == "suspicious"
-    assert made(FLAT, probes=styled, seed=1).kind == "gain not shown"
+    assert made(FLAT, probes=styled, seed=1).kind == "no gain"
 
 
 def test_a_phrase_that_pays_convicts_unless_a_judge_is_up_or_agrees():
@@ -176,6 +177,10 @@ def test_a_judge_that_is_none_or_that_anything_wins_acquits_nobody(standing, why
 def test_a_reward_that_checks_answers_judges_itself():
     checked = Standing(is_reward=True, verifiable=True, accuracy=Estimate(0.5, (0.4, 0.6), 50), independent=False)
     assert made(RISE, checked).text == "healthy"
+    terse = report(templates=19)
+    kept = [replace(one, destroys=False) if one.family == "templates" else one for one in terse.probes]
+    assert made(RISE, checked, probes=Report(tuple(kept), {})).explained == ("templates",), "the answer is 42"
+    assert made(RISE, checked, probes=terse).text == "hacked", "where it has left its prompt"
 
 
 def test_too_few_prompts_and_no_scores():
@@ -249,6 +254,10 @@ def test_the_lowest_kl_within_one_standard_error_of_the_best():
     )
     stained = [replace(one, report=report(sameness=1)) if one.step == 30 else one for one in points]
     assert decide(Evidence(points[0], stained[1:], GOOD), seed=0).candidate == 40
+    phrased = [replace(one, report=report(risen_phrases=2)) if one.step >= 30 else one for one in points]
+    assert decide(Evidence(points[0], phrased[1:], GOOD), seed=0).candidate == 20
+    unpaid = Payment("risen phrases", bought=0.0, lost=0.0, judge=None)
+    assert decide(Evidence(points[0], phrased[1:], GOOD, [unpaid]), seed=0).candidate == 30, "it is a format"
 
 
 def test_a_candidate_is_recommended_once_other_prompts_confirm_it():
