@@ -135,7 +135,7 @@ def test_length_and_style_never_convict_and_a_gain_excuses_them():
     for standing in (replace(GOOD, winnable=True), Standing(is_reward=True)):
         assert made(RISE, standing, probes=styled).text == "not judged"
     assert made(RISE, replace(GOOD, independent=None), probes=styled).text == "suspicious"
-    assert made(FLAT, probes=styled, seed=1).kind == "no gain"
+    assert made(FLAT, probes=styled, seed=1).kind in ("no gain", "gain not shown")
 
 
 def test_a_phrase_that_pays_convicts_unless_a_judge_is_up_or_agrees():
