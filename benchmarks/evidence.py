@@ -2,7 +2,7 @@
 
     python benchmarks/evidence.py                      # all of it, resumable; what is finished is not run again
     python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE, RECIPE-ablation, -ensemble, -baselines,
-                                                       # or probe-rates
+                                                       # -critic, or probe-rates
     python benchmarks/evidence.py gold-2               # the second gold utility: what fools it, and who agrees with it
     python benchmarks/evidence.py --keep               # runs nothing: keeps what is finished, and renders it
     python benchmarks/evidence.py --render             # only writes the docs again from the committed JSON
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -80,7 +81,7 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
         for seed in (one for one in experiment.seeds if one in seeds):
             directory = experiment.directory(seed, RUNS)
             if not keep.finished(directory):
-                _call(experiment.run(seed, data, runs), experiment, seed)
+                _call(experiment.run(seed, data, runs), directory)
             if experiment.gold:
                 gain.measured(directory, directory)
         return
@@ -90,20 +91,24 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
     if part == "ablation":
         directories = [variant.directory(base) for variant in experiment.variants]
         if not all(map(keep.finished, directories)):
-            _call(experiment.ablate(data, runs), experiment, first)
+            _call(experiment.ablate(data, runs), base)
         if experiment.gold:
             for directory in directories:
                 gain.measured(directory, base)
         return
     if part == "ensemble":
         if not (base / "ensemble" / "overview.json").is_file():
-            _call(experiment.ensemble(data, runs), experiment, first)
+            _call(experiment.ensemble(data, runs), base)
+        return
+    if part == "critic":
+        for seed in (one for one in experiment.critic_seeds if one in seeds):
+            share(experiment, seed, data, runs)
         return
     if not keep.finished(base / "ablation" / f"kl-coef-{experiment.weaker:g}"):
-        _call(experiment.weaken(data, runs), experiment, first)
+        _call(experiment.weaken(data, runs), base)
     for method in METHODS:
         if not (base / "baseline" / method / "baseline.json").is_file():
-            _call(experiment.baseline(method, data, runs), experiment, first)
+            _call(experiment.baseline(method, data, runs), base)
 
 
 def measure_rates() -> None:
@@ -116,9 +121,20 @@ def measure_rates() -> None:
     subprocess.run([sys.executable, script, "--json", str(made)], check=True, cwd=ROOT)
 
 
-def _call(words: Sequence[str], experiment: Experiment, seed: int) -> None:
+def share(experiment: Experiment, seed: int, data: str, runs: str) -> None:
+    """Runs PPO with a shared trunk from the SFT and reward model of that seed's run."""
+    own, shared = experiment.directory(seed, RUNS), experiment.shared_directory(seed, RUNS)
+    if keep.finished(shared) or not keep.finished(own):
+        return
+    if not (shared / "reward").is_dir():  # the command would train them to the same bits
+        for part in ("data", "sft", "reward"):
+            shutil.copytree(own / part, shared / part, dirs_exist_ok=True)
+    _call(experiment.share(seed, data, runs), shared)
+
+
+def _call(words: Sequence[str], directory: Path) -> None:
     # A Hub of its own for each run: they publish under one name, and none may overwrite another.
-    environment = {**os.environ, "RLHF_ZOO_HOME": str(RUNS / f"home-{experiment.recipe}-{seed}")}
+    environment = {**os.environ, "RLHF_ZOO_HOME": str(RUNS / f"home-{directory.name}")}
     subprocess.run([str(Path(sys.executable).parent / words[0]), *words[1:]], check=True, cwd=ROOT, env=environment)
 
 
@@ -129,6 +145,7 @@ def collect(experiment: Experiment, part: str) -> None:
         "ablation": keep.kept_ablation,
         "ensemble": keep.kept_ensemble,
         "baselines": keep.kept_baselines,
+        "critic": keep.kept_critic,
     }
     kept = makers[part](experiment, RUNS)
     if any(kept.get(key) for key in ("runs", "methods", "models")):

@@ -7,7 +7,6 @@ position) and by nothing else. Rows that have ended leave the batch.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -17,13 +16,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from .decoding import Decoder, GrowingDecoder, base_of, forward, left_pad, positions_of, takes
 from .draws import draw, uniforms
 from .errors import ZooError
-from .kv_cache import can_join, cut, join, new_cache
 
 __all__ = [
     "SAMPLER",
     "Samples",
+    "SamplingRequest",
     "Vocabulary",
     "base_of",
     "check_cached",
@@ -132,17 +132,19 @@ class Samples:
         return [ids[keep].tolist() for ids, keep in zip(self.completion_ids, self.mask, strict=True)]
 
 
-def left_pad(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
-    """Token lists -> ids (B, P) int64 and mask (B, P) bool, padded on the left."""
-    width = max(len(s) for s in sequences)
-    ids = [[pad_id] * (width - len(s)) + list(s) for s in sequences]
-    mask = [[False] * (width - len(s)) + [True] * len(s) for s in sequences]
-    return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
+@dataclass(frozen=True)
+class SamplingRequest:
+    """What the trainer asks of an engine: the arguments of `sample`, whose docstring says what they are."""
 
-
-def positions_of(mask: Tensor) -> Tensor:
-    """Where each token stands in its row, of which padding is no part. mask: (B, L) bool. Returns (B, L) int64."""
-    return (mask.long().cumsum(-1) - 1).clamp(min=0)
+    prompts: Sequence[Sequence[int]]
+    keys: Sequence[tuple[int, ...]]
+    seed: int
+    max_new_tokens: int
+    stop_ids: Sequence[int]
+    pad_id: int
+    temperature: float
+    vocabulary: Vocabulary
+    max_tokens: int | None = None
 
 
 @torch.no_grad()
@@ -159,6 +161,7 @@ def sample(
     top_p: float = 1.0,
     vocabulary: Vocabulary | None = None,
     max_tokens: int | None = None,
+    decoder: Decoder | None = None,
 ) -> Samples:
     """Samples one completion a prompt; a row ends with the first token among `stop_ids` or after `max_new_tokens`.
 
@@ -166,8 +169,9 @@ def sample(
     vocabulary: the tokens that can be sampled, None for every row of the logits; the rest has the probability 0. The
     log-probabilities are of this distribution at `temperature`, also when `top_p` < 1 cuts its tail off. max_tokens:
     the most tokens, padding included, that the cache may come to hold; the other prompts wait and take the places of
-    rows that have ended. None: all at once. Raises ZooError for a model without the cache that sampling needs, and for
-    a prompt that max_tokens has no room for.
+    rows that have ended. None: all at once. decoder: what computes logits, over a cache of fixed size; None: one that
+    grows. Raises ZooError for a model without the cache that sampling needs, and for a prompt that max_tokens has no
+    room for.
     """
     check_cached(model)
     device = next(model.parameters()).device
@@ -180,108 +184,32 @@ def sample(
     drawn = torch.zeros(size, dtype=torch.long, device=device)
     stops = torch.tensor(list(stop_ids), device=device, dtype=torch.long)
 
-    decoder = _Decoder(model)
-    queue = _Queue([len(prompt) for prompt in prompts], max_new_tokens, max_tokens)
-    running: _Running | None = None
-    while queue or running is not None:
-        entering = queue.next(running, drawn)
-        if entering:
-            logits, now = decoder.prefill([prompts[row] for row in entering], entering, pad_id)
+    lengths, waiting = [len(prompt) for prompt in prompts], list(range(size))
+    if max_tokens is not None:
+        check_fits(lengths, max_new_tokens, max_tokens)
+        waiting.sort(key=lengths.__getitem__)
+    if decoder is None:
+        decoder = GrowingDecoder(model, length=max_new_tokens, max_tokens=max_tokens)
+    while waiting or len(decoder.rows):
+        count, running = 0, len(decoder.rows)
+        if waiting:
+            count = decoder.room([lengths[row] for row in waiting], max_new_tokens - drawn[decoder.rows])
+        # A prefill is a pass of its own, so few rows wait for more places beside many.
+        if count and count >= min(len(waiting), running / 4):
+            entering, waiting = waiting[:count], waiting[count:]
+            logits, rows = decoder.prefill([prompts[row] for row in entering], entering, pad_id)
         else:
-            assert running is not None
-            logits, now, running = decoder.step(running), running, None
-        at = drawn[now.rows]
-        tokens, logps = draw(scaled(logits, temperature, vocabulary), random[now.rows, at], top_p=top_p)
-        completion[now.rows, at], logprobs[now.rows, at] = tokens, logps
+            logits, rows = decoder.step()
+        at = drawn[rows]
+        tokens, logps = draw(scaled(logits, temperature, vocabulary), random[rows, at], top_p=top_p)
+        completion[rows, at], logprobs[rows, at] = tokens, logps
         stopped = torch.isin(tokens, stops)
-        ended[now.rows] = stopped
-        drawn[now.rows] = at + 1
-        now.tokens = tokens
-        left = now.without(stopped | (at + 1 == max_new_tokens))
-        running = left if running is None else running if left is None else running.joined(left)
+        ended[rows] = stopped
+        drawn[rows] = at + 1
+        decoder.keep(tokens, stopped | (at + 1 == max_new_tokens))
     mask = torch.arange(int(drawn.max()), device=device) < drawn.unsqueeze(1)
     width = mask.shape[1]
     return Samples(prompt_ids, prompt_mask, completion[:, :width], mask, logprobs[:, :width], ended, vocabulary)
-
-
-@dataclass
-class _Running:
-    """R rows under way: which of the call they are (R,), the columns that count (R, L), and each one's last token (R,).
-
-    The last token is not in the cache yet, and its column not in `seen`.
-    """
-
-    rows: Tensor
-    cache: Any
-    seen: Tensor
-    tokens: Tensor
-    joins: bool
-
-    def without(self, leaving: Tensor) -> _Running | None:
-        """The rows that stay, without the columns that are padding in all of them; None for no row."""
-        count = len(leaving) - int(leaving.sum())
-        if count == len(leaving):
-            return self
-        if not count:
-            return None
-        # The last rows take the places of those that leave, so that the others need not move.
-        order = torch.arange(count, device=leaving.device)
-        order[leaving[:count]] = (~leaving[count:]).nonzero().squeeze(1) + count
-        self.cache.reorder_cache(order)
-        self.rows, self.seen, self.tokens = self.rows[order], self.seen[order], self.tokens[order]
-        padding = self.seen.shape[1] - int(self.seen.sum(1).max())
-        if padding and self.joins:
-            cut(self.cache, padding)
-            self.seen = self.seen[:, padding:]
-        return self
-
-    def joined(self, other: _Running) -> _Running:
-        """The rows of both, the shorter ones padded on the left."""
-        join(self.cache, other.cache)
-        width = max(self.seen.shape[1], other.seen.shape[1])
-        seen = torch.cat([pad(each.seen, (width - each.seen.shape[1], 0)) for each in (self, other)])
-        rows, tokens = torch.cat([self.rows, other.rows]), torch.cat([self.tokens, other.tokens])
-        return _Running(rows, self.cache, seen, tokens, self.joins)
-
-
-class _Decoder:
-    """Logits (R, V) of the next token of each row."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = model
-        self._last = {"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}
-
-    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Tensor, _Running]:
-        """Rows that begin. Equal prompts are computed once."""
-        places: dict[tuple[int, ...], int] = {}
-        place = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
-        ids, mask = left_pad(list(places), pad_id, next(self.model.parameters()).device)
-        cache: Any = new_cache(self.model)
-        logits = self._forward(ids, mask, positions_of(mask), cache)
-        _check_filled(cache, self.model)
-        if len(places) < len(prompts):
-            again = torch.tensor(place, device=mask.device)
-            cache.reorder_cache(again)
-            logits, mask = logits[again], mask[again]
-        where = torch.tensor(list(rows), device=mask.device)
-        return logits, _Running(where, cache, mask, where, can_join(cache, self.model))
-
-    def step(self, running: _Running) -> Tensor:
-        """One token further."""
-        running.seen = pad(running.seen, (0, 1), value=True)
-        positions = running.seen.sum(1, keepdim=True) - 1
-        return self._forward(running.tokens.unsqueeze(1), running.seen, positions, running.cache)
-
-    def _forward(self, ids: Tensor, seen: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
-        out = self.model(
-            input_ids=ids,
-            attention_mask=seen.long(),
-            position_ids=positions,
-            past_key_values=cache,
-            use_cache=True,
-            **self._last,
-        )
-        return out.logits[:, -1]
 
 
 def check_fits(lengths: Iterable[int], room: int, max_tokens: int | None) -> None:
@@ -291,44 +219,6 @@ def check_fits(lengths: Iterable[int], room: int, max_tokens: int | None) -> Non
             f"max_rollout_batch_tokens is {max_tokens}, and a prompt of {longest} tokens with a completion of up to "
             f"{room} takes {longest + room}: give at least that."
         )
-
-
-class _Queue:
-    """The rows that wait for a place in the cache, the shortest prompts first; without a bound, all begin at once."""
-
-    def __init__(self, lengths: Sequence[int], room: int, max_tokens: int | None) -> None:
-        self._lengths, self._room, self._most = lengths, room, max_tokens
-        self._waiting = list(range(len(lengths)))
-        if max_tokens is None:
-            return
-        self._waiting.sort(key=lengths.__getitem__)
-        check_fits(lengths, room, max_tokens)
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def next(self, running: _Running | None, drawn: Tensor) -> list[int]:
-        """The rows that begin now. A prefill is a pass of its own, so few rows wait for more places beside many."""
-        count, rest = len(self._waiting), [] if running is None else [self._room] * len(running.rows)
-        if self._most is not None and count:
-            if running is not None and not running.joins:
-                return []
-            width = 0
-            if running is not None:
-                width = running.seen.shape[1]
-                rest = (self._room - drawn[running.rows]).tolist()
-            while count and self._at_most(count, width, rest) > self._most:
-                count -= 1
-            if count < min(len(self._waiting), len(rest) / 4):
-                return []
-        entering, self._waiting = self._waiting[:count], self._waiting[count:]
-        return entering
-
-    def _at_most(self, new: int, width: int, rest: Sequence[int]) -> int:
-        """Tokens that the cache may come to hold: `new` rows, beside those of `width` that may draw `rest` more."""
-        width = max(width, self._lengths[self._waiting[new - 1]])
-        left = sorted([*rest, *[self._room] * new], reverse=True)
-        return max(rows * (width + more) for rows, more in enumerate(left, start=1))
 
 
 def scaled(logits: Tensor, temperature: float, vocabulary: Vocabulary | None) -> Tensor:
@@ -343,16 +233,6 @@ def scaled(logits: Tensor, temperature: float, vocabulary: Vocabulary | None) ->
     return kept.index_fill(-1, holes, torch.finfo(torch.float32).min / 2)
 
 
-def base_of(model: Any) -> Any:
-    """The model under an adapter; the model itself where there is none."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
-
-
-def takes(model: Any, argument: str) -> bool:
-    """Whether a model's forward has an argument of this name."""
-    return argument in inspect.signature(base_of(model).forward).parameters
-
-
 def check_cached(model: PreTrainedModel) -> None:
     """Raises ZooError for a model that takes no `past_key_values`, and would forget all tokens but the last."""
     if not takes(model, "past_key_values"):
@@ -360,17 +240,6 @@ def check_cached(model: PreTrainedModel) -> None:
             f"A {type(base_of(model)).__name__} takes no past_key_values, the cache that completions are sampled with: "
             "give a causal language model that does, as those with state-space layers beside attention do."
         )
-
-
-def _check_filled(cache: DynamicCache, model: Any) -> None:
-    """Raises ZooError where a layer of linear attention left its place in the cache empty: its state is elsewhere."""
-    for layer in cache.layers:
-        states = [getattr(layer, f"is_{kind}_states_initialized", {}) for kind in ("conv", "recurrent")]
-        if any(states) and not any(filled for each in states for filled in each.values()):
-            raise ZooError(
-                f"A {type(base_of(model)).__name__} keeps the state of its recurrent layers in its modules and not in "
-                "past_key_values, so the rows of a batch would mix: give another architecture."
-            )
 
 
 def next_logits(
@@ -388,12 +257,5 @@ def next_logits(
     float32, divided by the temperature.
     """
     size, new = ids.shape
-    out = model(
-        input_ids=ids,
-        attention_mask=ids.new_ones(size, length),
-        position_ids=torch.arange(length - new, length, device=ids.device).expand(size, new),
-        past_key_values=cache,
-        use_cache=True,
-        **({"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}),
-    )
-    return scaled(out.logits[:, -1], temperature, vocabulary)
+    positions = torch.arange(length - new, length, device=ids.device).expand(size, new)
+    return scaled(forward(model, ids, ids.new_ones(size, length), positions, cache), temperature, vocabulary)

@@ -14,7 +14,7 @@ __all__ = ["EXPERIMENTS", "GOLD", "METHODS", "PARTS", "RATES", "ROOT", "RUNS", "
 ROOT = Path(__file__).parents[2]
 #: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.
 RUNS = Path(os.environ.get("RLHF_ZOO_EVIDENCE_RUNS", ROOT / "runs" / "evidence")).absolute()
-PARTS = ("runs", "ablation", "ensemble", "baselines")
+PARTS = ("runs", "ablation", "ensemble", "baselines", "critic")
 #: How often the verdict errs, in a simulated world.
 RATES = "probe-rates"
 GOLD = "gold-2"
@@ -45,6 +45,11 @@ class Experiment:
         return self.recipe if part == "runs" else f"{self.recipe}-{part}"
 
     @property
+    def critic_seeds(self) -> tuple[int, ...]:
+        """The runs that are done with a shared trunk as well."""
+        return self.seeds[:3]
+
+    @property
     def variants(self) -> list[Variant]:
         """The runs of the ablation, β = 0 first."""
         return variants("kl_coef", f"0,{self.beta:g}", given={}, seeds=self.ppo_seeds, first=self.seeds[0])
@@ -67,6 +72,15 @@ class Experiment:
 
     def baseline(self, method: str, data: str, runs: str = "runs/evidence") -> list[str]:
         return [*self._words("baseline", self.seeds[0], data, runs), "--method", method]
+
+    def shared_directory(self, seed: int, runs: Path) -> Path:
+        """Of a run whose critic is a head on the policy's trunk."""
+        return runs / f"{self.recipe}-shared-{seed}"
+
+    def share(self, seed: int, data: str, runs: str = "runs/evidence") -> list[str]:
+        words = [*self._words("run", seed, data, runs), "--ppo.critic", "shared"]
+        words[words.index("--output_dir") + 1] = str(self.shared_directory(seed, Path(runs)))
+        return words
 
     def _words(self, verb: str, seed: int, data: str, runs: str) -> list[str]:
         given = data_flags(data) if self.needs_data else ()

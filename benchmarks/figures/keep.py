@@ -19,6 +19,7 @@ __all__ = [
     "finished",
     "kept_ablation",
     "kept_baselines",
+    "kept_critic",
     "kept_ensemble",
     "kept_runs",
     "load",
@@ -90,6 +91,16 @@ def kept_ablation(experiment: Experiment, runs: Path) -> dict[str, Any]:
 def variant_seed(experiment: Experiment, seed: int | None) -> int:
     """The seed of PPO: a variant without one has the run's."""
     return experiment.seeds[0] if seed is None else seed
+
+
+def kept_critic(experiment: Experiment, runs: Path) -> dict[str, Any]:
+    """The finished runs with a critic of its own and with a shared trunk, of one SFT and reward model by seed."""
+    kept = []
+    for seed in experiment.critic_seeds:
+        pair = {"separate": experiment.directory(seed, runs), "shared": experiment.shared_directory(seed, runs)}
+        if all(map(finished, pair.values())):
+            kept += [{**_kept(run), "critic": critic} for critic, run in pair.items()]
+    return {"schema": 2, "recipe": experiment.recipe, "runs": kept}
 
 
 def kept_baselines(experiment: Experiment, runs: Path) -> dict[str, Any]:

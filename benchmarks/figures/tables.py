@@ -7,6 +7,7 @@ from functools import partial
 
 from speed import report
 
+from .critic_table import critic_table
 from .ensemble_table import ensemble_table
 from .experiments import EXPERIMENTS, GOLD, RATES
 from .frontier_tables import baselines_table
@@ -26,6 +27,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"{one.recipe}-gain": partial(gain_table, one) for one in EXPERIMENTS if one.gold},
     RATES: rates_table,
     GOLD: gold_table,
+    "critic": partial(critic_table, EXPERIMENTS),
     "speed": lambda: report.page(report.newest()),
     "speed-keys": lambda: report.key_table(report.newest()),
     "speed-phases": lambda: report.phase_table(report.newest()),

@@ -177,6 +177,9 @@ class PPOConfig(TrainingArguments):
         default="native",
         metadata={"help": "What samples: 'native', 'transformers' (continuous batching) or 'vllm' (docs/engines.md)."},
     )
+    rollout_graphs: bool = field(
+        default=True, metadata={"help": "On a GPU the native engine decodes with CUDA graphs (docs/engines.md)."}
+    )
     max_rollout_batch_tokens: int | None = field(
         default=None,
         metadata={"help": "Most tokens, padding included, that sampling caches at a time; None: of all rows."},
@@ -328,6 +331,8 @@ def _check_engine(args: Any) -> None:
             "importance_sampling_cap weights what another engine sampled, and rollout_engine is 'native', whose "
             "log-probabilities are the trainer's: leave it out."
         )
+    if engine != "native" and not args.rollout_graphs:
+        raise ZooError(f"rollout_graphs is of the native engine, and rollout_engine is {engine!r}: leave it out.")
     if engine == "vllm" and args.max_rollout_batch_tokens is not None:
         raise ZooError(
             "max_rollout_batch_tokens bounds the cache of the other engines: give vllm_gpu_memory_utilization to vLLM."

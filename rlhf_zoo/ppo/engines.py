@@ -6,44 +6,30 @@ as `Rollout.engine_logprobs`, and may weight by both (`importance_sampling_cap`)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from ..sampling import Samples, Vocabulary, left_pad, sample
+from ..graphs import Capture, CudaGraphs, FixedDecoder, can_be_fixed, fixed_size
+from ..sampling import Samples, SamplingRequest, Vocabulary, left_pad, sample
 from .config import PPOConfig
 
-__all__ = ["Engine", "VLLMEngine", "make_engine", "sample_with_transformers"]
+__all__ = ["Engine", "NativeEngine", "VLLMEngine", "make_engine", "sample_with_transformers"]
 
 
-class Engine(Protocol):
-    """`rlhf_zoo.sampling.sample`, whose docstring says what is given and returned."""
-
-    def __call__(
-        self,
-        model: PreTrainedModel,
-        prompts: Sequence[Sequence[int]],
-        *,
-        keys: Sequence[tuple[int, ...]],
-        seed: int,
-        max_new_tokens: int,
-        stop_ids: Sequence[int],
-        pad_id: int,
-        temperature: float,
-        vocabulary: Vocabulary,
-        max_tokens: int | None,
-    ) -> Samples: ...
+# Completions of a model for a request.
+Engine = Callable[[Any, SamplingRequest], Samples]
 
 
 def make_engine(args: PPOConfig, policy: Any, tokenizer: PreTrainedTokenizerBase, accelerator: Any) -> Engine:
     """The engine that the configuration names. Raises ZooError where it is not installed or cannot take the policy."""
     if args.rollout_engine == "native":
-        return sample
+        return NativeEngine(CudaGraphs if args.rollout_graphs and args.device.type == "cuda" else None)
     if args.rollout_engine == "vllm":
         return VLLMEngine(args, policy, tokenizer, accelerator)
     if not hasattr(policy, "generate_batch"):
@@ -53,42 +39,56 @@ def make_engine(args: PPOConfig, policy: Any, tokenizer: PreTrainedTokenizerBase
     return sample_with_transformers
 
 
-def sample_with_transformers(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    *,
-    keys: Sequence[tuple[int, ...]],
-    seed: int,
-    max_new_tokens: int,
-    stop_ids: Sequence[int],
-    pad_id: int,
-    temperature: float,
-    vocabulary: Vocabulary,
-    max_tokens: int | None,
-) -> Samples:
+class NativeEngine:
+    """`rlhf_zoo.sampling.sample`.
+
+    captures: makes what captures the steps of decoding over a cache of fixed size, which is held from one rollout to
+    the next; None: the cache grows, as it does for models and requests that a fixed one is not for.
+    """
+
+    def __init__(self, captures: Callable[[], Capture] | None = None) -> None:
+        self._captures = captures
+        self._decoder: FixedDecoder | None = None
+
+    def __call__(self, model: Any, request: SamplingRequest) -> Samples:
+        return sample(model, **vars(request), decoder=self._fixed(model, request))
+
+    def _fixed(self, model: Any, request: SamplingRequest) -> FixedDecoder | None:
+        if self._captures is None or not can_be_fixed(model):
+            return None
+        size = fixed_size(request.prompts, request.max_new_tokens, request.max_tokens)
+        if size is None:
+            return None
+        if self._decoder is None or not self._decoder.fits(model, *size):
+            self._decoder = None  # its memory, before the next takes as much
+            self._decoder = FixedDecoder(model, *size, self._captures())
+        return self._decoder.begin()
+
+
+def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
     """Continuous batching of transformers, one random stream for all rows; max_tokens bounds its paged cache."""
     from transformers.generation import ContinuousBatchingConfig
 
     # One more block of 256 tokens a row than fits at most.
-    needed = sum(len(prompt) + max_new_tokens + 256 for prompt in prompts)
+    needed = sum(len(prompt) + request.max_new_tokens + 256 for prompt in request.prompts)
     batching = ContinuousBatchingConfig(
         return_logprobs=True,
-        seed=int(np.random.SeedSequence([seed, *keys[0]]).generate_state(1)[0] >> 1),
-        num_blocks=-(-min(needed, max_tokens or needed) // 256),
+        seed=int(np.random.SeedSequence([request.seed, *request.keys[0]]).generate_state(1)[0] >> 1),
+        num_blocks=-(-min(needed, request.max_tokens or needed) // 256),
         page_size=256,
     )
     config = GenerationConfig(
         do_sample=True,
-        temperature=temperature,
+        temperature=request.temperature,
         top_k=None,
         top_p=None,
-        max_new_tokens=max_new_tokens,
-        eos_token_id=list(stop_ids) or -1,
-        pad_token_id=pad_id,
-        suppress_tokens=_outside(vocabulary, model) or None,
+        max_new_tokens=request.max_new_tokens,
+        eos_token_id=list(request.stop_ids) or -1,
+        pad_token_id=request.pad_id,
+        suppress_tokens=_outside(request.vocabulary, model) or None,
     )
     found = model.generate_batch(
-        inputs=[list(prompt) for prompt in prompts],
+        inputs=[list(prompt) for prompt in request.prompts],
         generation_config=config,
         continuous_batching_config=batching,
         warmup=False,
@@ -96,20 +96,13 @@ def sample_with_transformers(
     # Requests are numbered in the order of the prompts.
     outputs = [found[name] for name in sorted(found, key=lambda name: int(name.rpartition("_")[2]))]
     failed = next((output.error for output in outputs if output.error), None)
-    if failed or len(outputs) != len(prompts):
+    if failed or len(outputs) != len(request.prompts):
         raise ZooError(
-            f"rollout_engine 'transformers' answered {len(outputs)} of {len(prompts)} prompts ({failed or 'no error'})"
-            ": raise max_rollout_batch_tokens, or give rollout_engine 'native'."
+            f"rollout_engine 'transformers' answered {len(outputs)} of {len(request.prompts)} prompts "
+            f"({failed or 'no error'}): raise max_rollout_batch_tokens, or give rollout_engine 'native'."
         )
-    return _as_samples(
-        prompts,
-        [output.generated_tokens for output in outputs],
-        [output.logprobs for output in outputs],
-        stop_ids=stop_ids,
-        pad_id=pad_id,
-        vocabulary=vocabulary,
-        device=model.device,
-    )
+    completions, logprobs = zip(*((output.generated_tokens, output.logprobs) for output in outputs), strict=True)
+    return _as_samples(request, completions, logprobs, device=model.device)
 
 
 class VLLMEngine:
@@ -136,39 +129,21 @@ class VLLMEngine:
             logprobs=0,
         )
 
-    def __call__(
-        self,
-        model: Any,
-        prompts: Sequence[Sequence[int]],
-        *,
-        keys: Sequence[tuple[int, ...]],
-        seed: int,
-        max_new_tokens: int,
-        stop_ids: Sequence[int],
-        pad_id: int,
-        temperature: float,
-        vocabulary: Vocabulary,
-        max_tokens: int | None = None,
-    ) -> Samples:
+    def __call__(self, model: Any, request: SamplingRequest) -> Samples:
         """vLLM's random streams are its own: keys and seed decide nothing."""
-        assert (temperature, max_new_tokens) == (self._temperature, self._length)
-        settings: dict[str, Any] = {"stop_token_ids": list(stop_ids), "ignore_eos": True}
-        if _outside(vocabulary, model):
-            settings["allowed_token_ids"] = [index for index in range(vocabulary.size) if index in vocabulary]
+        assert (request.temperature, request.max_new_tokens) == (self._temperature, self._length)
+        settings: dict[str, Any] = {"stop_token_ids": list(request.stop_ids), "ignore_eos": True}
+        if _outside(request.vocabulary, model):
+            settings["allowed_token_ids"] = [
+                index for index in range(request.vocabulary.size) if index in request.vocabulary
+            ]
         self._generation.generation_kwargs = settings
         self._generation.sync_weights()
         _, completions, logprobs, _ = self._generation.generate(
-            prompts=[list(prompt) for prompt in prompts], images=None, num_generations=1
+            prompts=[list(prompt) for prompt in request.prompts], images=None, num_generations=1
         )
-        return _as_samples(
-            prompts,
-            completions,
-            [[token[0] for token in row] for row in logprobs],
-            stop_ids=stop_ids,
-            pad_id=pad_id,
-            vocabulary=vocabulary,
-            device=next(model.parameters()).device,
-        )
+        chosen = [[token[0] for token in row] for row in logprobs]
+        return _as_samples(request, completions, chosen, device=next(model.parameters()).device)
 
 
 def _outside(vocabulary: Vocabulary, model: Any) -> list[int]:
@@ -178,13 +153,10 @@ def _outside(vocabulary: Vocabulary, model: Any) -> list[int]:
 
 
 def _as_samples(
-    prompts: Sequence[Sequence[int]],
+    request: SamplingRequest,
     completions: Sequence[Sequence[int]],
     logprobs: Sequence[Sequence[float]],
     *,
-    stop_ids: Sequence[int],
-    pad_id: int,
-    vocabulary: Vocabulary,
     device: torch.device | str,
 ) -> Samples:
     """Token lists as `Samples`. Raises ZooError for a completion without tokens or with others than can be sampled."""
@@ -194,12 +166,12 @@ def _as_samples(
                 f"The rollout engine gave completion {row} {len(tokens)} tokens and {len(logprobs[row])} "
                 "log-probabilities: choose rollout_engine 'native'."
             )
-        if strange := [index for index in tokens if index not in vocabulary]:
+        if strange := [index for index in tokens if index not in request.vocabulary]:
             raise ZooError(
                 f"The rollout engine sampled the id {strange[0]}, which the tokenizer does not name: choose "
                 "rollout_engine 'native'."
             )
-    prompt_ids, prompt_mask = left_pad(prompts, pad_id, device)
+    prompt_ids, prompt_mask = left_pad(request.prompts, request.pad_id, device)
     width = max(map(len, completions))
 
     def beside(rows: Sequence[Sequence[Any]], fill: Any) -> Tensor:
@@ -209,9 +181,9 @@ def _as_samples(
     return Samples(
         prompt_ids,
         prompt_mask,
-        beside(completions, pad_id),
+        beside(completions, request.pad_id),
         torch.arange(width, device=device) < lengths.unsqueeze(1),
         beside(logprobs, 0.0).float(),
-        torch.tensor([tokens[-1] in set(stop_ids) for tokens in completions], device=device),
-        vocabulary,
+        torch.tensor([tokens[-1] in set(request.stop_ids) for tokens in completions], device=device),
+        request.vocabulary,
     )

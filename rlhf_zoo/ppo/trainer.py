@@ -27,7 +27,7 @@ from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
 from ..errors import ZooError
 from ..logprobs import in_batches, response_logits, token_logprobs
 from ..rewards import Scored
-from ..sampling import Samples
+from ..sampling import Samples, SamplingRequest
 from ..sharding import full, whole
 from .base import (
     EVAL_STREAM,
@@ -130,8 +130,7 @@ class PPOTrainer(BasePPOTrainer):
         step = 0 if stream == EVAL_STREAM else self.state.global_step
         keys = [(stream, step, row[PROMPT_INDEX], row.get(GENERATION, 0)) for row in rows]
         with self.accelerator.autocast(), whole(actor.policy):
-            samples = self.engine(
-                actor.policy,
+            request = SamplingRequest(
                 [row[PROMPT_TOKENS] for row in rows],
                 keys=keys,
                 seed=args.seed,
@@ -142,6 +141,7 @@ class PPOTrainer(BasePPOTrainer):
                 vocabulary=self.vocabulary,
                 max_tokens=args.max_rollout_batch_tokens,
             )
+            samples = self.engine(actor.policy, request)
         check_ends(samples, self.stop_ids)
         samples = args.truncation(samples, self.processing_class, seed=args.seed, keys=keys)
         if args.rollout_engine == "native":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tqdm import tqdm
@@ -27,11 +28,11 @@ class SampledCompletions:
     batches: list[Samples]
     texts: list[str]
 
-    @property
+    @cached_property
     def ended(self) -> list[bool]:
         return [bool(end) for batch in self.batches for end in batch.ended]
 
-    @property
+    @cached_property
     def lengths(self) -> list[int]:
         return [int(length) for batch in self.batches for length in batch.mask.sum(1)]
 

@@ -22,7 +22,8 @@ def share_of_batch(said: Mapping[str, Any], stage: str) -> dict[str, Any]:
     number = processes.count()
     if number == 1:
         return {}
-    for key, only in {"train_sampling_strategy": ("random", "sequential"), "auto_find_batch_size": (False,)}.items():
+    alike = {"train_sampling_strategy": ("random", "sequential", "group_by_length"), "auto_find_batch_size": (False,)}
+    for key, only in alike.items():
         if key in said and said[key] not in only:
             raise ZooError(
                 f"{key} of the stage {stage} is {said[key]!r}, which {number} processes would each do with rows of "

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import evidence
 import pytest
-from figures import gain_table, keep, tables
+from figures import critic_table, gain_table, keep, tables
 from figures.experiments import EXPERIMENTS, METHODS, PARTS, RATES, ROOT
 
 from rlhf_zoo.evaluation.verdict import RULE
@@ -19,7 +19,9 @@ COMPARED = [experiment for experiment in EXPERIMENTS if keep.load(experiment.nam
 SHOWN = [
     name for name in tables.TABLES if name not in {one.name("baselines") for one in EXPERIMENTS if one not in COMPARED}
 ]
-KEPT = [one.name(part) for one in EXPERIMENTS for part in PARTS if part != "baselines" or one in COMPARED]
+#: What may not have been run yet.
+LATER = ("baselines", "critic")
+KEPT = [one.name(part) for one in EXPERIMENTS for part in PARTS if part not in LATER or keep.load(one.name(part))]
 KEPT.append(RATES)
 
 
@@ -60,6 +62,16 @@ def test_the_committed_runs_are_those_that_the_experiments_ask_for(experiment):
         assert run["checkpoints"][-1]["fired"] == [probe["name"] for probe in run["probes"] if probe["fired"]]
         assert run["reasons"]
         assert ("gain" in run) == experiment.gold
+
+
+def test_a_shared_trunk_is_recommended_where_it_wins_no_less_at_equal_kl():
+    def run(kl: float, win: float) -> dict:
+        return {"ppo": {"kl": kl}, "win_rate": {"value": win}}
+
+    assert critic_table.at_equal_kl(run(4.0, 0.9), run(1.0, 0.7)) == pytest.approx(0)
+    assert critic_table.at_equal_kl(run(1.0, 0.7), run(4.0, 0.8)) == pytest.approx(-0.05)
+    assert critic_table.no_worse([0.02, -0.03, 0.0])
+    assert not critic_table.no_worse([-0.02, -0.021, -0.019])
 
 
 @pytest.mark.parametrize("experiment", COMPARED, ids=lambda one: one.recipe)

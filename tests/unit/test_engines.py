@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
+import inspect
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,17 @@ import miniatures
 import numpy as np
 import pytest
 import torch
+from stub_vllm import StubVLLM, serving
 from trainer_fixture import EOS, PAD, make_policy, make_trainer, trained, updates_of
+from trl.generation.vllm_generation import VLLMGeneration
 
 from rlhf_zoo import functional as F
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.logprobs import token_logprobs
 from rlhf_zoo.ppo import engines
 from rlhf_zoo.ppo.config import PPOConfig
-from rlhf_zoo.ppo.engines import VLLMEngine, sample_with_transformers
-from rlhf_zoo.sampling import Vocabulary, sample
+from rlhf_zoo.ppo.engines import sample_with_transformers
+from rlhf_zoo.sampling import SamplingRequest, Vocabulary
 
 TEMPERATURE = 0.7
 
@@ -36,10 +39,11 @@ def test_transformers_samples_what_the_model_says(name: str) -> None:
     vocabulary = Vocabulary(Vocabulary.of(tokenizer, model).size - 20, (9, 30))
     prompts = [[40, 41, 42], [50], [40, 41, 42], [60, 61, 62, 63, 64]] * 4
     stops = list(range(0, vocabulary.size, 7))
-    samples = sample_with_transformers(
-        model, prompts, keys=[(0, i) for i in range(16)], seed=3, max_new_tokens=6, stop_ids=stops, pad_id=PAD,
-        temperature=TEMPERATURE, vocabulary=vocabulary, max_tokens=None,
+    request = SamplingRequest(
+        prompts, keys=[(0, i) for i in range(16)], seed=3, max_new_tokens=6, stop_ids=stops, pad_id=PAD,
+        temperature=TEMPERATURE, vocabulary=vocabulary,
     )  # fmt: skip
+    samples = sample_with_transformers(model, request)
     lists = samples.token_lists()
     assert [ids[keep].tolist() for ids, keep in zip(samples.prompt_ids, samples.prompt_mask, strict=True)] == prompts
     assert all(token in vocabulary for tokens in lists for token in tokens) and lists[0] != lists[2]
@@ -67,65 +71,59 @@ def test_importance_weights() -> None:
     np.testing.assert_allclose(whole, [[math.exp(-1.0)]], rtol=1e-6)
 
 
-# ---- vLLM: never run here; what we call of trl's client is what the installed trl has
-
-
-def _trl_class() -> ast.ClassDef:
-    spec = importlib.util.find_spec("trl")
-    assert spec is not None and spec.origin is not None
-    path = Path(spec.origin).parent / "generation" / "vllm_generation.py"
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "VLLMGeneration")
-
-
-class FakeVLLM:
-    """VLLMGeneration's three calls, over our own sampler."""
-
-    def __init__(self, model: Any, accelerator: Any, processing_class: Any, **given: Any) -> None:
-        self.model, self.given, self.generation_kwargs, self.synced = model, given, {}, 0
-
-    def sync_weights(self) -> None:
-        self.synced += 1
-
-    def generate(self, prompts: Any, images: Any, num_generations: int) -> Any:
-        assert images is None and num_generations == 1 and self.synced
-        samples = sample(
-            self.model, prompts, keys=[(self.synced, i) for i in range(len(prompts))], seed=0,
-            max_new_tokens=self.given["max_completion_length"], temperature=self.given["temperature"],
-            stop_ids=self.generation_kwargs["stop_token_ids"], pad_id=PAD,
-        )  # fmt: skip
-        lists = samples.token_lists()
-        logprobs = [
-            [[float(x) - 0.1] for x in row[: len(ids)]] for ids, row in zip(lists, samples.logprobs, strict=True)
-        ]
-        return prompts, lists, logprobs, None
+# ---- vLLM: never run here; trl's own client asks a stub server, and the colocated one is held to its signature
 
 
 @pytest.fixture
-def fake_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
-    import trl.generation
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The configuration's fields of a run with a server; its `stub` beside them."""
+    stub = StubVLLM(make_policy())
+    with serving(stub, monkeypatch) as url:
+        yield {"stub": stub, "rollout_engine": "vllm", "vllm_mode": "server", "vllm_server_base_url": url}
 
-    monkeypatch.setattr(trl.generation, "VLLMGeneration", FakeVLLM, raising=False)
 
-
-def test_vllm_is_called_as_the_installed_trl_has_it(fake_vllm: None, tmp_path: Path) -> None:
-    methods = {node.name: node.args for node in _trl_class().body if isinstance(node, ast.FunctionDef)}
-    names = {name: [argument.arg for argument in given.args] for name, given in methods.items()}
+def test_what_is_called_of_the_client_is_there() -> None:
+    """Of trl's client with a colocated vLLM, which needs a GPU: names, their order, and what a call returns."""
+    names = {
+        name: list(inspect.signature(getattr(VLLMGeneration, name)).parameters)
+        for name in ("__init__", "sync_weights", "generate")
+    }
     assert names["sync_weights"] == ["self"]
     assert names["generate"][:4] == ["self", "prompts", "images", "num_generations"]
     assert names["__init__"][:4] == ["self", "model", "accelerator", "processing_class"]
-    args = PPOConfig(output_dir=str(tmp_path), use_cpu=True, report_to="none", rollout_engine="vllm")
-    engine: Any = VLLMEngine(args, make_policy(), None, None)
-    assert set(engine._generation.given) <= set(names["__init__"])
-    source = ast.unparse(_trl_class())
+    assert {
+        "mode", "server_base_url", "gpu_memory_utilization", "enable_sleep_mode", "temperature",
+        "max_completion_length", "logprobs",
+    } <= set(names["__init__"])  # fmt: skip
+    source = inspect.getsource(VLLMGeneration)
     assert "self.generation_kwargs = generation_kwargs or {}" in source
-    assert "return (prompt_ids, completion_ids, logprobs, logprob_token_ids)" in source
+    assert "return prompt_ids, completion_ids, logprobs, logprob_token_ids" in source
     assert "generation_kwargs.update(self.generation_kwargs)" in source
+    assert 'logprobs_mode="processed_logprobs"' in source
 
 
-def test_a_run_with_vllm_weights_by_the_mismatch(fake_vllm: None, tmp_path: Path) -> None:
+def test_a_server_samples_from_the_weights_of_the_last_update(server: dict[str, Any], tmp_path: Path) -> None:
+    stub = server.pop("stub")
+    trainer = trained(tmp_path, max_steps=2, save_strategy="no", **server)
+    routes = [route for route, _ in stub.asked]
+    rollout = ["/start_weight_update", "/update_weights", "/finish_weight_update", "/reset_prefix_cache"]
+    assert routes == ["/health", "/v1/models", *[*rollout, "/v1/completions"] * 2]
+    seen = {name: weight.clone() for name, weight in stub.sent}
+    prompts = [[5, 6], [7, 8, 9]]
+    request = SamplingRequest(
+        prompts, keys=[(0, 0), (0, 1)], seed=0, max_new_tokens=trainer.args.response_length, stop_ids=[EOS],
+        pad_id=PAD, temperature=trainer.args.temperature, vocabulary=trainer.vocabulary,
+    )  # fmt: skip
+    samples = trainer.engine(trainer.policy, request)
+    assert any(not torch.equal(seen[name], weight) for name, weight in stub.sent), "the second update's weights"
+    own = token_logprobs(trainer.policy, samples, temperature=trainer.args.temperature) - samples.mask * stub.off
+    torch.testing.assert_close(samples.logprobs, own, rtol=0, atol=1e-4)
+
+
+def test_a_run_with_vllm_weights_by_the_mismatch(server: dict[str, Any], tmp_path: Path) -> None:
     """The engine's log π lies 0.1 below ours: log π_old is ours all the same, and each token may weigh e^0.1."""
-    once = {"max_steps": 1, "num_ppo_epochs": 1, "num_mini_batches": 1, "rollout_engine": "vllm"}
+    server.pop("stub")
+    once = {"max_steps": 1, "num_ppo_epochs": 1, "num_mini_batches": 1, "save_strategy": "no", **server}
     runs = [trained(tmp_path / str(cap), **once, importance_sampling_cap=cap) for cap in (None, 2.0, 1.05)]
     plain, weighted, capped = (updates_of(run)[0] for run in runs)
     for row in (plain, weighted, capped):
@@ -165,10 +163,11 @@ def test_keys_that_do_not_fit_are_refused(tmp_path: Path, given: dict[str, Any],
 
 
 def test_an_engine_that_answers_nonsense_is_named() -> None:
-    given: dict[str, Any] = {
-        "stop_ids": [EOS], "pad_id": PAD, "vocabulary": Vocabulary(10, (4,)), "device": "cpu"
-    }  # fmt: skip
+    request = SamplingRequest(
+        [[5]], keys=[(0,)], seed=0, max_new_tokens=1, stop_ids=[EOS], pad_id=PAD, temperature=1.0,
+        vocabulary=Vocabulary(10, (4,)),
+    )  # fmt: skip
     with pytest.raises(ZooError, match="sampled the id 4, which the tokenizer does not name"):
-        engines._as_samples([[5]], [[4]], [[-1.0]], **given)
+        engines._as_samples(request, [[4]], [[-1.0]], device="cpu")
     with pytest.raises(ZooError, match="gave completion 0 0 tokens and 0 log-probabilities"):
-        engines._as_samples([[5]], [[]], [[]], **given)
+        engines._as_samples(request, [[]], [[]], device="cpu")

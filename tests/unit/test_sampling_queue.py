@@ -62,7 +62,7 @@ def test_rows_enter_while_others_are_under_way(monkeypatch: pytest.MonkeyPatch) 
     model.eval()
     stops = list(range(0, model.config.vocab_size, 5))
     passes, _ = held(model, lambda: drawn(model, stops, max_tokens=200))
-    monkeypatch.setattr("rlhf_zoo.sampling.can_join", lambda *_: False)
+    monkeypatch.setattr("rlhf_zoo.decoding.can_join", lambda *_: False)
     waves, _ = held(model, lambda: drawn(model, stops, max_tokens=200))
     assert len(passes) < len(waves)
 
@@ -71,9 +71,9 @@ def test_a_cache_that_cannot_be_joined_takes_prompts_in_waves(monkeypatch: pytes
     model, _ = miniatures.load("Llama 3")
     model.eval()
     together = drawn(model, [])
-    monkeypatch.setattr("rlhf_zoo.sampling.can_join", lambda *_: False)
-    monkeypatch.setattr("rlhf_zoo.sampling.join", None)
-    monkeypatch.setattr("rlhf_zoo.sampling.cut", None)
+    monkeypatch.setattr("rlhf_zoo.decoding.can_join", lambda *_: False)
+    monkeypatch.setattr("rlhf_zoo.decoding.join", None)
+    monkeypatch.setattr("rlhf_zoo.decoding.cut", None)
     passes, queued = held(model, lambda: drawn(model, [], max_tokens=200))
     assert queued.token_lists() == together.token_lists() and max(passes) <= 200
 

@@ -366,7 +366,7 @@ def test_flags_that_do_not_parse(words, message):
         ((3, 2, 4), (3, 1, 2)),  # a process's share of an odd batch: one of the two micro-batches
         ((3, 1, 4), "per_device_train_batch_size of the stage sft is 3, of all processes together, and there are 2"),
         ((4, 1, 3), "per_device_eval_batch_size of the stage sft is 3"),
-        ((4, 1, 4, "group_by_length"), "which 2 processes would each do with rows of their own: set it to 'random' or"),
+        ((4, 1, 4, "batch_rebalance"), "which 2 processes would each do with rows of their own: set it to 'random' or"),
     ],
 )
 def test_a_process_has_its_share_of_the_batch(monkeypatch: pytest.MonkeyPatch, said: tuple, share: Any) -> None:

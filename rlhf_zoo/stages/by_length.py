@@ -1,0 +1,64 @@
+"""`train_sampling_strategy: group_by_length` for trl's trainers: rows of like length in a batch, and little padding.
+
+Transformers' own sampler draws from the global random state, so that a run resumed within a pass reads other rows, and
+it does not know the rows of a reward model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+from transformers import Trainer
+
+__all__ = ["ByLength", "batches_by_length"]
+
+#: Batches that are drawn from one pool of rows, which is sorted: more make batches tighter, and more alike each pass.
+POOL = 50
+#: What the length of a row is read from, in trl's data sets. Of a pair the longer side counts: both are padded to it.
+IDS = ("input_ids", "chosen_ids", "rejected_ids")
+
+
+class ByLength(Sampler[int]):
+    """Every row once, `batch_size` of like length after each other. The order depends on (seed, epoch) alone."""
+
+    def __init__(self, lengths: Sequence[int], batch_size: int, *, seed: int) -> None:
+        self._lengths, self._batch_size, self._seed = lengths, batch_size, seed
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """What accelerate calls at the start of each pass."""
+        self._epoch = epoch
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __iter__(self) -> Iterator[int]:
+        mixed = torch.Generator().manual_seed(self._seed + self._epoch)
+        rows = torch.randperm(len(self._lengths), generator=mixed).tolist()
+        last = len(rows) - len(rows) % self._batch_size  # a batch that is not full stands at the end
+        batches = []
+        for start in range(0, last, POOL * self._batch_size):
+            pool = sorted(rows[start : min(start + POOL * self._batch_size, last)], key=self._lengths.__getitem__)
+            batches += [pool[at : at + self._batch_size] for at in range(0, len(pool), self._batch_size)]
+        for place in torch.randperm(len(batches), generator=mixed).tolist():
+            yield from batches[place]
+        yield from rows[last:]
+
+
+class _Grouped(Trainer):
+    """Stands before a trainer of trl's."""
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        rows: Any = self.train_dataset if train_dataset is None else train_dataset
+        sides = [rows[name] for name in IDS if name in rows.column_names]
+        lengths = [max(map(len, row)) for row in zip(*sides, strict=True)]
+        size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+        return ByLength(lengths, size, seed=self.args.seed if self.args.data_seed is None else self.args.data_seed)
+
+
+def batches_by_length(kind: Any) -> Any:
+    """This trainer of trl's, which obeys the key."""
+    return type(kind.__name__, (_Grouped, kind), {})

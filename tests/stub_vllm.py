@@ -1,0 +1,117 @@
+"""A vLLM server on loopback as trl's client calls one: it samples from the weights that it was sent.
+
+NCCL, which carries the weights, is replaced by a list in this process; every route is HTTP.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+import torch
+import trl.generation
+from trl.generation import vllm_client, vllm_generation
+
+from rlhf_zoo.sampling import sample
+
+__all__ = ["StubVLLM", "serving"]
+
+
+class StubVLLM:
+    """asked: what came, (route, JSON); off: what its log-probabilities are below those of the model that it holds."""
+
+    def __init__(self, model: Any, off: float = 0.1) -> None:
+        self.model, self.off = model, off
+        self.asked: list[tuple[str, Any]] = []
+        self.sent: list[tuple[str, torch.Tensor]] = []
+        self.rounds = 0
+
+    def answer(self, route: str, given: Any) -> Any:
+        self.asked.append((route, given))
+        if route == "/v1/models":
+            self.rounds = 0  # of this client
+            return {"data": [{"id": "policy"}]}
+        if route == "/update_weights":
+            info = given["update_info"]
+            self.announced = list(zip(info["names"], info["dtype_names"], info["shapes"], strict=True))
+        if route == "/finish_weight_update":
+            found = [(name, str(x.dtype).removeprefix("torch."), list(x.shape)) for name, x in self.sent]
+            assert found == self.announced
+            self.model.load_state_dict(dict(self.sent), strict=False)
+        if route == "/v1/completions":
+            return {"choices": self.completions(**given)}
+        return {}
+
+    def completions(
+        self, *, prompt: list[list[int]], stop_token_ids: list[int], max_tokens: int, temperature: float, **rest: Any
+    ) -> list[dict[str, Any]]:
+        self.rounds += 1
+        assert rest == {
+            "model": "policy", "return_token_ids": True, "return_tokens_as_token_ids": True, "n": 1, "logprobs": 0,
+            "repetition_penalty": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "ignore_eos": True,
+        }  # fmt: skip
+        samples = sample(
+            self.model, prompt, keys=[(self.rounds, i) for i in range(len(prompt))], seed=0, pad_id=0,
+            max_new_tokens=max_tokens, temperature=temperature, stop_ids=stop_token_ids,
+        )  # fmt: skip
+        lists = zip(prompt, samples.token_lists(), samples.logprobs.tolist(), strict=True)
+        return [
+            {
+                "prompt_token_ids": asked,
+                "token_ids": ids,
+                "logprobs": {
+                    "tokens": [f"token_id:{index}" for index in ids],
+                    "token_logprobs": [x - self.off for x in row[: len(ids)]],
+                    "top_logprobs": [None] * len(ids),
+                },
+            }
+            for asked, ids, row in lists
+        ]
+
+
+@contextlib.contextmanager
+def serving(stub: StubVLLM, patch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The stub's address, while trl takes vLLM for installed."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.reply(None)
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.reply(json.loads(body or "null"))
+
+        def reply(self, given: Any) -> None:
+            data = json.dumps(stub.answer(self.path, given)).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    class Transfer:
+        @staticmethod
+        def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
+            stub.sent = [(name, weight.clone()) for name, weight in iterator]
+
+    for module in (vllm_client, vllm_generation):
+        patch.setattr(module, "is_vllm_available", lambda **_: True)
+    patch.setattr(trl.generation, "VLLMGeneration", vllm_generation.VLLMGeneration, raising=False)
+    patch.setattr(vllm_client.VLLMClient, "init_communicator", lambda self, device: None)
+    patch.setattr(vllm_client, "NCCLWeightTransferEngine", Transfer, raising=False)
+    patch.setattr(vllm_client, "NCCLTrainerSendWeightsArgs", dict, raising=False)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,197 @@
+"""Decoding over a cache of fixed size, whose steps a GPU replays: here a stand-in for its graphs replays them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import miniatures
+import pytest
+import torch
+from torch import Tensor
+from trainer_fixture import SAVED, Spy, make_trainer, resumed_alike, trained, updates_of
+from transformers import PreTrainedModel
+
+from rlhf_zoo import graphs
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.graphs import bucket, can_be_fixed, fixed_size
+from rlhf_zoo.ppo.engines import NativeEngine
+from rlhf_zoo.sampling import Samples, SamplingRequest, Vocabulary, sample
+
+# Longer than the sliding windows of the miniatures, and some twice.
+LENGTHS = [3, 40, 9, 1, 25, 9, 60, 2, 14, 33, 5, 1]
+TOKENS = 24
+
+
+class Recorded:
+    """As CUDA graphs: a step is captured once, its replays compute into one tensor, and all share their memory."""
+
+    def __init__(self) -> None:
+        self.captured, self.replayed, self.shared = 0, 0, list[Tensor]()
+
+    def __call__(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+        step()  # the warm-up
+        logits = step().clone()
+        self.captured += 1
+        self.shared.append(logits)
+
+        def replay() -> Tensor:
+            self.replayed += 1
+            new = step()
+            for each in self.shared:
+                each.fill_(torch.nan)
+            return logits.copy_(new)
+
+        return replay
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of few columns, so that a short call has several shapes and moves what it holds."""
+    monkeypatch.setattr(graphs, "COLUMNS", 16)
+
+
+def request(model: PreTrainedModel, *, seed: int = 3, max_tokens: int | None = None, rows: int = 12) -> SamplingRequest:
+    generator = torch.Generator().manual_seed(1)
+    size = model.config.vocab_size
+    prompts = [torch.randint(8, size, (n,), generator=generator).tolist() for n in LENGTHS[:rows]]
+    if rows > 5:
+        prompts[5] = prompts[2]
+    return SamplingRequest(
+        prompts, keys=[(0, i) for i in range(rows)], seed=seed, max_new_tokens=TOKENS, temperature=1.0, pad_id=0,
+        stop_ids=list(range(0, size, 30)), vocabulary=Vocabulary(size), max_tokens=max_tokens,
+    )  # fmt: skip
+
+
+def same(one: Samples, other: Samples) -> None:
+    assert one.token_lists() == other.token_lists()
+    assert torch.equal(one.ended, other.ended) and torch.equal(one.prompt_ids, other.prompt_ids)
+    torch.testing.assert_close(one.logprobs, other.logprobs, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", miniatures.FAMILIES)
+def test_a_fixed_cache_changes_no_token(name: str, narrow: None) -> None:
+    """Of windows, shared heads and softcaps, of rows that end and of prompts that wait."""
+    model, _ = miniatures.load(name)
+    model.eval()
+    recorded = Recorded()
+    engine = NativeEngine(lambda: recorded)
+    for most in (None, 4 * 96):
+        asked = request(model, max_tokens=most)
+        got, plain = engine(model, asked), sample(model, **vars(asked))
+        same(got, plain)
+        assert len(set(map(len, plain.token_lists()))) >= 3
+    assert recorded.replayed > 2 * recorded.captured > 8
+
+
+@pytest.fixture
+def llama() -> PreTrainedModel:
+    return miniatures.load("Llama 3")[0].eval()
+
+
+def test_the_next_rollout_has_the_graphs_of_the_last(llama: PreTrainedModel, narrow: None) -> None:
+    """Where the weights lie as they lay: a step in place is seen by the graphs, and moved weights are captured anew."""
+    recorded = Recorded()
+    engine = NativeEngine(lambda: recorded)
+    asked = request(llama)
+    first, captured = engine(llama, asked), recorded.captured
+    again = engine(llama, asked)
+    assert recorded.captured == captured and torch.equal(first.logprobs, again.logprobs)
+    with torch.no_grad():
+        for weight in llama.parameters():
+            weight.mul_(1.1)
+    other = engine(llama, request(llama, seed=4))
+    same(other, sample(llama, **vars(request(llama, seed=4))))
+    for weight in llama.parameters():
+        weight.data = weight.data * 0.9
+    before = recorded.captured
+    same(engine(llama, asked), sample(llama, **vars(asked)))
+    assert recorded.captured - before >= 5
+
+
+def test_few_graphs_are_held(llama: PreTrainedModel, narrow: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs, "GRAPHS", 2)
+    engine = NativeEngine(Recorded)
+    asked = request(llama)
+    same(engine(llama, asked), sample(llama, **vars(asked)))
+    assert engine._decoder is not None and len(engine._decoder._graphs) == 2
+
+
+def test_a_rollout_after_one_that_failed(llama: PreTrainedModel, narrow: None) -> None:
+    engine, calls = NativeEngine(Recorded), 0
+
+    def fails(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 9:
+            raise KeyboardInterrupt
+
+    hook = llama.register_forward_hook(fails)
+    with pytest.raises(KeyboardInterrupt):
+        engine(llama, request(llama))
+    hook.remove()
+    same(engine(llama, request(llama, seed=5)), sample(llama, **vars(request(llama, seed=5))))
+
+
+def test_what_a_graph_cannot_have_is_sampled_plainly() -> None:
+    from families import tiny_model
+    from transformers import AutoModelForCausalLM
+
+    def never() -> Any:
+        raise AssertionError("nothing is captured")
+
+    recurrent = tiny_model(AutoModelForCausalLM, "qwen3_next")
+    few = request(recurrent, rows=2)
+    assert not can_be_fixed(recurrent)
+    assert len(NativeEngine(never)(recurrent, few)) == 2
+    llama = miniatures.load("Llama 3")[0].eval()
+    bounded = request(llama, rows=2, max_tokens=max(LENGTHS[:2]) + TOKENS)  # less than 128 columns
+    same(NativeEngine(never)(llama, bounded), sample(llama, **vars(bounded)))
+
+
+def test_sizes() -> None:
+    assert [bucket(rows) for rows in (1, 2, 3, 4, 5, 7, 13, 16, 17, 25, 256)] == [1, 2, 3, 4, 6, 8, 16, 16, 24, 32, 256]
+    prompts = [[1] * 100] * 200
+    assert fixed_size(prompts, 512, None) == (256, 640)
+    assert fixed_size(prompts, 512, 100 * 640) == (96, 640)
+    assert fixed_size(prompts, 512, 639) is None
+
+
+def test_a_capture_that_fails_is_said_once_and_sampling_goes_on(
+    llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    def refuses() -> Any:
+        raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", refuses)
+    asked = request(llama, rows=3)
+    with pytest.warns(UserWarning, match=r"not permitted when stream is capturing\), .* rollout_graphs: false") as seen:
+        got = NativeEngine(graphs.CudaGraphs)(llama, asked)
+    assert len(seen) == 1 and torch.is_autocast_cache_enabled()
+    same(got, sample(llama, **vars(asked)))
+
+
+def test_a_run_with_graphs_is_the_run_without_and_resumes_to_the_bit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = trained(tmp_path / "plain", max_steps=1)
+    made = list[Recorded]()
+
+    def recorded() -> Recorded:
+        made.append(Recorded())
+        return made[-1]
+
+    monkeypatch.setattr("rlhf_zoo.ppo.base.make_engine", lambda *_: NativeEngine(recorded))
+    graphed = resumed_alike(lambda folder: make_trainer(folder, kind=Spy, **SAVED), tmp_path)
+    assert all(each.replayed for each in made)
+    one, other = updates_of(plain)[0], updates_of(graphed)[0]
+    names = [name for name in one if name.startswith(("completions/", "objective/"))]
+    assert len(names) > 4 and [one[n] for n in names] == pytest.approx([other[n] for n in names], rel=1e-4, abs=1e-5)
+
+
+def test_the_key_is_of_the_native_engine(tmp_path: Path) -> None:
+    with pytest.raises(ZooError, match="rollout_graphs is of the native engine, and rollout_engine is 'transformers'"):
+        make_trainer(tmp_path, rollout_engine="transformers", rollout_graphs=False)
