@@ -150,7 +150,7 @@ def _templates(pair: Pair, flips: Flips) -> Reading:
     size = max(2, pair.size * min(most, MOST) // most)
     if pair.size < 2:
         raise Unmeasured("one prompt has no other to share a template with")
-    kept = [np.flatnonzero(groups < size) for groups in pair.groups]
+    kept: list[list[int]] = [np.flatnonzero(groups < size).tolist() for groups in pair.groups]
     texts = [
         slotted(pair.prompts[side][pair.groups[side][i]], pair.tokens[side][i]) for side in (0, 1) for i in kept[side]
     ]
@@ -197,7 +197,7 @@ def _sameness(pair: Pair, flips: Flips) -> Reading:
     for groups, tokens in zip(pair.groups, pair.tokens, strict=True):
         mine = np.zeros(len(groups))
         for place in range(pair.size):
-            rows = np.flatnonzero(groups == place)
+            rows: list[int] = np.flatnonzero(groups == place).tolist()
             found = cosines([tokens[row] for row in rows])
             mine[rows] = (found.sum(1) - 1) / (len(rows) - 1)
         numbers.append(mine)

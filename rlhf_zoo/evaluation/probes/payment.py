@@ -61,7 +61,11 @@ class Payment:
         judge = None
         if judged is not None and judged_put_in is not None and more > a:
             theirs = float(np.mean(np.asarray(judged_put_in, float)) - np.mean(np.asarray(judged, float)))
-            judge = theirs / (float(np.std(judged)) or 1.0) / ((more - a) / (float(np.std(np.asarray(sft))) or 1.0))
+            judge = (
+                theirs
+                / (float(np.std(np.asarray(judged, float))) or 1.0)
+                / ((more - a) / (float(np.std(np.asarray(sft))) or 1.0))
+            )
         return cls(family, (more - a) / gain, (b - less) / gain, judge)
 
     @property
