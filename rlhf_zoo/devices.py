@@ -13,7 +13,16 @@ from .errors import ZooError
 
 log = logging.getLogger(__name__)
 
-__all__ = ["MEMORY_ERRORS", "MicroBatches", "best_device", "free_cache", "is_out_of_memory", "move", "on_device"]
+__all__ = [
+    "MEMORY_ERRORS",
+    "MicroBatches",
+    "best_device",
+    "free_cache",
+    "has_bfloat16",
+    "is_out_of_memory",
+    "move",
+    "on_device",
+]
 
 # A CPU's allocator and that of MPS raise RuntimeError, and so does much else.
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)
@@ -37,6 +46,13 @@ def best_device(*, use_cpu: bool = False) -> torch.device:
     if torch.cuda.is_available():  # what ZeroGPU promises where no device is there yet
         return torch.device("cuda")
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+
+
+def has_bfloat16() -> bool:
+    """Whether the accelerator here computes in bfloat16."""
+    from transformers.utils import is_torch_bf16_gpu_available
+
+    return bool(is_torch_bf16_gpu_available())
 
 
 def on_device(model: Model, *, use_cpu: bool = False) -> Model:

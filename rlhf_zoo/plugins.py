@@ -18,7 +18,7 @@ from typing import Any
 
 from .errors import ZooError
 
-__all__ = ["JUDGES", "REWARDS", "call_judge", "did_you_mean", "load_object", "registered"]
+__all__ = ["JUDGES", "REWARDS", "call_judge", "check_word", "did_you_mean", "load_object", "registered"]
 
 JUDGES = "rlhf_zoo.judges"
 REWARDS = "rlhf_zoo.rewards"
@@ -34,6 +34,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 def registered(group: str) -> list[str]:
     """The names that installed packages registered as entry points of a group, sorted."""
     return sorted({entry.name for entry in importlib.metadata.entry_points(group=group)})
+
+
+def check_word(name: str, *, group: str) -> None:
+    """Raises ZooError for a name without a module that no installed package registers; imports nothing."""
+    word = name.partition("(")[0].strip()
+    names = registered(group)
+    if ":" not in word and word not in names:
+        hint = did_you_mean(word, names) or f": it knows {', '.join(names) or 'none'}; or write module:attribute."
+        raise ZooError(f"No installed package registers {word!r} under {group!r}{hint}")
 
 
 def load_object(name: str, *, group: str) -> Any:
@@ -113,11 +122,8 @@ def _find(name: str, group: str) -> Any:
     if ":" in name:
         module_name, _, attribute = name.partition(":")
         return _attribute(_import(module_name, name), attribute, name)
+    check_word(name, group=group)
     entries = importlib.metadata.entry_points(group=group, name=name)
-    if not entries:
-        names = registered(group)
-        hint = did_you_mean(name, names) or f": it knows {', '.join(names) or 'none'}; or write module:attribute."
-        raise ZooError(f"No installed package registers {name!r} under {group!r}{hint}")
     targets = {entry.value: entry for entry in entries}
     if len(targets) > 1:
         raise ZooError(

@@ -190,14 +190,21 @@ def stage_directories(run: Path) -> list[Path]:
     return found
 
 
-def run_flags(ctx: click.Context, recipe: str, *, stage: str | None = None) -> dict[str, dict[str, Any]]:
+def run_flags(
+    ctx: click.Context, recipe: str, *, stage: str | None = None, names: bool = True
+) -> dict[str, dict[str, Any]]:
     """Flags by stage, with those of recipe.yaml under 'recipe'. For one stage's command a bare key is that stage's.
+
+    names: whether names of judges and rewards are looked at.
 
     Raises ZooError for a mistake in flags or in the recipe's files that can be seen without importing what trains.
     """
+    from ..plugins import REWARDS, check_word
     from ..recipes import load_recipe
     from ..runs.declared import declared_keys, refused_keys
+    from ..runs.names import check_judge_name
     from ..runs.settings import checked_keys, parse_flags, recipe_config, recipe_flags, recipe_keys
+    from ..runs.values import coerce
 
     if recipe.startswith("-"):
         raise ZooError(f"{recipe} stands before the recipe: write `{ctx.command_path} RECIPE {recipe} ...`.")
@@ -209,7 +216,7 @@ def run_flags(ctx: click.Context, recipe: str, *, stage: str | None = None) -> d
         flags[stage] = {**flags[stage], **{key: value for key, value in bare.items() if key not in shared}}
     recipe_flags(flags["recipe"])
     known = load_recipe(recipe)
-    recipe_config(known, flags["recipe"])
+    evaluation = recipe_config(known, flags["recipe"]).evaluation
     for name in STAGES:
         hints = {key: declared.hint for key, declared in declared_keys(name).items()}
         of, refused = f"the stage {name}", refused_keys(name)
@@ -217,6 +224,13 @@ def run_flags(ctx: click.Context, recipe: str, *, stage: str | None = None) -> d
         checked_keys(flags[name], hints, "the command's flags", of=of, refused=refused, flag=f"--{own}")
         if name in known.stages and stage in (None, "eval", name):
             checked_keys(known.stages[name], hints, str(known.source(name)), of=of, refused=refused)
+    if names and "ppo" in known.stages and stage in (None, "eval", "ppo"):
+        for judge in filter(None, [evaluation.judge, *evaluation.judges]):
+            check_judge_name(judge)
+        rewards = {**known.stages["ppo"], **flags["ppo"]}.get("reward_funcs")
+        with contextlib.suppress(ValueError):  # what is no list is told with its key
+            for reward in coerce(rewards, list[str] | None) or ():
+                check_word(reward, group=REWARDS)
     return flags
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
+from ..runs.names import check_judge_name
 from ..runs.values import json_object
 from .common import FLAGS, command_line, print_json, run_flags, run_options, settle_hub, table, writing
 from .train import run_one
@@ -67,6 +68,8 @@ def evaluate(
       rlhf-zoo eval tiny-world --evaluation.samples 2
       rlhf-zoo eval local/product-remarks-ppo --against local/product-remarks-sft --hub local
     """
+    for judge in judges:
+        check_judge_name(judge)
     given = {name: options.pop(name) for name in (*OF_POLICIES, "prompts", "samples")}
     asked = None if llm is None else json_object(llm, option="--llm", example="'{\"budget\": 1}'")
     if not _is_policy(subject, given):

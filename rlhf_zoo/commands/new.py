@@ -52,12 +52,16 @@ def new(
     Example:
       rlhf-zoo new mine --model Qwen/Qwen3-0.6B --preferences trl-lib/ultrafeedback_binarized
     """
+    from ..draft.wish import Wish
+
+    wish = Wish(model, preferences, prompts, texts, rewards, judge, memory)
+    wish.check()  # before what takes seconds to import
+
     from ..draft.memory import GIB
-    from ..draft.recipe import Wish, check_folder, draft, write
+    from ..draft.recipe import check_folder, draft, write
     from ..model_code import FLAG, is_trusted
 
     check_folder(folder)
-    wish = Wish(model, preferences, prompts, texts, rewards, judge, memory)
     here = source_hub in (None, "none")
     with contextlib.nullcontext() if here else settle_hub(source_hub, push_to_hub=False, option="--source_hub"):
         made = draft(wish, title=os.path.basename(os.path.abspath(folder)))

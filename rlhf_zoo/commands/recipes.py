@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def recipes_copy(recipe: str, target: Path) -> None:
 def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) -> None:
     """Check every key of a recipe, flags and the names of reward functions, without training.
 
-    Columns and contexts are looked at where the Hub answers that has the data and models.
+    Columns and contexts are looked at where the Hub answers that has the data and models, and else it says so.
 
     \b
     Example:
@@ -107,11 +108,14 @@ def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) ->
 
 
 def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
-    from ..evaluator.judges import check_names
+    from ..evaluator.judges import check_names, needing_labels
+    from ..hub.connect import CLIENT
+    from ..hub.refusals import reason
     from ..recipes import load_recipe
     from ..runs.beginning import check_response_length, named_models
     from ..runs.data import check_forms, check_labeled
     from ..runs.judge import with_judge
+    from ..runs.loading import check_installed
     from ..runs.settings import recipe_config, stage_settings
 
     found = load_recipe(recipe)
@@ -119,19 +123,30 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
     for stage in found.stages:
         settings = stage_settings(found, stage, flags[stage], shared_flags=flags["recipe"], output_dir=Path("runs"))
         checked[stage] = settings
+        check_installed(settings)
         if stage == "ppo":
             from ..stages.ppo import reward_functions
 
             reward_functions(settings)
-    check_forms(shared, checked)
+    silence = CLIENT.silence()
+    hub = CLIENT if silence is None else replace(CLIENT, offline=True)  # asked once, not for each name
+    unseen = {f"the columns of {name}": why for name, why in check_forms(shared, checked, hub).items()}
+    models = named_models(checked, hub, leniently=True)
+    unseen |= {f"the context of {one.name}": one.unseen for one in models.values() if one.unseen is not None}
     if "ppo" in checked:
-        models = named_models(checked, leniently=True)
         check_response_length(shared, checked["ppo"], models.get("policy"))
         names = with_judge(shared.evaluation, checked["ppo"]).names
         check_names(names, shared.evaluation.asked_llm, hub=None)
         if "classifier" in names:
-            check_labeled(shared)
+            with needing_labels():
+                unseen |= {f"the labels of {name}": why for name, why in check_labeled(shared, hub).items()}
     click.echo(f"{found.name} is valid: {', '.join(found.stages)}.")
+    if unseen:
+        why = next(iter(unseen.values())) if silence is None else f"it does not answer: {reason(silence)}"
+        click.echo(
+            f"Not looked at: {', '.join(unseen)}, which {CLIENT.address} does not show ({why}); --source_hub names "
+            "another Hub."
+        )
 
 
 @recipes.command("keys")

@@ -84,17 +84,19 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     Example:
       rlhf-zoo doctor tiny-world --num_ppo_epochs 4
     """
-    with run_context(recipe, run_flags(ctx, recipe, stage="ppo"), looking=True, writes=False, **options) as (
-        context,
-        _,
-    ):
-        from ..studies.doctor import FAILED, examine
+    flags = run_flags(ctx, recipe, stage="ppo", names=False)
+    with run_context(recipe, flags, looking=True, writes=False, **options) as (context, _):
+        from ..studies.doctor import FAILED, SKIPPED, examine
 
         findings = examine(context)
     if as_json:
         print_json([asdict(one) for one in findings])
     else:
-        table("", ["check", "", "what was found"], [[one.check, one.status, one.said] for one in findings])
+        waiting = [one for one in findings if one.status == SKIPPED]
+        rows = [one for one in findings if one not in waiting]
+        table("", ["check", "", "what was found"], [[one.check, one.status, one.said] for one in rows])
+        for why in dict.fromkeys(one.said for one in waiting):
+            click.echo(f"Skipped ({why}): {', '.join(one.check for one in waiting if one.said == why)}.")
     if any(one.status == FAILED for one in findings):
         raise click.exceptions.Exit(2)
 

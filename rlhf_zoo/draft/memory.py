@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["BFLOAT16", "FLOAT32", "GIB", "Shape", "ppo_memory", "training_memory"]
+__all__ = ["BFLOAT16", "FLOAT32", "GIB", "Shape", "ppo_memory", "token_memory", "training_memory"]
 
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2
@@ -43,33 +43,35 @@ def training_memory(shape: Shape, *, lora: bool, rows: int, tokens: int, held: i
     }
 
 
+def token_memory(shape: Shape, *, half: bool) -> int:
+    """Bytes of the keys and values of a token."""
+    return (BFLOAT16 if half else FLOAT32) * shape.cached
+
+
 def ppo_memory(
     shape: Shape,
     *,
     lora: bool,
     reward: int,
     own: bool,
-    rollout: int,
-    rows: int,
-    prompt: int,
-    response: int,
+    cached: int,
+    scored: int,
     half: bool,
     held: int = FLOAT32,
 ) -> Mapping[str, int]:
     """Bytes by what they hold, in PPO.
 
     reward: bytes of the reward model, 0 without one; own: whether it is the recipe's, so that under LoRA the critic is
-    an adapter on it, and else on a copy of the policy. rollout: completions of an update, which are sampled at once;
-    rows: of a micro-batch; prompt, response: their tokens at most; half: whether models compute in bf16; held: bytes of
-    a weight under an adapter.
+    an adapter on it, and else on a copy of the policy. cached: tokens that sampling keeps at a time, at most
+    max_rollout_batch_tokens; scored: tokens of answers in a micro-batch, at most max_tokens_per_micro_batch; half:
+    whether models compute in bf16; held: bytes of a weight under an adapter.
     """
     trained = _trained(shape, lora=lora, held=held)
-    cached = (BFLOAT16 if half else FLOAT32) * shape.cached
     return {
         "the policy": trained,
         "the critic": TRAINED * shape.adapter if lora and own else trained,
         "the reference": 0 if lora else FLOAT32 * shape.parameters,
         "the reward model": reward,
-        "keys and values of a rollout": cached * rollout * (prompt + response),
-        "a micro-batch's logits": FLOAT32 * rows * response * shape.vocabulary,
+        "keys and values of a rollout": cached * token_memory(shape, half=half),
+        "a micro-batch's logits": FLOAT32 * scored * shape.vocabulary,
     }

@@ -15,6 +15,7 @@ from transformers import (
 
 from ..errors import ZooError
 from ..hub.connect import CLIENT
+from ..hub.pull import split_revision
 from ..hub.refusals import refusals_as
 from ..model_code import is_trusted
 from ..model_files import load_config, load_tokenizer, loading
@@ -62,8 +63,7 @@ def look_at_model(name: str) -> ModelFacts:
 
     Raises ZooError for what is no causal language model that can be trained here.
     """
-    repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
-    commit, terms = (None, None) if Path(name).is_dir() else _on_the_hub(repo, revision or None)
+    repo, commit, terms = _settled(name)
     what = f"The model {name}"
     model = _without_weights(AutoModelForCausalLM, repo, commit, what)
     config = model.config
@@ -96,10 +96,10 @@ def look_at_reward_model(name: str) -> int:
     """
     import torch
 
-    repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
+    repo, commit, _ = _settled(name)
     what = f"The reward model {name}"
-    model = _without_weights(AutoModelForSequenceClassification, repo, revision or None, what)
-    tokenizer = load_tokenizer(repo, name=what, revision=revision or None)
+    model = _without_weights(AutoModelForSequenceClassification, repo, commit, what)
+    tokenizer = load_tokenizer(repo, name=what, revision=commit)
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise ZooError(f"{what} pads with its end-of-sequence token, so its score would be read one token early.")
     size = getattr(torch, str(model.config.dtype or "float32").removeprefix("torch.")).itemsize
@@ -114,15 +114,16 @@ def _without_weights(kind: Any, repo: str, revision: str | None, what: str) -> A
         return kind.from_config(config, trust_remote_code=is_trusted())
 
 
-def _on_the_hub(repo: str, revision: str | None) -> tuple[str, str | None]:
-    """The commit that a revision means now, and the license that the model's card names."""
-    from huggingface_hub import HfApi
-
+def _settled(name: str) -> tuple[str, str | None, str | None]:
+    """A model's folder or repository, the commit that its revision means now, and the license that its card names."""
+    if Path(name).is_dir():
+        return name, None, None
+    repo, revision = split_revision(name)
     mend = "check its name, its revision and --source_hub."
     with refusals_as(f"The model {repo} is no folder and cannot be found on {CLIENT.address}", mend):
-        info = HfApi().model_info(repo, revision=revision)
+        info = CLIENT.api().model_info(repo, revision=revision)
     terms = getattr(info.card_data, "license", None)
-    return str(info.sha), terms if isinstance(terms, str) else None
+    return repo, str(info.sha), terms if isinstance(terms, str) else None
 
 
 def _linear(model: Any) -> list[tuple[str, int]]:

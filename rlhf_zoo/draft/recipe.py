@@ -13,46 +13,32 @@ from pathlib import Path
 from typing import Any
 
 from ..chat import Chat, prompt_ids, reading_ids, whole
-from ..devices import best_device
+from ..devices import best_device, has_bfloat16
 from ..errors import ZooError
 from ..evaluation.verdict import FEWEST
 from ..evaluator.judges import check_names
-from ..plugins import REWARDS, did_you_mean, load_object, registered
+from ..plugins import REWARDS, load_object
 from ..recipes import is_repository_name, load_recipe
 from ..rewards.verifiable import Verifiable
-from ..runs.judge import SAME_LABELS
 from ..runs.layout import as_turns, sft_text
+from ..runs.names import SAME_LABELS
 from ..runs.settings import LLMConfig
 from .data import Reading, Source, look_at_data, read_as
-from .memory import BFLOAT16, FLOAT32, GIB, ppo_memory, training_memory
+from .memory import BFLOAT16, FLOAT32, GIB, ppo_memory, token_memory, training_memory
 from .model import ModelFacts, look_at_model, look_at_reward_model
+from .wish import Wish
 
-__all__ = ["Draft", "Wish", "draft", "write"]
+__all__ = ["Draft", "check_folder", "draft", "write"]
 
 TEMPLATES = Path(__file__).parent / "templates"
 ASSUMED_GIB = 24.0
 #: What weights, optimizer, cache and logits may take of a card: the rest is for activations.
 FILLED = 0.7
+CACHED = 0.25  # the most of it that keys and values may take
 RANK = 16
 MOST_PROMPTS, MOST_EPISODES, MOST_RESPONSE, MOST_TOKENS = 200, 20_000, 256, 1024
 UPDATE, MICRO = 64, 4
 JUDGED = 0.3  # of the pairs, for the judge same-labels
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What somebody asks for.
-
-    texts: what SFT learns from. rewards: functions, and at most one model. gib: of the GPU.
-    """
-
-    model: str
-    preferences: str | None = None
-    prompts: str | None = None
-    texts: str | None = None
-    rewards: Sequence[str] = ()
-    judge: str | None = None
-    gib: float | None = None
 
 
 @dataclass(frozen=True)
@@ -75,13 +61,12 @@ class _Said:
 def draft(wish: Wish, *, title: str) -> Draft:
     """Looks at the model and the data, and decides. Raises ZooError for what no recipe can be made of."""
     said = _Said()
+    wish.check()
+    functions, reward_model = wish.functions, next(iter(wish.models), None)
     if wish.judge is not None:
         check_names([wish.judge], LLMConfig(), hub=None)
-    functions, reward_model = _rewards(wish.rewards)
-    if wish.preferences is None and not wish.rewards:
-        raise ZooError("Nothing says what is better: give --preferences, or --reward with --prompts.")
-    if wish.preferences is None and wish.prompts is None:
-        raise ZooError("There are no prompts to answer: give --prompts, or --preferences, whose prompts are taken.")
+    for name in functions:
+        load_object(name, group=REWARDS)
     model = look_at_model(wish.model)
     readings = _readings(wish)
     conversational, chat = _conversations(model, readings, said)
@@ -114,7 +99,6 @@ def draft(wish: Wish, *, title: str) -> Draft:
         "rank": RANK,
         "bfloat16": held == BFLOAT16,
         "eight": eight,
-        "half": _accelerated(),
         "judge": judge,
         "judged": JUDGED if judge.get("judge") == SAME_LABELS else None,
         "memory": {stage: sum(parts.values()) / GIB for stage, parts in memory.items()},
@@ -164,24 +148,6 @@ def _check(recipe: Path) -> None:
 # What is decided
 
 
-def _rewards(names: Sequence[str]) -> tuple[list[str], str | None]:
-    """The reward functions among these, and the reward model, of which there is at most one."""
-    known = registered(REWARDS)
-    functions = [name for name in names if name.partition("(")[0] in known or ":" in name]
-    models = [name for name in names if name not in functions]
-    for name in functions:
-        load_object(name, group=REWARDS)
-    for name in models:
-        if not Path(name).is_dir() and "/" not in name:
-            raise ZooError(
-                f"--reward {name} is no reward function, no folder and no model's name"
-                + (did_you_mean(name, known) or f": the functions are {', '.join(known)}.")
-            )
-    if len(models) > 1:
-        raise ZooError(f"--reward names two reward models, {models[0]} and {models[1]}: give one, and functions.")
-    return functions, next(iter(models), None)
-
-
 def _readings(wish: Wish) -> dict[str, Reading]:
     """How each stage reads its data. Raises ZooError where one has none."""
     seen: dict[str, Source] = {}
@@ -190,7 +156,7 @@ def _readings(wish: Wish) -> dict[str, Reading]:
         return seen[name] if name in seen else seen.setdefault(name, look_at_data(name))
 
     pairs = None
-    if wish.preferences is not None and not (_rewards(wish.rewards)[1]):
+    if wish.preferences is not None and not wish.models:
         pairs = read_as(look(wish.preferences), "pairs")
         if pairs is None:
             raise ZooError(
@@ -317,7 +283,7 @@ def _text_length(text: Any, tokenizer: Any) -> int:
 
 def _memory(
     model: ModelFacts,
-    sizes: Mapping[str, Any],
+    sizes: dict[str, Any],
     readings: Mapping[str, Reading],
     wish: Wish,
     reward_model: str | None,
@@ -325,7 +291,13 @@ def _memory(
 ) -> tuple[bool, int, dict[str, Mapping[str, int]]]:
     """Whether LoRA is needed, the bytes in which a weight under it is held, and what each stage then takes."""
     gib, source = _card(wish.gib)
-    shape = model.shape(rank=RANK)
+    shape, half = model.shape(rank=RANK), not _accelerated() or has_bfloat16()  # where none is, one that has it
+    longest = sizes["prompt"] + sizes["response"]
+    cached, kept = sizes["rollout"] * longest, int(CACHED * gib * GIB / token_memory(shape, half=half))
+    sizes["cached"] = max(kept, longest) if cached > kept else None
+    if sizes["cached"] is not None:
+        cached = sizes["cached"]
+        said("max_rollout_batch_tokens", cached, f"keys and values of all answers at once take over {CACHED:.0%}")
     elsewhere = 0 if reward_model is None else look_at_reward_model(reward_model)
 
     def stages(lora: bool, held: int) -> dict[str, Mapping[str, int]]:
@@ -334,11 +306,9 @@ def _memory(
             lora=lora,
             reward=held * shape.parameters if "reward" in readings else elsewhere,
             own="reward" in readings,
-            rollout=sizes["rollout"],
-            rows=sizes["rows"],
-            prompt=sizes["prompt"],
-            response=sizes["response"],
-            half=_accelerated(),
+            cached=cached,
+            scored=sizes["rows"] * sizes["response"],
+            half=half,
             held=held,
         )
         found: dict[str, Mapping[str, int]] = {

@@ -289,7 +289,9 @@ class HeadToHead:
             estimate = correlation(reward, judged, self.groups, seed=self.seed, ranks=True)
             found[side] = None if estimate is None else estimate.to_json()
         paid, wins = _won(self.measured["ppo"].reward, self.measured["sft"].reward), self._wins()
-        found["same_side"] = self._mean((1 - np.abs(paid - wins)).tolist())
+        # Where one of them prefers nothing at all, they agree on nothing.
+        tied = (paid == 0.5).all() or (wins == 0.5).all()
+        found["same_side"] = None if tied else self._mean((1 - np.abs(paid - wins)).tolist())
         return found
 
 

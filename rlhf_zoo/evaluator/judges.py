@@ -12,11 +12,10 @@ module:function      a function (prompts, completions) -> numbers, or an entry p
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
+import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,12 +33,12 @@ from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.pairwise import FunctionPairJudge, PairJudge
 from ..hub.connect import CLIENT, Hub
 from ..hub.refs import ask, resolve
-from ..plugins import JUDGES, REWARDS, did_you_mean, load_object, registered
+from ..plugins import REWARDS, load_object
 from ..record import StageRecord
 from ..rewards import RewardModel
 from ..rewards.functions import Batch, FunctionCall, RewardFunction, numbers
 from ..rewards.verifiable import Verifiable
-from ..runs.judge import SAME_LABELS
+from ..runs.names import SAME_LABELS, check_judge_name, kind_of
 from ..runs.settings import LLMConfig
 
 log = logging.getLogger(__name__)
@@ -52,13 +51,13 @@ __all__ = [
     "check_names",
     "checked",
     "checks_answers",
+    "needing_labels",
     "open_panel",
     "scores",
 ]
 
 #: Labelled pairs that a judge is checked on; each is paid for where a language model judges.
 CHECKED, CHECKED_BY_LLM = 500, 50
-KINDS = ("reward", "rule", "llm", "pairs", "votes")
 ENDPOINT, OPENAI = "OPENAI_BASE_URL", "https://api.openai.com/v1"
 
 OF_SAME_LABELS = (
@@ -218,9 +217,10 @@ def check_names(
     if doubled is not None:
         raise ZooError(f"The judge {doubled} is named twice: name it once.")
     for place, name in enumerate(names):
-        kind, argument = _kind(name)
+        kind, argument = kind_of(name)
         if kind == "classifier" and labeled is not None:
-            _check_labels(labeled, seed)
+            with needing_labels():
+                ClassifierJudge.check(labeled(), seed=seed)
         elif kind == "reward":
             _check_reward_model(argument, hub)
         elif kind == "rule":
@@ -230,7 +230,7 @@ def check_names(
         elif kind == "pairs":
             FunctionPairJudge(argument)
         elif kind == "function":
-            _check_word(argument)
+            check_judge_name(argument)
             FunctionJudge(argument)
         elif kind == "votes":
             from ..votes.data import HubVotes
@@ -270,7 +270,7 @@ def open_panel(
     comparing: list[PairJudge] = []
     votes: list[str] = []
     for place, name in enumerate(names):
-        kind, argument = _kind(name)
+        kind, argument = kind_of(name)
         if kind == "classifier":
             scoring.append(ClassifierJudge.train(labeled(), seed=seed))
         elif kind == "reward":
@@ -307,36 +307,11 @@ def open_panel(
     return Panel(tuple(scoring), tuple(comparing), tuple(votes))
 
 
-def _kind(name: str) -> tuple[str, str]:
-    """(kind, argument) of a judge's name."""
-    if name in ("classifier", SAME_LABELS):
-        return name, ""
-    kind, colon, argument = name.partition(":")
-    if not colon or kind not in KINDS:
-        return "function", name
-    if not argument:
-        raise ZooError(f"The judge {name!r} names nothing after its colon: write {kind}:NAME.")
-    return kind, argument
-
-
-def _check_word(name: str) -> None:
-    """Raises ZooError for a word that is no judge's and no module's, with the one that may be meant."""
-    known = ["classifier", SAME_LABELS, *registered(JUDGES)]
-    if ":" not in name and name.partition("(")[0].strip() not in known:
-        near = did_you_mean(name, known) or ": write classifier, KIND:NAME or MODULE:FUNCTION."
-        raise ZooError(f"There is no judge {name!r}{near}")
-    kind, colon, rest = name.partition(":")
-    meant = difflib.get_close_matches(kind, KINDS, n=1) if colon and kind.isidentifier() else []
-    here = (Path(kind), Path(f"{kind}.py"))
-    if meant and not any(path.exists() for path in here) and importlib.util.find_spec(kind) is None:
-        raise ZooError(
-            f"There is no kind of judge {kind!r} and no module of that name, did you mean '{meant[0]}:{rest}'?"
-        )
-
-
-def _check_labels(labeled: Labeled, seed: int) -> None:
+@contextlib.contextmanager
+def needing_labels() -> Iterator[None]:
+    """Says of what goes wrong inside that the judge `classifier` has nothing to learn from, and the mends."""
     try:
-        ClassifierJudge.check(labeled(), seed=seed)
+        yield
     except ZooError as error:
         why = str(error).rpartition(": ")[0] or str(error)  # without its mend, as there are others here
         raise ZooError(

@@ -29,7 +29,8 @@ from ..rewards.loading import load_reward_model
 from ..runs.context import RunContext
 from ..runs.data import labeled_rows
 from ..runs.generate import complete
-from ..runs.judge import SAME_LABELS, evaluation_of, judge_run
+from ..runs.judge import evaluation_of, judge_run
+from ..runs.names import SAME_LABELS
 from ..sampling import Samples
 from ..truncation import Truncation
 from .judges import (

@@ -47,6 +47,8 @@ CLIENT_STATE = (
     "HF_EVALUATE_CACHE",
 )
 START_SECONDS = 30
+ANSWER_SECONDS = 5
+OUT_OF_ORDER = (500, 502, 503, 504)
 SOURCE = "--source_hub"
 
 
@@ -115,6 +117,23 @@ class Hub:
         from huggingface_hub import snapshot_download
 
         return Path(snapshot_download(repo, **self._client, **options))
+
+    def silence(self) -> Exception | None:
+        """Why this Hub gives no answer, asked once; None where it does, or is not to be asked.
+
+        The client itself asks six times for a commit, and for ever where nobody hangs up.
+        """
+        from huggingface_hub.errors import HfHubHTTPError, HTTPError
+        from huggingface_hub.utils import get_session
+
+        if self.offline:
+            return None
+        try:
+            answer = get_session().head(self.address, timeout=ANSWER_SECONDS)
+        except (HTTPError, OSError) as error:
+            return error
+        told = f"{answer.status_code} {answer.reason_phrase}"
+        return HfHubHTTPError(told, response=answer) if answer.status_code in OUT_OF_ORDER else None
 
     @property
     def _client(self) -> dict[str, Any]:

@@ -160,15 +160,17 @@ def publish_checkpoint(
     beside: Path,
     message: str,
     optimizer: bool = False,
+    overwrite: bool = False,
     instead: Mapping[str, Path | None] = NOTHING,
     hub: Hub = CLIENT,
 ) -> dict[str, str]:
     """Sends one complete checkpoint as one commit with one annotated tag, and notes it in published.json.
 
     run: the id of the run, which holds the repository. beside: a folder of further files (card, metrics, recipe).
-    optimizer: send what training goes on from too. instead: see `checkpoint_files`. Returns {hub, repo, commit, tag,
-    time}. Where an earlier try was cut off before it heard an answer, nothing is sent twice: its commit is found again.
-    Raises ZooError where another run took the repository, and where the tag is there with other weights: a step's tag
+    optimizer: send what training goes on from too. overwrite: put these weights under a tag that is of others, as a
+    step that is trained again has. instead: see `checkpoint_files`. Returns {hub, repo, commit, tag, time}. Where an
+    earlier try was cut off before it heard an answer, nothing is sent twice: its commit is found again. Raises
+    ZooError where another run took the repository, and where the tag is there with other weights: unasked a step's tag
     never moves.
     """
     check_whole(checkpoint, training=optimizer)
@@ -176,6 +178,10 @@ def publish_checkpoint(
     tag, begun = tag_name(checkpoint_step(checkpoint)), checkpoint / SENDING
     tagged = all_tags(repo_id, hub=hub).get(tag)
     commit = _made_before(repo_id, message, files, tagged=tagged, begun=begun.is_file(), hub=hub)
+    if commit is None and tagged is not None and overwrite:
+        check_claim(run, repo_id, hub=hub)
+        hub.api().delete_tag(repo_id, tag=tag)
+        tagged = None
     if commit is None and tagged is not None:
         raise ZooError(
             f"The tag {tag} of {repo_id} on {hub.name} is of other weights than {checkpoint}, and a step's tag never "

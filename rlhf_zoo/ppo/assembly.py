@@ -106,7 +106,7 @@ def assemble(
     reference = None
     if args.reference:
         reference = Reference(
-            policy, ref_model, adapter=args.ref_adapter_name, in_8bit=args.ref_load_in_8bit, in_bf16=args.bf16
+            policy, ref_model, adapter=args.ref_adapter_name, in_8bit=args.ref_load_in_8bit, in_bf16=bool(args.bf16)
         )
     rewards = build_rewards(reward_model, reward_funcs, args, tokenizer, reward_processing_class or tokenizer)
     if head is not None and value_model is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase, TrainingArguments
 
+from ..devices import has_bfloat16
 from ..errors import ZooError
 from ..functional import AGGREGATIONS, KL_IN_LOSS, KL_IN_REWARD
 from ..limits import check_limits
@@ -53,6 +54,10 @@ class PPOConfig(TrainingArguments):
         default=False, metadata={"help": "Drop the columns that the model's forward does not name; keep it False."}
     )
     dataset_num_proc: int | None = field(default=None, metadata={"help": "Processes that tokenize the prompts."})
+    bf16: bool | None = field(  # type: ignore[assignment]  # as in trl, whose configurations take None too
+        default=False,
+        metadata={"help": "Compute in bfloat16, weights in float32; None: where the machine's GPU has it."},
+    )
     total_episodes: int | None = field(
         default=None, metadata={"help": "Completions to sample in all; sets max_steps, rounded up to whole updates."}
     )
@@ -228,6 +233,8 @@ class PPOConfig(TrainingArguments):
         _check_kl(self)
         _check_reference(self)
         _check_engine(self)
+        if self.bf16 is None:
+            self.bf16 = not self.use_cpu and has_bfloat16()
         super().__post_init__()
         if self.episodes_per_update % self.num_mini_batches:
             raise ZooError(

@@ -201,6 +201,7 @@ class Sender:
                 beside=Path(scratch),
                 message=f"{context.recipe.name} {stage}: step {step}",
                 optimizer=bool(record.read()["resolved"].get("push_optimizer")),
+                overwrite=context.overwrite,
                 instead=sent_instead(context, record, checkpoint, Path(altered)),
             )
         self._note(record, repo, {**published_tags(record, repo, hub=hub), published["tag"]: published["commit"]})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from ..chat import prompt_ids
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.refs import ask
-from ..hub.refusals import refusals_as
+from ..hub.refusals import reason, refusals_as
 from ..model_code import brings_code, is_trusted, refusal
 from ..model_files import ADAPTER_CONFIG, load_tokenizer
 from ..record import read_json
@@ -28,11 +28,15 @@ READ = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
 
 @dataclass(frozen=True)
 class Named:
-    """A model that a key of a recipe names, and a folder of its files without the weights. folder: None if unknown."""
+    """A model that a key of a recipe names, and a folder of its files without the weights. folder: None if unknown.
+
+    unseen: why it is unknown.
+    """
 
     key: str
     name: str
     folder: Path | None
+    unseen: str | None = None
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -75,30 +79,37 @@ def named_models(
             if name is not None and name not in ("sft", "reward", "ppo"):
                 repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
                 asked[role] = f"{key} of the stage ppo", repo, revision or None
-    return {
-        role: Named(key, name, _look_at(name, revision, hub, key, leniently))
-        for role, (key, name, revision) in asked.items()
-    }
+    found = {}
+    for role, (key, name, revision) in asked.items():
+        try:
+            found[role] = Named(key, name, _look_at(name, revision, hub, key))
+        except ZooError as error:
+            if not leniently:
+                raise
+            found[role] = Named(key, name, None, reason(error.__cause__ or error))
+    return found
 
 
-def _look_at(name: str, revision: str | None, hub: Hub, key: str, leniently: bool) -> Path | None:
+def _look_at(name: str, revision: str | None, hub: Hub, key: str) -> Path:
     if Path(name).is_dir():
         return Path(name)
 
     def look(one: Hub) -> Path:
         with refusals_as(f"The model {name} cannot be found on {one.name}", f"check {key}, --hub and --source_hub."):
-            return one.snapshot(name, revision=revision, allow_patterns=[*READ])
+            silence = one.silence()
+            try:
+                asked = one if silence is None else replace(one, offline=True)
+                return asked.snapshot(name, revision=revision, allow_patterns=[*READ])
+            except OSError:
+                if silence is None:
+                    raise
+                raise silence from None
 
-    try:
-        folder = ask(name, hub, look)[1]
-        adapter = read_json(folder / ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else {}
-        base = adapter.get("base_model_name_or_path")
-        if base and not (folder / "config.json").is_file():
-            return _look_at(base, adapter.get("revision"), hub, key, leniently)
-    except ZooError:
-        if leniently:
-            return None
-        raise
+    folder = ask(name, hub, look)[1]
+    adapter = read_json(folder / ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else {}
+    base = adapter.get("base_model_name_or_path")
+    if base and not (folder / "config.json").is_file():
+        return _look_at(base, adapter.get("revision"), hub, key)
     return folder
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import logging
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -19,7 +18,7 @@ from ..chat import Chat
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.publish import publish_folder
-from ..hub.refusals import client_errors, reason, refusals_as
+from ..hub.refusals import reason, refusals_as
 from ..json_values import hub_id
 from ..model_files import load_tokenizer
 from ..plugins import load_object
@@ -27,7 +26,7 @@ from ..record import fingerprint, now, write_text
 from .context import RunContext, versions
 from .layout import Form, conversational, fitting, hold_out, in_form, parts_of
 from .settings import RecipeConfig, StageSettings
-from .sources import DataSource, digest, find_data
+from .sources import DataSource, NoSuchPart, digest, find_data
 
 __all__ = [
     "CORPORA",
@@ -50,8 +49,6 @@ __all__ = [
     "to_train",
     "write_configuration",
 ]
-
-log = logging.getLogger(__name__)
 
 CORPORA = "rlhf_zoo.corpora"
 
@@ -159,48 +156,52 @@ def to_train(context: RunContext) -> dict[str, StageSettings]:
     }
 
 
-def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = CLIENT) -> None:
+def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = CLIENT) -> dict[str, str]:
     """Raises ZooError for columns that a stage cannot read, as far as the data sets' pages tell without a download.
 
-    What the Hub does not say, or a Hub that does not answer, is left to the stage.
+    What the Hub does not say, or a Hub that does not answer, is left to the stage. Returns it: data set -> why.
     """
+    unseen: dict[str, str] = {}
     for stage, settings in stages.items():
         if stage == "reward" and settings.data.simulated_pairs is not None:
             continue
         of = f"the stage {stage}"
-        rows = _first_row(shared, settings.data, _FORMS[stage], text=_text_field(settings), of=of, hub=hub)
+        field = _text_field(settings)
+        rows = _first_row(shared, settings.data, _FORMS[stage], text=field, of=of, hub=hub, unseen=unseen)
         if rows is not None and shared.chat != Chat() and not conversational(rows):
             raise ZooError(
                 f"The data set {settings.data.dataset_name or shared.dataset_name} of {of} has plain texts, and "
                 "recipe.yaml says how conversations are rendered: set conversational to true, or leave system_prompt, "
                 "chat_template_kwargs and strip_thoughts out."
             )
+    return unseen
 
 
-def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> None:
+def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
     """The same of the texts and labels that the judge `classifier` learns from."""
-    _first_row(shared, shared.evaluation.labeled_data, "labeled", of="the judge classifier", hub=hub)
+    unseen: dict[str, str] = {}
+    data = shared.evaluation.labeled_data
+    _first_row(shared, data, "labeled", of="the judge classifier", hub=hub, unseen=unseen)
+    return unseen
 
 
 def _first_row(
-    shared: RecipeConfig, data: Any, form: Form, *, of: str, text: str = "text", hub: Hub
+    shared: RecipeConfig, data: Any, form: Form, *, of: str, text: str = "text", hub: Hub, unseen: dict[str, str]
 ) -> datasets.Dataset | None:
-    """The first row that these data keys mean, in its form; None where that cannot be told yet."""
+    """The first row that these data keys mean, in its form; None where that cannot be told yet, and `unseen` why."""
     name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
     if name is None:
         return None
-    configuration, split = data.dataset_config, data.dataset_train_split
+    revision = data.dataset_revision if data.dataset_name else shared.dataset_revision
+    source = find_data(name, revision, hub)
     try:
-        revision = data.dataset_revision if data.dataset_name else shared.dataset_revision
-        first = find_data(name, revision, hub).first_row(configuration, split)
-    except (ValueError, OSError, datasets.exceptions.DatasetsError, *client_errors()) as error:
-        # The loader lists what there is where it knows that a configuration or split is not.
-        if Path(name).is_dir() or (isinstance(error, ValueError) and "Available" in str(error)):
-            raise ZooError(
-                f"The data set {name}, configuration {configuration}, split {split}, of {of} cannot be loaded "
-                f"({reason(error)}): check dataset_name, dataset_config and dataset_train_split."
-            ) from error
-        log.info("The columns of %s are not known (%s).", name, reason(error))
+        first = source.first_row(data.dataset_config, data.dataset_train_split)
+    except ZooError as error:
+        if isinstance(error, NoSuchPart):
+            raise NoSuchPart(f"{str(error).removesuffix('.')} of {of}.") from error
+        if Path(name).is_dir():
+            raise
+        unseen[name] = source.unanswered or reason(error.__cause__ or error)
         return None
     if first is None:
         return None
@@ -272,7 +273,8 @@ def _named(context: RunContext, name: str, *, again: bool) -> DataSource:
     before = {**(document.get("dataset") or {}), "fingerprint": document.get("fingerprint")}
     found = find_data(name, context.shared.dataset_revision, context.hub, before=None if again else before)
     known = found.lineage["fingerprint"]
-    if found.lineage["repo"] and found.lineage["commit"] and (again or before["fingerprint"] != known):
+    settled = found.lineage["repo"] and found.lineage["commit"] and found.unanswered is None
+    if settled and (again or before["fingerprint"] != known):
         lineage = {key: value for key, value in found.lineage.items() if key != "fingerprint"}
         record.write(stage="data", recipe=context.recipe.name, status="named", fingerprint=known, dataset=lineage)
     return found

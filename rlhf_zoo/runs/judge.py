@@ -9,11 +9,10 @@ from ..plugins import REWARDS, load_object
 from ..record import first_difference
 from ..rewards.verifiable import Verifiable
 from .context import RunContext
+from .names import SAME_LABELS
 from .settings import EvaluationConfig, StageSettings
 
-__all__ = ["SAME_LABELS", "check_same_labels", "evaluation_of", "judge_run", "of_same_labels", "with_judge"]
-
-SAME_LABELS = "same-labels"
+__all__ = ["check_same_labels", "evaluation_of", "judge_run", "of_same_labels", "with_judge"]
 
 
 def evaluation_of(context: RunContext) -> EvaluationConfig:

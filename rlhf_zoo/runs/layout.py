@@ -9,12 +9,14 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
 from ..chat import is_conversation, prompt_ids, whole
 from ..errors import ZooError
+from ..plugins import did_you_mean
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -42,6 +44,8 @@ NEEDED = {
     "prompts": "prompt, messages, or chosen and rejected that begin with one",
     "labeled": "text and label",
 }
+#: How alike a key is to another that is meant.
+CLOSE = 0.8
 #: By which texts of dialogues, as those of Anthropic/hh-rlhf, begin an answer.
 _ANSWER = "\n\nAssistant:"
 
@@ -94,7 +98,7 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
             rows = rows.rename_column(theirs, ours)
     if len(rows) == 0:
         raise ZooError(f"{of} is empty: choose another split.")
-    need_form(rows.column_names, form, text=text, of=of)
+    need_form(rows.column_names, form, text=text, of=of, given=columns)
     names = set(rows.column_names)
     if form in ("pairs", "prompts") and {"chosen", "rejected"} <= names:
         first = rows[0]
@@ -108,15 +112,25 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
     return _mapped(rows, as_turns) if turns and "prompt" in rows.column_names else rows
 
 
-def need_form(names: Sequence[str], form: Form, *, text: str, of: str) -> None:
-    """Raises ZooError where columns of these names are none of the forms that a stage takes."""
+def need_form(names: Sequence[str], form: Form, *, text: str, of: str, given: Iterable[str] = ()) -> None:
+    """Raises ZooError where columns of these names are none of the forms that a stage takes; given: keys of `columns`.
+
+    A key that no stage reads is for reward functions, unless it is next to one that is read.
+    """
     known: dict[str, tuple[set[str], ...]] = {
         "texts": ({"messages"}, {"prompt", "completion"}, {text}),
         "pairs": ({"chosen", "rejected"},),
         "prompts": ({"prompt"}, {"messages"}, {"chosen", "rejected"}),
         "labeled": ({"text", "label"},),
     }
-    if any(needed <= set(names) for needed in known[form]):
+    reads = {"prompt"}.union(*known[form])
+    fits = any(needed <= set(names) for needed in known[form])
+    for ours in given:
+        if ours not in reads and (get_close_matches(ours, reads, cutoff=CLOSE) or not fits):
+            near = did_you_mean(ours, reads)
+            listed = f"its keys are {', '.join(sorted(reads))}"
+            raise ZooError(f"`columns` for {of} says {ours!r}, which nothing reads{near or ':'} {listed}.")
+    if fits:
         return
     usual = known[form][-1 if form == "texts" else 0]
     missing = next(name for name in sorted(usual) if name not in names)

@@ -351,6 +351,10 @@ def stage_settings(
         if hints[name] is float and not name.endswith("_steps"):
             given[name] = float(given[name])
     given |= {"output_dir": str(output_dir), "disable_tqdm": True}
+    if given.get("bf16", keys["bf16"][1]) is None and not given.get("use_cpu"):
+        from ..devices import has_bfloat16
+
+        given["bf16"] = has_bfloat16()  # trl would take it for true, and refuse to train without a GPU
     given |= share_of_batch({name: default for name, (_, default, _) in keys.items()} | given, stage)
     try:
         data, trainer, model, release = (

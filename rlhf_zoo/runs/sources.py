@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import logging
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,11 +21,21 @@ from ..hub.refusals import client_errors, is_disk_full, is_silence, reason, refu
 from ..plain_yaml import BadYAML, load_yaml
 from ..record import fingerprint, records_at_rest
 
-__all__ = ["DataSource", "benchmark", "digest", "find_data", "reading_from"]
+__all__ = ["DataSource", "NoSuchPart", "benchmark", "digest", "find_data", "reading_from"]
 
 log = logging.getLogger(__name__)
 
+#: What the loader says of a configuration or split that a data set has not, with those that it has.
+_PARTS = {
+    "configuration": re.compile(r"(?:BuilderConfig '.*' not found\. Available|available configs): (\[.*\])"),
+    "split": re.compile(r"(?:Unknown split|Bad split).*(\[.*\])"),
+}
+_KEYS = {"configuration": "dataset_config", "split": "dataset_train_split or dataset_test_split"}
 BENCHMARK = "eval.yaml"  # in a data set's repository: the Hub's mark of a benchmark
+
+
+class NoSuchPart(ZooError):
+    """A data set that is there has not the configuration or the split that was asked for."""
 
 
 @dataclass(frozen=True)
@@ -42,39 +53,49 @@ class DataSource:
 
     def load(self, configuration: str | None, split: str, *, columns: list[str]) -> datasets.Dataset:
         """One split. Raises ZooError when it, its configuration or a column is not there, or it is empty."""
-        what = f"The data set {self.location}" + (f", configuration {configuration}" if configuration else "")
+        # The sender notes in the folder of a run's data where they were published.
+        with self._loading(configuration, split) as (what, options), records_at_rest():
+            if (cache := _cache_of(self.location)) is not None:
+                options["cache_dir"] = cache
+            loaded = datasets.load_dataset(self.location, configuration, split=split, revision=self.revision, **options)
+        need_columns(loaded, columns, of=f"{what},")
+        return loaded
+
+    def first_row(self, configuration: str | None, split: str) -> dict[str, Any] | None:
+        """None of an empty split; the rest is not fetched. Raises ZooError, and NoSuchPart, as `load` does."""
+        with self._loading(configuration, split) as (_, options):
+            rows = datasets.load_dataset(
+                self.location, configuration, split=split, revision=self.revision, streaming=True, **options
+            )
+            return next(iter(rows), None)
+
+    @contextlib.contextmanager
+    def _loading(self, configuration: str | None, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """(what is loaded, the loader's keywords); what the client and datasets raise is said in our words."""
+        name = f"The data set {self.location}"
+        what = f"{name}{f', configuration {configuration}' if configuration else ''}, split {split}"
         try:
-            # The sender notes in the folder of a run's data where they were published.
-            with records_at_rest(), reading_from(self.hub) as options:
-                if (cache := _cache_of(self.location)) is not None:
-                    options["cache_dir"] = cache
-                loaded = datasets.load_dataset(
-                    self.location, configuration, split=split, revision=self.revision, **options
-                )
+            with reading_from(self.hub) as options:
+                yield what, options
         except StopIteration as error:  # what the loader says of a file without rows
-            raise ZooError(f"{what}, split {split}, is empty: give it rows.") from error
+            raise ZooError(f"{what}, is empty: give it rows.") from error
         except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
             if is_disk_full(error):
                 raise
             if self.unanswered is not None:
                 raise ZooError(
-                    f"{what}, split {split}, is not in the cache, and {self.hub.name} does not answer "
-                    f"({self.unanswered}): check the network and {self.hub.flag}."
+                    f"{what}, is not in the cache, and {self.hub.name} does not answer ({self.unanswered}): check the "
+                    f"network and {self.hub.flag}."
                 ) from error
+            for kind, wanted in (("configuration", configuration), ("split", split)):
+                if found := _PARTS[kind].search(str(error)):
+                    has = ", ".join(re.findall(r"'[^']+'", found[1]))
+                    asked = f"no {kind} {wanted!r}, only {has}" if wanted else f"several {kind}s, {has}"
+                    raise NoSuchPart(f"{name} has {asked}: say which by the key {_KEYS[kind]}.") from error
             raise ZooError(
-                f"{what}, split {split}, cannot be loaded ({reason(error)}): check the names of the data set, its "
-                f"configuration and its split, and {self.hub.flag}."
+                f"{what}, cannot be loaded ({reason(error)}): check the names of the data set, its configuration and "
+                f"its split, and {self.hub.flag}."
             ) from error
-        need_columns(loaded, columns, of=f"{what}, split {split},")
-        return loaded
-
-    def first_row(self, configuration: str | None, split: str) -> dict[str, Any] | None:
-        """None of an empty split; the rest is not fetched. Raises what the client and datasets raise."""
-        with reading_from(self.hub) as options:
-            rows = datasets.load_dataset(
-                self.location, configuration, split=split, revision=self.revision, streaming=True, **options
-            )
-            return next(iter(rows), None)
 
 
 @contextlib.contextmanager
@@ -173,5 +194,7 @@ def digest(folder: Path, ending: str = "") -> str:
     content = hashlib.sha256()
     for path in sorted(path for path in folder.rglob(f"*{ending}") if path.is_file()):
         content.update(str(path.relative_to(folder)).encode())
-        content.update(path.read_bytes())
+        with path.open("rb") as file:
+            while part := file.read(1 << 20):
+                content.update(part)
     return content.hexdigest()

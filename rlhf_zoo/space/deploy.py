@@ -21,6 +21,7 @@ from .files import (
     ZERO_GPU,
     Layout,
     SpaceModels,
+    check_code,
     write_space,
     write_static,
 )
@@ -74,6 +75,7 @@ def deploy(
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     api, endpoint = hub.api(), hub.address
+    check_code(models, hub)
     with refusals_as(f"The models of {space} cannot be looked at on {endpoint}", "try again, or check --hub."):
         shown = dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])
         hidden = tuple(repo for repo in shown if api.model_info(repo).private)

@@ -22,7 +22,10 @@ from ..catalog.card import Card, clean
 from ..catalog.family import Node
 from ..catalog.lineage import find_family
 from ..errors import ZooError
-from ..record import write_json, write_text
+from ..hub.connect import Hub
+from ..hub.refusals import refusals_as
+from ..model_code import FLAG, brings_code
+from ..record import read_json, write_json, write_text
 from ..votes.data import HubVotes
 from .chosen import CHOSEN, SCHEMA
 from .page import render_page
@@ -32,6 +35,7 @@ __all__ = [
     "CHOSEN",
     "Pinned",
     "SpaceModels",
+    "check_code",
     "find_models",
     "space_folder",
     "with_runs",
@@ -146,6 +150,19 @@ def _pinned(node: Node) -> Pinned:
     assert node.reference.repo is not None
     assert node.member.commit is not None
     return Pinned(node.reference.repo, node.member.commit)
+
+
+def check_code(models: SpaceModels, hub: Hub) -> None:
+    """Raises ZooError for a model that needs program code of its own: nobody can say on a Space that it may run."""
+    for model in models.roles.values():
+        with refusals_as(f"The configuration of {model.repo} cannot be had from {hub.name}", "try again."):
+            listed = hub.api().get_paths_info(model.repo, ["config.json"], revision=model.commit)
+            path = hub.file(model.repo, "config.json", revision=model.commit) if listed else None
+        if path is not None and brings_code(read_json(path)):
+            raise ZooError(
+                f"The model {model.name} needs program code of its own, and a Space has no flag by which you could say "
+                f"that you trust it: read the code, and show it here with `rlhf-zoo compare NAME {FLAG}`."
+            )
 
 
 def _parent(child: str, node: Node | None, role: str) -> Pinned | None:

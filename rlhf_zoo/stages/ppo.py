@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from ..runs.loading import loading_of
 from ..runs.settings import StageSettings
 from .merged import whole_model
 from .train import quiet, train_stage
+
+log = logging.getLogger(__name__)
 
 __all__ = [
     "build_trainer",
@@ -181,6 +184,12 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             **data,
         )
 
+    def conclude(trainer: Any, _: Path) -> dict[str, Any]:
+        cut = sum(model.truncated for model in trainer.rewards.models)
+        if cut:
+            log.warning("%d texts were longer than the reward model reads: it read their end alone.", cut)
+        return {"reward_cut": cut} if cut else {}
+
     return train_stage(
         context,
         settings,
@@ -189,6 +198,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         started=started,
         build=build,
         publisher=publisher,
+        conclude=conclude,
         left_out=left_out,
     )
 

@@ -25,6 +25,7 @@ from ..runs.data import data_source, parts, stage_source
 from ..runs.layout import conversational, fitting, sft_text
 from ..runs.loading import loading_of
 from ..runs.settings import StageSettings
+from ..runs.sources import digest
 from ..tokenizer import settle_padding, train_tokenizer
 from .train import make_trainer, quiet, train_stage
 
@@ -49,7 +50,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     base = _base(context, settings)
     parents = {"base": base} if base is not None else {}
     how, adapter = loading_of(settings), get_peft_config(settings.model)
-    if adapter is not None and base is not None:
+    if adapter is not None and base is not None and base.lineage["commit"]:
         adapter.revision = base.lineage["commit"]  # of its base, in what is saved of it
 
     def build() -> Any:
@@ -64,8 +65,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             )
             model = build_causal(architecture, tokenizer, how=how)
         else:
-            commit = None if base is None else base.lineage["commit"]
-            path = resolve(settings.model.model_name_or_path, context.hub, revision=commit).path
+            assert base is not None
+            path = resolve(base.path, context.hub, revision=base.lineage["commit"]).path
             tokenizer = load_tokenizer(path)
             model = load_causal(path, how=how)
         own = _with_template(settings, model, tokenizer, context.hub)
@@ -146,16 +147,27 @@ def _with_template(settings: StageSettings, model: Any, tokenizer: Any, hub: Hub
 
 
 def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | None:
-    """The model of a Hub that SFT starts from, at the commit that its revision meant when the run began.
+    """The model that SFT starts from: of a Hub, at the commit that its revision meant when the run began; of a folder,
+    by its weights' digest.
 
-    None for random weights and for a folder. Raises ZooError where no Hub has such a model.
+    None for random weights. Raises ZooError where no Hub has such a model.
     """
     name, revision = settings.model.model_name_or_path, settings.model.model_revision
-    if name is None or Path(name).is_dir():
+    if name is None:
         return None
+    record = context.record("sft")
+    before = {} if context.restart else (record.read().get("parents") or {}).get("base") or {}
+    if (folder := Path(name)).is_dir():
+        # No other machine knows the path, and the settings that tell runs apart have it.
+        own = {"folder": folder.resolve().name, "files": digest(folder, ".safetensors")}
+        if before.get("files", own["files"]) != own["files"]:
+            raise ZooError(
+                f"{record.path} holds a run on other weights than those that lie in {name} now: choose another "
+                "--output_dir, or --restart."
+            )
+        return ParentCheckpoint(folder, {"repo": None, "commit": None, "fingerprint": None, **own})
     told = f"{name}@{revision}"
-    before = (context.record("sft").read().get("parents") or {}).get("base") or {}
-    if not context.restart and before.get("fingerprint") == told:
+    if before.get("fingerprint") == told:
         return ParentCheckpoint(Path(name), before)
 
     def look(hub: Hub) -> str:

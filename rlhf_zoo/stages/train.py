@@ -106,7 +106,7 @@ def train_stage(
     resolved = {
         **settings.resolved,
         "data": data.get("fingerprint"),
-        "parents": {name: parent["fingerprint"] for name, parent in lineage.items()},
+        "parents": {name: parent["fingerprint"] for name, parent in lineage.items() if "files" not in parent},
     }
     # Of several processes the first one decides what is done, and writes.
     plan: _Plan = processes.from_first(lambda: _plan(context, settings, resolved, parents, publisher))

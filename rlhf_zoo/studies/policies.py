@@ -35,8 +35,8 @@ from ..rewards import RewardModel, Rewards
 from ..rewards.loading import load_reward_model
 from ..rewards.model import same_tokenizer
 from ..runs.context import versions
-from ..runs.judge import SAME_LABELS
 from ..runs.layout import in_form, parts_of
+from ..runs.names import SAME_LABELS
 from ..runs.pairs import COLUMNS
 from ..runs.settings import EvaluationConfig, LabeledArguments, LLMConfig, recorded_settings
 from ..runs.sources import DataSource, find_data

@@ -189,6 +189,15 @@ def test_a_steps_tag_never_moves_unasked() -> None:
     save("a", 5, "other")
     send("a", fresh=True)
     assert {*tags()} == {"step-000005"} and weights("step-000005") == mine("a", 5)
+    # Asked, the tag of a step that is trained again with other last bits moves, also once the sender is under way.
+    save("a", 10), send("a")
+    sender = Sender(run("a", overwrite=True), stages=("ppo",))
+    sender.send_all()
+    save("a", 10, "other last bits")
+    sender.send_all()
+    assert weights("step-000010") == mine("a", 10)
+    shutil.rmtree("a/ppo")
+    save("a", 5, "other"), send("a", fresh=True)
     before = tags()
     send("a", fresh=True)
     assert tags() == before

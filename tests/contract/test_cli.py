@@ -246,7 +246,7 @@ def test_a_missing_column_and_a_missing_split_name_the_data_set(sentence, tmp_pa
         "configuration lines, split train, has no column 'text', only 'txt': the stage reads messages, prompt" in said
     )
     said = sentence("sft", "mine", "--output_dir", "run", "--dataset_train_split", "trian")
-    assert "split trian, cannot be loaded (Unknown split \"trian\"; Should be one of ['train'])" in said
+    assert "has no split 'trian', only 'train': say which by the key dataset_train_split or dataset_test_split." in said
     assert "The data set data/none, configuration lines" in sentence("sft", "mine", "--dataset_name", "data/none")
     assert not list((tmp_path / "run").rglob("*.json"))
 

@@ -19,7 +19,8 @@ from transformers import Qwen3Config
 from rlhf_zoo import cli
 from rlhf_zoo.draft.memory import GIB, Shape, ppo_memory, training_memory
 from rlhf_zoo.draft.model import look_at_model
-from rlhf_zoo.draft.recipe import Wish, draft
+from rlhf_zoo.draft.recipe import draft
+from rlhf_zoo.draft.wish import Wish
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.recipes import load_recipe
@@ -159,7 +160,10 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
     assert not {"use_peft", "dtype", "optim"} & needed[1]["ppo.yaml"].keys()
     for stage in ("sft", "ppo"):
         keys = needed[0.0001][f"{stage}.yaml"]
-        assert (keys["use_peft"], keys["dtype"], keys["optim"], keys["bf16"]) == (True, "bfloat16", "adamw_8bit", True)
+        assert (keys["use_peft"], keys["dtype"], keys["optim"], keys["bf16"]) == (True, "bfloat16", "adamw_8bit", None)
+    sizes = needed[0.0001]["ppo.yaml"]
+    assert sizes["max_rollout_batch_tokens"] == sizes["max_prompt_length"] + sizes["response_length"]
+    assert "max_rollout_batch_tokens" not in needed[1]["ppo.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -210,10 +214,8 @@ def test_memory_is_computed_from_the_configuration_as_the_page_says(place: Path)
             lora=lora,
             reward=4 * shape.parameters,
             own=True,
-            rollout=64,
-            rows=4,
-            prompt=512,
-            response=256,
+            cached=64 * (512 + 256),
+            scored=4 * 256,
             half=True,
         )
         columns.append({**parts, "in all, before activations": sum(parts.values())})

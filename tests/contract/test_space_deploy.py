@@ -287,6 +287,16 @@ def test_mistakes(deploy: Deploy, running: RunningHub, arguments: str, message: 
     assert list(running.api().list_spaces(author="local")) == []
 
 
+def test_a_model_with_code_of_its_own(deploy: Deploy, running: RunningHub) -> None:
+    code = json.dumps({"model_type": "strange", "auto_map": {"AutoModelForCausalLM": "modeling_strange.Strange"}})
+    running.api().create_repo("local/strange")
+    running.api().upload_file(path_or_fileobj=code.encode(), path_in_repo="config.json", repo_id="local/strange")
+    said = refused(deploy("local/toy-ppo", "--sft", "local/strange"))
+    assert "The model local/strange@" in said and "needs program code of its own, and a Space has no flag" in said
+    assert "`rlhf-zoo compare NAME --trust_remote_code`" in said
+    assert list(running.api().list_spaces(author="local")) == []
+
+
 def test_no_right_to_write(running: RunningHub, deploy: Deploy) -> None:
     from rlhf_zoo.hub_server import create_token
 

@@ -1,0 +1,58 @@
+"""What somebody asks a recipe for, and what is wrong with it by its words alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import ZooError
+from ..plugins import REWARDS, did_you_mean, registered
+from ..runs.names import check_judge_name
+
+__all__ = ["Wish"]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """texts: what SFT learns from. rewards: functions, and at most one model. gib: of the GPU."""
+
+    model: str
+    preferences: str | None = None
+    prompts: str | None = None
+    texts: str | None = None
+    rewards: Sequence[str] = ()
+    judge: str | None = None
+    gib: float | None = None
+
+    @property
+    def functions(self) -> list[str]:
+        """The reward functions among the rewards."""
+        known = registered(REWARDS)
+        return [name for name in self.rewards if name.partition("(")[0] in known or ":" in name]
+
+    @property
+    def models(self) -> list[str]:
+        """The reward models among them."""
+        functions = self.functions
+        return [name for name in self.rewards if name not in functions]
+
+    def check(self) -> None:
+        """Raises ZooError for what no recipe can be made of; it imports nothing, so that this is said at once."""
+        if self.judge is not None:
+            check_judge_name(self.judge)
+        for name in self.models:
+            if not Path(name).is_dir() and "/" not in name:
+                known = registered(REWARDS)
+                raise ZooError(
+                    f"--reward {name} is no reward function, no folder and no model's name"
+                    + (did_you_mean(name, known) or f": the functions are {', '.join(known)}.")
+                )
+        if len(self.models) > 1:
+            raise ZooError(
+                f"--reward names two reward models, {self.models[0]} and {self.models[1]}: give one, and functions."
+            )
+        if self.preferences is None and not self.rewards:
+            raise ZooError("Nothing says what is better: give --preferences, or --reward with --prompts.")
+        if self.preferences is None and self.prompts is None:
+            raise ZooError("There are no prompts to answer: give --prompts, or --preferences, whose prompts are taken.")
