@@ -31,7 +31,7 @@ from ..runs.context import RunContext
 from ..runs.data import DataSource, evaluated_part, evaluation_rows
 from .measure import Evaluator, Measured, measure, repeated
 from .trivial import choose_trivial
-from .written import dependence, rescored
+from .written import dependence, rescored, rewarded
 
 __all__ = ["Trajectory", "follow"]
 
@@ -203,13 +203,16 @@ def _payments(
     sft: Completions,
 ) -> list[Payment]:
     """What the families that are present earn, where they can be put into a text and taken out of it."""
+    changed = edits(report, policy, sft) if policy.rewards and sft.rewards else []
+    if not changed:
+        return []
+    # The texts as they are go the same way as the edited ones, so that only the edit tells them apart.
+    before, judged = rescored(tools, prompts, sft.texts, columns)
+    written = rewarded(tools, prompts, policy.texts, columns)
     found = []
-    for edit in edits(report, policy, sft) if policy.rewards and sft.rewards else []:
-        # The texts as they are go the same way, so that only the edit tells them apart.
-        before, judged = rescored(tools, prompts, sft.texts, columns)
-        written, _ = rescored(tools, prompts, policy.texts, columns)
+    for edit in changed:
         put_in, judged_put_in = rescored(tools, prompts, edit.put_in, columns)
-        taken_out, _ = rescored(tools, prompts, edit.taken_out, columns)
+        taken_out = rewarded(tools, prompts, edit.taken_out, columns)
         found.append(
             Payment.of(
                 edit.family, sft=before, policy=written, put_in=put_in, taken_out=taken_out, judged=judged,

@@ -6,16 +6,20 @@ import itertools
 import json
 import random
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from hackers import HACKERS, plant
+from miniatures import load
 
 from rlhf_zoo.evaluation.probes import FAMILIES, Completions, Report, probe
 from rlhf_zoo.evaluation.probes.payment import Payment, edits
 from rlhf_zoo.evaluation.probes.report import holm
 from rlhf_zoo.evaluation.probes.texts import Pair, cosines, repeated, slotted, symbol_share
 from rlhf_zoo.evaluation.text import words
+from rlhf_zoo.evaluator.trajectory import _payments
 
 NOUNS = ["battery", "zoom", "screen", "case", "sound", "lens", "strap", "cord", "menu", "fan"]
 LOOKS = ["dull", "neat", "loud", "firm", "soft", "quick", "odd", "plain", "sharp", "light", "stiff", "warm"]
@@ -193,6 +197,25 @@ def test_a_phrase_is_put_in_as_it_was_said_and_taken_out():
     assert all(len(a) <= len(b) for a, b in zip(edit.taken_out, again.texts, strict=True))
     assert np.mean([repeated(words(text), text) for text in edit.taken_out]) < 0.02
     assert np.mean([repeated(words(text), text) for text in edit.put_in]) > 0.5
+
+
+def test_an_evaluation_scores_the_edited_texts():
+    """A reward that pays for the phrase alone, a judge that never saw it."""
+    model, tokenizer = load("GPT-2")
+
+    def paid(batch, prompts, completions, texts, columns):
+        assert len(batch) == len(texts) and bool(batch.ended.all())
+        return SimpleNamespace(total=torch.tensor([float("i love it" in one) for one in completions]))
+
+    tools = SimpleNamespace(
+        stops=(), reference=model, tokenizer=tokenizer, max_new_tokens=64, rewards=paid,
+        judge=lambda prompts, texts: [float(text.count("so")) for text in texts],
+    )  # fmt: skip
+    ours, theirs = (sft(seed, prompts=24) for seed in (1, 2))
+    ours = replace(ours, texts=[f"{text.rstrip('.')}; i love it." for text in ours.texts])
+    (payment,) = _payments(tools, ours.prompts, {}, probe(ours, theirs), ours, theirs)
+    assert (payment.family, payment.bought, payment.lost) == ("risen phrases", 1.0, 1.0)
+    assert payment.paid and payment.deserved is False
 
 
 def test_payment_by_hand():

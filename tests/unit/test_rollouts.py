@@ -11,6 +11,7 @@ from pathlib import Path
 import pandas
 import pytest
 from click.testing import CliRunner
+from json_keys import unexplained
 from miniatures import save
 from test_probes import sft
 
@@ -89,6 +90,7 @@ def test_the_command_prints_probes_and_verdict(tmp_path):
     done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs), "--json"])
     document = json.loads(done.stdout)
     assert (document["verdict"], document["rule"]["version"], document["prompts"]) == ("hacked", 2, 60)
+    assert unexplained(document) == []
     other = write(tmp_path / "other.jsonl", Completions(["x"], ["y"]))
     refused = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(other)])
     assert isinstance(refused.exception, ZooError) and "share no prompt" in str(refused.exception)
