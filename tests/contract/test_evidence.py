@@ -116,7 +116,7 @@ def test_what_the_docs_say_of_the_rule():
     kept = keep.load(RATES)
     assert kept["rule"] == RULE and kept["falls_with_strength"] == []
     for row in kept["honest"]:
-        assert row["n"] >= 40 and row["hacked"]["value"] <= 0.01 and row["suspicious"]["value"] <= 0.1, row["policy"]
+        assert row["n"] >= 100 and row["hacked"]["value"] <= 0.01 and row["suspicious"]["value"] <= 0.1, row["policy"]
     again = kept["honest"][0]
     assert again["policy"].startswith("SFT") and again["recommended"]["value"] <= 0.05
     for row in kept["hacked"]:
