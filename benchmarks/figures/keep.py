@@ -156,6 +156,7 @@ def _kept(run: Path) -> dict[str, Any]:
             name: {key: judge[key] for key in ("sft", "ppo", "win_rate")}
             for name, judge in evaluation["judges"].items()
         },
+        **({"trivial": evaluation["trivial"]} if "trivial" in evaluation else {}),
         **_verdict(run, evaluation),
         "curve": [
             {"step": row["step"], **{name: row[key] for name, key in CURVE.items() if key in row}}

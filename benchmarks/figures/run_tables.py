@@ -41,6 +41,7 @@ def runs_table(experiment: Experiment) -> str:
         rows.append(
             [f"win rate over SFT, by the {name}", control if name == next(iter(runs[0]["judges"])) else "", *cells]
         )
+    rows += _trivial_rows(runs, len(columns))
     rows.append(["verdict", "", *(_counted(run["kind"] for run in of) for _, of, _ in columns[1:])])
     said = [
         f"{seeds(run['seed'] for run in runs).capitalize()}: mean, and the range in brackets; "
@@ -67,6 +68,15 @@ def runs_table(experiment: Experiment) -> str:
             made(code(runs[0]["command"]) + " and the other seeds", *(code(run["command"]) for run in cut[:1])),
         ]
     )
+
+
+def _trivial_rows(runs: Sequence[Run], columns: int) -> list[list[str]]:
+    """Win rates of what needs no training; none of runs that were evaluated before it was measured."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        for policy in run.get("trivial", {}).get("policies", []):
+            found.setdefault(policy["name"], []).append(policy["win_rate"]["value"])
+    return [[f"win rate over SFT, {name}", spread(rates, 3), *[""] * (columns - 1)] for name, rates in found.items()]
 
 
 def ablation_table(experiment: Experiment) -> str:

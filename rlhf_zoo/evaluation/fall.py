@@ -22,6 +22,7 @@ from .stats import Estimate, bootstrap_mean
 __all__ = ["KEPT", "LEVEL", "Fall", "difference", "fallen"]
 
 KEPT = 0.9  # of the best checkpoint's gain over SFT; differences smaller than this do not matter, however certain
+_POWER = 0.841621  # standard errors beyond a threshold that 80% of evaluations are
 LEVEL = 0.025  # one-sided, the half of the 95% intervals beside it
 
 Floats = NDArray[np.float64]
@@ -33,20 +34,30 @@ class Fall:
 
     drop: best − last, with its plain interval, too narrow after a choice. kept: the share of the best's gain over SFT
     that the last has, None where there was none. p: how often noise alone would make as large a fall from any
-    checkpoint, the choice accounted for.
+    checkpoint, the choice accounted for. noticed: the share of an earlier checkpoint's gain to which the last would
+    have to fall for 80% of such evaluations to find it, below 0 where SFT's level is not low enough; None where no
+    earlier one has a gain.
     """
 
     step: int
     drop: Estimate
     kept: float | None
     p: float
+    noticed: float | None = None
 
     @property
     def found(self) -> bool:
         return self.p <= LEVEL
 
     def to_json(self) -> dict[str, Any]:
-        return {"step": self.step, "drop": self.drop.to_json(), "kept": self.kept, "p": self.p, "found": self.found}
+        return {
+            "step": self.step,
+            "drop": self.drop.to_json(),
+            "kept": self.kept,
+            "p": self.p,
+            "found": self.found,
+            "noticed": self.noticed,
+        }
 
 
 def difference(scores: Floats, of: int, less: int, seed: int, resamples: int) -> Estimate:
@@ -59,13 +70,19 @@ def fallen(scores: Floats, steps: Sequence[int], seed: int, resamples: int) -> F
     means = scores.mean(1)
     best, last = int(means.argmax()), len(means) - 1
     contrasts = _contrasts(len(means)) @ scores
-    observed, largest = _largest_t(contrasts, float(np.abs(scores).max()), np.random.default_rng(seed), resamples)
+    scale = float(np.abs(scores).max())
+    observed, largest = _largest_t(contrasts, scale, np.random.default_rng(seed), resamples)
+    earlier = int(means[:-1].argmax())
+    error = float(contrasts[earlier].std()) / math.sqrt(scores.shape[1])
+    gain_before = float(means[earlier] - means[0])
+    to_see = (float(np.quantile(largest, 1 - LEVEL)) + _POWER) * error
     gained = means[best] - means[0]
     return Fall(
         step=steps[best],
         drop=difference(scores, best, last, seed, resamples),
         kept=float((means[last] - means[0]) / gained) if gained > 0 else None,
         p=float((1 + (largest >= observed).sum()) / (1 + resamples)),
+        noticed=KEPT - to_see / gain_before if gain_before > 0 and math.isfinite(to_see) else None,
     )
 
 

@@ -440,6 +440,9 @@ def _judge_reasons(
         )
     else:
         found.append("The last checkpoint has the judge's highest mean.")
+    if not fall.found and fall.noticed is not None:
+        deep = f"to {fall.noticed:.0%} of the highest gain before it would" if fall.noticed > 0 else "to SFT would not"
+        found.append(f"A fall {deep} have been noticed in 80% of such evaluations.")
     return found
 
 

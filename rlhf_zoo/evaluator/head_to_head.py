@@ -13,7 +13,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel
 
 from ..chat import readable, words
-from ..evaluation.judge_check import JudgeCheck
+from ..evaluation.judge_check import JudgeCheck, split_half
 from ..evaluation.judges import ClassifierJudge, FunctionJudge
 from ..evaluation.length_control import length_controlled_win_rate
 from ..evaluation.llm_judge import LLMJudge
@@ -157,7 +157,15 @@ class HeadToHead:
             about["target"] = judge.target
         if isinstance(judge, ClassifierJudge):
             about["accuracy"] = judge.accuracy.to_json()
+        if steady := self._steadiness():
+            about["split_half"] = steady.to_json()
         return {**about, **self._check(judge.name)}
+
+    def _steadiness(self) -> Estimate | None:
+        """How far the headline's judge agrees with itself, of SFT and the policy: see `split_half`."""
+        places = len(self.prompts) // self.samples
+        rows = [np.reshape(self.measured[side].judges[self.judge], (places, self.samples)) for side in _SIDES]
+        return split_half(np.concatenate(rows), [*range(places)] * len(_SIDES), seed=self.seed)
 
     def _check(self, judge: str) -> dict[str, Any]:
         return {"check": self.checks[judge].to_json()} if judge in self.checks else {}

@@ -22,6 +22,7 @@ from ..evaluation.probes import Completions, Report, probe
 from ..evaluation.probes.payment import Payment, edits
 from ..evaluation.stats import Estimate, bootstrap_mean
 from ..evaluation.text import distinct_n_estimate
+from ..evaluation.trivial import TrivialPolicy
 from ..evaluation.verdict import Checkpoint, Evidence, Standing, Verdict, decide
 from ..models import load_causal
 from ..record import checkpoint_step
@@ -29,6 +30,7 @@ from ..runs.choice import lasting
 from ..runs.context import RunContext
 from ..runs.data import DataSource, evaluated_part, evaluation_rows
 from .measure import Evaluator, Measured, measure, repeated
+from .trivial import choose_trivial
 from .written import dependence, rescored, rewarded
 
 __all__ = ["Trajectory", "follow"]
@@ -47,7 +49,7 @@ class _Point:
 class Trajectory:
     """The checkpoints of a run beside its SFT policy, on the same prompts, `samples` completions each.
 
-    where: the prompts are, see `evaluated_part`.
+    where: the prompts are, see `evaluated_part`. trivial: the policies that were chosen here to stand beside.
     """
 
     prompts: int
@@ -58,6 +60,7 @@ class Trajectory:
     seed: int
     standing: Standing = field(default_factory=Standing)
     payments: Sequence[Payment] = ()
+    trivial: Sequence[TrivialPolicy] = ()
     confirmation: Estimate | None = None
     where: Mapping[str, Any] = field(default_factory=lambda: {"split": "validation"})
 
@@ -76,6 +79,10 @@ class Trajectory:
     def confirmed(self, gain: Estimate) -> Trajectory:
         """With the candidate's gain over SFT on other prompts."""
         return replace(self, confirmation=gain)
+
+    def of(self, judge: Standing) -> Trajectory:
+        """With more that is known of the judge, which the choice of the candidate does not go by."""
+        return replace(self, standing=judge)
 
     def _checkpoint(self, step: int, found: Measured, report: Report | None) -> Checkpoint:
         kl, proxy, judge = (self._by_prompt(found, name) for name in ("kl", "reward", "judge"))
@@ -181,6 +188,7 @@ def follow(context: RunContext, source: DataSource, tools: Evaluator, *, standin
         judge=judge,
         seed=seed,
         standing=standing,
+        trivial=choose_trivial(tools, asked, others, sft, points[-1].measured, samples=config.checkpoint_samples),
         payments=_payments(tools, asked, others, points[-1].report, ours, theirs),
         where=evaluated_part(context, "validation"),
     )

@@ -20,6 +20,7 @@ from ..evaluator.head_to_head import HeadToHead, head_to_head
 from ..evaluator.judges import check_names, checked, checks_answers
 from ..evaluator.measure import Evaluator, make_evaluator, training_rewards
 from ..evaluator.trajectory import Trajectory, follow
+from ..evaluator.trivial import score_trivial
 from ..hub.publish import NOTHING, checkpoint_files, published_tags, tag_name
 from ..hub.weights import Origin
 from ..models import load_causal
@@ -27,7 +28,7 @@ from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from ..run_lock import sole_writer
 from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
 from ..runs.data import DataSource, evaluated_part, evaluation_rows, labeled_rows, stage_source
-from ..runs.judge import check_same_labels, evaluation_of, judge_run
+from ..runs.judge import check_same_labels, evaluation_of, judge_run, of_same_labels
 from ..runs.names import SAME_LABELS
 from ..runs.settings import EvaluationConfig
 from ..votes.judge import votes_on
@@ -76,7 +77,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         checks = _checked_judges(context, tools)
         headline = checks.get(tools.judge.name)
         paid = training_rewards(context, tools)
-        followed = follow(context, source, tools, standing=_standing(tools, paid, headline))
+        followed = follow(context, source, tools, standing=_standing(context, tools, paid, headline))
 
         def compared(step: int) -> HeadToHead:
             checkpoints["ppo"] = context.checkpoint("ppo", step=step)
@@ -96,10 +97,15 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             followed = followed.confirmed(found.gain_of(policy, prompts))
             if open_choice and followed.verdict.recommended is None and step != (step := _last_step(context)):
                 found = compared(step)
+        trivial = {}
+        if not isinstance(followed, str):
+            measured = score_trivial(found, followed.trivial, prompts)
+            followed = followed.of(replace(followed.standing, winnable=measured.winnable))
+            trivial = {"trivial": measured.to_json()}
         chosen = _choose(step, followed) if open_choice else None
         if not processes.first():
             return True
-        figures = found.to_json()
+        figures = {**found.to_json(), **trivial}
         if tools.panel.votes:
             figures["votes"] = {
                 name: votes_on(
@@ -222,10 +228,12 @@ def _checked_judges(context: RunContext, tools: Evaluator) -> dict[str, JudgeChe
     except ZooError as error:
         log.info("The judges are not checked on labeled pairs: %s", error)
         return {}
-    return {} if found is None else checked(tools.panel, found[0], seed=context.shared.seed)
+    models = tools.rewards.models if tools.rewards is not None else []
+    reward = models[0] if len(models) == 1 else None
+    return {} if found is None else checked(tools.panel, found[0], seed=context.shared.seed, reward=reward)
 
 
-def _standing(tools: Evaluator, paid: Collection[str], check: JudgeCheck | None) -> Standing:
+def _standing(context: RunContext, tools: Evaluator, paid: Collection[str], check: JudgeCheck | None) -> Standing:
     """What is known of the headline's judge."""
     return Standing(
         name=tools.judge.name,
@@ -233,7 +241,7 @@ def _standing(tools: Evaluator, paid: Collection[str], check: JudgeCheck | None)
         verifiable=checks_answers(tools.judge),
         unfit=check.unfit if check is not None else None,
         accuracy=check.accuracy if check is not None else None,
-        independent=False if tools.judge.name == SAME_LABELS else None,
+        independent=False if of_same_labels(context) else None,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from rlhf_zoo.evaluation.fall import Fall, fallen
 from rlhf_zoo.evaluation.probes import FAMILIES, Probe, Report
 from rlhf_zoo.evaluation.probes.payment import Payment
 from rlhf_zoo.evaluation.stats import Estimate
@@ -74,9 +75,10 @@ def test_a_run_that_rises_is_healthy():
         None,
     )
     assert found.reasons == (
-        "Judge at step 50 against SFT: +1.11 (95% interval +0.9335 to +1.281), win rate 0.880 [0.810, 0.940], at KL 25 "
+        "Judge at step 50 against SFT: +1.11 (95% interval +0.9335 to +1.281), win rate 0.880 [0.799, 0.932], at KL 25 "
         "nats.",
         "The last checkpoint has the judge's highest mean.",
+        "A fall to 49% of the highest gain before it would have been noticed in 80% of such evaluations.",
         "Of the judge was not measured: its accuracy on pairs of the policies' outputs.",
         "Training reward at step 50 against SFT: +2.039 (95% interval +1.848 to +2.231).",
         "None of 8 families of probes is present at step 50.",
@@ -105,7 +107,7 @@ def test_a_flat_judge_is_no_gain_or_one_that_was_not_shown():
     none = made(FLAT, prompts=800, seed=1)
     assert none.text == "no gain" and none.win_rate.ci95[1] < 0.53
     unseen = made(FLAT, prompts=60, seed=1)
-    assert unseen.kind == "gain not shown" and unseen.text == "gain not shown (could have seen a win rate ≥ 0.69)"
+    assert unseen.kind == "gain not shown" and unseen.text == "gain not shown (could have seen a win rate ≥ 0.68)"
     low, high = unseen.win_rate.ci95
     assert unseen.seen == pytest.approx(0.5 + 2.8016 * (high - low) / 3.92, abs=1e-4)
 
@@ -133,7 +135,7 @@ def test_length_and_style_never_convict_and_a_gain_excuses_them():
     for standing in (replace(GOOD, winnable=True), Standing(is_reward=True)):
         assert made(RISE, standing, probes=styled).text == "not judged"
     assert made(RISE, replace(GOOD, independent=None), probes=styled).text == "suspicious"
-    assert made(FLAT, probes=styled, seed=1).kind == "no gain"
+    assert made(FLAT, probes=styled, seed=1).kind in ("no gain", "gain not shown")
 
 
 def test_a_phrase_that_pays_convicts_unless_a_judge_is_up_or_agrees():
@@ -204,6 +206,20 @@ def test_a_flat_judge_is_past_the_peak_in_no_more_runs_than_stated():
         found = decide(Evidence(points[0], points[1:], GOOD), seed=seed, resamples=400)
         counts.update({found.kind: 1, "fall": found.fall.found, "plain": found.fall.drop.ci95[0] > 0})
     assert counts["fall"] <= 8 and counts["healthy"] <= 8 and counts["plain"] >= 15
+
+
+def test_the_smallest_fall_that_would_have_been_noticed_is_in_four_of_five() -> None:
+    rng = np.random.default_rng(8)
+
+    def runs(kept: float, count: int) -> list[Fall]:
+        """SFT, a checkpoint with a gain of 1, and one that keeps a share of it, on 60 prompts."""
+        draws = (np.array([[0.0], [1.0], [kept]]) + rng.normal(size=(3, 60)) for _ in range(count))
+        return [fallen(one, [0, 1, 2], 1, 400) for one in draws]
+
+    noticed = np.median([one.noticed for one in runs(1.0, 40)])
+    assert 0.1 < noticed < 0.6
+    assert 0.7 < np.mean([one.found for one in runs(float(noticed), 200)]) < 0.9
+    assert fallen(rng.normal(size=(2, 60)), [0, 1], 1, 100).noticed is None, "one checkpoint has none before it"
 
 
 def test_a_certain_fall_that_does_not_matter_is_healthy():
