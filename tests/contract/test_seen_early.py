@@ -129,7 +129,7 @@ def test_a_card_says_what_was_not_read_and_what_nobody_told_apart(tmp_path: Path
     found["win_rate"]["ties"], found["judge"]["name"] = 1.0, "same labels"
     evaluation.write_text(json.dumps(found))
     body = head_and_body(make_card(runs / "ppo"))[1]
-    assert "**The reward model read the end alone** of at least 1,234 texts of training" in body, body[:900]
+    assert "**The reward model read the end alone** of at least 1234 texts of training" in body
     assert "**All of them were ties: the judge tells the two policies nowhere apart.**" in body
     assert "It is not the reward that PPO was trained on." in plain
     assert "It is not the reward that PPO was trained on." not in body
