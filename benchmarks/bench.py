@@ -3,6 +3,7 @@
     python benchmarks/bench.py                   # four points, four settings, two rounds
     python benchmarks/bench.py full eos --settings separate --rounds 3
     python benchmarks/bench.py --set '{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}'
+    python benchmarks/bench.py eos wide --settings separate --sides ours --levers
     python benchmarks/bench.py --write-docs      # runs nothing: puts the newest figures into the docs
 
 Sides take turns, each time in a fresh process: A B A B. All sample the same numbers of tokens after the same prompts
@@ -33,6 +34,11 @@ from speed.report import DOCUMENT, PEER, RESULTS, ROOT, SETTINGS, draw, key_tabl
 PEER_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 SIDES = {PEER: "speed.peer", "ours": "speed.ours", "floor": "speed.floor"}
 QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "CI": "1"}
+# What makes an update fast, off: one at a time.
+LEVERS: list[dict[str, Any]] = [
+    {"without": "logits in chunks"}, {"without": "one pass of the head"}, {"max_tokens_per_micro_batch": 1_000_000},
+    {"optim": "adamw_torch"},
+]  # fmt: skip
 POINTS = ("full", "eos", "wide", "long", "tiny")
 
 
@@ -45,11 +51,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--updates", type=int, default=3, help="counted updates of a process, after one of warm-up")
     more = "also this trainer with these keys of PPOConfig, beside itself without; can be given several times"
     parser.add_argument("--set", action="append", type=json.loads, default=[], metavar="JSON", help=more)
+    parser.add_argument("--levers", action="store_true", help="the same, with each lever of an update off in turn")
     parser.add_argument("--output", type=Path, help="the JSON file")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--again", action="store_true", help="measure anew what the file has")
     only.add_argument("--write-docs", action="store_true", help="only put the newest figures into the docs")
     given = parser.parse_args(arguments)
+    given.set += LEVERS if given.levers else []
     if given.write_docs:
         DOCUMENT.write_text(rendered(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
         draw(newest(), DOCUMENT.with_suffix(".svg"))

@@ -16,10 +16,10 @@ import argparse
 import datetime
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,13 +27,14 @@ import time
 import traceback
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
 # cuBLAS reads it when it begins; without it nothing is deterministic under `full_determinism`.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 from datasets import Dataset
@@ -42,9 +43,11 @@ from torch import Tensor
 from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, Qwen2ForSequenceClassification
 
 from rlhf_zoo import PPOConfig, PPOTrainer
+from rlhf_zoo.graphs import CudaGraphs
 from rlhf_zoo.logprobs import token_logprobs
+from rlhf_zoo.ppo.engines import NativeEngine
 from rlhf_zoo.ppo.rollout import Advantages, Rollout
-from rlhf_zoo.sampling import Samples, sample
+from rlhf_zoo.sampling import Samples, SamplingRequest, Vocabulary, sample
 
 ROOT = Path(__file__).resolve().parents[1]
 PEER = ROOT / ".gpu" / "peer"  # TRL 1.12.0, brought along: docs/gpu.md
@@ -57,13 +60,12 @@ TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "nu
         "intermediate_size": 48, "vocab_size": 64}  # fmt: skip
 TESTS = [
     *(f"tests/numerics/test_{name}.py" for name in (
-        "goldens", "reference", "properties", "kl_estimators", "learning", "resume", "trl_parity", "gpu")),
+        "gpu", "reference", "goldens", "trl_parity", "resume", "properties", "kl_estimators", "learning")),
     *(f"tests/unit/test_{name}.py" for name in (
-        "trainer", "ppo_options", "peft", "sampling", "models", "guards", "compat", "value_head", "trl_defects",
+        "trainer", "ppo_options", "sampling", "peft", "models", "guards", "compat", "value_head", "trl_defects",
         "rewards", "ppo_stage", "trace", "config")),
 ]  # fmt: skip
-DEADLINE = math.inf  # of `time.monotonic`
-MATRIX = "TFLOP/s of bf16 matrices"
+MATRIX, RATE = "TFLOP/s of bf16 matrices", "TFLOP/s of the update's matrices"
 ON_CPU = "push_to_hub or pushed_and_pulled or the_command_and or the_script_prints"  # in processes that see no GPU
 
 
@@ -174,10 +176,58 @@ def parity(device: str, tiny: bool) -> dict[str, Any]:
     return found
 
 
+def engine(device: str, graphs: bool = True) -> NativeEngine:
+    """The trainer's sampler. A step on the CPU is its own capture, so that the cache of fixed size is rehearsed."""
+    if not graphs:
+        return NativeEngine()
+    return NativeEngine(CudaGraphs if device == "cuda" else lambda: lambda step: step)
+
+
+def request(
+    shape: Mapping[str, int], size: int, length: int, lengths: tuple[int, int], **given: Any
+) -> SamplingRequest:
+    words = prompts(size, lengths, shape["vocab_size"])
+    return SamplingRequest(
+        words, keys=[(row,) for row in range(size)], seed=0, max_new_tokens=length, pad_id=PAD, temperature=1.0,
+        vocabulary=Vocabulary(shape["vocab_size"]), **given,
+    )  # fmt: skip
+
+
+def sampling(device: str, tiny: bool) -> dict[str, Any]:
+    """Completions in float32, all at once and as a queue: how many are those of the CPU, and seconds of a second call.
+
+    A completion in which rounding decided one token differs from there on.
+    """
+    shape, size, length = (TINY, 12, 12) if tiny else (SMALL, 64, 192)
+    model = build(Qwen2ForCausalLM, shape, seed=0)
+    most = size * (length + 128) // 3
+    asked = {
+        name: request(shape, size, length, (4, 96), stop_ids=range(EOS, shape["vocab_size"], 150), max_tokens=tokens)
+        for name, tokens in (("at once", None), ("queue", most))
+    }
+    wanted = engine("cpu", graphs=False)(model, asked["at once"])
+    rows: dict[str, Any] = {}
+    model = model.to(device)
+    for kind, sampler in (("eager", engine(device, graphs=False)), ("graphs", engine(device))):
+        for name, each in asked.items():
+            sampler(model, each)
+            began = time.perf_counter()
+            got = sampler(model, each).to("cpu")
+            lists = list(zip(wanted.token_lists(), got.token_lists(), strict=True))
+            equal = torch.tensor([one == other for one, other in lists])
+            width = min(wanted.logprobs.shape[1], got.logprobs.shape[1])
+            apart = (wanted.logprobs[equal, :width] - got.logprobs[equal, :width]).abs()
+            rows[f"{kind}, {name}"] = {
+                "seconds": time.perf_counter() - began, "equal completions": int(equal.sum()),
+                "largest difference of log-probabilities": float(apart.max()) if len(apart) else None,
+            }  # fmt: skip
+    return {"completions": size, "tokens": int(wanted.mask.sum()), **rows}
+
+
 def mismatch(device: str, tiny: bool) -> dict[str, Any]:
     """log π as the sampler says it (decoding with a cache) against a forward pass of whole rows, as in training."""
     shape, size, length = (TINY, 4, 12) if tiny else (QWEN_05B, 32, 256)
-    asked = prompts(size, (16, 128), shape["vocab_size"])
+    asked = request(shape, size, length, (16, 128), stop_ids=[])
     found: dict[str, Any] = {"completions": size, "response_length": length}
     for name, dtype, autocast in (
         ("float32", torch.float32, False),
@@ -186,10 +236,7 @@ def mismatch(device: str, tiny: bool) -> dict[str, Any]:
     ):
         model = build(Qwen2ForCausalLM, shape, seed=0).to(device, dtype)
         with torch.autocast(device, torch.bfloat16) if autocast else nullcontext():
-            drawn = sample(
-                model, asked, keys=[(row,) for row in range(size)], seed=0, max_new_tokens=length, stop_ids=[],
-                pad_id=PAD,
-            )  # fmt: skip
+            drawn = engine(device)(model, asked)
             forward = token_logprobs(model, drawn, batch_size=8)
             others = token_logprobs(model, drawn, batch_size=4)
         log_ratio = (forward - drawn.logprobs)[drawn.mask].double()
@@ -199,8 +246,6 @@ def mismatch(device: str, tiny: bool) -> dict[str, Any]:
             "mean |log ratio|": float(log_ratio.abs().mean()),
             "p99 |log ratio|": float(log_ratio.abs().quantile(0.99)),
             "max |log ratio|": float(log_ratio.abs().max()),
-            "smallest ratio": math.exp(float(log_ratio.min())),
-            "largest ratio": math.exp(float(log_ratio.max())),
             "share outside 0.8..1.2": float(((log_ratio.exp() - 1).abs() > 0.2).double().mean()),
             "mean k3, nats": float((log_ratio.expm1() - log_ratio).mean()),
             "batches of 8 against 4, mean": float(again.mean()),
@@ -274,15 +319,11 @@ def update(point: str, *words: str, side: str = "speed.ours", updates: int = 1) 
     """What a process of a side of benchmarks/bench.py says of updates at a point, or why it says nothing."""
     command = [sys.executable, "-m", side, point, "--updates", str(updates), *words]
     folders = [str(PEER), *sys.path] if side == "speed.peer" else sys.path
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders)), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, folders))}
     environment |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "TRL_EXPERIMENTAL_SILENCE": "1"}
-    try:
-        done = subprocess.run(
-            command, cwd=ROOT / "benchmarks", env=environment, capture_output=True, text=True, check=False,
-            timeout=max(1.0, DEADLINE - time.monotonic()),
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return {"not run": "it took longer than the minutes that were left"}
+    done = subprocess.run(
+        command, cwd=ROOT / "benchmarks", env=environment, capture_output=True, text=True, check=False,
+    )  # fmt: skip
     if done.returncode:
         return {"error": (done.stderr.strip().splitlines() or ["it said nothing"])[-1][:500]}
     seen = json.loads(done.stdout.splitlines()[-1])
@@ -298,11 +339,15 @@ def shape(point: str, settings: Mapping[str, Sequence[str]]) -> Callable[[str, b
         name = ("tiny-lora" if POINTS[point].lora else "tiny") if tiny else point
         found: dict[str, Any] = {}
         for setting, words in settings.items():
-            found[setting] = seen = update(name, *words)
+            try:
+                found[setting] = seen = update(name, *words)
+            except TimeoutError as error:
+                found[setting] = {"not run": str(error)}
+                break
             if "update" in seen and not POINTS[point].lora:
-                count = POINTS[name].batch
-                flops = POINTS[name].update_flops(2 * count) - POINTS[name].update_flops(count)
-                seen["TFLOP/s of the update's matrices"] = flops / seen["update"] / 1e12
+                count, shared = POINTS[name].batch, "--shared" in words
+                flops = POINTS[name].update_flops(2 * count, shared) - POINTS[name].update_flops(count, shared)
+                seen[RATE] = flops / seen["update"] / 1e12
         return found
 
     return part
@@ -313,55 +358,78 @@ def peer(device: str, tiny: bool) -> dict[str, Any]:
     if not (PEER / "trl").is_dir():
         return {"not run": f"TRL 1.12.0 is not in {PEER} (docs/gpu.md)"}
     point = "tiny" if tiny else "c64"
-    return {"TRL 1.12.0": update(point, side="speed.peer"), "here": update(point)}
+    return {"here": update(point), "TRL 1.12.0": update(point, side="speed.peer"), "here, bf16": update(point, *BF16)}
 
 
 def tests(device: str, tiny: bool) -> dict[str, Any]:
     """The trainer's tests with models and tensors on the device."""
     chosen = ["tests/unit/test_sampling.py"] if tiny else TESTS
-    workers = max(1, min(14, (os.cpu_count() or 1) - 2))
     with tempfile.TemporaryDirectory() as directory:
-        report = Path(directory) / "report.xml"
+        report, path = Path(directory) / "report.xml", os.pathsep.join(filter(None, sys.path))
         command = [
-            sys.executable, "-m", "pytest", "-q", "--device", device, "-m", "not full", "-n", str(workers),
+            sys.executable, "-m", "pytest", "-q", "--device", device, "-m", "not full", "-n", "auto",
             "-k", f"not ({ON_CPU})", "--timeout", "120", "--tb=short", "--junitxml", str(report), *chosen,
         ]  # fmt: skip
-        began = time.perf_counter()
-        subprocess.run(
-            command,
-            cwd=ROOT,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            timeout=max(1.0, DEADLINE - time.monotonic()),
-            check=False,
-        )
+        began, cut = time.perf_counter(), None
+        process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path})
+        try:
+            process.wait()
+        except TimeoutError as error:
+            cut = str(error)
+            process.send_signal(signal.SIGINT)  # it still writes down what it has seen
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
+            process.kill()
         counts: dict[str, int] = defaultdict(int)
         failed, skipped = [], []
         for case in ET.parse(report).iter("testcase"):
             outcome = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
             counts[outcome] += 1
             name = f"{case.get('classname')}::{case.get('name')}"
-            if outcome == "skipped":
-                skipped.append(name)
-            elif outcome != "passed":
-                failed.append(name)
+            if outcome != "passed":
+                (skipped if outcome == "skipped" else failed).append(name)
     seconds = time.perf_counter() - began
-    return {"seconds": seconds, "files": chosen, **counts, "failed": failed, "not run": skipped}
+    return {"seconds": seconds, "files": chosen, **counts, "failed": failed, "not run": skipped, "cut off": cut}
 
 
 BF16 = ("--bf16",)
-ENGINE = ("--bf16", "--set", json.dumps({"rollout_engine": "transformers"}))
+EAGER = (*BF16, "--set", json.dumps({"rollout_graphs": False}))
 PARTS: dict[str, Callable[[str, bool], dict[str, Any]]] = {
     "ceilings": ceilings,
-    "c": shape("c", {"bf16": BF16, "bf16, shared trunk": (*BF16, "--shared"), "bf16, sampled with graphs": ENGINE}),
-    "parity": parity, "mismatch": mismatch, "resume": resume, "trl": peer, "1b": shape("1b", {"bf16": BF16}),
-    "8b-lora": shape("8b-lora", {"bf16 weights": ()}), "tests": tests,
+    "c": shape("c", {"bf16, graphs": BF16, "bf16, eager": EAGER, "bf16, graphs, shared trunk": (*BF16, "--shared")}),
+    "parity": parity, "sampling": sampling, "mismatch": mismatch, "resume": resume, "trl": peer, "tests": tests,
+    "1b": shape("1b", {"bf16": BF16}), "8b-lora": shape("8b-lora", {"bf16 weights": ()}),
 }  # fmt: skip
+AT_MOST = {"tests": 120.0}  # seconds, so that the parts behind it have some
 
 
-def _versions() -> dict[str, str | None]:
-    """Of the packages; None where one is not there."""
-    known = {found.metadata["Name"]: found.version for found in importlib.metadata.distributions()}
-    return {name: known.get(name) for name in PACKAGES}
+@contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """Raises TimeoutError where what stands in it takes longer."""
+
+    def over(*_: Any) -> None:
+        raise TimeoutError("it took longer than the minutes that were left")
+
+    signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
+def _share(parts: Mapping[str, Any]) -> None:
+    """Adds to each update what part of the device's matrix rate it reached."""
+    for name in ("c", "1b"):
+        for setting in parts.get(name, {}).values():
+            if RATE in setting and MATRIX in parts.get("ceilings", {}):
+                setting["share of the measured rate"] = setting[RATE] / parts["ceilings"][MATRIX]
+
+
+def _version(package: str) -> str | None:
+    with suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return None
 
 
 def _failed(part: Mapping[str, Any]) -> bool:
@@ -383,13 +451,12 @@ def show(value: Any, title: str, depth: int = 0) -> None:
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    global DEADLINE
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; all if none is given")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true", help="tiny models, to rehearse")
     parser.add_argument("--output", type=Path, help="the JSON file")
-    parser.add_argument("--minutes", type=float, default=9.0, help="begin nothing after so many")
+    parser.add_argument("--minutes", type=float, default=8.5, help="end after about so many")
     arguments = parser.parse_args(given)
     if unknown := set(arguments.parts) - set(PARTS):
         parser.error(f"no part is called {', '.join(sorted(unknown))}: choose from {', '.join(PARTS)}")
@@ -403,23 +470,26 @@ def main(given: Sequence[str] | None = None) -> int:
     before = json.loads(path.read_text()) if path.is_file() else {"parts": {}, "seconds": {}}
     report: dict[str, Any] = {
         "date": date, "machine": machine, "tiny": arguments.tiny, "python": platform.python_version(),
-        "versions": _versions(),
+        "versions": {package: _version(package) for package in PACKAGES},
         "cuda": torch.version.cuda if arguments.device == "cuda" else None,
         "parts": before["parts"], "seconds": before["seconds"],
     }  # fmt: skip
-    broken = False
-    DEADLINE = time.monotonic() + 60 * arguments.minutes
+    broken, deadline = False, time.monotonic() + 60 * arguments.minutes
     for name in arguments.parts or PARTS:
         began = time.perf_counter()
-        if time.monotonic() > DEADLINE:
+        if (left := deadline - time.monotonic()) <= 0:
             print(f"{name}: not begun, the {arguments.minutes:g} minutes are over")
             continue
         try:
-            report["parts"][name] = PARTS[name](arguments.device, arguments.tiny)
+            with within(min(left, AT_MOST.get(name, left))):
+                report["parts"][name] = PARTS[name](arguments.device, arguments.tiny)
+        except TimeoutError as error:
+            report["parts"][name] = {"not run": str(error)}
         except Exception as error:  # the other parts have something to say too
             traceback.print_exc()
             report["parts"][name] = {"error": f"{type(error).__name__}: {error}"[:2000]}
         broken |= _failed(report["parts"][name])
+        _share(report["parts"])
         report["seconds"][name] = time.perf_counter() - began
         path.write_text(json.dumps(report, indent=1) + "\n")
     show(report, str(path))

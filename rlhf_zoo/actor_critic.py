@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from .errors import ZooError
 from .functional import exact_kl, selected_logprobs
-from .logprobs import response_logprobs, response_states
+from .logprobs import TokenLoss, response_logprobs, response_states
 from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ModelFiles
 from .models import CRITIC_DIR, disable_dropout, is_peft, response_values
 from .sampling import Samples
@@ -33,7 +33,8 @@ class TextBatch(NamedTuple):
 class Said(NamedTuple):
     """What policy and critic say of response tokens, (B, T): log π at the sampling temperature, entropy, and V.
 
-    exact_kl: to the reference whose logits were given; text_logprobs: of the texts that were given.
+    exact_kl: to the reference whose logits were given; text_logprobs: of the texts that were given; policy_loss: of the
+    loss that was given, which then alone has gradients by way of log π and entropy.
     """
 
     logprobs: Tensor
@@ -41,6 +42,7 @@ class Said(NamedTuple):
     values: Tensor
     exact_kl: Tensor | None = None
     text_logprobs: Tensor | None = None
+    policy_loss: Tensor | None = None
 
 
 def text_logprobs(model: PreTrainedModel, texts: TextBatch) -> Tensor:
@@ -85,6 +87,7 @@ class ActorCritic(nn.Module):
         *,
         ref_logits: Tensor | None = None,
         entropy_learns: bool = False,
+        policy_loss: TokenLoss | None = None,
     ) -> Said:
         """One pass of each trunk. ref_logits (B, T, V): of the reference; entropy_learns: entropy has a gradient."""
         shared = self.shared
@@ -95,12 +98,13 @@ class ActorCritic(nn.Module):
             states=shared,
             logits=ref_logits is not None,
             entropy_learns=entropy_learns,
+            loss=policy_loss,
         )
         # What the LM head is given is the trunk's output at the response positions, whatever the architecture.
         values = self.value_model(found.states).squeeze(-1) if shared else response_values(self.value_model, samples)
         kl = None if ref_logits is None or found.logits is None else exact_kl(found.logits, ref_logits)
         said = None if texts is None else text_logprobs(self.policy, texts)
-        return Said(found.logprobs, found.entropy, values, kl, said)
+        return Said(found.logprobs, found.entropy, values, kl, said, found.loss)
 
     def values(self, samples: Samples) -> Tensor:
         """V of the state before each response token, (B, T) float32; what lies outside the mask is meaningless."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -189,7 +190,13 @@ def base_of(model: Any) -> Any:
 
 def takes(model: Any, argument: str) -> bool:
     """Whether a model's forward has an argument of this name."""
-    return argument in inspect.signature(base_of(model).forward).parameters
+    kind: Any = type(base_of(model))
+    return argument in _arguments(kind)
+
+
+@functools.cache  # a step asks, and reading a signature takes as long as some layers
+def _arguments(kind: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(kind.forward).parameters)
 
 
 def _check_filled(cache: Cache, model: Any) -> None:

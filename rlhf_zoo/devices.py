@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
@@ -17,11 +18,14 @@ __all__ = [
     "MEMORY_ERRORS",
     "MicroBatches",
     "best_device",
+    "brought",
     "free_cache",
     "has_bfloat16",
     "is_out_of_memory",
     "move",
     "on_device",
+    "too_large",
+    "unless_full",
 ]
 
 # A CPU's allocator and that of MPS raise RuntimeError, and so does much else.
@@ -65,6 +69,19 @@ def move(model: Model, device: torch.device) -> Model:
     return model if getattr(model, "is_quantized", False) else model.to(device)
 
 
+@contextmanager
+def brought(device: torch.device, *models: Any) -> Iterator[None]:
+    """While open, these models are on the device; afterwards each is where it was. None is no model."""
+    away = [(model, model.device) for model in models if model is not None and model.device != device]
+    try:
+        for model, _ in away:
+            model.to(device)
+        yield
+    finally:
+        for model, home in away:
+            model.to(home)
+
+
 class MicroBatches:
     """Rows a few at a time: `size` of them, and half as many from where memory is too small for so many."""
 
@@ -79,24 +96,28 @@ class MicroBatches:
         start = 0
         while start < len(rows):
             some = rows[start : start + self.size]
-            found = _unless_full(step, some)
+            found = unless_full(step, some)
             if found is not None:
                 yield found[0]
                 start += len(some)
                 continue
             if len(some) == 1:
-                raise ZooError(
-                    f"A single row does not fit the memory of {best_device()}: shorten prompts or completions, take a "
-                    "smaller model, or free memory that other programs hold."
-                )
+                raise too_large()
             self.size = len(some) // 2
             log.warning("%d rows do not fit the memory: %d at a time from here on.", len(some), self.size)
 
 
-def _unless_full(step: Callable[[Sequence[int]], T], rows: Sequence[int]) -> tuple[T] | None:
-    """None where the memory was too small. What the failed call held is free again when this returns."""
+def too_large() -> ZooError:
+    return ZooError(
+        f"A single row does not fit the memory of {best_device()}: shorten prompts or completions, take a smaller "
+        "model, or free memory that other programs hold."
+    )
+
+
+def unless_full(step: Callable[..., T], *given: Any) -> tuple[T] | None:
+    """(step(*given),), or None where the memory was too small: what the failed call held is free again then."""
     try:
-        return (step(rows),)
+        return (step(*given),)
     except MEMORY_ERRORS as error:
         if not is_out_of_memory(error):
             raise

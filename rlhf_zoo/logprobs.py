@@ -2,12 +2,13 @@
 
 The plain path makes the logits (B, T, V) in float32 and keeps them for the backward pass: `response_logits`, then the
 formulas. The chunked one gives the same numbers, but for rounding, of a few rows of the vocabulary's width at a time,
-which the backward pass makes again: where a model's head is one linear layer, and scales or caps its logits at most.
+where a model's head is one linear layer, and scales or caps its logits at most. The backward pass makes these again;
+but where a loss is given, in which each token stands alone, what it needs of them is made in the forward pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -24,6 +25,7 @@ from .sampling import Samples, Vocabulary, positions_of, scaled, takes
 __all__ = [
     "AfterHead",
     "Spoken",
+    "TokenLoss",
     "after_head",
     "chunked_logprobs",
     "in_batches",
@@ -32,6 +34,7 @@ __all__ = [
     "response_outputs",
     "response_states",
     "token_logprobs",
+    "tokens_of",
 ]
 
 # Numbers in a chunk of logits: on a CPU what its caches hold, elsewhere what keeps the device busy.
@@ -46,18 +49,22 @@ class AfterHead(NamedTuple):
 
 
 _NOTHING = AfterHead()
+# Of log π and entropy of the same shape, a scalar; no token's share of it may depend on other tokens.
+TokenLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 class Spoken(NamedTuple):
     """What a policy says of each response token: log π and the entropy, (B, T) in nats, 0 outside the mask.
 
-    states (B, T, H): what its head reads there; logits (B, T, V): where they were asked for.
+    states (B, T, H): what its head reads there; logits (B, T, V), loss: where they were asked for. With a loss log π
+    and entropy have no gradients: the loss has them.
     """
 
     logprobs: Tensor
     entropy: Tensor
     states: Tensor | None = None
     logits: Tensor | None = None
+    loss: Tensor | None = None
 
 
 def in_batches(samples: Samples, rows: Tensor | None = None, *, size: int, tokens: int | None = None) -> list[Tensor]:
@@ -82,6 +89,11 @@ def in_batches(samples: Samples, rows: Tensor | None = None, *, size: int, token
             wide, long = lengths[row]
         batches[-1].append(row)
     return [rows[batch] for batch in batches]
+
+
+def tokens_of(samples: Samples, rows: Tensor) -> int:
+    """Tokens of a pass over these rows, padding included."""
+    return len(rows) * int(samples.prompt_mask[rows].sum(1).max() + samples.mask[rows].sum(1).max())
 
 
 def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
@@ -117,10 +129,12 @@ def response_logprobs(
     states: bool = False,
     logits: bool = False,
     entropy_learns: bool = False,
+    loss: TokenLoss | None = None,
 ) -> Spoken:
     """log π and entropy of the response tokens, and what else is asked for. entropy_learns: it has a gradient.
 
-    Chunked where no logits are asked for and `after_head` knows the model.
+    loss: what to take of both, (B, T), with its gradients. Chunked where no logits are asked for and `after_head` knows
+    the model.
     """
     after, mask = None if logits else after_head(model), samples.mask
     head: Any = model.get_output_embeddings() if states or after else None
@@ -135,17 +149,25 @@ def response_logprobs(
             entropies = entropy(made)
         # Padding has log-probabilities too, some of −∞ whose gradients are no numbers.
         logprobs, entropies = (x.masked_fill(~mask, 0) for x in (logprobs, entropies))
-        return Spoken(logprobs, entropies, read, made if logits else None)
-    found = chunked_logprobs(
+        kept = made if logits else None
+        if loss is None:
+            return Spoken(logprobs, entropies, read, kept)
+        return Spoken(logprobs.detach(), entropies.detach(), read, kept, loss(logprobs, entropies))
+
+    def padded(flat: Tensor) -> Tensor:
+        return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, flat)
+
+    logprobs, entropies, total = chunked_logprobs(
         read[mask],
         head,
         samples.completion_ids[mask],
         after=after,
         temperature=temperature,
         vocabulary=samples.vocabulary,
+        loss=None if loss is None else lambda *flat: loss(*map(padded, flat)),
     )
-    padded = [torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, each) for each in found]
-    return Spoken(padded[0], padded[1] if entropy_learns else padded[1].detach(), read)
+    entropies = padded(entropies)
+    return Spoken(padded(logprobs), entropies if entropy_learns else entropies.detach(), read, loss=total)
 
 
 def response_states(model: PreTrainedModel, samples: Samples) -> Tensor:
@@ -251,93 +273,137 @@ def chunked_logprobs(
     after: AfterHead = _NOTHING,
     temperature: float = 1.0,
     vocabulary: Vocabulary | None = None,
-) -> tuple[Tensor, Tensor]:
+    loss: TokenLoss | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """log softmax at `tokens` and the entropy of what a head makes of N states, without their (N, V) logits at once.
 
-    states: (N, H); tokens: (N,) int64. Returns (N,) twice in nats, float32, both with gradients.
+    states: (N, H); tokens: (N,) int64. Returns (N,) twice in nats, float32, both with gradients; with a loss these have
+    none, and the loss of both is the third, whose gradients are made in this pass.
     """
     kind = states.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.weight.dtype
     holes = torch.tensor(vocabulary.holes, device=states.device) if vocabulary and vocabulary.holes else None
     size = head.out_features if vocabulary is None else vocabulary.size
+    given = states, head.weight, head.bias, tokens, (after, temperature, size, holes, dtype)
     with torch.autocast(kind, enabled=False):  # what `dtype` says is enough: sums stay in float32
-        found: Any = _Chunked.apply(states, head.weight, head.bias, tokens, (after, temperature, size, holes, dtype))
-    return found
+        found: Any = (_Chunked.apply(*given), None) if loss is None else _ChunkedLoss.apply(*given, loss)
+    return (*found[0], None) if loss is None else found
 
 
 class _Chunked(torch.autograd.Function):
-    """The gradients: ∂log p_a/∂z = 1[a] − p and ∂H/∂z = −p·(log p + H)."""
+    """log π and entropy; the backward pass makes the logits again."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        tokens: Tensor,
-        how: tuple,
-    ) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # of an entropy that is only logged
-        ctx.how = how
-        logprobs, entropies, total = (torch.empty(len(states), device=states.device) for _ in range(3))
-        for here, _, z in _chunks(states, weight, bias, ctx.how):
-            highest = z.amax(-1, keepdim=True)
-            unscaled = (z - highest).exp_()
-            mass = unscaled.sum(-1)
-            total[here] = mass.log() + highest.squeeze(-1)
-            logprobs[here] = z.gather(-1, tokens[here].unsqueeze(-1)).squeeze(-1) - total[here]
-            entropies[here] = total[here] - torch.einsum("nv,nv->n", unscaled, z) / mass
-        ctx.save_for_backward(states, weight, bias, tokens, total, entropies)
-        return logprobs, entropies
+        *tensors, ctx.how = given
+        ctx.save_for_backward(*tensors)
+        return _pass_of(given)
 
     @staticmethod
     def backward(ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        states, weight, bias, tokens, total, entropies = ctx.saved_tensors
-        (scale, softcap), temperature, size, holes, dtype = ctx.how
-        of_states, of_weight, of_bias = (
-            torch.zeros(x.shape, dtype=torch.float32, device=x.device) if needed else None
-            for x, needed in zip((states, weight, bias), ctx.needs_input_grad, strict=False)
+        tokens = ctx.saved_tensors[3]
+        by_logprob = torch.zeros(tokens.shape, device=tokens.device) if by_logprob is None else by_logprob
+        sums = _Gradients(ctx.saved_tensors, ctx.needs_input_grad)
+        _pass_of((*ctx.saved_tensors, ctx.how), sums, lambda *_: (by_logprob, by_entropy))
+        return *sums.of_inputs(), None, None
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """A loss of log π and entropy. What a token's gradient is, its own two numbers say: so one pass makes both."""
+
+    @staticmethod
+    def forward(ctx: Any, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
+        *inputs, loss = given
+
+        def slopes(*spoken: Tensor) -> tuple[Tensor, Tensor | None]:
+            with torch.enable_grad():
+                spoken = tuple(x.clone().requires_grad_() for x in spoken)
+                by = torch.autograd.grad(loss(*spoken), spoken, allow_unused=True)
+            return (torch.zeros_like(spoken[0]) if by[0] is None else by[0]), by[1]
+
+        sums = _Gradients(inputs, ctx.needs_input_grad)
+        logprobs, entropies = _pass_of(inputs, sums, slopes)
+        ctx.sums = sums
+        ctx.mark_non_differentiable(logprobs, entropies)
+        return logprobs, entropies, loss(logprobs, entropies)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        sums, ctx.sums = ctx.sums, None  # as large as the head: whoever takes them may write into them
+        return *sums.of_inputs(grads[2]), None, None, None
+
+
+class _Gradients:
+    """Sums of the gradients of states, weight and bias, in float32: None for what needs none."""
+
+    def __init__(self, given: Sequence[Any], needed: Sequence[bool]) -> None:
+        self._types = [None if x is None else x.dtype for x in given[:3]]
+        self.of_states, self.of_weight, self.of_bias = (
+            torch.zeros(x.shape, dtype=torch.float32, device=x.device) if need else None
+            for x, need in zip(given[:3], needed, strict=False)
         )
-        gain = torch.zeros_like(total) if by_logprob is None else by_logprob * (scale / temperature)
-        for here, some, z in _chunks(states, weight, bias, ctx.how):
-            slope = None if softcap is None else 1 - (z * (temperature / softcap)).square_()
-            logp = z.sub_(total[here].unsqueeze(-1))
-            chosen = gain[here].unsqueeze(-1)
-            if by_entropy is None:
-                grad = logp.exp_().mul_(-chosen)
-            else:
-                by_h = (by_entropy[here] * (scale / temperature)).unsqueeze(-1)
-                p = logp.exp()
-                grad = logp.mul_(p).mul_(-by_h).sub_(p.mul_(chosen + by_h * entropies[here].unsqueeze(-1)))
-            grad.scatter_add_(-1, tokens[here].unsqueeze(-1), chosen)
-            if slope is not None:
-                grad.mul_(slope)
-                if holes is not None:
-                    grad.index_fill_(-1, holes, 0)  # 0·∞ there
-            grad = grad.to(dtype)
-            if of_states is not None:
-                of_states[here] = (grad @ weight[:size].to(dtype)).float()
-            if of_weight is not None and dtype == torch.float32:
-                of_weight[:size].addmm_(grad.t(), some)
-            elif of_weight is not None:
-                of_weight[:size] += grad.t() @ some
-            if of_bias is not None:
-                of_bias[:size] += grad.sum(0, dtype=torch.float32)
-        grads = zip((of_states, of_weight, of_bias), (states, weight, bias), strict=True)
-        return *(None if grad is None else grad.to(x.dtype) for grad, x in grads), None, None
+
+    def add(self, here: slice, states: Tensor, weight: Tensor, grad: Tensor) -> None:
+        """states (n, H), weight (V, H), grad (n, V): by the head's output, all in the type of its product."""
+        size = len(weight)
+        if self.of_states is not None:
+            self.of_states[here] = (grad @ weight).float()
+        if self.of_weight is not None and grad.dtype == torch.float32:
+            self.of_weight[:size].addmm_(grad.t(), states)
+        elif self.of_weight is not None:
+            self.of_weight[:size] += grad.t() @ states
+        if self.of_bias is not None:
+            self.of_bias[:size] += grad.sum(0, dtype=torch.float32)
+
+    def of_inputs(self, factor: Tensor | None = None) -> list[Tensor | None]:
+        """In the inputs' types. factor: a scalar that all are multiplied by, in place."""
+        sums = [self.of_states, self.of_weight, self.of_bias]
+        if factor is not None:
+            sums = [None if x is None else x.mul_(factor) for x in sums]
+        return [None if x is None else x.to(dtype) for x, dtype in zip(sums, self._types, strict=True)]
 
 
-def _chunks(states: Tensor, weight: Tensor, bias: Tensor | None, how: tuple) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Places, states (n, H) and logits (n, V) float32 of a few tokens after the other."""
-    after, temperature, size, holes, dtype = how
+def _pass_of(
+    given: Sequence[Any],
+    sums: _Gradients | None = None,
+    slopes: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """log π and entropy, a few tokens' logits (n, V) after the other; adds gradients to `sums`, if given.
+
+    slopes: from log π and entropy as far as they are made, the loss's derivatives by both, (N,), or by log π alone. By
+    the logits z: ∂log p_a/∂z = 1[a] − p and ∂H/∂z = −p·(log p + H).
+    """
+    states, weight, bias, tokens, (after, temperature, size, holes, dtype) = given
     weight = weight[:size].to(dtype)
     # Not −∞, as in `scaled`.
     bias = None if bias is None else bias[:size].to(dtype).clamp(min=-1e30)
+    logprobs, entropies = (torch.zeros(len(states), device=states.device) for _ in range(2))
     count = max(1, (CHUNK if states.device.type == "cpu" else CHUNK_ELSEWHERE) // size)
     for start in range(0, len(states), count):
         here = slice(start, start + count)
-        some = states[here].to(dtype)
+        some, chosen = states[here].to(dtype), tokens[here].unsqueeze(-1)
         z = _capped(functional.linear(some, weight, bias).float(), after, temperature)
         if holes is not None:
             z.index_fill_(-1, holes, torch.finfo(torch.float32).min / 2)
-        yield here, some, z
+        p = z.softmax(-1)
+        total = z.amax(-1) - p.amax(-1).log()
+        logprobs[here] = z.gather(-1, chosen).squeeze(-1) - total
+        entropies[here] = total - torch.einsum("nv,nv->n", p, z)
+        if sums is None or slopes is None:
+            continue
+        gain = after.scale / temperature
+        by_logprob, by_entropy = slopes(logprobs, entropies)
+        by_logprob = (gain * by_logprob[here]).unsqueeze(-1)
+        bends = None if after.softcap is None else 1 - (z * (temperature / after.softcap)).square_()
+        if by_entropy is not None:
+            z.sub_((total - entropies[here]).unsqueeze(-1)).mul_(p).mul_((-gain * by_entropy[here]).unsqueeze(-1))
+        grad = p.mul_(-by_logprob).scatter_add_(-1, chosen, by_logprob)
+        if by_entropy is not None:
+            grad.add_(z)
+        if bends is not None:
+            grad.mul_(bends)
+            if holes is not None:
+                grad.index_fill_(-1, holes, 0)  # 0·∞ there
+        sums.add(here, some, weight, grad.to(dtype))
+    return logprobs, entropies

@@ -10,10 +10,14 @@ import torch
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
-from rlhf_zoo import PPOConfig, PPOTrainer, sampling
+from rlhf_zoo import PPOConfig, PPOTrainer, logprobs, sampling
+from rlhf_zoo.ppo import trainer as ppo_trainer
 
 from . import side
 from .points import EPOCHS, POINTS, RATE, TEMPERATURE, build_models, word_tokenizer
+
+#: What no key of the configuration switches off: the name of a lever -> the function that it is, which then says None.
+LEVERS = {"logits in chunks": (logprobs, "after_head"), "one pass of the head": (ppo_trainer, "token_loss")}
 
 
 class Follow(TrainerCallback):
@@ -70,6 +74,8 @@ def adapter() -> Any:
 def main(arguments: Sequence[str] | None = None) -> None:
     given = side.asked(arguments)
     point, clock = POINTS[given.point], side.Clock()
+    if lever := given.set.pop("without", None):
+        setattr(*LEVERS[lever], lambda *_, **__: None)
     count = point.batch * (given.updates + 1)
     lengths = point.lengths(count)
     device = "cuda" if torch.cuda.is_available() else "cpu"

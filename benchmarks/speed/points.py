@@ -47,16 +47,16 @@ class Point:
         """Rows of a micro-batch."""
         return self.micro or self.batch
 
-    def update_flops(self, count: int) -> float:
+    def update_flops(self, count: int, shared: bool = False) -> float:
         """Floating-point operations of the matrices in the update after `count` prompts: 6 a weight and token.
 
-        Of policy and critic, each with a trunk of its own; the head on response tokens. Attention is left out.
+        Of policy and critic, each with a trunk of its own if not shared; the head on response tokens, no attention.
         """
         width = self.hidden * (self.kv or self.heads) // self.heads
         trunk = self.layers * self.hidden * (2 * self.hidden + 2 * width + 3 * self.intermediate)
         responses = sum(min(length, self.response) for length in self.lengths(count))
         tokens = responses + sum(map(len, self.prompts(count)))
-        return 6.0 * EPOCHS * (2 * trunk * tokens + self.hidden * self.vocab * responses)
+        return 6.0 * EPOCHS * ((2 - shared) * trunk * tokens + self.hidden * self.vocab * responses)
 
     def prompts(self, count: int) -> list[list[int]]:
         """The first `count` prompts."""

@@ -241,7 +241,7 @@ def build_rewards(
         raise ZooError(f"reward_label is {args.reward_label!r}, and there is no reward_model whose label it could be.")
     kwargs: dict[str, Any] = {
         "batch_size": args.local_rollout_forward_batch_size,
-        "max_tokens": args.max_tokens_per_micro_batch,
+        "max_tokens": args.tokens_at_once,
         **_stored_statistics(args),
     }
     ready: list[RewardModel | RewardFunction] = []

@@ -26,13 +26,14 @@ from ..data import PROMPT_INDEX, unstacked
 from ..errors import ZooError
 from ..finite import SKIPPED, Guarded, NotFinite
 from ..rewards import RewardFunction, RewardModel, Rewards, Scored
-from ..sharding import full_optimizer, full_weights, shard_optimizer, whole
+from ..sharding import full_optimizer, full_weights, shard_optimizer
 from .assembly import Parts, assemble, prompts_of
 from .completions import COMPLETIONS_DIR, DecodedCompletions, decoded, show_table
 from .config import PPOConfig
 from .control import RunningScores, kl_controller
 from .custom_loop import GivenScores
 from .engines import make_engine
+from .frozen import at_hand, place
 from .guards import KLWatch, ReferenceWatch
 from .metrics import Progress, critic_health, of_completions
 from .phases import Phases
@@ -113,6 +114,7 @@ class BasePPOTrainer(Guarded, ABC):
         self._shown: dict[str, list[Any]] = {}
         self._episodes = self._generated = 0
         self._loop_model: nn.Module | None = None
+        self.most_tokens = args.tokens_at_once
         reading = args, processing_class, self.context, self.narrowest
         super().__init__(
             model=ActorCritic(parts.policy, parts.critic),
@@ -126,10 +128,8 @@ class BasePPOTrainer(Guarded, ABC):
         )
         self.phases = Phases(self.accelerator.device)
         self.engine = make_engine(args, self.policy, processing_class, self.accelerator)
-        if self.reference is not None:
-            self.reference.to(self.accelerator.device)
-        for reward in self._scoring:
-            reward.to(self.accelerator.device)
+        moving = self.model if args.offload_frozen else None
+        place(self.reference, self._scoring, device=self.accelerator.device, training=moving)
         if args.fsdp2:
             others = [*(one.model for one in self._scoring), self.reference.own if self.reference else None]
             shard_all(self.policy, self.value_model, *others, optimizer=optimizers[0], accelerator=self.accelerator)
@@ -260,7 +260,7 @@ class BasePPOTrainer(Guarded, ABC):
         """The completions as texts, and their rewards. rows: the prompts' rows of the data set, one a completion."""
         texts = decoded(self.processing_class, rollout.samples, rows)
         columns = {**texts.columns, "trainer_state": self.state}
-        with whole(*(one.model for one in self._scoring)):
+        with at_hand(*(one.model for one in self._scoring), device=self.accelerator.device):
             scored = self.rewards(rollout.samples, texts.prompts, texts.completions, texts.texts, columns)
         return texts, scored
 

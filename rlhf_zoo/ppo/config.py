@@ -17,6 +17,8 @@ from ..truncation import Truncation
 
 __all__ = ["PPOConfig"]
 
+# More at a time make a CPU no faster, and cost memory.
+TOKENS_ON_CPU = 512
 ONE_OF = {
     "kl_in": ("reward", "loss"),
     "action_level": ("token", "sequence"),
@@ -174,6 +176,9 @@ class PPOConfig(TrainingArguments):
     ref_load_in_8bit: bool = field(
         default=False, metadata={"help": "Hold the reference in 8 bit (needs bitsandbytes)."}
     )
+    offload_frozen: bool = field(
+        default=False, metadata={"help": "Reference and reward models wait on the CPU while they do not run."}
+    )
     model_adapter_name: str | None = field(default=None, metadata={"help": "The adapter of a PeftModel to train."})
     ref_adapter_name: str | None = field(
         default=None, metadata={"help": "The adapter of a PeftModel that is the reference; None switches adapters off."}
@@ -213,7 +218,8 @@ class PPOConfig(TrainingArguments):
         default=None,
         metadata={
             "help": "Tokens of a forward pass, padding included, rows alike in length; in the update instead of "
-            "per_device_train_batch_size rows, elsewhere beside the rows."
+            "per_device_train_batch_size rows, elsewhere beside the rows. None: 512 beside the rows on a CPU, the rows "
+            "alone on a GPU."
         },
     )
     fsdp2: bool = field(
@@ -247,6 +253,8 @@ class PPOConfig(TrainingArguments):
                 "fsdp2 shards weights over several processes, and this one is alone: start more with accelerate "
                 "launch, or leave it out."
             )
+        if self.offload_frozen and self.device.type == "cpu":
+            raise ZooError("offload_frozen keeps models on the CPU, and this run computes there: leave it out.")
         if self.kl_target is not None and self.episodes_per_update > 5 * self.kl_horizon:
             raise ZooError(
                 f"kl_horizon {self.kl_horizon} is below a fifth of an update's {self.episodes_per_update} episodes, so "
@@ -281,6 +289,11 @@ class PPOConfig(TrainingArguments):
     def prompts_per_update(self) -> int:
         """Prompts of one update in one process."""
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
+
+    @property
+    def tokens_at_once(self) -> int | None:
+        """The most tokens of a forward pass, padding included; None where only rows are counted."""
+        return self.max_tokens_per_micro_batch or (TOKENS_ON_CPU if self.device.type == "cpu" else None)
 
     @property
     def episodes_per_update(self) -> int:
@@ -361,6 +374,14 @@ def _check_engine(args: Any) -> None:
 
 
 def _check_reference(args: Any) -> None:
+    stays = {
+        "fsdp2, whose shards stay": args.fsdp2,
+        "ref_load_in_8bit, whose weights stay": args.ref_load_in_8bit,
+        "kl_estimator 'full', for which the reference runs in every micro-batch": args.kl_estimator == "full",
+    }
+    if args.offload_frozen and any(stays.values()):
+        what = next(what for what, on in stays.items() if on)
+        raise ZooError(f"offload_frozen does not go with {what}: leave one of them out.")
     if args.reference:
         return
     if args.kl_coef != 0 or args.kl_target is not None:

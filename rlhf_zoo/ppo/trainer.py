@@ -11,6 +11,8 @@ the update with its own optimizer steps happens in the last call of a step. Chec
 
 from __future__ import annotations
 
+import copy
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -24,8 +26,9 @@ from torch import Tensor, nn
 from .. import functional as F
 from ..actor_critic import TextBatch
 from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
+from ..devices import too_large, unless_full
 from ..errors import ZooError
-from ..logprobs import in_batches, response_logits, token_logprobs
+from ..logprobs import in_batches, response_logits, token_logprobs, tokens_of
 from ..rewards import Scored
 from ..sampling import Samples, SamplingRequest
 from ..sharding import full, whole
@@ -37,6 +40,7 @@ from .base import (
     BasePPOTrainer,
 )
 from .custom_loop import GivenScores, given_samples, given_scored, prompt_row
+from .frozen import at_hand
 from .guards import (
     check_ends,
     check_logprobs,
@@ -45,7 +49,7 @@ from .guards import (
     check_start,
     check_values,
 )
-from .loss import micro_batch_loss
+from .loss import micro_batch_loss, token_loss
 from .metrics import Progress
 from .processes import shares, text_shares, together
 from .rollout import (
@@ -57,6 +61,8 @@ from .rollout import (
 )
 
 __all__ = ["PPO_STATE", "PPOTrainer"]
+
+log = logging.getLogger(__name__)
 
 
 class PPOTrainer(BasePPOTrainer):
@@ -153,7 +159,7 @@ class PPOTrainer(BasePPOTrainer):
         """Adds log π_ref and V, and log π_old of a forward pass where the sampler's is not wanted."""
         args, actor = self.args, self.actor
         actor.eval()
-        temperature, budget = args.temperature, args.max_tokens_per_micro_batch
+        temperature, budget = args.temperature, self.most_tokens
         size = args.local_rollout_forward_batch_size
         logprobs, values = (torch.zeros_like(samples.logprobs) for _ in range(2))
         with self.accelerator.autocast():
@@ -172,7 +178,8 @@ class PPOTrainer(BasePPOTrainer):
             check_logprobs(samples.logprobs, samples.mask, of="policy")
             ref_logprobs = samples.logprobs
             if self.reference is not None:
-                with self.phases("reference"), self.reference.model() as reference, whole(self.reference.own):
+                own, device = self.reference.own, self.accelerator.device
+                with self.phases("reference"), self.reference.model() as reference, at_hand(own, device=device):
                     ref_logprobs = token_logprobs(
                         reference, samples, temperature=temperature, batch_size=size, tokens=budget
                     )
@@ -257,7 +264,54 @@ class PPOTrainer(BasePPOTrainer):
         texts: TextBatch | None,
         progress: Progress,
     ) -> None:
-        """Gradients of this process's share of a minibatch, by micro-batch, and one optimizer step."""
+        """Gradients of this process's share of a minibatch, by micro-batch, and one optimizer step.
+
+        Where memory is too small for a micro-batch, all begin anew from half as many tokens, and so it stays; not of
+        several processes, which would have to agree on it.
+        """
+        given, before = (model, rollout, estimates, rows, texts), copy.deepcopy(vars(progress))
+        while True:
+            micro_batches = self.micro_batches(rollout.samples, rows)
+            if self.args.world_size > 1:
+                self.accumulate(*given, micro_batches, progress)
+                break
+            if unless_full(self.accumulate, *given, micro_batches, progress) is not None:
+                break
+            if max(map(len, micro_batches)) == 1:
+                raise too_large()
+            model.zero_grad()
+            vars(progress).update(copy.deepcopy(before))
+            largest = max(tokens_of(rollout.samples, each) for each in micro_batches)
+            self.most_tokens = largest // 2
+            log.warning("%d tokens do not fit the memory: %d in a micro-batch from here on.", largest, self.most_tokens)
+        self.look(progress)
+        if not progress.steps:
+            check_ratio(progress.first_pass(self.total), precision=self.precision)
+        progress.stepped(self.optimizer_step(model))
+
+    def micro_batches(self, samples: Samples, rows: Tensor) -> list[Tensor]:
+        """This process's rows of a minibatch, as many as go through the models at a time."""
+        args = self.args
+        return shares(
+            rows,
+            samples,
+            size=len(rows) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
+            tokens=self.most_tokens,
+            process=args.process_index,
+            processes=args.world_size,
+        )
+
+    def accumulate(
+        self,
+        model: nn.Module,
+        rollout: Rollout,
+        estimates: Advantages,
+        rows: Tensor,
+        texts: TextBatch | None,
+        micro_batches: Sequence[Tensor],
+        progress: Progress,
+    ) -> None:
+        """Gradients of this process's share of a minibatch, micro-batch by micro-batch."""
         args = self.args
         size = MinibatchSize(
             actions=estimates.mask[rows].sum(),
@@ -266,10 +320,6 @@ class PPOTrainer(BasePPOTrainer):
         )
         target_tokens = None if texts is None else texts.mask.sum()
         mine = {"process": args.process_index, "processes": args.world_size}
-        budget = args.max_tokens_per_micro_batch
-        micro_batches = shares(
-            rows, rollout.samples, size=len(rows) if budget else args.per_device_train_batch_size, tokens=budget, **mine
-        )
         mixed = [] if texts is None else text_shares(texts, parts=len(micro_batches), **mine)
         for number, (chosen, text) in enumerate(zip_longest(micro_batches, mixed), start=1):
             # A process without a row left takes part for the sake of the others, and counts for nothing.
@@ -287,10 +337,6 @@ class PPOTrainer(BasePPOTrainer):
                 progress.add_loss(loss)
                 # They average gradients, and the loss is a share of the whole minibatch's.
                 self.accelerator.backward(loss * args.world_size)
-        self.look(progress)
-        if not progress.steps:
-            check_ratio(progress.first_pass(self.total), precision=self.precision)
-        progress.stepped(self.optimizer_step(model))
 
     def loss(
         self,
@@ -309,16 +355,16 @@ class PPOTrainer(BasePPOTrainer):
             assert self.reference is not None  # checked with the settings
             with torch.no_grad(), self.reference.model() as reference:
                 ref_logits = response_logits(reference, samples, temperature=args.temperature)
-        said = model(samples, args.temperature, texts, ref_logits=ref_logits, entropy_learns=args.entropy_coef > 0)
-        loss, seen = micro_batch_loss(
-            args,
-            said,
-            rollout,
-            estimates,
-            size,
-            kl_coef=self.controller.kl_coef,
-            critic_only=self.warming_up,
+        given: Any = {"rollout": rollout, "estimates": estimates, "size": size, "kl_coef": self.controller.kl_coef}
+        said = model(
+            samples,
+            args.temperature,
+            texts,
+            ref_logits=ref_logits,
+            entropy_learns=args.entropy_coef > 0,
+            policy_loss=None if self.warming_up else token_loss(args, **given),
         )
+        loss, seen = micro_batch_loss(args, said, **given, critic_only=self.warming_up)
         if texts is not None and said.text_logprobs is not None and target_tokens is not None:
             progress.add_texts(-said.text_logprobs, texts.mask)
             if not self.warming_up:

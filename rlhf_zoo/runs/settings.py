@@ -370,7 +370,8 @@ def stage_settings(
     if release.push_merged and not model.use_peft:
         raise ZooError(f"push_merged of the stage {stage} needs use_peft: without LoRA the checkpoint is the model.")
     keep = asked.get("save_total_limit")
-    asked.pop("fsdp2", None)  # a run goes on with its weights in shards and without
+    for name in ("fsdp2", "offload_frozen"):  # a run goes on wherever its weights lie
+        asked.pop(name, None)
     return StageSettings(stage, shared, data, trainer, model, release, keep, {**asked, "recipe": learned})
 
 

@@ -23,6 +23,13 @@ def test_an_update_is_that_of_the_cpu() -> None:
         assert max(found[optimizer]["device"].values()) < CLOSE, found
 
 
+def test_completions_with_graphs_and_without_are_those_of_the_cpu() -> None:
+    with torch.device("cpu"):
+        found = gpu.sampling("cuda", tiny=True)
+    rows = [row for row in found.values() if isinstance(row, dict)]
+    assert len(rows) == 4 and all(row["equal completions"] == found["completions"] for row in rows), found
+
+
 def test_the_sampler_and_the_training_pass_agree_within_what_the_guard_allows() -> None:
     with torch.device("cpu"):
         found = gpu.mismatch("cuda", tiny=True)

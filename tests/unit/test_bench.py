@@ -19,7 +19,8 @@ TINY = points.POINTS["tiny"]
 
 @pytest.fixture(autouse=True)
 def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "uniforms", sampling.uniforms)
+    for patched in ((sampling, "uniforms"), *ours.LEVERS.values()):
+        monkeypatch.setattr(*patched, getattr(*patched))
 
 
 @pytest.mark.parametrize("settings", report.SETTINGS.values(), ids=report.SETTINGS)
@@ -36,6 +37,15 @@ def test_trainer_and_floor_sample_as_many_tokens(settings: tuple, capsys: pytest
             assert update["phases"].keys() == {*report.PHASES} and all(spent > 0 for spent in update["phases"].values())
             assert sum(update["phases"].values()) == pytest.approx(update["seconds"], rel=0.2)
         assert one["peak_mib"] > one["net_mib"] >= 0
+
+
+@pytest.mark.parametrize("keys", bench.LEVERS, ids=str)
+def test_a_trainer_without_a_lever_does_the_same_work(keys: dict[str, Any], capsys: pytest.CaptureFixture) -> None:
+    ours.main(["tiny", "--updates", "1", "--set", json.dumps(keys)])
+    (update,) = json.loads(capsys.readouterr().out.splitlines()[-1])["updates"]
+    assert update["tokens"] == sum(min(each, TINY.response) for each in TINY.lengths(2 * TINY.batch)[TINY.batch :])
+    if "without" in keys:
+        assert getattr(*ours.LEVERS[keys["without"]])() is None
 
 
 def test_the_floor_computes_what_the_models_do() -> None:

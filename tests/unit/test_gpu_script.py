@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import gpu
@@ -20,6 +21,27 @@ def test_nothing_begins_when_the_minutes_are_over(tmp_path: Path, capsys: pytest
     assert json.loads(path.read_text())["parts"].keys() == {"ceilings"}
 
 
+def test_a_part_that_takes_too_long_leaves_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "figures.json"
+    monkeypatch.setitem(gpu.PARTS, "resume", lambda *_: time.sleep(60))
+    monkeypatch.setitem(gpu.AT_MOST, "resume", 0.2)
+    assert gpu.main(["--device", "cpu", "--tiny", "--output", str(path), "resume", "ceilings"]) == 0
+    found = json.loads(path.read_text())["parts"]
+    assert found["resume"] == {"not run": "it took longer than the minutes that were left"}
+    assert found["ceilings"][gpu.MATRIX] > 0
+
+
+def test_samplers_are_compared() -> None:
+    found = gpu.sampling("cpu", tiny=True)
+    rows = {name: row for name, row in found.items() if isinstance(row, dict)}
+    assert rows.keys() == {f"{kind}, {order}" for kind in ("eager", "graphs") for order in ("at once", "queue")}
+    assert all(row["equal completions"] == found["completions"] for row in rows.values())
+
+
+def test_the_tests_that_run_on_a_gpu_are_there() -> None:
+    assert all((gpu.ROOT / name).is_file() for name in gpu.TESTS)
+
+
 def test_the_matrices_of_shape_c_are_counted() -> None:
     point = POINTS["c"]
     responses = [min(length, point.response) for length in point.lengths(2560)]
@@ -27,6 +49,7 @@ def test_the_matrices_of_shape_c_are_counted() -> None:
     trunk = 24 * (2 * 896 * 896 + 2 * 896 * 128 + 3 * 896 * 4864)  # of 494 million weights; 136 are the head's
     first = sum(responses[:256])
     tokens = first + sum(map(len, point.prompts(256)))
+    assert point.update_flops(256, shared=True) == pytest.approx(24 * (trunk * tokens + 896 * 151_936 * first))
     assert point.update_flops(256) == pytest.approx(24 * (2 * trunk * tokens + 896 * 151_936 * first))
 
 
@@ -39,6 +62,7 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     found = json.loads(path.read_text())["parts"]
     assert found.keys() == set(parts)
     assert found["trl"].keys() == {"not run"}
+    assert all(0 < setting["share of the measured rate"] < 1 for setting in found["c"].values())
     for name in ("c", "1b", "8b-lora"):
         for setting in found[name].values():
             assert setting["rollout"] > 0 and setting["update"] > 0 and setting["response tokens"] > 0

@@ -1,0 +1,163 @@
+"""Where memory is short: frozen models wait on the CPU, and a micro-batch that does not fit is halved."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from trainer_fixture import (
+    DEVICE,
+    distance,
+    make_policy,
+    make_reward_model,
+    make_trainer,
+    prompt_rows,
+    snapshot,
+    trained,
+    updates_of,
+)
+
+from rlhf_zoo.devices import brought
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.ppo import frozen
+from rlhf_zoo.ppo.frozen import place
+
+ELSEWHERE = torch.device("cuda:7")
+
+
+class Carried(nn.Module):
+    """A model that only says where it is."""
+
+    def __init__(self, *, quantized: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1), requires_grad=False)
+        self.device, self.is_quantized = torch.device("cpu"), quantized
+        self.model = self.own = self
+
+    def to(self, device: Any) -> None:  # type: ignore[override]
+        self.device = torch.device(device)
+
+
+def test_models_are_on_the_device_while_they_run_and_then_where_they_were() -> None:
+    waits, stays = Carried(), Carried()
+    stays.to(ELSEWHERE)
+    with brought(ELSEWHERE, waits, None, stays):
+        with pytest.raises(KeyError), brought(ELSEWHERE, waits):
+            raise KeyError(str(waits.device))
+        assert [waits.device, stays.device] == [ELSEWHERE] * 2
+    assert [waits.device.type, stays.device] == ["cpu", ELSEWHERE]
+
+
+def test_what_can_wait_on_the_cpu_does() -> None:
+    """Not a quantized model, nor one whose weights train too; without the key all go to the device."""
+    reference, alone, quantized, shares, training = (Carried(quantized=place == 2) for place in range(5))
+    shares.weight = training.weight
+    rewards: Any = [alone, quantized, shares]
+    given: Any = reference
+    place(given, rewards, device=ELSEWHERE, training=training)
+    homes = [model.device.type for model in (reference, alone, quantized, shares)]
+    assert homes == ["cpu", "cpu", "cuda", "cuda"]
+    place(given, rewards, device=ELSEWHERE, training=None)
+    assert {model.device for model in (reference, *rewards)} == {ELSEWHERE}
+    with pytest.raises(ZooError, match=r"^offload_frozen has no model to move: .* leave it out\.$"):
+        place(None, [quantized, shares], device=ELSEWHERE, training=training)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"ref_load_in_8bit": True}, "ref_load_in_8bit, whose weights stay"),
+        ({"kl_in": "loss", "kl_estimator": "full"}, "kl_estimator 'full', for which the reference runs in every"),
+        pytest.param(
+            {}, "on the CPU, and this run computes there", marks=pytest.mark.skipif(DEVICE != "cpu", reason="")
+        ),
+    ],
+)
+def test_offloading_where_nothing_can_be_moved_is_refused(tmp_path: Path, keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ZooError, match=rf"^offload_frozen .*{said}.*: leave .* out\.$"):
+        make_trainer(tmp_path, offload_frozen=True, **keys)
+
+
+def test_frozen_models_run_only_where_they_were_brought_and_keep_their_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training, evaluating and showing samples."""
+    here: list[Any] = []
+
+    @contextmanager
+    def watched(device: torch.device, *models: Any) -> Iterator[None]:
+        assert device.type == DEVICE
+        here.extend(models)
+        yield
+        del here[len(here) - len(models) :]
+
+    monkeypatch.setattr(frozen, "brought", watched)
+    reward, reference = make_reward_model().to(torch.bfloat16), make_policy(seed=4)
+    trainer = make_trainer(tmp_path, reward_model=reward, ref_model=reference, eval_dataset=prompt_rows(4))
+    runs = []
+
+    def look(model: Any, *_: Any) -> None:
+        runs.append(model)
+        assert model in here
+
+    for model in (reward, reference):
+        model.register_forward_pre_hook(look)
+    trainer.train()
+    trainer.evaluate()
+    trainer.generate_completions()
+    assert {id(model) for model in runs} == {id(reward), id(reference)}
+    assert {weight.dtype for weight in reward.parameters()} == {torch.bfloat16}
+
+
+# A micro-batch that does not fit
+
+
+class Full:
+    """Of a policy: passes with gradients over more tokens fail, the first time in the middle of their backward pass."""
+
+    def __init__(self, policy: Any, most: int) -> None:
+        self.most, self.failed = most, 0
+        policy.model.layers[0].register_forward_hook(self.look)
+
+    def look(self, layer: nn.Module, states: Any, out: torch.Tensor) -> None:
+        if not torch.is_grad_enabled() or states[0].shape[:2].numel() <= self.most:
+            return
+        self.failed += 1
+        if self.failed > 1:
+            self.fail()
+        out.register_hook(self.fail)
+
+    @staticmethod
+    def fail(*_: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
+
+
+SGD: dict[str, Any] = {"optim": "sgd", "learning_rate": 0.1, "stop_token_id": 3, "critic": "shared"}
+
+
+def test_micro_batches_are_halved_until_they_fit_and_the_run_is_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, narrow = trained(tmp_path, **SGD), make_trainer(tmp_path, **SGD)
+    full = Full(narrow.policy, 30)
+    with caplog.at_level(logging.WARNING):
+        narrow.train()
+    said = [record.message for record in caplog.records if "do not fit" in record.message]
+    assert full.failed == len(said) >= 1
+    assert said[-1].endswith(f"the memory: {narrow.most_tokens} in a micro-batch from here on.")
+    assert distance(snapshot(whole), snapshot(narrow)) < 1e-5 < distance(whole.before, snapshot(whole))
+    for mine, theirs in zip(updates_of(whole), updates_of(narrow), strict=True):
+        assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-5, nan_ok=True)
+
+
+def test_a_row_that_does_not_fit_is_an_error_with_its_mend(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, **SGD)
+    Full(trainer.policy, 1)
+    with pytest.raises(ZooError, match=r"^A single row does not fit the memory of .*: shorten prompts"):
+        trainer.train()
