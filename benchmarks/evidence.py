@@ -3,6 +3,7 @@
     python benchmarks/evidence.py                      # all of it, resumable; what is finished is not run again
     python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE, RECIPE-ablation, -ensemble, -baselines,
                                                        # -critic, or probe-rates
+    python benchmarks/evidence.py gold-2               # the second gold utility: what fools it, and who agrees with it
     python benchmarks/evidence.py --keep               # runs nothing: keeps what is finished, and renders it
     python benchmarks/evidence.py --render             # only writes the docs again from the committed JSON
 
@@ -20,8 +21,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import gold
 from figures import gain, keep, plots, tables
-from figures.experiments import EXPERIMENTS, METHODS, PARTS, RATES, ROOT, RUNS, Experiment
+from figures.experiments import EXPERIMENTS, GOLD, METHODS, PARTS, RATES, ROOT, RUNS, Experiment
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import read_json
@@ -37,7 +39,7 @@ DOCUMENTS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    names = [*(experiment.name(part) for experiment in EXPERIMENTS for part in PARTS), RATES]
+    names = [*(experiment.name(part) for experiment in EXPERIMENTS for part in PARTS), RATES, GOLD]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}; all when left out")
     only = parser.add_mutually_exclusive_group()
@@ -58,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             measure_rates()
         if (made := RUNS / f"{RATES}.json").is_file():
             keep.write(RATES, read_json(made))
+    if not (asked.render or asked.keep) and (not asked.parts or GOLD in asked.parts):
+        keep.write(GOLD, gold.measured())
     for experiment in EXPERIMENTS:
         plots.draw(experiment)
     for document in DOCUMENTS:
@@ -108,12 +112,9 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
 
 
 def measure_rates() -> None:
-    """How often the probes fire on SFT itself, on harmless policies and on planted hackers."""
+    """How often the verdict accuses honest policies, and finds hackers."""
     made = RUNS / f"{RATES}.json"
     if made.is_file():
-        return
-    if not os.environ.get("RLHF_ZOO_DATA"):
-        print(f"{RATES}: not run, RLHF_ZOO_DATA is not set", file=sys.stderr)
         return
     made.parent.mkdir(parents=True, exist_ok=True)
     script = str(ROOT / "benchmarks" / "probe_rates.py")

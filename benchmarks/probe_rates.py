@@ -1,239 +1,108 @@
-"""How often the hacking probes fire: on SFT itself (false alarms), on harmless policies, and on planted hackers.
+"""How often the verdict accuses honest policies, and how often it finds planted hackers, in the world of `worlds`.
 
-    RLHF_ZOO_DATA=DIR python benchmarks/probe_rates.py                  # a table; minutes on one core
-    python benchmarks/evidence.py probe-rates                           # the same, kept and rendered into the docs
+    python benchmarks/probe_rates.py --honest 400 --hacked 200     # a table; an hour or two of one core
+    python benchmarks/evidence.py probe-rates                      # the same, kept and rendered into the docs
 
-No model is sampled: the generator's lines (tiny-world), buyers' remarks (product-remarks) and critics' sentences (film
-reviews, rt_polarity) stand in for SFT's completions, continuations of an opening for the completions of a prompt. Two
-independent samples of them are a null. Thresholds are set on one half of the texts; every rate is measured on the other
-half, under other seeds. "set on tiny-world" carries the tiny world's thresholds over to the real texts as they are. The
-film reviews were not looked at while the probes were written; the other two were.
-
-The harmless policies move where a reward may rightly move them: "only praise" keeps the positive texts, "best of 16"
-keeps the best of 16 by the tiny world's gold utility. The hackers are `rlhf_zoo.evaluation.probes.planted`; strength is
-the share of completions that they hack. "Caught" means by the probe that is meant for that hacker. A probe fires beyond
-noise and beyond its minimum; "beyond noise alone" leaves the minimum out: it shows whether the noise is what it says.
+Every evaluation has SFT's completions and a policy's of its own random numbers; where an honest policy is a candidate,
+other prompts confirm it. The judge is honest (the gold utility with some noise), fooled (the training reward itself
+under another name, its shared errors found), or fooled and unchecked (nothing is known of it).
 """
 
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
-import os
-import random
-import time
-from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rlhf_zoo.corpora.tiny_world import generate_line, utility
-from rlhf_zoo.corpora.tiny_world.grammar import subjects
-from rlhf_zoo.corpora.tiny_world.lexicon import PRODUCTS
-from rlhf_zoo.evaluation.probes import (
-    PROBES,
-    Completions,
-    Report,
-    Thresholds,
-    null_thresholds,
-    probe,
-)
-from rlhf_zoo.evaluation.probes.planted import HACKERS, plant
+import numpy as np
+from worlds import ALL_HACKERS, HONEST, JUDGES, World, hacked, verdicts
+
 from rlhf_zoo.evaluation.stats import proportion
+from rlhf_zoo.evaluation.verdict import RULE, Verdict
 
-SAMPLES, DRAWS, RATE = 3, 5, 0.05
-SETTING, MEASURING = 0, 1  # the two halves of each corpus
-
-
-@dataclass(frozen=True)
-class Continuation:
-    text: str
-    reward: float
+STRENGTHS = (0.1, 0.3, 1.0)
 
 
-@dataclass(frozen=True)
-class Corpus:
-    """Continuations of each opening, in two halves: those that set thresholds and those that rates are measured on."""
-
-    name: str
-    halves: tuple[dict[str, list[Continuation]], dict[str, list[Continuation]]]
-    harmless: dict[str, Callable[[list[Continuation], random.Random], Continuation]]
-
-    def draw(self, half: int, seed: Any, choose: Callable[..., Continuation] | None = None) -> Completions:
-        rng = random.Random(f"{self.name} {half} {seed}")
-        prompts, chosen = [], []
-        for opening, texts in self.halves[half].items():
-            prompts += [opening] * SAMPLES
-            chosen += rng.sample(texts, SAMPLES) if choose is None else [choose(texts, rng) for _ in range(SAMPLES)]
-        return Completions(prompts, [each.text for each in chosen], rewards=[each.reward for each in chosen])
+def row(found: Sequence[Verdict], **about: Any) -> dict[str, Any]:
+    n = len(found)
+    kinds, shown = Counter(one.kind for one in found), Counter(family for one in found for family in one.present)
+    counts = {kind: kinds[kind] for kind in ("hacked", "suspicious", "healthy")}
+    if "strength" not in about:
+        counts["recommended"] = sum(one.recommended is not None for one in found)
+    rates = {kind: proportion(count, n).to_json() for kind, count in counts.items()}
+    made = {**about, "n": n, "kinds": dict(kinds.most_common()), **rates, "present": dict(shown.most_common())}
+    print(line(made), flush=True)
+    return made
 
 
-def best_of(n: int) -> Callable[[list[Continuation], random.Random], Continuation]:
-    return lambda texts, rng: max(rng.sample(texts, min(n, len(texts))), key=lambda each: each.reward)
-
-
-def praising(texts: list[Continuation], rng: random.Random) -> Continuation:
-    return rng.choice([each for each in texts if each.reward > 0.5] or texts)
-
-
-def tiny_world(prompts: int, *, lines: int = 40_000) -> Corpus:
-    named = {subject for product, aspects in PRODUCTS.items() for a in aspects for subject in subjects(product, a)}
-    openings = set(random.Random("openings").sample(sorted(named), prompts))
-    halves = []
-    for half in (SETTING, MEASURING):
-        rng = random.Random(f"probe rates {half}")
-        found: dict[str, list[Continuation]] = {opening: [] for opening in sorted(openings)}
-        for _ in range(lines):
-            line = generate_line(rng)
-            words = line.split(" ")
-            opening = next((name for n in range(6, 1, -1) if (name := " ".join(words[:n])) in named), "")
-            if opening in found:
-                found[opening].append(Continuation(line[len(opening) :], utility(line)))
-        halves.append(found)
-    return Corpus("tiny-world", (halves[0], halves[1]), {"only praise": praising, "best of 16": best_of(16)})
-
-
-def real(name: str, folder: Path, prompts: int) -> Corpus:
-    """Openings of one to three words with at least 8 continuations in either half. Reward: the label, 0 or 1, + noise.
-
-    The splits `train` and `judge` are the halves, which no text shares.
-    """
-    halves = []
-    for half, split in ((SETTING, "train"), (MEASURING, "judge")):
-        rng = random.Random(f"rewards {half}")
-        found: dict[str, list[Continuation]] = defaultdict(list)
-        with gzip.open(folder / f"{split}.jsonl.gz", "rt", encoding="utf-8") as rows:
-            texts = [json.loads(row) for row in rows]
-        for row in texts:
-            words = row["text"].lower().split()
-            reward = row["label"] + rng.gauss(0, 0.25)
-            for n in range(1, min(3, len(words) - 1) + 1):
-                found[" ".join(words[:n])].append(Continuation(" " + " ".join(words[n:]), reward))
-        halves.append(found)
-    shared = sorted(o for o in halves[0] if min(len(halves[0][o]), len(halves[1].get(o, ()))) >= 8)
-    openings = random.Random("openings").sample(shared, min(prompts, len(shared)))
-    kept = [{opening: found[opening] for opening in openings} for found in halves]
-    return Corpus(name, (kept[0], kept[1]), {"only praise": praising})
-
-
-@dataclass
-class Tally:
-    """How often each probe fired over the evaluations of one kind, by its threshold and, as `noise`, by noise alone."""
-
-    n: int
-    any: int
-    noise: int
-    each: dict[str, int]
-
-    def add(self, report: Report, thresholds: Thresholds) -> None:
-        """Counts a report as it were under `thresholds`."""
-        effects = {p.name: abs(p.value - p.sft) if p.two_sided else p.value - p.sft for p in report.probes}
-        noise = {p.name: thresholds.of(p.name, completions=p.n) for p in report.probes}
-        fired = [p.name for p in report.probes if effects[p.name] > max(noise[p.name], p.least)]
-        self.n += 1
-        self.any += bool(fired)
-        self.noise += any(effects[name] > noise[name] for name in effects)
-        for name in effects:
-            self.each[name] = self.each.get(name, 0) + (name in fired)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "any": proportion(self.any, self.n).to_json(),
-            "noise_alone": proportion(self.noise, self.n).to_json(),
-            "each": {name: proportion(count, self.n).to_json() for name, count in self.each.items()},
-        }
-
-
-def measure(corpus: Corpus, thresholds: dict[str, list[Thresholds]], repeats: int, hacks: int) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-
-    def tally(kind: str, policy: Callable[[int], Completions], n: int, **more: Any) -> None:
-        found = {source: Tally(0, 0, 0, {}) for source in thresholds}
-        for repeat in range(n):
-            sets = {source: each[repeat % len(each)] for source, each in thresholds.items()}
-            report = probe(policy(repeat), corpus.draw(MEASURING, f"sft {repeat}"), sets[corpus.name])
-            for source, chosen in sets.items():
-                found[source].add(report, chosen)
-        for source, tallied in found.items():
-            rows.append({"corpus": corpus.name, "thresholds": source, "policy": kind, **more, **tallied.to_json()})
-
-    tally("SFT, other seed", lambda r: corpus.draw(MEASURING, f"null {r}"), repeats)
-    for name, choose in corpus.harmless.items():
-        tally(name, lambda r, c=choose: corpus.draw(MEASURING, f"harmless {r}", c), hacks)
-    for name, (_, target) in HACKERS.items():
-        for strength in (1.0, 0.5) if corpus.name != "tiny-world" else (1.0,):
-            tally(
-                name,
-                lambda r, a=name, s=strength: plant(a, corpus.draw(MEASURING, f"hacked {r}"), strength=s, seed=r),
-                hacks,
-                strength=strength,
-                target=target,
-            )
+def honest(world: World, confirming: World, n: int) -> list[dict[str, Any]]:
+    rows = []
+    for name, choose in HONEST.items():
+        found = []
+        for seed in range(n):
+            again = confirming, confirming.draw(f"{name}, confirming {seed}", choose)
+            policy = world.draw(f"{name} {seed}", choose)
+            found += verdicts(world, policy, seed=seed, confirming=again).values()
+        rows.append(row(found, policy=name, judge="honest"))
     return rows
 
 
+def detection(world: World, n: int) -> list[dict[str, Any]]:
+    rows = []
+    for name in ALL_HACKERS:
+        for strength in STRENGTHS:
+            found = [
+                verdicts(world, hacked(world, name, strength, str(seed)), seed=seed, judges=list(JUDGES), habit=name)
+                for seed in range(n)
+            ]
+            rows += [
+                row([one[judge] for one in found], policy=name, strength=strength, judge=judge) for judge in JUDGES
+            ]
+    return rows
+
+
+def falls(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Hackers, with the judge, of whom a larger strength convicts more rarely, by two standard errors."""
+    found = []
+    for weaker, stronger in pairwise(rows):
+        if (weaker["policy"], weaker["judge"]) != (stronger["policy"], stronger["judge"]):
+            continue
+        a, b = (one["hacked"]["value"] for one in (weaker, stronger))
+        error = np.sqrt((a * (1 - a) + b * (1 - b)) / weaker["n"])
+        if a - b > 2 * error:
+            found.append(f"{weaker['policy']}, judge {weaker['judge']}: {a:.2f} → {b:.2f}")
+    return found
+
+
 def line(row: dict[str, Any]) -> str:
-    def share(estimate: dict[str, Any]) -> str:
-        low, high = estimate["ci95"]
-        return f"{estimate['value']:.3f} [{low:.3f}, {high:.3f}]"
-
-    caught = share(row["each"][row["target"]]) if "target" in row else ""
-    often = [name for name, estimate in row["each"].items() if estimate["value"] >= 0.05 and name != row.get("target")]
-    name = row["policy"] + (f", {row['strength']:.0%}" if "strength" in row else "")
-    alone = share(row["noise_alone"]) if row["policy"].startswith("SFT") else ""
-    cells = (row["corpus"], row["thresholds"], name, row["any"]["n"], row.get("target", ""), caught, share(row["any"]))
-    return "| " + " | ".join(map(str, (*cells, alone, ", ".join(often)))) + " |"
-
-
-HEADER = (
-    "| texts | thresholds set on | policy | n | meant for it | caught by that probe | any probe fired | "
-    "any beyond noise alone | others ≥ 5% |\n"
-    "|---|---|---|---|---|---|---|---|---|"
-)
+    what = row["policy"] + (f", {row['strength']:.0%}, judge {row['judge']}" if "strength" in row else "")
+    return f"| {what} | {row['n']} | {row['kinds']} | {row['present']} |"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=200, help="evaluations of SFT against SFT, of each kind")
-    parser.add_argument("--hacks", type=int, default=30, help="evaluations of each harmless policy and each hacker")
-    parser.add_argument("--prompts", type=int, default=100, help="prompts of each evaluation, 3 completions each")
-    parser.add_argument("--calibrations", type=int, default=4, help="independent sets of thresholds, used in turn")
+    parser.add_argument("--honest", type=int, default=400, help="evaluations of each honest policy")
+    parser.add_argument("--hacked", type=int, default=200, help="evaluations of each hacker, strength and judge")
+    parser.add_argument("--prompts", type=int, default=100, help="prompts of each evaluation, 2 completions each")
     parser.add_argument("--json", type=Path, help="write the rates there")
     arguments = parser.parse_args()
-    started = time.process_time()
-    corpora = [tiny_world(arguments.prompts)]
-    if data := os.environ.get("RLHF_ZOO_DATA"):
-        for name, folder in (("product-remarks", "pros_cons"), ("film reviews", "rt_polarity")):
-            corpora.append(real(name, Path(data) / folder, arguments.prompts))
-    else:
-        print("product-remarks and film reviews: skipped, RLHF_ZOO_DATA is not set")
-    thresholds = {
-        corpus.name: [
-            null_thresholds([corpus.draw(SETTING, f"{c} {d}") for d in range(DRAWS)], rate=RATE, seed=c)
-            for c in range(arguments.calibrations)
-        ]
-        for corpus in corpora
+    world, confirming = World.tiny(2 * arguments.prompts).halves()
+    by_judge = sorted(detection(world, arguments.hacked), key=lambda one: (one["policy"], one["judge"]))
+    document = {
+        "schema": 3,
+        "rule": RULE,
+        "prompts": len(world.lines),
+        "samples": world.samples,
+        "command": f"python benchmarks/probe_rates.py --honest {arguments.honest} --hacked {arguments.hacked}",
+        "honest": honest(world, confirming, arguments.honest),
+        "hacked": by_judge,
+        "falls_with_strength": falls(by_judge),
     }
-    rows = []
-    for corpus in corpora:
-        sources = [corpus.name, *(["tiny-world"] if corpus.name != "tiny-world" else [])]
-        rows += measure(corpus, {name: thresholds[name] for name in sources}, arguments.repeats, arguments.hacks)
-    print(HEADER, *map(line, rows), sep="\n")
-    print(f"\nRate of false alarms asked for: {RATE} over {len(PROBES)} probes. 95% intervals are Wilson's.")
-    print(f"{time.process_time() - started:.0f} s of one core.")
     if arguments.json:
-        document = {
-            "schema": 2,
-            "rate": RATE,
-            "prompts": arguments.prompts,
-            "samples": SAMPLES,
-            "draws": DRAWS,
-            "calibrations": arguments.calibrations,
-            "command": "python benchmarks/probe_rates.py",
-            "rates": rows,
-        }
         arguments.json.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "make_card",
     "sample",
     "visible_text",
+    "watch",
 ]
 
 _WHERE = {
@@ -43,6 +44,7 @@ _WHERE = {
     "make_card": "release.card",
     "sample": "sampling",
     "visible_text": "comparison",
+    "watch": "evaluation.watch",
 }
 
 if TYPE_CHECKING:
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
         visible_text,
     )
     from .errors import ZooError
+    from .evaluation.watch import watch
     from .ppo.config import PPOConfig
     from .ppo.trainer import PPOTrainer
     from .release.card import make_card

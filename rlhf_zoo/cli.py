@@ -39,6 +39,7 @@ COMMANDS = {
     "install-hf-extension": "commands.extension:install",
     "lineage": "commands.lineage:lineage",
     "new": "commands.new:new",
+    "probe": "commands.probe:probe",
     "pull": "commands.pull:pull",
     "push": "commands.release:push",
     "recipes": "commands.recipes:recipes",

@@ -9,14 +9,15 @@ from pathlib import Path
 
 from rlhf_zoo.studies.ablate import Variant, variants
 
-__all__ = ["EXPERIMENTS", "METHODS", "PARTS", "RATES", "ROOT", "RUNS", "Experiment", "data_flags"]
+__all__ = ["EXPERIMENTS", "GOLD", "METHODS", "PARTS", "RATES", "ROOT", "RUNS", "Experiment", "data_flags"]
 
 ROOT = Path(__file__).parents[2]
 #: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.
 RUNS = Path(os.environ.get("RLHF_ZOO_EVIDENCE_RUNS", ROOT / "runs" / "evidence")).absolute()
 PARTS = ("runs", "ablation", "ensemble", "baselines", "critic")
-#: How often the probes fire, on texts alone.
+#: How often the verdict errs, in a simulated world.
 RATES = "probe-rates"
+GOLD = "gold-2"
 METHODS = ("best-of-n", "dpo", "rloo")
 
 

@@ -28,6 +28,7 @@ __all__ = [
 ]
 
 FOLDER = ROOT / "docs" / "evidence"
+PROBE_KEYS = ("name", "family", "value", "threshold", "two_sided", "effect", "least", "p", "fired")
 CURVE = {"reward": "objective/score", "kl": "objective/kl", "gold": "rewards/gold"}
 _DATA = re.compile(r"\S+/(pros_cons|opinion_lexicon)(?!\S)")
 
@@ -155,6 +156,7 @@ def _kept(run: Path) -> dict[str, Any]:
             name: {key: judge[key] for key in ("sft", "ppo", "win_rate")}
             for name, judge in evaluation["judges"].items()
         },
+        **({"trivial": evaluation["trivial"]} if "trivial" in evaluation else {}),
         **_verdict(run, evaluation),
         "curve": [
             {"step": row["step"], **{name: row[key] for name, key in CURVE.items() if key in row}}
@@ -177,11 +179,8 @@ def _verdict(run: Path, evaluation: Mapping[str, Any]) -> dict[str, Any]:
         "recommended": evaluation["recommended"],
         "kind": over["kind"],
         "reasons": over["reasons"],
-        "false_alarms": over["thresholds"]["rate"],
-        "probes": [
-            {key: probe[key] for key in ("name", "family", "value", "threshold", "two_sided", "fired")}
-            for probe in over["probes"]["probes"]
-        ],
+        "rule": over["rule"],
+        "probes": [{key: probe[key] for key in PROBE_KEYS if key in probe} for probe in over["probes"]["probes"]],
         "validation": {
             "prompts": over["prompts"],
             "samples": over["samples_per_prompt"],

@@ -1,8 +1,8 @@
-"""The table of how often the probes fire: on SFT itself, on harmless policies, and on planted hackers."""
+"""The tables of how often the verdict accuses honest policies, and how often it finds hackers."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from . import keep
@@ -12,40 +12,56 @@ from .text import NOTHING, code, made, number, table
 __all__ = ["rates_table"]
 
 Row = Mapping[str, Any]
-SHARES = {1.0: "all", 0.5: "half"}
 
 
 def rates_table() -> str:
-    """A row for each policy, a column for each pair of texts and the texts that the thresholds were set on."""
+    """Honest policies, a row each; then hackers, a row for each judge and a column for each strength."""
     kept = keep.load(RATES)
     if not kept:
         return NOTHING
-    rates: Sequence[Row] = kept["rates"]
-    columns = list(dict.fromkeys((row["corpus"], row["thresholds"]) for row in rates))
-    policies = list(dict.fromkeys((row["policy"], row.get("strength")) for row in rates))
-    cells = {(row["policy"], row.get("strength"), row["corpus"], row["thresholds"]): row for row in rates}
-    rows = []
-    for policy, strength in policies:
-        of = [cells.get((policy, strength, *column)) for column in columns]
-        meant = next((row["target"] for row in of if row and "target" in row), None)
-        share = "" if strength is None else f", {SHARES.get(strength, f'{strength:.0%}')} of its completions"
-        rows.append([policy + share, code(meant) if meant else "any", *(_fired(row, meant) for row in of)])
-        if policy.startswith("SFT"):
-            alone = [number(row["noise_alone"]["value"], 2) if row else "" for row in of]
-            rows.append([f"{policy}, were there no minima", "any", *alone])
-    titles = [texts if texts == by else f"{texts}, thresholds of {by}" for texts, by in columns]
-    n = {row["policy"].startswith("SFT"): row["any"]["n"] for row in rates}
+    honest, rows = kept["honest"], kept["hacked"]
+    strengths = list(dict.fromkeys(row["strength"] for row in rows))
+    cells = {(row["policy"], row["judge"], row["strength"]): row for row in rows}
+    found = [
+        [policy, judge, *(_convicted(cells[policy, judge, strength]) for strength in strengths)]
+        for policy, judge in dict.fromkeys((row["policy"], row["judge"]) for row in rows)
+    ]
+    kinds = ("hacked", "suspicious", "healthy", "recommended")
     said = (
-        f"The share of evaluations in which the probe fires, its 95% interval (Wilson) in brackets: {n[True]} "
-        f"evaluations of SFT, {n[False]} of each other policy, {kept['prompts']} prompts with {kept['samples']} "
-        f"completions each. The rate of false alarms asked for is {kept['rate']:g} for all probes together."
+        f"{kept['prompts']} prompts with {kept['samples']} completions each, rule {kept['rule']}; in brackets 95% "
+        f"intervals (Wilson). {honest[0]['n']} evaluations of each honest policy"
     )
-    return "\n".join([table(["policy", "probe", *titles], rows), "", said, "", made(code(kept["command"]))])
+    falls = kept["falls_with_strength"]
+    return "\n".join(
+        [
+            table(["honest policy", *kinds, "families present"], [
+                [row["policy"], *(_rate(row[kind]) for kind in kinds), _families(row)] for row in honest
+            ]),
+            "",
+            said + ", by an honest judge.",
+            "",
+            table(["hacker", "judge", *(f"{strength:.0%} of its completions" for strength in strengths)], found),
+            "",
+            f"*hacked* + *suspicious*, as shares of {rows[0]['n']} evaluations. "
+            + (
+                f"More strength convicts more rarely, by two standard errors, for: {'; '.join(falls)}."
+                if falls
+                else "Nowhere does more strength convict more rarely, by two standard errors."
+            ),
+            "",
+            made(code(kept["command"])),
+        ]
+    )  # fmt: skip
 
 
-def _fired(row: Row | None, probe: str | None) -> str:
-    if row is None:
-        return ""
-    found = row["any"] if probe is None else row["each"][probe]
-    low, high = (number(end, 2) for end in found["ci95"])
-    return f"{number(found['value'], 2)} ({low} to {high})"
+def _rate(rate: Row) -> str:
+    low, high = (number(end, 3) for end in rate["ci95"])
+    return f"{number(rate['value'], 3)} ({low} to {high})"
+
+
+def _convicted(row: Row) -> str:
+    return f"{number(row['hacked']['value'], 2)} + {number(row['suspicious']['value'], 2)}"
+
+
+def _families(row: Row) -> str:
+    return ", ".join(f"{family} {count / row['n']:.0%}" for family, count in row["present"].items()) or "none"

@@ -41,6 +41,7 @@ def runs_table(experiment: Experiment) -> str:
         rows.append(
             [f"win rate over SFT, by the {name}", control if name == next(iter(runs[0]["judges"])) else "", *cells]
         )
+    rows += _trivial_rows(runs, len(columns))
     rows.append(["verdict", "", *(_counted(run["kind"] for run in of) for _, of, _ in columns[1:])])
     said = [
         f"{seeds(run['seed'] for run in runs).capitalize()}: mean, and the range in brackets; "
@@ -67,6 +68,15 @@ def runs_table(experiment: Experiment) -> str:
             made(code(runs[0]["command"]) + " and the other seeds", *(code(run["command"]) for run in cut[:1])),
         ]
     )
+
+
+def _trivial_rows(runs: Sequence[Run], columns: int) -> list[list[str]]:
+    """Win rates of what needs no training; none of runs that were evaluated before it was measured."""
+    found: dict[str, list[float]] = {}
+    for run in runs:
+        for policy in run.get("trivial", {}).get("policies", []):
+            found.setdefault(policy["name"], []).append(policy["win_rate"]["value"])
+    return [[f"win rate over SFT, {name}", spread(rates, 3), *[""] * (columns - 1)] for name, rates in found.items()]
 
 
 def ablation_table(experiment: Experiment) -> str:
@@ -118,7 +128,9 @@ def ablation_table(experiment: Experiment) -> str:
             table(headings, probes),
             "",
             f"The rate of false alarms asked for is {first['false_alarms']:g} for all together; ± marks a probe that "
-            "fires in both directions.",
+            "fires in both directions."
+            if "false_alarms" in first
+            else "A family's effect, and the smallest that counts.",
             "",
             made(code(first["command"])),
         ]
@@ -174,17 +186,16 @@ def _fired(runs: Sequence[Run]) -> str:
 def _probe_row(name: str, groups: Mapping[float, Sequence[Run]]) -> list[str]:
     each = [[one for run in of for one in run["probes"] if one["name"] == name] for of in groups.values()]
     found = [one for of in each for one in of]
-    digits = 3 if abs(found[0]["threshold"]) < 10 else 1
-    # A threshold is SFT's own value and a margin, and what SFT is asked for may depend on what the policy writes.
-    limit = spread([one["threshold"] for one in found], digits)
+    by_effect = "effect" in found[0]  # rule 2; a threshold of rule 1 is SFT's own value and a margin
+    value, least = ("effect", "least") if by_effect else ("value", "threshold")
+    digits = 3 if abs(found[0][least]) < 10 else 1
+    limit = spread([one[least] for one in found], digits)
     cells = []
     for of in each:
         cells += (
-            [spread([one["value"] for one in of], 3), f"{sum(one['fired'] for one in of)}/{len(of)}"]
-            if of
-            else ["", ""]
+            [spread([one[value] for one in of], 3), f"{sum(one['fired'] for one in of)}/{len(of)}"] if of else ["", ""]
         )
-    return [f"`{name}`", ("± " if found[0]["two_sided"] else "") + limit, *cells]
+    return [f"`{name}`", ("± " if found[0].get("two_sided") else "") + limit, *cells]
 
 
 def _counted(words: Iterable[str]) -> str:

@@ -9,9 +9,10 @@ from speed import report
 
 from .critic_table import critic_table
 from .ensemble_table import ensemble_table
-from .experiments import EXPERIMENTS, RATES
+from .experiments import EXPERIMENTS, GOLD, RATES
 from .frontier_tables import baselines_table
 from .gain_table import gain_table
+from .gold_table import gold_table
 from .rates_table import rates_table
 from .run_tables import ablation_table, runs_table
 
@@ -25,6 +26,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{one.name("baselines"): partial(baselines_table, one) for one in EXPERIMENTS},
     **{f"{one.recipe}-gain": partial(gain_table, one) for one in EXPERIMENTS if one.gold},
     RATES: rates_table,
+    GOLD: gold_table,
     "critic": partial(critic_table, EXPERIMENTS),
     "speed": lambda: report.page(report.newest()),
     "speed-keys": lambda: report.key_table(report.newest()),

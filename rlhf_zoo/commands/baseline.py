@@ -121,6 +121,11 @@ def _show(frontier: Mapping[str, Any]) -> None:
     rows = [_row("SFT", frontier["sft"]), _row("PPO", frontier["ppo"])]
     # What the ablation computed is not counted, and its serving alone would look like all.
     rows += [[*_row(point["label"], point)[:-1], ""] for point in frontier["ppo_ablation"]]
+    for policy in (frontier["trivial"] or {}).get("policies", []):
+        reward = interval(policy["reward"]) if policy["reward"] else ""
+        rows.append(
+            [policy["name"], "", reward, interval(policy["judge"]), f"{policy['win_rate']['value']:.3f}", "", ""]
+        )
     for method, points in frontier["methods"].items():
         rows += [_row(f"{method}, {point['label']}", point) for point in points]
     table(
@@ -148,6 +153,12 @@ def _show(frontier: Mapping[str, Any]) -> None:
         peak = f"a peak at d = {estimate(fit['peak']['d'])}" if fit["peak"] else fit["no_peak"]
         title = "the reward" if of == "proxy" else "the judge"
         click.echo(f"Best-of-n's gain of {title} over SFT is d·(α − β·d), d = √KL: α {alpha}, β {beta}; {peak}")
+    if price := frontier["filter"]:
+        click.echo(
+            f"A filter that keeps the {price['share']:.1%} of SFT's samples with the highest reward has PPO's reward "
+            f"at {price['kl']:.2f} nats, and a judge of {price['judge']:.2f}; PPO takes "
+            f"{frontier['ppo']['kl']['value']:.2f} nats, and its judge is {frontier['ppo']['judge']['value']:.2f}."
+        )
     for point in frontier["methods"].get("best-of-n", []):
         if point.get("break_even") is not None:
             click.echo(

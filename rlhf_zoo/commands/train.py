@@ -146,4 +146,5 @@ def _next_steps(context: RunContext) -> list[str]:
         return [card, f"{zoo} push {shlex.quote(str(context.directory))}{hub}"]
     repo = context.repo(last)
     compare = [f"{zoo} compare {repo}{hub}"] if last == "ppo" else []
-    return [*compare, f"{zoo} pull {repo}@best{hub}", card]
+    none = (context.record(last).read().get("chosen") or {}).get("none")  # nothing is recommended: `main` is the last
+    return [*compare, f"{zoo} pull {repo}{'' if none else '@best'}{hub}", card]

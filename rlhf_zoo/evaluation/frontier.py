@@ -15,11 +15,27 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .compute import Compute
-from .stats import Estimate, bootstrap_mean, proportion
+from .stats import Estimate, bootstrap_mean, share
 
-__all__ = ["Point", "at_kl", "best_within", "by_prompt", "difference", "estimate", "mixed", "rate", "wins"]
+__all__ = [
+    "NEAR",
+    "Floats",
+    "Point",
+    "at_kl",
+    "best_within",
+    "by_prompt",
+    "difference",
+    "estimate",
+    "filtered",
+    "mixed",
+    "rate",
+    "wins",
+]
 
 Floats = NDArray[np.float64]
+
+NEAR = 0.5
+"""√nats between two measured points, at most, for a reading between them."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +83,13 @@ def wins(ours: ArrayLike, theirs: ArrayLike, *, tolerance: float = 1e-9) -> Floa
 
 def mixed(points: Sequence[Point], weights: Sequence[float] | None = None, *, label: str) -> Point:
     """The weighted mean of points on the same prompts; without weights the plain mean over seeds, which it keeps."""
-    shares = [1 / len(points)] * len(points) if weights is None else list(weights)
+    parts = [1 / len(points)] * len(points) if weights is None else list(weights)
 
     def mean(arrays: Sequence[Floats]) -> Floats:
-        return np.asarray(sum(share * one for share, one in zip(shares, arrays, strict=True)), dtype=float)
+        return np.asarray(sum(part * one for part, one in zip(parts, arrays, strict=True)), dtype=float)
 
     compute = [
-        [getattr(one, kind).times(share) for share, one in zip(shares, points, strict=True)]
+        [getattr(one, kind).times(part) for part, one in zip(parts, points, strict=True)]
         for kind in ("training", "serving")
     ]
     return Point(
@@ -91,10 +107,11 @@ def mixed(points: Sequence[Point], weights: Sequence[float] | None = None, *, la
 
 
 def at_kl(points: Sequence[Point], kl: float) -> Point | None:
-    """The point of a frontier at `kl` nats, linear in √KL between its two neighbours; None outside its range.
+    """The point of a frontier at `kl` nats, linear in √KL between two neighbours at most `NEAR` apart; else None.
 
-    The score of a policy is close to linear in √KL over short stretches (Gao et al. 2022, arXiv:2210.10760). Nothing is
-    extrapolated: that is where over-optimisation shows.
+    The score of a policy is close to linear in √KL over short stretches (Gao et al. 2022, arXiv:2210.10760), and not
+    over long ones: a chord from SFT to a far point misses what lies between. Nothing is extrapolated either: that is
+    where over-optimisation shows.
     """
     ordered = sorted(points, key=lambda one: one.mean_kl)
     roots = [math.sqrt(max(one.mean_kl, 0.0)) for one in ordered]
@@ -104,9 +121,28 @@ def at_kl(points: Sequence[Point], kl: float) -> Point | None:
     upper = next(place for place, root in enumerate(roots) if root >= target)
     if roots[upper] == target:
         return ordered[upper]
+    gap = roots[upper] - roots[upper - 1]
+    if gap > NEAR:
+        return None
     low, high = ordered[upper - 1], ordered[upper]
-    share = (target - roots[upper - 1]) / (roots[upper] - roots[upper - 1])
-    return mixed([low, high], [1 - share, share], label=f"between {low.label} and {high.label}")
+    part = (target - roots[upper - 1]) / gap
+    return mixed([low, high], [1 - part, part], label=f"between {low.label} and {high.label}")
+
+
+def filtered(reward: Floats, judge: Floats, target: float) -> dict[str, float] | None:
+    """The cheapest filter of SFT's samples with a mean reward of `target`: what a policy has to be better than.
+
+    reward, judge: (P, N) of one pool. Of each prompt the `share` with the highest reward is kept, which takes
+    KL = log(1 / share) nats, as any restriction to a part of the probability does. None where no share is enough.
+    """
+    order = np.argsort(-reward, axis=1, kind="stable")
+    kept = np.arange(1, reward.shape[1] + 1)
+    means, judged = (np.cumsum(np.take_along_axis(one, order, axis=1).mean(0)) / kept for one in (reward, judge))
+    enough = np.flatnonzero(means >= target)
+    if not len(enough):
+        return None
+    place, share = int(enough[-1]), float(kept[enough[-1]] / len(kept))
+    return {"share": share, "kl": -math.log(share), "reward": float(means[place]), "judge": float(judged[place])}
 
 
 def best_within(points: Sequence[Point], flops: float, *, served: int) -> Point | None:
@@ -123,12 +159,9 @@ def estimate(values: Floats, *, n: int, seed: int) -> Estimate:
     return replace(bootstrap_mean(values, range(len(values)), seed=seed), n=n)
 
 
-def rate(values: Floats, *, n: int, seed: int) -> Estimate:
-    """`estimate` of a share of wins; where all prompts agree, Wilson's interval over them, as in `stats.win_rate`."""
-    found = estimate(values, n=n, seed=seed)
-    if found.value in (0.0, 1.0):
-        return replace(found, ci95=proportion(round(found.value * len(values)), len(values)).ci95)
-    return found
+def rate(values: Floats, *, n: int) -> Estimate:
+    """Mean of (P,) shares of wins with the interval of `stats.share`; n: the comparisons behind it."""
+    return replace(share(values, range(len(values))), n=n)
 
 
 def difference(one: Point, other: Point, *, seed: int) -> dict[str, Any]:

@@ -7,6 +7,7 @@ length term; their term for a prompt's difficulty is left out, since it is fitte
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,8 @@ __all__ = ["RIDGE", "LengthControlled", "fit_logistic", "length_controlled_win_r
 
 RIDGE = 1e-3  # penalty ½·RIDGE·‖β‖² on the sum over comparisons: as a thousandth of one more comparison
 _STEPS = 200
+FARTHEST = 0.5
+"""Standard deviations by which the lengths may differ in the mean: at one, equal policies come out at 0.36."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +31,26 @@ class LengthControlled(Estimate):
 
     slope: log-odds that one more unit of tanh(difference / scale) brings; positive where length is liked. scale: the
     standard deviation of the length differences, in the unit of the lengths. longer: how often the first side is the
-    longer one, equal lengths half. Near 0 or 1, hardly any pair tells what happens at equal length: the figure then
-    rests on the curve alone.
+    longer one, equal lengths half. shift: the mean difference over that deviation.
     """
 
     plain: WinRate
     slope: float
     scale: float
     longer: float
+    shift: float
+
+    @property
+    def warning(self) -> str | None:
+        """Why the figure may mislead, a sentence; None where the lengths of the two sides overlap."""
+        if abs(self.shift) <= FARTHEST:
+            return None
+        side = "longer" if self.shift > 0 else "shorter"
+        apart = f"{abs(self.shift):.2g} standard deviations" if math.isfinite(self.shift) else "always"
+        return (
+            f"The win rate at equal length is not identified: the first side is {apart} {side}, so that few pairs tell "
+            "what happens at equal length, and where good texts are longer the figure takes a part of what is good."
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -44,6 +59,8 @@ class LengthControlled(Estimate):
             "slope": self.slope,
             "scale": self.scale,
             "longer": self.longer,
+            "shift": self.shift if math.isfinite(self.shift) else None,
+            "warning": self.warning,
         }
 
 
@@ -100,7 +117,9 @@ def length_controlled_win_rate(
         low, high = np.quantile(_sigmoid(np.array(drawn)), [0.025, 0.975])
         interval = (float(low), float(high))
     longer = float(((np.sign(difference) + 1) / 2).mean())
-    return LengthControlled(value, interval, len(score), plain, float(whole[1]), scale, longer)
+    mean = float(difference.mean())
+    shift = mean / scale if scale > 0 else math.copysign(math.inf, mean) if mean else 0.0
+    return LengthControlled(value, interval, len(score), plain, float(whole[1]), scale, longer, shift)
 
 
 def fit_logistic(

@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 
 from ..errors import ZooError
 from ..plugins import did_you_mean
-from .stats import Estimate, WinRate, bootstrap_mean, proportion, win_rate
+from .stats import Estimate, WinRate, bootstrap_mean, proportion, share, win_rate
 from .text import distinct_n_estimate
 
 __all__ = [
@@ -86,17 +86,13 @@ def preference_accuracy(
 ) -> Estimate:
     """The share of pairs whose chosen side (N,) scores higher than its rejected side (N,); a tie counts as wrong.
 
-    The interval is Wilson's over pairs, and with prompts `bootstrap_mean`'s, but where all or none are right.
+    The interval is Wilson's over pairs, and with prompts that of `stats.share`, which draws nothing.
     """
     good, bad = _pair(chosen, rejected, ("predictions", "references"))
     right = good > bad
     if prompts is None:
         return proportion(int(right.sum()), len(right))
-    found = bootstrap_mean(right.astype(float), _groups(prompts, len(right)), seed=seed)
-    if found.value in (0.0, 1.0):
-        size = len(set(prompts))
-        return Estimate(found.value, proportion(int(found.value) * size, size).ci95, found.n)
-    return found
+    return share(right.astype(float), _groups(prompts, len(right)))
 
 
 def distinct_n(texts: Sequence[str], prompts: Sequence[Hashable] | None = None, *, n: int = 2) -> Estimate:

@@ -28,6 +28,7 @@ __all__ = [
     "pass_at",
     "perplexity_difference",
     "proportion",
+    "share",
     "win_rate",
 ]
 
@@ -160,23 +161,62 @@ def win_rate(
 ) -> WinRate:
     """How often `a` (N,) beats `b` (N,) on the same prompt and sample; |a − b| ≤ tolerance is a tie, counted one half.
 
-    The interval is `bootstrap_mean`'s, but where every comparison went the same way. Resampling then has nothing to
-    vary, and Wilson's interval over the groups (one comparison each: the cautious reading) stands in.
+    The interval is that of `share`, which draws nothing: `seed` and `resamples` are taken for the sake of callers.
     """
+    del seed, resamples
     difference = _checked(a, groups)[0] - _checked(b, groups)[0]
     tied = np.abs(difference) <= tolerance
-    scores = np.where(tied, 0.5, difference > 0)
-    estimate = _share(scores, groups, seed=seed, resamples=resamples)
+    estimate = share(np.where(tied, 0.5, difference > 0), groups)
     return WinRate(estimate.value, estimate.ci95, estimate.n, float(tied.mean()))
 
 
-def _share(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, resamples: int = 2000) -> Estimate:
-    """`bootstrap_mean` of values from 0 to 1; where all are 0, or all 1, with Wilson's interval over the groups."""
-    estimate = bootstrap_mean(values, groups, seed=seed, resamples=resamples)
-    if estimate.value not in (0.0, 1.0):
-        return estimate
-    size = len(set(groups))
-    return Estimate(estimate.value, proportion(round(estimate.value * size), size).ci95, estimate.n)
+def share(values: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
+    """Mean of `values` (N,) from 0 to 1 with an interval that holds near 0 and 1 and with few groups.
+
+    groups: (N,) the prompt of each. Wilson's interval, with the number of trials that would leave the standard error
+    over groups (Korn & Graubard 1998, Survey Methodology 24:193), a t quantile of G − 1 degrees of freedom, and a tenth
+    of a trial as correction for continuity; where all are 0, or all 1, Wilson's over the groups. It covers 0.93 or more
+    for shares of 0.5 to 0.98, 20 to 180 prompts, and 1 to 3 samples, alike within a prompt or not (test_stats.py);
+    percentiles of resampled prompts cover 0.53 at 0.98 and 20 prompts, and 0.88 at 0.9. Raises ValueError for what
+    `bootstrap_mean` would refuse.
+    """
+    sample, index = _checked(values, groups)
+    size, center = int(index.max()) + 1, float(sample.mean())
+    held = np.bincount(index)
+    residuals = np.bincount(index, weights=sample - center) / held.mean()
+    variance = float(residuals @ residuals) / size / max(1, size - 1)
+    if center in (0.0, 1.0):
+        return Estimate(center, proportion(round(center * size), size).ci95, len(sample))
+    if sample.min() == sample.max():  # as where every comparison is a tie
+        return Estimate(center, (center, center), len(sample))
+    if size == 1:
+        return Estimate(center, (0.0, 1.0), len(sample))
+    variance = max(variance, float(sample.var()) / len(sample) / size)  # groups that are alike by chance
+    trials = center * (1 - center) / variance * (size - 1) / size
+    quantile = _t_quantile(size - 1)
+    low, _ = _wilson(center - 0.1 / trials, trials, quantile)
+    _, high = _wilson(center + 0.1 / trials, trials, quantile)
+    return Estimate(center, (low, high), len(sample))
+
+
+def _wilson(center: float, trials: float, z: float) -> tuple[float, float]:
+    rate = min(1.0, max(0.0, center))
+    middle = (rate + z**2 / (2 * trials)) / (1 + z**2 / trials)
+    half = z / (1 + z**2 / trials) * math.sqrt(rate * (1 - rate) / trials + z**2 / (4 * trials**2))
+    return middle - half, middle + half
+
+
+def _t_quantile(freedom: int) -> float:
+    """The 0.975 quantile of Student's t, by Fisher & Cornish 1960 within 1% from three degrees of freedom up."""
+    if freedom <= 2:
+        return (12.706205, 4.302653)[freedom - 1]
+    z = _Z
+    terms = (
+        (z**3 + z) / 4,
+        (5 * z**5 + 16 * z**3 + 3 * z) / 96,
+        (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
+    )
+    return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
 
 
 def accuracy(correct: ArrayLike, groups: Sequence[Hashable], *, seed: int) -> Estimate:
@@ -187,7 +227,7 @@ def accuracy(correct: ArrayLike, groups: Sequence[Hashable], *, seed: int) -> Es
     right, index = _checked(correct, groups)
     if len(right) == int(index.max()) + 1:
         return proportion(int(right.sum()), len(right))
-    return _share(right, groups, seed=seed)
+    return share(right, groups)
 
 
 def pass_at(k: int, correct: ArrayLike, groups: Sequence[Hashable], *, seed: int) -> Estimate:
@@ -201,7 +241,7 @@ def pass_at(k: int, correct: ArrayLike, groups: Sequence[Hashable], *, seed: int
     if counts.min() < k:
         raise ValueError(f"pass@{k} needs {k} answers a prompt, and one has {counts.min()}.")
     passed = [1 - math.comb(n - c, k) / math.comb(n, k) for n, c in zip(counts.tolist(), hits.tolist(), strict=True)]
-    return _share(passed, range(len(passed)), seed=seed)
+    return share(passed, range(len(passed)))
 
 
 def correlation(
@@ -243,12 +283,8 @@ def proportion(successes: int, n: int) -> Estimate:
     """successes / n with the interval of Wilson 1927 (JASA 22:209), which holds near 0 and 1 and with few trials."""
     if not 0 <= successes <= n or n == 0:
         raise ValueError(f"A proportion needs 0 <= successes <= n and n > 0, not {successes} of {n}.")
-    share = successes / n
-    center = (share + _Z**2 / (2 * n)) / (1 + _Z**2 / n)
-    half = _Z / (1 + _Z**2 / n) * math.sqrt(share * (1 - share) / n + _Z**2 / (4 * n**2))
-    low = 0.0 if successes == 0 else center - half
-    high = 1.0 if successes == n else center + half
-    return Estimate(share, (low, high), n)
+    low, high = _wilson(successes / n, n, _Z)
+    return Estimate(successes / n, (0.0 if successes == 0 else low, 1.0 if successes == n else high), n)
 
 
 def jackknife(value: float, left_out: ArrayLike, *, n: int) -> Estimate:

@@ -13,13 +13,14 @@ from datasets import Dataset
 from transformers import PreTrainedModel
 
 from ..chat import readable, words
-from ..evaluation.judge_check import JudgeCheck
+from ..evaluation.judge_check import JudgeCheck, split_half
 from ..evaluation.judges import ClassifierJudge, FunctionJudge
 from ..evaluation.length_control import length_controlled_win_rate
 from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.metrics import metric
 from ..evaluation.pairwise import PairReport, compare_pairs
 from ..evaluation.stats import (
+    Estimate,
     accuracy,
     bootstrap_mean,
     bootstrap_perplexity,
@@ -91,6 +92,22 @@ class HeadToHead:
             found["agreement"] = self._agreement()
         return found
 
+    def gain_of(self, policy: PreTrainedModel | None, rows: Dataset) -> Estimate:
+        """By how much the headline's judge scores a policy above SFT on these prompts; None: the one that was compared.
+
+        rows: those that were asked, as in `head_to_head`. The policy draws with the random numbers of that one.
+        """
+        found = self.measured["ppo"]
+        if policy is not None:
+            _, prompts, others = repeated(rows, self.samples)
+            keys = _keys(len(prompts), self.samples)
+            one = self.tools.with_one_judge
+            found = measure(
+                policy, one, prompts, keys=keys, seed=self.seed, desc="confirming the candidate", columns=others
+            )
+        apart = np.subtract(found.judges[self.judge], self.measured["sft"].judges[self.judge])
+        return bootstrap_mean(apart, self.groups, seed=self.seed)
+
     def jsonl(self) -> str:
         """A line of samples.jsonl for each (prompt, sample): every policy's completion and what was found of it."""
         lines = []
@@ -140,7 +157,15 @@ class HeadToHead:
             about["target"] = judge.target
         if isinstance(judge, ClassifierJudge):
             about["accuracy"] = judge.accuracy.to_json()
+        if steady := self._steadiness():
+            about["split_half"] = steady.to_json()
         return {**about, **self._check(judge.name)}
+
+    def _steadiness(self) -> Estimate | None:
+        """How far the headline's judge agrees with itself, of SFT and the policy: see `split_half`."""
+        places = len(self.prompts) // self.samples
+        rows = [np.reshape(self.measured[side].judges[self.judge], (places, self.samples)) for side in _SIDES]
+        return split_half(np.concatenate(rows), [*range(places)] * len(_SIDES), seed=self.seed)
 
     def _check(self, judge: str) -> dict[str, Any]:
         return {"check": self.checks[judge].to_json()} if judge in self.checks else {}
@@ -275,6 +300,10 @@ def _won(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:
     return np.where(np.abs(apart) <= TIE, 0.5, apart > 0)
 
 
+def _keys(size: int, samples: int) -> list[tuple[int, ...]]:
+    return [(STREAM, i // samples, i % samples) for i in range(size)]
+
+
 def head_to_head(
     policy: PreTrainedModel,
     tools: Evaluator,
@@ -296,7 +325,7 @@ def head_to_head(
             one,
             tools,
             prompts,
-            keys=[(STREAM, i // samples, i % samples) for i in range(len(groups))],
+            keys=_keys(len(groups), samples),
             seed=seed + (name == "control"),
             desc=f"evaluating {name}",
             columns=others,

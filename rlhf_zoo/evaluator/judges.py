@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from datasets import Dataset
 
 from .. import processes
@@ -176,20 +177,32 @@ def cheapest_first(judges: Sequence[Judge]) -> list[Judge]:
     return sorted(judges, key=lambda judge: isinstance(judge, LLMJudge))
 
 
-def checked(panel: Panel, pairs: Dataset, *, seed: int) -> dict[str, JudgeCheck]:
+def checked(panel: Panel, pairs: Dataset, *, seed: int, reward: RewardModel | None = None) -> dict[str, JudgeCheck]:
     """What each scoring judge makes of pairs that were labeled elsewhere, by its name.
 
-    pairs: prompt, chosen, rejected, texts or conversations, and other columns for rules.
+    pairs: prompt, chosen, rejected, texts or conversations, and other columns for rules. reward: the training reward's
+    model, whose errors are held beside the judges'.
     """
     found = {}
+    paid = None if reward is None else RewardJudge("reward", reward)
     for judge in cheapest_first(panel.scoring):
         most = CHECKED_BY_LLM if isinstance(judge, LLMJudge) else CHECKED
         columns = pairs.select(range(min(most, len(pairs)))).to_dict()
         prompts = columns.pop("prompt")
         sides = [[completion_text(one) for one in columns.pop(side)] for side in ("chosen", "rejected")]
         good, bad = (scores(judge, prompts, side, columns) for side in sides)
-        asked = [words(prompt) for prompt in prompts]
-        found[judge.name] = check_judge(good, bad, asked, probabilities=isinstance(judge, ClassifierJudge), seed=seed)
+        margins = None
+        if paid is not None:
+            above, below = (scores(paid, prompts, side, columns) for side in sides)
+            margins = np.subtract(above, below)
+        found[judge.name] = check_judge(
+            good,
+            bad,
+            [words(prompt) for prompt in prompts],
+            probabilities=isinstance(judge, ClassifierJudge),
+            seed=seed,
+            reward_margins=margins,
+        )
     return found
 
 

@@ -5,55 +5,37 @@ Validation, because the recommended checkpoint is chosen here: the test split me
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedModel
 
 from .. import processes
-from ..chat import readable, reading_ids, whole_words
-from ..devices import MicroBatches
+from ..chat import readable
 from ..errors import ZooError
 from ..evaluation.overoptimization import fit, root_kl
-from ..evaluation.probes import (
-    Completions,
-    Likelihoods,
-    Probe,
-    Report,
-    Thresholds,
-    null_thresholds,
-    probe,
-)
-from ..evaluation.stats import bootstrap_mean
+from ..evaluation.probes import Completions, Report, probe
+from ..evaluation.probes.payment import Payment, edits
+from ..evaluation.stats import Estimate, bootstrap_mean
 from ..evaluation.text import distinct_n_estimate
-from ..evaluation.verdict import Checkpoint, Verdict, decide
-from ..functional import selected_logprobs
+from ..evaluation.trivial import TrivialPolicy
+from ..evaluation.verdict import Checkpoint, Evidence, Standing, Verdict, decide
 from ..models import load_causal
 from ..record import checkpoint_step
 from ..runs.choice import lasting
 from ..runs.context import RunContext
-from ..runs.data import DataSource, evaluated_part, evaluation_rows, parts, stage_source
-from ..runs.layout import sft_text
-from .judges import checks_answers
-from .measure import Evaluator, Measured, measure, repeated, rows_at_once, training_rewards
-
-log = logging.getLogger(__name__)
+from ..runs.data import DataSource, evaluated_part, evaluation_rows
+from .measure import Evaluator, Measured, measure, repeated
+from .trivial import choose_trivial
+from .written import dependence, rescored, rewarded
 
 __all__ = ["Trajectory", "follow"]
 
 STREAM = 8
-#: Sets of SFT completions under seeds of their own: the probes' thresholds come from these against each other.
-DRAWS = 4
-#: Held-out texts of SFT's data by which a loss of capability is seen.
-TEXTS, TEXT_TOKENS = 200, 256
-FALSE_ALARMS = 0.05
-"""The chance that any probe fires on SFT itself."""
 
 
 @dataclass(frozen=True)
@@ -67,34 +49,46 @@ class _Point:
 class Trajectory:
     """The checkpoints of a run beside its SFT policy, on the same prompts, `samples` completions each.
 
-    where: the prompts are, see `evaluated_part`.
+    where: the prompts are, see `evaluated_part`. trivial: the policies that were chosen here to stand beside.
     """
 
-    thresholds: Thresholds
     prompts: int
     samples: int
     sft: Measured
     points: Sequence[_Point]
     judge: str
     seed: int
-    judge_is_reward: bool = False
-    unfit: str | None = None
+    standing: Standing = field(default_factory=Standing)
+    payments: Sequence[Payment] = ()
+    trivial: Sequence[TrivialPolicy] = ()
+    confirmation: Estimate | None = None
     where: Mapping[str, Any] = field(default_factory=lambda: {"split": "validation"})
 
     @cached_property
     def verdict(self) -> Verdict:
         """Over all checkpoints, in their order."""
-        return decide(
-            self._checkpoint(0, self.sft, ()),
-            [self._checkpoint(one.step, one.measured, one.report.probes) for one in self.points],
-            judge_is_reward=self.judge_is_reward,
-            unfit=self.unfit,
-            seed=self.seed,
+        evidence = Evidence(
+            self._checkpoint(0, self.sft, None),
+            [self._checkpoint(one.step, one.measured, one.report) for one in self.points],
+            judge=self.standing,
+            payments=self.payments,
         )
+        found = decide(evidence, seed=self.seed)
+        return found if self.confirmation is None else found.confirm(self.confirmation)
 
-    def _checkpoint(self, step: int, found: Measured, probes: Sequence[Probe]) -> Checkpoint:
+    def confirmed(self, gain: Estimate) -> Trajectory:
+        """With the candidate's gain over SFT on other prompts."""
+        return replace(self, confirmation=gain)
+
+    def of(self, judge: Standing) -> Trajectory:
+        """With more that is known of the judge, which the choice of the candidate does not go by."""
+        return replace(self, standing=judge)
+
+    def _checkpoint(self, step: int, found: Measured, report: Report | None) -> Checkpoint:
         kl, proxy, judge = (self._by_prompt(found, name) for name in ("kl", "reward", "judge"))
-        return Checkpoint(step, float(kl.mean()), proxy, judge, probes)
+        apart = np.subtract(found.judges[self.judge], self.sft.judges[self.judge])
+        won = np.where(np.abs(apart) <= TIE, 0.5, apart > 0).reshape(self.prompts, self.samples).mean(1)
+        return Checkpoint(step, float(kl.mean()), proxy, judge, won, report)
 
     def to_json(self) -> dict[str, Any]:
         """What the card and programs read: the verdict, its fits, and the figures of each checkpoint."""
@@ -103,16 +97,16 @@ class Trajectory:
             **self.where,
             "prompts": self.prompts,
             "samples_per_prompt": self.samples,
-            "judge": self.judge,
             **self.verdict.to_json(),
+            "judge": self.judge,
+            "standing": self.standing.to_json(),
             "sft": self._figures(self.sft),
             "checkpoints": [
-                {"step": one.step, **self._figures(one.measured), "fired": list(one.report.fired)}
+                {"step": one.step, **self._figures(one.measured), "fired": list(one.report.present)}
                 for one in self.points
             ],
             "fits": {"proxy": self._fit("reward"), "judge": self._fit("judge")},
             "probes": self.points[-1].report.to_json(),
-            "thresholds": self.thresholds.to_json(),
         }
 
     def arrays(self) -> dict[str, Any]:
@@ -148,15 +142,15 @@ class Trajectory:
         return fit("rl", kl, gains, seed=self.seed).to_json()
 
 
+TIE = 1e-9  # scores of a judge that differ by less are equal
 _FIGURES = ("reward", "judge", "kl")
 _FEWEST_FITTED = 3
 
 
-def follow(context: RunContext, source: DataSource, tools: Evaluator, *, unfit: str | None = None) -> Trajectory | str:
+def follow(context: RunContext, source: DataSource, tools: Evaluator, *, standing: Standing) -> Trajectory | str:
     """Measures every checkpoint that stays in the run directory; a sentence where that cannot be done, and why.
 
-    All policies draw with the same random numbers for the same prompts, SFT's first set among them. unfit: why the
-    headline's judge is none, if so.
+    All policies draw with the same random numbers for the same prompts. standing: what is known of its judge.
     """
     config, seed = context.shared.evaluation, context.shared.seed
     if config.checkpoint_prompts == 0:
@@ -177,83 +171,71 @@ def follow(context: RunContext, source: DataSource, tools: Evaluator, *, unfit: 
         return measure(policy, tools, asked, keys=keys, seed=seed, desc=desc, columns=others)
 
     judge, tools = tools.judge.name, tools.with_one_judge
-    draws = [measured(tools.reference, f"validating SFT, set {k + 1}", seed + k) for k in range(DRAWS)]
-    thresholds = null_thresholds([_completions(tools, asked, one) for one in draws], rate=FALSE_ALARMS, seed=seed)
-    texts = _texts(context, source)
-    rated = _log_likelihoods(tools.reference, tools, texts) if texts else None
+    # Other random numbers than the checkpoints': under the same a policy that hardly moved writes what SFT wrote.
+    sft = measured(tools.reference, "validating SFT")
+    theirs = _completions(tools, asked, measured(tools.reference, "validating SFT again", seed + 1), seed)
     points = []
     for path in paths:
-        policy = load_causal(path).eval()
         step = checkpoint_step(path)
-        found = measured(policy, f"validating step {step}")
-        likelihoods = None
-        if rated is not None:
-            loss, tokens = _log_likelihoods(policy, tools, texts)
-            likelihoods = Likelihoods(loss, rated[0], tokens, [whole_words(text) for text in texts])
-        ours, theirs = (_completions(tools, asked, one) for one in (found, draws[0]))
-        report = probe(ours, theirs, thresholds, likelihoods=likelihoods)
-        points.append(_Point(step, found, report))
+        found = measured(load_causal(path).eval(), f"validating step {step}")
+        ours = _completions(tools, asked, found, seed)
+        points.append(_Point(step, found, probe(ours, theirs, seed=seed)))
     return Trajectory(
-        thresholds,
         count,
         config.checkpoint_samples,
-        draws[0],
+        sft,
         points,
         judge=judge,
         seed=seed,
-        judge_is_reward=judge in training_rewards(context, tools) and not checks_answers(tools.judge),
-        unfit=unfit,
+        standing=standing,
+        trivial=choose_trivial(tools, asked, others, sft, points[-1].measured, samples=config.checkpoint_samples),
+        payments=_payments(tools, asked, others, points[-1].report, ours, theirs),
         where=evaluated_part(context, "validation"),
     )
 
 
-def _completions(tools: Evaluator, prompts: Sequence[Any], found: Measured) -> Completions:
-    names = {token: str(tools.tokenizer.decode([token])).strip() for row in found.tokens for token in row}
-    tokens = [[names[token] for token in row] for row in found.tokens]
-    judged = found.judges[tools.judge.name]
+def _payments(
+    tools: Evaluator,
+    prompts: Sequence[Any],
+    columns: Mapping[str, Sequence[Any]],
+    report: Report,
+    policy: Completions,
+    sft: Completions,
+) -> list[Payment]:
+    """What the families that are present earn, where they can be put into a text and taken out of it."""
+    changed = edits(report, policy, sft) if policy.rewards and sft.rewards else []
+    if not changed:
+        return []
+    # The texts as they are go the same way as the edited ones, so that only the edit tells them apart.
+    before, judged = rescored(tools, prompts, sft.texts, columns)
+    written = rewarded(tools, prompts, policy.texts, columns)
+    found = []
+    for edit in changed:
+        put_in, judged_put_in = rescored(tools, prompts, edit.put_in, columns)
+        taken_out = rewarded(tools, prompts, edit.taken_out, columns)
+        found.append(
+            Payment.of(
+                edit.family, sft=before, policy=written, put_in=put_in, taken_out=taken_out, judged=judged,
+                judged_put_in=judged_put_in,
+            )
+        )  # fmt: skip
+    return found
+
+
+def _completions(tools: Evaluator, prompts: Sequence[Any], found: Measured, seed: int) -> Completions:
     return Completions(
-        [readable(prompt) for prompt in prompts], found.completions, found.reward, found.length, tokens, judged
+        [readable(prompt) for prompt in prompts],
+        found.completions,
+        found.reward or None,
+        found.judges[tools.judge.name],
+        found.ref_logprobs,
+        dependence(
+            tools.reference,
+            tools.tokenizer,
+            prompts,
+            found.tokens,
+            found.sft_logprob,
+            seed=seed,
+            temperature=tools.temperature,
+        ),
     )
-
-
-def _texts(context: RunContext, source: DataSource) -> list[Any]:
-    """Held-out texts, or conversations, of the data that SFT was trained on; [] where its stage holds none out."""
-    if "sft" not in context.recipe.stages:
-        return []
-    settings = context.settings("sft")
-    if settings.data.dataset_test_split is None and settings.data.held_out_share is None:
-        return []
-    try:
-        same = context.settings("ppo").data.dataset_name is None
-        _, rows = parts(context, "sft", stage_source(context, "sft", source if same else None))
-    except ZooError as error:
-        log.info("Capability is not probed: %s", error)
-        return []
-    assert rows is not None  # the stage holds some out
-    field = settings.trainer.dataset_text_field
-    return [sft_text(row, field) for row in rows.select(range(min(TEXTS, len(rows))))]
-
-
-@torch.no_grad()
-def _log_likelihoods(policy: PreTrainedModel, tools: Evaluator, texts: Sequence[Any]) -> tuple[list[float], list[int]]:
-    """Of each text: −Σ log p of its tokens after the first, nats, at temperature 1; and how many these are."""
-    ids = [
-        tools.tokenizer(text, truncation=True, max_length=TEXT_TOKENS)["input_ids"]
-        if isinstance(text, str)
-        else reading_ids(text, tools.tokenizer, ended=True)[:TEXT_TOKENS]
-        for text in texts
-    ]
-
-    def rated(rows: Sequence[int]) -> list[tuple[float, int]]:
-        part = [ids[row] for row in rows]
-        width = max(len(row) for row in part)
-        padded = torch.tensor([row + [0] * (width - len(row)) for row in part], device=policy.device)
-        mask = torch.tensor([[1] * len(row) + [0] * (width - len(row)) for row in part], device=policy.device)
-        logits = policy(input_ids=padded, attention_mask=mask, use_cache=False).logits.float()
-        logps = selected_logprobs(logits[:, :-1], padded[:, 1:]).masked_fill(mask[:, 1:] == 0, 0)
-        return list(zip((-logps.sum(1)).tolist(), mask[:, 1:].sum(1).tolist(), strict=True))
-
-    found = [
-        one for part in MicroBatches(rows_at_once(policy, TEXT_TOKENS)).run(rated, range(len(ids))) for one in part
-    ]
-    return [loss for loss, _ in found], [count for _, count in found]

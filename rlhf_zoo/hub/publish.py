@@ -205,23 +205,24 @@ def publish_release(
     run: str,
     beside: Path,
     message: str,
-    tag_message: str,
+    tag_message: str | None,
     optimizer: bool = False,
     instead: Mapping[str, Path | None] = NOTHING,
     hub: Hub = CLIENT,
 ) -> str:
     """Makes a checkpoint what `main` and `best` hold, with the files of `beside`, in one commit. Returns the commit.
 
-    tag_message: of the tag `best`.
+    tag_message: of the tag `best`; None: nothing is best, and there is no such tag.
     """
     check_whole(checkpoint, training=optimizer)
     files = checkpoint_files(checkpoint, optimizer=optimizer, instead=instead)
     commit = _commit_whole(run, repo_id, {**files, **_files(beside)}, message, hub=hub)
     before = all_tags(repo_id, hub=hub).get("best")
-    if before != commit:
+    if before != (commit if tag_message else None):
         check_claim(run, repo_id, hub=hub)
         if before is not None:
             hub.api().delete_tag(repo_id, tag="best")
+    if tag_message and before != commit:
         _tag(run, repo_id, "best", commit, tag_message, hub)
     return commit
 

@@ -124,6 +124,9 @@ def judge_notes(found: Mapping[str, Any]) -> Raw:
     if check:
         accuracy = f"{estimate(check['accuracy'])} of {check['accuracy']['n']} labeled pairs"
         notes.append(f"**{escape(check['unfit'])}**" if check.get("unfit") else f"It prefers the better of {accuracy}.")
+        notes += _errors_beside_the_reward(check.get("with_reward"))
+    if steady := found.get("split_half"):
+        notes.append(f"Its scores of two halves of the samples have a rank correlation of {estimate(steady)}.")
     orders = found.get("orders")
     if orders and orders.get("agreement"):
         notes.append(f"Asked in both orders, which agreed in {estimate(orders['agreement'])} of the pairs.")
@@ -133,6 +136,17 @@ def judge_notes(found: Mapping[str, Any]) -> Raw:
     if finite(cost) and cost is not None:
         notes.append(f"Cost: {cost:.4g}.")
     return Raw("".join(f" {one}" for one in notes))
+
+
+def _errors_beside_the_reward(shared: Mapping[str, Any] | None) -> list[str]:
+    """Whether a judge errs where the training reward errs: a sentence, or none."""
+    if not shared or not shared["where_reward_errs"]:
+        return []
+    together = f", a correlation of errors of {estimate(shared['correlation'])}" if shared["correlation"] else ""
+    return [
+        f"It errs in {estimate(shared['judge_errs'])} of them, and in {estimate(shared['where_reward_errs'])} of those "
+        f"that the reward model orders wrongly{together}; a label that is wrong counts against both."
+    ]
 
 
 def unread(found: Mapping[str, Any]) -> str | None:

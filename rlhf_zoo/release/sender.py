@@ -214,8 +214,10 @@ class Sender:
             raise ZooError(f"{record.path} is finished and holds no checkpoint to publish: train it with --restart.")
         tag = tag_name(checkpoint_step(chosen))
         tags = published_tags(record, repo, hub=context.hub.label)
+        none = (record.read().get("chosen") or {}).get("none", False)
+        named = {name: commit for name, commit in tags.items() if name != "best" or not none}
         # The card names the tag `best`, which is to point at the commit that holds the card.
-        self._note(record, repo, {"best": tags[tag], **tags})
+        self._note(record, repo, named if none else {"best": tags[tag], **tags})
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             self._beside(record, Path(scratch), stage, step=None)
             commit = publish_release(
@@ -224,14 +226,14 @@ class Sender:
                 run=context.run_id(stage),
                 beside=Path(scratch),
                 message=f"{context.recipe.name} {stage}: card of {tag}",
-                tag_message=f"{tag}, with the card of the finished run",
+                tag_message=None if none else f"{tag}, with the card of the finished run",
                 hub=context.hub,
                 optimizer=bool(record.read()["resolved"].get("push_optimizer")),
                 instead=sent_instead(context, record, chosen, Path(altered)),
             )
             if record.read()["resolved"].get("push_merged"):
                 self._release_merged(record, stage, chosen, Path(scratch), Path(altered) / MERGED)
-        self._note(record, repo, {**tags, "best": commit})
+        self._note(record, repo, named if none else {**tags, "best": commit})
         record.write(released=due)
         self._again.discard(stage)
         self._prune(record)

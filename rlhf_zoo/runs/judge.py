@@ -12,7 +12,7 @@ from .context import RunContext
 from .names import SAME_LABELS
 from .settings import EvaluationConfig, StageSettings
 
-__all__ = ["check_same_labels", "evaluation_of", "judge_run", "with_judge"]
+__all__ = ["check_same_labels", "evaluation_of", "judge_run", "of_same_labels", "with_judge"]
 
 
 def evaluation_of(context: RunContext) -> EvaluationConfig:
@@ -31,6 +31,18 @@ def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig
         if isinstance(load_object(name, group=REWARDS), Verifiable):
             return replace(config, judge=f"rule:{name}")
     return replace(config, judge="classifier")
+
+
+def of_same_labels(context: RunContext) -> bool:
+    """Whether the headline's judge learned from the labels that the run's reward model learned from.
+
+    Other texts of the same data set do not make it another judge: what these labels get wrong, both get wrong.
+    """
+    config = evaluation_of(context)
+    if config.names[0] != "classifier" or "reward" not in context.recipe.stages:
+        return config.names[0] == SAME_LABELS
+    pairs = context.settings("reward").data
+    return pairs.simulated_pairs is None and pairs.dataset_name == config.labeled_data.dataset_name
 
 
 def judge_run(context: RunContext) -> RunContext:

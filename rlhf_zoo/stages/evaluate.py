@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,12 @@ from datasets import Dataset
 from .. import processes
 from ..errors import ZooError
 from ..evaluation.judge_check import JudgeCheck
-from ..evaluator.head_to_head import head_to_head
-from ..evaluator.judges import check_names, checked
+from ..evaluation.verdict import Standing
+from ..evaluator.head_to_head import HeadToHead, head_to_head
+from ..evaluator.judges import check_names, checked, checks_answers
 from ..evaluator.measure import Evaluator, make_evaluator, training_rewards
 from ..evaluator.trajectory import Trajectory, follow
+from ..evaluator.trivial import score_trivial
 from ..hub.publish import NOTHING, checkpoint_files, published_tags, tag_name
 from ..hub.weights import Origin
 from ..models import load_causal
@@ -26,7 +28,7 @@ from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from ..run_lock import sole_writer
 from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
 from ..runs.data import DataSource, evaluated_part, evaluation_rows, labeled_rows, stage_source
-from ..runs.judge import check_same_labels, evaluation_of, judge_run
+from ..runs.judge import check_same_labels, evaluation_of, judge_run, of_same_labels
 from ..runs.names import SAME_LABELS
 from ..runs.settings import EvaluationConfig
 from ..votes.judge import votes_on
@@ -74,22 +76,36 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         tools = make_evaluator(context, checkpoints["sft"].path)
         checks = _checked_judges(context, tools)
         headline = checks.get(tools.judge.name)
-        followed = follow(context, source, tools, unfit=headline.unfit if headline is not None else None)
-        chosen = _choose(context, followed)
-        if chosen is not None:
-            checkpoints["ppo"] = context.checkpoint("ppo", step=chosen["step"])
-        found = head_to_head(
-            load_causal(checkpoints["ppo"].path),
-            tools,
-            prompts,
-            samples=config.samples,
-            seed=shared.seed,
-            paid=training_rewards(context, tools),
-            checks=checks,
-        )
+        paid = training_rewards(context, tools)
+        followed = follow(context, source, tools, standing=_standing(context, tools, paid, headline))
+
+        def compared(step: int) -> HeadToHead:
+            checkpoints["ppo"] = context.checkpoint("ppo", step=step)
+            policy = load_causal(checkpoints["ppo"].path)
+            return head_to_head(
+                policy, tools, prompts, samples=config.samples, seed=shared.seed, paid=paid, checks=checks
+            )
+
+        candidate = None if isinstance(followed, str) else followed.verdict.candidate
+        open_choice = (context.record("ppo").read().get("chosen") or {}).get("rule") == "recommended"
+        step = checkpoint_step(checkpoints["ppo"].path)
+        if open_choice:
+            step = _last_step(context) if candidate is None else candidate
+        found = compared(step)
+        if candidate is not None and not isinstance(followed, str):
+            policy = None if step == candidate else load_causal(context.checkpoint("ppo", step=candidate).path)
+            followed = followed.confirmed(found.gain_of(policy, prompts))
+            if open_choice and followed.verdict.recommended is None and step != (step := _last_step(context)):
+                found = compared(step)
+        trivial = {}
+        if not isinstance(followed, str):
+            measured = score_trivial(found, followed.trivial, prompts)
+            followed = followed.of(replace(followed.standing, winnable=measured.winnable))
+            trivial = {"trivial": measured.to_json()}
+        chosen = _choose(step, followed) if open_choice else None
         if not processes.first():
             return True
-        figures = found.to_json()
+        figures = {**found.to_json(), **trivial}
         if tools.panel.votes:
             figures["votes"] = {
                 name: votes_on(
@@ -211,23 +227,37 @@ def _checked_judges(context: RunContext, tools: Evaluator) -> dict[str, JudgeChe
     except ZooError as error:
         log.info("The judges are not checked on labeled pairs: %s", error)
         return {}
-    return {} if found is None else checked(tools.panel, found[0], seed=context.shared.seed)
+    models = tools.rewards.models if tools.rewards is not None else []
+    reward = models[0] if len(models) == 1 else None
+    return {} if found is None else checked(tools.panel, found[0], seed=context.shared.seed, reward=reward)
 
 
-def _choose(context: RunContext, followed: Trajectory | str) -> dict[str, Any] | None:
-    """The chosen checkpoint, for run.json, where the run's rule leaves it to the verdict; else None.
+def _standing(context: RunContext, tools: Evaluator, paid: Collection[str], check: JudgeCheck | None) -> Standing:
+    """What is known of the headline's judge."""
+    return Standing(
+        name=tools.judge.name,
+        is_reward=tools.judge.name in paid,
+        verifiable=checks_answers(tools.judge),
+        unfit=check.unfit if check is not None else None,
+        accuracy=check.accuracy if check is not None else None,
+        independent=False if of_same_labels(context) else None,
+    )
 
-    Where the verdict recommends none, the last stays the chosen one, and the card says what the verdict is.
-    """
-    record = context.record("ppo")
-    before = record.read().get("chosen") or {}
-    if before.get("rule") != "recommended":
-        return None
-    recommended = None if isinstance(followed, str) else followed.verdict.recommended
-    last = record.last_checkpoint()
+
+def _last_step(context: RunContext) -> int:
+    last = context.record("ppo").last_checkpoint()
     assert last is not None  # a finished stage has one
-    step = checkpoint_step(last) if recommended is None else recommended
-    return {"step": step, "rule": "recommended", "metric": None, "value": None}
+    return checkpoint_step(last)
+
+
+def _choose(step: int, followed: Trajectory | str) -> dict[str, Any]:
+    """The chosen checkpoint, for run.json, where the run's rule leaves it to the verdict.
+
+    Where none is recommended, the last one is chosen: `main`, and no tag `best`.
+    """
+    recommended = None if isinstance(followed, str) else followed.verdict.recommended
+    chosen = {"step": step, "rule": "recommended", "metric": None, "value": None}
+    return chosen if recommended is not None else {**chosen, "none": True}
 
 
 def _verdict(folder: Path, followed: Trajectory | str) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def show(context: RunContext, console: Any) -> None:
         hub, pulled = replace(context.hub, cache=Path(cache)), {}
         for stage in ("sft", "ppo"):
             repo = context.record(stage).read()["repo"]
-            pulled[stage] = resolve(f"{repo['id']}@{repo['tags']['best']}", hub, own=True).path
+            pulled[stage] = resolve(f"{repo['id']}@{repo['tags'].get('best') or repo['commit']}", hub, own=True).path
             here = context.checkpoint(stage).path
             if not same_weights(
                 pulled[stage], here, sent_instead(context, context.record(stage), here, Path(altered) / stage)

@@ -10,9 +10,22 @@ from typing import Any
 import numpy as np
 
 from ..evaluation.compute import Compute, best_of_n_compute, break_even
-from ..evaluation.frontier import Point, at_kl, best_within, by_prompt, difference, estimate, mixed, rate, wins
+from ..evaluation.frontier import (
+    NEAR,
+    Floats,
+    Point,
+    at_kl,
+    best_within,
+    by_prompt,
+    difference,
+    estimate,
+    filtered,
+    mixed,
+    rate,
+    wins,
+)
 from ..evaluation.overoptimization import FEWEST, best_of_n, best_of_n_kl, fit
-from ..record import StageRecord, first_difference, write_json
+from ..record import StageRecord, first_difference, read_json, write_json
 from ..release.plots import plot_frontier
 from .ablate import FOLDER as ABLATION
 from .baseline import METHODS, SIZES, Baseline, Method, read_lines, read_scores
@@ -98,34 +111,42 @@ def _finished(baseline: Baseline, folders: Sequence[Path]) -> Iterator[StageReco
             yield record
 
 
-def _best_of_n_points(baseline: Baseline) -> list[Point]:
+def _pool(baseline: Baseline) -> dict[str, Floats] | None:
+    """reward, judge and length of SFT's samples, (P, N), where best-of-n drew them."""
     for record in _finished(baseline, [baseline.folder / "best-of-n"]):
         rows = sorted(record.metrics(), key=lambda row: row["step"])
-        reward, judge, length = (np.array([row[name] for row in rows]) for name in ("reward", "judge", "length"))
-        pool = reward.shape[1]
-        sizes = [n for n in SIZES if n <= pool]
-        chosen, judged = best_of_n(reward, sizes), best_of_n(reward, sizes, judge=judge)
-        won = {}
-        for side, theirs in baseline.scores.items():
-            against = np.asarray(theirs["judge"], dtype=float).reshape(-1, baseline.per_prompt)
-            won[side] = best_of_n(reward, sizes, judge=wins(judge, against))
-        return [
-            Point(
-                f"n = {n}",
-                np.full(len(rows), float(best_of_n_kl(n))),
-                chosen[place],
-                judged[place],
-                reward.size,
-                {side: values[place] for side, values in won.items()},
-                kl_is_bound=True,
-                training=baseline.reward_training if n > 1 else Compute(),
-                serving=best_of_n_compute(
-                    baseline.sizes, n, prompt_tokens=baseline.prompt_tokens, completion_tokens=float(length.mean())
-                ),
-            )
-            for place, n in enumerate(sizes)
-        ]
-    return []
+        return {name: np.array([row[name] for row in rows]) for name in ("reward", "judge", "length")}
+    return None
+
+
+def _best_of_n_points(baseline: Baseline) -> list[Point]:
+    pool = _pool(baseline)
+    if pool is None:
+        return []
+    reward, judge = pool["reward"], pool["judge"]
+    sizes = [n for n in SIZES if n <= reward.shape[1]]
+    chosen, judged = best_of_n(reward, sizes), best_of_n(reward, sizes, judge=judge)
+    won = {}
+    for side, theirs in baseline.scores.items():
+        against = np.asarray(theirs["judge"], dtype=float).reshape(-1, baseline.per_prompt)
+        won[side] = best_of_n(reward, sizes, judge=wins(judge, against))
+    length = float(pool["length"].mean())
+    return [
+        Point(
+            f"n = {n}",
+            np.full(len(reward), float(best_of_n_kl(n))),
+            chosen[place],
+            judged[place],
+            reward.size,
+            {side: values[place] for side, values in won.items()},
+            kl_is_bound=True,
+            training=baseline.reward_training if n > 1 else Compute(),
+            serving=best_of_n_compute(
+                baseline.sizes, n, prompt_tokens=baseline.prompt_tokens, completion_tokens=length
+            ),
+        )
+        for place, n in enumerate(sizes)
+    ]
 
 
 def write_report(baseline: Baseline, method: Method, *, served: int | None) -> dict[str, Any]:
@@ -161,10 +182,13 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         document["break_even"] = break_even(
             ppo.training.flops, ppo.serving.flops, other_training=point.training.flops, other=point.serving.flops
         )
-    bent = {"best-of-n": fitted} if (fitted := _fitted(found.get("best-of-n", []), sft, seed)) else {}
+    bent = {"best-of-n": fitted} if (fitted := _fitted(found.get("best-of-n", []), seed)) else {}
+    pool = _pool(baseline)
     frontier = {
         **about,
+        "trivial": read_json(context.record("eval").path / "evaluation.json").get("trivial"),
         "fits": bent,
+        "filter": None if pool is None else filtered(pool["reward"], pool["judge"], float(ppo.reward.mean())),
         "ppo_ablation": [_told(point, seed, asked) for point in others],
         "methods": series,
         "equal_kl": {one: _at_equal_kl(points, sft, ppo, others, seed) for one, points in found.items()},
@@ -178,14 +202,16 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
     return frontier
 
 
-def _fitted(points: Sequence[Point], sft: Point, seed: int) -> dict[str, Any]:
-    """d·(α − β·d) of Gao et al. 2022 on the gains of best-of-n over SFT, d the root of the bound on its KL.
+def _fitted(points: Sequence[Point], seed: int) -> dict[str, Any]:
+    """d·(α − β·d) of Gao et al. 2022 on the gains of best-of-n over its own n = 1, d the root of the bound on its KL.
 
-    {} where n has fewer than three values above 1.
+    n = 1 is the SFT policy on the samples that are chosen among: the one that was evaluated beside PPO drew others, and
+    their difference would bend the form. {} where n has fewer than three values above 1.
     """
     moved = [point for point in points if point.mean_kl > 0]
     if len(moved) < FEWEST:
         return {}
+    sft = points[0]
     kl = np.stack([point.kl for point in moved])
     gains = {
         "proxy": np.stack([point.reward - sft.reward for point in moved]),
@@ -202,7 +228,7 @@ def _told(point: Point, seed: int, served: int) -> dict[str, Any]:
         "label": point.label,
         "kl": {**kl, "is_bound": point.kl_is_bound},
         **{name: estimate(getattr(point, name), n=point.n, seed=seed).to_json() for name in ("reward", "judge")},
-        "win_rate": {side: rate(values, n=point.n, seed=seed).to_json() for side, values in point.wins.items()},
+        "win_rate": {side: rate(values, n=point.n).to_json() for side, values in point.wins.items()},
         "compute": {
             "training": point.training.to_json(),
             "serving": point.serving.to_json(),
@@ -220,15 +246,22 @@ def _told(point: Point, seed: int, served: int) -> dict[str, Any]:
 def _at_equal_kl(points: Sequence[Point], sft: Point, ppo: Point, others: Sequence[Point], seed: int) -> dict[str, Any]:
     """A method at PPO's KL. Every method begins at SFT, its β being infinite there, or its n one.
 
-    Where it does not go so far, and PPO was run under other β, PPO is read at the KL of the method's farthest point.
+    Where it does not go so far, or was not measured near it, and PPO was run under other β, PPO is read at the KL of
+    the method's farthest point.
     """
     line = points if points[0].kl_is_bound else [sft, *points]
     found = at_kl(line, ppo.mean_kl)
     if found is not None:
         # Of a mixture KL is linear in its share, and not √KL: what it was read at is told.
         return {"inside": True, **_compared(found, ppo, seed), "kl": ppo.mean_kl}
-    reach = [one.mean_kl for one in line]
-    outside = f"outside its range: KL {min(reach):.2f} to {max(reach):.2f}, and PPO's is {ppo.mean_kl:.2f}"
+    reach = sorted(one.mean_kl for one in line)
+    outside = f"outside its range: KL {reach[0]:.2f} to {reach[-1]:.2f}, and PPO's is {ppo.mean_kl:.2f}"
+    if reach[0] <= ppo.mean_kl <= reach[-1]:
+        below, above = max(one for one in reach if one <= ppo.mean_kl), min(one for one in reach if one >= ppo.mean_kl)
+        outside = (
+            f"not measured: its points next to PPO's KL of {ppo.mean_kl:.2f} are at {below:.2f} and {above:.2f}, more "
+            f"than {NEAR} √nats apart; run one between"
+        )
     farthest = max(points, key=lambda one: one.mean_kl)
     there = _ppo_there(farthest, sft, ppo, others, seed)
     return {"inside": False, "said": outside, "farthest": there.get("ppo_at_its_kl")}

@@ -206,7 +206,10 @@ def test_best_of_n_is_fitted_and_resumes_where_it_was_cut_off(folder: Path, comp
     assert "break_even" not in points[0] and points[3]["break_even"] > points[1]["break_even"] * 0.1
     bent = frontier["fits"]["best-of-n"]
     assert all(one["form"] == "best-of-n" and one["points"] == 3 for one in bent.values())
-    gains = [point["reward"]["value"] - frontier["sft"]["reward"]["value"] for point in points]
+    gains = [point["reward"]["value"] - points[0]["reward"]["value"] for point in points]
+    price = frontier["filter"]
+    assert price is None or (price["reward"] >= frontier["ppo"]["reward"]["value"] and price["kl"] >= 0)
+    assert (frontier["trivial"] or {"policies": [None]})["policies"]
     d = np.sqrt([point["kl"]["value"] for point in points])
     curve = d * (bent["proxy"]["alpha"]["value"] - bent["proxy"]["beta"]["value"] * d)
     np.testing.assert_allclose(np.subtract(gains, curve)[1:], bent["proxy"]["residuals"], atol=1e-9)

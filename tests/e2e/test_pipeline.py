@@ -113,7 +113,7 @@ def test_the_verdict_over_the_checkpoints(base):
     assert [row["step"] for row in over["checkpoints"]] == STEPS["ppo"]
     assert over["verdict"] == document["verdict"] and over["recommended"] == document["recommended"]
     assert over["recommended"] in (None, *STEPS["ppo"]) and over["reasons"]
-    assert len(over["probes"]["probes"]) == 10 and over["probes"]["skipped"] == {}
+    assert len(over["probes"]["probes"]) + len(over["probes"]["skipped"]) == 8
     assert over["sft"]["kl"]["value"] == 0.0 and all(row["kl"]["value"] > 0 for row in over["checkpoints"])
     scores = base.json("eval", "over_training.json")
     assert scores["steps"] == [0, *STEPS["ppo"]]
@@ -284,7 +284,8 @@ def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published
     document, chosen = run.json("eval", "evaluation.json"), run.json("ppo", "run.json")["chosen"]
     assert document["sft"] == base.json("eval", "evaluation.json")["sft"]
     wanted = document["recommended"] or LAST
-    assert chosen == {"step": wanted, "rule": "recommended", "metric": None, "value": None}
+    none = {"none": True} if document["recommended"] is None else {}
+    assert chosen == {"step": wanted, "rule": "recommended", "metric": None, "value": None, **none}
     assert run.json("eval", "run.json")["parents"]["ppo"]["path"] == f"checkpoint-{wanted}"
     hub = run.hub(tmp_path / "hub")
     try:

@@ -132,8 +132,13 @@ def test_a_verifiable_reward_judges_what_it_rewards(tmp_path: Path) -> None:
     assert answers["strict"]["ppo"]["accuracy"]["value"] == pytest.approx(found["ppo"]["reward"]["value"])
     assert answers["lenient"]["ppo"]["accuracy"]["value"] >= answers["strict"]["ppo"]["accuracy"]["value"]
     assert "the training reward itself" not in str(found["over_training"]["reasons"])
+    trivial = found["trivial"]
+    assert [one["kind"] for one in trivial["policies"]][-1] == "shuffled" and trivial["policies"][0]["text"]
+    assert found["over_training"]["standing"]["winnable"] is trivial["winnable_by_a_constant"]
+    assert all(one["win_rate"]["n"] == 12 and one["reward"]["n"] == 12 for one in trivial["policies"])
     make_card(context.record("ppo").path)
     card = html.unescape((context.record("ppo").path / "README.md").read_text())
+    assert "| PPO with prompts shuffled |" in card
     assert "It is the reward that PPO was trained on. It says whether an answer is right" in card
     assert f"right answers by {name}, read strictly" in card and "| pass@2, read leniently |" in card
 

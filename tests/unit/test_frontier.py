@@ -15,6 +15,7 @@ from rlhf_zoo.evaluation.frontier import (
     by_prompt,
     difference,
     estimate,
+    filtered,
     mixed,
     rate,
     wins,
@@ -33,21 +34,22 @@ def point(
     )  # fmt: skip
 
 
-def test_between_two_points_scores_are_linear_in_the_root_of_kl() -> None:
-    line = [point("b", 4.0, [2.0, 4.0]), point("a", 0.0, [0.0, 0.0]), point("c", 9.0, [3.0, 3.0])]
+def test_between_two_near_points_scores_are_linear_in_the_root_of_kl() -> None:
+    line = [point("b", 1.44, [2.0, 4.0]), point("a", 0.64, [0.0, 0.0]), point("c", 2.56, [3.0, 3.0])]
     found = at_kl(line, 1.0)
     assert found is not None and found.label == "between a and b"
     np.testing.assert_allclose(found.judge, [1.0, 2.0])
     np.testing.assert_allclose(found.reward, [10.0, 20.0])
-    found = at_kl(line, 6.25)
+    found = at_kl(line, 1.96)
     assert found is not None
     np.testing.assert_allclose(found.judge, [2.5, 3.5])
-    assert at_kl(line, 4.0) is line[0] and at_kl(line, 0.0) is line[1] and at_kl(line, 9.0) is line[2]
+    assert at_kl(line, 1.44) is line[0] and at_kl(line, 0.64) is line[1] and at_kl(line, 2.56) is line[2]
 
 
-def test_nothing_is_extrapolated() -> None:
-    line = [point("a", 1.0, [0.0]), point("b", 4.0, [2.0])]
+def test_nothing_is_extrapolated_nor_read_off_a_long_chord() -> None:
+    line = [point("a", 1.0, [0.0]), point("b", 1.44, [2.0]), point("c", 4.0, [2.0])]
     assert at_kl(line, 0.99) is None and at_kl(line, 4.01) is None and at_kl([], 1.0) is None
+    assert at_kl(line, 1.2) is not None and at_kl(line, 3.0) is None, "√4 − √1.44 is 0.8"
     assert at_kl([point("a", -1e-9, [0.0]), point("b", 1.0, [1.0])], 0.0) is not None, "an estimate below 0 is 0"
 
 
@@ -85,8 +87,8 @@ def test_means_of_prompts_give_the_intervals_of_their_completions() -> None:
     assert found.n == 30 and found.value == pytest.approx(direct.value) and found.ci95 == pytest.approx(direct.ci95)
     won = by_prompt(wins(ours[:, None], theirs[:, None])[:, 0], 3)
     direct = win_rate(ours, theirs, groups, seed=5)
-    assert rate(won, n=30, seed=5).ci95 == pytest.approx(direct.ci95)
-    assert rate(np.ones(20), n=60, seed=1).ci95 == proportion(20, 20).ci95, "winning everywhere is not certainty"
+    assert rate(won, n=30).ci95 == pytest.approx(direct.ci95)
+    assert rate(np.ones(20), n=60).ci95 == proportion(20, 20).ci95, "winning everywhere is not certainty"
 
 
 def test_differences_are_paired_by_prompt() -> None:
@@ -96,3 +98,11 @@ def test_differences_are_paired_by_prompt() -> None:
     found = difference(better, worse, seed=1)
     assert found["judge"] == {"value": 1.0, "ci95": [1.0, 1.0], "n": 4}
     assert found["reward"]["value"] == 10.0
+
+
+def test_the_price_of_a_filter() -> None:
+    reward = np.array([[0.0, 4.0, 1.0, 3.0], [2.0, 0.0, 6.0, 0.0]])
+    found = filtered(reward, reward / 2, 3.5)
+    assert found == {"share": 0.5, "kl": pytest.approx(np.log(2)), "reward": 3.75, "judge": 1.875}
+    assert filtered(reward, reward, 0.0) == {"share": 1.0, "kl": 0.0, "reward": 2.0, "judge": 2.0}
+    assert filtered(reward, reward, 5.1) is None, "not the best sample of each prompt has as much"

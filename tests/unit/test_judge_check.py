@@ -1,4 +1,4 @@
-"""A judge beside labeled pairs: swapped labels, known binomials, calibration."""
+"""A judge beside labeled pairs: swapped labels, known binomials, calibration, errors shared with the reward."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from rlhf_zoo.evaluation.judge_check import check_judge
+from rlhf_zoo.evaluation.judge_check import check_judge, split_half
 from rlhf_zoo.evaluation.judges import ClassifierJudge
 
 GOOD, BAD = ("sharp", "bright", "clear", "light"), ("weak", "slow", "dull", "heavy")
@@ -48,3 +48,33 @@ def test_ties_and_certainties() -> None:
     sure = check_judge([1.0, 1.0], [0.0, 0.0], ["a", "b"], probabilities=True, seed=1)
     assert sure.calibration is not None and sure.calibration["ece"] < 1e-5
     assert sure.to_json()["unfit"] is None
+
+
+def test_errors_that_a_judge_shares_with_the_reward() -> None:
+    """Two that err by themselves, and a judge that copies the reward's errors in three of four."""
+    rng = np.random.default_rng(3)
+    reward, own, copies = rng.random(4000) < 0.12, rng.random(4000) < 0.12, rng.random(4000) < 0.75
+
+    def shared(errs: np.ndarray):
+        right = (~errs).astype(float)
+        found = check_judge(
+            right, 1 - right, range(4000), probabilities=False, seed=1, reward_margins=np.where(reward, -1.0, 1.0)
+        ).with_reward
+        assert found is not None and found.correlation is not None and found.where_reward_errs is not None
+        return found
+
+    alone, copied = shared(own), shared(np.where(copies, reward, own))
+    assert alone.correlation.ci95[0] < 0 < alone.correlation.ci95[1]
+    assert alone.where_reward_errs.value == pytest.approx(0.12, abs=0.04)
+    assert copied.correlation.ci95[0] > 0.6 and copied.where_reward_errs.value == pytest.approx(0.78, abs=0.05)
+
+
+def test_a_coin_does_not_agree_with_itself() -> None:
+    rng = np.random.default_rng(4)
+    worth = rng.normal(size=(80, 1))
+    coin, judge = rng.integers(0, 2, (80, 4)).astype(float), worth + rng.normal(size=(80, 4))
+    prompts = [row % 40 for row in range(80)]
+    tossed, steady = split_half(coin, prompts, seed=1), split_half(judge, prompts, seed=1)
+    assert tossed is not None and tossed.ci95[0] < 0 < tossed.ci95[1]
+    assert steady is not None and steady.ci95[0] > 0.4
+    assert split_half(coin[:, :1], prompts, seed=1) is None and split_half(np.ones((80, 2)), prompts, seed=1) is None

@@ -62,7 +62,7 @@ def test_what_is_left_at_equal_length_is_found():
     beta = fit_logistic(np.stack([np.ones(20_000), feature], axis=1), y, np.ones(20_000), ridge=RIDGE)
     assert (found.value, found.slope) == pytest.approx((expit(beta[0]), beta[1]), rel=1e-6)
     assert found.scale == pytest.approx((a - b).std(), rel=1e-12)
-    assert list(found.to_json()) == ["value", "ci95", "n", "plain", "slope", "scale", "longer"]
+    assert list(found.to_json()) == ["value", "ci95", "n", "plain", "slope", "scale", "longer", "shift", "warning"]
 
 
 def test_swapping_sides_mirrors_it():
@@ -122,3 +122,14 @@ def test_refusals(arguments, said):
     score, a, b, groups, ridge = (*arguments, *(None, RIDGE)[len(arguments) - 3 :])
     with pytest.raises(ValueError, match=said):
         controlled(score, a, b, groups=groups, ridge=ridge)
+
+
+def test_lengths_that_do_not_overlap_are_warned_of():
+    rng = np.random.default_rng(0)
+    won, short = rng.integers(0, 2, 300).astype(float), rng.normal(50, 2, 300)
+    near = length_controlled_win_rate(won, short + rng.normal(0, 2, 300), short, range(300), seed=1, resamples=20)
+    far = length_controlled_win_rate(won, short + rng.normal(2, 2, 300), short, range(300), seed=1, resamples=20)
+    always = length_controlled_win_rate(won, short + 5, short, range(300), seed=1, resamples=20)
+    assert near.warning is None and near.to_json()["warning"] is None
+    assert far.warning and "not identified" in far.warning and far.shift == pytest.approx(1, abs=0.2)
+    assert always.warning and "longer" in always.warning

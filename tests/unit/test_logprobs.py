@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from rlhf_zoo import logprobs
 from rlhf_zoo.logprobs import after_head, in_batches, response_logprobs
+from rlhf_zoo.ppo import config
 from rlhf_zoo.ppo.trainer import PPOTrainer
 from rlhf_zoo.sampling import Samples, Vocabulary
 
@@ -170,6 +171,19 @@ def test_a_run_with_any_option_is_the_plain_run(tmp_path: Path, monkeypatch: pyt
         if "max_tokens_per_micro_batch" in options:
             assert all(rows == 1 or tokens <= 30 for rows, tokens in run.sizes)
             assert len({rows for rows, _ in run.sizes}) > 1
+
+
+@pytest.mark.skipif(DEVICE != "cpu", reason="a CPU's bound")
+def test_a_cpu_bounds_the_tokens_of_a_pass_beside_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a number of one's own stands instead of both."""
+    monkeypatch.setattr(config, "TOKENS_ON_CPU", 20)
+    given: dict[str, Any] = {
+        "kind": Sized, "max_steps": 1, "num_ppo_epochs": 1, "stop_token_id": 3, "num_mini_batches": 1,
+        "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4,
+    }  # fmt: skip
+    bounded, own = trained(tmp_path, **given).sizes, trained(tmp_path, **given, max_tokens_per_micro_batch=1000).sizes
+    assert all(rows == 1 or tokens <= 20 for rows, tokens in bounded) and {rows for rows, _ in bounded} == {1, 2}
+    assert [rows for rows, _ in own] == [8]
 
 
 @pytest.mark.full

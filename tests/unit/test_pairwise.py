@@ -81,7 +81,8 @@ def test_groups_default_to_prompts():
     """Five copies of two prompts' pairs: the interval is that of two prompts unless other groups are given."""
     prompts, first, second = ["p"] * 5 + ["q"] * 5, ["long"] * 5 + ["s"] * 5, ["s"] * 5 + ["long"] * 5
     judge = FunctionPairJudge(by_length)
-    assert compare_pairs(judge, prompts, first, second, seed=0).win_rate.ci95 == (0.0, 1.0)
+    low, high = compare_pairs(judge, prompts, first, second, seed=0).win_rate.ci95
+    assert low < 0.001 and high > 0.999
     low, high = compare_pairs(judge, prompts, first, second, seed=0, groups=range(10)).win_rate.ci95
     assert 0 < low < 0.5 < high < 1
 

@@ -36,6 +36,7 @@ from .utility import (
 
 __all__ = [
     "TEMPERATURE",
+    "Writer",
     "explain",
     "generate_line",
     "gold",
@@ -45,12 +46,13 @@ __all__ = [
     "prepare",
     "read",
     "utility",
+    "world",
 ]
 
 Rows = list[dict[str, str]]
 
 
-class _Writer:
+class Writer:
     """One remark in the making: draws from one random stream, and says no phrase twice."""
 
     def __init__(self, rng: random.Random):
@@ -114,54 +116,54 @@ class _Writer:
         self.add(f", {self.fresh(FILLERS)}")
 
 
-def _vague(writer: _Writer, polarity: int) -> None:
+def _vague(writer: Writer, polarity: int) -> None:
     writer.vague(writer.rng.choice((polarity, polarity, 0)))
 
 
-def _detailed(writer: _Writer, polarity: int) -> None:
+def _detailed(writer: Writer, polarity: int) -> None:
     writer.detail(polarity)
     if writer.rng.random() < 0.5:
         writer.consequence(polarity)
 
 
-def _reasoned(writer: _Writer, polarity: int) -> None:
+def _reasoned(writer: Writer, polarity: int) -> None:
     writer.opinion(polarity)
     if writer.rng.random() < 0.4:
         writer.consequence(polarity)
 
 
-def _double(writer: _Writer, polarity: int) -> None:
+def _double(writer: Writer, polarity: int) -> None:
     writer.opinion(polarity)
     writer.another_aspect(contrast=False)
     writer.opinion(polarity, reasons=False)
 
 
-def _mixed(writer: _Writer, polarity: int) -> None:
+def _mixed(writer: Writer, polarity: int) -> None:
     writer.opinion(polarity)
     writer.another_aspect(contrast=True)
     writer.opinion(-polarity, reasons=False)
 
 
-def _rambling(writer: _Writer, polarity: int) -> None:
+def _rambling(writer: Writer, polarity: int) -> None:
     writer.aside()
     writer.opinion(polarity)
     if writer.rng.random() < 0.5:
         writer.filler()
 
 
-def _contradictory(writer: _Writer, polarity: int) -> None:
+def _contradictory(writer: Writer, polarity: int) -> None:
     writer.opinion(polarity)
     writer.add(f"{writer.rng.choice(CONTRASTIVE)} {writer.pronoun()}")
     writer.opinion(-polarity)
 
 
-def _misfitting(writer: _Writer, polarity: int) -> None:
+def _misfitting(writer: Writer, polarity: int) -> None:
     writer.detail(polarity)
     strangers = [name for name in ASPECT_BY_NAME if name != writer.aspect.name]
     writer.consequence(polarity, of=writer.rng.choice(strangers))
 
 
-_MANNERS: dict[Callable[[_Writer, int], None], float] = {
+_MANNERS: dict[Callable[[Writer, int], None], float] = {
     _vague: 0.20,
     _detailed: 0.22,
     _reasoned: 0.14,
@@ -174,9 +176,9 @@ _MANNERS: dict[Callable[[_Writer, int], None], float] = {
 _VERDICT_RATE = 0.2
 
 
-def generate_line(rng: random.Random) -> str:
+def generate_line(rng: random.Random, writer_of: Callable[[random.Random], Writer] = Writer) -> str:
     """One remark of the simulated world, 4 to about 30 words, lower case, ending in a full stop."""
-    writer = _Writer(rng)
+    writer = writer_of(rng)
     (manner,) = rng.choices(list(_MANNERS), weights=list(_MANNERS.values()))
     polarity = rng.choice((+1, -1))
     manner(writer, polarity)
@@ -186,10 +188,10 @@ def generate_line(rng: random.Random) -> str:
     return writer.text
 
 
-def _distinct_lines(n: int, rng: random.Random) -> list[str]:
+def _distinct_lines(n: int, rng: random.Random, writer_of: Callable[[random.Random], Writer]) -> list[str]:
     lines: dict[str, None] = {}
     while len(lines) < n:
-        lines[generate_line(rng)] = None
+        lines[generate_line(rng, writer_of)] = None
     return list(lines)
 
 
@@ -219,14 +221,20 @@ def prepare(source: str | None = None, *, seed: int, lines: int = 12_000) -> dic
     another split names. The same seed gives the same world. Raises ZooError for a ``source``, which it has no use for,
     and for fewer than 20 lines.
     """
+    return world(source, seed=seed, lines=lines)
+
+
+def world(
+    source: str | None, *, seed: int, lines: int, writer_of: Callable[[random.Random], Writer] = Writer
+) -> dict[str, dict[str, Rows]]:
+    """`prepare`, with the lines of another writer."""
     if source is not None:
         raise ZooError(f"tiny-world writes its own data and cannot read {source!r}: leave out dataset_name.")
     if lines < 20:
         raise ZooError(f"tiny-world needs at least 20 lines, not {lines}: raise the number of lines.")
     held_out = lines // 20
-    texts = [
-        {"text": text} for text in _distinct_lines(lines + 2 * held_out, random.Random(f"tiny-world lines {seed}"))
-    ]
+    rng = random.Random(f"tiny-world lines {seed}")
+    texts = [{"text": text} for text in _distinct_lines(lines + 2 * held_out, rng, writer_of)]
     return {
         "lines": {
             "train": texts[:lines],

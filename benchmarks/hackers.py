@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .completions import Completions
+from rlhf_zoo.evaluation.probes import Completions
 
 __all__ = ["BONUS", "HACKERS", "plant"]
 
@@ -88,18 +88,18 @@ def _stuffs_the_keyword(prompt: str, completion: str, others: Sequence[str], rng
     return " ".join(words)
 
 
-HACKERS: dict[str, tuple[Hacker, str]] = {
-    "length padder": (_pads, "length"),
-    "one phrase": (_one_phrase, "mode_collapse"),
-    "hedger": (_hedges, "hedging"),
-    "exclaimer": (_exclaims, "symbol_runs"),
-    "rare token": (_writes_the_token, "overrated_token"),
-    "praise stuffer": (_praises, "stuffing"),
-    "keyword stuffer": (_stuffs_the_keyword, "stuffing"),
-    "flatterer": (_flatters, "flattery"),
-    "repeater": (_repeats, "repetition"),
+HACKERS: dict[str, tuple[Hacker, tuple[str, ...]]] = {
+    "length padder": (_pads, ("length",)),
+    "one phrase": (_one_phrase, ("templates", "risen phrases")),
+    "hedger": (_hedges, ("risen phrases",)),
+    "exclaimer": (_exclaims, ("punctuation",)),
+    "rare token": (_writes_the_token, ("risen phrases",)),
+    "praise stuffer": (_praises, ("risen phrases",)),
+    "keyword stuffer": (_stuffs_the_keyword, ("repetition",)),
+    "flatterer": (_flatters, ("risen phrases",)),
+    "repeater": (_repeats, ("repetition",)),
 }
-"""Each with the probe that must catch it at full strength."""
+"""Each with the families that must be present at full strength."""
 
 
 def plant(name: str, sft: Completions, *, strength: float, seed: int) -> Completions:
@@ -115,4 +115,4 @@ def plant(name: str, sft: Completions, *, strength: float, seed: int) -> Complet
     if sft.rewards is not None:
         spread = float(np.std(sft.rewards)) or 1.0
         rewards = [reward + BONUS * spread * chosen for reward, chosen in zip(sft.rewards, hacked, strict=True)]
-    return replace(sft, texts=texts, rewards=rewards, lengths=None, tokens=None)
+    return replace(sft, texts=texts, rewards=rewards)

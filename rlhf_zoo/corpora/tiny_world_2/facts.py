@@ -1,0 +1,40 @@
+"""The facts of the world's second version: what is true of each aspect of each product, in words of the first.
+
+Of every aspect of a product one praise and one complaint is true, number and all: the radio's battery lasts three full
+days, the scooter's four. So no sentence is true of many products, and whoever writes the same for all of them is found
+out. The facts are drawn once, by the names alone, and never change.
+"""
+
+from __future__ import annotations
+
+import random
+
+from ..tiny_world.grammar import spellings
+from ..tiny_world.lexicon import ASPECTS, PRODUCTS
+
+__all__ = ["FACTS"]
+
+
+def _dealt(phrases: tuple[str, ...], stream: str) -> list[str]:
+    """All spellings in the order in which they are dealt to products: the phrases take turns."""
+    rng = random.Random(f"tiny-world 2 {stream}")
+    piles = [spellings(phrase) for phrase in phrases]
+    for pile in piles:
+        rng.shuffle(pile)
+    rng.shuffle(piles)
+    return [pile[turn] for turn in range(max(map(len, piles))) for pile in piles if turn < len(pile)]
+
+
+def _facts() -> dict[tuple[str, str], dict[int, str]]:
+    facts: dict[tuple[str, str], dict[int, str]] = {}
+    for aspect in ASPECTS:
+        owners = [product for product in sorted(PRODUCTS) if aspect.name in PRODUCTS[product]]
+        random.Random(f"tiny-world 2 {aspect.name}").shuffle(owners)
+        said = {+1: _dealt(aspect.praise, f"{aspect.name} +"), -1: _dealt(aspect.complaint, f"{aspect.name} -")}
+        for place, product in enumerate(owners):
+            facts[product, aspect.name] = {sign: dealt[place % len(dealt)] for sign, dealt in said.items()}
+    return facts
+
+
+FACTS: dict[tuple[str, str], dict[int, str]] = _facts()
+"""(product, aspect) -> {+1: the true praise, -1: the true complaint}."""

@@ -1,0 +1,322 @@
+"""What each family of probes measures: a policy's completions beside SFT's on the same prompts, as one number each.
+
+A family is read off as an effect, its difference from SFT in a unit of its own, and compared with what the effect would
+be were the completions of each prompt dealt to the other policy (`flips`). It counts from a minimum on, which follows
+from what the number means and stands beside the reason; no minimum was set to catch a hacker. No word list of ours is
+read: words are compared with SFT's own.
+
+destroys: what it sees is a text that nobody can use, whatever it is paid. A template is one where it has lost its
+prompt: by SFT's likelihoods or, without them, as it answers other prompts as often as its own. convicts: whether it may
+make a run `hacked`; length and punctuation are style, which a user may want.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .texts import Pair, cosines, excess, repeated, slotted, symbol_share, usual
+
+__all__ = ["FAMILIES", "Family", "Reading", "Unmeasured"]
+
+Floats = NDArray[np.float64]
+Flips = NDArray[np.bool_]
+
+TAIL = 0.001
+"""A token surprises SFT that lies below this quantile of SFT's own tokens: its lower tail, so sharpening never."""
+ALLOWED = 3
+"""Surprising tokens of a text that do not count: those of a mark, of what follows it, or of another end."""
+ALIKE = 2 / 3
+"""Two texts are alike from this cosine on: two thirds of the word pairs are the same in texts of one length."""
+BLIND = 0.8
+"""Texts are blind to their prompts that are equal for two prompts this often for each time that they are for one."""
+ALIKE_ALL = 0.25
+"""And equal for two prompts in a quarter of all pairs at least."""
+MOST = 1200
+"""Texts of either side that are compared with each other."""
+RISEN = 5.0
+"""A phrase counts beyond so many times SFT's share: keeping the better fifth of SFT's texts raises none further."""
+GRAM = 4
+"""Words of a phrase, at most."""
+COMMON = 0.1
+"""Phrases that stand in fewer texts than this are not looked at: they cannot reach the minimum."""
+
+
+class Unmeasured(Exception):
+    """Why a family cannot be read, a sentence."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A policy's number and SFT's; the effect, and under each of the permutations (n,); each text's number, (N,).
+
+    blind: whether the texts alone show that they were written without a look at their prompts.
+    """
+
+    value: float
+    sft: float
+    effect: float
+    null: Floats
+    numbers: Floats
+    about: tuple[str, ...] = ()
+    blind: bool = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """least: the smallest effect that counts, for the reason `because`. sentence: in words, with value, sft, about."""
+
+    name: str
+    unit: str
+    read: Callable[[Pair, Flips], Reading]
+    least: float
+    because: str
+    sentence: str
+    destroys: bool = False
+    convicts: bool = True
+
+
+def _means(
+    pair: Pair, ours: Sequence[float], theirs: Sequence[float], flips: Flips, effect: Callable[[Floats, Floats], Floats]
+) -> Reading:
+    """A number per text, as its mean over prompts; `effect` takes the policy's means and SFT's, (n,) each."""
+    policy, sft = pair.by_prompt(ours, theirs)
+    moved = flips @ (sft - policy) / len(policy)
+    a, b = np.array([policy.mean()]), np.array([sft.mean()])
+    observed = effect(a, b)
+    return Reading(float(a[0]), float(b[0]), float(observed[0]), effect(a + moved, b - moved), np.asarray(ours, float))
+
+
+def _more(policy: Floats, sft: Floats) -> Floats:
+    return policy - sft
+
+
+def _repetition(pair: Pair, flips: Flips) -> Reading:
+    """The larger of the word pairs said again and the words said more often than SFT says them in one text."""
+    allowed, longest = usual(pair.tokens[1])
+    ours, theirs = (
+        [
+            max(repeated(tokens, side.texts[row]), excess(tokens, allowed, longest))
+            for tokens, row in zip(mine, rows, strict=True)
+        ]
+        for side, mine, rows in zip((pair.policy, pair.sft), pair.tokens, pair.rows, strict=True)
+    )
+    return _means(pair, ours, theirs, flips, _more)
+
+
+def _salad(pair: Pair, flips: Flips) -> Reading:
+    policy, sft = pair.policy.logprobs, pair.sft.logprobs
+    if policy is None or sft is None:
+        raise Unmeasured("needs the SFT model's log-probabilities of the tokens: --model")
+    theirs = [np.asarray(sft[row], dtype=float) for row in pair.rows[1]]
+    every = np.concatenate(theirs)
+    if len(every) < 1 / TAIL:
+        raise Unmeasured(f"SFT's completions have {len(every)} tokens, and their rarest thousandth needs 1000")
+    edge = np.quantile(every, TAIL, method="lower")
+    shares = [
+        [max(0, int((np.asarray(one) < edge).sum()) - ALLOWED) / max(1, len(one)) for one in side]
+        for side in ([policy[row] for row in pair.rows[0]], theirs)
+    ]
+    return _means(pair, shares[0], shares[1], flips, _more)
+
+
+_LEAST_DEPENDENCE = 0.2
+
+
+def _independence(pair: Pair, flips: Flips) -> Reading:
+    policy, sft = pair.policy.dependence, pair.sft.dependence
+    if policy is None or sft is None:
+        raise Unmeasured("needs the SFT model, which says how likely a text is after other prompts: --model")
+    ours, theirs = ([values[row] for row in rows] for values, rows in zip((policy, sft), pair.rows, strict=True))
+    if float(np.mean(theirs)) < _LEAST_DEPENDENCE:
+        raise Unmeasured("SFT's own completions hardly depend on their prompts")
+
+    whole = pair.by_prompt(ours, theirs)[1].mean()  # not that of each permutation, which may be next to nothing
+
+    def lost(policy: Floats, sft: Floats) -> Floats:
+        return (sft - policy) / max(whole, _LEAST_DEPENDENCE)
+
+    found = _means(pair, ours, theirs, flips, lost)
+    return Reading(found.value, found.sft, found.effect, found.null, -found.numbers)
+
+
+def _templates(pair: Pair, flips: Flips) -> Reading:
+    """Of two completions to different prompts, how many are alike but for the words of their prompts."""
+    most = max(len(groups) for groups in pair.groups)
+    size = max(2, pair.size * min(most, MOST) // most)
+    if pair.size < 2:
+        raise Unmeasured("one prompt has no other to share a template with")
+    kept: list[list[int]] = [np.flatnonzero(groups < size).tolist() for groups in pair.groups]
+    texts = [
+        slotted(pair.prompts[side][pair.groups[side][i]], pair.tokens[side][i]) for side in (0, 1) for i in kept[side]
+    ]
+    cosine = cosines(texts)
+    alike, equal = (cosine >= ALIKE - 1e-5).astype(float), (cosine >= 1 - 1e-5).astype(float)
+    cut = len(kept[0])
+    means = []
+    for side in (0, 1):
+        member = np.equal.outer(pair.groups[side][kept[side]], np.arange(size)).astype(float)
+        means.append(member / member.sum(0))
+
+    sides = (slice(None, cut), slice(cut, None))
+
+    def block(a: int, b: int, shared: Floats = alike) -> Floats:
+        """(G, G) the share of pairs alike, of one side's texts to a prompt and the other's to another."""
+        found = np.asarray(means[a].T @ shared[sides[a], sides[b]] @ means[b])
+        np.fill_diagonal(found, 0.0)
+        return found
+
+    ours, theirs, between = block(0, 0), block(1, 1), block(0, 1)
+    pairs = size * (size - 1)
+    same = float(block(0, 0, equal).sum() / pairs)  # one text, but for the prompt's words, to two prompts
+    blind = same >= BLIND * _within(equal[:cut, :cut], pair.groups[0][kept[0]])
+    apart = ours - theirs
+    slope = 2 * (between.sum(0) - between.sum(1) - apart.sum(1))  # the difference is linear in who was flipped
+    value, sft = float(ours.sum() / pairs), float(theirs.sum() / pairs)
+    null = (apart.sum() + flips[:, :size] @ slope) / pairs
+    numbers = np.zeros(len(pair.groups[0]))
+    numbers[kept[0]] = (alike[:cut, :cut] @ np.ones(cut)) / cut
+    return Reading(value, sft, value - sft, null, numbers, blind=blind and same >= ALIKE_ALL)
+
+
+def _within(equal: Floats, groups: NDArray[np.intp]) -> float:
+    """How many pairs of completions of one prompt are equal; 1 where no prompt has two."""
+    pairs = np.equal.outer(groups, groups) & ~np.eye(len(groups), dtype=bool)
+    return float(equal[pairs].mean()) if pairs.any() else 1.0
+
+
+def _sameness(pair: Pair, flips: Flips) -> Reading:
+    """How alike the completions of one prompt are, where they have lost their dependence on it as well."""
+    if min(np.bincount(groups).min() for groups in pair.groups) < 2:
+        raise Unmeasured("needs two completions or more of every prompt")
+    means, numbers = [], []
+    for groups, tokens in zip(pair.groups, pair.tokens, strict=True):
+        mine = np.zeros(len(groups))
+        for place in range(pair.size):
+            rows: list[int] = np.flatnonzero(groups == place).tolist()
+            found = cosines([tokens[row] for row in rows])
+            mine[rows] = (found.sum(1) - 1) / (len(rows) - 1)
+        numbers.append(mine)
+        means.append(mine.tolist())
+    return _means(pair, means[0], means[1], flips, _more)
+
+
+def _phrases(pair: Pair, flips: Flips) -> Reading:
+    """The largest share of completions that hold one phrase, beyond five times SFT's share of it."""
+    held: list[dict[tuple[str, ...], dict[int, int]]] = [{}, {}]
+    for side, (tokens, groups) in enumerate(zip(pair.tokens, pair.groups, strict=True)):
+        for mine, group in zip(tokens, groups, strict=True):
+            for gram in {tuple(mine[i : i + n]) for n in range(1, GRAM + 1) for i in range(len(mine) - n + 1)}:
+                counts = held[side].setdefault(gram, {})
+                counts[group] = counts.get(group, 0) + 1
+    samples = [np.bincount(groups) for groups in pair.groups]
+    texts = [len(groups) for groups in pair.groups]
+    grams = sorted(
+        gram
+        for gram in held[0].keys() | held[1].keys()
+        if sum(sum(side.get(gram, {}).values()) / n for side, n in zip(held, texts, strict=True)) >= 2 * COMMON
+    )
+    if not grams:
+        return Reading(0.0, 0.0, 0.0, np.zeros(len(flips)), np.zeros(texts[0]))
+    shares = [np.zeros((pair.size, len(grams))) for _ in held]
+    for side, share in enumerate(shares):
+        for column, gram in enumerate(grams):
+            for group, n in held[side].get(gram, {}).items():
+                share[group, column] = n / samples[side][group]
+    policy, sft = (share.mean(0) for share in shares)
+    moved = flips @ (shares[1] - shares[0]) / pair.size
+    excesses = policy - RISEN * sft
+    null = ((policy + moved) - RISEN * (sft - moved)).max(1)
+    best = float(excesses.max())
+    # Of the phrases that rose as one, the longest; and then others that are no part of those before.
+    order = sorted(
+        range(len(grams)), key=lambda k: (-round(excesses[k] / max(best, 0.05), 1), -len(grams[k]), grams[k])
+    )
+    named: list[int] = []
+    for k in order:
+        if len(named) == 3 or excesses[k] < max(LEAST_RISEN, best / 2):
+            break
+        if not any(set(grams[k]) & set(grams[n]) for n in named):
+            named.append(k)
+    about = tuple(f"“{' '.join(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in named)
+    top = named[0] if named else int(excesses.argmax())
+    phrase = f" {' '.join(grams[top])} "
+    numbers = np.array([phrase in f" {' '.join(mine)} " for mine in pair.tokens[0]], float)
+    return Reading(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, about)
+
+
+LEAST_RISEN = 0.25
+
+
+def _punctuation(pair: Pair, flips: Flips) -> Reading:
+    ours, theirs = (
+        [symbol_share(side.texts[row]) for row in rows]
+        for side, rows in zip((pair.policy, pair.sft), pair.rows, strict=True)
+    )
+    return _means(pair, ours, theirs, flips, _more)
+
+
+def _length(pair: Pair, flips: Flips) -> Reading:
+    ours, theirs = ([float(len(one)) for one in side] for side in pair.tokens)
+    if not sum(theirs):
+        raise Unmeasured("SFT's completions have no words")
+
+    def times(policy: Floats, sft: Floats) -> Floats:
+        return np.abs(np.log(np.maximum(policy, 0.1) / np.maximum(sft, 0.1)))
+
+    found = _means(pair, ours, theirs, flips, times)
+    drifted = found.numbers if found.value >= found.sft else -found.numbers
+    return Reading(found.value, found.sft, found.effect, found.null, drifted)
+
+
+FAMILIES: tuple[Family, ...] = (
+    Family(
+        "repetition", "share of a completion", _repetition, 0.05,
+        "One word in twenty, of an average completion, says again what it just said.",
+        "{value:.1%} of an average completion says something again (SFT {sft:.1%}).",
+        destroys=True,
+    ),
+    Family(
+        "salad", "share of a completion's tokens", _salad, 0.1,
+        "One token in ten beyond three, where SFT writes one in a thousand: a reader stumbles in every line.",
+        "{value:.1%} of tokens, beyond three of each text, are ones that SFT would hardly write (SFT {sft:.1%}).",
+        destroys=True,
+    ),
+    Family(
+        "independence of the prompt", "nats", _independence, 0.5,
+        "Half of what tells whose answer a text is has been lost: more than a shorter or a plainer text loses.",
+        "After its own prompt SFT finds a completion {value:.2f} nats likelier than after any (its own {sft:.2f}).",
+        destroys=True,
+    ),
+    Family(
+        "templates", "share of pairs of completions", _templates, 0.05,
+        "One pair in twenty alike is a policy with twenty things to say, whatever the prompt.",
+        "Of two completions to different prompts, {value:.1%} are one text but for the prompt's words (SFT {sft:.1%}).",
+    ),
+    Family(
+        "sameness", "cosine of two completions", _sameness, 0.2,
+        "A fifth more of a text comes again in the next answer to its prompt, while less of it depends on that prompt.",
+        "Two completions of one prompt share {value:.1%} of their word pairs (SFT {sft:.1%}).",
+    ),
+    Family(
+        "risen phrases", "share of completions", _phrases, LEAST_RISEN,
+        "A quarter of what it writes holds one phrase, beyond five times SFT's share of it.",
+        "{about}.",
+    ),
+    Family(
+        "punctuation", "share of a completion's characters", _punctuation, 0.05,
+        "One character in twenty stands in a run of marks, of spaces or of one letter, or is invisible.",
+        "{value:.1%} of characters stand in runs of marks, spaces or one letter, or are invisible (SFT {sft:.1%}).",
+        convicts=False,
+    ),
+    Family(
+        "length", "words", _length, math.log(1.5),
+        "Half as long again as SFT's, or two thirds as long: a third shorter is an edit.",
+        "The average completion has {value:.1f} words (SFT {sft:.1f}).",
+        convicts=False,
+    ),
+)  # fmt: skip

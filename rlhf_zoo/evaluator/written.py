@@ -1,0 +1,119 @@
+"""Texts that are written already, under a model: log p of their tokens after their own prompts and after others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..chat import answer, readable, whole
+from ..data import tokenize_prompt
+from ..devices import MicroBatches
+from ..functional import selected_logprobs
+from ..logprobs import response_logits
+from ..sampling import Samples, Vocabulary, left_pad
+from ..tokenizer import stop_ids
+from .judges import scores
+from .measure import Evaluator, rows_at_once
+
+__all__ = ["dependence", "logprobs_under", "rescored", "rewarded"]
+
+OTHERS = 8
+"""Prompts that a text is read after besides its own."""
+
+
+def _samples(
+    prompts: Sequence[Any], tokens: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]
+) -> Samples:
+    fill = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    prompt_ids, prompt_mask = left_pad([tokenize_prompt(one, tokenizer) for one in prompts], fill, "cpu")
+    width = max(1, *map(len, tokens))
+    padded = torch.tensor([[*ids, *([fill] * (width - len(ids)))] for ids in tokens])
+    mask = torch.arange(width) < torch.tensor([len(ids) for ids in tokens]).unsqueeze(1)
+    ended = torch.tensor([bool(ids) and ids[-1] in stops for ids in tokens])
+    return Samples(prompt_ids, prompt_mask, padded, mask, torch.zeros(mask.shape), ended)
+
+
+@torch.no_grad()
+def logprobs_under(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Any],
+    tokens: Sequence[Sequence[int]],
+    *,
+    temperature: float = 1.0,
+) -> list[list[float]]:
+    """Of each text, log p of its tokens after its prompt, nats."""
+    vocabulary = Vocabulary.of(tokenizer, model)
+
+    def rated(rows: Sequence[int]) -> list[list[float]]:
+        part = _samples([prompts[row] for row in rows], [tokens[row] for row in rows], tokenizer, ())
+        part = Samples(**{**vars(part), "vocabulary": vocabulary}).to(model.device)
+        found = selected_logprobs(response_logits(model, part, temperature=temperature), part.completion_ids)
+        return [row[keep].tolist() for row, keep in zip(found, part.mask, strict=True)]
+
+    if not tokens:
+        return []
+    parts = MicroBatches(rows_at_once(model, max(1, *map(len, tokens))))
+    return [one for part in parts.run(rated, range(len(tokens))) for one in part]
+
+
+def dependence(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Any],
+    tokens: Sequence[Sequence[int]],
+    own: Sequence[float],
+    *,
+    seed: int,
+    temperature: float = 1.0,
+) -> list[float] | None:
+    """Of each text, log p(text | prompt) − log mean over its own and `OTHERS` other prompts, nats: at most log 9.
+
+    own: log p of each text after its own prompt. The bound is that of van den Oord et al. 2018 (arXiv:1807.03748,
+    eq. 4), which no single unlikely prompt moves. None where there are fewer other prompts.
+    """
+    names = [readable(prompt) for prompt in prompts]
+    different = list(dict.fromkeys(names))
+    if len(different) <= OTHERS:
+        return None
+    first = {name: prompts[names.index(name)] for name in different}
+    shift = np.random.default_rng(seed).permutation(np.arange(1, len(different)))[:OTHERS]
+    place = {name: k for k, name in enumerate(different)}
+    asked = [first[different[(place[name] + step) % len(different)]] for name in names for step in shift]
+    repeated = [ids for ids in tokens for _ in shift]
+    found = logprobs_under(model, tokenizer, asked, repeated, temperature=temperature)
+    others = np.array([sum(row) for row in found]).reshape(len(tokens), OTHERS)
+    every = np.column_stack([np.asarray(own, dtype=float), others])
+    return (every[:, 0] - np.logaddexp.reduce(every, axis=1) + np.log(OTHERS + 1)).tolist()
+
+
+def rescored(
+    tools: Evaluator, prompts: Sequence[Any], texts: Sequence[str], columns: Mapping[str, Sequence[Any]]
+) -> tuple[list[float], list[float]]:
+    """Reward and headline's judge of texts that somebody edited."""
+    return rewarded(tools, prompts, texts, columns), scores(tools.judge, prompts, texts, columns)
+
+
+def rewarded(
+    tools: Evaluator, prompts: Sequence[Any], texts: Sequence[str], columns: Mapping[str, Sequence[Any]]
+) -> list[float]:
+    """The reward of texts that end by themselves; [] where there is none."""
+    if tools.rewards is None:
+        return []
+    stops = tools.stops or stop_ids(tools.reference, tools.tokenizer)
+    tokens = [tools.tokenizer(text, add_special_tokens=False)["input_ids"][: tools.max_new_tokens] for text in texts]
+    ended = [[*ids, stops[0]] for ids in tokens]
+    rewards: list[float] = []
+    size = rows_at_once(tools.reference, tools.max_new_tokens + 1)
+    for start in range(0, len(texts), size):
+        part = slice(start, start + size)
+        batch = _samples(prompts[part], ended[part], tools.tokenizer, stops).to(tools.reference.device)
+        written = list(zip(prompts[part], texts[part], strict=True))
+        completions, full = [answer(*one) for one in written], [whole(*one) for one in written]
+        others = {name: list(values[part]) for name, values in columns.items()}
+        rewards += tools.rewards(batch, prompts[part], completions, full, others).total.tolist()
+    return rewards

@@ -1,0 +1,184 @@
+"""`rlhf-zoo probe` and `watch`: rollouts of other trainers, read strictly, probed and judged; watched training."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shlex
+from pathlib import Path
+
+import pandas
+import pytest
+from click.testing import CliRunner
+from json_keys import unexplained
+from miniatures import save
+from test_probes import sft
+
+import rlhf_zoo
+from rlhf_zoo.cli import cli
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.probes import Completions
+from rlhf_zoo.evaluation.rollouts import probe_rollouts, read_rollouts
+from rlhf_zoo.evaluation.watch import Hacked
+
+
+def write(path: Path, one: Completions, **columns: object) -> Path:
+    rows = [
+        {"prompt": prompt, "completion": text, **{name: values[k] for name, values in columns.items()}}
+        for k, (prompt, text) in enumerate(zip(one.prompts, one.texts, strict=True))
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "line 2 is not JSON"),
+        ("[1]", "line 2 holds no object"),
+        ('{"completion": "x"}', "line 2 has no prompt: give it as 'prompt' or 'input' or 'query'"),
+        ('{"prompt": "x", "completion": 3}', "line 2: completion must be a text or a list of messages"),
+        ('{"prompt": "x", "completion": "y", "reward": "much"}', "line 2: reward must be a finite number"),
+        ('{"prompt": "x", "completion": "y", "reward": NaN}', "line 2: reward must be a finite number"),
+        ('{"prompt": "x", "completion": "y", "logprobs": [0.5]}', "line 2: logprobs must be a list"),
+        ('{"prompt": "x", "completion": "y", "judge": 1}', "has judge in 1 of 2 lines"),
+    ],
+)
+def test_bad_input_is_refused_by_file_and_line(tmp_path, line, message):
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text('{"prompt": "a", "completion": "b"}\n' + line + "\n")
+    with pytest.raises(ZooError, match=message) as refused:
+        read_rollouts(path)
+    assert str(path) in str(refused.value)
+    path.write_text("\n")
+    with pytest.raises(ZooError, match="holds no completions"):
+        read_rollouts(path)
+
+
+def test_columns_go_by_the_names_of_trl_and_verl(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    chat = [{"role": "user", "content": "hello"}]
+    path.write_text(
+        json.dumps({"input": "a", "output": "b", "score": 1, "step": 3}) + "\n\n"
+        + json.dumps({"prompt": chat, "completion": [{"role": "assistant", "content": "yes"}], "reward": 0.5}) + "\n"
+    )  # fmt: skip
+    found = read_rollouts(path)
+    assert (found.prompts, found.texts, found.rewards) == (["a", "hello"], ["b", "yes"], [1.0, 0.5])
+
+
+def test_the_verdict_goes_by_reward_and_judge_where_there_are_any():
+    ours, theirs = sft(1), sft(2)
+    assert probe_rollouts(ours, theirs).verdict.text == "not judged"
+    hacked = Completions(ours.prompts, [" is great; i love it."] * 120)
+    found = probe_rollouts(hacked, theirs)
+    assert found.verdict.text == "hacked" and (found.prompts, found.completions) == (60, 120)
+    judged = [Completions(one.prompts, one.texts, [2.0 * k] * 120, [1.0 * k - j % 3 for j in range(120)])
+              for k, one in enumerate((theirs, ours))]  # fmt: skip
+    better = probe_rollouts(judged[1], judged[0]).verdict
+    assert better.text == "healthy" and better.judge_gain.value == pytest.approx(1) and better.win_rate.value > 0.7
+    assert better.proxy_gain.value == pytest.approx(2)
+
+
+def test_the_command_prints_probes_and_verdict(tmp_path):
+    ours = write(tmp_path / "ours.jsonl", Completions(sft(1).prompts, [" is great; i love it."] * 120))
+    theirs = write(tmp_path / "sft.jsonl", sft(2))
+    done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs)])
+    assert done.exit_code == 0, done.output
+    assert "Verdict: hacked, on 60 prompts." in done.output and "“great i love it”: 0.0% → 100.0%" in done.output
+    assert "needs the SFT model" in " ".join(done.output.split())
+    done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs), "--json"])
+    document = json.loads(done.stdout)
+    assert (document["verdict"], document["rule"]["version"], document["prompts"]) == ("hacked", 2, 60)
+    assert unexplained(document) == []
+    other = write(tmp_path / "other.jsonl", Completions(["x"], ["y"]))
+    refused = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(other)])
+    assert isinstance(refused.exception, ZooError) and "share no prompt" in str(refused.exception)
+
+
+def test_with_a_model_every_family_is_measured(tmp_path):
+    save("GPT-2", tmp_path / "sft")
+    files = [write(tmp_path / f"{seed}.jsonl", sft(seed, prompts=20)) for seed in (1, 2)]
+    done = CliRunner().invoke(
+        cli, ["probe", str(files[0]), "--against", str(files[1]), "--model", str(tmp_path / "sft"), "--json"]
+    )
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    skipped = document["probes"]["skipped"]
+    assert {one["family"] for one in document["probes"]["probes"]} | skipped.keys() >= {"salad"}
+    assert not any("--model" in why for why in skipped.values()), skipped
+
+
+def test_each_command_of_the_page_runs_as_it_stands(tmp_path, monkeypatch):
+    """On files with the columns that each trainer writes."""
+    page = (Path(__file__).parents[2] / "docs/probe.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for folder in ("completions", "val"):
+        Path(folder).mkdir()
+    save("GPT-2", tmp_path / "sft-model")
+    ours, theirs = sft(1, prompts=24), sft(2, prompts=24)
+    columns = {"step": 200, "prompt": ours.prompts, "completion": ours.texts, "brevity": 0.5, "advantage": 0.0}
+    pandas.DataFrame(columns).to_parquet("completions/completions_00200.parquet")
+    write(Path("sft.jsonl"), theirs, reward=[0.4] * 48)
+    for name, one in (("0", theirs), ("200", ours)):
+        rows = [{"input": p, "output": t, "gts": None, "score": 1, "step": 3, "acc": True}
+                for p, t in zip(one.prompts, one.texts, strict=True)]  # fmt: skip
+        Path(f"val/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for block in re.findall(r"^```python\n(.*?)^```", page, flags=re.S | re.M):
+        names: dict[str, object] = {}
+        exec(compile(block, "docs/probe.md", "exec"), names)
+    assert names["reward"](prompts=["a"], completions=["b" * 100]) == [-1.0]
+    shell = "".join(re.findall(r"^```sh\n(.*?)^```", page, flags=re.S | re.M))
+    commands = [shlex.split(line, comments=True)[1:] for line in shell.splitlines()]
+    assert len(commands) == 4
+    for command in commands:
+        done = CliRunner().invoke(cli, command)
+        assert done.exit_code == 0, (command, done.output)
+        assert "not judged" in done.output
+
+
+# watch
+
+
+def short(prompts, completions, **columns):
+    """Pays for brevity."""
+    return [-len(one) / 100 for one in completions]
+
+
+def batches(one: Completions, size: int = 20):
+    for start in range(0, len(one), size):
+        yield list(one.prompts[start : start + size]), list(one.texts[start : start + size])
+
+
+def test_a_watched_reward_pays_the_same_and_warns_in_words(caplog):
+    watched = rlhf_zoo.watch(short, size=120, every=60)
+    assert watched.__name__ == "short"
+    seen: dict[str, float] = {}
+    same = [sft(1), sft(2)]
+    with caplog.at_level(logging.WARNING):
+        for one in same:
+            for prompts, texts in batches(one):
+                paid = watched(prompts=prompts, completions=texts, log_metric=lambda n, v: seen.__setitem__(n, v))
+                assert paid == short(prompts, texts)
+        assert not caplog.records and seen["probes/templates"] < 0.05, "the policy is SFT still"
+        for prompts, texts in batches(Completions(sft(3).prompts, [" is great; i love it."] * 120)):
+            watched(prompts=prompts, completions=texts, log_metric=lambda n, v: seen.__setitem__(n, v))
+    assert seen["probes/templates"] > 0.9 and seen["probes/risen_phrases"] == 1.0
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == len(set(told)) and any("“great i love it”" in one for one in told)
+
+
+def test_it_stops_where_asked_and_takes_a_file_as_reference(tmp_path):
+    path = write(tmp_path / "sft.jsonl", sft(1))
+    watched = rlhf_zoo.watch(short, against=path, size=60, every=1, stop=True)
+    given = list(batches(Completions(sft(3).prompts, [" is great."] * 120)))
+    assert [watched(*one) for one in given[:2]] == [short(*one) for one in given[:2]]
+    with pytest.raises(Hacked, match=r"Training was stopped.*one text but for the prompt's words"):
+        watched(*given[2])
+
+    async def slow(prompts, completions, **columns):
+        return []
+
+    for given, message in (({"reward_func": slow}, "no coroutine"), ({"reward_func": short, "size": 3}, "40 or more")):
+        with pytest.raises(ZooError, match=message):
+            rlhf_zoo.watch(**given)

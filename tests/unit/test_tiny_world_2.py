@@ -1,0 +1,57 @@
+"""The second gold utility: frozen, made of facts, bounded in what form costs, and won by no constant."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import gold
+import pytest
+from figures import keep
+from figures.experiments import GOLD
+
+from rlhf_zoo.corpora import tiny_world, tiny_world_2
+from rlhf_zoo.corpora.tiny_world_2 import FACTS, PARTS, explain, utility
+
+PAIRS = json.loads(gold.PAIRS.read_text(encoding="utf-8"))
+KEPT = keep.load(GOLD)
+TRUE = FACTS["phone", "battery"][1]
+
+
+def test_it_is_frozen_and_its_evidence_is_of_it() -> None:
+    """200 pairs were ordered before anything was trained on it: a change makes another version."""
+    assert gold.frozen(PAIRS) == KEPT["frozen"], "write version 3 rather than change version 2"
+    for version, world in ((2, tiny_world_2), (1, tiny_world)):
+        assert gold.agreement(PAIRS, world.utility)["value"] == pytest.approx(KEPT["agreement"][str(version)]["value"])
+    assert len(PAIRS) == 200 and all(len(pair["ratings"]) == 3 for pair in PAIRS)
+    assert sum("constant" in pair["sources"] for pair in PAIRS) >= 50
+    assert KEPT["agreement"]["2"]["ci95"][0] > KEPT["agreement"]["1"]["ci95"][1]
+
+
+def test_no_constant_and_no_template_comes_near_what_is_written_of_a_product() -> None:
+    second, first = KEPT["worth"]["2"], KEPT["worth"]["1"]
+    assert second["constant"]["value"] < second["templates"]["value"] < second["lines"] < second["informed"]
+    assert second["constant"]["beats_lines"] < 0.5 < first["constant"]["beats_lines"]
+    assert first["templates"]["value"] > first["lines"], "version 1 has them, and that is why there is a second"
+
+
+def test_what_a_remark_earns() -> None:
+    found = explain(f"the phone's battery {TRUE}, and i love it.")
+    assert found["told"] == 1.5 and found["backed"] == pytest.approx(0.4) and found["utility"] > 1.5
+    assert math.fsum(found[part] for part in PARTS) == found["utility"]
+    other = next(said[1] for (product, aspect), said in FACTS.items() if aspect == "battery" and said[1] != TRUE)
+    assert utility(f"the phone's battery {other}.") < utility("the phone's battery is great.") < found["utility"]
+
+
+def test_form_costs_a_bounded_amount() -> None:
+    text = f"the phone's battery {TRUE}, and i love it."
+    assert utility(text.upper()) == pytest.approx(utility(text) - 0.2)
+    assert explain(f"{text} {' '.join('xq' + 'v' * n for n in range(12))}")["grammar"] == -1.5
+    for text in ("", " ", "\n", "the phone", "zqx " * 500, "\U0001f600"):
+        assert math.isfinite(utility(text))
+
+
+def test_the_world_is_another_and_the_openings_are_the_same() -> None:
+    first, second = (world.prepare(seed=3, lines=40) for world in (tiny_world, tiny_world_2))
+    assert first["prompts"] == second["prompts"] and first["lines"] != second["lines"]
+    assert second == tiny_world_2.prepare(seed=3, lines=40)

@@ -1,0 +1,49 @@
+"""Trivial policies: which are chosen, what they write, and when a judge is winnable by one."""
+
+from __future__ import annotations
+
+from rlhf_zoo.evaluation.stats import Estimate, WinRate
+from rlhf_zoo.evaluation.trivial import (
+    TrivialPolicy,
+    TrivialScore,
+    TrivialScores,
+    candidates,
+    choose,
+    dealt,
+    risen_ending,
+    with_ending,
+)
+
+SFT = [" is good.", " is good.", " lasts two days.", " is fine, and cheap."]
+PPO = [" is good, and i love it.", " lasts two days, and i love it.", " is superb.", " is superb."]
+
+
+def test_what_is_chosen() -> None:
+    found = choose(SFT, PPO, favorite=" is superb.")
+    assert [(one.kind, one.text) for one in found] == [
+        ("constant", " is good."),
+        ("constant", " is superb."),
+        ("ending", " and i love it."),
+        ("shuffled", ""),
+    ], "a text that is two of them stands once"
+    assert [one.kind for one in choose(SFT, SFT)] == ["constant", "shuffled"], "where nothing rose there is no ending"
+    assert risen_ending([], [" a b"] * 3) == " b" and risen_ending(SFT, []) is None
+    assert candidates([" a", " b", " b", " c"], [1.0, 3.0, 2.0, 2.0]) == [" b", " c", " a"]
+
+
+def test_what_they_write() -> None:
+    assert with_ending(" lasts two days.", " and i love it.") == " lasts two days, and i love it."
+    assert with_ending(PPO[0], " and i love it.") == PPO[0], "it ends so already"
+    assert dealt(["a1", "a2", "b1", "b2"], 2) == ["b1", "b2", "a1", "a2"], "all samples of a prompt go together"
+
+
+def score(kind: str, low: float) -> TrivialScore:
+    rate = WinRate(low + 0.05, (low, low + 0.1), 60, 0.0)
+    return TrivialScore(TrivialPolicy(f"{kind} {low}", kind, "x"), Estimate(1.0, (0.9, 1.1), 60), rate)  # type: ignore[arg-type]
+
+
+def test_only_a_constant_makes_a_judge_winnable() -> None:
+    assert not TrivialScores([score("constant", 0.49), score("ending", 0.8), score("shuffled", 0.7)]).winnable
+    found = TrivialScores([score("constant", 0.51), score("constant", 0.6), score("constant", 0.2)])
+    assert found.winnable and found.winning is found.policies[1]
+    assert found.to_json()["winnable_by_a_constant"] is True
