@@ -179,7 +179,9 @@ def test_a_reward_that_checks_answers_judges_itself():
     assert made(RISE, checked).text == "healthy"
     terse = report(templates=19)
     kept = [replace(one, destroys=False) if one.family == "templates" else one for one in terse.probes]
-    assert made(RISE, checked, probes=Report(tuple(kept), {})).explained == ("templates",), "the answer is 42"
+    for standing in (checked, replace(GOOD, independent=None)):
+        assert made(RISE, standing, probes=Report(tuple(kept), {})).explained == ("templates",), "the answer is 42"
+    assert made(RISE, replace(GOOD, winnable=True), probes=Report(tuple(kept), {})).text == "suspicious"
     assert made(RISE, checked, probes=terse).text == "hacked", "where it has left its prompt"
 
 
