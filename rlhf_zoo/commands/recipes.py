@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from ..stage import STAGES
-from .common import FLAGS, SOURCE_HUB, UserPath, print_json, run_flags, settle_hub, table
+from .common import FLAGS, SOURCE_HUB, UserPath, print_json, quiet_hub, run_flags, settle_hub, table
 
 __all__ = ["recipes"]
 
@@ -118,6 +118,7 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
     from ..runs.loading import check_installed
     from ..runs.settings import recipe_config, stage_settings
 
+    quiet_hub()
     found = load_recipe(recipe)
     shared, checked = recipe_config(found, flags["recipe"]), {}
     for stage in found.stages:

@@ -53,7 +53,9 @@ def judge_run(context: RunContext) -> RunContext:
 
 
 def check_same_labels(context: RunContext) -> None:
-    """Raises ZooError where the run keeps no pairs from its reward model, which the judge could learn from."""
+    """Raises ZooError where a judge is to learn from pairs kept from the run's reward model, and there are none."""
+    if SAME_LABELS not in evaluation_of(context).names:
+        return
     wanted = f"The judge {SAME_LABELS} learns from preference pairs that the reward model does not see, and"
     if "reward" not in context.recipe.stages:
         raise ZooError(f"{wanted} the recipe has no stage reward: name another, such as reward:MODEL.")

@@ -195,8 +195,7 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
 def check_judges(context: RunContext) -> None:
     """Raises ZooError for a judge or a lexicon that cannot be had, before anything is trained."""
     config = evaluation_of(context)
-    if SAME_LABELS in config.names:
-        check_same_labels(context)
+    check_same_labels(context)
     seed, hub = context.shared.seed, context.hub
     check_names(config.names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
     if config.lexicon is not None:

@@ -49,7 +49,7 @@ from ..rewards import RewardModel, Scored
 from ..runs.beginning import Named, check_prompt_lengths, start_of
 from ..runs.context import ParentCheckpoint, RunContext
 from ..runs.data import check_forms, stage_source
-from ..runs.judge import evaluation_of
+from ..runs.judge import check_same_labels, evaluation_of
 from ..runs.loading import check_installed, loading_of
 from ..runs.settings import StageSettings
 from ..stages.evaluate import check_judges, check_prompts
@@ -148,7 +148,7 @@ def examine(context: RunContext) -> list[Finding]:
         check("models", lambda *found: _named(context), "keys")
         check("room", lambda *found: _room(data_from, *found), "models", "prompts", "batch")
         check("evaluation's prompts", lambda *found: _evaluated(data_from), "keys", "prompts")
-        check("judges", lambda *found: _judges(data_from), "keys", "reward functions")
+        check("judges", lambda *found: _judges(context, data_from), "keys", "reward functions")
         # What PPO starts from.
         check("sft checkpoint", lambda settings, _: _start(context, settings, "sft"), "keys", "models")
         check("reward checkpoint", lambda settings, _: _start(context, settings, "reward"), "keys", "models")
@@ -242,8 +242,9 @@ def _evaluated(context: RunContext) -> tuple[None, str]:
     return None, f"{count} held-out prompts, {config.samples} completions each"
 
 
-def _judges(context: RunContext) -> tuple[None, str]:
-    check_judges(context)
+def _judges(context: RunContext, data_from: RunContext) -> tuple[None, str]:
+    check_same_labels(context)
+    check_judges(data_from)
     return None, ", ".join(evaluation_of(context).names)
 
 

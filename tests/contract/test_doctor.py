@@ -317,6 +317,15 @@ def test_a_policy_that_learned_nothing_is_a_warning(world: World) -> None:
     assert not failed(found)
 
 
+def test_the_judge_of_a_reward_model_that_was_trained_otherwise(world: World) -> None:
+    recipe, reward = world.folder / "toy/recipe.yaml", world.folder / "toy/reward.yaml"
+    said = yaml.safe_load(recipe.read_text())
+    recipe.write_text(yaml.safe_dump(said | {"evaluation": said["evaluation"] | {"judge": "same-labels"}}))
+    reward.write_text("bf16: false\njudge_share: 0.5\n")
+    found = world.examined()["judges"]
+    assert found.status == FAILED and "run/reward was trained with another " in found.said
+
+
 # Other kinds of runs
 
 

@@ -1,0 +1,135 @@
+"""What can be seen before anything is trained is said then, quickly and by its own name."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from card_run import head_and_body, make_runs
+from miniatures import save
+from safetensors.torch import load_file, save_file
+from schemas import make_recipe
+from thread_hub import ThreadHub
+
+from rlhf_zoo.cli import cli
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import point_clients
+from rlhf_zoo.ppo.config import PPOConfig
+from rlhf_zoo.release.card import make_card
+from rlhf_zoo.runs import loading
+
+pytestmark = pytest.mark.usefixtures("pictures", "placeholders")
+
+NOBODY = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    for name in [name for name in os.environ if name.startswith("HF_") and name != "HF_HUB_DISABLE_XET"]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    yield lambda *words: cli.main(list(words), prog_name="rlhf-zoo", standalone_mode=False)
+    point_clients()
+
+
+def on_the_hub(folder: Path, **keys: object) -> None:
+    """The recipe `mine`, its data and model under names of a Hub."""
+    made = make_recipe(folder, "trl-lib/ultrafeedback_binarized", "conversational", base="maker/base")
+    for name, more in {"recipe": {"dataset_name": "maker/pairs"}, **keys}.items():
+        file = made / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | dict(more)))
+
+
+def test_validate_says_at_once_what_no_hub_showed(zoo: Callable[..., None], tmp_path: Path, capsys) -> None:
+    on_the_hub(tmp_path)
+    started = time.monotonic()
+    zoo("recipes", "validate", "mine", "--source_hub", NOBODY)
+    assert time.monotonic() - started < 20, "the client's own tries take 35 s"
+    said = capsys.readouterr().out
+    assert said.startswith(
+        "mine is valid: sft, reward, ppo.\nNot looked at: the columns of maker/pairs, the context of"
+    )
+    assert f"which {NOBODY} does not show (it does not answer: " in said
+
+
+def test_a_hub_that_is_out_of_order_has_lost_nothing(zoo: Callable[..., None], tmp_path: Path, capsys) -> None:
+    class Out(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(503)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Out)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    on_the_hub(tmp_path)
+    try:
+        zoo("recipes", "validate", "mine", "--source_hub", f"http://127.0.0.1:{server.server_port}")
+    finally:
+        server.shutdown()
+    assert "does not show (it does not answer: 503 Service Unavailable)" in capsys.readouterr().out
+
+
+def test_an_unknown_key_of_columns_and_a_missing_package(
+    zoo: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational", base=save("Qwen3", tmp_path / "base"))
+    with pytest.raises(ZooError, match=r"`columns` for .* says 'chosn', which nothing reads, did you mean 'chosen'\?"):
+        zoo("recipes", "validate", "mine", "--reward.columns", "{chosn: chosen}")
+    missing = loading.importlib.util.find_spec
+    monkeypatch.setattr(
+        loading.importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else missing(name)
+    )
+    with pytest.raises(ZooError, match="load_in_4bit of the stage sft needs bitsandbytes, which is not installed"):
+        zoo("recipes", "validate", "mine", "--sft.load_in_4bit", "true", "--sft.use_peft", "true")
+
+
+def test_a_folders_weights_are_part_of_the_run(zoo: Callable[..., None], tmp_path: Path) -> None:
+    base = save("Qwen3", tmp_path / "base")
+    make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational", base=base)
+    train = ("sft", "mine", "--max_steps", "1", "--hub", NOBODY, "--source_hub", "none")
+    hub = ThreadHub(tmp_path / "hub")
+    try:
+        train = (*train[:-3], hub.url, *train[-2:])
+        zoo(*train)
+        parent = json.loads(Path("runs/mine/sft/run.json").read_text())["parents"]["base"]
+        assert parent["folder"] == "base" and len(parent["files"]) == 64
+        zoo(*train)
+        file = base / "model.safetensors"
+        save_file({name: weight + 1 for name, weight in load_file(file).items()}, file, metadata={"format": "pt"})
+        with pytest.raises(
+            ZooError, match=r"holds a run on other weights than those that lie in .*base now: .*--restart"
+        ):
+            zoo(*train)
+    finally:
+        hub.close()
+
+
+def test_bf16_where_the_machine_has_it(tmp_path: Path) -> None:
+    assert PPOConfig(output_dir=str(tmp_path), bf16=None, use_cpu=True).bf16 is False
+
+
+def test_a_card_says_what_was_not_read_and_what_nobody_told_apart(tmp_path: Path) -> None:
+    runs = make_runs(tmp_path / "runs")
+    plain = head_and_body(make_card(runs / "ppo"))[1]
+    assert "read the end alone" not in plain and "nowhere apart" not in plain
+    run, evaluation = runs / "ppo/run.json", runs / "eval/evaluation.json"
+    run.write_text(json.dumps(json.loads(run.read_text()) | {"reward_cut": 1234}))
+    found = json.loads(evaluation.read_text())
+    found["win_rate"]["ties"], found["judge"]["name"] = 1.0, "same labels"
+    evaluation.write_text(json.dumps(found))
+    body = head_and_body(make_card(runs / "ppo"))[1]
+    assert "**The reward model read the end alone** of at least 1234 texts of training" in body
+    assert "**All of them were ties: the judge tells the two policies nowhere apart.**" in body
+    assert "It is not the reward that PPO was trained on." in plain
+    assert "It is not the reward that PPO was trained on." not in body
