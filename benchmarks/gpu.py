@@ -6,8 +6,8 @@
     python benchmarks/gpu.py --minutes 5             # what fits into so many; the most wanted parts come first
 
 Models have random weights, so nothing is downloaded. Writes benchmarks/results/DATE-MACHINE.json after each part, so
-that a run that is cut off leaves what it had, and parts that are run again replace what the file says of them. A part
-that fails leaves its error there, and the exit code is 1.
+that a run that is cut off leaves what it had; parts that are run again replace theirs. A part that fails leaves its
+error there, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ from typing import Any
 
 # cuBLAS reads it when it begins; without it nothing is deterministic under `full_determinism`.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-os.environ["HF_HUB_OFFLINE"] = "1"
+if __name__ == "__main__":  # and not in tests, which import this
+    os.environ["HF_HUB_OFFLINE"] = "1"
 
 import torch
 from datasets import Dataset
@@ -464,13 +465,12 @@ def main(given: Sequence[str] | None = None) -> int:
         parser.error("torch sees no GPU: give --device cpu --tiny to rehearse")
     machine = torch.cuda.get_device_name() if arguments.device == "cuda" else f"cpu-{platform.machine()}"
     slug = re.sub(r"[^a-z0-9]+", "-", machine.lower()).strip("-")
-    date = datetime.date.today().isoformat()
-    path = arguments.output or ROOT / "benchmarks" / "results" / f"{date}-{slug}.json"
+    path = arguments.output or ROOT / "benchmarks" / "results" / f"{datetime.date.today()}-{slug}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     before = json.loads(path.read_text()) if path.is_file() else {"parts": {}, "seconds": {}}
     report: dict[str, Any] = {
-        "date": date, "machine": machine, "tiny": arguments.tiny, "python": platform.python_version(),
-        "versions": {package: _version(package) for package in PACKAGES},
+        "date": f"{datetime.date.today()}", "machine": machine, "tiny": arguments.tiny,
+        "python": platform.python_version(), "versions": {package: _version(package) for package in PACKAGES},
         "cuda": torch.version.cuda if arguments.device == "cuda" else None,
         "parts": before["parts"], "seconds": before["seconds"],
     }  # fmt: skip

@@ -30,7 +30,7 @@ _PARTS = {
     "configuration": re.compile(r"(?:BuilderConfig '.*' not found\. Available|available configs): (\[.*\])"),
     "split": re.compile(r"(?:Unknown split|Bad split).*(\[.*\])"),
 }
-_KEYS = {"configuration": "dataset_config", "split": "dataset_train_split or dataset_test_split"}
+KEYS: Mapping[str, str] = {"configuration": "dataset_config", "split": "dataset_train_split or dataset_test_split"}
 BENCHMARK = "eval.yaml"  # in a data set's repository: the Hub's mark of a benchmark
 
 
@@ -51,10 +51,15 @@ class DataSource:
     hub: Hub = CLIENT
     unanswered: str | None = None
 
-    def load(self, configuration: str | None, split: str, *, columns: list[str]) -> datasets.Dataset:
-        """One split. Raises ZooError when it, its configuration or a column is not there, or it is empty."""
+    def load(
+        self, configuration: str | None, split: str, *, columns: list[str], keys: Mapping[str, str] = KEYS
+    ) -> datasets.Dataset:
+        """One split. Raises ZooError when it, its configuration or a column is not there, or it is empty.
+
+        keys: a recipe's, by which configuration and split are chosen.
+        """
         # The sender notes in the folder of a run's data where they were published.
-        with self._loading(configuration, split) as (what, options), records_at_rest():
+        with self._loading(configuration, split, keys) as (what, options), records_at_rest():
             if (cache := _cache_of(self.location)) is not None:
                 options["cache_dir"] = cache
             loaded = datasets.load_dataset(self.location, configuration, split=split, revision=self.revision, **options)
@@ -70,7 +75,9 @@ class DataSource:
             return next(iter(rows), None)
 
     @contextlib.contextmanager
-    def _loading(self, configuration: str | None, split: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _loading(
+        self, configuration: str | None, split: str, keys: Mapping[str, str] = KEYS
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
         """(what is loaded, the loader's keywords); what the client and datasets raise is said in our words."""
         name = f"The data set {self.location}"
         what = f"{name}{f', configuration {configuration}' if configuration else ''}, split {split}"
@@ -91,7 +98,7 @@ class DataSource:
                 if found := _PARTS[kind].search(str(error)):
                     has = ", ".join(re.findall(r"'[^']+'", found[1]))
                     asked = f"no {kind} {wanted!r}, only {has}" if wanted else f"several {kind}s, {has}"
-                    raise NoSuchPart(f"{name} has {asked}: say which by the key {_KEYS[kind]}.") from error
+                    raise NoSuchPart(f"{name} has {asked}: say which by the key {keys[kind]}.") from error
             raise ZooError(
                 f"{what}, cannot be loaded ({reason(error)}): check the names of the data set, its configuration and "
                 f"its split, and {self.hub.flag}."

@@ -105,7 +105,8 @@ def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
     train, held_out = parts(context, "ppo", source)
     texts = None
     if settings.trainer.ptx_coef > 0:
-        texts = source.load(data.ptx_dataset_config, data.ptx_dataset_split, columns=[])
+        keys = {"configuration": "ptx_dataset_config", "split": "ptx_dataset_split"}
+        texts = source.load(data.ptx_dataset_config, data.ptx_dataset_split, columns=[], keys=keys)
     return {"train_dataset": train, "eval_dataset": held_out, "ptx_dataset": texts}
 
 

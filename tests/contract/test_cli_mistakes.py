@@ -40,7 +40,10 @@ STOP = {
     name: f"--{'' if name in ('sft', 'reward', 'ppo', 'doctor', 'eval') else 'ppo.'}seed=x".split()
     for name in ("ablate", "baseline", "doctor", "ensemble", "eval", "ppo", "reward", "run", "sft")
 }
-REQUIRED = {"method": "dpo", "model": "user/name", "kl_coef": "0", "repo": "user/name", "prompt": "the"}
+REQUIRED = {
+    "method": "dpo", "model": "user/name", "kl_coef": "0", "repo": "user/name", "prompt": "the",
+    "against": "reference.jsonl",
+}  # fmt: skip
 # They serve until Ctrl-C, or write into the home directory.
 LEFT_OUT = {"hub serve", "compare", "install-hf-extension", "uninstall-hf-extension"}
 

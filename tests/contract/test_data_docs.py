@@ -56,7 +56,7 @@ def test_examples_are_valid(example: str, tmp_path: Path, monkeypatch: pytest.Mo
         ({"columns": {"messages": "choosen"}}, "has no column 'choosen', only 'chosen', 'rejected'"),
         ({"columns": {}}, "the stage reads messages, prompt and completion, or text"),
         ({"held_out_share": 0.1, "dataset_test_split": "test"}, "set dataset_test_split to null"),
-        ({"dataset_train_split": "training"}, "check dataset_name, dataset_config and dataset_train_split"),
+        ({"dataset_train_split": "training"}, "has no split 'training', only 'train'"),
     ],
 )
 def test_mistakes_are_told_before_training(

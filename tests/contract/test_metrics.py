@@ -18,7 +18,7 @@ from warm import PYTHON
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation import metrics
-from rlhf_zoo.evaluation.stats import bootstrap_mean, proportion, win_rate
+from rlhf_zoo.evaluation.stats import bootstrap_mean, proportion, share, win_rate
 from rlhf_zoo.evaluation.text import distinct_n_estimate
 
 ROOT = Path(__file__).parents[2]
@@ -139,7 +139,7 @@ def test_preference_accuracy_is_a_proportion_or_by_prompt():
     metric = metrics.load_metric("preference_accuracy")
     assert metric.compute(predictions=chosen, references=rejected) == proportion(2, 4).to_json()
     by_prompt = metric.compute(predictions=chosen, references=rejected, prompts=["a", "a", "b", "b"])
-    assert by_prompt == {"value": 0.5, "ci95": [0.5, 0.5], "n": 4}  # half of each prompt
+    assert by_prompt == share([1.0, 0.0, 0.0, 1.0], list("aabb")).to_json()  # half of each prompt
     sure = metric.compute(predictions=[1.0] * 6, references=[0.0] * 6, prompts=list("aabbcc"))
     assert sure == {"value": 1.0, "ci95": list(proportion(3, 3).ci95), "n": 6}
 

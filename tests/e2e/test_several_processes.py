@@ -157,7 +157,7 @@ def test_a_run_goes_on_in_another_number_of_processes(
             ("--per_device_train_batch_size", "3"),
             "per_device_train_batch_size of the stage sft is 3, of all processes together, and there are 2",
         ),
-        (("--dataset_train_split", "nope"), "split nope, cannot be loaded"),
+        (("--dataset_train_split", "nope"), "has no split 'nope', only 'train'"),
     ],
 )
 def test_a_mistake_is_said_once(recipe: Path, tmp_path: Path, flags: tuple[str, str], said: str) -> None:

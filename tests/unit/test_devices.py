@@ -20,7 +20,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges import FunctionJudge
 from rlhf_zoo.evaluator.judges import Panel
 from rlhf_zoo.evaluator.measure import Evaluator, Measured, measure, rows_at_once
-from rlhf_zoo.evaluator.trajectory import _log_likelihoods
+from rlhf_zoo.evaluator.written import logprobs_under
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.generate import complete
@@ -98,12 +98,11 @@ def test_figures_are_equal_where_batches_were_halved_and_rewards_see_whole_batch
     assert (halved.completions, halved.tokens, halved.judges) == (whole.completions, whole.tokens, whole.judges)
     for name in ("reward", "exact_kl", "kl", "sft_logprob"):
         assert getattr(halved, name) == pytest.approx(getattr(whole, name), abs=1e-4), name
-    texts = ["abc", "bcdefg", "c", "defg"]
-    tools: Any = type("Tools", (), {"tokenizer": tokenizer})
+    tokens = [[5, 6, 7], [6, 7, 8, 9, 10, 11], [7], [8, 9, 10, 11]]
     policy, narrow = make_policy(), make_policy()
     Memory(narrow, 1)
-    (losses, counts), (wanted, counted) = (_log_likelihoods(model, tools, texts) for model in (narrow, policy))
-    assert losses == pytest.approx(wanted, abs=1e-4) and counts == counted == [2, 5, 0, 3]
+    found, wanted = (logprobs_under(model, tokenizer, PROMPTS[:4], tokens) for model in (narrow, policy))
+    assert [len(row) for row in found] == [3, 6, 1, 4] and found == [pytest.approx(row, abs=1e-4) for row in wanted]
 
 
 def test_a_row_that_does_not_fit_alone_is_said_and_other_errors_pass() -> None:

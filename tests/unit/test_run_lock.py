@@ -35,9 +35,9 @@ from rlhf_zoo.run_lock import sole_writer
 with sole_writer(Path(sys.argv[1]), command="rlhf-zoo ppo elsewhere"):
     child = os.fork()
     if not child:
+        print(os.getppid(), os.getpid(), flush=True)  # by now it has let go of the lock
         time.sleep(120)
         os._exit(0)
-    print(os.getpid(), child, flush=True)
     time.sleep(120)
 """
 NOWHERE = "http://127.0.0.1:9"
