@@ -84,7 +84,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"{document['prompts']} prompts of {where}, {each} completions each, the same prompts and seeds for both, "
         f"temperature {document['temperature']:g}, at most {document['max_new_tokens']} new tokens, seed "
-        f"{document['seed']}. In brackets: 95% intervals, by resampling prompts, for a difference the same ones of "
+        f"{document['seed']}. In brackets: 95% intervals, over prompts, for a difference the same ones of "
         "both. A tie counts one half."
     )
     for name, found in document["judges"].items():

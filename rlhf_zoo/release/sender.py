@@ -136,12 +136,12 @@ class Sender:
 
     def _of_stage(self, record: StageRecord, stage: str) -> Iterator[Upload]:
         repo, hub = self._context.repo(stage), self._context.hub.label
+        document = record.read()  # before looking for checkpoints: a stage that ends now may leave one more
         pending = unpublished(record, repo, hub=hub)
         if stage not in self._looked and (pending or published_tags(record, repo, hub=hub)):
             yield Upload(f"a look at {repo}", lambda: self._look_at(record, stage))
         for path in pending:
             yield Upload(f"step {checkpoint_step(path)} of {stage}", partial(self._send, record, stage, path))
-        document = record.read()
         if document.get("status") == "finished" and not (document.get("chosen") or {}).get("open"):
             due = self._release_digest(record)
             if stage in self._again or document.get("released") != due:
