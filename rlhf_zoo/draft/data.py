@@ -30,7 +30,10 @@ CALLED = {
 }
 #: A split for a stage: what its name begins with, the likeliest first.
 TRAIN = {"texts": ("train_sft", "train"), "pairs": ("train_prefs", "train"), "prompts": ("train_gen", "train")}
-TEST = {"texts": ("validation", "test_sft", "test", "eval"), "pairs": ("test_prefs", "test", "validation", "eval")}
+TEST = {
+    "texts": ("validation", "test_sft", "test", "eval"), "pairs": ("test_prefs", "test", "validation", "eval"),
+    "prompts": ("test_gen", "test"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

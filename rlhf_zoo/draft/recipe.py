@@ -248,8 +248,20 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
     )
     said("max_prompt_length", prompt, f"95 of 100 of {len(lengths)} prompts have at most {usual} tokens")
     said("response_length", response, f"at most {MOST_RESPONSE}, and what prompts leave of the context")
+    if test := ppo.keys["dataset_test_split"]:
+        [there] = [part.splits[test] for part in ppo.data.parts if part.configuration == ppo.keys["dataset_config"]]
+        asked = min(asked, there)
     few = "" if asked >= FEWEST else f"; TOO FEW FOR A VERDICT, which takes {FEWEST}: give --prompts with more"
-    said("held_out_share", share, f"{asked} prompts for the evaluation, as many to watch training by{few}")
+    if test:
+        said(
+            "evaluation.dataset_test_split", test, f"{asked} prompts for the evaluation, which no stage trains on{few}"
+        )
+    watched = (
+        "prompts to watch training by"
+        if test
+        else f"{asked} prompts for the evaluation, as many to watch training by{few}"
+    )
+    said("held_out_share", share, watched)
     return {
         "prompt": prompt, "response": response, "text": min(context, MOST_TOKENS, max(16, _up(longest))),
         "evaluated": asked, "share": share, "rollout": rollout, "rows": rows, "accumulated": rollout // rows,
