@@ -156,6 +156,13 @@ def _after_the_first() -> None:
         time.sleep(GRACE)
 
 
+def _as_sentence(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Of a warning, without the line of code that gave it."""
+    return f"Warning: {message}\n"
+
+
 def main() -> None:
     """Exit codes: 0; 2 what a user can mend; 1 a defect, with its traceback, or a closed stdout; 130 after Ctrl-C.
 
@@ -169,6 +176,7 @@ def main() -> None:
         # What libraries tell their developers, and that this machine has no accelerator, are no user's concern.
         for category, message in ((DeprecationWarning, ""), (FutureWarning, ""), (UserWarning, ".*pin_memory")):
             warnings.filterwarnings("ignore", message, category)
+    warnings.formatwarning = _as_sentence
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # β in the C locale

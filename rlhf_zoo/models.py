@@ -37,6 +37,7 @@ from .model_files import (
     loading,
     model_files,
 )
+from .plugins import did_you_mean
 from .sampling import Samples
 
 __all__ = [
@@ -46,6 +47,8 @@ __all__ = [
     "critic_from",
     "disable_dropout",
     "is_peft",
+    "label_index",
+    "labels_in",
     "load_causal",
     "load_classifier",
     "matrix_parameters",
@@ -142,6 +145,37 @@ def build_causal(
         raise ZooError(f"The architecture {dict(architecture)} cannot be built ({first_line(error)}).") from error
 
 
+def labels_in(config: Mapping[str, Any]) -> Mapping[Any, str] | None:
+    """Output -> label, as config.json says it; None where it is of no classifier of sequences that transformers has."""
+    classifies = any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or [])
+    if not classifies or "auto_map" in config:
+        return None
+    return config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}  # what is meant where nothing is written
+
+
+def label_index(labels: Mapping[Any, str], label: str | None, *, name: str) -> int | None:
+    """The output that a label names, of a classifier with these (output -> label); None where it has one output.
+
+    Raises ZooError where a label must be said and is not, and for one that is none of them.
+    """
+    known, count = {theirs: int(output) for output, theirs in labels.items()}, len(labels)
+    names = ", ".join(known)
+    if label is None:
+        if count != 1:
+            raise ZooError(
+                f"The reward model {name} has {count} outputs, and a reward model has one: name the label whose "
+                f"output is the score by reward_label, one of {names}."
+            )
+        return None
+    if count == 1:
+        raise ZooError(f"The reward model {name} has one output, and reward_label is {label!r}: leave it out.")
+    index = known.get(label, int(label) if label.isdecimal() else None)
+    if index is None or index >= count:
+        near = did_you_mean(label, known) or f": give one of {names}."
+        raise ZooError(f"The reward model {name} has no label {label!r}{near}")
+    return index
+
+
 def load_classifier(
     path: str | Path, *, label: str | None = None, how: Loading = FLOAT32, **hub: Any
 ) -> PreTrainedModel:
@@ -159,11 +193,8 @@ def load_classifier(
         missing = info["missing_keys"]
     else:
         model, missing = _under_adapter(files, what, how)
-    if label is None and model.config.num_labels != 1:
-        raise ZooError(
-            f"The reward model {path} has {model.config.num_labels} outputs, and a reward model has one: name the "
-            f"label whose output is the score by reward_label, one of {', '.join(model.config.label2id)}."
-        )
+    if model.config.num_labels != 1:
+        label_index(model.config.id2label, label, name=str(path))
     if fresh := sorted(key for key in missing if key.split(".")[0] in HEADS):
         raise ZooError(
             f"The reward model {path} has no trained head ({fresh[0]} is missing from its weights), so its scores "

@@ -6,6 +6,7 @@ share, take from the first what it found out, and write nothing. A command that 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -76,6 +77,8 @@ def join() -> None:
     else:
         os.environ["ACCELERATE_USE_CPU"] = "true"  # or each process would think that it is alone
     torch.distributed.init_process_group(backend, timeout=PATIENCE)
+    if rank() > 0:  # the first one speaks for all
+        logging.getLogger(__package__).setLevel(logging.ERROR)
     _joined = True
 
 

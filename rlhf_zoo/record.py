@@ -22,6 +22,7 @@ from typing import Any
 
 from .durable import replace_file, sync_folder
 from .errors import ZooError
+from .stage import STAGES
 from .wholeness import COMPLETE, check_whole, damage, seal
 
 __all__ = [
@@ -212,9 +213,12 @@ class StageRecord:
         key = first_difference(before, resolved)
         if key is None:
             raise ZooError(f"The fingerprint in {self.run_file} does not fit its settings: begin again with --restart.")
+        stage = document.get("stage")
+        alone = f" (`rlhf-zoo {stage} {recipe} --restart` leaves the other stages as they are)"
         raise ZooError(
             f"{self.path} holds a run with {key} = {_at(before, key)}, and this one has {_at(resolved, key)}: "
-            "choose another --output_dir, or give --restart to begin again there."
+            "choose another --output_dir, or begin again there with --restart"
+            f"{alone if recipe is not None and stage in STAGES else ''}."
         )
 
     # metrics.jsonl

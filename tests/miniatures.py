@@ -8,9 +8,17 @@ from typing import Any
 
 from families import tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 
-__all__ = ["FAMILIES", "Family", "load", "save"]
+__all__ = ["FAMILIES", "Family", "load", "save", "two_labels"]
 
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_pad|>", "<|vision_pad|>")
 _LLAMA = (
@@ -116,3 +124,10 @@ def _template(name: str) -> str:
 
     folder = Path(trl.__file__).parent / "chat_templates"
     return (folder / f"{name}.jinja").read_text(encoding="utf-8")
+
+
+def two_labels(folder: Path, base: Path) -> None:
+    """A classifier with the labels `bad` and `good`, and the model's tokenizer."""
+    config = AutoConfig.from_pretrained(base, id2label={0: "bad", 1: "good"}, label2id={"bad": 0, "good": 1})
+    AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(base).save_pretrained(folder)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-__all__ = ["SCHEMAS", "TEMPLATE", "make_recipe", "rows_of", "write_data"]
+__all__ = ["SCHEMAS", "SPLITS", "TEMPLATE", "make_recipe", "rows_of", "write_data"]
 
 #: ChatML, as Qwen's, with a switch for thoughts, and no system turn of its own.
 TEMPLATE = (
@@ -101,6 +101,16 @@ SCHEMAS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
     ("stanfordnlp/imdb", "plain"): {"recipe": {}, "sft": {}, "ppo": {"columns": {"prompt": "text"}}},
 }
 
+#: Of each public data set, in the configuration that its examples read.
+SPLITS = {
+    "trl-lib/ultrafeedback_binarized": ("train", "test"),
+    "trl-lib/tldr": ("train", "validation", "test"),
+    "trl-lib/tldr-preference": ("train", "validation"),
+    "Anthropic/hh-rlhf": ("train", "test"),
+    "openai/gsm8k": ("train", "test"),
+    "stanfordnlp/imdb": ("train", "test"),
+}
+
 ARCHITECTURE = {
     "model_type": "llama", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
     "num_key_value_heads": 1, "intermediate_size": 32, "max_position_embeddings": 256,
@@ -112,10 +122,12 @@ TRAINED = {
 LAYOUT = {"dataset_config": None, "dataset_test_split": None, "held_out_share": 0.2}
 
 
-def write_data(folder: Path, rows: list[dict[str, Any]]) -> Path:
-    """A data set with one configuration and one split, as its repository would hold it."""
+def write_data(folder: Path, rows: list[dict[str, Any]], splits: Sequence[str] = ("train",)) -> Path:
+    """A data set with one configuration, as its repository would hold it."""
     folder.mkdir(parents=True)
-    (folder / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    for split in splits:
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
     return folder
 
 

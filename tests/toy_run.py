@@ -87,9 +87,8 @@ def make_recipe(
     recipe.mkdir(parents=True)
     _write_data(folder / "data", prompts)
     own = {"description": "A toy.", "dataset_name": str(folder / "data"), "evaluation": EVALUATION, **(shared or {})}
-    for name, keys in (
-        ("recipe", own), ("sft", {"bf16": False}), ("reward", {"bf16": False}), ("ppo", {**PPO, **(ppo or {})}),
-    ):  # fmt: skip
+    before = {"bf16": False, "dataset_test_split": None}
+    for name, keys in {"recipe": own, "sft": before, "reward": before, "ppo": {**PPO, **(ppo or {})}}.items():
         (recipe / f"{name}.yaml").write_text(yaml.safe_dump(keys))
     return recipe
 

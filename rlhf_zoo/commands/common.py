@@ -411,7 +411,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
         most if column[0] in COPIED else max(cell_len(word) for cell in column for word in cell.split() or [""])
         for most, column in zip(whole, cells, strict=True)
     ]
-    console, apart = Console(), 3 * len(columns) + 1
+    console, apart = console_of(120), 3 * len(columns) + 1
     close = console.is_terminal and sum(words) + apart > console.width
     around = len(columns) - 1 if close else apart
     breakable = [place for place, column in enumerate(columns) if column not in COPIED]

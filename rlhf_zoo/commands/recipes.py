@@ -112,7 +112,7 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
     from ..hub.connect import CLIENT
     from ..hub.refusals import reason
     from ..recipes import load_recipe
-    from ..runs.beginning import check_response_length, named_models
+    from ..runs.beginning import check_label, check_response_length, named_models
     from ..runs.data import check_forms, check_labeled
     from ..runs.judge import with_judge
     from ..runs.loading import check_installed
@@ -135,6 +135,7 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
     models = named_models(checked, hub, leniently=True)
     unseen |= {f"the context of {one.name}": one.unseen for one in models.values() if one.unseen is not None}
     if "ppo" in checked:
+        check_label(models.get("reward"), checked["ppo"])
         check_response_length(shared, checked["ppo"], models.get("policy"))
         names = with_judge(shared.evaluation, checked["ppo"]).names
         check_names(names, shared.evaluation.asked_llm, hub=None)

@@ -89,8 +89,10 @@ def look_at_model(name: str) -> ModelFacts:
     )
 
 
-def look_at_reward_model(name: str) -> int:
-    """The bytes of a reward model, as it was saved: a folder, or NAMESPACE/NAME[@REVISION]. Downloads no weights.
+def look_at_reward_model(name: str) -> tuple[int, list[str]]:
+    """(bytes of a reward model as it was saved, its labels). It is a folder or NAMESPACE/NAME[@REVISION].
+
+    Downloads no weights.
 
     Raises ZooError for one that cannot be read, or whose score would be read one token early.
     """
@@ -103,7 +105,8 @@ def look_at_reward_model(name: str) -> int:
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise ZooError(f"{what} pads with its end-of-sequence token, so its score would be read one token early.")
     size = getattr(torch, str(model.config.dtype or "float32").removeprefix("torch.")).itemsize
-    return size * sum(parameter.numel() for parameter in model.parameters())
+    labels = model.config.id2label
+    return size * sum(parameter.numel() for parameter in model.parameters()), [labels[key] for key in sorted(labels)]
 
 
 def _without_weights(kind: Any, repo: str, revision: str | None, what: str) -> Any:

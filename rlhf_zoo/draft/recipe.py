@@ -16,7 +16,7 @@ from ..chat import Chat, prompt_ids, reading_ids, whole
 from ..devices import best_device, has_bfloat16
 from ..errors import ZooError
 from ..evaluation.verdict import FEWEST
-from ..evaluator.judges import check_names
+from ..evaluator.judges import check_names, check_outputs
 from ..plugins import REWARDS, load_object
 from ..recipes import is_repository_name, load_recipe
 from ..rewards.verifiable import Verifiable
@@ -79,7 +79,11 @@ def draft(wish: Wish, *, title: str) -> Draft:
     if conversational:
         chat.write(model.tokenizer)
     sizes = _sizes(model, readings, conversational, said)
-    lora, held, memory = _memory(model, sizes, readings, wish, reward_model, said)
+    theirs, labels = (0, [""]) if reward_model is None else look_at_reward_model(reward_model)
+    label = labels[-1] if len(labels) > 1 else None
+    if label is not None:
+        said("reward_label", label, f"GUESSED: the last of {', '.join(labels)}; its output is the reward")
+    lora, held, memory = _memory(model, sizes, readings, wish, theirs, said)
     judge = _judge(wish, readings, functions, reward_model, said)
     eight = lora and _accelerated() and importlib.util.find_spec("bitsandbytes") is not None
     if eight:
@@ -94,6 +98,7 @@ def draft(wish: Wish, *, title: str) -> Draft:
         "chat": chat if conversational else Chat(),
         "functions": functions,
         "reward_model": reward_model,
+        "label": label,
         "sizes": sizes,
         "lora": lora,
         "rank": RANK,
@@ -298,10 +303,13 @@ def _memory(
     sizes: dict[str, Any],
     readings: Mapping[str, Reading],
     wish: Wish,
-    reward_model: str | None,
+    elsewhere: int,
     said: _Said,
 ) -> tuple[bool, int, dict[str, Mapping[str, int]]]:
-    """Whether LoRA is needed, the bytes in which a weight under it is held, and what each stage then takes."""
+    """Whether LoRA is needed, the bytes in which a weight under it is held, and what each stage then takes.
+
+    elsewhere: the bytes of a reward model that the recipe does not train.
+    """
     gib, source = _card(wish.gib)
     shape, half = model.shape(rank=RANK), not _accelerated() or has_bfloat16()  # where none is, one that has it
     longest = sizes["prompt"] + sizes["response"]
@@ -310,7 +318,6 @@ def _memory(
     if sizes["cached"] is not None:
         cached = sizes["cached"]
         said("max_rollout_batch_tokens", cached, f"keys and values of all answers at once take over {CACHED:.0%}")
-    elsewhere = 0 if reward_model is None else look_at_reward_model(reward_model)
 
     def stages(lora: bool, held: int) -> dict[str, Mapping[str, int]]:
         ppo = ppo_memory(
@@ -372,7 +379,8 @@ def _judge(
     """The keys of the evaluation that say who judges."""
     if wish.judge is not None:
         if wish.judge.startswith("reward:"):
-            look_at_reward_model(wish.judge.removeprefix("reward:"))
+            theirs = wish.judge.removeprefix("reward:")
+            check_outputs(theirs, len(look_at_reward_model(theirs)[1]))
         said("judge", wish.judge, "as --judge says")
         return {"judge": wish.judge}
     for name in functions:

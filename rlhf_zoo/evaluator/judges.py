@@ -33,8 +33,9 @@ from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.pairwise import FunctionPairJudge, PairJudge
 from ..hub.connect import CLIENT, Hub
 from ..hub.refs import ask, resolve
+from ..models import labels_in
 from ..plugins import REWARDS, load_object
-from ..record import StageRecord
+from ..record import StageRecord, read_json
 from ..rewards import RewardModel
 from ..rewards.functions import Batch, FunctionCall, RewardFunction, numbers
 from ..rewards.verifiable import Verifiable
@@ -49,6 +50,7 @@ __all__ = [
     "RuleJudge",
     "cheapest_first",
     "check_names",
+    "check_outputs",
     "checked",
     "checks_answers",
     "needing_labels",
@@ -326,16 +328,30 @@ def _check_reward_model(name: str, hub: Hub | None) -> None:
     from ..json_values import hub_id
 
     if Path(name).is_dir():
+        _check_outputs(name, Path(name))
         return
     repo, revision = split_revision(name)
     if hub_id(repo) is None:
         raise ZooError(f"The judge reward:{name} is no folder and no repository: write reward:NAMESPACE/NAME.")
-    if hub is not None:
-        _check_on_hub(f"reward:{name}", repo, revision, repo_type="model", hub=hub)
+    if hub is not None and _check_on_hub(f"reward:{name}", repo, revision, repo_type="model", hub=hub):
+        read = ask(repo, hub, lambda one: one.snapshot(repo, revision=revision, allow_patterns=["config.json"]))
+        _check_outputs(name, read[1])
 
 
-def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str, hub: Hub) -> None:
-    """Raises ZooError for what the Hub says it does not have; where it does not answer, that shows later."""
+def _check_outputs(name: str, folder: Path) -> None:
+    path = folder / "config.json"
+    labels = labels_in(read_json(path)) if path.is_file() else None
+    check_outputs(name, 1 if labels is None else len(labels))
+
+
+def check_outputs(name: str, outputs: int) -> None:
+    """Raises ZooError for a reward model that has more than one, and so cannot be a judge."""
+    if outputs != 1:
+        raise ZooError(f"The judge reward:{name} has {outputs} outputs, and a judge has one: name another model.")
+
+
+def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str, hub: Hub) -> bool:
+    """Raises ZooError for what the Hub says it does not have; False where it does not answer, and that shows later."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     from ..hub.refusals import refusals_as
@@ -350,6 +366,8 @@ def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str
         if isinstance(error.__cause__, (RepositoryNotFoundError, RevisionNotFoundError)):
             raise
         log.info("Whether the judge %s exists cannot be checked now: %s", judge, error)
+        return False
+    return True
 
 
 def _reward(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:

@@ -300,6 +300,7 @@ def _direct() -> None:
 def _own_client(directory: Path, token: str | bool | None) -> None:
     """A cache and a token of this Hub's own: the client's cache is keyed by repository, not by Hub."""
     _make_private(directory)
+    os.environ.setdefault("TRACKIO_DIR", str(_client_home(os.environ) / "trackio"))  # logs are of no Hub
     for name in CLIENT_STATE:
         os.environ.pop(name, None)
     os.environ["HF_HOME"] = str(directory)

@@ -108,7 +108,9 @@ class Outbox:
                 if bar is None and time.monotonic() - began > 1:
                     count = len(self._sender.due())
                     bar = shown.enter_context(
-                        tqdm(total=count + sent, initial=sent, desc="sending", unit="release", leave=False)
+                        tqdm(
+                            total=count + sent, initial=sent, desc="sending", unit="release", leave=False, disable=None
+                        )
                     )
                 elif bar is not None:
                     bar.total = max(bar.total, sent)  # what was sent may bring more: a card, a tag, a branch

@@ -19,13 +19,12 @@ from ..chat import Chat, reading_ids
 from ..devices import MicroBatches
 from ..errors import ZooError
 from ..model_files import name_of
-from ..models import context_of, disable_dropout, score_statistics
-from ..plugins import did_you_mean
+from ..models import context_of, disable_dropout, label_index, score_statistics
 from ..sampling import Samples
 
 log = logging.getLogger(__name__)
 
-__all__ = ["REWARD_OUTPUTS", "RewardModel", "label_index", "same_tokenizer", "say_cut"]
+__all__ = ["REWARD_OUTPUTS", "RewardModel", "same_tokenizer", "say_cut"]
 
 REWARD_OUTPUTS = ("logit", "logprob")
 
@@ -64,7 +63,9 @@ class RewardModel:
         output: str = "logit",
     ) -> None:
         self.name = name = name_of(getattr(model.config, "_name_or_path", "")) or type(model).__name__
-        self.label = label_index(model, label, name=name)
+        # A class of one's own tells by its first scores how many it gives.
+        own = label is None and not type(model).__module__.startswith("transformers.")
+        self.label = None if own else label_index(model.config.id2label or {}, label, name=name)
         self.output = output
         if tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id:
             raise ZooError(
@@ -210,30 +211,6 @@ class RewardModel:
 def say_cut(name: str, context: int) -> None:
     """Once for a model, however often it is loaded."""
     log.warning("The reward model %s reads %d tokens: of a longer text the beginning is left out.", name, context)
-
-
-def label_index(model: PreTrainedModel, label: str | None, *, name: str) -> int | None:
-    """The output that a label names; None where there is one output. Raises ZooError where it must be said and is not.
-
-    A class of one's own tells by its first scores how many it gives.
-    """
-    config: Any = model.config
-    count, known = config.num_labels, config.label2id or {}
-    names = ", ".join(known)
-    if label is None:
-        if type(model).__module__.startswith("transformers.") and count != 1:
-            raise ZooError(
-                f"The reward model {name} has {count} outputs, and a reward model has one: name the label whose output "
-                f"is the score by reward_label, one of {names}."
-            )
-        return None
-    if count == 1:
-        raise ZooError(f"The reward model {name} has one output, and reward_label is {label!r}: leave it out.")
-    index: int | None = known.get(label, int(label) if label.isdecimal() else None)
-    if index is None or index >= count:
-        near = did_you_mean(label, known) or f": give one of {names}."
-        raise ZooError(f"The reward model {name} has no label {label!r}{near}")
-    return index
 
 
 def _embeddings(model: PreTrainedModel, name: str) -> Any:

@@ -14,13 +14,22 @@ from ..hub.refs import ask
 from ..hub.refusals import reason, refusals_as
 from ..model_code import brings_code, is_trusted, refusal
 from ..model_files import ADAPTER_CONFIG, load_tokenizer
+from ..models import label_index, labels_in
 from ..record import read_json
 from ..rewards.model import say_cut
 from .context import RunContext
 from .data import to_train
 from .settings import RecipeConfig, StageSettings
 
-__all__ = ["Named", "check_named", "check_prompt_lengths", "check_response_length", "named_models", "start_of"]
+__all__ = [
+    "Named",
+    "check_label",
+    "check_named",
+    "check_prompt_lengths",
+    "check_response_length",
+    "named_models",
+    "start_of",
+]
 
 #: Of a model, all but its weights.
 READ = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
@@ -120,6 +129,8 @@ def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]
             continue
         if not is_trusted():
             raise ZooError(refusal(f"The model {model.name}"))
+    if "ppo" in stages:
+        check_label(models.get("reward"), stages["ppo"])
     policy = models.get("policy")
     if policy is None or "reward" not in stages or not brings_code(policy.config):
         return
@@ -128,6 +139,17 @@ def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]
             f"The code of the model {policy.name} has no AutoModelForSequenceClassification, which the stage reward "
             "trains: take reward.yaml away, and give reward_model_path or reward_funcs in ppo.yaml."
         )
+
+
+def check_label(reward: Named | None, ppo: StageSettings) -> None:
+    """Raises ZooError where reward_label names none of the reward model's outputs, or one must be named."""
+    name, label = ppo.data.reward_model_path, ppo.trainer.reward_label
+    if name == "reward":  # which the stage trains with one output
+        label_index({0: ""}, label, name="of the stage reward")
+        return
+    labels = None if reward is None or ppo.data.reward_model_loader is not None else labels_in(reward.config)
+    if reward is not None and labels is not None:
+        label_index(labels, label, name=reward.name)
 
 
 def start_of(context: RunContext) -> dict[str, Named]:

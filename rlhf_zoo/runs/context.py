@@ -73,7 +73,7 @@ class RunContext:
     stop_after: end a stage's training with the checkpoint of this step, with the status "stopped".
     base: for a run that is part of another, where the stages lie that are not its `own`; variant: its name among the
     runs of an ablation.
-    checked: the repositories were looked at, and the Hub need not answer before a stage trains.
+    checked: all was looked at that can be before a stage trains; the Hub need not answer again.
     of_judge: whether its reward model is the judge `same-labels`, which learns from the pairs kept for it.
     """
 

@@ -24,12 +24,13 @@ from ..model_files import load_tokenizer
 from ..plugins import load_object
 from ..record import fingerprint, now, write_text
 from .context import RunContext, versions
-from .layout import Form, conversational, fitting, hold_out, in_form, parts_of
+from .layout import Form, conversational, fitting, in_form, parts_of, without_prompts
 from .settings import RecipeConfig, StageSettings
 from .sources import DataSource, NoSuchPart, digest, find_data
 
 __all__ = [
     "CORPORA",
+    "HELD_OUT",
     "DataSource",
     "add_configuration",
     "check_forms",
@@ -40,6 +41,7 @@ __all__ = [
     "evaluation_rows",
     "forget_lost_data",
     "labeled_rows",
+    "learned_rows",
     "parts",
     "pending_data",
     "send_data",
@@ -47,10 +49,13 @@ __all__ = [
     "stage_rows",
     "stage_source",
     "to_train",
+    "without_held_out",
     "write_configuration",
 ]
 
 CORPORA = "rlhf_zoo.corpora"
+#: Under run.json's `left_out`: rows of a stage before PPO whose prompts PPO holds out.
+HELD_OUT = "held_out_by_ppo"
 
 
 def stage_source(context: RunContext, stage: str, source: DataSource | None = None) -> DataSource:
@@ -88,18 +93,40 @@ def shaped(
     )
 
 
-def parts(context: RunContext, stage: str, source: DataSource) -> tuple[datasets.Dataset, datasets.Dataset | None]:
-    """(rows to train on, rows that are evaluated while training goes on) of SFT and PPO; None where there are none."""
+def learned_rows(context: RunContext, stage: str, source: DataSource) -> tuple[datasets.Dataset, dict[str, int]]:
+    """The stage's training split, without the prompts that PPO holds out; how many rows those had, by `HELD_OUT`."""
+    rows = stage_rows(context, stage, source, context.settings(stage).data.dataset_train_split)
+    if stage == "ppo" or "ppo" not in context.recipe.stages:
+        return rows, {}
+    return without_held_out(context, rows, of=f"the stage {stage}")
+
+
+def without_held_out(
+    context: RunContext, rows: datasets.Dataset, *, of: str
+) -> tuple[datasets.Dataset, dict[str, int]]:
+    """The rows but for those of prompts that PPO's held_out_share holds out, and how many those are, by `HELD_OUT`."""
+    data = context.settings("ppo").data
+    if data.held_out_share is None:
+        return rows, {}
+    prompts = stage_rows(context, "ppo", stage_source(context, "ppo"), data.dataset_train_split)
+    held_out = parts_of(prompts, data.held_out_share, parts=2)[:2]
+    kept, left_out = without_prompts(rows, [prompt for part in held_out for prompt in part["prompt"]], of=of)
+    return kept, {HELD_OUT: left_out}
+
+
+def parts(
+    context: RunContext, stage: str, source: DataSource
+) -> tuple[datasets.Dataset, datasets.Dataset | None, dict[str, int]]:
+    """Of SFT and PPO: rows to train on, rows evaluated meanwhile (None without), what `learned_rows` left out."""
     data = context.settings(stage).data
-    train = stage_rows(context, stage, source, data.dataset_train_split)
+    train, left_out = learned_rows(context, stage, source)
     if data.held_out_share is not None:
-        if stage == "ppo":  # the first part is for the evaluation at the end
-            _, held_out, train = parts_of(train, data.held_out_share, parts=2)
-            return train, held_out
-        return hold_out(train, data.held_out_share)
+        # Of PPO's, the first part is for the evaluation at the end.
+        *_, held_out, train = parts_of(train, data.held_out_share, parts=2 if stage == "ppo" else 1)
+        return train, held_out, left_out
     if data.dataset_test_split is None:
-        return train, None
-    return train, stage_rows(context, stage, source, data.dataset_test_split)
+        return train, None, left_out
+    return train, stage_rows(context, stage, source, data.dataset_test_split), left_out
 
 
 def evaluation_rows(
@@ -127,13 +154,16 @@ def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
     """Where the prompts of `evaluation_rows` are: `config`, `split` and, of one that training shares, the
     `held_out_share`.
     """
-    data, asked = context.settings("ppo").data, context.shared.evaluation.dataset_test_split
-    if data.held_out_share is not None and (part == "validation" or asked is None):
-        split, share = data.dataset_train_split, data.held_out_share
-    else:
-        split = (asked or "test") if part == "test" else data.dataset_test_split or "validation"
-        share = None
+    data = context.settings("ppo").data
+    split, share = _evaluated_split(context.shared, data, part)
     return {"config": data.dataset_config, "split": split, "held_out_share": share}
+
+
+def _evaluated_split(shared: RecipeConfig, data: Any, part: str = "test") -> tuple[str, float | None]:
+    asked = shared.evaluation.dataset_test_split
+    if data.held_out_share is not None and (part == "validation" or asked is None):
+        return data.dataset_train_split, data.held_out_share
+    return (asked or "test") if part == "test" else data.dataset_test_split or "validation", None
 
 
 def labeled_rows(context: RunContext) -> datasets.Dataset:
@@ -161,52 +191,68 @@ def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: 
 
     What the Hub does not say, or a Hub that does not answer, is left to the stage. Returns it: data set -> why.
     """
-    unseen: dict[str, str] = {}
+    look = _Look(shared, hub)
     for stage, settings in stages.items():
         if stage == "reward" and settings.data.simulated_pairs is not None:
             continue
-        of = f"the stage {stage}"
-        field = _text_field(settings)
-        rows = _first_row(shared, settings.data, _FORMS[stage], text=field, of=of, hub=hub, unseen=unseen)
+        of, data, text = f"the stage {stage}", settings.data, _text_field(settings)
+        rows = look.first_row(data, data.dataset_train_split, _FORMS[stage], of=of, text=text)
+        for split in ("dataset_test_split", "dataset_validation_split"):
+            if getattr(data, split, None) is not None:
+                look.first_row(data, getattr(data, split), _FORMS[stage], of=of, text=text)
+        if stage == "ppo":
+            look.first_row(data, _evaluated_split(shared, data)[0], "prompts", of="the evaluation")
         if rows is not None and shared.chat != Chat() and not conversational(rows):
             raise ZooError(
                 f"The data set {settings.data.dataset_name or shared.dataset_name} of {of} has plain texts, and "
                 "recipe.yaml says how conversations are rendered: set conversational to true, or leave system_prompt, "
                 "chat_template_kwargs and strip_thoughts out."
             )
-    return unseen
+    return look.unseen
 
 
 def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
     """The same of the texts and labels that the judge `classifier` learns from."""
-    unseen: dict[str, str] = {}
-    data = shared.evaluation.labeled_data
-    _first_row(shared, data, "labeled", of="the judge classifier", hub=hub, unseen=unseen)
-    return unseen
+    look, data = _Look(shared, hub), shared.evaluation.labeled_data
+    look.first_row(data, data.dataset_train_split, "labeled", of="the judge classifier")
+    return look.unseen
 
 
-def _first_row(
-    shared: RecipeConfig, data: Any, form: Form, *, of: str, text: str = "text", hub: Hub, unseen: dict[str, str]
-) -> datasets.Dataset | None:
-    """The first row that these data keys mean, in its form; None where that cannot be told yet, and `unseen` why."""
-    name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
-    if name is None:
-        return None
-    revision = data.dataset_revision if data.dataset_name else shared.dataset_revision
-    source = find_data(name, revision, hub)
-    try:
-        first = source.first_row(data.dataset_config, data.dataset_train_split)
-    except ZooError as error:
-        if isinstance(error, NoSuchPart):
+class _Look:
+    """First rows of data sets, each looked at once. unseen: of those that cannot be looked at yet, why."""
+
+    def __init__(self, shared: RecipeConfig, hub: Hub) -> None:
+        self.shared, self.hub, self.unseen = shared, hub, dict[str, str]()
+        self._seen: dict[Any, dict[str, Any] | None] = {}
+
+    def first_row(self, data: Any, split: str, form: Form, *, of: str, text: str = "text") -> datasets.Dataset | None:
+        """The split's first row in its form; None where that cannot be told. Raises ZooError where it has none."""
+        shared = self.shared
+        name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
+        revision = data.dataset_revision if data.dataset_name else shared.dataset_revision
+        if name is None or name in self.unseen:
+            return None
+        key = (name, revision, data.dataset_config, split)
+        if key not in self._seen:
+            self._seen[key] = self._look(*key, of=of)
+        if (first := self._seen[key]) is None:
+            return None
+        rows, what = datasets.Dataset.from_list([first]), f"The data set {name} of {of}"
+        return in_form(rows, form, columns=data.columns, turns=shared.conversational, text=text, of=what)
+
+    def _look(
+        self, name: str, revision: str | None, configuration: str | None, split: str, *, of: str
+    ) -> dict[str, Any] | None:
+        source = find_data(name, revision, self.hub)
+        try:
+            return source.first_row(configuration, split)
+        except NoSuchPart as error:
             raise NoSuchPart(f"{str(error).removesuffix('.')} of {of}.") from error
-        if Path(name).is_dir():
-            raise
-        unseen[name] = source.unanswered or reason(error.__cause__ or error)
-        return None
-    if first is None:
-        return None
-    rows, what = datasets.Dataset.from_list([first]), f"The data set {name} of {of}"
-    return in_form(rows, form, columns=data.columns, turns=shared.conversational, text=text, of=what)
+        except ZooError as error:
+            if Path(name).is_dir():
+                raise
+            self.unseen[name] = source.unanswered or reason(error.__cause__ or error)
+            return None
 
 
 def data_source(context: RunContext, *, again: bool = False) -> DataSource:

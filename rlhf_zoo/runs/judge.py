@@ -12,6 +12,9 @@ from .context import RunContext
 from .names import SAME_LABELS
 from .settings import EvaluationConfig, StageSettings
 
+#: What a stage's resolved settings hold beside its own keys.
+OF_OTHERS = ("recipe", "ppo", "data", "parents")
+
 __all__ = ["check_same_labels", "evaluation_of", "judge_run", "of_same_labels", "with_judge"]
 
 
@@ -46,10 +49,18 @@ def of_same_labels(context: RunContext) -> bool:
 
 
 def judge_run(context: RunContext) -> RunContext:
-    """The run whose reward model is the judge `same-labels`: as the run's own is trained, on the pairs kept for it."""
+    """The run whose reward model is the judge `same-labels`: as the run's own is trained, on the pairs kept for it.
+
+    With the keys that the run's own was trained with, once it is.
+    """
+    document, recipe, flags = context.record("reward").read(), context.recipe, context.flags
+    if document.get("status") == "finished":
+        keys = {name: value for name, value in document["resolved"].items() if name not in OF_OTHERS}
+        recipe, flags = replace(recipe, stages={**recipe.stages, "reward": keys}), {**flags, "reward": {}}
     base = context.record("reward").path.parent
     directory, own = base / "judge", ("reward",)
-    return replace(context, directory=directory, base=base, own=own, publish=False, restart=False, of_judge=True)
+    run = replace(context, recipe=recipe, flags=flags, directory=directory, base=base, own=own)
+    return replace(run, publish=False, restart=False, of_judge=True)
 
 
 def check_same_labels(context: RunContext) -> None:
@@ -59,15 +70,21 @@ def check_same_labels(context: RunContext) -> None:
     wanted = f"The judge {SAME_LABELS} learns from preference pairs that the reward model does not see, and"
     if "reward" not in context.recipe.stages:
         raise ZooError(f"{wanted} the recipe has no stage reward: name another, such as reward:MODEL.")
-    settings, record = context.settings("reward"), context.record("reward")
+    settings, record = judge_run(context).settings("reward"), context.record("reward")
+    document, again = record.read(), f"train it again with `rlhf-zoo reward {context.recipe.name} --restart`."
+    trained = document.get("status") == "finished"
     if settings.data.judge_share is None:
-        raise ZooError(f"{wanted} the stage reward keeps none from it: set judge_share there, such as 0.5.")
-    document = record.read()
-    if document.get("status") != "finished":
+        more = f", and {again}" if trained else "."
+        raise ZooError(f"{wanted} the stage reward keeps none from it: set judge_share there, such as 0.5{more}")
+    if not trained:
         return
     before = {name: value for name, value in document["resolved"].items() if name not in ("data", "parents")}
-    if (key := first_difference(before, settings.resolved)) is not None:
+    given = {key: context.settings("reward").resolved[key] for key in context.flags.get("reward", {})}
+    key = first_difference(before, settings.resolved) or first_difference(
+        {key: before.get(key) for key in given}, given
+    )
+    if key is not None:
         raise ZooError(
-            f"{wanted} the one in {record.path} was trained with another {key} than this command says: give the flags "
-            "that it was given, or train it again with --restart."
+            f"{wanted} the one in {record.path} was trained with another {key} than this command says: say it as then, "
+            f"or {again}"
         )

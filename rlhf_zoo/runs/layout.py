@@ -33,6 +33,7 @@ __all__ = [
     "parts_of",
     "sft_text",
     "split_pair",
+    "without_prompts",
 ]
 
 log = logging.getLogger(__name__)
@@ -227,10 +228,36 @@ def parts_of(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
     return [rows.select(one) for one in chosen]
 
 
+def without_prompts(rows: Dataset, prompts: Iterable[Any], *, of: str) -> tuple[Dataset, int]:
+    """The rows but for those of `prompts`, and how many were left out, which is said in a line.
+
+    A prompt is the same as a text and as a user's only turn; of a dialogue in one text it is what its last answer
+    follows. Raises ZooError where nothing is left.
+    """
+    spared = set(map(_asked, prompts))
+    keep = [place for place, row in enumerate(rows) if _asked(_key(row)) not in spared]
+    left_out = len(rows) - len(keep)
+    if not keep:
+        raise ZooError(f"PPO's held_out_share takes every prompt of {of}: give more data, or lower it.")
+    if left_out:
+        log.warning("%d of %d rows of %s are left out: PPO holds their prompts out.", left_out, len(rows), of)
+    return rows.select(keep) if left_out else rows, left_out
+
+
+def _asked(prompt: Any) -> str:
+    """What a prompt asks, in whichever form it is."""
+    if isinstance(prompt, str):
+        return (prompt[: place + len(_ANSWER)] if (place := prompt.rfind(_ANSWER)) >= 0 else prompt).strip()
+    turns = [(turn["role"], turn["content"]) for turn in prompt] if is_conversation(prompt) else prompt
+    if isinstance(turns, list) and len(turns) == 1 and turns[0][0] == "user" and isinstance(turns[0][1], str):
+        return turns[0][1].strip()
+    return json.dumps(turns, sort_keys=True, default=str)
+
+
 def _key(row: Mapping[str, Any]) -> Any:
     if "prompt" in row:
         return row["prompt"]
-    return row["messages"][:-1] if "messages" in row else row["text"] if "text" in row else dict(row)
+    return _first_turns(row)["prompt"] if "messages" in row else row["text"] if "text" in row else dict(row)
 
 
 def _digest(prompt: Any) -> str:

@@ -81,6 +81,7 @@ def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, 
         reward["held_out_share"] = recipe.stages["reward"].get("held_out_share") or HELD_OUT_SHARE
     drawn = {"response_length": response_length, "temperature": temperature}
     ppo = {**recipe.stages.get("ppo", {}), **drawn, "dataset_config": pairs.configuration}
+    ppo.pop("held_out_share", None)  # of PPO's own prompts
     shared: dict[str, Any] = {
         "dataset_name": pairs.name,
         "dataset_revision": pairs.commit,

@@ -27,7 +27,7 @@ from ..models import load_causal
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from ..run_lock import sole_writer
 from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
-from ..runs.data import DataSource, evaluated_part, evaluation_rows, labeled_rows, stage_source
+from ..runs.data import HELD_OUT, DataSource, evaluated_part, evaluation_rows, labeled_rows, stage_source
 from ..runs.judge import check_same_labels, evaluation_of, judge_run, of_same_labels
 from ..runs.names import SAME_LABELS
 from ..runs.settings import EvaluationConfig
@@ -125,7 +125,12 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         "recipe": context.recipe.name,
         "seed": shared.seed,
         "split": where["split"],
-        "data": {"location": source.lineage["repo"], "revision": source.lineage["commit"], **where},
+        "data": {
+            "location": source.lineage["repo"],
+            "revision": source.lineage["commit"],
+            **where,
+            **_seen_by(context),
+        },
         "simulated": shared.simulated,
         "reward_model": context.record("reward").read().get("reward_model"),
         **figures,
@@ -202,6 +207,14 @@ def check_judges(context: RunContext) -> None:
         from ..corpora.product_remarks import lexicon
 
         lexicon(config.lexicon)
+
+
+def _seen_by(context: RunContext) -> dict[str, Any]:
+    """Of prompts that PPO holds out of a split: the stages that may have trained on them."""
+    if evaluated_part(context)["held_out_share"] is None:
+        return {}
+    left_out = {stage: context.record(stage).read().get("left_out") or {} for stage in context.recipe.stages}
+    return {"seen_by": [stage for stage, found in left_out.items() if stage != "ppo" and HELD_OUT not in found]}
 
 
 def _train_judge(context: RunContext) -> None:

@@ -51,8 +51,21 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
                 context.restore_chosen(earlier)
                 if earlier == "sft" and context.record(earlier).read().get("status") == "finished":
                     whole_model(context, context.checkpoint(earlier))  # what later adapters lie on
+        if stage == "ppo" and not context.checked:
+            _foresee(context)
         runs = evaluate.run if stage == "eval" else STAGES[stage].load("run")
         return runs(context, publisher)
+
+
+def _foresee(context: RunContext) -> None:
+    """Says, before PPO alone trains, what the evaluation would stumble over; it can be mended later."""
+    if "ppo" not in to_train(context):
+        return
+    try:
+        check_prompts(context, stage_source(context, "ppo"))
+        check_judges(context)
+    except ZooError as error:
+        log.warning("`rlhf-zoo eval %s` will not work as it is: %s", context.recipe.name, error)
 
 
 def run(context: RunContext, console: Any, publisher: Publisher | None = None) -> Path:
@@ -82,7 +95,7 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
             check_plan(context, stage)
         for stage in context.recipe.stages:
             claim_repository(context, stage)
-        context = replace(context, checked=True)
+    context = replace(context, checked=True)
     if context.restart:
         _forget(context)
         context = replace(context, restart=False)
@@ -146,8 +159,8 @@ def said(context: RunContext, stage: str) -> str:
     if context.publish and stage != "eval":
         sent = len([tag for tag in published_tags(record, context.repo(stage), hub=context.hub.label) if tag != "best"])
         left = len(unpublished(record, context.repo(stage), hub=context.hub.label))
-        so_far = " so far" if left else ""
-        parts.append(f"{sent} of {sent + left} checkpoints are in {context.repo(stage)}{so_far}")
+        on_the_way = f", {left} on the way" if left else ""
+        parts.append(f"{sent} of {sent + left} checkpoints are in {context.repo(stage)}{on_the_way}")
     if (document.get("chosen") or {}).get("open"):
         parts.append("`main` waits for the verdict of `rlhf-zoo eval`")
     if stage == "reward" and document.get("reward_model", {}).get("accuracy") is not None:

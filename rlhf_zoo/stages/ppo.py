@@ -17,7 +17,7 @@ from ..rewards import RewardFunction, Rewards
 from ..rewards.loading import find_loader, load_reward_model
 from ..runs.choice import REWARD_METRICS, metric_name
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
-from ..runs.data import DataSource, parts, stage_source
+from ..runs.data import DataSource, parts, stage_source, without_held_out
 from ..runs.layout import fitting
 from ..runs.loading import loading_of
 from ..runs.settings import StageSettings
@@ -102,11 +102,12 @@ def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
     """PPOTrainer's data sets by its keywords: prompts, with every column that they have, and the texts of ptx_coef."""
     settings = context.settings("ppo")
     data = settings.data
-    train, held_out = parts(context, "ppo", source)
+    train, held_out, _ = parts(context, "ppo", source)
     texts = None
     if settings.trainer.ptx_coef > 0:
         keys = {"configuration": "ptx_dataset_config", "split": "ptx_dataset_split"}
         texts = source.load(data.ptx_dataset_config, data.ptx_dataset_split, columns=[], keys=keys)
+        texts, _ = without_held_out(context, texts, of="ptx_coef")
     return {"train_dataset": train, "eval_dataset": held_out, "ptx_dataset": texts}
 
 

@@ -12,17 +12,22 @@ __all__ = ["one_run"]
 
 # Weights & Biases reads these; whoever set them means another run.
 WANDB = {"WANDB_RUN_ID": "{}", "WANDB_RESUME": "allow"}
+PROJECT = "huggingface"  # transformers', where nobody names one
 
 
 @contextmanager
-def one_run(args: Any, name: str) -> Iterator[None]:
+def one_run(args: Any, name: str, *, project: str) -> Iterator[None]:
     """While open, what a trainer with these arguments reports goes to the run `name`, which it goes on with.
 
-    trackio knows a run by its name, and gets one where `run_name` gives none; Weights & Biases knows it by an id.
+    trackio knows a run by its project and name, and gets those that the keys `project` and `run_name` do not give;
+    Weights & Biases knows it by an id.
     """
     reporters = args.report_to or []
-    if "trackio" in reporters and args.run_name in (None, args.output_dir):
-        args.run_name = name
+    if "trackio" in reporters:
+        if args.run_name in (None, args.output_dir):
+            args.run_name = name
+        if args.project == PROJECT:
+            args.project = project
     begins = "wandb" in reporters and "WANDB_RUN_ID" not in os.environ
     ours = {key: value.format(name) for key, value in WANDB.items()} if begins else {}
     before = {key: os.environ.get(key) for key in ours}

@@ -35,7 +35,7 @@ from ..plugins import load_object
 from ..record import read_json, write_json
 from ..rewards import RewardModel
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
-from ..runs.data import DataSource, add_configuration, parts, stage_rows, stage_source
+from ..runs.data import DataSource, add_configuration, learned_rows, parts, stage_rows, stage_source
 from ..runs.generate import complete
 from ..runs.layout import conversational, fitting, hold_out
 from ..runs.loading import loading_of
@@ -82,14 +82,15 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     if data.simulated_pairs is not None:
         source = _simulated(context, settings, source, sft)
     scored: list[SFTSamples] = []
+    measured: list[tuple[Dataset, str] | None] = []
     left_out: dict[str, int] = {}
 
     def build() -> Any:
-        train = training_pairs(context, source)
+        train, spared = training_pairs(context, source)
         if conversational(train):
             context.shared.chat.write(tokenizer)
         train, cut = fitting(train, tokenizer, data.max_prompt_length, of=source.location)
-        left_out.update({"max_prompt_length": cut} if cut else {})
+        left_out.update(spared | ({"max_prompt_length": cut} if cut else {}))
         train = _as_read(train, tokenizer)
         if (long := _longer(train, settings.trainer.max_length)) > 0:
             left_out["max_length"] = long
@@ -98,6 +99,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             held_out = stage_rows(context, "reward", source, data.dataset_validation_split)
             held_out = _as_read(fitting(held_out, tokenizer, data.max_prompt_length, of=source.location)[0], tokenizer)
         scored.append(sft_samples(context, settings, source, sft))
+        measured.append(held_out_pairs(context, source))
         set_seed(settings.trainer.seed)
         what = f"The SFT model {sft.path}"
         path, how = whole_model(context, sft), loading_of(settings)
@@ -136,10 +138,9 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     def conclude(trainer: Any, chosen: Path) -> dict[str, Any]:
         model = on_device(load_classifier(chosen), use_cpu=settings.trainer.use_cpu)
         report = {key: model.config.rlhf_zoo[key] for key in ("score_mean", "score_std")}
-        found = held_out_pairs(context, source)
-        if found is not None:
-            measured, split = found
-            report |= held_out_report(model, tokenizer, measured, seed=settings.trainer.seed)
+        if (found := measured[0]) is not None:
+            pairs, split = found
+            report |= held_out_report(model, tokenizer, pairs, seed=settings.trainer.seed)
             report["split"] = split
         return {"reward_model": report}
 
@@ -165,13 +166,13 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
     return on_pairs(context, pairs), pairs.source(context.hub)
 
 
-def training_pairs(context: RunContext, source: DataSource) -> Dataset:
-    """The pairs to train on: those kept for the judge `same-labels`, or the others."""
+def training_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, dict[str, int]]:
+    """The pairs to train on, those kept for the judge `same-labels` or the others; and what `learned_rows` left out."""
     data = context.settings("reward").data
-    train = stage_rows(context, "reward", source, data.dataset_train_split)
+    train, left_out = learned_rows(context, "reward", source)
     if data.held_out_share is not None:
         train = hold_out(train, data.held_out_share)[0]
-    return train if data.judge_share is None else hold_out(train, data.judge_share)[context.of_judge]
+    return train if data.judge_share is None else hold_out(train, data.judge_share)[context.of_judge], left_out
 
 
 def held_out_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, str] | None:
@@ -179,7 +180,7 @@ def held_out_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, st
     data = context.settings("reward").data
     if data.held_out_share is not None:
         split = data.dataset_train_split
-        _, held_out = hold_out(stage_rows(context, "reward", source, split), data.held_out_share)
+        _, held_out = hold_out(learned_rows(context, "reward", source)[0], data.held_out_share)
         return held_out, f"{split}, {data.held_out_share:.0%} of prompts held out"
     if data.dataset_test_split is None:
         return None
@@ -242,7 +243,7 @@ def _prompts(context: RunContext, source: DataSource, split: str) -> list[Any]:
     if data.dataset_name is not None:
         source = stage_source(context, "ppo")
     if data.held_out_share is not None:
-        train, held_out = parts(context, "ppo", source)
+        train, held_out, _ = parts(context, "ppo", source)
         return list((train if split == "train" or held_out is None else held_out)["prompt"])
     return list(stage_rows(context, "ppo", source, split)["prompt"])
 

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import processes
 from ..chat import whole_words
 from ..errors import ZooError
 from ..finite import finite_steps
@@ -54,7 +53,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         adapter.revision = base.lineage["commit"]  # of its base, in what is saved of it
 
     def build() -> Any:
-        train, held_out = parts(context, "sft", source)
+        train, held_out, spared = parts(context, "sft", source)
         set_seed(settings.trainer.seed)
         if settings.model.model_name_or_path is None:
             architecture = shared.architecture or {}
@@ -76,7 +75,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             pad_token=own.trainer.pad_token,
             eos_token=own.trainer.eos_token,
         )
-        if said is not None and processes.first():
+        if said is not None:
             log.warning("%s", said)
         if conversational(train):
             if own.trainer.assistant_only_loss and not has_generation_markers(tokenizer.chat_template or ""):
@@ -84,7 +83,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
                     tokenizer.chat_template = get_training_chat_template(tokenizer)
             shared.chat.write(tokenizer)
         train, cut = fitting(train, tokenizer, data.max_prompt_length, of=source.location)
-        left_out.update({"max_prompt_length": cut} if cut else {})
+        left_out.update(spared | ({"max_prompt_length": cut} if cut else {}))
         if held_out is not None:
             held_out, _ = fitting(held_out, tokenizer, data.max_prompt_length, of=source.location)
         return make_trainer(

@@ -146,7 +146,11 @@ def train_stage(
         processes.wait()
         callback = _attach(trainer, context, settings, record, stop, publisher, finish_checkpoint)
         known_as = f"{context.recipe.name}-{stage}-{context.run_id(stage)}"
-        with _whole_checkpoints(record), contextlib.closing(callback), one_run(trainer.args, known_as):
+        with (
+            _whole_checkpoints(record),
+            contextlib.closing(callback),
+            one_run(trainer.args, known_as, project=context.recipe.name),
+        ):
             trainer.train(resume_from_checkpoint=str(plan.resume) if plan.resume else None)
         seconds = before.get("seconds", 0.0) + time.monotonic() - started
         if trainer.state.global_step < trainer.state.max_steps:

@@ -164,7 +164,7 @@ class Baseline:
 
     def pairs(self) -> Dataset:
         """The pairs that the reward model was trained on."""
-        return training_pairs(*open_pairs(self.context))
+        return training_pairs(*open_pairs(self.context))[0]
 
     def prompts(self) -> Dataset:
         """The prompts that PPO rolled out."""

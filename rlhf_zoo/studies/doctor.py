@@ -48,7 +48,7 @@ from ..release.adapters import check_plan
 from ..rewards import RewardModel, Scored
 from ..runs.beginning import Named, check_prompt_lengths, start_of
 from ..runs.context import ParentCheckpoint, RunContext
-from ..runs.data import check_forms, stage_source
+from ..runs.data import check_forms, stage_source, to_train
 from ..runs.judge import check_same_labels, evaluation_of
 from ..runs.loading import check_installed, loading_of
 from ..runs.settings import StageSettings
@@ -187,12 +187,12 @@ def _keys(context: RunContext) -> tuple[StageSettings, str]:
 
 
 def _columns(context: RunContext) -> tuple[None, str]:
-    stages = [stage for stage in context.recipe.stages if stage != "ppo"]  # whose are read next
-    unseen = check_forms(context.shared, {stage: context.settings(stage) for stage in stages}, context.hub)
+    stages = {stage: each for stage, each in to_train(context).items() if stage != "ppo"}  # whose are read next
+    unseen = check_forms(context.shared, stages, context.hub)
     if unseen:
         raise NotYet(f"{', '.join(unseen)} cannot be looked at ({next(iter(unseen.values()))})")
     but = "" if context.shared.corpus is None else ", but for what the corpus is to prepare"
-    return None, f"each stage finds the columns that it reads{but}"
+    return None, f"{' and '.join(stages) or 'none'} still to train: every split is there, with its columns{but}"
 
 
 def _epochs(settings: StageSettings) -> tuple[None, str]:

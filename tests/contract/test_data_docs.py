@@ -26,12 +26,12 @@ def written(folder: Path, example: str, **sft: Any) -> Path:
         keys = yaml.safe_load(text) | (sft if name == "sft" else {})
         if "dataset_name" in keys:
             data = folder / keys["dataset_name"]
-            schemas.write_data(data, schemas.rows_of(keys["dataset_name"]))
+            schemas.write_data(data, schemas.rows_of(keys["dataset_name"]), schemas.SPLITS[keys["dataset_name"]])
             keys["dataset_name"] = str(data)
         config = keys.get("dataset_config")
         keys |= {"dataset_config": None} if config in ("main", "plain_text") else {}
         if (labeled := keys.get("evaluation", {}).get("labeled")) is not None:
-            labeled |= {"dataset_config": None, "dataset_train_split": "train"}
+            labeled |= {"dataset_config": None}
         keys |= {"bf16": False} if name in ("sft", "reward") else {}  # the page is for a GPU, tests have none
         (recipe / f"{name}.yaml").write_text(yaml.safe_dump(keys), encoding="utf-8")
     return recipe

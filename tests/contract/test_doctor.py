@@ -323,7 +323,10 @@ def test_the_judge_of_a_reward_model_that_was_trained_otherwise(world: World) ->
     recipe.write_text(yaml.safe_dump(said | {"evaluation": said["evaluation"] | {"judge": "same-labels"}}))
     reward.write_text("bf16: false\njudge_share: 0.5\n")
     found = world.examined()["judges"]
-    assert found.status == FAILED and "run/reward was trained with another " in found.said
+    assert (
+        found.status == FAILED
+        and "keeps none from it: set judge_share there, such as 0.5, and train it again with `" in found.said
+    )
 
 
 # Other kinds of runs

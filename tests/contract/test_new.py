@@ -107,6 +107,18 @@ def test_a_reward_that_a_program_checks_needs_no_pairs_and_judges_itself(capsys:
     zoo("recipes", "validate", "mine")
 
 
+def test_the_label_of_a_reward_model_is_guessed_and_said(capsys: pytest.CaptureFixture[str]) -> None:
+    on_disk("Qwen3", "trl-lib/tldr")
+    miniatures.two_labels(Path("two"), Path("base"))
+    words = ["--model", "base", "--prompts", "trl-lib/tldr", "--reward", "two"]
+    zoo("new", "mine", *words, "--judge", "rule:length")
+    assert re.search(r"reward_label: good \(GUESSED: the last of bad, good", capsys.readouterr().out)
+    assert recipe()["ppo"]["reward_label"] == "good"
+    zoo("recipes", "validate", "mine")
+    with pytest.raises(ZooError, match="The judge reward:two has 2 outputs, and a judge has one: name another model"):
+        zoo("new", "other", *words, "--judge", "reward:two")
+
+
 def test_where_all_weights_do_not_fit_it_is_lora_on_the_layers_of_the_model(
     thread_hub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

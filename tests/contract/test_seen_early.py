@@ -8,12 +8,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import toy_run
 import yaml
 from card_run import head_and_body, make_runs
-from miniatures import save
+from miniatures import save, two_labels
 from safetensors.torch import load_file, save_file
 from schemas import make_recipe
 from thread_hub import ThreadHub
@@ -24,6 +26,7 @@ from rlhf_zoo.hub.connect import point_clients
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.release.card import make_card
 from rlhf_zoo.runs import loading
+from rlhf_zoo.stages.pipeline import run_stage
 
 pytestmark = pytest.mark.usefixtures("pictures", "placeholders")
 
@@ -113,6 +116,58 @@ def test_a_folders_weights_are_part_of_the_run(zoo: Callable[..., None], tmp_pat
             zoo(*train)
     finally:
         hub.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--ppo.reward_model_path", "two"], "two has 2 outputs, .* by reward_label, one of bad, good"),
+        (["--ppo.reward_model_path", "two", "--ppo.reward_label", "goood"], "no label 'goood', did you mean 'good'"),
+        (
+            ["--ppo.reward_label", "good"],
+            "of the stage reward has one output, and reward_label is 'good': leave it out",
+        ),
+        (["--evaluation.judge", "reward:two"], "The judge reward:two has 2 outputs, and a judge has one: name another"),
+    ],
+)
+def test_the_label_of_a_classifier_is_settled_before_sft(
+    zoo: Callable[..., None], tmp_path: Path, flags: list[str], said: str
+) -> None:
+    base = save("Qwen3", tmp_path / "base")
+    two_labels(tmp_path / "two", base)
+    make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational", base=base)
+    zoo("recipes", "validate", "mine")
+    zoo("recipes", "validate", "mine", "--ppo.reward_model_path", "two", "--ppo.reward_label", "good")
+    with pytest.raises(ZooError, match=said):
+        zoo("recipes", "validate", "mine", *flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "of"),
+    [
+        (["--sft.dataset_test_split", "held", "--sft.held_out_share", "none"], "of the stage sft"),
+        (["--reward.dataset_test_split", "held", "--reward.held_out_share", "none"], "of the stage reward"),
+        (["--reward.dataset_validation_split", "held"], "of the stage reward"),
+        (["--ppo.dataset_test_split", "held", "--ppo.held_out_share", "none"], "of the stage ppo"),
+        (["--evaluation.dataset_test_split", "held"], "of the evaluation"),
+    ],
+)
+def test_every_split_that_is_read_later_is_looked_for(
+    zoo: Callable[..., None], tmp_path: Path, flags: list[str], of: str
+) -> None:
+    make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational", base=save("Qwen3", tmp_path / "base"))
+    with pytest.raises(ZooError, match=rf"has no split 'held', only 'train': say which by the key .* {of}\."):
+        zoo("recipes", "validate", "mine", *flags)
+
+
+def test_ppo_alone_says_what_its_evaluation_would_stumble_over(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    toy_run.make_recipe(tmp_path)
+    toy_run.save_start(tmp_path)
+    context = replace(toy_run.make_context(tmp_path), flags={"recipe": {"evaluation.prompts": 10_000}})
+    assert run_stage(context, "ppo")
+    assert "`rlhf-zoo eval toy` will not work as it is: The test split has " in caplog.text
 
 
 def test_bf16_where_the_machine_has_it(tmp_path: Path) -> None:

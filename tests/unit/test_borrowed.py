@@ -71,15 +71,16 @@ def test_reports_go_on_under_the_name_of_the_run(monkeypatch: pytest.MonkeyPatch
     wandb = SimpleNamespace(run=object(), finish=lambda: ended.append(os.environ["WANDB_RUN_ID"]))
     monkeypatch.setitem(sys.modules, "wandb", wandb)
     monkeypatch.delenv("WANDB_RUN_ID", raising=False)
-    args = SimpleNamespace(report_to=["wandb", "trackio"], run_name=None, output_dir="runs/x/sft")
-    with one_run(args, "tiny-world-sft-1a2b"):
+    args = SimpleNamespace(report_to=["wandb", "trackio"], run_name=None, output_dir="runs/x/sft",
+                           project="huggingface")  # fmt: skip
+    with one_run(args, "tiny-world-sft-1a2b", project="tiny-world"):
         assert (os.environ["WANDB_RUN_ID"], os.environ["WANDB_RESUME"]) == ("tiny-world-sft-1a2b", "allow")
-    assert args.run_name == "tiny-world-sft-1a2b" and ended == ["tiny-world-sft-1a2b"]
+    assert (args.project, args.run_name) == ("tiny-world", "tiny-world-sft-1a2b") and ended == ["tiny-world-sft-1a2b"]
     assert "WANDB_RUN_ID" not in os.environ and "WANDB_RESUME" not in os.environ
-    named = SimpleNamespace(report_to=["trackio"], run_name="mine", output_dir="runs/x/sft")
+    named = SimpleNamespace(report_to=["trackio"], run_name="mine", output_dir="runs/x/sft", project="own")
     monkeypatch.setenv("WANDB_RUN_ID", "of-the-user")
-    with one_run(named, "tiny-world-sft-1a2b"):
-        assert named.run_name == "mine" and os.environ["WANDB_RUN_ID"] == "of-the-user"
+    with one_run(named, "tiny-world-sft-1a2b", project="tiny-world"):
+        assert (named.project, named.run_name) == ("own", "mine") and os.environ["WANDB_RUN_ID"] == "of-the-user"
     assert len(ended) == 1
 
 

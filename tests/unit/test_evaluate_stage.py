@@ -168,7 +168,7 @@ def test_a_judge_of_the_same_labels_learns_from_pairs_that_the_reward_model_neve
     assert reward.run(context) is True
     of_judge = judge_run(context)
     _, source = reward.open_pairs(context)
-    kept, trained = (set(reward.training_pairs(one, source)["prompt"]) for one in (of_judge, context))
+    kept, trained = (set(reward.training_pairs(one, source)[0]["prompt"]) for one in (of_judge, context))
     assert len(kept) == len(trained) == 6 and not kept & trained
 
     assert ppo.run(context) is True and evaluate.run(context) is True
@@ -180,6 +180,9 @@ def test_a_judge_of_the_same_labels_learns_from_pairs_that_the_reward_model_neve
     assert record.path == tmp_path / "run/judge/reward"
     assert record.read()["fingerprint"] == context.record("reward").read()["fingerprint"]
     assert evaluate.run(context) is False
+    assert evaluate.run(make_context(tmp_path)) is False, "the flags of the reward stage are those that it was given"
+    again = judge_run(make_context(tmp_path)).settings("reward").resolved
+    assert {**record.read()["resolved"], **again} == record.read()["resolved"] and again["max_steps"] == 2
     # Another judge leaves it and the reward model as they are; other keys of the reward model are another one's.
     before = tree(tmp_path / "run/judge")
     assert evaluate.run(judged(context, JUDGE)) is True

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from collections.abc import Iterator
+import multiprocessing
+from collections.abc import Collection, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,6 +25,7 @@ from trainer_fixture import (
     trained,
     updates_of,
 )
+from transformers import TrainerCallback
 
 from rlhf_zoo.devices import brought
 from rlhf_zoo.errors import ZooError
@@ -161,3 +165,31 @@ def test_a_row_that_does_not_fit_is_an_error_with_its_mend(tmp_path: Path) -> No
     Full(trainer.policy, 1)
     with pytest.raises(ZooError, match=r"^A single row does not fit the memory of .*: shorten prompts"):
         trainer.train()
+
+
+class Resident(TrainerCallback):
+    """The process's memory after some updates, in KiB."""
+
+    def __init__(self, at: Collection[int]) -> None:
+        self.at, self.found = at, dict[int, int]()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if state.global_step in self.at:
+            gc.collect()
+            [line] = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmRSS")]
+            self.found[state.global_step] = int(line.split()[1])
+
+
+def resident(folder: Path, updates: Collection[int]) -> dict[int, int]:
+    """In a process of its own, where nothing else comes and goes."""
+    trainer, watch = make_trainer(folder, max_steps=max(updates)), Resident(updates)
+    trainer.add_callback(watch)
+    trainer.train()
+    return watch.found
+
+
+@pytest.mark.full
+def test_memory_does_not_grow_from_update_10_to_100(tmp_path: Path) -> None:
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as alone:
+        found = alone.submit(resident, tmp_path, (10, 100)).result()
+    assert found[100] < 1.01 * found[10], found

@@ -1,0 +1,75 @@
+"""What PPO holds out of a split, no stage of the run learns from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+from schemas import SCHEMAS, make_recipe
+
+from rlhf_zoo.chat import words
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.recipes import load_recipe
+from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.runs.data import HELD_OUT, data_source, evaluation_rows, parts
+from rlhf_zoo.runs.layout import sft_text, without_prompts
+from rlhf_zoo.stages.reward import held_out_pairs, training_pairs
+
+
+@pytest.mark.parametrize(("schema", "form"), SCHEMAS)
+def test_no_stage_reads_a_prompt_of_the_evaluation(schema: str, form: str, tmp_path: Path) -> None:
+    keys: dict[str, Any] = {"reward": {"judge_share": 0.5}} if "reward" in SCHEMAS[schema, form] else {}
+    folder = make_recipe(tmp_path, schema, form, **keys)
+    hub = Hub("other", "http://127.0.0.1:9", "a test")
+    context = RunContext(load_recipe(str(folder)), tmp_path / "run", hub, namespace="local", publish=False)
+    source = data_source(context)
+    evaluated = {
+        words(prompt).strip()
+        for part in ("test", "validation")
+        for prompt in evaluation_rows(context, source, part)["prompt"]
+    }
+    assert len(evaluated) == 2 * 5, "a fifth of 24 prompts each"
+
+    def learned() -> Iterator[tuple[str, list[str]]]:
+        train, held_out, left_out = parts(context, "sft", source)
+        assert held_out is not None and left_out[HELD_OUT] == 10
+        yield "sft", [words(row.get("prompt") or sft_text(row, "text")) for rows in (train, held_out) for row in rows]
+        if "reward" in context.recipe.stages:
+            pairs, left_out = training_pairs(context, source)
+            assert left_out[HELD_OUT] == 10
+            measured, _ = held_out_pairs(context, source) or (None, "")
+            assert measured is not None
+            yield "reward", [words(row["prompt"]) for rows in (pairs, measured) for row in rows]
+        yield "ppo", [words(prompt) for prompt in parts(context, "ppo", source)[0]["prompt"]]
+
+    for stage, texts in learned():
+        assert texts
+        asked = {text.strip()[: len(prompt) + 1] for prompt in evaluated for text in texts}
+        assert not [prompt for prompt in evaluated for end in ("", " ", "\n", "?") if prompt + end in asked], stage
+
+
+def test_a_prompt_is_the_same_in_every_form(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    asked = [[{"role": "user", "content": "one "}], "two", "\n\nHuman: three\n\nAssistant:"]
+    for rows in (
+        [{"prompt": "one"}, {"prompt": " two"}, {"prompt": "four"}],
+        [{"prompt": [{"role": "user", "content": name}]} for name in ("one", "two", "four")],
+        [{"text": "\n\nHuman: three\n\nAssistant: yes"}, {"text": "two"}, {"text": "four"}],
+        [
+            {"messages": [{"role": "user", "content": name}, {"role": "assistant", "content": "a"}]}
+            for name in ("one", "two", "x")
+        ],
+    ):
+        caplog.clear()
+        kept, left_out = without_prompts(Dataset.from_list(rows), asked, of="the stage sft")
+        assert kept.to_list() == rows[2:] and left_out == 2
+        assert "2 of 3 rows of the stage sft are left out: PPO holds their prompts out." in caplog.text
+    system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
+    assert without_prompts(Dataset.from_list([{"prompt": system}]), asked, of="x")[1] == 0, "another prompt"
+    with pytest.raises(ZooError, match="takes every prompt of the stage sft: give more data, or lower it"):
+        without_prompts(Dataset.from_list([{"prompt": "two"}]), asked, of="the stage sft")
