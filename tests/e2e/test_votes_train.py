@@ -196,7 +196,7 @@ def test_pairs_alone_are_known_from_other_data(tmp_path, configurations, found):
     make_recipe(tmp_path)
     named = write_data_set(tmp_path / "named", configurations)
     context = make_context(tmp_path)
-    context = replace(context, flags={"recipe": {"dataset_name": str(named)}})
+    context = replace(context, flags={"recipe": {"dataset_name": str(named)}, "reward": {"dataset_test_split": "test"}})
     pairs = named_pairs(context)
     assert (pairs and (pairs.configuration, pairs.test_split)) == found
     repo = pairs and pairs.source(context.hub).lineage["repo"]

@@ -130,7 +130,7 @@ def test_a_cache_goes_out_and_in() -> None:
         assert len(model(IDS[:, :3])) == 3
         _, _, rest = model(IDS[:, 3:], cache, torch.ones_like(IDS))
     # Attention over cached keys sums in another order; values up to 10 are known to 1e-6, and two layers add to it.
-    torch.testing.assert_close(rest, whole[:, 3:], rtol=0, atol=5e-6)
+    torch.testing.assert_close(rest, whole[:, 3:], rtol=2e-6, atol=5e-6)
     model.config.use_cache = False
     assert model(IDS, return_past_key_values=True)[3] is not None
 
