@@ -178,9 +178,11 @@ class BasePPOTrainer(Guarded, ABC):
 
     @property
     def precision(self) -> torch.dtype:
-        """What the policy computes in."""
-        dtype = next(self.policy.parameters()).dtype
-        return torch.bfloat16 if self.args.bf16 or dtype == torch.bfloat16 else torch.float32
+        """What the policy computes in; bfloat16 stands for eight bits too, whose rounding depends on a batch's rows."""
+        policy: Any = self.policy
+        eight = bool(getattr(policy, "is_loaded_in_8bit", False))
+        half = self.args.bf16 or next(policy.parameters()).dtype == torch.bfloat16
+        return torch.bfloat16 if half or eight else torch.float32
 
     @property
     def warming_up(self) -> bool:

@@ -65,7 +65,10 @@ def test_what_cannot_work_is_refused_before_anything_trains(stage: str, keys: di
         ({"report_to": ["wandb"]}, "report_to wandb of the stage ppo needs wandb, which is not installed"),
     ],
 )
-def test_what_is_not_installed_is_said_at_the_start(keys: dict[str, Any], message: str) -> None:
+def test_what_is_not_installed_is_said_at_the_start(
+    keys: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(ZooError, match=message):
         check_installed(settings("ppo", **keys))
     check_installed(settings("ppo", optim="adamw_torch_fused", attn_implementation="sdpa"))

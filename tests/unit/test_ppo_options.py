@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -354,8 +353,8 @@ def test_a_reference_in_eight_bits_is_near_the_policy(tmp_path: Path) -> None:
     assert 1e-4 < abs(updates_of(trainer)[0]["objective/kl"]) < 0.1
 
 
-@pytest.mark.skipif(find_spec("bitsandbytes") is not None, reason="bitsandbytes is installed")
-def test_eight_bits_need_bitsandbytes(tmp_path: Path) -> None:
+def test_eight_bits_need_bitsandbytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("transformers.utils.is_bitsandbytes_available", lambda: False)
     with pytest.raises(ZooError, match=r"^ref_load_in_8bit needs bitsandbytes, which is not installed: pip install"):
         make_trainer(tmp_path, ref_load_in_8bit=True)
 
