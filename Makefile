@@ -26,8 +26,9 @@ endif
 test: .venv/test.stamp lint ## everything but the long tier
 	$(BIN)/python -m pytest $(TOGETHER) -m "not full and not gpu"
 
-test-full: .venv/test.stamp ## the long tier: whole recipes, browsers, mutants, many kills, large transfers
+test-full: .venv/test.stamp .venv/few-bits ## the long tier: whole recipes, browsers, mutants, many kills, large transfers
 	$(BIN)/python -m pytest $(TOGETHER) -m "full and not gpu"
+	PYTHONPATH=.venv/few-bits $(BIN)/python -m pytest -q tests/unit/test_few_bits.py tests/unit/test_ppo_options.py -k bits
 
 coverage: .venv/test.stamp ## lines and branches of rlhf_zoo that `make test` runs, child processes included
 	$(PIP) coverage==7.17.3
@@ -68,6 +69,10 @@ evidence: .venv/demo.stamp ## every figure of the docs, resumable; writes docs/e
 .venv/test.stamp: pyproject.toml constraints.txt | .venv/demo.stamp
 	$(PIP) -e '.[space,dev]'
 	touch $@
+
+# Beside the environment, as every process that imports peft would import it too.
+.venv/few-bits: | .venv/test.stamp
+	$(PIP) --no-deps --target $@ bitsandbytes==0.50.2
 
 # The peer's last release that has PPO, in an environment of its own.
 .venv-trl/bench.stamp:

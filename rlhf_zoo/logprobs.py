@@ -364,6 +364,15 @@ class _Gradients:
         return [None if x is None else x.to(dtype) for x, dtype in zip(sums, self._types, strict=True)]
 
 
+def rows_at_once(states: Tensor, size: int) -> int:
+    """How many states' logits of a vocabulary of this size are held at once.
+
+    As many as a state has numbers, or more: then they weigh as much as the gradient of the head's weight, all of which
+    is added to for each of them.
+    """
+    return max(states.shape[1], (CHUNK if states.device.type == "cpu" else CHUNK_ELSEWHERE) // size)
+
+
 def _pass_of(
     given: Sequence[Any],
     sums: _Gradients | None = None,
@@ -379,7 +388,7 @@ def _pass_of(
     # Not −∞, as in `scaled`.
     bias = None if bias is None else bias[:size].to(dtype).clamp(min=-1e30)
     logprobs, entropies = (torch.zeros(len(states), device=states.device) for _ in range(2))
-    count = max(1, (CHUNK if states.device.type == "cpu" else CHUNK_ELSEWHERE) // size)
+    count = rows_at_once(states, size)
     for start in range(0, len(states), count):
         here = slice(start, start + count)
         some, chosen = states[here].to(dtype), tokens[here].unsqueeze(-1)
