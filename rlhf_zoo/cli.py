@@ -173,8 +173,15 @@ def main() -> None:
     if processes.started() > 1:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice to developers
     if not sys.warnoptions:
-        # What libraries tell their developers, and that this machine has no accelerator, are no user's concern.
-        for category, message in ((DeprecationWarning, ""), (FutureWarning, ""), (UserWarning, ".*pin_memory")):
+        # What libraries tell their developers, and that this machine has no accelerator, are no user's concern. Nothing
+        # here writes into what a sharded model returns.
+        told = (
+            (DeprecationWarning, ""),
+            (FutureWarning, ""),
+            (UserWarning, ".*pin_memory"),
+            (UserWarning, "FSDP2-wrapped"),
+        )
+        for category, message in told:
             warnings.filterwarnings("ignore", message, category)
     warnings.formatwarning = _as_sentence
     for stream in (sys.stdout, sys.stderr):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from ..errors import ZooError
 from .common import SOURCE_HUB, TRUST, UserPath, settle_hub
 
 __all__ = ["new"]
@@ -26,6 +27,7 @@ __all__ = ["new"]
     multiple=True,
     help="A reward function, or another reward model in place of one's own; may be given several times.",
 )
+@click.option("--columns", help="What the data call their columns, as YAML: '{prompt: question, chosen: better}'.")
 @click.option("--judge", help="Who compares PPO with SFT, as `rlhf-zoo eval --judge` takes it.")
 @click.option(
     "--memory", type=click.FloatRange(min=0, min_open=True), help="Of the GPU, GiB.  [default: this one's, else 24]"
@@ -39,6 +41,7 @@ def new(
     prompts: str | None,
     texts: str | None,
     rewards: tuple[str, ...],
+    columns: str | None,
     judge: str | None,
     memory: float | None,
     source_hub: str | None,
@@ -53,8 +56,13 @@ def new(
       rlhf-zoo new mine --model Qwen/Qwen3-0.6B --preferences trl-lib/ultrafeedback_binarized
     """
     from ..draft.wish import Wish
+    from ..runs.values import coerce
 
-    wish = Wish(model, preferences, prompts, texts, rewards, judge, memory)
+    try:
+        named = {} if columns is None else coerce(columns, dict[str, str])
+    except ValueError as error:
+        raise ZooError(f"--columns is {columns!r}, and it takes {error}: write '{{chosen: better}}'.") from error
+    wish = Wish(model, preferences, prompts, texts, rewards, judge, memory, named)
     wish.check()  # before what takes seconds to import
 
     from ..draft.memory import GIB

@@ -143,6 +143,7 @@ class ClassicPPOConfig:
             num_mini_batches=self.batch_size // self.backward_batch_size,
             num_ppo_epochs=self.ppo_epochs,
             kl_coef=self.init_kl_coef,
+            reference=True,
             kl_target=self.target if self.adap_kl_ctrl else None,
             kl_horizon=int(self.horizon),
             gamma=self.gamma,

@@ -113,17 +113,18 @@ def _part(repo: str, configuration: str | None, commit: str | None) -> Part:
     return Part(configuration, sizes, rows)
 
 
-def read_as(data: Source, form: Form) -> Reading | None:
+def read_as(data: Source, form: Form, named: Mapping[str, str] | None = None) -> Reading | None:
     """How a stage would read the data set; None where nothing in it has the stage's form.
 
-    Of several configurations the first that has it is taken.
+    Of several configurations the first that has it is taken. named: what somebody says that columns are called, ours ->
+    theirs.
     """
     for part in data.parts:
         train = _first(part.splits, TRAIN[form])
         if train is None or not part.rows[train]:
             continue
         rows = datasets.Dataset.from_list([dict(row) for row in part.rows[train]])
-        columns = _columns(rows, form)
+        columns = _columns(rows, form, named or {})
         if columns is None:
             continue
         try:
@@ -146,10 +147,11 @@ def _first(splits: Mapping[str, int], beginnings: Sequence[str]) -> str | None:
     return next((name for start in beginnings for name in sorted(splits) if name.startswith(start)), None)
 
 
-def _columns(rows: datasets.Dataset, form: Form) -> dict[str, str] | None:
+def _columns(rows: datasets.Dataset, form: Form, named: Mapping[str, str]) -> dict[str, str] | None:
     """The key `columns`: empty where the data set's own names are the stage's; None where it has no such columns."""
     names, first = rows.column_names, rows[0]
-    found = {ours: next((one for one in theirs if one in names), None) for ours, theirs in CALLED.items()}
+    called = {ours: (named.get(ours), *theirs) for ours, theirs in CALLED.items()}
+    found = {ours: next((one for one in theirs if one in names), None) for ours, theirs in called.items()}
     renamed = {ours: theirs for ours, theirs in found.items() if theirs is not None}
 
     def only(*wanted: str) -> dict[str, str]:

@@ -162,14 +162,14 @@ def _readings(wish: Wish) -> dict[str, Reading]:
 
     pairs = None
     if wish.preferences is not None and not wish.models:
-        pairs = read_as(look(wish.preferences), "pairs")
+        pairs = read_as(look(wish.preferences), "pairs", wish.columns)
         if pairs is None:
             raise ZooError(
-                f"{_columns_of(look(wish.preferences))}, and preferences have the columns chosen and rejected: give "
-                "another --preferences, or rename its columns."
+                f"{_columns_of(look(wish.preferences))}, and preferences have the columns chosen and rejected: say "
+                "which those are by --columns '{chosen: …, rejected: …, prompt: …}', or give another --preferences."
             )
     texts = [name for name in ([wish.texts] if wish.texts else [wish.preferences, wish.prompts]) if name]
-    found = next((one for name in texts if (one := read_as(look(name), "texts")) is not None), None)
+    found = next((one for name in texts if (one := read_as(look(name), "texts", wish.columns)) is not None), None)
     if found is None:
         raise ZooError(
             f"{' and '.join(texts)} hold no answers that SFT could learn from: name texts by --texts, with columns "
@@ -178,7 +178,7 @@ def _readings(wish: Wish) -> dict[str, Reading]:
     readings = {"sft": found} | ({} if pairs is None else {"reward": pairs})
     name = wish.prompts or wish.preferences
     assert name is not None  # checked before
-    prompts = read_as(look(name), "prompts")
+    prompts = read_as(look(name), "prompts", wish.columns)
     if prompts is None:
         raise ZooError(
             f"{_columns_of(look(name))}, and PPO reads prompt, messages, or chosen and rejected: give other --prompts."

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import ZooError
 from ..plugins import REWARDS, did_you_mean, registered
 from ..runs.names import check_judge_name
 
-__all__ = ["Wish"]
+__all__ = ["COLUMNS", "Wish"]
+
+#: What `new` looks for in data.
+COLUMNS = ("prompt", "completion", "chosen", "rejected")
 
 
 @dataclass(frozen=True)
 class Wish:
-    """texts: what SFT learns from. rewards: functions, and at most one model. gib: of the GPU."""
+    """texts: what SFT learns from. rewards: functions, and at most one model. gib: of the GPU.
+
+    columns: what the data call a column that a stage reads, where that is no usual name: ours -> theirs.
+    """
 
     model: str
     preferences: str | None = None
@@ -24,6 +30,7 @@ class Wish:
     rewards: Sequence[str] = ()
     judge: str | None = None
     gib: float | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def functions(self) -> list[str]:
@@ -37,8 +44,15 @@ class Wish:
         functions = self.functions
         return [name for name in self.rewards if name not in functions]
 
+    def __post_init__(self) -> None:
+        # As --judge takes them.
+        object.__setattr__(self, "rewards", tuple(name.removeprefix("reward:") for name in self.rewards))
+
     def check(self) -> None:
         """Raises ZooError for what no recipe can be made of; it imports nothing, so that this is said at once."""
+        if unknown := next((name for name in self.columns if name not in COLUMNS), None):
+            near = did_you_mean(unknown, COLUMNS) or f": it is one of {', '.join(COLUMNS)}."
+            raise ZooError(f"--columns names {unknown!r}, which nothing reads{near}")
         if self.judge is not None:
             check_judge_name(self.judge)
         for name in self.models:

@@ -101,11 +101,12 @@ def rescored(
 def rewarded(
     tools: Evaluator, prompts: Sequence[Any], texts: Sequence[str], columns: Mapping[str, Sequence[Any]]
 ) -> list[float]:
-    """The reward of texts that end by themselves; [] where there is none."""
+    """The reward of texts that end by themselves, cut as completions are; [] where there is none."""
     if tools.rewards is None:
         return []
     stops = tools.stops or stop_ids(tools.reference, tools.tokenizer)
     tokens = [tools.tokenizer(text, add_special_tokens=False)["input_ids"][: tools.max_new_tokens] for text in texts]
+    texts = tools.tokenizer.batch_decode(tokens, skip_special_tokens=True)  # as rewards read a policy's
     ended = [[*ids, stops[0]] for ids in tokens]
     rewards: list[float] = []
     size = rows_at_once(tools.reference, tools.max_new_tokens + 1)

@@ -32,7 +32,7 @@ from ..value_head import (
     AutoModelForSeq2SeqLMWithValueHead,
     ValueHead,
 )
-from .config import PPOConfig
+from .config import PPOConfig, holds_reference
 from .guards import (
     Reader,
     check_decoding,
@@ -101,10 +101,10 @@ def assemble(
     if isinstance(ref_model, AutoModelForCausalLMWithValueHead):
         ref_model = ref_model.pretrained_model
     own = ref_model is not None or args.ref_adapter_name is not None
-    if not args.reference and ref_model is not None:
+    if args.reference is False and ref_model is not None:
         raise ZooError("reference is false and ref_model is given too: leave it out.")
     reference = None
-    if args.reference:
+    if holds_reference(args, given=ref_model is not None):
         reference = Reference(
             policy, ref_model, adapter=args.ref_adapter_name, in_8bit=args.ref_load_in_8bit, in_bf16=bool(args.bf16)
         )

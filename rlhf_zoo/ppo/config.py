@@ -15,7 +15,7 @@ from ..rewards.model import REWARD_OUTPUTS
 from ..tokenizer import stop_ids
 from ..truncation import Truncation
 
-__all__ = ["PPOConfig"]
+__all__ = ["PPOConfig", "holds_reference"]
 
 # More at a time make a CPU no faster, and cost memory.
 TOKENS_ON_CPU = 512
@@ -110,9 +110,11 @@ class PPOConfig(TrainingArguments):
     )
     reward_weights: list[float] | None = field(default=None, metadata={"help": "One weight a reward; None is all 1."})
     kl_coef: float = field(default=0.05, metadata={"help": "β, the weight of the KL penalty."})
-    reference: bool = field(
-        default=True,
-        metadata={"help": "Hold the policy that KL is measured against; with kl_coef 0 a run can go without."},
+    reference: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Hold the policy that KL is measured against; None does unless kl_coef is 0 and no key asks."
+        },
     )
     kl_in: str = field(
         default="reward", metadata={"help": "Where the KL penalty goes: 'reward' (RLHF) or 'loss' (as in GRPO)."}
@@ -373,6 +375,15 @@ def _check_engine(args: Any) -> None:
         raise ZooError(f"{min(of_colocated)} is of a colocated vLLM, and vllm_mode is 'server': give it to the server.")
 
 
+def holds_reference(args: Any, *, given: bool) -> bool:
+    """Whether a run has a reference. given: one of its own was."""
+    if args.reference is not None:
+        return bool(args.reference)
+    asks = args.ref_load_in_8bit or args.ref_adapter_name or str(args.metric_for_best_model).endswith("objective/kl")
+    penalised = args.kl_coef != 0 or args.kl_target is not None or args.kl_in == "loss"
+    return bool(given or asks or penalised)
+
+
 def _check_reference(args: Any) -> None:
     stays = {
         "fsdp2, whose shards stay": args.fsdp2,
@@ -382,7 +393,7 @@ def _check_reference(args: Any) -> None:
     if args.offload_frozen and any(stays.values()):
         what = next(what for what, on in stays.items() if on)
         raise ZooError(f"offload_frozen does not go with {what}: leave one of them out.")
-    if args.reference:
+    if args.reference is not False:
         return
     if args.kl_coef != 0 or args.kl_target is not None:
         holds = f"kl_target is {args.kl_target}" if args.kl_target is not None else f"kl_coef is {args.kl_coef}"

@@ -15,7 +15,7 @@ from .settings import EvaluationConfig, StageSettings
 #: What a stage's resolved settings hold beside its own keys.
 OF_OTHERS = ("recipe", "ppo", "data", "parents")
 
-__all__ = ["check_same_labels", "evaluation_of", "judge_run", "of_same_labels", "with_judge"]
+__all__ = ["as_trained", "check_same_labels", "evaluation_of", "judge_run", "of_same_labels", "with_judge"]
 
 
 def evaluation_of(context: RunContext) -> EvaluationConfig:
@@ -51,16 +51,39 @@ def of_same_labels(context: RunContext) -> bool:
 def judge_run(context: RunContext) -> RunContext:
     """The run whose reward model is the judge `same-labels`: as the run's own is trained, on the pairs kept for it.
 
-    With the keys that the run's own was trained with, once it is.
+    With the keys that the run's own was trained with, once it is, those of PPO's sampling among them.
     """
-    document, recipe, flags = context.record("reward").read(), context.recipe, context.flags
-    if document.get("status") == "finished":
-        keys = {name: value for name, value in document["resolved"].items() if name not in OF_OTHERS}
-        recipe, flags = replace(recipe, stages={**recipe.stages, "reward": keys}), {**flags, "reward": {}}
+    run = as_trained(context, "reward")
+    document = context.record("reward").read()
+    if document.get("status") == "finished" and "ppo" in document["resolved"] and "ppo" in run.recipe.stages:
+        drawn = {**run.recipe.stages["ppo"], **document["resolved"]["ppo"]}
+        flags = {name: {} if name == "ppo" else keys for name, keys in run.flags.items()}
+        run = replace(run, recipe=replace(run.recipe, stages={**run.recipe.stages, "ppo": drawn}), flags=flags)
     base = context.record("reward").path.parent
-    directory, own = base / "judge", ("reward",)
-    run = replace(context, recipe=recipe, flags=flags, directory=directory, base=base, own=own)
-    return replace(run, publish=False, restart=False, of_judge=True)
+    own = ("reward",)
+    run = replace(run, directory=base / "judge", base=base, own=own, of_judge=True)
+    return replace(run, publish=False, restart=False)
+
+
+def as_trained(context: RunContext, stage: str) -> RunContext:
+    """The run with the keys that the stage was trained with, once it is, whatever its file says now.
+
+    Raises ZooError for a flag of the stage that says otherwise.
+    """
+    document = context.record(stage).read()
+    if document.get("status") != "finished":
+        return context
+    keys = {name: value for name, value in document["resolved"].items() if name not in OF_OTHERS}
+    if given := context.flags.get(stage):
+        asked = context.settings(stage).resolved
+        key = first_difference({name: keys.get(name) for name in given}, {name: asked.get(name) for name in given})
+        if key is not None:
+            raise ZooError(
+                f"{context.record(stage).path} was trained with another {key} than this command says: leave the flag "
+                f"out, or train it again with `rlhf-zoo {stage} {context.recipe.name} --restart`."
+            )
+    recipe = replace(context.recipe, stages={**context.recipe.stages, stage: keys})
+    return replace(context, recipe=recipe, flags={**context.flags, stage: {}})
 
 
 def check_same_labels(context: RunContext) -> None:
@@ -79,11 +102,7 @@ def check_same_labels(context: RunContext) -> None:
     if not trained:
         return
     before = {name: value for name, value in document["resolved"].items() if name not in ("data", "parents")}
-    given = {key: context.settings("reward").resolved[key] for key in context.flags.get("reward", {})}
-    key = first_difference(before, settings.resolved) or first_difference(
-        {key: before.get(key) for key in given}, given
-    )
-    if key is not None:
+    if (key := first_difference(before, settings.resolved)) is not None:
         raise ZooError(
             f"{wanted} the one in {record.path} was trained with another {key} than this command says: say it as then, "
             f"or {again}"

@@ -367,6 +367,16 @@ def stage_settings(
     _check_trainer(trainer, stage)
     check_model(model, stage, critic=getattr(trainer, "critic", None))
     check_rule(stage, release, trainer, held_out=data.evaluated_split)
+    if (
+        trainer.eval_strategy != "no"
+        and data.evaluated_split is None
+        and (stage == "reward" or not data.held_out_share)
+    ):
+        keys_of = "dataset_validation_split" if stage == "reward" else "dataset_test_split or held_out_share"
+        raise ZooError(
+            f"eval_strategy of the stage {stage} is {trainer.eval_strategy.value}, and nothing is held out to evaluate "
+            f"on: set {keys_of}, or eval_strategy to no."
+        )
     if release.push_merged and not model.use_peft:
         raise ZooError(f"push_merged of the stage {stage} needs use_peft: without LoRA the checkpoint is the model.")
     keep = asked.get("save_total_limit")

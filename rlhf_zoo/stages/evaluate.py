@@ -28,7 +28,7 @@ from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from ..run_lock import sole_writer
 from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
 from ..runs.data import HELD_OUT, DataSource, evaluated_part, evaluation_rows, labeled_rows, stage_source
-from ..runs.judge import check_same_labels, evaluation_of, judge_run, of_same_labels
+from ..runs.judge import as_trained, check_same_labels, evaluation_of, judge_run, of_same_labels
 from ..runs.names import SAME_LABELS
 from ..runs.settings import EvaluationConfig
 from ..votes.judge import votes_on
@@ -52,10 +52,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """
     started = time.monotonic()
     quiet()
-    shared, config = context.shared, evaluation_of(context)
     record = context.record("eval")
     if not context.restart:
         record.check_recipe(context.recipe.name)
+    context = as_trained(context, "ppo")
+    shared, config = context.shared, evaluation_of(context)
     check_judges(context)
     source = stage_source(context, "ppo")
     checkpoints = {stage: context.checkpoint(stage) for stage in ("sft", "ppo")}
@@ -191,10 +192,15 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
     prompts = evaluation_rows(context, source, path=path)
     if len(prompts) < wanted:
         raise ZooError(
-            f"The test split has {len(prompts)} prompts and evaluation.prompts asks for {wanted}: lower it, or prepare "
-            "more data."
+            f"The {_words(evaluated_part(context))} has {len(prompts)} prompts and evaluation.prompts asks for "
+            f"{wanted}: lower it, or prepare more data."
         )
     return prompts.select(range(wanted))
+
+
+def _words(where: Mapping[str, Any]) -> str:
+    share, split = where["held_out_share"], where["split"]
+    return f"{split} split" if share is None else f"share of {share:g} that PPO holds out of the {split} split"
 
 
 def check_judges(context: RunContext) -> None:

@@ -57,6 +57,8 @@ class Variant:
         """The flags of its run."""
         flags = {stage: dict(keys) for stage, keys in given.items()}
         flags.setdefault("ppo", {})[self.key] = self.value
+        if self.key == "kl_coef" and self.value == 0:  # what β buys is compared by KL
+            flags["ppo"].setdefault("reference", True)
         if self.seed is not None:
             flags["ppo"]["seed"] = self.seed
         return flags

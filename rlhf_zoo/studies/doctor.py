@@ -454,7 +454,7 @@ def _rollout(trainer: PPOTrainer) -> tuple[tuple[list[dict], Rollout], str]:
 
 def _kl(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[None, str]:
     if trainer.reference is None:
-        return None, "not measured, as reference is false"
+        return None, "not measured, as no reference is held"
     kl = trainer.mean(trial[1].kl)
     check_start(kl)
     return None, f"{kl:.3g} nats a completion from the reference, where the run begins"

@@ -119,6 +119,27 @@ def test_the_label_of_a_reward_model_is_guessed_and_said(capsys: pytest.CaptureF
         zoo("new", "other", *words, "--judge", "reward:two")
 
 
+def test_columns_of_any_name(capsys: pytest.CaptureFixture[str]) -> None:
+    miniatures.save("Qwen3", Path("base"))
+    rows = schemas.rows_of("trl-lib/tldr-preference")
+    named = {"prompt": "asked", "chosen": "better", "rejected": "worse"}
+    schemas.write_data(Path("pairs"), [{named[name]: text for name, text in row.items()} for row in rows])
+    words = ["new", "mine", "--model", "base", "--preferences", "pairs", "--judge", "rule:length"]
+    with pytest.raises(ZooError, match=r"say which those are by --columns '\{chosen: …, rejected: …, prompt: …\}'"):
+        zoo(*words)
+    for wrong, said in (
+        ("{chosn: better}", "names 'chosn', which nothing reads, did you mean 'chosen'"),
+        ("[1]", "it takes"),
+    ):
+        with pytest.raises(ZooError, match=said):
+            zoo(*words, "--columns", wrong)
+    zoo(*words, "--columns", "{prompt: asked, chosen: better, rejected: worse}")
+    assert recipe()["reward"]["columns"] == named
+    assert recipe()["ppo"]["columns"] == {"prompt": "asked"}
+    assert recipe()["sft"]["columns"] == {"prompt": "asked", "completion": "better"}
+    zoo("recipes", "validate", "mine")
+
+
 def test_where_all_weights_do_not_fit_it_is_lora_on_the_layers_of_the_model(
     thread_hub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

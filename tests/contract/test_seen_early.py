@@ -160,6 +160,16 @@ def test_every_split_that_is_read_later_is_looked_for(
         zoo("recipes", "validate", "mine", *flags)
 
 
+def test_what_evaluates_and_has_nothing_to_evaluate_on(zoo: Callable[..., None], tmp_path: Path) -> None:
+    make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational", base=save("Qwen3", tmp_path / "base"))
+    flags = ("recipes", "validate", "mine", "--sft.eval_strategy", "steps", "--sft.eval_steps", "1")
+    zoo(*flags)
+    with pytest.raises(
+        ZooError, match="eval_strategy of the stage sft is steps, and nothing is held out to evaluate on"
+    ):
+        zoo(*flags, "--sft.held_out_share", "none")
+
+
 def test_ppo_alone_says_what_its_evaluation_would_stumble_over(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -31,8 +31,8 @@ def test_several_seeds_of_each_value() -> None:
     names = ["kl-coef-0", "kl-coef-0-seed-8", "kl-coef-0-seed-9"]
     assert [one.name for one in found] == [*names, *(name.replace("-0", "-0.5", 1) for name in names)]
     assert found[1].label == "β = 0, seed 8" and found[1].setting == found[0].setting == "β = 0"
-    assert found[0].flags({"ppo": {"seed": 7}}) == {"ppo": {"seed": 7, "kl_coef": 0.0}}
-    assert found[2].flags({}) == {"ppo": {"seed": 9, "kl_coef": 0.0}}
+    assert found[0].flags({"ppo": {"seed": 7}}) == {"ppo": {"seed": 7, "kl_coef": 0.0, "reference": True}}
+    assert found[2].flags({}) == {"ppo": {"seed": 9, "kl_coef": 0.0, "reference": True}}
 
 
 def test_what_is_no_list_of_values() -> None:

@@ -18,13 +18,13 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 from toy_run import make_context, make_recipe, save_start
-from trainer_fixture import SAVED, make_trainer, updates_of
+from trainer_fixture import SAVED, make_policy, make_trainer, updates_of
 from transformers import AutoModelForCausalLM
 
 from rlhf_zoo.cli import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
-from rlhf_zoo.ppo.config import PPOConfig
+from rlhf_zoo.ppo.config import PPOConfig, holds_reference
 from rlhf_zoo.record import StageRecord, check_whole
 from rlhf_zoo.release.adapters import sent_instead
 from rlhf_zoo.release.card import make_card
@@ -180,11 +180,12 @@ def test_resume_auto_is_said_in_job_scripts_and_does_not_go_with_restart(tmp_pat
 def test_without_a_reference_nothing_but_the_kl_changes(tmp_path: Path) -> None:
     """β = 0: the same weights, no second copy of the policy, and no figure that nobody measured."""
     with_one, without = (
-        make_trainer(tmp_path / str(held), kl_coef=0.0, reference=held, **{**SAVED, "save_strategy": "no"})
+        make_trainer(tmp_path / str(held), kl_coef=0.0, reference=held or None, **{**SAVED, "save_strategy": "no"})
         for held in (True, False)
     )
     for trainer in (with_one, without):
         trainer.train()
+    assert make_trainer(tmp_path / "given", kl_coef=0.0, ref_model=make_policy()).reference is not None
     assert without.reference is None and with_one.reference.own is not None
     ours, theirs = without.policy.state_dict(), with_one.policy.state_dict()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -194,6 +195,14 @@ def test_without_a_reference_nothing_but_the_kl_changes(tmp_path: Path) -> None:
         assert row.keys() - same.keys() == {"objective/kl"}
         apart = {name for name in same if row[name] != same[name]}
         assert not apart, apart
+
+
+@pytest.mark.parametrize(
+    "keys", [{}, {"kl_target": 6.0}, {"kl_in": "loss", "kl_estimator": "k2"}, {"metric_for_best_model": "objective/kl"}]
+)
+def test_what_asks_for_a_reference_has_one(tmp_path: Path, keys: dict[str, Any]) -> None:
+    given = PPOConfig(output_dir=str(tmp_path), use_cpu=True, **{"kl_coef": 0.0, **keys})
+    assert holds_reference(given, given=False) is bool(keys)
 
 
 @pytest.mark.parametrize(

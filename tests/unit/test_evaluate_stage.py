@@ -17,6 +17,8 @@ from toy_run import EVALUATION, make_context, make_recipe, save_stage, save_star
 from trainer_fixture import make_tokenizer
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluator.measure import make_evaluator
+from rlhf_zoo.evaluator.written import rewarded
 from rlhf_zoo.record import StageRecord, read_json
 from rlhf_zoo.release.card import make_card
 from rlhf_zoo.runs.context import RunContext
@@ -189,6 +191,34 @@ def test_a_judge_of_the_same_labels_learns_from_pairs_that_the_reward_model_neve
     with pytest.raises(ZooError, match="was trained with another max_steps than this command says"):
         evaluate.run(flagged(judge_share=0.5, max_steps=1))
     assert tree(tmp_path / "run/judge") == before
+
+
+def test_the_evaluation_is_of_what_was_trained_whatever_file_and_flags_say_now(
+    trained: RunContext, tmp_path: Path
+) -> None:
+    shutil.copytree(trained.directory, tmp_path / "run", ignore=shutil.ignore_patterns("eval"))
+    plain, length = (
+        replace(trained, directory=tmp_path / "run", flags={}),
+        trained.settings("ppo").trainer.response_length,
+    )
+    stages = {**trained.recipe.stages, "ppo": {**trained.recipe.stages["ppo"], "response_length": 3}}
+    assert evaluate.run(replace(plain, recipe=replace(trained.recipe, stages=stages)))
+    assert read_json(tmp_path / "run/eval/evaluation.json")["max_new_tokens"] == length != 3
+    with pytest.raises(ZooError, match="was trained with another response_length than this command says: leave the fl"):
+        evaluate.run(replace(plain, flags={"ppo": {"response_length": "3"}}))
+
+
+def halves(completions: Sequence[str], **_: Any) -> list[list[tuple[int, int, float]]]:
+    return [[(0, len(completion) // 2, 1.0)] for completion in completions]
+
+
+def test_texts_that_somebody_wrote_are_paid_as_completions_are(tmp_path: Path) -> None:
+    """Cut where a completion would be, also for a reward that pays spans of what it reads."""
+    make_recipe(tmp_path)
+    save_start(tmp_path)
+    context = make_context(tmp_path, reward_model_path="none", reward_funcs="test_evaluate_stage:halves")
+    tools = make_evaluator(context, context.checkpoint("sft").path)
+    assert rewarded(tools, ["ab", "cd"], ["abc" * 40, "ab"], {}) == [1.0, 1.0]
 
 
 def test_a_policy_of_a_run_is_asked_what_its_training_held_out(trained: RunContext, tmp_path: Path) -> None:
