@@ -113,7 +113,7 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
     from ..hub.refusals import reason
     from ..recipes import load_recipe
     from ..runs.beginning import check_label, check_response_length, named_models
-    from ..runs.data import check_forms, check_labeled
+    from ..runs.forms import check_forms, check_labeled
     from ..runs.judge import with_judge
     from ..runs.loading import check_installed
     from ..runs.settings import recipe_config, stage_settings

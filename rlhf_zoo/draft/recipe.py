@@ -140,7 +140,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _check(recipe: Path) -> None:
-    from ..runs.data import check_forms
+    from ..runs.forms import check_forms
     from ..runs.settings import recipe_config, stage_settings
 
     found = load_recipe(str(recipe))
@@ -242,7 +242,8 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
     fit = sum(length <= prompt for length in lengths) / len(lengths)
     usable = max(int(ppo.count * fit), 1)
     asked = max(2, min(MOST_PROMPTS, usable // 8))
-    share = min(0.2, max(0.005, math.ceil(1500 * asked / usable) / 1000))
+    own = ppo.keys["dataset_test_split"] is not None  # of the evaluation: then both shares are to watch training by
+    share = min(0.1 if own else 0.2, max(0.005, math.ceil((750 if own else 1500) * asked / usable) / 1000))
     rollout = max(2, min(UPDATE, 2 ** int(math.log2(max(usable * (1 - 2 * share) / 2, 2)))))
     rows = min(MICRO, rollout)
     episodes = max(rollout, min(MOST_EPISODES, int(usable * (1 - 2 * share))) // rollout * rollout)

@@ -14,30 +14,29 @@ from typing import Any
 import datasets
 
 from .. import processes
-from ..chat import Chat
 from ..errors import ZooError
-from ..hub.connect import CLIENT, Hub
+from ..hub.connect import Hub
 from ..hub.publish import publish_folder
-from ..hub.refusals import reason, refusals_as
+from ..hub.refusals import refusals_as
 from ..json_values import hub_id
 from ..model_files import load_tokenizer
 from ..plugins import load_object
 from ..record import fingerprint, now, write_text
 from .context import RunContext, versions
-from .layout import Form, conversational, fitting, in_form, parts_of, without_prompts
+from .layout import Form, fitting, hold_out, in_form, parts_of, without_prompts
 from .settings import RecipeConfig, StageSettings
-from .sources import DataSource, NoSuchPart, digest, find_data
+from .sources import DataSource, digest, find_data
 
 __all__ = [
     "CORPORA",
+    "FORMS",
     "HELD_OUT",
     "DataSource",
     "add_configuration",
-    "check_forms",
-    "check_labeled",
     "corpus_settings",
     "data_source",
     "evaluated_part",
+    "evaluated_split",
     "evaluation_rows",
     "forget_lost_data",
     "labeled_rows",
@@ -48,6 +47,7 @@ __all__ = [
     "split_files",
     "stage_rows",
     "stage_source",
+    "text_field",
     "to_train",
     "without_held_out",
     "write_configuration",
@@ -72,13 +72,13 @@ def stage_rows(
 ) -> datasets.Dataset:
     """A split of the stage's data in the form that the stage reads. form: None is the stage's own."""
     data = context.settings(stage).data
-    return shaped(context, source, data, split, form=form or _FORMS[stage], text=_text_field(context.settings(stage)))
+    return shaped(context, source, data, split, form=form or FORMS[stage], text=text_field(context.settings(stage)))
 
 
-_FORMS: Mapping[str, Form] = {"sft": "texts", "reward": "pairs", "ppo": "prompts"}
+FORMS: Mapping[str, Form] = {"sft": "texts", "reward": "pairs", "ppo": "prompts"}
 
 
-def _text_field(settings: StageSettings) -> str:
+def text_field(settings: StageSettings) -> str:
     return str(getattr(settings.trainer, "dataset_text_field", "text"))
 
 
@@ -109,9 +109,20 @@ def without_held_out(
     if data.held_out_share is None:
         return rows, {}
     prompts = stage_rows(context, "ppo", stage_source(context, "ppo"), data.dataset_train_split)
-    held_out = parts_of(prompts, data.held_out_share, parts=2)[:2]
-    kept, left_out = without_prompts(rows, [prompt for part in held_out for prompt in part["prompt"]], of=of)
+    test, watched, _ = _shares_of_ppo(context, prompts)
+    kept, left_out = without_prompts(rows, [*test["prompt"], *watched["prompt"]], of=of)
     return kept, {HELD_OUT: left_out}
+
+
+def _shares_of_ppo(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:
+    """What PPO's held_out_share makes of its training split: for the evaluation at the end, to watch by, to train on.
+
+    Where the evaluation has a split of its own, there are twice as many to watch by.
+    """
+    test, watched, train = parts_of(rows, context.settings("ppo").data.held_out_share, parts=2)
+    if context.shared.evaluation.dataset_test_split is not None:
+        watched = datasets.concatenate_datasets([test, watched])
+    return [test, watched, train]
 
 
 def parts(
@@ -121,8 +132,10 @@ def parts(
     data = context.settings(stage).data
     train, left_out = learned_rows(context, stage, source)
     if data.held_out_share is not None:
-        # Of PPO's, the first part is for the evaluation at the end.
-        *_, held_out, train = parts_of(train, data.held_out_share, parts=2 if stage == "ppo" else 1)
+        if stage == "ppo":
+            _, held_out, train = _shares_of_ppo(context, train)
+        else:
+            train, held_out = hold_out(train, data.held_out_share)
         return train, held_out, left_out
     if data.dataset_test_split is None:
         return train, None, left_out
@@ -147,7 +160,7 @@ def evaluation_rows(
 def _evaluation_rows(context: RunContext, source: DataSource, part: str) -> datasets.Dataset:
     where = evaluated_part(context, part)
     rows, share = stage_rows(context, "ppo", source, where["split"]), where["held_out_share"]
-    return rows if share is None else parts_of(rows, share, parts=2)[0 if part == "test" else 1]
+    return rows if share is None else _shares_of_ppo(context, rows)[0 if part == "test" else 1]
 
 
 def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
@@ -155,11 +168,12 @@ def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
     `held_out_share`.
     """
     data = context.settings("ppo").data
-    split, share = _evaluated_split(context.shared, data, part)
+    split, share = evaluated_split(context.shared, data, part)
     return {"config": data.dataset_config, "split": split, "held_out_share": share}
 
 
-def _evaluated_split(shared: RecipeConfig, data: Any, part: str = "test") -> tuple[str, float | None]:
+def evaluated_split(shared: RecipeConfig, data: Any, part: str = "test") -> tuple[str, float | None]:
+    """(the split, the share that training left out of it) of `evaluation_rows`. data: the keys of PPO's."""
     asked = shared.evaluation.dataset_test_split
     if data.held_out_share is not None and (part == "validation" or asked is None):
         return data.dataset_train_split, data.held_out_share
@@ -184,75 +198,6 @@ def to_train(context: RunContext) -> dict[str, StageSettings]:
         for one in context.recipe.stages
         if (one not in done or context.restart) and one not in context.pinned
     }
-
-
-def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = CLIENT) -> dict[str, str]:
-    """Raises ZooError for columns that a stage cannot read, as far as the data sets' pages tell without a download.
-
-    What the Hub does not say, or a Hub that does not answer, is left to the stage. Returns it: data set -> why.
-    """
-    look = _Look(shared, hub)
-    for stage, settings in stages.items():
-        if stage == "reward" and settings.data.simulated_pairs is not None:
-            continue
-        of, data, text = f"the stage {stage}", settings.data, _text_field(settings)
-        rows = look.first_row(data, data.dataset_train_split, _FORMS[stage], of=of, text=text)
-        for split in ("dataset_test_split", "dataset_validation_split"):
-            if getattr(data, split, None) is not None:
-                look.first_row(data, getattr(data, split), _FORMS[stage], of=of, text=text)
-        if stage == "ppo":
-            look.first_row(data, _evaluated_split(shared, data)[0], "prompts", of="the evaluation")
-        if rows is not None and shared.chat != Chat() and not conversational(rows):
-            raise ZooError(
-                f"The data set {settings.data.dataset_name or shared.dataset_name} of {of} has plain texts, and "
-                "recipe.yaml says how conversations are rendered: set conversational to true, or leave system_prompt, "
-                "chat_template_kwargs and strip_thoughts out."
-            )
-    return look.unseen
-
-
-def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
-    """The same of the texts and labels that the judge `classifier` learns from."""
-    look, data = _Look(shared, hub), shared.evaluation.labeled_data
-    look.first_row(data, data.dataset_train_split, "labeled", of="the judge classifier")
-    return look.unseen
-
-
-class _Look:
-    """First rows of data sets, each looked at once. unseen: of those that cannot be looked at yet, why."""
-
-    def __init__(self, shared: RecipeConfig, hub: Hub) -> None:
-        self.shared, self.hub, self.unseen = shared, hub, dict[str, str]()
-        self._seen: dict[Any, dict[str, Any] | None] = {}
-
-    def first_row(self, data: Any, split: str, form: Form, *, of: str, text: str = "text") -> datasets.Dataset | None:
-        """The split's first row in its form; None where that cannot be told. Raises ZooError where it has none."""
-        shared = self.shared
-        name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
-        revision = data.dataset_revision if data.dataset_name else shared.dataset_revision
-        if name is None or name in self.unseen:
-            return None
-        key = (name, revision, data.dataset_config, split)
-        if key not in self._seen:
-            self._seen[key] = self._look(*key, of=of)
-        if (first := self._seen[key]) is None:
-            return None
-        rows, what = datasets.Dataset.from_list([first]), f"The data set {name} of {of}"
-        return in_form(rows, form, columns=data.columns, turns=shared.conversational, text=text, of=what)
-
-    def _look(
-        self, name: str, revision: str | None, configuration: str | None, split: str, *, of: str
-    ) -> dict[str, Any] | None:
-        source = find_data(name, revision, self.hub)
-        try:
-            return source.first_row(configuration, split)
-        except NoSuchPart as error:
-            raise NoSuchPart(f"{str(error).removesuffix('.')} of {of}.") from error
-        except ZooError as error:
-            if Path(name).is_dir():
-                raise
-            self.unseen[name] = source.unanswered or reason(error.__cause__ or error)
-            return None
 
 
 def data_source(context: RunContext, *, again: bool = False) -> DataSource:

@@ -24,7 +24,8 @@ from ..release.sender import claim_repository
 from ..run_lock import sole_writer
 from ..runs.beginning import check_prompt_lengths, start_of
 from ..runs.context import Publisher, RunContext
-from ..runs.data import check_forms, data_source, evaluation_rows, stage_source, to_train
+from ..runs.data import data_source, evaluation_rows, stage_source, to_train
+from ..runs.forms import check_forms
 from ..runs.loading import check_installed
 from ..stage import STAGES
 from . import evaluate, ppo

@@ -48,7 +48,8 @@ from ..release.adapters import check_plan
 from ..rewards import RewardModel, Scored
 from ..runs.beginning import Named, check_prompt_lengths, start_of
 from ..runs.context import ParentCheckpoint, RunContext
-from ..runs.data import check_forms, stage_source, to_train
+from ..runs.data import stage_source, to_train
+from ..runs.forms import check_forms
 from ..runs.judge import check_same_labels, evaluation_of
 from ..runs.loading import check_installed, loading_of
 from ..runs.settings import StageSettings
@@ -144,7 +145,7 @@ def examine(context: RunContext) -> list[Finding]:
         check("epochs", _epochs, "keys")
         check("reward functions", _functions, "keys")
         check("prompts", lambda settings: _prompts(settings, data_from), "keys")
-        check("batch", _batch, "keys", "prompts")
+        check("batch", lambda *found: (None, check_batch(*found)), "keys", "prompts")
         check("models", lambda *found: _named(context), "keys")
         check("room", lambda *found: _room(data_from, *found), "models", "prompts", "batch")
         check("evaluation's prompts", lambda *found: _evaluated(data_from), "keys", "prompts")
@@ -220,10 +221,6 @@ def _prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, An
     parts += [] if held_out is None else [f"{len(held_out)} held out"]
     parts += [] if texts is None else [f"{len(texts)} texts for ptx_coef"]
     return data, f"{', '.join(parts)}; columns {', '.join(train.column_names)}"
-
-
-def _batch(settings: StageSettings, data: dict[str, Any]) -> tuple[None, str]:
-    return None, check_batch(settings, data)
 
 
 def _named(context: RunContext) -> tuple[dict[str, Named], str]:
