@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,3 +74,16 @@ def test_a_prompt_is_the_same_in_every_form(caplog: pytest.LogCaptureFixture) ->
     assert without_prompts(Dataset.from_list([{"prompt": system}]), asked, of="x")[1] == 0, "another prompt"
     with pytest.raises(ZooError, match="takes every prompt of the stage sft: give more data, or lower it"):
         without_prompts(Dataset.from_list([{"prompt": "two"}]), asked, of="the stage sft")
+
+
+def test_where_the_evaluation_has_its_own_split_all_that_is_held_out_is_watched(tmp_path: Path) -> None:
+    folder = make_recipe(tmp_path, "trl-lib/tldr", "plain")
+    hub = Hub("other", "http://127.0.0.1:9", "a test")
+    context = RunContext(load_recipe(str(folder)), tmp_path / "run", hub, namespace="local", publish=False)
+    own = replace(context, flags={"recipe": {"evaluation.dataset_test_split": "train"}})
+    source = data_source(context)
+    both = [prompt for part in ("test", "validation") for prompt in evaluation_rows(context, source, part)["prompt"]]
+    train, watched, _ = parts(own, "ppo", source)
+    assert watched is not None and list(watched["prompt"]) == both and len(train) == 24 - len(both)
+    assert evaluation_rows(own, source, "validation").to_list() == watched.to_list()
+    assert len(evaluation_rows(own, source)) == 24
