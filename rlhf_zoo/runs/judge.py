@@ -86,16 +86,19 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
     return replace(context, recipe=recipe, flags={**context.flags, stage: {}})
 
 
-def check_same_labels(context: RunContext) -> None:
-    """Raises ZooError where a judge is to learn from pairs kept from the run's reward model, and there are none."""
+def check_same_labels(context: RunContext, *, anew: bool = False) -> None:
+    """Raises ZooError where a judge is to learn from pairs kept from the run's reward model, and there are none.
+
+    anew: the reward model that is there will be trained again.
+    """
     if SAME_LABELS not in evaluation_of(context).names:
         return
     wanted = f"The judge {SAME_LABELS} learns from preference pairs that the reward model does not see, and"
     if "reward" not in context.recipe.stages:
         raise ZooError(f"{wanted} the recipe has no stage reward: name another, such as reward:MODEL.")
-    settings, record = judge_run(context).settings("reward"), context.record("reward")
+    settings, record = (context if anew else judge_run(context)).settings("reward"), context.record("reward")
     document, again = record.read(), f"train it again with `rlhf-zoo reward {context.recipe.name} --restart`."
-    trained = document.get("status") == "finished"
+    trained = document.get("status") == "finished" and not anew
     if settings.data.judge_share is None:
         more = f", and {again}" if trained else "."
         raise ZooError(f"{wanted} the stage reward keeps none from it: set judge_share there, such as 0.5{more}")

@@ -203,10 +203,10 @@ def _words(where: Mapping[str, Any]) -> str:
     return f"{split} split" if share is None else f"share of {share:g} that PPO holds out of the {split} split"
 
 
-def check_judges(context: RunContext) -> None:
-    """Raises ZooError for a judge or a lexicon that cannot be had, before anything is trained."""
+def check_judges(context: RunContext, *, anew: bool = False) -> None:
+    """Raises ZooError for a judge or a lexicon that cannot be had, before anything trains. anew: all of it, again."""
     config = evaluation_of(context)
-    check_same_labels(context)
+    check_same_labels(context, anew=anew)
     seed, hub = context.shared.seed, context.hub
     check_names(config.names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
     if config.lexicon is not None:

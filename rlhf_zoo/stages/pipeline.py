@@ -88,7 +88,7 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
         if "ppo" in to_train(context):
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
         check_prompts(context, source)
-        check_judges(context)
+        check_judges(context, anew=context.restart)
         if not context.restart:
             context.record("eval").check_recipe(context.recipe.name)
     if publisher is not None:

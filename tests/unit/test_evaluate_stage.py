@@ -190,6 +190,7 @@ def test_a_judge_of_the_same_labels_learns_from_pairs_that_the_reward_model_neve
     assert evaluate.run(judged(context, JUDGE)) is True
     with pytest.raises(ZooError, match="was trained with another max_steps than this command says"):
         evaluate.run(flagged(judge_share=0.5, max_steps=1))
+    evaluate.check_judges(flagged(judge_share=0.5, max_steps=1), anew=True)
     assert tree(tmp_path / "run/judge") == before
 
 
