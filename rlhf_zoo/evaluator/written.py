@@ -14,6 +14,7 @@ from ..data import tokenize_prompt
 from ..devices import MicroBatches
 from ..functional import selected_logprobs
 from ..logprobs import response_logits
+from ..models import context_of
 from ..sampling import Samples, Vocabulary, left_pad
 from ..tokenizer import stop_ids
 from .judges import scores
@@ -101,15 +102,22 @@ def rescored(
 def rewarded(
     tools: Evaluator, prompts: Sequence[Any], texts: Sequence[str], columns: Mapping[str, Sequence[Any]]
 ) -> list[float]:
-    """The reward of texts that end by themselves, cut as completions are; [] where there is none."""
+    """The reward of texts that end by themselves; [] where there is none.
+
+    A text may be twice as long as a completion, as edits lengthen it, where the model reads so much; then it is cut.
+    """
     if tools.rewards is None:
         return []
     stops = tools.stops or stop_ids(tools.reference, tools.tokenizer)
-    tokens = [tools.tokenizer(text, add_special_tokens=False)["input_ids"][: tools.max_new_tokens] for text in texts]
+    most, context = 2 * tools.max_new_tokens, context_of(tools.reference)
+    if context is not None:
+        asked = max((len(tokenize_prompt(prompt, tools.tokenizer)) for prompt in prompts), default=0)
+        most = max(tools.max_new_tokens, min(most, context - asked - 1))
+    tokens = [tools.tokenizer(text, add_special_tokens=False)["input_ids"][:most] for text in texts]
     texts = tools.tokenizer.batch_decode(tokens, skip_special_tokens=True)  # as rewards read a policy's
     ended = [[*ids, stops[0]] for ids in tokens]
     rewards: list[float] = []
-    size = rows_at_once(tools.reference, tools.max_new_tokens + 1)
+    size = rows_at_once(tools.reference, max(map(len, ended), default=1))
     for start in range(0, len(texts), size):
         part = slice(start, start + size)
         batch = _samples(prompts[part], ended[part], tools.tokenizer, stops).to(tools.reference.device)

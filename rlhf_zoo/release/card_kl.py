@@ -12,7 +12,7 @@ __all__ = ["DEFAULTS", "kl_settings", "penalty_varies"]
 DEFAULTS: dict[str, Any] = {
     "temperature": 0.7,
     "kl_coef": 0.05,
-    "reference": True,
+    "reference": None,
     "kl_estimator": "k1",
     "kl_in": "reward",
     "kl_horizon": 10_000,
@@ -36,6 +36,8 @@ _IN_LOSS = {
 def kl_settings(facts: Facts) -> dict[str, Any]:
     """The settings of PPO that say what its KL is, defaults filled in, and the estimator in words (`formula`)."""
     found = {key: facts.setting(key, default) for key, default in DEFAULTS.items()}
+    if found["reference"] is None:  # then it was held where its KL was logged, or is to be
+        found["reference"] = not facts.metrics or any("objective/kl" in row for row in facts.metrics)
     formulas = _IN_REWARD if found["kl_in"] == "reward" else _IN_LOSS
     return {**found, "kl_target": facts.setting("kl_target"), "formula": formulas.get(found["kl_estimator"])}
 

@@ -51,7 +51,7 @@ def mean(numbers: list[float]) -> float:
 @pytest.fixture(scope="module")
 def free(tmp_path_factory: pytest.TempPathFactory) -> PPOTrainer:
     """Trained without a KL penalty."""
-    return learn(tmp_path_factory.mktemp("free"))
+    return learn(tmp_path_factory.mktemp("free"), reference=True)
 
 
 def test_a_rewarded_letter_becomes_likely(free: PPOTrainer, tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ def halves(completions: Sequence[str], **_: Any) -> list[list[tuple[int, int, fl
 
 
 def test_texts_that_somebody_wrote_are_paid_as_completions_are(tmp_path: Path) -> None:
-    """Cut where a completion would be, also for a reward that pays spans of what it reads."""
+    """And cut, also for a reward that pays spans of what it reads."""
     make_recipe(tmp_path)
     save_start(tmp_path)
     context = make_context(tmp_path, reward_model_path="none", reward_funcs="test_evaluate_stage:halves")
