@@ -111,7 +111,8 @@ def without_held_out(
     prompts = stage_rows(context, "ppo", stage_source(context, "ppo"), data.dataset_train_split)
     test, watched, _ = _shares_of_ppo(context, prompts)
     kept, left_out = without_prompts(rows, [*test["prompt"], *watched["prompt"]], of=of)
-    return kept, {HELD_OUT: left_out}
+    apart = {"prompt", "messages"} & set(rows.column_names)  # in other texts a prompt may stand and not be told
+    return kept, {HELD_OUT: left_out} if left_out or apart else {}
 
 
 def _shares_of_ppo(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:

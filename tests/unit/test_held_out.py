@@ -17,7 +17,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.recipes import load_recipe
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.data import HELD_OUT, data_source, evaluation_rows, parts
+from rlhf_zoo.runs.data import HELD_OUT, data_source, evaluation_rows, parts, without_held_out
 from rlhf_zoo.runs.layout import sft_text, without_prompts
 from rlhf_zoo.stages.reward import held_out_pairs, training_pairs
 
@@ -87,3 +87,12 @@ def test_where_the_evaluation_has_its_own_split_all_that_is_held_out_is_watched(
     assert watched is not None and list(watched["prompt"]) == both and len(train) == 24 - len(both)
     assert evaluation_rows(own, source, "validation").to_list() == watched.to_list()
     assert len(evaluation_rows(own, source)) == 24
+
+
+def test_texts_in_which_no_prompt_can_be_told_promise_nothing(tmp_path: Path) -> None:
+    folder = make_recipe(tmp_path, "openai/gsm8k", "plain")
+    hub = Hub("other", "http://127.0.0.1:9", "a test")
+    context = RunContext(load_recipe(str(folder)), tmp_path / "run", hub, namespace="local", publish=False)
+    texts = Dataset.from_list([{"text": f"how is item {row} it is fine"} for row in range(24)])
+    kept, left_out = without_held_out(context, texts, of="the stage sft")
+    assert len(kept) == 24 and left_out == {}
