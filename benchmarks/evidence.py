@@ -75,8 +75,8 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
     if experiment.needs_data and not data:
         print(f"{experiment.name(part)}: not run, RLHF_ZOO_DATA is not set", file=sys.stderr)
         return
-    runs, first = str(_shown(RUNS)), experiment.seeds[0]
-    base = experiment.directory(first, RUNS)
+    runs = str(_shown(RUNS))
+    base = experiment.directory(experiment.ablated if part == "ablation" else experiment.seeds[0], RUNS)
     if part == "runs":
         for seed in (one for one in experiment.seeds if one in seeds):
             directory = experiment.directory(seed, RUNS)
@@ -104,8 +104,8 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
         for seed in (one for one in experiment.critic_seeds if one in seeds):
             share(experiment, seed, data, runs)
         return
-    if not keep.finished(base / "ablation" / f"kl-coef-{experiment.weaker:g}"):
-        _call(experiment.weaken(data, runs), base)
+    if not all(keep.finished(variant.directory(base)) for variant in experiment.spread):
+        _call(experiment.repeat(data, runs), base)
     for method in METHODS:
         if not (base / "baseline" / method / "baseline.json").is_file():
             _call(experiment.baseline(method, data, runs), base)

@@ -23,7 +23,8 @@ METHODS = ("best-of-n", "dpo", "rloo")
 
 @dataclass(frozen=True)
 class Experiment:
-    """One recipe: whole runs over `seeds`; ablation, ensemble and baselines start from the run of the first of them.
+    """One recipe: whole runs over `seeds`; ensemble and baselines start from the run of the first, the ablation from the
+    run of the second, since the first has an ablation of its own: PPO over seeds as long as the recipe's.
 
     beta: the recipe's own, which the ablation lays beside 0, in runs of `episodes` under `ppo_seeds` seeds of PPO; the
     ensemble has as many reward models.
@@ -52,7 +53,21 @@ class Experiment:
     @property
     def variants(self) -> list[Variant]:
         """The runs of the ablation, β = 0 first."""
-        return variants("kl_coef", f"0,{self.beta:g}", given={}, seeds=self.ppo_seeds, first=self.seeds[0])
+        return variants("kl_coef", f"0,{self.beta:g}", given={}, seeds=self.ppo_seeds, first=self.ablated)
+
+    @property
+    def ablated(self) -> int:
+        """The seed of the run that the ablation starts from."""
+        return self.seeds[1]
+
+    @property
+    def spread(self) -> list[Variant]:
+        """PPO beside the baselines: under the recipe's β and a larger one, under as many seeds as each of them."""
+        return variants("kl_coef", self._betas, given={}, seeds=self.ppo_seeds, first=self.seeds[0])
+
+    @property
+    def _betas(self) -> str:
+        return f"{self.beta:g},{self.weaker:g}"
 
     def directory(self, seed: int, runs: Path) -> Path:
         return runs / f"{self.recipe}-{seed}"
@@ -62,10 +77,11 @@ class Experiment:
 
     def ablate(self, data: str, runs: str = "runs/evidence") -> list[str]:
         asked = ["--kl_coef", f"0,{self.beta:g}", "--ppo.total_episodes", str(self.episodes)]
-        return [*self._words("ablate", self.seeds[0], data, runs), *asked, "--seeds", str(self.ppo_seeds)]
+        return [*self._words("ablate", self.ablated, data, runs), *asked, "--seeds", str(self.ppo_seeds)]
 
-    def weaken(self, data: str, runs: str = "runs/evidence") -> list[str]:
-        return [*self._words("ablate", self.seeds[0], data, runs), "--kl_coef", f"{self.weaker:g}"]
+    def repeat(self, data: str, runs: str = "runs/evidence") -> list[str]:
+        asked = ["--kl_coef", self._betas, "--seeds", str(self.ppo_seeds)]
+        return [*self._words("ablate", self.seeds[0], data, runs), *asked]
 
     def ensemble(self, data: str, runs: str = "runs/evidence") -> list[str]:
         return [*self._words("ensemble", self.seeds[0], data, runs), "--seeds", str(self.ppo_seeds)]

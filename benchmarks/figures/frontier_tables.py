@@ -22,7 +22,8 @@ def baselines_table(experiment: Experiment) -> str:
         return NOTHING
     own = f"PPO, β = {experiment.beta:g}"
     headings = ["", "KL", "reward", "judge", "each seed's judge", "win rate over SFT", "over PPO", "10¹² FLOPs"]
-    rows = [_point("SFT", frontier["sft"]), _point(f"{own}, seed {frontier['seed']}", frontier["ppo"])]
+    label = own if frontier["ppo"].get("seeds") else f"{own}, seed {frontier['seed']}"
+    rows = [_point("SFT", frontier["sft"]), _point(label, frontier["ppo"])]
     if len(runs) > 1:
         rows.append(_over_seeds(own, runs))
     # What the ablation computed is not counted, and its serving alone would look like all.

@@ -120,6 +120,7 @@ class _Gold:
     def __init__(self, run: Path, base: Path) -> None:
         from transformers import AutoTokenizer
 
+        from rlhf_zoo.evaluation.judges import FunctionJudge
         from rlhf_zoo.stages.train import quiet
 
         quiet()
@@ -134,9 +135,9 @@ class _Gold:
         self.max_new_tokens, self.temperature = ppo["response_length"], ppo["temperature"]
         self.load_tokenizer = AutoTokenizer.from_pretrained
         self.name = run.name
+        self.judge = FunctionJudge(evaluation["judge"])
 
     def __call__(self, checkpoint: Path) -> float:
-        from rlhf_zoo.corpora.tiny_world import judge
         from rlhf_zoo.evaluator.head_to_head import STREAM
         from rlhf_zoo.models import load_causal
         from rlhf_zoo.runs.generate import complete
@@ -151,8 +152,7 @@ class _Gold:
             temperature=self.temperature,
             desc=f"gold utility of {self.name}, {checkpoint.name}",
         )
-        gold = judge(self.prompts, done.texts)
-        return fmean(gold)
+        return fmean(self.judge(self.prompts, done.texts))
 
 
 def _resolved(run: Path) -> dict[str, Any]:

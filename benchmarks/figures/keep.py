@@ -78,7 +78,7 @@ def kept_runs(experiment: Experiment, runs: Path) -> dict[str, Any]:
 
 def kept_ablation(experiment: Experiment, runs: Path) -> dict[str, Any]:
     """The finished runs of β = 0 and the recipe's β, under several seeds of PPO."""
-    base = experiment.directory(experiment.seeds[0], runs)
+    base = experiment.directory(experiment.ablated, runs)
     kept = []
     for variant in experiment.variants:
         run = variant.directory(base)
@@ -90,7 +90,7 @@ def kept_ablation(experiment: Experiment, runs: Path) -> dict[str, Any]:
 
 def variant_seed(experiment: Experiment, seed: int | None) -> int:
     """The seed of PPO: a variant without one has the run's."""
-    return experiment.seeds[0] if seed is None else seed
+    return experiment.ablated if seed is None else seed
 
 
 def kept_critic(experiment: Experiment, runs: Path) -> dict[str, Any]:
@@ -113,9 +113,9 @@ def kept_baselines(experiment: Experiment, runs: Path) -> dict[str, Any]:
     frontier = read_json(folder / "frontier.json")
     commands = {method: _public(read_json(folder / method / "baseline.json")["command"]) for method in methods}
     frontier.pop("command", None)
-    for point in frontier["ppo_ablation"]:
-        variant = run / "ablation" / f"kl-coef-{point['label'].removeprefix('PPO, β = ')}"
-        commands[point["label"]] = _public(StageRecord(variant / "ppo").read()["command"])
+    for variant in experiment.spread:
+        command = StageRecord(variant.directory(run) / "ppo").read().get("command")
+        commands |= {"PPO": _public(command)} if command else {}
     points = [frontier["sft"], frontier["ppo"], *frontier["ppo_ablation"], *_each(frontier["methods"].values())]
     for point in points:
         for passes in ("training", "serving"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,28 +34,38 @@ from .baseline import METHODS, SIZES, Baseline, Method, read_lines, read_scores
 __all__ = ["write_report"]
 
 
-def _ppo_line(baseline: Baseline) -> list[Point]:
-    """PPO under other β: the finished runs of `rlhf-zoo ablate --kl_coef` that differ from the run in nothing else.
+def _ppo_line(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
+    """PPO over its seeds, and under each other β: the finished runs of `rlhf-zoo ablate --kl_coef LIST --seeds N` that
+    differ from the run in β and seed alone.
 
-    What they computed is not counted: they say what PPO reaches at a KL that its own run passed by.
+    What runs under other β computed is not counted: they say what PPO reaches at a KL that its own run passed by.
     """
-    run = baseline.context.directory
-    line = []
+    run, own = baseline.context.directory, StageRecord(baseline.context.directory / "ppo").read()["resolved"]
+    found: dict[float, dict[int, Point]] = defaultdict(dict)
+    found[own["kl_coef"]][own["seed"]] = replace(ppo, label=f"seed {own['seed']}")
     for folder in sorted((run / ABLATION).glob("kl-coef-*")):
-        if all(_differs_in_beta_alone(folder / stage, run / stage) for stage in ("ppo", "eval")):
+        if all(_differs_in(("kl_coef", "seed"), folder / stage, run / stage) for stage in ("ppo", "eval")):
+            resolved = StageRecord(folder / "ppo").read()["resolved"]
             scores = read_scores(folder / "eval" / "samples.jsonl", baseline.rows, baseline.per_prompt)
-            label = f"PPO, β = {folder.name.removeprefix('kl-coef-')}"
-            line.append(_measured(baseline, label, scores["ppo"], Compute()))
-    return line
+            one = _measured(baseline, f"seed {resolved['seed']}", scores["ppo"], Compute())
+            found[resolved["kl_coef"]].setdefault(resolved["seed"], one)
+    points = {
+        beta: mixed(list(seeds.values()), label=f"PPO, β = {beta:g}") if len(seeds) > 1 else next(iter(seeds.values()))
+        for beta, seeds in sorted(found.items())
+    }
+    mean = points.pop(own["kl_coef"])
+    others = [replace(point, label=f"PPO, β = {beta:g}") for beta, point in points.items()]
+    return replace(mean, label=ppo.label, training=ppo.training, serving=ppo.serving), others
 
 
-def _differs_in_beta_alone(stage: Path, base: Path) -> bool:
+def _differs_in(keys: Sequence[str], stage: Path, base: Path) -> bool:
+    """Whether a finished run of a stage differs from another in nothing but these keys."""
     document, wanted = StageRecord(stage).read(), StageRecord(base).read()["resolved"]
     if document.get("status") != "finished":
         return False
     settings = [
         {
-            **{key: value for key, value in resolved.items() if key not in ("kl_coef", "parents")},
+            **{key: value for key, value in resolved.items() if key not in (*keys, "parents")},
             "parents": {role: found for role, found in resolved["parents"].items() if role != "ppo"},
         }
         for resolved in (document["resolved"], wanted)
@@ -157,7 +168,7 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
     context = baseline.context
     sft = _measured(baseline, "SFT", baseline.scores["sft"], Compute())
     ppo = _measured(baseline, "PPO", baseline.scores["ppo"], baseline.ppo_training + baseline.reward_training)
-    others = _ppo_line(baseline)
+    ppo, others = _ppo_line(baseline, ppo)
     asked = ppo.n if served is None else served
     seed = context.shared.seed
     found = {one: points for one in METHODS if (points := _points_of(baseline, one))}

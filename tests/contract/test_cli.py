@@ -194,7 +194,7 @@ def sentence(no_hub, monkeypatch, tmp_path):
     [
         ("run tiny-world --evaluation.promts 2", "did you mean 'evaluation.prompts'?"),
         ("ppo tiny-world --sft.max_step 3", "--sft.max_step is no key of the stage sft, did you mean 'max_steps'?"),
-        ('sft tiny-world --corpus_args {"linez":5}', "corpus_args does not suit rlhf_zoo.corpora.tiny_world:prepare"),
+        ('sft tiny-world --corpus_args {"linez":5}', "corpus_args does not suit rlhf_zoo.corpora.tiny_world_2:prepare"),
     ],
 )
 def test_mistakes_in_keys_leave_nothing(sentence, tmp_path, arguments, message):

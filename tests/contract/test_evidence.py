@@ -50,11 +50,12 @@ def test_the_committed_runs_are_those_that_the_experiments_ask_for(experiment):
     assert [run["seed"] for run in whole] == list(experiment.seeds)
     for run in whole:
         assert run["command"] == " ".join(experiment.run(run["seed"], DATA))
-    asked = [(beta, seed) for beta in (0, experiment.beta) for seed in range(1, experiment.ppo_seeds + 1)]
+    first = experiment.ablated
+    asked = [(beta, seed) for beta in (0, experiment.beta) for seed in range(first, first + experiment.ppo_seeds)]
     assert [(run["beta"], run["ppo_seed"]) for run in ablated] == asked
     for run in ablated:
         assert run["command"] == " ".join(experiment.ablate(DATA))
-        assert run["seed"] == experiment.seeds[0]
+        assert run["seed"] == first
     for run in [*whole, *ablated]:
         assert run["recipe"] == experiment.recipe
         assert run["win_rate"]["n"] >= 500

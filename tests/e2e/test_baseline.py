@@ -149,7 +149,12 @@ def test_dpo_stands_beside_ppo_under_another_beta_and_not_beside_what_is_of_anot
     resolved = record.read()["resolved"]
     record.write(resolved={**resolved, "parents": {**resolved["parents"], "sft": "another"}})
     told = samples(folder / "run/eval/samples.jsonl")
-    for name, keys in (("kl-coef-9", {"kl_coef": 9.0}), ("kl-coef-8", {"kl_coef": 8.0, "max_steps": 2})):
+    own = StageRecord(folder / "run/ppo").read()["resolved"]
+    for name, keys in (
+        ("kl-coef-9", {"kl_coef": 9.0}),
+        ("kl-coef-8", {"kl_coef": 8.0, "max_steps": 2}),
+        (f"kl-coef-{own['kl_coef']:g}-seed-7", {"seed": 7}),
+    ):
         place = folder / "run/ablation" / name
         for stage in ("ppo", "eval"):
             shutil.copytree(folder / "run" / stage, place / stage)
@@ -163,6 +168,9 @@ def test_dpo_stands_beside_ppo_under_another_beta_and_not_beside_what_is_of_anot
     is_of_sft(folder, "dpo", frontier)
     assert [point["label"] for point in frontier["ppo_ablation"]] == ["PPO, β = 9"]
     assert frontier["ppo_ablation"][0]["judge"] == frontier["sft"]["judge"]
+    seeds = {one["label"]: one["judge"] for one in frontier["ppo"]["seeds"]}
+    assert set(seeds) == {"seed 1", "seed 7"} and seeds["seed 7"] == frontier["sft"]["judge"]["value"]
+    assert frontier["ppo"]["judge"]["value"] == pytest.approx(sum(seeds.values()) / 2)
     at = frontier["equal_kl"]["dpo"]
     assert not at["inside"] and "outside its range: KL" in at["said"]
     assert at["farthest"] == frontier["methods"]["dpo"][0]["ppo_at_its_kl"]
