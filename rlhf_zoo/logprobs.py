@@ -74,43 +74,56 @@ def in_batches(samples: Samples, rows: Tensor | None = None, *, size: int, token
     """
     if rows is None:
         rows = torch.arange(len(samples), device=samples.mask.device)
-    responses = samples.mask[rows].sum(1)
-    if tokens is None:
-        return list(rows[responses.argsort(stable=True)].split(size))
-    prompts = samples.prompt_mask[rows].sum(1)
-    order = (prompts + responses).argsort(stable=True).tolist()
-    lengths = list(zip(prompts.tolist(), responses.tolist(), strict=True))
+    lengths = (samples.prompt_mask[rows].sum(1) + samples.mask[rows].sum(1)).tolist()
     batches: list[list[int]] = []
-    wide = long = 0
-    for row in order:
-        wide, long = max(wide, lengths[row][0]), max(long, lengths[row][1])
-        if not batches or len(batches[-1]) == size or (len(batches[-1]) + 1) * (wide + long) > tokens:
+    for row in sorted(range(len(lengths)), key=lengths.__getitem__):  # the longest so far
+        full = not batches or len(batches[-1]) == size
+        if full or (tokens is not None and (len(batches[-1]) + 1) * lengths[row] > tokens):
             batches.append([])
-            wide, long = lengths[row]
         batches[-1].append(row)
     return [rows[batch] for batch in batches]
 
 
 def tokens_of(samples: Samples, rows: Tensor) -> int:
     """Tokens of a pass over these rows, padding included."""
-    return len(rows) * int(samples.prompt_mask[rows].sum(1).max() + samples.mask[rows].sum(1).max())
+    return len(rows) * int((samples.prompt_mask[rows].sum(1) + samples.mask[rows].sum(1)).max())
 
 
 def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
     """What the model's head gives at the position before each response token; it runs on these positions only.
 
-    Returns (B, T, V) of a policy, (B, T, 1) of a critic, in the model's type.
+    Returns (B, T, V) of a policy, (B, T, 1) of a critic, in the model's type; what lies outside the mask is meaningless.
     """
-    length = samples.mask.shape[1]
+    return _by_token(_outputs(model, samples), samples)
+
+
+def _outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
+    """The same (B, T, ·), but rows end together: padding stands before a row alone, and as little as there can be."""
+    ids = torch.cat([samples.prompt_ids, samples.completion_ids], dim=1)
     seen = torch.cat([samples.prompt_mask, samples.mask], dim=1)
+    length, width = samples.mask.shape[1], int(seen.sum(1).max())
+    places = torch.arange(-width, 0, device=ids.device) + (ids.shape[1] - _behind(samples))
+    seen = seen.gather(1, places.clamp(min=0)) & (places >= 0)
     out = model(
-        input_ids=torch.cat([samples.prompt_ids, samples.completion_ids], dim=1),
+        input_ids=ids.gather(1, places.clamp(min=0)),
         attention_mask=seen.long(),
         position_ids=positions_of(seen),
         use_cache=False,
         **({"logits_to_keep": length + 1} if takes(model, "logits_to_keep") else {}),
     )
     return out.logits[:, -length - 1 : -1]
+
+
+def _behind(samples: Samples) -> Tensor:
+    """Padding behind each response, (B, 1)."""
+    return (~samples.mask).sum(1, keepdim=True)
+
+
+def _by_token(outputs: Tensor, samples: Samples) -> Tensor:
+    """(B, T, ·) of rows that end together -> of rows whose responses begin together."""
+    length = samples.mask.shape[1]
+    places = (torch.arange(length, device=outputs.device) + _behind(samples)).clamp(max=length - 1)
+    return outputs.take_along_dim(places.unsqueeze(-1), dim=1)
 
 
 def response_logits(model: PreTrainedModel, samples: Samples, *, temperature: float = 1.0) -> Tensor:
@@ -139,11 +152,11 @@ def response_logprobs(
     after, mask = None if logits else after_head(model), samples.mask
     head: Any = model.get_output_embeddings() if states or after else None
     with _watched(head, skipped=after is not None) as seen:
-        given = response_outputs(model, samples)
+        given = _outputs(model, samples)
     length = mask.shape[1]
-    read = seen[-1][:, -length - 1 : -1] if seen else None
+    read = _by_token(seen[-1][:, -length - 1 : -1], samples) if seen else None
     if after is None or read is None:
-        made = scaled(given, temperature, samples.vocabulary)
+        made = scaled(_by_token(given, samples), temperature, samples.vocabulary)
         logprobs = selected_logprobs(made, samples.completion_ids)
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_learns):
             entropies = entropy(made)
@@ -173,8 +186,8 @@ def response_logprobs(
 def response_states(model: PreTrainedModel, samples: Samples) -> Tensor:
     """What the model's head reads at the position before each response token, (B, T, H)."""
     with _watched(model.get_output_embeddings(), skipped=after_head(model) is not None) as seen:
-        response_outputs(model, samples)
-    return seen[-1][:, -samples.mask.shape[1] - 1 : -1]
+        _outputs(model, samples)
+    return _by_token(seen[-1][:, -samples.mask.shape[1] - 1 : -1], samples)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from trainer_fixture import DEVICE, Spy, distance, make_policy, snapshot, traine
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel, TrainerCallback
 
 from rlhf_zoo import logprobs
-from rlhf_zoo.logprobs import after_head, in_batches, response_logprobs
+from rlhf_zoo.logprobs import after_head, in_batches, response_logprobs, tokens_of
 from rlhf_zoo.ppo import config
 from rlhf_zoo.ppo.trainer import PPOTrainer
 from rlhf_zoo.sampling import Samples, Vocabulary
@@ -126,9 +126,8 @@ def test_batches_are_alike_in_length_and_within_their_tokens() -> None:
         batches = in_batches(samples, size=size, tokens=tokens)
         assert sorted(torch.cat(batches).tolist()) == list(range(12))
         for rows in batches:
-            part = samples.rows(rows)
             assert 1 <= len(rows) <= size
-            assert tokens is None or len(rows) == 1 or part.prompt_ids.numel() + part.completion_ids.numel() <= tokens
+            assert tokens is None or len(rows) == 1 or tokens_of(samples, rows) <= tokens
     assert len(in_batches(samples, size=64, tokens=36)) < 12
     assert in_batches(samples, torch.tensor([5, 1]), size=1)[0].tolist() == [1]
 
@@ -146,7 +145,7 @@ class Sized(Spy):
 
     def loss(self, model: Any, rollout: Any, *args: Any) -> Tensor:
         samples = rollout.samples
-        self.sizes = [*getattr(self, "sizes", []), (len(samples), samples.prompt_ids.numel() + samples.mask.numel())]
+        self.sizes = [*getattr(self, "sizes", []), (len(samples), tokens_of(samples, torch.arange(len(samples))))]
         return super().loss(model, rollout, *args)
 
 
