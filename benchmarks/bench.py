@@ -4,6 +4,7 @@
     python benchmarks/bench.py full eos --settings separate --rounds 3
     python benchmarks/bench.py --set '{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}'
     python benchmarks/bench.py eos wide --settings separate --sides ours --levers
+    python benchmarks/bench.py eos --profile     # what the operations of an update are, here and at the floor
     python benchmarks/bench.py --write-docs      # runs nothing: puts the newest figures into the docs
 
 Sides take turns, each time in a fresh process: A B A B. All sample the same numbers of tokens after the same prompts
@@ -21,15 +22,17 @@ import json
 import os
 import platform
 import re
+import resource
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 from figures.tables import rendered
-from speed.report import DOCUMENT, PEER, RESULTS, ROOT, SETTINGS, draw, key_table, newest, table
+from speed.report import DOCUMENT, PEER, RESULTS, ROOT, SETTINGS, draw, key_table, newest, profile_table, table
 
 PEER_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 SIDES = {PEER: "speed.peer", "ours": "speed.ours", "floor": "speed.floor"}
@@ -55,6 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, help="the JSON file")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--again", action="store_true", help="measure anew what the file has")
+    only.add_argument("--profile", action="store_true", help="only see what the operations of an update are")
     only.add_argument("--write-docs", action="store_true", help="only put the newest figures into the docs")
     given = parser.parse_args(arguments)
     given.set += LEVERS if given.levers else []
@@ -64,13 +68,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if unknown := set(given.points) - set(POINTS):
         parser.error(f"no point is called {', '.join(sorted(unknown))}: choose from {', '.join(POINTS)}")
-    if PEER in given.sides and not PEER_PYTHON.is_file():
+    if PEER in given.sides and not (given.profile or PEER_PYTHON.is_file()):
         parser.error(
             f"{PEER_PYTHON} is missing: run `make bench`, which installs TRL there, or give --sides ours floor"
         )
     path = given.output or RESULTS / f"{datetime.date.today().isoformat()}-{_machine()}.json"
     report = _begun(path, given)
     points = given.points or POINTS[:-1]
+    if given.profile:
+        for point in points:
+            for setting in given.settings:
+                for side in ("ours", "floor"):
+                    report.setdefault("profiles", {})[f"{point} | {side} | {setting}"] = _profiled(side, point, setting)
+                    path.write_text(json.dumps(report, indent=1) + "\n")
+        print(profile_table(report))
+        return 0
     try:
         for side, point, setting, keys, number in _turns(points, given):
             key = f"{point} | {side} | {', '.join([setting, *(f'{name} {keys[name]}' for name in keys)])} | {number}"
@@ -121,16 +133,39 @@ def _measured(side: str, point: str, setting: str, keys: dict[str, Any], *, upda
     command = [python, "-m", SIDES[side], point, "--updates", str(updates), *SETTINGS[setting]]
     if side == "ours":
         command += ["--set", json.dumps(keys)]
+    busy, own, began = _busy(), _children(), time.monotonic()
+    said = _said(command)
+    took = time.monotonic() - began
+    return {"load": max(0.0, (_busy() - busy) - (_children() - own)) / took, **said}
+
+
+def _profiled(side: str, point: str, setting: str) -> dict[str, float]:
+    return _said([sys.executable, "-m", "speed.profile", side, point, *SETTINGS[setting]])
+
+
+def _said(command: Sequence[str]) -> dict[str, Any]:
+    """The JSON that a process ends with."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     environment |= {"OMP_NUM_THREADS": str(_threads()), **QUIET}
-    # Not the load average, in which the side before still counts.
-    load = psutil.cpu_percent(interval=1.0) / 100 * (psutil.cpu_count() or 1)
     done = subprocess.run(
         command, cwd=ROOT / "benchmarks", env=environment, capture_output=True, text=True, check=False
     )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    return {"load": load, **json.loads(done.stdout.splitlines()[-1])}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _busy() -> float:
+    """CPU seconds of all processes of the machine."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - getattr(times, "iowait", 0.0)
+
+
+def _children() -> float:
+    """CPU seconds of processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _threads() -> int:

@@ -92,7 +92,7 @@ def tokens_of(samples: Samples, rows: Tensor) -> int:
 def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
     """What the model's head gives at the position before each response token; it runs on these positions only.
 
-    Returns (B, T, V) of a policy, (B, T, 1) of a critic, in the model's type; what lies outside the mask is meaningless.
+    Returns (B, T, V) of a policy, (B, T, 1) of a critic, in the model's type; outside the mask it says nothing.
     """
     return _by_token(_outputs(model, samples), samples)
 

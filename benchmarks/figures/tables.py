@@ -31,6 +31,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed": lambda: report.page(report.newest()),
     "speed-keys": lambda: report.key_table(report.newest()),
     "speed-phases": lambda: report.phase_table(report.newest()),
+    "speed-profile": lambda: report.profile_table(report.newest()),
 }
 
 

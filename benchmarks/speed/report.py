@@ -23,6 +23,7 @@ __all__ = [
     "newest",
     "page",
     "phase_table",
+    "profile_table",
     "table",
 ]
 
@@ -37,7 +38,7 @@ SETTINGS = {
     "shared bf16": ("--shared", "--bf16"),
 }
 PHASES = ("rollout", "reference", "values", "reward", "update")
-QUIET = 0.3  # cores that others use as a process begins, above which its seconds are not to be trusted
+QUIET = 0.3  # cores that others use while a process runs, above which its seconds are not to be trusted
 NOTHING = "Nothing was measured yet: `make bench` does."
 
 Report = Mapping[str, Any]
@@ -138,6 +139,20 @@ def phase_table(report: Report) -> str:
     return text.table(["point", "side", *PHASES], rows) if rows else NOTHING
 
 
+def profile_table(report: Report) -> str:
+    """What share of an update each kind of operation takes, a row for each point, side and setting."""
+    profiles = report.get("profiles", {})
+    if not profiles:
+        return NOTHING
+    kinds = list(next(iter(profiles.values())))
+    rows = []
+    for key, found in profiles.items():
+        point, side, setting = key.split(" | ")
+        whole = sum(found.values())
+        rows.append([point, f"{side}, {setting}", *(f"{found[kind] / whole:.0%}" for kind in kinds)])
+    return text.table(["point", "side", *kinds], rows)
+
+
 def draw(report: Report, path: Path) -> None:
     """Bars of seconds an update by phase, a panel for each point."""
     from matplotlib import pyplot
@@ -191,7 +206,7 @@ def _under(report: Report) -> str:
     ]
     if loaded:
         words.append(
-            f"The machine was busy when {loaded} of {len(report['parts'])} processes began: their memory is shown, "
+            f"The machine was busy while {loaded} of {len(report['parts'])} processes ran: their memory is shown, "
             "and their seconds, which would say little, are not."
         )
     return " ".join(words)

@@ -119,3 +119,11 @@ def test_a_run_that_was_stopped_goes_on(
     parts["parts"]["tiny | ours | separate | 1"]["updates"][0]["tokens"] = 8
     with pytest.raises(SystemExit, match="unequal work"):
         report.table(parts)
+
+
+def test_the_operations_of_an_update_are_told_by_kind(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path = tmp_path / "figures.json"
+    assert bench.main(["tiny", "--profile", "--settings", "shared", "--output", str(path)]) == 0
+    assert "| tiny | floor, shared |" in capsys.readouterr().out
+    for found in json.loads(path.read_text())["profiles"].values():
+        assert found["matrix products"] > 0 and found["optimizer"] > 0 and sum(found.values()) < 60

@@ -1,0 +1,67 @@
+"""What the operations of one update are: `python -m speed.profile SIDE POINT [--shared] [--bf16]` in benchmarks/.
+
+Prints JSON: seconds of the thread that calls, by kind. Recording takes time too, so read shares and not seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from importlib import import_module
+from typing import Any
+
+from torch.profiler import ProfilerActivity, profile
+
+from . import side
+
+#: Kind -> parts of the names of its operations.
+KINDS = {
+    "matrix products": ("mm",),
+    "attention": ("dot_product",),
+    "optimizer": ("adam", "vector_norm", "foreach"),
+    "softmax and entropy": ("softmax", "einsum", "logsumexp", "exp"),
+}
+REST, OUTSIDE = "other operations", "outside of operations"
+
+
+class Profiled(side.Clock):
+    """A clock that records the last update."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.record = profile(activities=[ProfilerActivity.CPU])
+        self.record.start()
+
+    def end(self, rest: str | None = None) -> None:
+        super().end(rest)
+        self.record.stop()
+
+
+def kinds(clock: Profiled) -> dict[str, float]:
+    """Seconds of each kind, of the update that was recorded last."""
+    found = dict.fromkeys([*KINDS, REST], 0.0)
+    for one in clock.record.key_averages():
+        kind = next((kind for kind, names in KINDS.items() if any(name in one.key for name in names)), REST)
+        found[kind] += one.self_cpu_time_total / 1e6
+    return {**found, OUTSIDE: max(0.0, clock.updates[-1]["seconds"] - sum(found.values()))}
+
+
+def main() -> None:
+    name, *rest = sys.argv[1:]
+    clocks: list[Profiled] = []
+
+    def clock() -> Profiled:
+        clocks.append(Profiled())
+        return clocks[0]
+
+    side.Clock = clock  # type: ignore[assignment, misc]
+    module: Any = import_module(f"speed.{name}")
+    with contextlib.redirect_stdout(io.StringIO()):
+        module.main([*rest, "--updates", "1"])
+    print(json.dumps(kinds(clocks[0])))
+
+
+if __name__ == "__main__":
+    main()
