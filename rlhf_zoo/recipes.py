@@ -1,7 +1,7 @@
 """Recipes: folders of YAML files. They are found, read and copied here; `runs.settings` checks their keys.
 
-A recipe.yaml that says `extends: NAME` has the keys of that recipe, a folder beside it or one of the package, and its own
-on top of them, file by file. That one may not extend another.
+A recipe.yaml that says `extends: NAME` has the keys of that recipe, a folder beside it or one of the package, and its
+own on top of them, file by file. That one may not extend another.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def find_recipe(name: str) -> Path:
     if (shipped() / name / f"{SHARED}.yaml").is_file():
         return shipped() / name
     known = list_recipes()
-    hint = did_you_mean(name, known) or f": `rlhf-zoo recipes list` shows {', '.join(known)}, or give a folder."
+    hint = did_you_mean(name, known) or ": `rlhf-zoo recipes list` shows them, or give a folder."
     raise ZooError(f"There is no recipe {name!r}{hint}")
 
 

@@ -88,8 +88,8 @@ def _table() -> str:
                 lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
-        "Published: by others, at the source that the recipe's README names. Licenses: as read, not checked again. Memory: "
-        "of the cards, measured for the laptop's recipes and estimated for the others. Smoke: the tests in which "
-        "`rlhf-zoo smoke` trains it in miniature.",
+        "Published: by others, at the source that the recipe's README names. Licenses: as read, not checked again. "
+        "Memory: of the cards, measured for the laptop's recipes and estimated for the others. Smoke: the tests in "
+        "which `rlhf-zoo smoke` trains it in miniature.",
     ]
     return "\n".join(lines)

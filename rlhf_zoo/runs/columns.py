@@ -33,8 +33,8 @@ def value_of(row: Mapping[str, Any], name: str, *, of: str) -> Any:
     if not key:
         return value
     if not isinstance(value, Mapping) or key not in value:
-        has = f"only {', '.join(map(repr, value))}" if isinstance(value, Mapping) else "is no mapping"
-        raise ZooError(f"{of} has no {key!r} in its column {column!r}, which has {has}: mend {name!r} of the stage.")
+        listed = f"has only {', '.join(map(repr, value))}" if isinstance(value, Mapping) else "is no mapping"
+        raise ZooError(f"{of} has no {name!r}, as its column {column!r} {listed}: mend the stage's key.")
     return value[key]
 
 

@@ -98,8 +98,9 @@ class DataArguments:
 def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: bool, text: str, of: str) -> Dataset:
     """The rows in the columns that a stage reads, other columns beside them.
 
-    columns: ours -> theirs, or a text as `columns.filled` takes it. turns: texts of prompts become a user's turn, and of completions the assistant's.
-    text: the column of plain texts. of: what to call the data set. Raises ZooError for a column that is not there.
+    columns: ours -> theirs, or a text as `columns.filled` takes it. turns: texts of prompts become a user's turn, and
+    of completions the assistant's. text: the column of plain texts. of: what to call the data set. Raises ZooError for
+    a column that is not there.
     """
     made = {ours: text for ours, text in columns.items() if is_text(text)}
     if made and len(rows):

@@ -1,4 +1,4 @@
-"""Miniatures of public models: their configuration class, vocabulary size, special tokens and template; random weights."""
+"""Miniatures of public models: their configuration class, vocabulary size, special tokens and template."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class Family:
-    """See recipes/families.yaml, which has them. labels: of a classifier; 1 is a reward model, None a language model."""
+    """See recipes/families.yaml. labels: of a classifier; 1 is a reward model, None a language model."""
 
     model_type: str
     vocab_size: int
@@ -65,7 +65,7 @@ def family_of(keys: Mapping[str, Any], *, of: str) -> Family:
 
 
 def make_tokenizer(family: Family, texts: Iterable[str] = (), *, length: int = 2048) -> PreTrainedTokenizerBase:
-    """It is trained on a few texts; every special token has its id, and words that nothing is split into have the rest."""
+    """Trained on a few texts. Special tokens have their ids, and words that no text is split into have the rest."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
@@ -116,13 +116,10 @@ def make_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
 
     kind, ids = CONFIG_MAPPING[family.model_type], family.special
     known = kind().to_dict()
-    config = kind(
-        **{name: size for name, size in SIZES.items() if name in known},
-        **{"vocab_size": family.vocab_size, **family.fields},
-        eos_token_id=ids[family.eos],
-        bos_token_id=None if family.bos is None else ids[family.bos],
-        pad_token_id=None if family.pad is None else ids[family.pad],
-    )
+    sizes = {name: size for name, size in SIZES.items() if name in known}
+    named = {"eos": family.eos, "bos": family.bos, "pad": family.pad}
+    tokens = {f"{name}_token_id": None if token is None else ids[token] for name, token in named.items()}
+    config = kind(**{"vocab_size": family.vocab_size, **sizes, **tokens, **family.fields})
     auto: Any = AutoModelForCausalLM
     if family.labels is not None:
         auto = AutoModelForSequenceClassification
