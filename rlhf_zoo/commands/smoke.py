@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from ..errors import ZooError
 from .common import UserPath, open_run, print_json, quiet_hub, settle_hub, writing
 
 __all__ = ["smoke"]
+
+log = logging.getLogger(__name__)
 
 
 @click.command()
@@ -50,17 +54,18 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
         made = publish_miniatures(found, hub)
         console.print(f"Miniatures: {', '.join(made) or 'none needed'}", highlight=False)
         directory, failed = folder / "run", None
-        try:
-            flags = small(found)
-            run = open_run(found, directory, flags, hub, push_to_hub=True, namespace=None, private=False)
-            with writing(directory), run as (context, publisher):
+        run = open_run(found, directory, small(found), hub, push_to_hub=True, namespace=None, private=False)
+        with writing(directory), run as (context, publisher):
+            try:
                 pipeline.run(context, console, publisher)
                 if "ppo" in found.stages:
                     pipeline.show(context, Console(quiet=True))
-        except Exception as error:
-            if not as_json:
-                console.print_exception(max_frames=6) if not isinstance(error, ZooError) else None
-            failed = f"{type(error).__name__}: {error}" if not isinstance(error, ZooError) else str(error)
+            except ZooError as error:
+                failed = str(error)
+            except Exception as error:
+                log.debug("The smoke of %s failed.", found.name, exc_info=True)
+                where = traceback.extract_tb(error.__traceback__)[-1]
+                failed = f"{type(error).__name__} in {where.filename}:{where.lineno}: {error}"
         seconds = time.monotonic() - started
         if as_json:
             print_json({"recipe": found.name, "passed": failed is None, "seconds": seconds, "error": failed})

@@ -38,11 +38,13 @@ class Family:
     special: Mapping[str, int]
     eos: str
     bos: str | None = None
+    unk: str | None = None
     pad: str | None = None
     tokens: int | None = None
     wrap: tuple[str | None, str | None] = (None, None)
     stops: tuple[str, ...] = ()
     template: str | None = None
+    byte_fallback: bool = False
     fields: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[str, ...] | int | None = None
 
@@ -64,17 +66,21 @@ def family_of(keys: Mapping[str, Any], *, of: str) -> Family:
     return replace(known[name], **{**given, "special": {**known[name].special, **given.get("special", {})}})
 
 
-def make_tokenizer(family: Family, texts: Iterable[str] = (), *, length: int = 2048) -> PreTrainedTokenizerBase:
+def make_tokenizer(
+    family: Family, texts: Iterable[str], *, merged: int = MERGED, length: int = 2048
+) -> PreTrainedTokenizerBase:
     """Trained on a few texts. Special tokens have their ids, and words that no text is split into have the rest."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    learned, merges = _trained(texts)
+    learned, merges = _trained(texts, merged)
     taken = {index: token for token, index in family.special.items()}
     names = chain(learned, ("Ġ" + "".join(letters) for letters in product(LETTERS, repeat=4)))
     fresh = (name for name in dict.fromkeys(names) if name not in family.special)
     vocabulary = {taken.get(index) or next(fresh): index for index in range(family.tokens or family.vocab_size)}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=merges))
+    backend = Tokenizer(
+        models.BPE(vocab=vocabulary, merges=merges, unk_token=family.unk, byte_fallback=family.byte_fallback)
+    )
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.special])
@@ -84,8 +90,8 @@ def make_tokenizer(family: Family, texts: Iterable[str] = (), *, length: int = 2
         pieces = [(token, family.special[token]) for token in (before, after) if token]
         backend.post_processor = processors.TemplateProcessing(" ".join(parts), special_tokens=pieces)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token=family.eos, bos_token=family.bos, pad_token=family.pad,
-        model_max_length=length,
+        tokenizer_object=backend, eos_token=family.eos, bos_token=family.bos, unk_token=family.unk,
+        pad_token=family.pad, model_max_length=length,
     )  # fmt: skip
     if family.template is not None:
         import trl
@@ -95,14 +101,14 @@ def make_tokenizer(family: Family, texts: Iterable[str] = (), *, length: int = 2
     return tokenizer
 
 
-def _trained(texts: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
+def _trained(texts: Iterable[str], size: int) -> tuple[list[str], list[tuple[str, str]]]:
     """Tokens, the bytes first, and merges, as byte-level BPE learns them."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=MERGED, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
     backend.train_from_iterator(texts, trainer)
     model = json.loads(backend.to_str())["model"]
     return sorted(model["vocab"], key=model["vocab"].__getitem__), [tuple(pair) for pair in model["merges"]]
