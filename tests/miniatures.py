@@ -56,9 +56,9 @@ class Family:
     def base(self) -> Base:
         special = {token: index for index, token in enumerate(self.special)}
         return Base(
-            model_type=self.config, vocab_size=min(294 + len(special), 300), special=special, eos=self.eos, bos=self.bos, unk=self.unk,
-            pad=self.own_pad, wrap=(self.bos if self.begins else None, None), template=self.template,
-            byte_fallback=self.byte_fallback,
+            model_type=self.config, vocab_size=min(294 + len(special), 300), special=special, eos=self.eos,
+            bos=self.bos, unk=self.unk, pad=self.own_pad, wrap=(self.bos if self.begins else None, None),
+            template=self.template, byte_fallback=self.byte_fallback,
         )  # fmt: skip
 
 

@@ -44,10 +44,11 @@ PAIRS = {"score_samples": 4}
 
 
 def small(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Flags by stage: a few steps of a few short texts on the processor; all else is as the recipe says."""
+    """Flags by stage: a few steps of a few short texts on the processor; all else is as the recipe says.
+
+    `flags` of zoo.yaml, written as on the command line, are on top.
+    """
     flags: dict[str, dict[str, Any]] = {"recipe": dict(SMALL["recipe"])}
-    if "judge" in recipe.zoo:  # in the place of one that asks somebody elsewhere
-        flags["recipe"]["evaluation.judge"] = recipe.zoo["judge"]
     missing = importlib.util.find_spec("bitsandbytes") is None
     for stage, keys in recipe.stages.items():
         own = dict(SMALL["ppo" if stage == "ppo" else "sft"])
@@ -65,6 +66,12 @@ def small(recipe: Recipe) -> dict[str, dict[str, Any]]:
         if str(keys.get("attn_implementation")).startswith("flash"):
             own["attn_implementation"] = "sdpa"
         flags[stage] = own
+    for key, value in (recipe.zoo.get("flags") or {}).items():
+        stage, _, name = key.partition(".")
+        if stage in flags and stage != "recipe":
+            flags[stage][name] = value
+        else:
+            flags["recipe"][key] = value
     return flags
 
 
