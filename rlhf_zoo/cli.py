@@ -43,6 +43,7 @@ COMMANDS = {
     "pull": "commands.pull:pull",
     "push": "commands.release:push",
     "recipes": "commands.recipes:recipes",
+    "smoke": "commands.smoke:smoke",
     "reproduce": "commands.lineage:reproduce",
     "run": "commands.train:run",
     "space": "commands.space:space",

@@ -1,11 +1,15 @@
-"""Recipes: folders of YAML files. They are found, read and copied here; `stages.settings` checks their keys."""
+"""Recipes: folders of YAML files. They are found, read and copied here; `runs.settings` checks their keys.
+
+A recipe.yaml that says `extends: NAME` has the keys of that recipe, a folder beside it or one of the package, and its
+own on top of them, file by file. That one may not extend another.
+"""
 
 from __future__ import annotations
 
 import re
 import shutil
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +18,47 @@ from .plain_yaml import BadYAML, load_yaml
 from .plugins import did_you_mean
 from .stage import STAGES
 
-__all__ = ["Recipe", "copy_recipe", "find_recipe", "is_repository_name", "list_recipes", "load_recipe"]
+__all__ = [
+    "ZOO",
+    "Recipe",
+    "copy_recipe",
+    "find_recipe",
+    "is_repository_name",
+    "list_recipes",
+    "load_recipe",
+    "read_mapping",
+    "shipped",
+]
 
-SHARED = "recipe"
+SHARED, EXTENDS = "recipe", "extends"
+#: Of a recipe for a public model: what was published of it, and its miniature; `zoo_table` and `miniature` read it.
+ZOO = "zoo"
 _NAME = re.compile(r"[A-Za-z0-9]([\w.-]{0,78}[A-Za-z0-9])?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """`shared`: the keys of recipe.yaml; `stages`: those of sft.yaml, reward.yaml, ppo.yaml, where there are any."""
+    """`shared`: the keys of recipe.yaml; `stages`: those of sft.yaml, reward.yaml, ppo.yaml, where there are any.
+
+    zoo: of zoo.yaml, {} where there is none. base: the folder of the recipe that it extends.
+    """
 
     name: str
     folder: Path
     shared: Mapping[str, Any]
     stages: Mapping[str, Mapping[str, Any]]
+    zoo: Mapping[str, Any] = field(default_factory=dict)
+    base: Path | None = None
+
+    def sources(self, stage: str) -> list[Path]:
+        """The files that a stage's keys come from, the recipe's own last; the stage may be 'recipe'."""
+        folders = [folder for folder in (self.base, self.folder) if folder is not None]
+        there = [path for folder in folders if (path := folder / f"{stage}.yaml").is_file()]
+        return there or [self.folder / f"{stage}.yaml"]
 
     def source(self, stage: str) -> Path:
-        """The file that a stage's keys come from; the stage may be 'recipe'."""
-        return self.folder / f"{stage}.yaml"
+        """The file that a mistake in a stage's keys is mended in."""
+        return self.sources(stage)[-1]
 
 
 def is_repository_name(name: str) -> bool:
@@ -39,14 +66,15 @@ def is_repository_name(name: str) -> bool:
     return bool(_NAME.fullmatch(name)) and "--" not in name and ".." not in name
 
 
-def _shipped() -> Path:
+def shipped() -> Path:
+    """The folder of the recipes that come with the package."""
     inside = Path(__file__).parent / "_recipes"
     return inside if inside.is_dir() else Path(__file__).parent.parent / "recipes"
 
 
 def list_recipes() -> list[str]:
     """The names of the recipes that come with the package."""
-    return sorted(path.parent.name for path in _shipped().glob(f"*/{SHARED}.yaml"))
+    return sorted(path.parent.name for path in shipped().glob(f"*/{SHARED}.yaml"))
 
 
 def find_recipe(name: str) -> Path:
@@ -54,10 +82,10 @@ def find_recipe(name: str) -> Path:
     folder = Path(name)
     if (folder / f"{SHARED}.yaml").is_file():
         return folder
-    if (_shipped() / name / f"{SHARED}.yaml").is_file():
-        return _shipped() / name
+    if (shipped() / name / f"{SHARED}.yaml").is_file():
+        return shipped() / name
     known = list_recipes()
-    hint = did_you_mean(name, known) or f": `rlhf-zoo recipes list` shows {', '.join(known)}, or give a folder."
+    hint = did_you_mean(name, known) or ": `rlhf-zoo recipes list` shows them, or give a folder."
     raise ZooError(f"There is no recipe {name!r}{hint}")
 
 
@@ -70,8 +98,32 @@ def load_recipe(name: str) -> Recipe:
             f"The recipe's folder is called {title!r}, and its repositories could not be: use at most 80 letters, "
             "digits, '-', '_' and '.', with a letter or digit at both ends."
         )
-    stages = {stage: _read(folder / f"{stage}.yaml") for stage in STAGES if (folder / f"{stage}.yaml").is_file()}
-    return Recipe(title, folder, _read(folder / f"{SHARED}.yaml"), stages)
+    own = _files(folder)
+    shared = own[SHARED]
+    base = shared.pop(EXTENDS, None)
+    if base is None:
+        return _made(title, folder, own)
+    beside = folder.resolve().parent / str(base)
+    below = beside if (beside / f"{SHARED}.yaml").is_file() else find_recipe(str(base))
+    files = _files(below)
+    if EXTENDS in files[SHARED]:
+        raise ZooError(
+            f"{folder / SHARED}.yaml extends {base}, which extends {files[SHARED][EXTENDS]}: extend that one instead."
+        )
+    for name, keys in own.items():
+        files[name] = {**files.get(name, {}), **keys}
+    return _made(title, folder, files, base=below)
+
+
+def _files(folder: Path) -> dict[str, dict[str, Any]]:
+    """The YAML files of a recipe's folder, by name without the ending; recipe.yaml is one of them."""
+    names = [SHARED, *(name for name in (*STAGES, ZOO) if (folder / f"{name}.yaml").is_file())]
+    return {name: read_mapping(folder / f"{name}.yaml") for name in names}
+
+
+def _made(title: str, folder: Path, files: Mapping[str, Mapping[str, Any]], base: Path | None = None) -> Recipe:
+    stages = {stage: files[stage] for stage in STAGES if stage in files}
+    return Recipe(title, folder, files[SHARED], stages, files.get(ZOO, {}), base)
 
 
 def copy_recipe(name: str, target: Path) -> Path:
@@ -87,7 +139,8 @@ def copy_recipe(name: str, target: Path) -> Path:
     return target
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_mapping(path: Path) -> dict[str, Any]:
+    """The keys of a YAML file. Raises ZooError for one that is not a mapping, or says a key twice."""
     try:
         content = load_yaml(path.read_text(encoding="utf-8"), loader=_strict(path))
     except (OSError, UnicodeDecodeError) as error:

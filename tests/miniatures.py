@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from families import tiny_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -15,8 +14,10 @@ from transformers import (
     AutoTokenizer,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
+
+from rlhf_zoo.smoke.models import Family as Base
+from rlhf_zoo.smoke.models import make_tokenizer
 
 __all__ = ["FAMILIES", "Family", "load", "save", "two_labels"]
 
@@ -51,7 +52,18 @@ class Family:
     begins: bool = False
     fields: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def base(self) -> Base:
+        special = {token: index for index, token in enumerate(self.special)}
+        return Base(
+            model_type=self.config, vocab_size=min(294 + len(special), 300), special=special, eos=self.eos,
+            bos=self.bos, unk=self.unk, pad=self.own_pad, wrap=(self.bos if self.begins else None, None),
+            template=self.template, byte_fallback=self.byte_fallback,
+        )  # fmt: skip
 
+
+#: Of 294 tokens, the bytes among them.
+LINE = "how is item it is sharp clear heavy cheap bright slow good weak"
 FAMILIES = {
     "Qwen2.5": Family("qwen2", _CHATML, "<|im_end|>", ("<|im_end|>", "<|endoftext|>"), "<|endoftext|>", "qwen2_5",
                       own_pad="<|endoftext|>", generation=("<|im_end|>", "<|endoftext|>"), tied=True),
@@ -80,25 +92,7 @@ FAMILIES = {
 def load(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Random weights and a tokenizer that knows bytes."""
     family = FAMILIES[name]
-    backend = Tokenizer(models.BPE(byte_fallback=family.byte_fallback, unk_token=family.unk))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=300, special_tokens=list(family.special), initial_alphabet=alphabet, show_progress=False
-    )
-    backend.train_from_iterator(["how is item it is sharp clear heavy cheap bright slow good weak"], trainer)
-    if family.begins:
-        bos = str(family.bos)
-        backend.post_processor = processors.TemplateProcessing(
-            f"{bos} $A", special_tokens=[(bos, backend.token_to_id(bos))]
-        )
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token=family.eos, bos_token=family.bos, unk_token=family.unk,
-        pad_token=family.own_pad, model_max_length=128,
-    )  # fmt: skip
-    if family.template is not None:
-        tokenizer.chat_template = _template(family.template)
+    tokenizer = make_tokenizer(family.base, [LINE], merged=300 - len(family.special), length=128)
     ids = tokenizer.convert_tokens_to_ids
     fields: dict[str, Any] = {
         "vocab_size": len(tokenizer), "tie_word_embeddings": family.tied, "max_position_embeddings": 128,
@@ -117,13 +111,6 @@ def save(name: str, folder: Path) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def _template(name: str) -> str:
-    import trl
-
-    folder = Path(trl.__file__).parent / "chat_templates"
-    return (folder / f"{name}.jinja").read_text(encoding="utf-8")
 
 
 def two_labels(folder: Path, base: Path) -> None:

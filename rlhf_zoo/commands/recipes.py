@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,32 +28,29 @@ def recipes() -> None:
 
 @recipes.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def recipes_list(as_json: bool) -> None:
-    """The recipes that come with the package.
+@click.option("--readme", type=UserPath(), help="Put a table of them between the markers of this file.")
+def recipes_list(as_json: bool, readme: Path | None) -> None:
+    """The recipes that come with the package, by what they need.
 
     \b
     Example:
       rlhf-zoo recipes list --json
     """
-    from ..recipes import list_recipes, load_recipe
+    from ..shelf import HARDWARE, shelf, with_shelf
 
-    found = [load_recipe(name) for name in list_recipes()]
-    rows: list[dict[str, Any]] = [
-        {
-            "name": recipe.name,
-            "stages": list(recipe.stages),
-            "simulated": bool(recipe.shared.get("simulated")),
-            "description": str(recipe.shared.get("description", "")),
-        }
-        for recipe in found
-    ]
-    if as_json:
-        print_json(rows)
+    if readme is not None:
+        readme.write_text(with_shelf(readme.read_text(encoding="utf-8")), encoding="utf-8")
         return
-    table("", ["recipe", "stages", "data", "description"], [
-        [row["name"], " ".join(row["stages"]), "simulated" if row["simulated"] else "real", row["description"]]
-        for row in rows
-    ])  # fmt: skip
+    rows = shelf()
+    if as_json:
+        print_json([asdict(row) for row in rows])
+        return
+    for hardware in HARDWARE:
+        some = [row for row in rows if row.hardware == hardware]
+        table(hardware[0].upper() + hardware[1:], ["recipe", "stages", "data", "memory", "description"], [
+            [row.name, " ".join(row.stages), "simulated" if row.simulated else "real", row.memory, row.description]
+            for row in some
+        ])  # fmt: skip
 
 
 @recipes.command("show")
@@ -69,8 +66,9 @@ def recipes_show(recipe: str) -> None:
 
     found = load_recipe(recipe)
     for name in ("recipe", *found.stages):
-        path = found.source(name)
-        click.echo(f"# {path.name}\n{path.read_text(encoding='utf-8').rstrip()}\n")
+        for path in found.sources(name):
+            of = "" if path.parent == found.folder else f"{path.parent.name}/"
+            click.echo(f"# {of}{path.name}\n{path.read_text(encoding='utf-8').rstrip()}\n")
 
 
 @recipes.command("copy")

@@ -13,6 +13,7 @@ from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.refusals import reason
 from ..record import StageRecord
+from ..runs.columns import filled, is_text
 
 __all__ = ["CONFIGURATION", "MOST", "SPLITS", "held_out_prompts", "stage_of"]
 
@@ -77,17 +78,20 @@ def _loaded(
     location: str, revision: str | None, configuration: str | None, split: str, column: str, hub: Hub
 ) -> list[str]:
     """Texts of prompts, and of conversations that are one user's turn what that says."""
+    made = is_text(column)
     if Path(location).is_dir():
         import json
 
         path = Path(location) / (configuration or CONFIGURATION) / f"{split}.jsonl"
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        prompts = [row.get(column) for row in rows if isinstance(row, dict)]
+        rows = [row for row in rows if isinstance(row, dict)]
     else:
         from ..runs.sources import find_data
 
         rows = find_data(location, revision, hub).load(configuration, split, columns=[])
-        prompts = list(rows[column]) if column in rows.column_names else []
+        if not made:
+            rows = rows.select_columns([column]) if column in rows.column_names else []
+    prompts = (filled(column, row, of=f"The data set {location}") if made else row.get(column) for row in rows)
     return [
         readable(one) for one in prompts if isinstance(one, str) or (one and is_conversation(one) and len(one) == 1)
     ]

@@ -22,6 +22,7 @@ from ..json_values import hub_id
 from ..model_files import load_tokenizer
 from ..plugins import load_object
 from ..record import fingerprint, now, write_text
+from .columns import above
 from .context import RunContext, versions
 from .layout import Form, fitting, hold_out, in_form, parts_of, without_prompts
 from .settings import RecipeConfig, StageSettings
@@ -88,9 +89,9 @@ def shaped(
     """A split of any data keys in a form."""
     rows = source.load(data.dataset_config, split, columns=[])
     what = f"The data set {source.location}" + (f", configuration {data.dataset_config}" if data.dataset_config else "")
-    return in_form(
-        rows, form, columns=data.columns, turns=context.shared.conversational, text=text, of=f"{what}, split {split},"
-    )
+    what = f"{what}, split {split},"
+    rows = above(rows, data.keep_above, of=what)
+    return in_form(rows, form, columns=data.columns, turns=context.shared.conversational, text=text, of=what)
 
 
 def learned_rows(context: RunContext, stage: str, source: DataSource) -> tuple[datasets.Dataset, dict[str, int]]:

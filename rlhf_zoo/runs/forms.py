@@ -12,6 +12,7 @@ from ..chat import Chat
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.refusals import reason
+from .columns import value_of
 from .data import FORMS, evaluated_split, text_field
 from .layout import Form, conversational, in_form
 from .settings import RecipeConfig, StageSettings
@@ -72,6 +73,8 @@ class _Look:
         if (first := self._seen[key]) is None:
             return None
         rows, what = datasets.Dataset.from_list([first]), f"The data set {name} of {of}"
+        for column in data.keep_above:
+            value_of(first, column, of=what)
         return in_form(rows, form, columns=data.columns, turns=shared.conversational, text=text, of=what)
 
     def _look(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..chat import is_conversation, prompt_ids, whole
 from ..errors import ZooError
 from ..plugins import did_you_mean
+from .columns import filled, is_text
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -60,7 +61,14 @@ class DataArguments:
     )
     dataset_revision: str | None = field(default=None, metadata={"help": "Revision of dataset_name."})
     columns: dict[str, str] = field(
-        default_factory=dict, metadata={"help": "Column that the stage reads: column of the data set, as a mapping."}
+        default_factory=dict,
+        metadata={
+            "help": "Column that the stage reads: column of the data set, or a text with {column}, {column[key]} or "
+            "{column:2-8 words} in it, as a mapping."
+        },
+    )
+    keep_above: dict[str, float] = field(
+        default_factory=dict, metadata={"help": "Leave out rows whose number in a column is not above this."}
     )
     held_out_share: float | None = field(
         default=None,
@@ -82,15 +90,24 @@ class DataArguments:
         for ours, theirs in self.columns.items():
             if not isinstance(theirs, str):
                 raise ZooError(f"columns says {theirs!r} for {ours}: give the name of a column.")
+        for name, bound in self.keep_above.items():
+            if isinstance(bound, bool) or not isinstance(bound, int | float):
+                raise ZooError(f"keep_above says {bound!r} for {name}: give a number.")
 
 
 def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: bool, text: str, of: str) -> Dataset:
     """The rows in the columns that a stage reads, other columns beside them.
 
-    columns: ours -> theirs. turns: texts of prompts become a user's turn, and of completions the assistant's.
-    text: the column of plain texts. of: what to call the data set. Raises ZooError for a column that is not there.
+    columns: ours -> theirs, or a text as `columns.filled` takes it. turns: texts of prompts become a user's turn, and
+    of completions the assistant's. text: the column of plain texts. of: what to call the data set. Raises ZooError for
+    a column that is not there.
     """
+    made = {ours: text for ours, text in columns.items() if is_text(text)}
+    if made and len(rows):
+        rows = _mapped(rows, lambda row: {ours: filled(text, row, of=of) for ours, text in made.items()})
     for ours, theirs in columns.items():
+        if ours in made:
+            continue
         if theirs not in rows.column_names:
             listed = ", ".join(map(repr, rows.column_names))
             raise ZooError(f"{of} has no column {theirs!r}, only {listed}: mend `columns` of the stage.")

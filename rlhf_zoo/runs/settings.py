@@ -75,6 +75,7 @@ class LabeledArguments:
     dataset_config: str | None = "judge"
     dataset_train_split: str = "train"
     columns: dict[str, str] = field(default_factory=dict)
+    keep_above: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

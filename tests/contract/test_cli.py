@@ -3,6 +3,7 @@ mistake of a user."""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import json
 import os
@@ -21,6 +22,7 @@ from zoo_process import COMMAND, environment, errors, free_port, wait_until, zoo
 from rlhf_zoo import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import StageRecord, fingerprint
+from rlhf_zoo.shelf import Row
 
 HEAVY = (
     "torch", "transformers", "trl", "datasets", "huggingface_hub", "gradio", "matplotlib", "sklearn", "numpy", "rich",
@@ -30,7 +32,7 @@ COMMANDS = {
     "ablate", "baseline", "card", "compare", "doctor", "ensemble", "eval", "hub", "hub env", "hub serve", "hub status",
     "hub token", "hub token list", "hub token revoke", "lineage", "new", "ppo", "probe",
     "pull", "push", "recipes", "recipes copy", "recipes keys", "recipes list", "recipes show", "recipes validate",
-    "reproduce", "reward", "run", "sft", "trace",
+    "reproduce", "reward", "run", "sft", "smoke", "trace",
     "hub export", "install-hf-extension", "space", "space deploy", "uninstall-hf-extension", "zoo",
 }  # fmt: skip
 
@@ -94,7 +96,7 @@ def test_version_and_bare_command(tmp_path):
 @pytest.mark.parametrize(
     ("command", "keys"),
     [
-        (["recipes", "list"], {"name", "stages", "simulated", "description"}),
+        (["recipes", "list"], {entry.name for entry in dataclasses.fields(Row)}),
         (["recipes", "keys", "recipe"], {"key", "type", "default", "help"}),
         (["recipes", "keys", "ppo"], {"key", "type", "default", "help"}),
         (["hub", "status"], {"running", "url", "pid", "root", "repositories", "bytes", "damaged"}),
@@ -114,7 +116,7 @@ def test_tables_are_json_on_request(tmp_path, command, keys):
 def test_every_command_that_prints_a_table_takes_json():
     tables = {
         "recipes list", "recipes keys", "run", "hub export", "hub status", "hub token list", "doctor", "trace",
-        "lineage", "reproduce", "probe", "pull", "zoo", "ablate", "baseline", "ensemble", "eval",
+        "lineage", "reproduce", "probe", "smoke", "pull", "zoo", "ablate", "baseline", "ensemble", "eval",
     }  # fmt: skip
     takes = {name for name, command in walk(cli.cli).items() if any("--json" in param.opts for param in command.params)}
     assert takes == tables

@@ -156,7 +156,7 @@ def test_what_the_system_refuses_names_the_path(
     def fail(*_: Any, **__: Any) -> None:
         raise error
 
-    monkeypatch.setattr("rlhf_zoo.recipes.list_recipes", fail)
+    monkeypatch.setattr("rlhf_zoo.shelf.list_recipes", fail)
     code, out, err = run("recipes", "list")
     assert (code, out) == (2, "") and err.startswith(f"Error: {message}") and err.endswith(".\n")
 

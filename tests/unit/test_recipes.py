@@ -10,6 +10,7 @@ import pytest
 from rlhf_zoo import recipes
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.recipes import copy_recipe, find_recipe, is_repository_name, list_recipes, load_recipe
+from rlhf_zoo.shelf import with_shelf
 
 
 def write(folder: Path, **files: str) -> str:
@@ -20,12 +21,33 @@ def write(folder: Path, **files: str) -> str:
 
 
 def test_shipped_recipes_have_readmes_and_stages():
-    assert list_recipes() == ["product-remarks", "tiny-world"]
+    assert {"product-remarks", "tiny-world"} < set(list_recipes())
     for name in list_recipes():
         recipe = load_recipe(name)
-        assert recipe.name == name and list(recipe.stages) == ["sft", "reward", "ppo"]
+        assert recipe.name == name and [*recipe.stages] in (["sft", "reward", "ppo"], ["sft", "ppo"])
         assert all(recipe.source(stage).is_file() for stage in ("recipe", *recipe.stages))
         assert recipe.shared["description"]
+        readme = (recipe.folder / "README.md").read_text(encoding="utf-8")
+        assert f"rlhf-zoo run {name}" in readme or f"-m rlhf_zoo.cli run {name}" in readme or "/README.md" in readme
+
+
+def test_a_recipe_extends_another_key_by_key(tmp_path):
+    write(tmp_path / "base", recipe="description: B.\nseed: 3\n", sft="max_steps: 1\npacking: true\n", zoo="a: 1\n")
+    folder = write(tmp_path / "mine", recipe="extends: base\ndescription: M.\n", sft="max_steps: 2\n", ppo="lam: 1\n")
+    found = load_recipe(folder)
+    assert found.shared == {"description": "M.", "seed": 3} and found.zoo == {"a": 1}
+    assert found.stages == {"sft": {"max_steps": 2, "packing": True}, "ppo": {"lam": 1}}
+    assert [path.parent.name for path in found.sources("sft")] == ["base", "mine"]
+    assert load_recipe(write(tmp_path / "far", recipe="extends: tiny-world\n")).stages["ppo"]["kl_coef"] == 0.1
+    with pytest.raises(ZooError, match="extends mine, which extends base: extend that one instead"):
+        load_recipe(write(tmp_path / "third", recipe="extends: mine\n"))
+
+
+def test_the_table_of_recipes_is_current():
+    path = find_recipe("tiny-world").parent / "README.md"
+    assert path.read_text(encoding="utf-8") == with_shelf(path.read_text(encoding="utf-8"))
+    with pytest.raises(ZooError, match="are not one pair in order"):
+        with_shelf("# Recipes\n")
 
 
 def test_a_folder_is_a_recipe_and_its_name_is_the_folders(tmp_path, monkeypatch):
@@ -40,7 +62,7 @@ def test_a_folder_is_a_recipe_and_its_name_is_the_folders(tmp_path, monkeypatch)
     ("name", "message"),
     [
         ("tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
-        ("zzz", "There is no recipe 'zzz': `rlhf-zoo recipes list` shows product-remarks, tiny-world, or give a"),
+        ("zzz", "There is no recipe 'zzz': `rlhf-zoo recipes list` shows them, or give a folder."),
         ("", "There is no recipe ''"),
     ],
 )

@@ -1,0 +1,52 @@
+"""`rlhf-zoo smoke` of every recipe of the package: a third in the fast tier, as recipes/README.md says of each."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from zoo_process import zoo
+
+from rlhf_zoo.recipes import copy_recipe
+from rlhf_zoo.shelf import shelf
+from rlhf_zoo.smoke.models import families, make_tokenizer
+
+ROWS = shelf()
+FAST = [row for row in ROWS if row.smoke == "make test"]
+
+
+def test_a_third_is_in_the_fast_tier() -> None:
+    assert {row.smoke for row in ROWS} == {"make test", "make test-full"}
+    assert 3 * len(FAST) >= len(ROWS)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(row.name, marks=[] if row in FAST else pytest.mark.full) for row in ROWS]
+)
+def test_every_stage_trains_in_miniature(name: str, tmp_path: Path) -> None:
+    done = zoo("smoke", name, "--json", "--keep", tmp_path / "kept", home=tmp_path)
+    found = json.loads(done.stdout)
+    assert (done.returncode, found["recipe"], found["passed"], found["error"]) == (0, name, True, None), done.stderr
+    evaluation = json.loads((tmp_path / "kept/run/eval/evaluation.json").read_text())
+    assert evaluation["n"] > 0 and (tmp_path / "kept/run/ppo/README.md").is_file()
+
+
+def test_a_stage_that_fails_is_named(tmp_path: Path) -> None:
+    recipe = copy_recipe("imdb-gpt2", tmp_path / "mine")
+    path = recipe / "ppo.yaml"
+    path.write_text(path.read_text().replace("reward_label: POSITIVE", "reward_label: HAPPY"))
+    done = zoo("smoke", recipe, "--keep", tmp_path / "kept", home=tmp_path)
+    assert done.returncode == 1 and "FAILED" in done.stdout and "HAPPY" in done.stdout
+    again = zoo("smoke", recipe, "--keep", tmp_path / "kept", home=tmp_path)
+    assert again.returncode == 2 and "is not empty: give --keep another folder" in again.stderr
+
+
+@pytest.mark.parametrize("name", ["gpt2", "distilbert", "pythia"])
+def test_special_tokens_have_their_own_ids(name: str) -> None:
+    family = families()[name]
+    tokenizer = make_tokenizer(family, ["how is it"])
+    assert len(tokenizer) == (family.tokens or family.vocab_size)
+    assert {token: tokenizer.convert_tokens_to_ids(token) for token in family.special} == family.special
+    ids = tokenizer("how is it, naïve?").input_ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "how is it, naïve?"

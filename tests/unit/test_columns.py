@@ -1,0 +1,46 @@
+"""Texts with a row's values in them, and rows left out by a number."""
+
+from __future__ import annotations
+
+import datasets
+import pytest
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.runs.columns import above, filled
+from rlhf_zoo.runs.layout import in_form
+
+ROW = {"question": "How many?", "prompt": {"text": "a b  c d e f", "toxicity": 0.5}, "answer": "#### 2"}
+
+
+def test_a_text_has_a_rows_values() -> None:
+    assert filled('{question} Say "####".', ROW, of="it") == 'How many? Say "####".'
+    assert filled("{prompt[text]:3 words}!", ROW, of="it") == "a b  c!"
+    assert filled("{prompt[text]:99 words}", ROW, of="it") == "a b  c d e f"
+    drawn = {filled("{q:2-4 words}", {"q": f"a b c d {n}"}, of="it") for n in range(40)}
+    assert drawn == {"a b", "a b c", "a b c d"}
+    rows = datasets.Dataset.from_list([ROW])
+    read = in_form(rows, "prompts", columns={"prompt": "{question} {answer}"}, turns=True, text="text", of="It")
+    assert read[0]["prompt"] == [{"role": "user", "content": "How many? #### 2"}] and read[0]["answer"] == "#### 2"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{quest}", "has no column 'quest', only 'question', 'prompt', 'answer': mend 'quest'"),
+        ("{prompt[txt]}", "It has no 'prompt[txt]', as its column 'prompt' has only 'text', 'toxicity'"),
+        ("{question[text]}", "It has no 'question[text]', as its column 'question' is no mapping"),
+        ("{question.__class__}", "write a value's place as"),
+        ("{question:some words}", "write a value's place as"),
+    ],
+)
+def test_mistakes_are_named(text: str, said: str) -> None:
+    with pytest.raises(ZooError) as caught:
+        filled(text, ROW, of="It")
+    assert said in str(caught.value)
+
+
+def test_rows_are_kept_above_a_number() -> None:
+    rows = datasets.Dataset.from_list([{"at": {"n": n}} for n in (0.1, None, 0.3, 0.31)])
+    assert [row["at"]["n"] for row in above(rows, {"at[n]": 0.3}, of="It")] == [0.31]
+    with pytest.raises(ZooError, match="no row whose at"):
+        above(rows, {"at[n]": 1}, of="It")
