@@ -23,8 +23,8 @@ METHODS = ("best-of-n", "dpo", "rloo")
 
 @dataclass(frozen=True)
 class Experiment:
-    """One recipe: whole runs over `seeds`; ensemble and baselines start from the run of the first, the ablation from the
-    run of the second, since the first has an ablation of its own: PPO over seeds as long as the recipe's.
+    """One recipe: whole runs over `seeds`; ensemble and baselines start from the run of the first, the ablation from
+    the run of the second, since the first has an ablation of its own: PPO over seeds as long as the recipe's.
 
     beta: the recipe's own, which the ablation lays beside 0, in runs of `episodes` under `ppo_seeds` seeds of PPO; the
     ensemble has as many reward models.
