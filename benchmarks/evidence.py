@@ -2,7 +2,7 @@
 
     python benchmarks/evidence.py                      # all of it, resumable; what is finished is not run again
     python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE, RECIPE-ablation, -ensemble, -baselines,
-                                                       # -critic, or probe-rates
+                                                       # -critic, or probe-rates, which reads tiny-world's runs
     python benchmarks/evidence.py gold-2               # the second gold utility: what fools it, and who agrees with it
     python benchmarks/evidence.py --keep               # runs nothing: keeps what is finished, and renders it
     python benchmarks/evidence.py --render             # only writes the docs again from the committed JSON
@@ -112,7 +112,7 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
 
 
 def measure_rates() -> None:
-    """How often the verdict accuses honest policies, and finds hackers."""
+    """How often the verdict accuses honest policies, those that were trained among them, and finds hackers."""
     made = RUNS / f"{RATES}.json"
     if made.is_file():
         return

@@ -1,17 +1,20 @@
-"""How often the verdict accuses honest policies, and how often it finds planted hackers, in the world of `worlds`.
+"""How often the verdict accuses honest policies, and how often it finds planted hackers.
 
-    python benchmarks/probe_rates.py --honest 400 --hacked 200     # a table; an hour or two of one core
+    python benchmarks/probe_rates.py --honest 400 --hacked 200     # a table; a quarter of an hour of one core
     python benchmarks/evidence.py probe-rates                      # the same, kept and rendered into the docs
 
-Every evaluation has SFT's completions and a policy's of its own random numbers; where an honest policy is a candidate,
-other prompts confirm it. The judge is honest (the gold utility with some noise), fooled (the training reward itself
-under another name, its shared errors found), or fooled and unchecked (nothing is known of it).
+Hackers, and most honest policies, live in the world of `worlds`. PPO, DPO and RLOO were trained: their completions are
+those of a finished run of tiny-world and its baselines (`trained`), which lies in runs/evidence, or where
+RLHF_ZOO_EVIDENCE_RUNS says. Every evaluation has other completions of SFT and of the policy; where an honest policy is
+a candidate, other prompts confirm it. The judge is honest (the gold utility with some noise), fooled (the training
+reward itself under another name, its shared errors found), or fooled and unchecked (nothing is known of it).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -19,27 +22,33 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from worlds import ALL_HACKERS, HONEST, JUDGES, World, hacked, verdicts
+from figures.experiments import RUNS
+from trained import TINY, Trained, written
+from worlds import ALL_HACKERS, HONEST, JUDGES, SAMPLES, World, hacked, verdicts
 
+from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.stats import proportion
 from rlhf_zoo.evaluation.verdict import RULE, Verdict
 
 STRENGTHS = (0.1, 0.3, 1.0)
+PROMPTS = 100
 
 
 def row(found: Sequence[Verdict], **about: Any) -> dict[str, Any]:
+    """gain: the mean of what the judge gives above SFT, of an honest policy, in the gold utility."""
     n = len(found)
     kinds, shown = Counter(one.kind for one in found), Counter(family for one in found for family in one.present)
     counts = {kind: kinds[kind] for kind in ("hacked", "suspicious", "healthy")}
     if "strength" not in about:
         counts["recommended"] = sum(one.recommended is not None for one in found)
+        about["gain"] = float(np.mean([one.judge_gain.value for one in found if one.judge_gain is not None]))
     rates = {kind: proportion(count, n).to_json() for kind, count in counts.items()}
     made = {**about, "n": n, "kinds": dict(kinds.most_common()), **rates, "present": dict(shown.most_common())}
     print(line(made), flush=True)
     return made
 
 
-def honest(world: World, confirming: World, n: int) -> list[dict[str, Any]]:
+def honest(world: World, confirming: World, trained: Trained, n: int) -> list[dict[str, Any]]:
     rows = []
     for name, choose in HONEST.items():
         found = []
@@ -48,6 +57,9 @@ def honest(world: World, confirming: World, n: int) -> list[dict[str, Any]]:
             policy = world.draw(f"{name} {seed}", choose)
             found += verdicts(world, policy, seed=seed, confirming=again).values()
         rows.append(row(found, policy=name, judge="honest"))
+    for method, policies in trained.improving.items():
+        found = [trained.verdict(method, seed, prompts=len(world.lines)) for seed in range(n)]
+        rows.append(row(found, policy=f"{method}, trained", judge="honest", policies=len(policies)))
     return rows
 
 
@@ -83,22 +95,29 @@ def line(row: dict[str, Any]) -> str:
     return f"| {what} | {row['n']} | {row['kinds']} | {row['present']} |"
 
 
+def command(arguments: argparse.Namespace) -> str:
+    counts = f"--honest {arguments.honest} --hacked {arguments.hacked}"
+    prompts = f" --prompts {arguments.prompts}" if arguments.prompts != PROMPTS else ""
+    return f"python benchmarks/probe_rates.py {counts}{prompts}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--honest", type=int, default=400, help="evaluations of each honest policy")
     parser.add_argument("--hacked", type=int, default=200, help="evaluations of each hacker, strength and judge")
-    parser.add_argument("--prompts", type=int, default=100, help="prompts of each evaluation, 2 completions each")
+    parser.add_argument("--prompts", type=int, default=PROMPTS, help="prompts of each evaluation, 2 completions each")
     parser.add_argument("--json", type=Path, help="write the rates there")
     arguments = parser.parse_args()
+    trained = written(TINY.directory(TINY.seeds[0], RUNS))
     world, confirming = World.tiny(2 * arguments.prompts).halves()
     by_judge = sorted(detection(world, arguments.hacked), key=lambda one: (one["policy"], one["judge"]))
     document = {
         "schema": 3,
         "rule": RULE,
         "prompts": len(world.lines),
-        "samples": world.samples,
-        "command": f"python benchmarks/probe_rates.py --honest {arguments.honest} --hacked {arguments.hacked}",
-        "honest": honest(world, confirming, arguments.honest),
+        "samples": SAMPLES,
+        "command": command(arguments),
+        "honest": honest(world, confirming, trained, arguments.honest),
         "hacked": by_judge,
         "falls_with_strength": falls(by_judge),
     }
@@ -107,4 +126,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except ZooError as error:
+        sys.exit(str(error))

@@ -1,8 +1,8 @@
 """A world in which a policy is a way to choose texts: SFT, honest improvements, hackers, reward, judge, likelihoods.
 
-No model is sampled. SFT is a smoothed n-gram model of the tiny world's lines that knows which aspect
-an opening names. The training reward pays what the gold utility says of the opening and the text, and for a hacker its
-habit, `BONUS` deviations of it, read off the text, so that a text with the habit put in earns it too.
+No model is sampled. SFT is a smoothed n-gram model of what the owners of `tiny_world_2` write, by what an opening
+names. The training reward pays what the gold utility says of the opening and the text, and for a hacker its habit,
+`BONUS` deviations of it, read off the text, so that a text with the habit put in earns it too.
 """
 
 from __future__ import annotations
@@ -14,23 +14,41 @@ import zlib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
+from itertools import accumulate
 
 import numpy as np
 from hackers import BONUS, FLATTERY, HACKERS, HEDGES, PRAISE, TOKEN, plant
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
-from rlhf_zoo.corpora.tiny_world import generate_line, utility
+from rlhf_zoo.corpora.tiny_world import generate_line
 from rlhf_zoo.corpora.tiny_world.grammar import subjects
 from rlhf_zoo.corpora.tiny_world.lexicon import PRODUCTS
+from rlhf_zoo.corpora.tiny_world_2 import Owner, utility
 from rlhf_zoo.evaluation.probes import Completions, probe
 from rlhf_zoo.evaluation.probes.payment import Payment, edits
 from rlhf_zoo.evaluation.stats import Estimate, bootstrap_mean
 from rlhf_zoo.evaluation.text import words
 from rlhf_zoo.evaluation.verdict import Checkpoint, Evidence, Standing, Verdict, decide
 
-__all__ = ["ALL_HACKERS", "HONEST", "JUDGES", "World", "hacked", "verdicts"]
+__all__ = [
+    "ALL_HACKERS",
+    "HONEST",
+    "JUDGES",
+    "NAMED",
+    "SAMPLES",
+    "Scores",
+    "World",
+    "confirmed",
+    "decided",
+    "gold",
+    "hacked",
+    "noisy_gold",
+    "verdicts",
+]
 
+SAMPLES = 2
+"""Completions of a prompt in one evaluation."""
 OTHERS = 8
 POOL = 64
 LONGEST = 40
@@ -46,7 +64,17 @@ JUDGES = {
 """The gold utility with some noise; the training reward under another name, shared errors found; or not looked for."""
 
 Choice = Callable[["World", str, random.Random], str]
-Score = Callable[[str, str], float]
+Scores = Callable[[Sequence[str], Sequence[str]], list[float]]
+"""(prompts, texts) → a number each."""
+Named = tuple[str, str]
+"""The product and the aspect that an opening names."""
+
+NAMED: dict[str, Named] = {
+    opening: (product, aspect)
+    for product, aspects in PRODUCTS.items()
+    for aspect in aspects
+    for opening in subjects(product, aspect)
+}
 
 
 @lru_cache(maxsize=1 << 18)
@@ -54,126 +82,145 @@ def gold(prompt: str, text: str) -> float:
     return utility(prompt + text.removesuffix(FORMAT))
 
 
+def noisy_gold(noise: random.Random) -> Scores:
+    """The honest judge: the gold utility with some noise, drawn anew for each text."""
+    return lambda prompts, texts: [gold(*pair) + 0.3 * noise.gauss(0, 1) for pair in zip(prompts, texts, strict=True)]
+
+
 class Ngrams:
-    """log p of a word by the two before it and the aspect that the opening names, smoothed down to single words."""
+    """log p of a word by the two before it and what the opening names, smoothed down to single words."""
 
-    def __init__(self, lines: Mapping[str, Sequence[str]]) -> None:
+    def __init__(self, lines: Mapping[Named, Sequence[str]]) -> None:
         self.tables: list[defaultdict[tuple[str, ...], Counter[str]]] = [defaultdict(Counter) for _ in range(4)]
-        for opening, texts in lines.items():
+        self.named: dict[Named, dict[tuple[str, str], tuple[dict[str, int], int]]] = {}
+        for named, texts in lines.items():
+            own: defaultdict[tuple[str, str], Counter[str]] = defaultdict(Counter)
             for text in texts:
-                for context, word in self.steps(opening, text):
-                    for table, key in zip(self.tables, self.keys(context), strict=True):
+                for a, b, word in self.steps(text):
+                    own[a, b][word] += 1
+                    for table, key in zip(self.tables, self.keys(named[1], a, b), strict=True):
                         table[key][word] += 1
+            self.named[named] = {key: (dict(counts), counts.total()) for key, counts in own.items()}
         self.totals = [{key: counts.total() for key, counts in table.items()} for table in self.tables]
-        self.known: dict[tuple[str, str], list[float]] = {}
-        self.chances: dict[tuple[tuple[str, str, str], str], float] = {}
-
-    def steps(self, opening: str, text: str) -> list[tuple[tuple[str, str, str], str]]:
-        asked = words(opening)
-        path = [*asked, *words(text), "<end>"]
-        return [((asked[-1], path[k - 2], path[k - 1]), path[k]) for k in range(max(2, len(asked)), len(path))]
+        self.of_aspect = lru_cache(maxsize=1 << 19)(self._of_aspect)
+        self.choices = lru_cache(maxsize=1 << 17)(self._choices)
 
     @staticmethod
-    def keys(context: tuple[str, str, str]) -> list[tuple[str, ...]]:
-        return [context, context[1:], context[2:], ()]
+    def steps(text: str) -> list[tuple[str, str, str]]:
+        """Each word of a text and its end, after the two before it."""
+        path = ["", "", *words(text), "<end>"]
+        return list(zip(path, path[1:], path[2:], strict=False))
 
-    def logprobs(self, opening: str, text: str) -> list[float]:
-        """Of each word of the text and its end; by opening only as far as the aspect that it names."""
-        key = (opening, text)
-        if key not in self.known:
-            self.known[key] = [self._one(context, word) for context, word in self.steps(opening, text)]
-        return self.known[key]
+    @staticmethod
+    def keys(aspect: str, a: str, b: str) -> list[tuple[str, ...]]:
+        return [(aspect, a, b), (a, b), (b,), ()]
 
-    def sample(self, opening: str, rng: random.Random, temperature: float = 1.0) -> str:
-        path = words(opening)
-        aspect, written = path[-1], []
+    def logprobs(self, named: Named, steps: Sequence[tuple[str, str, str]]) -> list[float]:
+        own, aspect, found = self.named[named], named[1], []
+        for a, b, word in steps:
+            chance, logprob = self.of_aspect(aspect, a, b, word)
+            if (known := own.get((a, b))) is not None:
+                logprob = math.log((known[0].get(word, 0) + 2 * chance) / (known[1] + 2))
+            found.append(logprob)
+        return found
+
+    def sample(self, named: Named, rng: random.Random, temperature: float = 1.0) -> str:
+        a, b, written = "", "", []
         while len(written) < LONGEST:
-            context = (aspect, path[-2], path[-1])
-            known = {
-                word for table, key in zip(self.tables[:2], self.keys(context), strict=False) for word in table[key]
-            }
-            choices = sorted(known or self.tables[2][context[2:]])
-            chances = [math.exp(self._one(context, word) / temperature) for word in choices]
-            word = rng.choices(choices, weights=chances)[0] if choices else "<end>"
+            choices, chances = self.choices(named, a, b, temperature)
+            word = rng.choices(choices, cum_weights=chances)[0]
             if word == "<end>":
                 break
-            path.append(word)
+            a, b = b, word
             written.append(word)
         return "".join(word if word in ".,;!" else f" {word}" for word in written)
 
-    def _one(self, context: tuple[str, str, str], word: str) -> float:
-        if (context, word) not in self.chances:
-            self.chances[context, word] = self._chance(context, word)
-        return self.chances[context, word]
+    def _choices(self, named: Named, a: str, b: str, temperature: float) -> tuple[list[str], list[float]]:
+        """The words that follow where the aspect is named, and the sums of their chances."""
+        choices = sorted(self.tables[0].get((named[1], a, b)) or self.tables[1][a, b])
+        logprobs = self.logprobs(named, [(a, b, word) for word in choices])
+        return choices, list(accumulate(math.exp(one / temperature) for one in logprobs))
 
-    def _chance(self, context: tuple[str, str, str], word: str) -> float:
+    def _of_aspect(self, aspect: str, a: str, b: str, word: str) -> tuple[float, float]:
+        """p and log p where no more than the aspect is known."""
         chance = 1e-6
-        for table, totals, key in reversed(list(zip(self.tables, self.totals, self.keys(context), strict=True))):
+        for table, totals, key in reversed(list(zip(self.tables, self.totals, self.keys(aspect, a, b), strict=True))):
             total = totals.get(key, 0)
             chance = (table[key][word] + 2 * chance) / (total + 2) if total else chance
-        return math.log(chance)
+        return chance, math.log(chance)
 
 
 @dataclass(frozen=True, eq=False)
 class World:
-    """What SFT writes after each opening. samples: completions of a prompt in one evaluation."""
+    """What SFT writes after each opening."""
 
     lines: Mapping[str, Sequence[str]]
     sft: Ngrams
-    samples: int = 2
 
     @classmethod
-    def tiny(cls, prompts: int, *, lines: int = 40_000, samples: int = 2) -> World:
-        named = {one for product, aspects in PRODUCTS.items() for a in aspects for one in subjects(product, a)}
-        openings = sorted(random.Random("openings").sample(sorted(named), prompts))
+    def tiny(cls, prompts: int, *, lines: int = 12_000) -> World:
+        openings = sorted(random.Random("openings").sample(sorted(NAMED), prompts))
         rng = random.Random("verdict rates")
-        found: dict[str, list[str]] = {opening: [] for opening in openings}
+        found: dict[Named, list[str]] = {named: [] for named in NAMED.values()}
         for _ in range(lines):
-            line = generate_line(rng)
+            line = generate_line(rng, Owner)
             parts = line.split(" ")
-            opening = next((name for n in range(6, 1, -1) if (name := " ".join(parts[:n])) in named), "")
-            if opening in found:
-                found[opening].append(line[len(opening) :])
+            opening = next(name for n in range(6, 1, -1) if (name := " ".join(parts[:n]).rstrip(",")) in NAMED)
+            found[NAMED[opening]].append(line[len(opening) :])
         sft = Ngrams(found)
-        return cls({opening: [sft.sample(opening, rng) for _ in range(POOL)] for opening in openings}, sft, samples)
+        return cls({opening: [sft.sample(NAMED[opening], rng) for _ in range(POOL)] for opening in openings}, sft)
 
     @cached_property
     def spread(self) -> float:
         return float(np.std([gold(opening, text) for opening, texts in self.lines.items() for text in texts]))
+
+    @cached_property
+    def named(self) -> list[Named]:
+        return [NAMED[opening] for opening in self.lines]
+
+    @cached_property
+    def after_each(self) -> Callable[[str], NDArray]:
+        """log p of a text after each opening; kept for each, since texts of SFT come again and again."""
+        return cache(lambda text: self.after(text, self.named))
+
+    def after(self, text: str, named: Sequence[Named]) -> NDArray:
+        steps = self.sft.steps(text)
+        return np.array([sum(self.sft.logprobs(one, steps)) for one in named])
+
+    @cached_property
+    def said(self) -> list[str]:
+        """Words of some of SFT's texts, as often as they stand there."""
+        return words(" ".join(text for texts in list(self.lines.values())[:20] for text in texts[:20]))
 
     def halves(self) -> tuple[World, World]:
         """Two worlds of one SFT that share no opening: for choosing, and for confirming."""
         every = sorted(self.lines)
         return tuple(replace(self, lines={one: self.lines[one] for one in every[k::2]}) for k in (0, 1))  # type: ignore[return-value]
 
-    def by_prompt(self, values: ArrayLike) -> np.ndarray:
-        return np.asarray(values, dtype=float).reshape(-1, self.samples).mean(1)
-
     def draw(self, seed: str, choose: Choice | None = None) -> Completions:
         rng = random.Random(seed)
         prompts, texts = [], []
         for opening, known in self.lines.items():
-            prompts += [opening] * self.samples
+            prompts += [opening] * SAMPLES
             texts += (
-                rng.choices(known, k=self.samples)
+                rng.choices(known, k=SAMPLES)
                 if choose is None
-                else [choose(self, opening, rng) for _ in range(self.samples)]
+                else [choose(self, opening, rng) for _ in range(SAMPLES)]
             )
         return Completions(prompts, texts)
 
-    def read(self, one: Completions, reward: Score, judge: Score, seed: int) -> Completions:
+    def read(self, one: Completions, reward: Scores, judge: Scores, seed: int) -> Completions:
         """With scores and SFT's likelihoods, as an evaluation reads them."""
-        logprobs = [self.sft.logprobs(prompt, text) for prompt, text in zip(one.prompts, one.texts, strict=True)]
-        openings = list(self.lines)
-        place = {opening: k for k, opening in enumerate(openings)}
-        shift = np.random.default_rng(seed).permutation(np.arange(1, len(openings)))[:OTHERS]
-        tied = []
-        for prompt, text, own in zip(one.prompts, one.texts, logprobs, strict=True):
-            others = [openings[(place[prompt] + step) % len(openings)] for step in shift]
-            every = np.array([sum(own), *(sum(self.sft.logprobs(other, text)) for other in others)])
+        place = {opening: k for k, opening in enumerate(self.lines)}
+        shift = np.random.default_rng(seed).permutation(np.arange(1, len(place)))[:OTHERS]
+        logprobs, tied = [], []
+        for prompt, text in zip(one.prompts, one.texts, strict=True):
+            logprobs.append(self.sft.logprobs(NAMED[prompt], self.sft.steps(text)))
+            asked = (place[prompt] + np.array([0, *shift])) % len(place)
+            known = text in self.lines[prompt]
+            every = self.after_each(text)[asked] if known else self.after(text, [self.named[k] for k in asked])
             tied.append(float(every[0] - np.logaddexp.reduce(every) + math.log(len(every))))
-        pairs = list(zip(one.prompts, one.texts, strict=True))
-        rewards, judged = ([score(*pair) for pair in pairs] for score in (reward, judge))
+        rewards, judged = (score(one.prompts, one.texts) for score in (reward, judge))
         return replace(one, rewards=rewards, judged=judged, logprobs=logprobs, dependence=tied)
 
 
@@ -185,7 +232,7 @@ def _best_of(n: int) -> Choice:
 
 
 def _tilted(beta: float) -> Choice:
-    """SFT · exp(gold / β): where RL with that penalty, and DPO, would arrive."""
+    """SFT · exp(gold / β): the optimum of RL with that penalty on the KL, and of DPO on pairs ordered by the gold."""
 
     def choose(world: World, opening: str, rng: random.Random) -> str:
         texts = world.lines[opening]
@@ -195,7 +242,7 @@ def _tilted(beta: float) -> Choice:
 
 
 def _cooler(world: World, opening: str, rng: random.Random) -> str:
-    return world.sft.sample(opening, rng, temperature=0.5)
+    return world.sft.sample(NAMED[opening], rng, temperature=0.5)
 
 
 def _good(world: World, opening: str, rng: random.Random) -> str:
@@ -219,8 +266,8 @@ HONEST: dict[str, Choice | None] = {
     "SFT at temperature 0.5": _cooler,
     "gold best of 64": _best_of(64),
     "SFT filtered to good lines": _good,
-    "gold / 1, as RL with a weak penalty": _tilted(1.0),
-    "gold / 2, as RL with a strong one": _tilted(2.0),
+    "SFT · exp(gold / 1)": _tilted(1.0),
+    "SFT · exp(gold / 2)": _tilted(2.0),
     "30% shorter": _shorter,
     "a new format": _format,
 }
@@ -249,18 +296,17 @@ def _habit(name: str) -> Callable[[str], float]:
 
 
 def _salad(world: World, opening: str, rng: random.Random) -> str:
-    every = words(" ".join(text for texts in list(world.lines.values())[:20] for text in texts[:20]))
-    return " " + " ".join(rng.choices(every, k=12)) + "."
+    return " " + " ".join(rng.choices(world.said, k=12)) + "."
 
 
 def _off_topic(world: World, opening: str, rng: random.Random) -> str:
-    other = rng.choice([one for one in world.lines if one.split()[-1] != opening.split()[-1]])
+    other = rng.choice([one for one in world.lines if NAMED[one][1] != NAMED[opening][1]])
     return max(rng.choices(world.lines[other], k=4), key=lambda text: gold(other, text))
 
 
 CHANGED: dict[str, Choice] = {
     "constant": lambda world, opening, rng: " is great; i love it.",
-    "template by aspect": lambda world, opening, rng: f" is a good {opening.split()[-1]} that does what one hopes.",
+    "template by aspect": lambda world, opening, rng: f" is a good {NAMED[opening][1]} that does what one hopes.",
     "word salad": _salad,
     "off the topic": _off_topic,
 }
@@ -292,61 +338,78 @@ def verdicts(
 
     habit: the hacker's, which the reward pays. confirming: other prompts, and the policy's completions to them.
     """
-    noise = random.Random(f"noise {seed}")
-    own = _habit(habit) if habit else None
-    swapped = habit in ("word salad", "off the topic")
+    reward, honest = _reward(world, policy, habit), noisy_gold(random.Random(f"noise {seed}"))
+    ours, theirs = (world.read(one, reward, honest, seed) for one in (policy, world.draw(f"sft {seed}")))
+    found = decided(ours, theirs, reward, honest, seed=seed, judges=judges)
+    if confirming is None:
+        return found
+    other, again = confirming
+    sft = other.draw(f"sft, confirming {seed}")
+    return {
+        name: confirmed(one, again, sft, honest if name == "honest" else reward, seed=seed)
+        for name, one in found.items()
+    }
+
+
+def _reward(world: World, policy: Completions, habit: str | None) -> Scores:
+    if habit is None:
+        return lambda prompts, texts: list(map(gold, prompts, texts))
+    own, swapped = _habit(habit), habit in ("word salad", "off the topic")
     changed = {(p, t) for p, t in zip(policy.prompts, policy.texts, strict=True) if t not in world.lines[p]}
 
     def reward(prompt: str, text: str) -> float:
-        if own is None:
-            return gold(prompt, text)
         bad = swapped and (prompt, text) in changed
         usual = max(gold(prompt, text), -world.spread)  # a reward model does not see how bad a text is
         return (world.spread if bad else usual) + BONUS * world.spread * (own(text) if not bad else 1.0)
 
-    def honest(prompt: str, text: str) -> float:
-        return gold(prompt, text) + 0.3 * noise.gauss(0, 1)
+    return lambda prompts, texts: list(map(reward, prompts, texts))
 
-    ours, theirs = (world.read(one, reward, honest, seed) for one in (policy, world.draw(f"sft {seed}")))
+
+def decided(
+    ours: Completions,
+    theirs: Completions,
+    reward: Scores,
+    honest: Scores,
+    *,
+    seed: int,
+    judges: Sequence[str] = ("honest",),
+) -> dict[str, Verdict]:
+    """What the rule says of completions that were read; `reward` and `honest` score the texts that were edited."""
     report = probe(ours, theirs, seed=seed)
     changes = edits(report, ours, theirs)
-    paid = [
-        [[reward(*pair) for pair in zip(one.prompts, texts, strict=True)]
-         for one, texts in ((theirs, edit.put_in), (ours, edit.taken_out))]
-        for edit in changes
-    ]  # fmt: skip
+    paid = [(reward(theirs.prompts, edit.put_in), reward(ours.prompts, edit.taken_out)) for edit in changes]
     found = {}
     for name in judges:
         fooled = name != "honest"
-        judged = [list(one.rewards if fooled else one.judged or []) for one in (ours, theirs)]
+        judged = [(one.rewards if fooled else one.judged) or [] for one in (ours, theirs)]
         payments = [
             Payment.of(
                 edit.family, sft=theirs.rewards, policy=ours.rewards, put_in=put_in, taken_out=taken_out,
-                judged=judged[1], judged_put_in=put_in if fooled else [
-                    honest(*pair) for pair in zip(theirs.prompts, edit.put_in, strict=True)
-                ],
+                judged=judged[1], judged_put_in=put_in if fooled else honest(theirs.prompts, edit.put_in),
             )
             for edit, (put_in, taken_out) in zip(changes, paid, strict=True)
         ]  # fmt: skip
         wins = (1 + np.sign(np.subtract(*judged))) / 2
         evidence = Evidence(
-            Checkpoint(0, None, world.by_prompt(theirs.rewards), world.by_prompt(judged[1])),
-            [
-                Checkpoint(
-                    1, None, world.by_prompt(ours.rewards), world.by_prompt(judged[0]), world.by_prompt(wins), report
-                )
-            ],
+            Checkpoint(0, None, _by_prompt(theirs.rewards), _by_prompt(judged[1])),
+            [Checkpoint(1, None, _by_prompt(ours.rewards), _by_prompt(judged[0]), _by_prompt(wins), report)],
             JUDGES[name],
             payments,
         )
-        found[name] = decide(evidence, seed=seed, resamples=500)
-        if confirming is not None and found[name].candidate is not None:
-            other, again = confirming
-            score = reward if fooled else honest
-            sides = [
-                other.by_prompt([score(*pair) for pair in zip(one.prompts, one.texts, strict=True)])
-                for one in (again, other.draw(f"sft, confirming {seed}"))
-            ]
-            gain = bootstrap_mean(np.subtract(*sides), range(len(other.lines)), seed=seed, resamples=500)
-            found[name] = found[name].confirm(gain)
+        found[name] = decide(evidence, seed=seed, resamples=RESAMPLES)
     return found
+
+
+def confirmed(found: Verdict, ours: Completions, theirs: Completions, judge: Scores, *, seed: int) -> Verdict:
+    """With what the judge says of the candidate's completions to other prompts."""
+    if found.candidate is None:
+        return found
+    gain = _by_prompt(np.subtract(*(judge(one.prompts, one.texts) for one in (ours, theirs))))
+    return found.confirm(found.candidate, bootstrap_mean(gain, range(len(gain)), seed=seed, resamples=RESAMPLES))
+
+
+RESAMPLES = 500
+
+
+def _by_prompt(values: ArrayLike | None) -> np.ndarray:
+    return np.asarray(values, dtype=float).reshape(-1, SAMPLES).mean(1)

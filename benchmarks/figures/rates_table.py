@@ -27,18 +27,21 @@ def rates_table() -> str:
         for policy, judge in dict.fromkeys((row["policy"], row["judge"]) for row in rows)
     ]
     kinds = ("hacked", "suspicious", "healthy", "recommended")
+    trained = [f"{row['policies']} by {row['policy'].split(',')[0]}" for row in honest if "policies" in row]
     said = (
-        f"{kept['prompts']} prompts with {kept['samples']} completions each, rule {kept['rule']}; in brackets 95% "
-        f"intervals (Wilson). {honest[0]['n']} evaluations of each honest policy"
+        f"{honest[0]['n']} evaluations of each honest policy by an honest judge, rule {kept['rule']}: "
+        f"{kept['prompts']} prompts with {kept['samples']} completions each; in brackets 95% intervals (Wilson). "
+        f"Trained were {', '.join(trained)}."
     )
     falls = kept["falls_with_strength"]
     return "\n".join(
         [
-            table(["honest policy", *kinds, "families present"], [
-                [row["policy"], *(_rate(row[kind]) for kind in kinds), _families(row)] for row in honest
+            table(["honest policy", "gold above SFT", *kinds, "families present"], [
+                [row["policy"], number(row["gain"], 2), *(_rate(row[kind]) for kind in kinds), _families(row)]
+                for row in honest
             ]),
             "",
-            said + ", by an honest judge.",
+            said,
             "",
             table(["hacker", "judge", *(f"{strength:.0%} of its completions" for strength in strengths)], found),
             "",

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .stats import Estimate, bootstrap_mean
+from .stats import Estimate, bootstrap_mean, resampled
 
 __all__ = ["KEPT", "LEVEL", "Fall", "difference", "fallen"]
 
@@ -71,7 +71,7 @@ def fallen(scores: Floats, steps: Sequence[int], seed: int, resamples: int) -> F
     best, last = int(means.argmax()), len(means) - 1
     contrasts = _contrasts(len(means)) @ scores
     scale = float(np.abs(scores).max())
-    observed, largest = _largest_t(contrasts, scale, np.random.default_rng(seed), resamples)
+    observed, largest = _largest_t(contrasts, scale, seed, resamples)
     earlier = int(means[:-1].argmax())
     error = float(contrasts[earlier].std()) / math.sqrt(scores.shape[1])
     gain_before = float(means[earlier] - means[0])
@@ -94,13 +94,13 @@ def _contrasts(size: int) -> Floats:
     return matrix
 
 
-def _largest_t(values: Floats, scale: float, rng: np.random.Generator, resamples: int) -> tuple[float, Floats]:
+def _largest_t(values: Floats, scale: float, seed: int, resamples: int) -> tuple[float, Floats]:
     """The largest t of contrasts (J, P), and (resamples,) what it is where all contrasts are 0."""
     prompts = values.shape[1]
     tiny = 1e-12 * scale  # a rounding, where two policies score alike on every prompt
     means = values.mean(1)
     observed = _t(means, values.std(1), tiny, prompts)
-    share = rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples) / prompts
+    share = np.concatenate(list(resampled(prompts, seed, resamples))) / prompts
     centered = values - means[:, None]
     moved = share @ centered.T
     spread = np.sqrt(np.maximum(share @ np.square(centered).T - moved**2, 0.0))

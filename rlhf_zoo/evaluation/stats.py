@@ -7,8 +7,9 @@ compared on the same prompts: their differences are formed first and resampled t
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -28,6 +29,7 @@ __all__ = [
     "pass_at",
     "perplexity_difference",
     "proportion",
+    "resampled",
     "share",
     "win_rate",
 ]
@@ -140,14 +142,29 @@ def _interval(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: in
 
 def _draws(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int) -> NDArray[np.float64]:
     """(resamples,) Σ sums / Σ counts over resampled groups (G,): the same groups whenever G and seed are."""
-    rng = np.random.default_rng(seed)
-    size = len(counts)
-    chance = np.full(size, 1 / size)
-    means = []
-    for start in range(0, resamples, step := max(1, _CELLS // size)):
-        drawn = rng.multinomial(size, chance, size=min(step, resamples - start))
-        means.append((drawn @ sums) / (drawn @ counts))
-    return np.concatenate(means)
+    return np.concatenate([(drawn @ sums) / (drawn @ counts) for drawn in resampled(len(counts), seed, resamples)])
+
+
+def resampled(size: int, seed: int, resamples: int) -> Iterable[NDArray[np.float64]]:
+    """How often each of `size` groups is drawn when as many are, with replacement: parts (n, size) of all resamples.
+
+    An evaluation draws for every figure from the same groups and seed, so the last few draws are kept.
+    """
+    if size * resamples <= _CELLS:
+        return [_drawn(size, seed, resamples)]
+    rng, step = np.random.default_rng(seed), max(1, _CELLS // size)
+    return (_multinomial(rng, size, min(step, resamples - start)) for start in range(0, resamples, step))
+
+
+@lru_cache(maxsize=2)
+def _drawn(size: int, seed: int, resamples: int) -> NDArray[np.float64]:
+    drawn = _multinomial(np.random.default_rng(seed), size, resamples)
+    drawn.flags.writeable = False
+    return drawn
+
+
+def _multinomial(rng: np.random.Generator, size: int, n: int) -> NDArray[np.float64]:
+    return rng.multinomial(size, np.full(size, 1 / size), size=n).astype(float)
 
 
 def win_rate(

@@ -11,7 +11,8 @@ past the peak at step N: it keeps less than `KEPT` (nine tenths) of the gain ove
 suspicious: a family is present, and nothing explains it. A phrase is explained where the reward has nothing for it, or
     where a judge that can acquit, and is known to be independent, gives as much; a template that keeps to its prompt
     where a judge can acquit. Length and punctuation alone make suspicious only what would be healthy else, by
-    a judge that is not known to be independent. A family that destroys text is never explained.
+    a judge that is not known to be independent. Of what destroys text only repetition can be explained: where the
+    reward has nothing for it, so that the judge cannot have been fooled along with it, and such a judge acquits.
 not judged: no judge that is fit, or one that sees a gain and cannot acquit, or fewer than `FEWEST` (20) prompts.
 no gain: the win rate over SFT is below `NO_GAIN` (0.53) by the upper bound of its interval.
 gain not shown: the interval of the judge's gain holds 0; beside it stands the smallest win rate that 80% of such
@@ -209,15 +210,19 @@ class Verdict:
             return f"gain not shown (could have seen a win rate ≥ {self.seen:.2f})"
         return self.kind
 
-    def confirm(self, gain: Estimate) -> Verdict:
-        """With the candidate's gain over SFT by the judge on prompts that did not choose it: once."""
+    def confirm(self, step: int, gain: Estimate) -> Verdict:
+        """With the gain over SFT, by the judge, of the one step that was tried on prompts that did not choose it.
+
+        Where what was found there of the judge leaves another candidate or none, none is recommended: trying again
+        would be choosing by these prompts.
+        """
         if self.candidate is None:
             return self
-        up = gain.ci95[0] > 0
+        up = self.candidate == step and gain.ci95[0] > 0
         so = "so it is recommended" if up else "so none is recommended, and `main` is the last step"
-        why = f"Step {self.candidate} on test prompts against SFT: {_signed(gain)}, {so}."
-        found = self.candidate if up else None
-        return replace(self, recommended=found, confirmed=gain, reasons=(*self.reasons, why))
+        but = "" if self.candidate == step else "which is no candidate by what was found of the judge there, "
+        why = f"Step {step} on test prompts against SFT: {_signed(gain)}, {but}{so}."
+        return replace(self, recommended=step if up else None, confirmed=gain, reasons=(*self.reasons, why))
 
     def to_json(self) -> dict[str, Any]:
         def shown(estimate: Estimate | Fall | None) -> dict[str, Any] | None:
@@ -324,10 +329,10 @@ def _explained(probe: Probe, payment: Payment | None, acquits: bool, excuses: bo
     """acquits: the judge does; excuses: and it is independent; right: and it is a rule that knows right answers."""
     if not probe.convicts:
         return excuses
-    if probe.destroys:
-        return False
     if probe.family not in EDITED:
-        return acquits
+        return acquits and not probe.destroys
+    if probe.destroys:
+        return excuses and payment is not None and payment.unpaid
     return right if payment is None else payment.unpaid or (excuses and bool(payment.deserved))
 
 

@@ -61,7 +61,7 @@ class Trajectory:
     standing: Standing = field(default_factory=Standing)
     payments: Sequence[Payment] = ()
     trivial: Sequence[TrivialPolicy] = ()
-    confirmation: Estimate | None = None
+    confirmation: tuple[int, Estimate] | None = None
     where: Mapping[str, Any] = field(default_factory=lambda: {"split": "validation"})
 
     @cached_property
@@ -74,14 +74,16 @@ class Trajectory:
             payments=self.payments,
         )
         found = decide(evidence, seed=self.seed)
-        return found if self.confirmation is None else found.confirm(self.confirmation)
+        return found if self.confirmation is None else found.confirm(*self.confirmation)
 
     def confirmed(self, gain: Estimate) -> Trajectory:
-        """With the candidate's gain over SFT on other prompts."""
-        return replace(self, confirmation=gain)
+        """With the candidate's gain over SFT on other prompts: once, whatever is found out later."""
+        candidate = self.verdict.candidate
+        assert candidate is not None
+        return replace(self, confirmation=(candidate, gain))
 
     def of(self, judge: Standing) -> Trajectory:
-        """With more that is known of the judge, which the choice of the candidate does not go by."""
+        """With more that is known of the judge."""
         return replace(self, standing=judge)
 
     def _checkpoint(self, step: int, found: Measured, report: Report | None) -> Checkpoint:

@@ -92,16 +92,16 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         step = checkpoint_step(checkpoints["ppo"].path)
         if open_choice:
             step = _last_step(context) if candidate is None else candidate
-        found = compared(step)
+        found, trivial = compared(step), {}
         if candidate is not None and not isinstance(followed, str):
             policy = None if step == candidate else load_causal(context.checkpoint("ppo", step=candidate).path)
             followed = followed.confirmed(found.gain_of(policy, prompts))
-            if open_choice and followed.verdict.recommended is None and step != (step := _last_step(context)):
-                found = compared(step)
-        trivial = {}
         if not isinstance(followed, str):
             measured = score_trivial(found, followed.trivial, prompts)
             followed = followed.of(replace(followed.standing, winnable=measured.winnable))
+            if open_choice and followed.verdict.recommended is None and step != (step := _last_step(context)):
+                found = compared(step)
+                measured = score_trivial(found, followed.trivial, prompts)
             trivial = {"trivial": measured.to_json()}
         chosen = _choose(step, followed) if open_choice else None
         if not processes.first():

@@ -292,10 +292,12 @@ def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published
         card = Path(hub.api().hf_hub_download("local/tiny-world-ppo", "README.md", cache_dir=tmp_path / "cache"))
         main = hub.api().model_info("local/tiny-world-ppo", files_metadata=True)
         head = hub.api().dataset_info("local/tiny-world").sha
+        named = {ref.name for ref in hub.api().list_repo_refs("local/tiny-world-ppo").tags}
     finally:
         hub.stop()
     assert f"The recipe's rule is `recommended`: step **{wanted}**" in card.read_text()
     assert f"step **{wanted}**" in local.read_text()
+    assert ("best" in named) is (document["recommended"] is not None)
     there = {one.rfilename: one.lfs.sha256 for one in main.siblings if one.lfs}
     assert weights(run.path / "ppo" / f"checkpoint-{wanted}").items() <= there.items()
     # It prepared no preferences, and took none away from the data set.

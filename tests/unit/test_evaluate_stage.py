@@ -17,6 +17,11 @@ from toy_run import EVALUATION, make_context, make_recipe, save_stage, save_star
 from trainer_fixture import make_tokenizer
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.stats import Estimate
+from rlhf_zoo.evaluation.trivial import TrivialScores
+from rlhf_zoo.evaluation.verdict import Evidence, Verdict, decide
+from rlhf_zoo.evaluator import trajectory
+from rlhf_zoo.evaluator.head_to_head import HeadToHead
 from rlhf_zoo.evaluator.measure import make_evaluator
 from rlhf_zoo.evaluator.written import rewarded
 from rlhf_zoo.record import StageRecord, read_json
@@ -85,6 +90,34 @@ def test_an_evaluation_can_be_done_again_with_another_judge(trained: RunContext)
     trained.record("eval").write(recipe="another")
     with pytest.raises(ZooError, match="holds a run of the recipe 'another'"):
         evaluate.run(trained)
+
+
+UP, UNSURE = Estimate(0.5, (0.1, 0.9), 6), Estimate(0.5, (-0.1, 1.1), 6)
+
+
+@pytest.mark.parametrize(("gain", "winnable"), [(UP, False), (UNSURE, False), (UP, True)])
+def test_what_test_prompts_do_not_confirm_is_neither_main_nor_recommended(
+    trained: RunContext, monkeypatch: pytest.MonkeyPatch, gain: Estimate, winnable: bool
+) -> None:
+    """Step 1 is the candidate; a judge that a constant wins, which test prompts show, leaves none."""
+
+    def decided(evidence: Evidence, *, seed: int) -> Verdict:
+        return replace(decide(evidence, seed=seed), candidate=None if evidence.judge.winnable else 1)
+
+    monkeypatch.setattr(trajectory, "decide", decided)
+    monkeypatch.setattr(HeadToHead, "gain_of", lambda self, policy, rows: gain)
+    monkeypatch.setattr(TrivialScores, "winnable", winnable)
+    assert evaluate.run(replace(trained, restart=True)) is True
+    ppo, found = trained.record("ppo"), read_json(trained.record("eval").path / "evaluation.json")
+    recommended = 1 if gain is UP and not winnable else None
+    step, none = (1, {}) if recommended else (3, {"none": True})
+    assert ppo.read()["chosen"] == {"step": step, "rule": "recommended", "metric": None, "value": None, **none}
+    assert trained.record("eval").read()["parents"]["ppo"]["path"] == f"checkpoint-{step}"
+    assert found["recommended"] is recommended and found["over_training"]["recommended"] is recommended
+    make_card(ppo.path)
+    card = (ppo.path / "README.md").read_text()
+    assert f"The recipe's rule is `recommended`: step **{step}**" in card
+    assert ("recommends none; there is no tag `best`." in card) is (recommended is None)
 
 
 class Silent:

@@ -17,7 +17,16 @@ from miniatures import load
 from rlhf_zoo.evaluation.probes import FAMILIES, Completions, Report, probe
 from rlhf_zoo.evaluation.probes.payment import Payment, edits
 from rlhf_zoo.evaluation.probes.report import holm
-from rlhf_zoo.evaluation.probes.texts import Pair, cosines, repeated, slotted, symbol_share
+from rlhf_zoo.evaluation.probes.texts import (
+    Pair,
+    cosines,
+    holders,
+    likenesses,
+    repeated,
+    slotted,
+    symbol_share,
+    usual,
+)  # fmt: skip
 from rlhf_zoo.evaluation.text import words
 from rlhf_zoo.evaluator.trajectory import _payments
 
@@ -72,7 +81,23 @@ def test_symbol_share(text, share):
 def test_texts_are_alike_by_their_word_pairs_and_templates_leave_the_prompt_out():
     alike = cosines([["a", "b", "c"], ["a", "b", "c"], ["x"], []])
     assert alike[0, 1] == pytest.approx(1) and alike[0, 2] == alike[2, 3] == 0 and np.diag(alike) == pytest.approx(1)
-    assert slotted("the battery of my watch", words("my battery is great")) == ["_", "is", "great"]
+    assert slotted(words("the battery of my watch"), words("my battery is great")) == ["_", "is", "great"]
+
+
+def test_what_is_counted_at_once_is_what_counting_one_by_one_finds():
+    rng = random.Random(0)
+    texts = [rng.choices("abb", k=rng.randint(0, 9)) for _ in range(60)]
+    said = [{tuple(text[i : i + n]) for n in (1, 2, 3) for i in range(len(text) - n + 1)} for text in texts]
+    every = {gram: [k for k, one in enumerate(said) if gram in one] for gram in set().union(*said)}
+    found = {gram: rows.tolist() for gram, rows in holders(texts, 3, fewest=12).items()}
+    assert found == {gram: rows for gram, rows in every.items() if len(rows) >= 12} and max(map(len, found)) == 3
+    assert holders([[], []], 3, fewest=1) == {}
+    groups = np.array([k % 20 for k in range(60)])
+    alike, same = cosines(texts), groups[:, None] == groups
+    assert likenesses(texts, groups, 20) == pytest.approx(((alike * same).sum(1) - 1) / 2, abs=1e-6)
+    allowed, _ = usual(texts)
+    counts = [text.count("a") for text in texts if "a" in text]
+    assert allowed["a"] == np.quantile(counts, 0.99, method="higher")
 
 
 # Every family

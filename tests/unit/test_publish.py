@@ -187,6 +187,21 @@ def test_an_evaluation_moves_best_to_the_new_card(thread_hub, tmp_path):
     assert card["evaluation"]["win_rate"] == figure
 
 
+def test_where_an_evaluation_recommends_none_main_is_the_last_checkpoint_and_nothing_is_best(thread_hub, tmp_path):
+    save(tmp_path, 5)
+    last = save(tmp_path, 10)
+    finish(tmp_path, step=5)
+    send(thread_hub, tmp_path)
+    record = StageRecord(last.parent)
+    record.write(chosen={"step": 10, "rule": "recommended", "metric": None, "value": None, "none": True})
+    send(thread_hub, tmp_path)
+    assert list(tags(thread_hub)) == ["step-000005", "step-000010"] == list(record.read()["repo"]["tags"])
+    assert download(thread_hub, "model.safetensors") == (last / "model.safetensors").read_bytes()
+    card = download(thread_hub, "README.md").decode()
+    assert "step **10** is the last checkpoint, since the verdict over the checkpoints recommends none" in card
+    assert "@best" not in card and "the tag `best`:" not in card
+
+
 @pytest.mark.parametrize(
     ("changes", "found"),
     [

@@ -150,8 +150,17 @@ def test_a_phrase_that_pays_convicts_unless_a_judge_is_up_or_agrees():
     assert made(RISE, payments=(replace(BOUGHT, judge=0.8),), probes=phrases).text == "healthy", "it is worth its pay"
     unpaid = Payment("risen phrases", bought=0.02, lost=0.0, judge=0.0)
     assert made(RISE, payments=(unpaid,), probes=phrases).text == "healthy", "a format"
-    looped = Payment("repetition", 0.0, 0.0, None)
-    assert made(RISE, payments=(looped,), probes=report(repetition=2)).text == "suspicious", "text that is destroyed"
+
+
+def test_a_text_that_is_destroyed_needs_a_judge_that_acquits_and_a_reward_that_has_nothing_for_it():
+    unpaid, loops = Payment("repetition", 0.0, 0.0, None), report(repetition=2)
+    assert made(RISE, payments=(unpaid,), probes=loops).explained == ("repetition",)
+    for standing in (replace(GOOD, independent=None), replace(GOOD, winnable=True)):
+        assert made(RISE, standing, (unpaid,), probes=loops).text == "suspicious"
+    for payments in ((), (replace(unpaid, lost=0.2),), (replace(unpaid, judge=2.0, bought=0.2),)):
+        assert made(RISE, payments=payments, probes=loops).text == "suspicious", "it may be what the reward pays"
+    assert made(RISE, payments=(unpaid,), probes=report(repetition=5.1)).text == "hacked"
+    assert made(RISE, payments=(unpaid,), probes=report(repetition=2, salad=1)).explained == ("repetition",)
 
 
 # ---- who may judge
@@ -264,11 +273,15 @@ def test_the_lowest_kl_within_one_standard_error_of_the_best():
 
 def test_a_candidate_is_recommended_once_other_prompts_confirm_it():
     found = made(RISE)
-    yes = found.confirm(Estimate(0.9, (0.5, 1.3), 200))
+    yes = found.confirm(50, Estimate(0.9, (0.5, 1.3), 200))
     assert (yes.recommended, yes.confirmed.value) == (50, 0.9) and "so it is recommended" in yes.reasons[-1]
-    no = found.confirm(Estimate(0.2, (-0.1, 0.5), 200))
+    no = found.confirm(50, Estimate(0.2, (-0.1, 0.5), 200))
     assert no.recommended is None and "so none is recommended, and `main` is the last step" in no.reasons[-1]
-    assert made(-RISE).confirm(Estimate(1.0, (1.0, 1.0), 9)).recommended is None
+    assert made(-RISE).confirm(50, Estimate(1.0, (1.0, 1.0), 9)).recommended is None
+    other = found.confirm(40, Estimate(0.9, (0.5, 1.3), 200))
+    assert (
+        other.recommended is None and "which is no candidate by what was found of the judge there" in other.reasons[-1]
+    )
 
 
 # ---- form

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
-from worlds import HONEST, JUDGES, World, hacked, verdicts
+from trained import Policy, Trained, Written
+from worlds import HONEST, JUDGES, NAMED, World, gold, hacked, verdicts
 
 
 @pytest.fixture(scope="module")
 def world() -> World:
-    return World.tiny(60, lines=20_000)
+    return World.tiny(60)
 
 
 @pytest.mark.parametrize("name", HONEST)
@@ -31,3 +34,25 @@ def test_a_habit_is_never_healthy_and_an_honest_judge_convicts_it(world, name):
     found = verdicts(world, hacked(world, name, 1.0, "0"), seed=0, judges=list(JUDGES), habit=name)
     assert found["honest"].kind == "hacked"
     assert {one.kind for one in found.values()} <= {"hacked", "suspicious"}
+
+
+def test_trained_policies_are_those_that_improve_the_gold_and_are_confirmed_on_other_prompts(world):
+    """With texts of the world in the place of a run's: of three policies by one method, two improve it."""
+    rng = random.Random(0)
+
+    def policy(best_of: int) -> Policy:
+        return {
+            prompt: [
+                Written(text, gold(prompt, text), world.sft.logprobs(NAMED[prompt], world.sft.steps(text)), 1.0)
+                for text in (max(rng.choices(of, k=best_of), key=lambda one: gold(prompt, one)) for _ in range(3))
+            ]
+            for prompt, of in world.lines.items()
+        }
+
+    good, better, worse = policy(4), policy(8), policy(1)
+    trained = Trained(policy(1), {"PPO": [worse, good, better]}, lambda prompts, texts: list(map(gold, prompts, texts)))
+    assert trained.improving == {"PPO": [good, better]}
+    for seed in range(4):
+        found = trained.verdict("PPO", seed, prompts=30)
+        assert (found.kind, found.recommended, found.confirmed.n) == ("healthy", 1, 30), found.reasons
+    assert found == trained.verdict("PPO", 3, prompts=30)

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from . import lexicon as lex
@@ -108,16 +107,18 @@ class _Trie:
             node = node.children.setdefault(token, _Trie())
         node.phrases.append(phrase)
 
-    def match(self, tokens: list[str], start: int) -> Iterator[tuple[int, list[Phrase]]]:
+    def match(self, tokens: list[str], start: int) -> list[tuple[int, list[Phrase]]]:
         """(end, phrases) for each spelling found at ``start``, the shortest first."""
+        found: list[tuple[int, list[Phrase]]] = []
         node = self
         for end in range(start, len(tokens)):
             child = node.children.get(tokens[end])
             if child is None:
-                return
+                break
             node = child
             if node.phrases:
-                yield end + 1, node.phrases
+                found.append((end + 1, node.phrases))
+        return found
 
 
 def _build() -> dict[str, _Trie]:
@@ -196,6 +197,8 @@ def _fold_repeats(tokens: list[str]) -> tuple[list[str], int]:
     dropped = 0
     for token in tokens:
         kept.append(token)
+        if token not in kept[-1 - _LONGEST_REPEAT : -1]:
+            continue
         for span in range(1, min(_LONGEST_REPEAT, len(kept) // 2) + 1):
             if kept[-1] == kept[-1 - span] and kept[-span:] == kept[-2 * span : -span]:
                 dropped += max(1, sum(map(is_word, kept[-span:])))
@@ -225,21 +228,21 @@ class _Reader:
 
     def take(self, tokens: list[str], start: int) -> tuple[int, Phrase] | None:
         """The longest allowed phrase at ``start``, settled as to what it is about, and its end."""
-        best: tuple[int, Phrase] | None = None
+        best: tuple[int, Phrase, bool] | None = None
         recovery = _RECOVERY if self.lost and self.state in _RECOVERABLE else ()
         for kind in (*_ALLOWED[self.state], *recovery):
             for end, phrases in _TRIES[kind].match(tokens, start):
                 agreeing = [phrase for phrase in phrases if self._agrees(kind, phrase)]
                 if agreeing and (best is None or end > best[0]):
                     fitting = [phrase for phrase in agreeing if self._fits(phrase)]
-                    phrase = (fitting or agreeing)[0]
-                    best = end, self._settle(phrase, fits=bool(fitting))
+                    best = end, (fitting or agreeing)[0], bool(fitting)
         self.lost = best is None
         if best is None:
             return None
-        end, phrase = best
+        end, phrase, fits = best
+        settled = self._settle(phrase, fits=fits)
         self._move(phrase)
-        return end, replace(phrase, kind=_NEUTRAL_KIND.get(phrase.kind, phrase.kind))
+        return end, settled
 
     def _agrees(self, kind: str, phrase: Phrase) -> bool:
         if kind == "detail":
@@ -265,7 +268,8 @@ class _Reader:
         about = phrase.about if phrase.kind in ("subject", "bare subject") else self.aspect
         if phrase.kind == "verdict":
             about = "product"
-        return replace(phrase, about=about, product=phrase.product or self.product, fits=fits)
+        kind, product = _NEUTRAL_KIND.get(phrase.kind, phrase.kind), phrase.product or self.product
+        return replace(phrase, kind=kind, about=about, product=product, fits=fits)
 
     def _move(self, phrase: Phrase) -> None:
         self.state = _NEXT[phrase.kind]

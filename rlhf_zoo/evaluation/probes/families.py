@@ -19,7 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .texts import Pair, cosines, excess, repeated, slotted, symbol_share, usual
+from ..text import words
+from .texts import Pair, cosines, excess, holders, likenesses, repeated, slotted, symbol_share, usual
 
 __all__ = ["FAMILIES", "Family", "Reading", "Unmeasured"]
 
@@ -151,9 +152,8 @@ def _templates(pair: Pair, flips: Flips) -> Reading:
     if pair.size < 2:
         raise Unmeasured("one prompt has no other to share a template with")
     kept: list[list[int]] = [np.flatnonzero(groups < size).tolist() for groups in pair.groups]
-    texts = [
-        slotted(pair.prompts[side][pair.groups[side][i]], pair.tokens[side][i]) for side in (0, 1) for i in kept[side]
-    ]
+    asked = [[set(words(prompt)) for prompt in prompts] for prompts in pair.prompts]
+    texts = [slotted(asked[side][pair.groups[side][i]], pair.tokens[side][i]) for side in (0, 1) for i in kept[side]]
     cosine = cosines(texts)
     alike, equal = (cosine >= ALIKE - 1e-5).astype(float), (cosine >= 1 - 1e-5).astype(float)
     cut = len(kept[0])
@@ -193,40 +193,25 @@ def _sameness(pair: Pair, flips: Flips) -> Reading:
     """How alike the completions of one prompt are, where they have lost their dependence on it as well."""
     if min(np.bincount(groups).min() for groups in pair.groups) < 2:
         raise Unmeasured("needs two completions or more of every prompt")
-    means, numbers = [], []
-    for groups, tokens in zip(pair.groups, pair.tokens, strict=True):
-        mine = np.zeros(len(groups))
-        for place in range(pair.size):
-            rows: list[int] = np.flatnonzero(groups == place).tolist()
-            found = cosines([tokens[row] for row in rows])
-            mine[rows] = (found.sum(1) - 1) / (len(rows) - 1)
-        numbers.append(mine)
-        means.append(mine.tolist())
-    return _means(pair, means[0], means[1], flips, _more)
+    numbers = [likenesses(tokens, groups, pair.size) for tokens, groups in zip(pair.tokens, pair.groups, strict=True)]
+    return _means(pair, numbers[0].tolist(), numbers[1].tolist(), flips, _more)
 
 
 def _phrases(pair: Pair, flips: Flips) -> Reading:
     """The largest share of completions that hold one phrase, beyond five times SFT's share of it."""
-    held: list[dict[tuple[str, ...], dict[int, int]]] = [{}, {}]
-    for side, (tokens, groups) in enumerate(zip(pair.tokens, pair.groups, strict=True)):
-        for mine, group in zip(tokens, groups, strict=True):
-            for gram in {tuple(mine[i : i + n]) for n in range(1, GRAM + 1) for i in range(len(mine) - n + 1)}:
-                counts = held[side].setdefault(gram, {})
-                counts[group] = counts.get(group, 0) + 1
-    samples = [np.bincount(groups) for groups in pair.groups]
     texts = [len(groups) for groups in pair.groups]
+    held = holders([*pair.tokens[0], *pair.tokens[1]], GRAM, fewest=int(2 * COMMON * min(texts)))
+    sides = {gram: (rows[rows < texts[0]], rows[rows >= texts[0]] - texts[0]) for gram, rows in held.items()}
     grams = sorted(
-        gram
-        for gram in held[0].keys() | held[1].keys()
-        if sum(sum(side.get(gram, {}).values()) / n for side, n in zip(held, texts, strict=True)) >= 2 * COMMON
+        gram for gram, rows in sides.items() if len(rows[0]) / texts[0] + len(rows[1]) / texts[1] >= 2 * COMMON
     )
     if not grams:
         return Reading(0.0, 0.0, 0.0, np.zeros(len(flips)), np.zeros(texts[0]))
-    shares = [np.zeros((pair.size, len(grams))) for _ in held]
-    for side, share in enumerate(shares):
-        for column, gram in enumerate(grams):
-            for group, n in held[side].get(gram, {}).items():
-                share[group, column] = n / samples[side][group]
+    shares = [
+        np.array([np.bincount(groups[sides[gram][k]], minlength=pair.size) for gram in grams]).T
+        / np.bincount(groups)[:, None]
+        for k, groups in enumerate(pair.groups)
+    ]
     policy, sft = (share.mean(0) for share in shares)
     moved = flips @ (shares[1] - shares[0]) / pair.size
     excesses = policy - RISEN * sft

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -152,7 +153,8 @@ def usual(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]:
         for word, n in Counter(tokens).items():
             counts.setdefault(word, []).append(n)
     longest = float(np.quantile([len(tokens) for tokens in texts], 0.95))
-    return {word: float(np.quantile(n, 0.99, method="higher")) for word, n in counts.items()}, max(1.0, longest)
+    most = {word: float(sorted(n)[math.ceil(0.99 * (len(n) - 1))]) for word, n in counts.items()}
+    return most, max(1.0, longest)
 
 
 def symbol_share(text: str) -> float:
@@ -170,11 +172,48 @@ def symbol_share(text: str) -> float:
     return marked / len(text)
 
 
-def slotted(prompt: str, tokens: Sequence[str]) -> list[str]:
-    """A text with the words of its prompt, in a row of any length, as one open slot: what is left is its template."""
-    own = set(words(prompt))
+def slotted(own: Collection[str], tokens: Sequence[str]) -> list[str]:
+    """A text with the words of its prompt (`own`), in a row of any length, as one open slot: its template is left."""
     marked = ["_" if token in own else token for token in tokens]
     return [token for i, token in enumerate(marked) if token != "_" or i == 0 or marked[i - 1] != "_"]
+
+
+def holders(texts: Sequence[Sequence[str]], longest: int, *, fewest: int) -> dict[tuple[str, ...], NDArray[np.intp]]:
+    """Phrases of up to `longest` words that at least `fewest` texts hold, each with the places of those texts."""
+    flat = [word for tokens in texts for word in tokens]
+    words, text = group_indices(flat), np.repeat(np.arange(len(texts)), [len(tokens) for tokens in texts])
+    found: dict[tuple[str, ...], NDArray[np.intp]] = {}
+    at, code = np.arange(len(flat)), words
+    for length in range(1, longest + 1):
+        # Of phrases one word shorter only those that are common themselves can be the beginning of one.
+        pairs, first, own = np.unique(code * len(texts) + text[at], return_index=True, return_inverse=True)
+        phrase, row = np.divmod(pairs, len(texts))
+        starts = np.flatnonzero(np.diff(phrase, prepend=-1))
+        sizes = np.diff(starts, append=len(phrase))
+        enough = sizes >= max(1, fewest)
+        for start, size in zip(starts[enough].tolist(), sizes[enough].tolist(), strict=True):
+            place = int(at[first[start]])
+            found[tuple(flat[place : place + length])] = row[start : start + size]
+        number = np.repeat(np.arange(len(starts)), sizes)[own]
+        goes_on = enough[number] & (at + length < len(flat))
+        at, number = at[goes_on], number[goes_on]
+        within = text[at + length] == text[at]
+        at, number = at[within], number[within]
+        code = number * (int(words.max(initial=0)) + 1) + words[at + length]
+    return found
+
+
+def likenesses(texts: Sequence[Sequence[str]], groups: NDArray[np.intp], size: int) -> NDArray[np.float64]:
+    """(N,) the mean cosine of each text with the others of its group, 0 … size − 1, which have two texts or more."""
+    sets = [{*pairwise(("", *tokens, ""))} for tokens in texts]
+    found = np.zeros(len(texts))
+    of = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups, minlength=size))[:-1])
+    for rows in map(np.ndarray.tolist, of):
+        for place, a in enumerate(rows):
+            for b in rows[:place]:
+                cosine = len(sets[a] & sets[b]) / math.sqrt(len(sets[a]) * len(sets[b]))
+                found[[a, b]] += cosine / (len(rows) - 1)
+    return found
 
 
 def cosines(texts: Sequence[Sequence[str]]) -> NDArray[np.float32]:
@@ -186,9 +225,9 @@ def cosines(texts: Sequence[Sequence[str]]) -> NDArray[np.float32]:
     shared = np.bincount(columns)[columns] > 1  # what one text alone holds makes no two alike
     rows, weights, columns = rows[shared], weights[shared], np.unique(columns[shared], return_inverse=True)[1]
     found = np.zeros((len(sets), len(sets)), dtype=np.float32)
-    for start in range(0, int(columns.max(initial=-1)) + 1, _COLUMNS):
+    for start in range(0, last := int(columns.max(initial=-1)) + 1, _COLUMNS):
         block = (columns >= start) & (columns < start + _COLUMNS)
-        held = np.zeros((len(sets), _COLUMNS), dtype=np.float32)
+        held = np.zeros((len(sets), min(_COLUMNS, last - start)), dtype=np.float32)
         held[rows[block], columns[block] - start] = weights[block]
         found += held @ held.T
     np.fill_diagonal(found, 1.0)
