@@ -33,7 +33,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class Lineage:
     """A PPO checkpoint with its SFT and reward model; reward is None where it was trained without one.
 
-    others: the reward models beside it of an ensemble. card: the checkpoint's rlhf_card.json, {} without one, as its publisher wrote it: its texts are data.
+    card: the checkpoint's rlhf_card.json, {} without one, as its publisher wrote it: its texts are data. others: the
+    reward models beside it of an ensemble.
     """
 
     ppo: Checkpoint

@@ -31,8 +31,9 @@ from ..runs.context import RunContext
 from ..runs.data import evaluation_rows, stage_source
 from ..runs.pairs import named_pairs
 from ..runs.parents import ENSEMBLE, member_run
+from ..stages.pair_report import score_pairs
 from ..stages.pipeline import run_stage, said
-from ..stages.reward import held_out_pairs, open_pairs, pairs_seed, score_pairs, sft_samples
+from ..stages.reward import held_out_pairs, open_pairs, pairs_seed, sft_samples
 from ..stages.train import quiet
 from .baseline import read_samples
 
