@@ -76,7 +76,8 @@ def held_out_report(
 def _margin(pairs: Dataset) -> list[float] | None:
     """The data's own word on how much better each chosen side is, where it has one for every pair."""
     found = list(pairs["margin"]) if "margin" in pairs.column_names else [None]
-    return found if all(map(finite, found)) else None
+    known = [float(one) for one in found if finite(one)]
+    return known if len(known) == len(found) else None
 
 
 def _scores_of(
