@@ -1,8 +1,9 @@
 """Makes every figure of the docs: runs the recipes over seeds, keeps what they say as JSON, and renders it.
 
     python benchmarks/evidence.py                      # all of it, resumable; what is finished is not run again
-    python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE, RECIPE-ablation, -ensemble, -baselines,
-                                                       # -critic, or probe-rates, which reads tiny-world's runs
+    python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE, RECIPE-ablation, -ensemble,
+                                                       # -ensemble-reward, -baselines, -critic, or probe-rates, which
+                                                       # reads tiny-world's runs
     python benchmarks/evidence.py gold-2               # the second gold utility: what fools it, and who agrees with it
     python benchmarks/evidence.py --keep               # runs nothing: keeps what is finished, and renders it
     python benchmarks/evidence.py --render             # only writes the docs again from the committed JSON
@@ -23,7 +24,7 @@ from pathlib import Path
 
 import gold
 from figures import gain, keep, plots, tables
-from figures.experiments import EXPERIMENTS, GOLD, METHODS, PARTS, RATES, ROOT, RUNS, Experiment
+from figures.experiments import EXPERIMENTS, GOLD, METHODS, PAID_BY, RATES, ROOT, RUNS, Experiment
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import read_json
@@ -39,7 +40,7 @@ DOCUMENTS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    names = [*(experiment.name(part) for experiment in EXPERIMENTS for part in PARTS), RATES, GOLD]
+    names = [*(experiment.name(part) for experiment in EXPERIMENTS for part in experiment.parts), RATES, GOLD]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}; all when left out")
     only = parser.add_mutually_exclusive_group()
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown := set(asked.parts) - set(names):
         parser.error(f"no part is called {', '.join(sorted(unknown))}: the parts are {', '.join(names)}")
     for experiment in EXPERIMENTS:
-        for part in PARTS:
+        for part in experiment.parts:
             if not asked.render and (not asked.parts or experiment.name(part) in asked.parts):
                 if not asked.keep:
                     run(experiment, part, asked.seeds or experiment.seeds)
@@ -100,6 +101,10 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
         if not (base / "ensemble" / "overview.json").is_file():
             _call(experiment.ensemble(data, runs), base)
         return
+    if part == "ensemble-reward":
+        for by in PAID_BY:
+            pay(experiment, by, data, runs)
+        return
     if part == "critic":
         for seed in (one for one in experiment.critic_seeds if one in seeds):
             share(experiment, seed, data, runs)
@@ -126,10 +131,27 @@ def share(experiment: Experiment, seed: int, data: str, runs: str) -> None:
     own, shared = experiment.directory(seed, RUNS), experiment.shared_directory(seed, RUNS)
     if keep.finished(shared) or not keep.finished(own):
         return
-    if not (shared / "reward").is_dir():  # the command would train them to the same bits
-        for part in ("data", "sft", "reward"):
-            shutil.copytree(own / part, shared / part, dirs_exist_ok=True)
+    _begin(own, shared, ("data", "sft", "reward"))
     _call(experiment.share(seed, data, runs), shared)
+
+
+def pay(experiment: Experiment, by: str, data: str, runs: str) -> None:
+    """Runs PPO under the small β from the first seed's SFT policy and reward models, where its ensemble is trained."""
+    own, paid = experiment.directory(experiment.seeds[0], RUNS), experiment.paid_directory(by, RUNS)
+    if keep.finished(paid):
+        return
+    if not (own / "ensemble" / "overview.json").is_file():
+        print(f"{_shown(paid)}: not run, {_shown(own)} has no ensemble", file=sys.stderr)
+        return
+    _begin(own, paid, ("data", "sft", "reward", "ensemble"))
+    _call(experiment.pay(by, data, runs), paid)
+
+
+def _begin(own: Path, other: Path, parts: Sequence[str]) -> None:
+    """A run that begins with the stages of another: the command would train them to the same bits."""
+    if not (other / parts[-1]).is_dir():
+        for part in parts:
+            shutil.copytree(own / part, other / part, dirs_exist_ok=True)
 
 
 def _call(words: Sequence[str], directory: Path) -> None:
@@ -144,6 +166,7 @@ def collect(experiment: Experiment, part: str) -> None:
         "runs": keep.kept_runs,
         "ablation": keep.kept_ablation,
         "ensemble": keep.kept_ensemble,
+        "ensemble-reward": keep.kept_paid,
         "baselines": keep.kept_baselines,
         "critic": keep.kept_critic,
     }

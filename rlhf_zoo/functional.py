@@ -13,6 +13,7 @@ from torch import Tensor
 
 __all__ = [
     "AGGREGATIONS",
+    "ENSEMBLES",
     "KL_IN_LOSS",
     "KL_IN_REWARD",
     "actions",
@@ -22,6 +23,7 @@ __all__ = [
     "clipped_policy_loss",
     "clipped_value_loss",
     "constant_gain",
+    "ensemble_scores",
     "entropy",
     "equal_in_groups",
     "exact_kl",
@@ -47,6 +49,7 @@ KL_IN_LOSS = ("k2", "k3", "k3_reverse", "full")
 # exp of more overflows in float32, and its gradient is 0·∞ where a clip holds the loss.
 MAX_LOG_RATIO = 60.0
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-sum-norm")
+ENSEMBLES = ("worst", "mean", "mean_minus_variance")
 
 
 def selected_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
@@ -158,6 +161,22 @@ def actions(x: Tensor, mask: Tensor, *, level: str) -> Tensor:
 def last_token(mask: Tensor) -> Tensor:
     """Index of the last real token of each row. mask: (B, T), at least one True a row. Returns (B,) int64."""
     return mask.sum(-1) - 1
+
+
+def ensemble_scores(scores: Tensor, *, how: str, penalty: float = 0.0) -> Tensor:
+    """One score of each completion from those of M reward models.   Coste et al. 2023, arXiv:2310.02743
+
+    s̄ = (1/M) Σ_m s_m is the `mean`; `worst`: min_m s_m, worst-case optimization; `mean_minus_variance`:
+    s̄ − λ·(1/M) Σ_m (s_m − s̄)², uncertainty-weighted optimization, with λ = penalty. scores: (M, B), all in one unit.
+    Returns (B,). Raises ValueError for another way.
+    """
+    if how == "worst":
+        return scores.amin(0)
+    if how == "mean":
+        return scores.mean(0)
+    if how == "mean_minus_variance":
+        return scores.mean(0) - penalty * scores.var(0, correction=0)
+    raise ValueError(f"unknown ensemble {how!r}: choose 'worst', 'mean' or 'mean_minus_variance'")
 
 
 def shape_scores(

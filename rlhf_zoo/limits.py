@@ -121,6 +121,7 @@ LIMITS: Mapping[str, Limit] = {
     "prompts": COUNT,
     "ptx_coef": WEIGHT,
     "response_length": COUNT,
+    "reward_ensemble_lambda": WEIGHT,
     "response_length_min": COUNT,
     "push_steps": COUNT,
     "router_aux_loss_coef": WEIGHT,

@@ -46,6 +46,7 @@ __all__ = [
     "context_of",
     "critic_from",
     "disable_dropout",
+    "has_score_statistics",
     "is_peft",
     "label_index",
     "labels_in",
@@ -276,6 +277,11 @@ def score_statistics(model: PreTrainedModel) -> tuple[float, float]:
     """(μ, σ) of a reward model's raw scores, kept in its config; (0, 1) when they were never measured."""
     statistics = getattr(model.config, "rlhf_zoo", None) or {}
     return float(statistics.get("score_mean", 0.0)), float(statistics.get("score_std", 1.0))
+
+
+def has_score_statistics(model: PreTrainedModel) -> bool:
+    """Whether they were measured."""
+    return "score_mean" in (getattr(model.config, "rlhf_zoo", None) or {})
 
 
 def set_score_statistics(model: PreTrainedModel, *, mean: float, std: float, over: str) -> None:

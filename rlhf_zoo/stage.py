@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["STAGES", "Stage"]
+__all__ = ["PARENT_TITLES", "REWARD_ROLES", "STAGES", "Stage"]
 
 
 @dataclass(frozen=True)
@@ -113,3 +113,7 @@ STAGES: dict[str, Stage] = {
         ),
     )
 }
+#: Reward models among the parents of a run, the first that of a run with one: role -> how it is called.
+REWARD_ROLES = {"reward": "reward model"} | {f"reward_{place}": f"reward model {place}" for place in range(2, 10)}
+#: Models of stages among the parents of a run: role -> how it is called.
+PARENT_TITLES = {"sft": STAGES["sft"].title, **REWARD_ROLES, "ppo": STAGES["ppo"].title}

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from rlhf_zoo.studies.ablate import Variant, variants
 
-__all__ = ["EXPERIMENTS", "GOLD", "METHODS", "PARTS", "RATES", "ROOT", "RUNS", "Experiment", "data_flags"]
+__all__ = ["EXPERIMENTS", "GOLD", "METHODS", "PAID_BY", "PARTS", "RATES", "ROOT", "RUNS", "Experiment", "data_flags"]
 
 ROOT = Path(__file__).parents[2]
 #: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.
 RUNS = Path(os.environ.get("RLHF_ZOO_EVIDENCE_RUNS", ROOT / "runs" / "evidence")).absolute()
-PARTS = ("runs", "ablation", "ensemble", "baselines", "critic")
+PARTS = ("runs", "ablation", "ensemble", "ensemble-reward", "baselines", "critic")
+#: What PPO is paid by under a small β: the name of a run -> reward_ensemble, None for one reward model.
+PAID_BY = {"single": None, "worst": "worst", "less-variance": "mean_minus_variance"}
 #: How often the verdict errs, in a simulated world.
 RATES = "probe-rates"
 GOLD = "gold-2"
@@ -28,8 +30,9 @@ class Experiment:
 
     beta: the recipe's own, which the ablation lays beside 0, in runs of `episodes` under `ppo_seeds` seeds of PPO; the
     ensemble has as many reward models.
-    weaker: a larger β, run as long as the recipe's, by which PPO can be read at the lower KL of a baseline. gold: the
-    judge is the truth itself.
+    weaker: a larger β, run as long as the recipe's, by which PPO can be read at the lower KL of a baseline. small: a
+    smaller one, under which one reward model, and several, pay for `episodes` episodes. gold: the judge is the truth
+    itself; only then are there such runs.
     """
 
     recipe: str
@@ -38,12 +41,17 @@ class Experiment:
     episodes: int
     ppo_seeds: int = 3
     weaker: float = 0.3
+    small: float = 0.02
     needs_data: bool = False
     gold: bool = False
 
     def name(self, part: str) -> str:
         """Of a part's file in docs/evidence, and on the command line."""
         return self.recipe if part == "runs" else f"{self.recipe}-{part}"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(part for part in PARTS if part != "ensemble-reward" or self.gold)
 
     @property
     def critic_seeds(self) -> tuple[int, ...]:
@@ -92,6 +100,21 @@ class Experiment:
     def shared_directory(self, seed: int, runs: Path) -> Path:
         """Of a run whose critic is a head on the policy's trunk."""
         return runs / f"{self.recipe}-shared-{seed}"
+
+    def paid_directory(self, by: str, runs: Path) -> Path:
+        """Of a run under the small β, by its name in PAID_BY."""
+        return runs / f"{self.recipe}-paid-{by}"
+
+    def pay(self, by: str, data: str, runs: str = "runs/evidence") -> list[str]:
+        words = self._words("run", self.seeds[0], data, runs)
+        words[words.index("--output_dir") + 1] = str(self.paid_directory(by, Path(runs)))
+        words += ["--ppo.kl_coef", f"{self.small:g}", "--ppo.total_episodes", str(self.episodes)]
+        how = PAID_BY[by]
+        if how is None:
+            return words
+        first = self.seeds[0]
+        others = [f"ensemble/seed-{seed}/reward" for seed in range(first + 1, first + self.ppo_seeds)]
+        return [*words, "--ppo.reward_model_path", "reward", *others, "--ppo.reward_ensemble", how]
 
     def share(self, seed: int, data: str, runs: str = "runs/evidence") -> list[str]:
         words = [*self._words("run", seed, data, runs), "--ppo.critic", "shared"]

@@ -11,7 +11,7 @@ from typing import Any
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import StageRecord, read_json, write_text
 
-from .experiments import METHODS, ROOT, Experiment
+from .experiments import METHODS, PAID_BY, ROOT, Experiment
 from .gain import stored
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "kept_baselines",
     "kept_critic",
     "kept_ensemble",
+    "kept_paid",
     "kept_runs",
     "load",
     "variant_seed",
@@ -29,7 +30,13 @@ __all__ = [
 
 FOLDER = ROOT / "docs" / "evidence"
 PROBE_KEYS = ("name", "family", "value", "threshold", "two_sided", "effect", "least", "p", "fired")
-CURVE = {"reward": "objective/score", "kl": "objective/kl", "gold": "rewards/gold"}
+CURVE = {
+    "reward": "objective/score",
+    "kl": "objective/kl",
+    "gold": "rewards/gold",
+    "own": "rewards/reward_model_0",
+    "disagreement": "rewards/disagreement",
+}
 _DATA = re.compile(r"\S+/(pros_cons|opinion_lexicon)(?!\S)")
 
 
@@ -100,6 +107,13 @@ def kept_critic(experiment: Experiment, runs: Path) -> dict[str, Any]:
         pair = {"separate": experiment.directory(seed, runs), "shared": experiment.shared_directory(seed, runs)}
         if all(map(finished, pair.values())):
             kept += [{**_kept(run), "critic": critic} for critic, run in pair.items()]
+    return {"schema": 2, "recipe": experiment.recipe, "runs": kept}
+
+
+def kept_paid(experiment: Experiment, runs: Path) -> dict[str, Any]:
+    """The finished runs under a small β, paid by one reward model and by several."""
+    found = {by: experiment.paid_directory(by, runs) for by in PAID_BY}
+    kept = [{**_kept(run), "paid_by": by, "beta": experiment.small} for by, run in found.items() if finished(run)]
     return {"schema": 2, "recipe": experiment.recipe, "runs": kept}
 
 

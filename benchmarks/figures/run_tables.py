@@ -10,7 +10,7 @@ from . import keep
 from .experiments import Experiment
 from .text import NOTHING, code, listed, made, seeds, spread, table
 
-__all__ = ["Run", "ablation_table", "by_beta", "kept", "missing_seeds", "missing_variants", "runs_table"]
+__all__ = ["Run", "ablation_table", "by_beta", "figure_rows", "kept", "missing_seeds", "missing_variants", "runs_table"]
 
 Run = Mapping[str, Any]
 
@@ -34,7 +34,7 @@ def runs_table(experiment: Experiment) -> str:
     columns = [("SFT", runs, "sft"), ("PPO", runs, "ppo")]
     if cut:
         columns.append((f"PPO, β = 0, {len(cut[0]['curve'])} updates", cut, "ppo"))
-    rows = _figures(columns)
+    rows = figure_rows(columns)
     for name in runs[0]["judges"]:
         cells = [spread([run["judges"][name]["win_rate"]["value"] for run in of], 3) for _, of, side in columns[1:]]
         control = spread([run["control"]["value"] for run in runs], 3) + " (SFT itself, other seed)"
@@ -103,7 +103,7 @@ def ablation_table(experiment: Experiment) -> str:
         ("SFT", next(iter(groups.values())), "sft"),
         *((title, of, "ppo") for title, of in zip(titles, groups.values(), strict=True)),
     ]
-    rows += _figures(columns)
+    rows += figure_rows(columns)
     rows.append(
         ["win rate over SFT", "", *(spread([run["win_rate"]["value"] for run in of], 3) for of in groups.values())]
     )
@@ -163,7 +163,7 @@ def missing_variants(experiment: Experiment, runs: Sequence[Run]) -> list[str]:
     return [f"Left out, since not finished: {listed(left)}."] if left else []
 
 
-def _figures(columns: Sequence[tuple[str, Sequence[Run], str]]) -> list[list[str]]:
+def figure_rows(columns: Sequence[tuple[str, Sequence[Run], str]]) -> list[list[str]]:
     """A row for each figure, mean and range of each column."""
     # The reference against itself: what is left of zero is rounding.
     return [

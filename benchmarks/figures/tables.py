@@ -13,6 +13,7 @@ from .experiments import EXPERIMENTS, GOLD, RATES
 from .frontier_tables import baselines_table
 from .gain_table import gain_table
 from .gold_table import gold_table
+from .paid_table import paid_table
 from .rates_table import rates_table
 from .run_tables import ablation_table, runs_table
 
@@ -23,6 +24,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{one.name("runs"): partial(runs_table, one) for one in EXPERIMENTS},
     **{one.name("ablation"): partial(ablation_table, one) for one in EXPERIMENTS},
     **{one.name("ensemble"): partial(ensemble_table, one) for one in EXPERIMENTS},
+    **{one.name("ensemble-reward"): partial(paid_table, one) for one in EXPERIMENTS if one.gold},
     **{one.name("baselines"): partial(baselines_table, one) for one in EXPERIMENTS},
     **{f"{one.recipe}-gain": partial(gain_table, one) for one in EXPERIMENTS if one.gold},
     RATES: rates_table,

@@ -19,12 +19,11 @@ from ..hub.weights import Origin
 from ..json_values import at, finite, hub_id, number, whole
 from ..release.card import CARD_FILE
 from ..release.card_kl import DEFAULTS
-from ..stage import STAGES
+from ..stage import PARENT_TITLES, STAGES
 
 __all__ = ["ROLES", "Card", "Figure", "Reference", "clean", "download_card", "fetch_card", "iso_date", "one_line"]
 
-ROLES = {**{stage.name: stage.title for stage in STAGES.values()}, "value": "value model", "data": "data set",
-         "base": "base model"}  # fmt: skip
+ROLES = {**PARENT_TITLES, "value": "value model", "data": "data set", "base": "base model"}
 """What a card may name as a parent, in the order in which it is drawn."""
 MAX_CARD = 2**22
 """Bytes of an rlhf_card.json that is read: one of a hundred checkpoints has some ten thousand."""

@@ -17,6 +17,9 @@ from ..json_values import at, finite, hub_id, whole
 from ..record import StageRecord
 from ..release.card import CARD_FILE, card_json
 from ..release.facts import Facts, estimate_at
+from ..release.reward_reading import reading_of
+from ..runs.parents import member_beside
+from ..stage import REWARD_ROLES
 from .card import Card, Reference, download_card
 from .family import Member, Node, family_tree
 
@@ -30,13 +33,20 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 class Lineage:
     """A PPO checkpoint with its SFT and reward model; reward is None where it was trained without one.
 
-    card: the checkpoint's rlhf_card.json, {} without one, as its publisher wrote it: its texts are data.
+    card: the checkpoint's rlhf_card.json, {} without one, as its publisher wrote it: its texts are data. others: the
+    reward models beside it of an ensemble.
     """
 
     ppo: Checkpoint
     sft: Checkpoint
     reward: Checkpoint | None
     card: Mapping[str, Any] = field(default_factory=dict)
+    others: tuple[Checkpoint, ...] = ()
+
+    @property
+    def rewards(self) -> tuple[Checkpoint, ...]:
+        """Every reward model."""
+        return () if self.reward is None else (self.reward, *self.others)
 
     @property
     def prompts(self) -> list[str]:
@@ -70,9 +80,8 @@ class Lineage:
 
     @property
     def reward_reading(self) -> dict[str, Any]:
-        """Which output of its reward model was its score, by the keywords of `RewardModel`; {} of a model of one."""
-        label, output = (at(self.card, "settings", key) for key in ("reward_label", "reward_output"))
-        return {"label": label, "output": output if output == "logprob" else "logit"} if isinstance(label, str) else {}
+        """How its reward models are read, by the keywords of `load_reward`."""
+        return reading_of(at(self.card, "settings"))
 
     @property
     def cuts(self) -> dict[str, Any]:
@@ -141,10 +150,11 @@ def _lineage(
     base = resolve(sft, hub) if sft is not None else _parent(source, card, "sft", mend, hub)
     if base is None:
         raise ZooError(f"{source.name} does not say which SFT model it started from: name it with {mend}.")
-    scorer = None
-    if not without_reward:
-        scorer = resolve(reward, hub) if reward is not None else _parent(source, card, "reward", "--reward", hub)
-    return Lineage(source, base, scorer, card)
+    if without_reward or reward is not None:
+        return Lineage(source, base, None if reward is None else resolve(reward, hub), card)
+    found = (_parent(source, card, role, "--reward", hub) for role in REWARD_ROLES)
+    scorers = [one for one in found if one is not None]
+    return Lineage(source, base, scorers[0] if scorers else None, card, tuple(scorers[1:]))
 
 
 def _read_card(source: Checkpoint) -> Card:
@@ -162,15 +172,17 @@ def _parent(child: Checkpoint, card: Card, role: str, mend: str, hub: Hub) -> Ch
     if not isinstance(parent, Mapping):
         return None
     repo, commit = hub_id(parent.get("repo")), parent.get("commit")
-    what = {"sft": "SFT", "reward": "reward"}[role]
+    what = "SFT model" if role == "sft" else REWARD_ROLES[role]
     if repo is None:
-        raise ZooError(f"The {what} model of {child.name} was never published: name a copy of it with {mend}.")
+        if (beside := member_beside(child.path, parent.get("folder"))) is not None:
+            return Checkpoint(str(beside), beside)
+        raise ZooError(f"The {what} of {child.name} was never published: name a copy of it with {mend}.")
     name = f"{repo}@{commit}" if commit else repo
     try:
         return resolve(name, hub)
     except ZooError as error:
         why = str(error).rstrip(".")
-        raise ZooError(f"The {what} model of {child.name} cannot be had ({why}): name another with {mend}.") from error
+        raise ZooError(f"The {what} of {child.name} cannot be had ({why}): name another with {mend}.") from error
 
 
 def find_family(name: str, hub: Hub = CLIENT) -> Node:

@@ -133,7 +133,7 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
     models = named_models(checked, hub, leniently=True)
     unseen |= {f"the context of {one.name}": one.unseen for one in models.values() if one.unseen is not None}
     if "ppo" in checked:
-        check_label(models.get("reward"), checked["ppo"])
+        check_label(models, checked["ppo"])
         check_response_length(shared, checked["ppo"], models.get("policy"))
         names = with_judge(shared.evaluation, checked["ppo"]).names
         check_names(names, shared.evaluation.asked_llm, hub=None)

@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,8 @@ from ..errors import ZooError
 from ..model_files import load_tokenizer
 from ..models import context_of, disable_dropout, load_causal
 from ..ppo.guards import Reader, check_ids
-from ..rewards import RewardModel
-from ..rewards.loading import load_reward_model
+from ..rewards import RewardEnsemble, RewardModel
+from ..rewards.loading import load_reward
 from ..rewards.model import same_tokenizer
 from ..sampling import Samples, Vocabulary
 from ..tokenizer import stop_ids
@@ -62,7 +63,7 @@ class Comparison:
         ppo: PreTrainedModel,
         sft: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase,
-        reward: RewardModel | None = None,
+        reward: RewardModel | RewardEnsemble | None = None,
         critic: PreTrainedModel | ValueHead | None = None,
         limits: Limits | None = None,
     ) -> None:
@@ -80,7 +81,7 @@ class Comparison:
         *,
         ppo: str | Path,
         sft: str | Path,
-        reward: str | Path | None = None,
+        reward: str | Path | Sequence[str | Path] | None = None,
         reading: Mapping[str, Any] | None = None,
         loader: str | None = None,
         device: str | torch.device | None = None,
@@ -88,10 +89,9 @@ class Comparison:
     ) -> Comparison:
         """Loads checkpoints from folders or the Hub, onto `device` (default: the accelerator if there is one).
 
-        reading: `label` and `output` of a reward model of several labels. loader: the user's code that loads it, see
-        `load_reward_model`. The critic is loaded too where `ppo` is a folder that has one. Raises ZooError for what is
-        no such model, and for policies with different tokenizers: the log-ratio of a completion is defined only where
-        its tokens mean the same to both.
+        reward: several together are one. reading, loader: how they are read, see `load_reward`. The critic is loaded
+        too where `ppo` is a folder that has one. Raises ZooError for what is no such model, and for policies with
+        different tokenizers: the log-ratio of a completion is defined only where its tokens mean the same to both.
         """
         tokenizer, other = load_tokenizer(ppo), load_tokenizer(sft)
         if not same_tokenizer(tokenizer, other):
@@ -101,13 +101,10 @@ class Comparison:
             )
         device = best_device() if device is None else torch.device(device)
         scorer = None
-        if reward is not None:
-            read = dict(reading or {})
-            model = load_reward_model(reward, label=read.get("label"), loader=loader)
-            # Of another model that is given in place of the run's, one output needs no label.
-            read = read if model.config.num_labels != 1 else {}
-            scorer = RewardModel(model, load_tokenizer(reward), tokenizer, **read)
-            move(model, device)
+        paths = [reward] if isinstance(reward, str | Path) else list(reward or ())
+        if paths:
+            place = partial(move, device=device)
+            scorer = load_reward(paths, tokenizer, place=place, loader=loader, **(reading or {}))
         policies = {"ppo": load_causal(ppo), "sft": load_causal(sft)}
         for policy in policies.values():
             move(policy, device)

@@ -14,7 +14,7 @@ from collections.abc import Hashable, Sequence
 
 from .stats import Estimate, group_indices, jackknife
 
-__all__ = ["distinct_n", "distinct_n_difference", "distinct_n_estimate", "ngrams", "repetition", "words"]
+__all__ = ["distinct_n", "distinct_n_difference", "distinct_n_estimate", "ngrams", "plain", "repetition", "words"]
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 
@@ -22,6 +22,11 @@ _WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 def words(text: str) -> list[str]:
     """The words of a text, as this module counts them."""
     return _WORD.findall(text.lower())
+
+
+def plain(text: str) -> str:
+    """A text without what hardly tells it from another: case, and how much space stands where."""
+    return " ".join(text.lower().split())
 
 
 def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:

@@ -18,19 +18,20 @@ from ..chat import Chat, answer, whole
 from ..devices import MicroBatches, move, on_device
 from ..evaluation.judges import FunctionJudge, Judge
 from ..functional import exact_kl, selected_logprobs
-from ..hub.refs import NOT_LOADED, resolve
 from ..logprobs import response_logits
 from ..model_files import Loading, load_tokenizer
 from ..models import load_causal
 from ..plugins import load_object
 from ..ppo.completions import TAKEN
-from ..rewards import RewardModel, Rewards
-from ..rewards.loading import load_reward_model
+from ..release.reward_reading import reading_of
+from ..rewards import Rewards
+from ..rewards.loading import load_reward
 from ..runs.context import RunContext
 from ..runs.data import labeled_rows
 from ..runs.generate import complete
 from ..runs.judge import evaluation_of, judge_run
 from ..runs.names import SAME_LABELS
+from ..runs.parents import parent, reward_names
 from ..sampling import Samples
 from ..truncation import Truncation
 from .judges import (
@@ -215,15 +216,12 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
     if tokenizer.chat_template is not None and context.shared.chat != Chat():
         context.shared.chat.write(tokenizer)
     rewards: list[Any] = [load_object(name, group="rlhf_zoo.rewards") for name in ppo.data.reward_funcs or []]
-    if ppo.data.reward_model_path is not None:
-        name, loader = ppo.data.reward_model_path, ppo.data.reward_model_loader
-        own, but = name in context.recipe.stages, NOT_LOADED if loader is None else ()
-        path = context.checkpoint(name).path if own else resolve(name, context.hub, but=but).path
-        label = ppo.trainer.reward_label
+    if names := reward_names(ppo.data.reward_model_path):
+        paths = [parent(context, name).path for name in names]
+        place = partial(on_device, use_cpu=ppo.trainer.use_cpu)
         how = Loading(dtype="auto", attention=ppo.model.attn_implementation)  # as PPO holds it
-        model = on_device(load_reward_model(path, label=label, loader=loader, how=how), use_cpu=ppo.trainer.use_cpu)
-        read = {"label": label, "output": ppo.trainer.reward_output}
-        rewards.insert(0, RewardModel(model, load_tokenizer(path), tokenizer, **read))
+        loader, reading = ppo.data.reward_model_loader, reading_of(vars(ppo.trainer))
+        rewards.insert(0, load_reward(paths, tokenizer, place=place, how=how, loader=loader, **reading))
     reference = on_device(load_causal(reference_path), use_cpu=ppo.trainer.use_cpu).eval()
     return Evaluator(
         reference=reference,

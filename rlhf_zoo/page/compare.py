@@ -113,7 +113,7 @@ def _notes(subject: Subject) -> str:
         "drawn from, exact, over the whole vocabulary; <b>KL along it</b> is their sum over this completion."
     )
     reward = "<b>Reward</b>: none, since no reward model is known for this checkpoint."
-    if subject.lineage.reward is not None:
+    if subject.lineage.rewards:
         reward = (
             "<b>Reward</b>: none, since the trainer's own code loads the reward model, and no code that a download "
             "names is imported: open the page over the run directory, or name another model with --reward."

@@ -66,8 +66,7 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[Any], 
 def _header(subject: Subject) -> str:
     lineage = subject.lineage
     models = [("PPO", lineage.ppo.name), ("SFT", lineage.sft.name)]
-    if lineage.reward is not None:
-        models.append(("reward model", lineage.reward.name))
+    models += [("reward model", one.name) for one in lineage.rewards]
     named = '<span class="sep">·</span>'.join(
         f'<span class="model">{role} <b>{escape(short_name(name))}</b></span>' for role, name in models
     )

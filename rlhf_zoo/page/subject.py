@@ -65,7 +65,7 @@ class Subject:
         comparison = Comparison.load(
             ppo=lineage.ppo.path,
             sft=lineage.sft.path,
-            reward=lineage.reward.path if lineage.reward and not unread else None,
+            reward=() if unread else [one.path for one in lineage.rewards],
             reading=lineage.reward_reading,
             loader=loader,
             limits=LIMITS,

@@ -25,7 +25,8 @@ from ..models import (
     with_adapter,
 )
 from ..reference import Reference
-from ..rewards import RewardFunction, RewardModel, Rewards
+from ..rewards import RewardEnsemble, RewardModel, Rewards
+from ..rewards.ensemble import check_ensemble
 from ..sampling import Vocabulary, check_cached, check_fits
 from ..value_head import (
     AutoModelForCausalLMWithValueHead,
@@ -76,11 +77,11 @@ def assemble(
     model: Any,
     *,
     ref_model: Any,
-    reward_model: PreTrainedModel | str | None,
+    reward_model: Any,
     value_model: Any,
     peft_config: Any,
     reward_funcs: Any,
-    reward_processing_class: PreTrainedTokenizerBase | None,
+    reward_processing_class: Any,
     ptx_dataset: Dataset | None,
     pad_apart: bool = True,
 ) -> Parts:
@@ -227,40 +228,56 @@ def _with_adapter(policy: Any, peft_config: Any, args: PPOConfig) -> Any:
 
 
 def build_rewards(
-    reward_model: PreTrainedModel | str | None,
+    reward_model: Any,
     reward_funcs: Any,
     args: PPOConfig,
     tokenizer: PreTrainedTokenizerBase,
-    reward_tokenizer: PreTrainedTokenizerBase,
+    reward_tokenizer: Any,
 ) -> Rewards | None:
-    """The reward model first, then the functions, as one weighted list; None where nothing is given."""
-    given = [] if reward_model is None else [reward_model]
-    if reward_funcs is not None:
-        given += reward_funcs if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
-    if args.reward_label is not None and reward_model is None:
+    """The reward model first, or several as one, then the functions, as one weighted list; None of nothing.
+
+    reward_tokenizer: of the reward models, one for all or one for each.
+    """
+    models = _listed(reward_model)
+    check_ensemble(models, args.reward_ensemble)
+    if args.reward_label is not None and not models:
         raise ZooError(f"reward_label is {args.reward_label!r}, and there is no reward_model whose label it could be.")
+    theirs = _listed(reward_tokenizer) or [tokenizer]
+    tokenizers = theirs * len(models) if len(theirs) == 1 else theirs
+    if len(tokenizers) != len(models):
+        raise ZooError(
+            f"There are {len(models)} reward models and {len(tokenizers)} reward_processing_class: give one for all of "
+            "them, or one for each."
+        )
     kwargs: dict[str, Any] = {
         "batch_size": args.local_rollout_forward_batch_size,
         "max_tokens": args.tokens_at_once,
         **_stored_statistics(args),
     }
-    ready: list[RewardModel | RewardFunction] = []
-    for reward in given:
-        # The label is that of reward_model; one among reward_funcs is given as a RewardModel with its own.
-        labeled = reward is reward_model
-        read = kwargs | ({"label": args.reward_label, "output": args.reward_output} if labeled else {})
+
+    def read(reward: Any, its: PreTrainedTokenizerBase, **how: Any) -> Any:
         if isinstance(reward, str):
-            model = load_classifier(reward, label=read.get("label"), how=AS_SAVED)
-            ready.append(RewardModel(model, load_tokenizer(reward), tokenizer, **read))
-        elif isinstance(reward, PreTrainedModel):
-            check_tokenizer_of(reward, reward_tokenizer, of="the reward model")
+            model = load_classifier(reward, label=how.get("label"), how=AS_SAVED)
+            return RewardModel(model, load_tokenizer(reward), tokenizer, **kwargs, **how)
+        if isinstance(reward, PreTrainedModel):
+            check_tokenizer_of(reward, its, of="the reward model")
             check_head_of(reward, of="the reward model")
-            ready.append(RewardModel(reward, reward_tokenizer, tokenizer, **read))
-        else:
-            ready.append(reward)
+            return RewardModel(reward, its, tokenizer, **kwargs, **how)
+        return reward
+
+    # The label is that of reward_model; one among reward_funcs is given as a RewardModel with its own.
+    labeled = {"label": args.reward_label, "output": args.reward_output}
+    ready = [read(one, its, **labeled) for one, its in zip(models, tokenizers, strict=True)]
+    if len(ready) > 1:
+        ready = [RewardEnsemble(ready, how=args.reward_ensemble, penalty=args.reward_ensemble_lambda)]
+    ready += [read(one, theirs[0]) for one in _listed(reward_funcs)]
     if not ready and reward_funcs is None:
         return None
     return Rewards(ready, weights=args.reward_weights, tokenizer=tokenizer)
+
+
+def _listed(given: Any) -> list[Any]:
+    return [] if given is None else list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def _stored_statistics(args: PPOConfig) -> dict[str, bool]:

@@ -10,6 +10,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar
@@ -60,7 +61,7 @@ class BasePPOTrainer(Guarded, ABC):
         processing_class: PreTrainedTokenizerBase,
         model: PreTrainedModel | str | Any,
         ref_model: PreTrainedModel | str | None = None,
-        reward_model: PreTrainedModel | str | None = None,
+        reward_model: PreTrainedModel | str | Sequence[PreTrainedModel | str] | None = None,
         train_dataset: Dataset | None = None,
         value_model: PreTrainedModel | str | Any = None,
         data_collator: Callable[[list[Any]], Any] | None = None,
@@ -70,16 +71,16 @@ class BasePPOTrainer(Guarded, ABC):
         peft_config: Any = None,
         *,
         reward_funcs: Sequence[RewardFunction | PreTrainedModel | str] | RewardFunction | None = None,
-        reward_processing_class: PreTrainedTokenizerBase | None = None,
+        reward_processing_class: PreTrainedTokenizerBase | Sequence[PreTrainedTokenizerBase] | None = None,
         ptx_dataset: Dataset | None = None,
     ) -> None:
         """
         processing_class: the policy's tokenizer. model: the SFT policy, its path or Hub id, a PeftModel, or a model
         with a value head, which is then the critic. ref_model: what KL is measured against; None takes a frozen copy of
-        the policy, or the policy with its adapter off. reward_model and reward_funcs: what scores completions;
-        functions are called as TRL's GRPO calls them; none is needed for a loop of one's own. value_model: the critic;
-        None starts it as `args.critic` says. train_dataset, eval_dataset: prompts in a column `prompt` (text or
-        conversation), or token ids in `input_ids`. ptx_dataset: text to keep modelling, with `ptx_coef`.
+        the policy, or the policy with its adapter off. reward_model (several: `args.reward_ensemble`) and reward_funcs
+        (called as TRL's GRPO calls them): what scores completions; none is needed for a loop of one's own. value_model:
+        the critic; None starts it as `args.critic` says. train_dataset, eval_dataset: prompts in a column `prompt`
+        (text or conversation), or token ids in `input_ids`. ptx_dataset: text to keep modelling, with `ptx_coef`.
 
         Raises ZooError for what cannot train: PAD missing or equal to EOS, a prompt past the context, a critic or
         reward that does not fit.
@@ -262,9 +263,8 @@ class BasePPOTrainer(Guarded, ABC):
         """The completions as texts, and their rewards. rows: the prompts' rows of the data set, one a completion."""
         texts = decoded(self.processing_class, rollout.samples, rows)
         columns = {**texts.columns, "trainer_state": self.state}
-        with at_hand(*(one.model for one in self._scoring), device=self.accelerator.device):
-            scored = self.rewards(rollout.samples, texts.prompts, texts.completions, texts.texts, columns)
-        return texts, scored
+        rewards, held = self.rewards, partial(at_hand, device=self.accelerator.device)
+        return texts, rewards(rollout.samples, texts.prompts, texts.completions, texts.texts, columns, at_hand=held)
 
     def remember(self, texts: DecodedCompletions, rollout: Rollout, scored: Scored) -> None:
         """Keeps the first completions of a rollout, for the table of the next log line."""

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 
 from ..devices import has_bfloat16
 from ..errors import ZooError
-from ..functional import AGGREGATIONS, KL_IN_LOSS, KL_IN_REWARD
+from ..functional import AGGREGATIONS, ENSEMBLES, KL_IN_LOSS, KL_IN_REWARD
 from ..limits import check_limits
 from ..rewards.model import REWARD_OUTPUTS
 from ..tokenizer import stop_ids
@@ -29,6 +29,7 @@ ONE_OF = {
     "score_centering": ("stored", "running", "none"),
     "score_scaling": ("stored", "running", "none"),
     "reward_output": REWARD_OUTPUTS,
+    "reward_ensemble": (None, *ENSEMBLES),
 }
 NO_KL_ESTIMATOR = {
     ("reward", "k2"): "it is biased, and its expected gradient through the reward is that of no KL",
@@ -107,6 +108,13 @@ class PPOConfig(TrainingArguments):
     )
     reward_output: str = field(
         default="logit", metadata={"help": "What of this output: its 'logit', or its 'logprob' among the labels."}
+    )
+    reward_ensemble: str | None = field(
+        default=None,
+        metadata={"help": "How several reward models make one score: 'worst', 'mean' or 'mean_minus_variance'."},
+    )
+    reward_ensemble_lambda: float | None = field(
+        default=None, metadata={"help": "λ of mean_minus_variance, the weight of the models' variance; None is 0.5."}
     )
     reward_weights: list[float] | None = field(default=None, metadata={"help": "One weight a reward; None is all 1."})
     kl_coef: float = field(default=0.05, metadata={"help": "β, the weight of the KL penalty."})
@@ -308,7 +316,9 @@ def _check_ranges(args: Any) -> None:
         check_limits(entry.name, getattr(args, entry.name, None))
     for name, known in ONE_OF.items():
         if getattr(args, name) not in known:
-            raise ZooError(f"{name} is {getattr(args, name)!r}: give one of {', '.join(map(repr, known))}.")
+            raise ZooError(
+                f"{name} is {getattr(args, name)!r}: give one of {', '.join(map(repr, filter(None, known)))}."
+            )
     if args.stop_token not in ("eos", None):
         raise ZooError(f"stop_token is {args.stop_token!r}: give 'eos', or leave it out and give stop_token_id.")
     if args.fp16:
@@ -321,6 +331,11 @@ def _check_ranges(args: Any) -> None:
     _check_completions(args)
     if args.reward_label is None and args.reward_output != "logit":
         raise ZooError(f"reward_output is {args.reward_output!r}, which is of a label: say which by reward_label.")
+    if args.reward_ensemble_lambda is not None and args.reward_ensemble != "mean_minus_variance":
+        raise ZooError(
+            f"reward_ensemble_lambda is {args.reward_ensemble_lambda}, and reward_ensemble {args.reward_ensemble!r}: "
+            "λ is of 'mean_minus_variance', give that or leave it out."
+        )
     if args.missing_eos_penalty is not None and args.missing_eos_score is not None:
         raise ZooError("missing_eos_penalty subtracts and missing_eos_score replaces: give one of them.")
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from ..json_values import finite, hub_id
 from ..record import write_json, write_text
-from ..stage import STAGES
+from ..stage import PARENT_TITLES, REWARD_ROLES, STAGES
 from . import card_commands as commands
 from . import markdown
 from .card_benchmark import benchmark_results, results_file
@@ -29,19 +29,19 @@ __all__ = ["CARD_FILE", "make_card"]
 
 CARD_FILE = "rlhf_card.json"
 _SCHEMA = 1
-_ROLES = {"base": "base model", **{stage.name: stage.title for stage in STAGES.values()}, "value": "value model",
-          "data": "data set"}  # fmt: skip
+_ROLES = {"base": "base model", **PARENT_TITLES, "value": "value model", "data": "data set"}
 _SETTINGS = (
     "model_name_or_path", "learning_rate", "critic_learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps",
     "weight_decay", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
     "max_length", "packing", "simulated_pairs", "preference", "center_rewards_coefficient", "score_samples",
-    "reward_model_path", "reward_label", "reward_output", "reward_model_loader", "reward_funcs", "reward_weights",
-    "total_episodes", "num_ppo_epochs", "num_mini_batches", "num_generations", "response_length",
-    "response_length_min", "truncate_text", "truncate_after", "skip_equal_scores", "temperature", "kl_coef", "kl_in",
-    "kl_estimator", "kl_target", "kl_horizon", "action_level", "cliprange", "cliprange_high", "cliprange_value",
-    "vf_coef", "entropy_coef", "ptx_coef", "ptx_dataset_config", "gamma", "lam", "whiten_rewards", "score_centering",
-    "score_scaling", "score_clip", "missing_eos_penalty", "missing_eos_score", "early_stop_kl", "max_grad_norm",
-    "use_peft", "lora_r", "lora_alpha", "dtype", "load_in_4bit", "load_in_8bit", "release", "metric_for_best_model",
+    "reward_model_path", "reward_label", "reward_output", "reward_model_loader", "reward_ensemble",
+    "reward_ensemble_lambda", "reward_funcs", "reward_weights", "total_episodes", "num_ppo_epochs", "num_mini_batches",
+    "num_generations", "response_length", "response_length_min", "truncate_text", "truncate_after", "skip_equal_scores",
+    "temperature", "kl_coef", "kl_in", "kl_estimator", "kl_target", "kl_horizon", "action_level", "cliprange",
+    "cliprange_high", "cliprange_value", "vf_coef", "entropy_coef", "ptx_coef", "ptx_dataset_config", "gamma", "lam",
+    "whiten_rewards", "score_centering", "score_scaling", "score_clip", "missing_eos_penalty", "missing_eos_score",
+    "early_stop_kl", "max_grad_norm", "use_peft", "lora_r", "lora_alpha", "dtype", "load_in_4bit", "load_in_8bit",
+    "release", "metric_for_best_model",
 )  # fmt: skip
 _EVALUATION = (
     "judge", "reward_model", "sft", "ppo", "win_rate", "win_rate_at_equal_length", "control", "verdict", "recommended",
@@ -76,9 +76,8 @@ def front_matter(facts: Facts, card: StageCard) -> dict[str, Any]:
     """The metadata at the head of the README, in the Hub's words."""
     task = STAGES[facts.stage].task
     tags = ["rlhf-zoo", f"stage:{facts.stage}"]
-    reward_model = facts.parents.get("reward", {}).get("repo")
-    if hub_id(reward_model):
-        tags.append(f"reward-model:{reward_model}")
+    rewards = (facts.parents.get(role, {}).get("repo") for role in REWARD_ROLES)
+    tags += [f"reward-model:{name}" for name in rewards if hub_id(name)]
     if facts.simulated:
         tags.append("simulated")
     data: dict[str, Any] = {

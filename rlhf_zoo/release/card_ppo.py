@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ..json_values import finite
+from ..stage import REWARD_ROLES
 from . import markdown, plots
 from .card_data import DataPart, evaluated_on, stage_key
 from .card_kl import kl_settings, penalty_varies
@@ -94,11 +95,21 @@ def _rewarded(facts: Facts) -> Raw:
     """What PPO was rewarded by, in words."""
     paid = [markdown.code(name) for name, weight in facts.rewards.items() if weight != 0]
     watched = [markdown.code(name) for name, weight in facts.rewards.items() if weight == 0]
-    what = ["a learned reward"] if facts.learned_reward else []
+    what = [_learned(facts)] if facts.learned_reward else []
     if paid:
         what.append(f"the reward function{'s' if len(paid) > 1 else ''} {', '.join(paid)}")
     seen = f" (with {', '.join(watched)} watched and never rewarded)" if watched else ""
     return Raw((" and ".join(what) or "a reward that is not recorded") + seen)
+
+
+def _learned(facts: Facts) -> str:
+    models = sum(role in facts.parents for role in REWARD_ROLES)
+    how, penalty = facts.setting("reward_ensemble"), facts.setting("reward_ensemble_lambda", 0.5)
+    if models < 2:
+        return "a learned reward"
+    words = {"worst": "lowest of the scores", "mean": "mean of the scores", "mean_minus_variance": "mean less variance"}
+    less = f" (λ = {markdown.number(penalty)})" if how == "mean_minus_variance" else ""
+    return f"the {words.get(how, 'one score')} of {models} reward models{less}"
 
 
 def _other_judges(facts: Facts) -> dict[str, dict[str, Any]]:

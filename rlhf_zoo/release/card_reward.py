@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from . import plots
 from .card_data import DataPart, measured_on
 from .card_parts import TEMPLATES, Draw, Metric, StageCard
 from .facts import Facts, estimate_at
+from .markdown import number
 
 __all__ = ["CARD"]
 
@@ -36,13 +37,31 @@ def _draw(facts: Facts, draw: Draw) -> None:
 
 
 def _words(facts: Facts) -> dict[str, Any]:
-    return {"report": facts.reward_report, "pairs": measured_on(facts)}
+    hard = list(_hard(facts.reward_report.get("hard") or {}))
+    known = any(part.get("gold") is not None for _, part in hard)
+    return {"report": facts.reward_report, "pairs": measured_on(facts), "hard": hard, "known": known}
+
+
+def _hard(found: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(which pairs, accuracy on them), the hardest first."""
+    for key, what in (("by_overlap", "words in common"), ("by_strength", "difference of their worth")):
+        for part in found.get(key) or ():
+            yield f"{what}: {number(part['low'])} to {number(part['high'])}", part
+    for key, what in (
+        ("same_length", "lengths within a tenth of each other"),
+        ("chosen_longer", "the chosen one is the longer"),
+        ("chosen_shorter", "the chosen one is the shorter"),
+    ):
+        if part := found.get(key):
+            yield what, part
 
 
 def _unmeasured(facts: Facts) -> list[str]:
     report = facts.reward_report
     known = {
         "accuracy on held-out pairs": facts.accuracy is not None,
+        "best of 4": report.get("best_of_n"),
+        "ties": report.get("ties"),
         "calibration": report.get("calibration"),
         "correlation of its score with length": report.get("length"),
         "mean and deviation of its score over SFT samples": facts.score,

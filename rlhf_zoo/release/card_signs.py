@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,6 +11,9 @@ from .facts import Facts
 from .markdown import number
 
 __all__ = ["reward_parts", "signs"]
+
+_DISAGREEMENT = "rewards/disagreement"
+_MEMBER = re.compile(rf"{_DISAGREEMENT}|rewards/reward_model_\d+")
 
 
 def signs(facts: Facts) -> list[str]:
@@ -60,14 +64,20 @@ def _rollouts(facts: Facts) -> Iterator[str]:
 
 
 def reward_parts(facts: Facts) -> list[dict[str, Any]]:
-    """The single rewards on the rollouts, {name, weight, first, now}, where there are several."""
+    """The single rewards on the rollouts, {name, weight, first, now}, where there are several.
+
+    Behind them stand the models of an ensemble and their disagreement, with words in place of a weight.
+    """
     names = list(dict.fromkeys(key for row in facts.metrics for key in row if key.startswith("rewards/")))
     if len(names) < 2:
         return []
-    weights = facts.setting("reward_weights") or [1] * len(names)
-    if len(weights) != len(names):
-        weights = [None] * len(names)
-    parts = zip(names, weights, strict=True)
+    models = [name for name in names if _MEMBER.fullmatch(name)]
+    paid = len(names) - len(models)
+    weights = facts.setting("reward_weights") or [1] * paid
+    if len(weights) != paid:
+        weights = [None] * paid
+    words = ["watched" if name == _DISAGREEMENT else "in the one score" for name in models]
+    parts = zip([*(name for name in names if name not in models), *models], [*weights, *words], strict=True)
     return [
         {"name": name.partition("/")[2], "weight": weight, "first": facts.first(name), "now": facts.now.get(name)}
         for name, weight in parts

@@ -1,6 +1,7 @@
 """Rewards: what a completion is worth to the trainer."""
 
 from .composed import RewardFunction, Rewards, Scored
+from .ensemble import RewardEnsemble
 from .model import RewardModel
 from .verifiable import (
     ExactMatch,
@@ -17,6 +18,7 @@ __all__ = [
     "Length",
     "NumericMatch",
     "Repetition",
+    "RewardEnsemble",
     "RewardFunction",
     "RewardModel",
     "Rewards",

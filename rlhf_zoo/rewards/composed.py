@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
 from ..sampling import Samples
+from .ensemble import RewardEnsemble
 from .functions import (
     Batch,
     FunctionCall,
@@ -24,12 +26,15 @@ from .functions import (
 )
 from .model import RewardModel
 
-__all__ = ["RewardFunction", "Rewards", "Scored"]
+__all__ = ["DISAGREEMENT", "RewardFunction", "Rewards", "Scored"]
+
+#: Of each completion: the standard deviation over the models of an ensemble, with M − 1 below the sum.
+DISAGREEMENT = "disagreement"
 
 
 @dataclass(frozen=True)
 class Scored:
-    """total (B,): the weighted sum; each (B, F): one column a reward, NaN where it does not apply.
+    """total (B,): the weighted sum; each (B, F): one column a name of `Rewards`, NaN where it does not apply.
 
     by_token (B, T): what of the total belongs to single tokens, where a function returned lists; else None. What
     functions logged of the batch: extra, columns of B values beside the completions; metrics, numbers by name.
@@ -56,12 +61,13 @@ class Rewards:
     on the token that completes it; their sum is the row's number. It may be a coroutine function: all of these wait
     together, on one event loop that lasts as long as the process.
 
-    tokenizer: the policy's, which finds the tokens of spans.
+    tokenizer: the policy's, which finds the tokens of spans. names: of the rewards, and behind them of what is watched
+    and not paid: an ensemble's models, NAME_0 and on, and their disagreement.
     """
 
     def __init__(
         self,
-        rewards: Sequence[RewardModel | RewardFunction],
+        rewards: Sequence[RewardModel | RewardEnsemble | RewardFunction],
         *,
         weights: Sequence[float] | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
@@ -76,12 +82,14 @@ class Rewards:
             _check(reward)
         self.rewards = list(rewards)
         self.weights = [1.0] * len(rewards) if weights is None else [float(w) for w in weights]
-        self.names = _unique([_name(reward) for reward in rewards])
+        own = _unique([_name(reward) for reward in rewards])
+        watched = [name for one in zip(own, rewards, strict=True) for name in _watched(*one)]
+        self.names = _unique([*own, *watched])
         self.tokenizer = tokenizer
 
     @property
     def models(self) -> list[RewardModel]:
-        return [reward for reward in self.rewards if isinstance(reward, RewardModel)]
+        return [model for reward in self.rewards for model in _models(reward)]
 
     def __call__(
         self,
@@ -90,22 +98,37 @@ class Rewards:
         completions: Sequence[Any],
         texts: Sequence[Any],
         columns: Mapping[str, Any],
+        *,
+        at_hand: Callable[..., AbstractContextManager] = nullcontext,
     ) -> Scored:
         """Scores B completions. texts: prompt and completion of a row together, a text or a conversation.
+
+        at_hand: called with each reward model, and open while that one scores.
 
         Raises ZooError when a function raises (what, and on which row), returns another count or what is no finite
         number, when a model's score is not finite, or when nothing applies to a row. A function's own ZooError passes.
         """
         device = samples.logprobs.device
         batch = Batch(list(prompts), list(completions), samples.token_lists(), columns)
-        named = list(zip(self.names, self.rewards, strict=True))
-        calls = [FunctionCall(name, reward) for name, reward in named if not isinstance(reward, RewardModel)]
+        paying = self.names[: len(self.rewards)]
+        named = list(zip(paying, self.rewards, strict=True))
+        learned = RewardModel | RewardEnsemble
+        calls = [FunctionCall(name, reward) for name, reward in named if not isinstance(reward, learned)]
         returned = answers(calls, batch)
         scores: list[Tensor] = []
+        watched: list[Tensor] = []
         by_token: Tensor | None = None
         for (name, reward), weight in zip(named, self.weights, strict=True):
+            if isinstance(reward, RewardEnsemble):
+                every = reward.score_each(samples, texts, at_hand=at_hand)
+                for model, one in zip(reward.models, every, strict=True):
+                    _finite(f"{name} {model.name}", one, batch)
+                scores.append(reward.together(every))
+                watched += [*every, every.std(0)]
+                continue
             if isinstance(reward, RewardModel):
-                scores.append(_finite(name, reward.score_samples(samples, texts), batch).to(device))
+                with at_hand(reward.model):
+                    scores.append(_finite(name, reward.score_samples(samples, texts), batch).to(device))
                 continue
             found, paid = numbers(name, returned[name], batch, self.tokenizer)
             scores.append(found.to(device))
@@ -118,7 +141,7 @@ class Rewards:
         if nowhere.any():
             row = int(nowhere.nonzero()[0])
             raise ZooError(
-                f"No reward applies to the prompt {batch.prompt(row)} of row {row}: {listed(self.names)} returned None "
+                f"No reward applies to the prompt {batch.prompt(row)} of row {row}: {listed(paying)} returned None "
                 "for it; let one of them return a number."
             )
         weights = torch.tensor(self.weights, device=device)
@@ -127,13 +150,25 @@ class Rewards:
             row = int((~total.isfinite()).nonzero()[0])
             raise ZooError(
                 f"The weighted rewards of row {row} add up to {float(total[row])}, beyond what single precision holds: "
-                f"let {listed(self.names)} return smaller numbers, or lower reward_weights."
+                f"let {listed(paying)} return smaller numbers, or lower reward_weights."
             )
+        each = torch.cat([each, torch.stack(watched, dim=1)], dim=1) if watched else each
         return Scored(total, each, *logged(calls, len(batch)), by_token)
 
 
+def _models(reward: Any) -> list[RewardModel]:
+    """The reward models that a reward runs; none of a function."""
+    return reward.models if isinstance(reward, RewardEnsemble) else [reward] if isinstance(reward, RewardModel) else []
+
+
+def _watched(name: str, reward: Any) -> list[str]:
+    if not isinstance(reward, RewardEnsemble):
+        return []
+    return [*(f"{name}_{place}" for place in range(len(reward.models))), DISAGREEMENT]
+
+
 def _check(reward: Any) -> None:
-    if isinstance(reward, RewardModel):
+    if _models(reward):
         return
     if isinstance(reward, type) and not hasattr(reward, "__iter__"):
         raise ZooError(
@@ -155,9 +190,9 @@ def _finite(name: str, scores: Tensor, batch: Batch) -> Tensor:
     return scores
 
 
-def _name(reward: RewardModel | RewardFunction) -> str:
+def _name(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
     """The name in metrics: of the function, also of one under partials, else of the object's class."""
-    if isinstance(reward, RewardModel):
+    if _models(reward):
         return "reward_model"
     function = unwrapped(reward)
     name = getattr(function, "__name__", None)

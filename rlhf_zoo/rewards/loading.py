@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from ..model_files import AS_SAVED, Loading, load_model
+from ..model_files import AS_SAVED, Loading, load_model, load_tokenizer
 from ..models import load_classifier
 from ..plugins import REWARDS, load_object
+from .ensemble import RewardEnsemble
+from .model import RewardModel
 
-__all__ = ["find_loader", "load_reward_model"]
+__all__ = ["find_loader", "load_reward", "load_reward_model"]
 
 
 def find_loader(name: str) -> Any:
@@ -54,3 +57,32 @@ def load_reward_model(
             f"reward_model_loader {loader!r} gave a {type(model).__name__} for {path}: let it return a PreTrainedModel."
         )
     return model
+
+
+def load_reward(
+    paths: Sequence[str | Path],
+    policy_tokenizer: PreTrainedTokenizerBase,
+    *,
+    place: Callable[[PreTrainedModel], Any],
+    label: str | None = None,
+    output: str = "logit",
+    loader: str | None = None,
+    ensemble: str | None = None,
+    penalty: float | None = None,
+    center: bool = True,
+    scale: bool = True,
+    how: Loading = AS_SAVED,
+) -> RewardModel | RewardEnsemble:
+    """The reward that the models at `paths` give: that of a single one, or of several by `ensemble` and λ = penalty.
+
+    place: brings a model to its device. A model of one output, as one given in place of the run's may be, needs no
+    label, and a single one makes no ensemble. Raises ZooError as `load_reward_model` and `RewardEnsemble` do.
+    """
+    models = []
+    for path in paths:
+        model = load_reward_model(path, label=label, loader=loader, how=how)
+        place(model)
+        read: dict[str, Any] = {"label": label, "output": output} if model.config.num_labels != 1 else {}
+        tokenizer = load_tokenizer(path)
+        models.append(RewardModel(model, tokenizer, policy_tokenizer, center=center, scale=scale, **read))
+    return models[0] if len(models) == 1 else RewardEnsemble(models, how=ensemble, penalty=penalty)

@@ -19,7 +19,7 @@ from ..chat import Chat, reading_ids
 from ..devices import MicroBatches
 from ..errors import ZooError
 from ..model_files import name_of
-from ..models import context_of, disable_dropout, label_index, score_statistics
+from ..models import context_of, disable_dropout, has_score_statistics, label_index, score_statistics
 from ..sampling import Samples
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,8 @@ def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bo
 class RewardModel:
     """Scores (s − μ)/σ of whole sequences, with the (μ, σ) that the reward stage stored (0 and 1 if it did not).
 
-    center=False takes 0 for μ, scale=False takes 1 for σ; `mean` and `std` are what is applied. The score is read at
+    center=False takes 0 for μ, scale=False takes 1 for σ; `mean` and `std` are what is applied, and `unmeasured` says
+    that one of them was asked for and is not known. The score is read at
     the rightmost token that is not PAD: an ended response's end-of-sequence token, as in training. So PAD must differ
     from it, which is checked. An encoder-decoder reads its score at an end-of-sequence token and nowhere else, so it is
     given one also where a response did not end.
@@ -84,6 +85,7 @@ class RewardModel:
         self.batch_size, self.max_tokens = batch_size, max_tokens
         self._parts = MicroBatches(batch_size)
         mean, std = score_statistics(model)
+        self.unmeasured = (center or scale) and not has_score_statistics(model)
         self.mean, self.std = mean if center else 0.0, std if scale else 1.0
         if not (math.isfinite(self.mean) and 0 < self.std < math.inf):
             raise ZooError(

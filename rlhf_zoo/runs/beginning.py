@@ -17,8 +17,10 @@ from ..model_files import ADAPTER_CONFIG, load_tokenizer
 from ..models import label_index, labels_in
 from ..record import read_json
 from ..rewards.model import say_cut
+from ..stage import REWARD_ROLES
 from .context import RunContext
 from .data import to_train
+from .parents import is_member, member_checkpoint, reward_roles
 from .settings import RecipeConfig, StageSettings
 
 __all__ = [
@@ -68,7 +70,7 @@ def context_in(config: Mapping[str, Any]) -> int | None:
 def named_models(
     stages: Mapping[str, StageSettings], hub: Hub = CLIENT, *, leniently: bool = False
 ) -> dict[str, Named]:
-    """The models from elsewhere that stages name, by their role: policy, reward, value.
+    """The models from elsewhere that stages name, by their role: policy, reward (reward_2 …), value.
 
     policy is what SFT starts from, or PPO where it names another. leniently: a Hub that does not answer is no mistake.
     Raises ZooError for one that no Hub has.
@@ -81,11 +83,11 @@ def named_models(
         settings = stages["ppo"]
         keys = {
             "policy": ("model_name_or_path", settings.model.model_name_or_path),
-            "reward": ("reward_model_path", settings.data.reward_model_path),
+            **{role: ("reward_model_path", name) for role, name in _rewards(settings).items()},
             "value": ("value_model_name_or_path", settings.data.value_model_name_or_path),
         }
         for role, (key, name) in keys.items():
-            if name is not None and name not in ("sft", "reward", "ppo"):
+            if name is not None and name not in ("sft", "reward", "ppo") and not is_member(name):
                 repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
                 asked[role] = f"{key} of the stage ppo", repo, revision or None
     found = {}
@@ -130,7 +132,7 @@ def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]
         if not is_trusted():
             raise ZooError(refusal(f"The model {model.name}"))
     if "ppo" in stages:
-        check_label(models.get("reward"), stages["ppo"])
+        check_label(models, stages["ppo"])
     policy = models.get("policy")
     if policy is None or "reward" not in stages or not brings_code(policy.config):
         return
@@ -141,15 +143,21 @@ def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]
         )
 
 
-def check_label(reward: Named | None, ppo: StageSettings) -> None:
-    """Raises ZooError where reward_label names none of the reward model's outputs, or one must be named."""
-    name, label = ppo.data.reward_model_path, ppo.trainer.reward_label
-    if name == "reward":  # which the stage trains with one output
-        label_index({0: ""}, label, name="of the stage reward")
-        return
-    labels = None if reward is None or ppo.data.reward_model_loader is not None else labels_in(reward.config)
-    if reward is not None and labels is not None:
-        label_index(labels, label, name=reward.name)
+def check_label(models: Mapping[str, Named], ppo: StageSettings) -> None:
+    """Raises ZooError where reward_label names none of a reward model's outputs, or one must be named."""
+    label = ppo.trainer.reward_label
+    for role, name in _rewards(ppo).items():
+        if name == "reward" or is_member(name):  # which the stage trains with one output
+            label_index({0: ""}, label, name="of the stage reward")
+            continue
+        found = models.get(role)
+        labels = None if found is None or ppo.data.reward_model_loader is not None else labels_in(found.config)
+        if found is not None and labels is not None:
+            label_index(labels, label, name=found.name)
+
+
+def _rewards(ppo: StageSettings) -> dict[str, str]:
+    return reward_roles(ppo.data.reward_model_path)
 
 
 def start_of(context: RunContext) -> dict[str, Named]:
@@ -157,6 +165,9 @@ def start_of(context: RunContext) -> dict[str, Named]:
     stages = to_train(context)
     models = named_models(stages, context.hub)
     check_named(models, stages)
+    for name in _rewards(stages["ppo"]).values() if "ppo" in stages else ():
+        if is_member(name):
+            member_checkpoint(context, name)
     if "policy" not in models and context.record("sft").read().get("status") == "finished" and "sft" not in stages:
         path = context.checkpoint("sft").path
         models["policy"] = Named("the stage sft", str(path), path)
@@ -179,7 +190,7 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], promp
 
     Nothing is said of a policy whose tokenizer SFT will make.
     """
-    settings, policy, reward = context.settings("ppo"), models.get("policy"), models.get("reward")
+    settings, policy = context.settings("ppo"), models.get("policy")
     check_response_length(context.shared, settings, policy)
     if policy is None or policy.folder is None:
         return "the tokenizer is made by SFT: prompts are measured then"
@@ -207,8 +218,9 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], promp
             f"max_prompt_length of the stage ppo is {most}, which leaves {len(fitting)} of {len(lengths)} prompts, and "
             f"an update takes {needed}: raise it, or make the batch smaller."
         )
-    if reward is not None and reward.context is not None and longest + room > reward.context:
-        say_cut(reward.name, reward.context)
+    for reward in (models[role] for role in REWARD_ROLES if role in models):
+        if reward.context is not None and longest + room > reward.context:
+            say_cut(reward.name, reward.context)
     return f"the longest of {len(fitting)} has {longest} tokens, with {room} to answer {longest + room}" + (
         f" of {reads}" if reads is not None else ""
     )

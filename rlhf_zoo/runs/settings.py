@@ -205,8 +205,9 @@ class PPOArguments(DataArguments):
     dataset_config: str | None = field(default="prompts", metadata={"help": "Configuration of the data set."})
     dataset_train_split: str = field(default="train", metadata={"help": "Split to roll out."})
     dataset_test_split: str | None = field(default="validation", metadata={"help": "Split to evaluate on."})
-    reward_model_path: str | None = field(
-        default="reward", metadata={"help": "A path or Hub id, or 'reward' for this recipe's own reward model."}
+    reward_model_path: str | list[str] | None = field(
+        default="reward",
+        metadata={"help": "A path, a Hub id, or 'reward' for this recipe's own; several as a list (docs/rewards.md)."},
     )
     reward_model_loader: str | None = field(
         default=None,

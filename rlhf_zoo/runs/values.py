@@ -35,6 +35,8 @@ def coerce(value: Any, hint: Any) -> Any:
         members = typing.get_args(hint)
         if type(None) in members and (value is None or value in ("null", "none", "None")):
             return None
+        if str in members and isinstance(value, str) and "," not in value and not value.startswith("["):
+            members = tuple(member for member in members if typing.get_origin(member) is not list)
         wanted = []
         # Text last: a flag's "3" for `int | str` is the number.
         for member in sorted((m for m in members if m is not type(None)), key=lambda m: m is str):

@@ -9,18 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-from ..hub.refs import NOT_LOADED, came_from, resolve
 from ..model_files import Loading, load_tokenizer
 from ..models import load_causal
 from ..plugins import REWARDS, load_object
 from ..rewards import RewardFunction, Rewards
+from ..rewards.ensemble import check_ensemble
 from ..rewards.loading import find_loader, load_reward_model
 from ..runs.choice import REWARD_METRICS, metric_name
-from ..runs.context import ParentCheckpoint, Publisher, RunContext
+from ..runs.context import Publisher, RunContext
 from ..runs.data import DataSource, parts, stage_source, without_held_out
 from ..runs.layout import fitting
 from ..runs.loading import loading_of
+from ..runs.parents import parent, parent_names, reward_roles
 from ..runs.settings import StageSettings
+from ..stage import REWARD_ROLES
 from .merged import whole_model
 from .train import quiet, train_stage
 
@@ -30,40 +32,12 @@ __all__ = [
     "build_trainer",
     "check_batch",
     "load_data",
-    "parent",
-    "parent_names",
     "policy_tokenizer",
     "reward_functions",
     "reward_model",
     "run",
     "within_length",
 ]
-
-
-def parent(context: RunContext, name: str) -> ParentCheckpoint:
-    """Another stage of this recipe by its name, else a path or Hub id."""
-    if name in context.recipe.stages:
-        return context.checkpoint(name)
-    try:
-        loader = context.settings("ppo").data.reward_model_loader  # may read any file
-        found = resolve(name, context.hub, but=NOT_LOADED if loader is None else ())
-    except ZooError as error:
-        what = f"{name!r} is no stage of {context.recipe.name}, no folder, and no model that can be had"
-        raise ZooError(f"{what}. {error}") from error.__cause__
-    if found.hub is None:
-        return ParentCheckpoint(found.path, {"repo": None, "commit": None, "path": name, "fingerprint": name})
-    lineage = {"repo": found.repo, "commit": found.commit, "path": None, "fingerprint": found.commit}
-    return ParentCheckpoint(found.path, lineage | came_from(found.hub, context.hub))
-
-
-def parent_names(settings: StageSettings) -> dict[str, str]:
-    """What PPO starts from: role -> a stage of the recipe, a path or a Hub id."""
-    names = {"sft": settings.model.model_name_or_path or "sft"}
-    if settings.data.reward_model_path is not None:
-        names["reward"] = settings.data.reward_model_path
-    if settings.data.value_model_name_or_path is not None:
-        names["value"] = settings.data.value_model_name_or_path
-    return names
 
 
 def reward_functions(settings: StageSettings) -> list[RewardFunction]:
@@ -73,15 +47,17 @@ def reward_functions(settings: StageSettings) -> list[RewardFunction]:
     """
     data = settings.data
     functions = [load_object(name, group=REWARDS) for name in data.reward_funcs or []]
-    if data.reward_model_path is None and not functions:
+    models = list(reward_roles(data.reward_model_path).values())
+    check_ensemble(models, settings.trainer.reward_ensemble)
+    if not models and not functions:
         raise ZooError("The stage ppo has no reward: give reward_model_path or reward_funcs.")
     of_model = {"reward_label": settings.trainer.reward_label, "reward_model_loader": data.reward_model_loader}
     for key, value in of_model.items():
-        if value is not None and data.reward_model_path is None:
+        if value is not None and not models:
             raise ZooError(f"{key} of the stage ppo is {value!r}, and it has no reward model: give reward_model_path.")
     if data.reward_model_loader is not None:
         find_loader(data.reward_model_loader)
-    model = [] if data.reward_model_path is None else [_in_place_of_the_model]
+    model = [_in_place_of_the_model] if models else []
     rewards = Rewards([*model, *functions], weights=settings.trainer.reward_weights)
     _check_rule(settings, ["reward_model", *rewards.names[1:]] if model else rewards.names, rewards.weights)
     return functions
@@ -171,17 +147,14 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         data, cut = within_length(settings, tokenizer, data)
         left_out.update({"max_prompt_length": cut} if cut else {})
         set_seed(settings.trainer.seed)
-        reward, reward_tokenizer = None, None
-        if "reward" in parents:
-            reward = reward_model(settings, parents["reward"].path)
-            reward_tokenizer = load_tokenizer(parents["reward"].path)
+        paid_by = [parents[role].path for role in REWARD_ROLES if role in parents]
         return build_trainer(
             settings,
             functions,
             model=load_causal(whole_model(context, parents["sft"]), how=loading_of(settings)),
             processing_class=tokenizer,
-            reward_model=reward,
-            reward_processing_class=reward_tokenizer,
+            reward_model=[reward_model(settings, path) for path in paid_by] or None,
+            reward_processing_class=[load_tokenizer(path) for path in paid_by] or None,
             value_model=parents["value"].path if "value" in parents else None,
             **data,
         )

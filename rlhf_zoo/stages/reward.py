@@ -17,11 +17,10 @@ from typing import Any
 from datasets import Dataset
 
 from .. import processes
-from ..chat import answer, completion_text, reading_ids, whole, words
+from ..chat import answer, reading_ids, whole, words
 from ..data import tokenize_prompt
 from ..devices import on_device
 from ..errors import ZooError
-from ..evaluation.calibration import preference_report
 from ..finite import finite_steps
 from ..model_files import load_model, load_tokenizer
 from ..models import (
@@ -43,18 +42,19 @@ from ..runs.pairs import named_pairs, on_pairs, sampling
 from ..runs.settings import StageSettings
 from ..truncation import Truncation
 from .merged import whole_model
+from .pair_report import held_out_report
 from .train import make_trainer, quiet, train_stage
 
 log = logging.getLogger(__name__)
 
+PREFERENCES = "rlhf_zoo.preferences"
+
 __all__ = [
     "SFTSamples",
     "held_out_pairs",
-    "held_out_report",
     "open_pairs",
     "pairs_seed",
     "run",
-    "score_pairs",
     "sft_samples",
     "training_pairs",
 ]
@@ -140,7 +140,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         report = {key: model.config.rlhf_zoo[key] for key in ("score_mean", "score_std")}
         if (found := measured[0]) is not None:
             pairs, split = found
-            report |= held_out_report(model, tokenizer, pairs, seed=settings.trainer.seed)
+            report |= held_out_report(model, tokenizer, pairs, seed=settings.trainer.seed, utility=_utility(settings))
             report["split"] = split
         return {"reward_model": report}
 
@@ -185,29 +185,6 @@ def held_out_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, st
     if data.dataset_test_split is None:
         return None
     return stage_rows(context, "reward", source, data.dataset_test_split), data.dataset_test_split
-
-
-def held_out_report(model: Any, tokenizer: Any, pairs: Dataset, *, seed: int) -> dict[str, Any]:
-    """`preference_report` of the raw scores: only in the units of training is σ(margin) a probability."""
-    scores = score_pairs(RewardModel(model, tokenizer, tokenizer, center=False, scale=False), pairs)
-    lengths = {
-        f"{side}_lengths": [
-            len(ids)
-            for ids in tokenizer([completion_text(one) for one in pairs[side]], add_special_tokens=False)["input_ids"]
-        ]
-        for side in ("chosen", "rejected")
-    }
-    asked = [words(prompt) for prompt in pairs["prompt"]]
-    return preference_report(scores["chosen"], scores["rejected"], prompts=asked, seed=seed, **lengths)
-
-
-def score_pairs(scorer: RewardModel, pairs: Dataset) -> dict[str, list[float]]:
-    """Scores of both sides, chosen and rejected, each as a text that ended."""
-    scores = {}
-    for side in ("chosen", "rejected"):
-        texts = [whole(prompt, text) for prompt, text in zip(pairs["prompt"], pairs[side], strict=True)]
-        scores[side] = scorer.score_texts(texts, ended=[True] * len(texts)).tolist()
-    return scores
 
 
 def _as_read(pairs: Dataset, tokenizer: Any) -> Dataset:
@@ -294,6 +271,15 @@ def pairs_seed(settings: StageSettings) -> int:
     return settings.trainer.seed if settings.data.pairs_seed is None else settings.data.pairs_seed
 
 
+def _utility(settings: StageSettings) -> Callable[[str], float] | None:
+    """What simulated pairs were labeled by, where their preference function knows it."""
+    data = settings.data
+    if data.simulated_pairs is None:
+        return None
+    found: Callable[[str], float] | None = getattr(load_object(data.preference, group=PREFERENCES), "utility", None)
+    return found
+
+
 def _simulated(context: RunContext, settings: StageSettings, source: DataSource, sft: ParentCheckpoint) -> DataSource:
     """Pairs of SFT samples of the same prompt, labeled by the recipe's preference function; made once."""
     data = settings.data
@@ -314,7 +300,7 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
     note = folder / "made.json"
     if processes.from_first(lambda: note.is_file() and read_json(note) == made):
         return source
-    prefer: Callable[[str, str, random.Random], int] = load_object(data.preference, group="rlhf_zoo.preferences")
+    prefer: Callable[[str, str, random.Random], int] = load_object(data.preference, group=PREFERENCES)
     rng = random.Random(seed)
     splits = {}
     for split, prompts_of, count, stream in (

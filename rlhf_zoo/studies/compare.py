@@ -109,7 +109,7 @@ def page_samples(models: SpaceModels, hub: Hub = CLIENT) -> list[dict[str, Any]]
     comparison = Comparison.load(
         ppo=lineage.ppo.path,
         sft=lineage.sft.path,
-        reward=lineage.reward.path if lineage.reward and lineage.reward_loader is None else None,
+        reward=[one.path for one in lineage.rewards] if lineage.reward_loader is None else (),
         reading=lineage.reward_reading,
     )
     temperature, length = lineage.setting("temperature", 1.0), int(lineage.setting("response_length", 32))

@@ -52,14 +52,14 @@ from ..runs.data import stage_source, to_train
 from ..runs.forms import check_forms
 from ..runs.judge import check_same_labels, evaluation_of
 from ..runs.loading import check_installed, loading_of
+from ..runs.parents import parent, parent_names, reward_names, reward_roles
 from ..runs.settings import StageSettings
+from ..stage import REWARD_ROLES
 from ..stages.evaluate import check_judges, check_prompts
 from ..stages.ppo import (
     build_trainer,
     check_batch,
     load_data,
-    parent,
-    parent_names,
     policy_tokenizer,
     reward_functions,
     reward_model,
@@ -152,7 +152,7 @@ def examine(context: RunContext) -> list[Finding]:
         check("judges", lambda *found: _judges(context, data_from), "keys", "reward functions")
         # What PPO starts from.
         check("sft checkpoint", lambda settings, _: _start(context, settings, "sft"), "keys", "models")
-        check("reward checkpoint", lambda settings, _: _start(context, settings, "reward"), "keys", "models")
+        check("reward checkpoint", lambda settings, _: _paid_by(context, settings), "keys", "models")
         check("value model", lambda settings, _: _start(context, settings, "value"), "keys", "models")
         check("policy", _policy, "keys", "sft checkpoint")
         check("tokenizer", lambda *found: _tokenizer(context, *found), "prompts", "sft checkpoint", "policy")
@@ -209,9 +209,11 @@ def _epochs(settings: StageSettings) -> tuple[None, str]:
 def _functions(settings: StageSettings) -> tuple[list[Any], str]:
     functions = reward_functions(settings)
     names = settings.data.reward_funcs or []
-    model = [] if settings.data.reward_model_path is None else ["the reward model"]
-    weights = settings.trainer.reward_weights or [1.0] * (len(model) + len(names))
-    return functions, ", ".join(f"{w:g} × {name}" for w, name in zip(weights, [*model, *names], strict=True))
+    if models := reward_names(settings.data.reward_model_path):
+        how = f"{settings.trainer.reward_ensemble} of {len(models)} reward models"
+        names = [how if len(models) > 1 else "the reward model", *names]
+    weights = settings.trainer.reward_weights or [1.0] * len(names)
+    return functions, ", ".join(f"{w:g} × {name}" for w, name in zip(weights, names, strict=True))
 
 
 def _prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, Any], str]:
@@ -266,6 +268,12 @@ def _start(context: RunContext, settings: StageSettings, role: str) -> tuple[Par
     if name in context.recipe.stages and found.lineage["path"] is None:
         return found, f"{at}, published before, as {context.directory} holds none; a run there trains its own"
     return found, str(at)
+
+
+def _paid_by(context: RunContext, settings: StageSettings) -> tuple[list[ParentCheckpoint], str]:
+    roles = list(reward_roles(settings.data.reward_model_path)) or ["reward"]
+    found = [_start(context, settings, role) for role in roles]
+    return [one for one, _ in found if one is not None], "; ".join(said for _, said in found)
 
 
 def _policy(settings: StageSettings, checkpoint: ParentCheckpoint) -> tuple[PreTrainedModel, str]:
@@ -339,63 +347,54 @@ def _surprise(policy: PreTrainedModel, texts: Sequence[Tensor]) -> float:
     return float(F.masked_mean(torch.cat(list(MicroBatches(READ).run(nats, range(len(texts))))), attention[:, 1:]))
 
 
-def _reward_head(settings: StageSettings, checkpoint: ParentCheckpoint | None) -> tuple[PreTrainedModel | None, str]:
-    if checkpoint is None:
-        return None, "no reward model"
-    model = on_device(reward_model(settings, checkpoint.path), use_cpu=settings.trainer.use_cpu)
-    return model, "trained: it stands among the saved weights"
+def _reward_head(settings: StageSettings, paid_by: list[ParentCheckpoint]) -> tuple[list[PreTrainedModel], str]:
+    models = [on_device(reward_model(settings, one.path), use_cpu=settings.trainer.use_cpu) for one in paid_by]
+    return models, "trained: it stands among the saved weights" if models else "no reward model"
 
 
 def _reward_tokenizer(
     context: RunContext,
     settings: StageSettings,
-    checkpoint: ParentCheckpoint | None,
-    model: PreTrainedModel | None,
+    paid_by: list[ParentCheckpoint],
+    models: list[PreTrainedModel],
     tokenizer: PreTrainedTokenizerBase,
-) -> tuple[RewardModel | None, str]:
-    if checkpoint is None or model is None:
-        return None, "no reward model"
-    its = load_tokenizer(checkpoint.path)
-    check_tokenizer_of(model, its, of="the reward model")
-    args = settings.trainer
-    reward = RewardModel(
-        model,
-        its,
-        tokenizer,
-        batch_size=args.local_rollout_forward_batch_size,
-        center=args.score_centering == "stored",
-        scale=args.score_scaling == "stored",
-        label=args.reward_label,
-        output=args.reward_output,
-    )
-    if (
-        not reward.shares_ids
-        and {parent_names(settings)["sft"], parent_names(settings)["reward"]} <= context.recipe.stages.keys()
-    ):
-        raise ZooError(
-            f"The tokenizer in {checkpoint.path} is not the SFT policy's, which the recipe's reward model is trained "
-            "with: tokenizers may be swapped, or sft was trained again; give each model its own, or train reward again."
-        )
-    same = "the policy's: ids are passed" if reward.shares_ids else "another than the policy's: texts are passed"
-    return reward, f"{same}; scores are (s − μ)/σ with μ {reward.mean:.3g} and σ {reward.std:.3g}"
+) -> tuple[list[RewardModel], str]:
+    args, rewards, said, names = settings.trainer, [], [], parent_names(settings)
+    read: dict[str, Any] = {"label": args.reward_label, "output": args.reward_output}
+    read |= {"center": args.score_centering == "stored", "scale": args.score_scaling == "stored"}
+    for checkpoint, model, role in zip(paid_by, models, REWARD_ROLES, strict=False):
+        its = load_tokenizer(checkpoint.path)
+        check_tokenizer_of(model, its, of="the reward model")
+        reward = RewardModel(model, its, tokenizer, batch_size=args.local_rollout_forward_batch_size, **read)
+        if not reward.shares_ids and {names["sft"], names[role]} <= context.recipe.stages.keys():
+            raise ZooError(
+                f"The tokenizer in {checkpoint.path} is not the SFT policy's, which the recipe's reward model is "
+                "trained with: tokenizers may be swapped, or sft was trained again; give each model its own, or train "
+                "reward again."
+            )
+        same = "the policy's: ids are passed" if reward.shares_ids else "another than the policy's: texts are passed"
+        rewards.append(reward)
+        said.append(f"{same}; scores are (s − μ)/σ with μ {reward.mean:.3g} and σ {reward.std:.3g}")
+    return rewards, ". ".join(said) or "no reward model"
 
 
 def _reads_the_end(
-    reward: RewardModel | None, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
+    rewards: list[RewardModel], tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> tuple[None, str]:
-    if reward is None:
-        return None, "no reward model"
-    if reward.tokenizer.eos_token_id is None:
-        return None, "its tokenizer has no end-of-sequence token to leave out"
-    texts = tokenizer.batch_decode(prompts[:TRIAL], skip_special_tokens=True)
-    whole, cut = (reward.score_texts(texts, ended=[ended] * len(texts)) for ended in (True, False))
-    if not (whole - cut).abs().max() > 0:
-        raise ZooError(
-            f"The reward model {reward.name} scores {len(texts)} texts alike with and without an end-of-sequence token "
-            f"({float(whole[0]):.4g} the first): it does not read the last token, so look at how it pools and at its "
-            "head."
-        )
-    return None, f"without the end-of-sequence token a score moves by {float((whole - cut).abs().mean()):.3g}"
+    texts, said = tokenizer.batch_decode(prompts[:TRIAL], skip_special_tokens=True), []
+    for reward in rewards:
+        if reward.tokenizer.eos_token_id is None:
+            said.append("its tokenizer has no end-of-sequence token to leave out")
+            continue
+        whole, cut = (reward.score_texts(texts, ended=[ended] * len(texts)) for ended in (True, False))
+        if not (whole - cut).abs().max() > 0:
+            raise ZooError(
+                f"The reward model {reward.name} scores {len(texts)} texts alike with and without an end-of-sequence "
+                f"token ({float(whole[0]):.4g} the first): it does not read the last token, so look at how it pools "
+                "and at its head."
+            )
+        said.append(f"without the end-of-sequence token a score moves by {float((whole - cut).abs().mean()):.3g}")
+    return None, "; ".join(said) or "no reward model"
 
 
 # The first update, without its steps
@@ -409,8 +408,8 @@ def _trainer(
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     _ids: list[list[int]],
-    reward: PreTrainedModel | None,
-    reward_model: RewardModel | None,
+    rewards: list[PreTrainedModel],
+    scorers: list[RewardModel],
     value: ParentCheckpoint | None,
 ) -> tuple[PPOTrainer, str]:
     trainer = build_trainer(
@@ -418,8 +417,8 @@ def _trainer(
         functions,
         model=policy,
         processing_class=tokenizer,
-        reward_model=reward,
-        reward_processing_class=None if reward_model is None else reward_model.tokenizer,
+        reward_model=rewards or None,
+        reward_processing_class=[one.tokenizer for one in scorers] or None,
         value_model=None if value is None else value.path,
         **within_length(settings, tokenizer, data)[0],
     )

@@ -30,14 +30,15 @@ from ..rewards import RewardModel
 from ..runs.context import RunContext
 from ..runs.data import evaluation_rows, stage_source
 from ..runs.pairs import named_pairs
+from ..runs.parents import ENSEMBLE, member_run
+from ..stages.pair_report import score_pairs
 from ..stages.pipeline import run_stage, said
-from ..stages.reward import held_out_pairs, open_pairs, pairs_seed, score_pairs, sft_samples
+from ..stages.reward import held_out_pairs, open_pairs, pairs_seed, sft_samples
 from ..stages.train import quiet
 from .baseline import read_samples
 
-__all__ = ["FOLDER", "check", "member", "overview", "train", "write_overview"]
+__all__ = ["check", "member", "overview", "train", "write_overview"]
 
-FOLDER = "ensemble"
 SIDES = ("sft", "ppo")
 
 
@@ -67,8 +68,7 @@ def member(context: RunContext, seed: int) -> RunContext:
         flags["recipe"]["dataset_revision"] = pairs.commit
     if pairs is None and settings.data.simulated_pairs is not None:
         own["pairs_seed"] = pairs_seed(settings)
-    base = context.directory
-    return replace(context, directory=base / FOLDER / f"seed-{seed}", base=base, own=("reward",), flags=flags)
+    return replace(member_run(context, seed), flags=flags)
 
 
 def train(context: RunContext, count: int, console: Any) -> list[RunContext]:
@@ -274,7 +274,7 @@ def _own_less_others(
 
 def write_overview(run: Path, document: Mapping[str, Any]) -> tuple[Path, Path]:
     """Writes overview.json and overview.png beside the models; returns both paths."""
-    folder = run / FOLDER
+    folder = run / ENSEMBLE
     write_json(folder / "overview.json", document)
     plot_ensemble(document, folder / "overview.png")
     return folder / "overview.json", folder / "overview.png"

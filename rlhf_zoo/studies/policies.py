@@ -31,8 +31,9 @@ from ..models import context_of, load_causal
 from ..record import StageRecord, now, write_json, write_text
 from ..release.plots import plot_win_rates
 from ..release.report import WIN_RATES
-from ..rewards import RewardModel, Rewards
-from ..rewards.loading import load_reward_model
+from ..release.reward_reading import READ, reading_of
+from ..rewards import Rewards
+from ..rewards.loading import load_reward
 from ..rewards.model import same_tokenizer
 from ..runs.context import versions
 from ..runs.layout import in_form, parts_of
@@ -81,20 +82,20 @@ class Terms:
 
 @dataclass(frozen=True)
 class PolicyPair:
-    """A policy, what it is compared with, and its reward model; reward None without one.
+    """A policy, what it is compared with, and its reward models; () without one.
 
     data: where its prompts are, None where nothing says. settings: temperature and response_length of its training.
     judge: what its run on this machine was judged by; None for others. described: the name of the judge in its card.
     labeled: where the texts are that the judge `classifier` learns from.
     functions: the reward functions that its training was paid by. prompts_at: see `Lineage.prompts_at`. held_out:
-    the share of which split its training held out. reading:
-    `label` and `output` of a reward model of several labels. cuts: how its training cut completions, by the fields of
-    `Truncation`. loader: the code of this machine's run that loads its reward model.
+    the share of which split its training held out. reading: how reward models are read, by `load_reward`'s keywords.
+    cuts: how its training cut completions, by the fields of `Truncation`. loader: the code of this machine's run that
+    loads its reward model.
     """
 
     policy: Checkpoint
     against: Checkpoint
-    reward: Checkpoint | None
+    rewards: tuple[Checkpoint, ...]
     data: DataSource | None
     settings: Mapping[str, float]
     judge: str | None = None
@@ -134,7 +135,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         return PolicyPair(
             subject.policy,
             subject.reference,
-            None if without else subject.reward,
+            () if without else subject.rewards,
             data,
             {name: float(value) for name, value in read.items()},
             judge=f"reward:{stage.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
@@ -142,7 +143,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             functions=_paid(subject.resolved),
             prompts_at=prompts_at(subject.resolved),
             held_out=_held_out(subject.resolved),
-            reading=_reading(subject.resolved, str(subject.where)),
+            reading=reading_of(recorded_settings(subject.resolved, "ppo", READ, where=str(subject.where))),
             cuts=_cuts(subject.resolved, str(subject.where)),
             loader=_loader(subject.resolved, str(subject.where)) if reward is None else None,
             hub=hub,
@@ -156,7 +157,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
     return PolicyPair(
         lineage.ppo,
         lineage.sft,
-        lineage.reward,
+        lineage.rewards,
         data or _data_of(lineage, hub),
         settings,
         described=clean(described) if isinstance(described, str) else None,
@@ -177,13 +178,6 @@ def _named_data(stage: Path, resolved: Mapping[str, Any], hub: Hub) -> DataSourc
     if not isinstance(name := keys.get("dataset_name"), str):
         return None
     return find_data(name, keys.get("dataset_revision"), hub, before=StageRecord(stage).read().get("dataset"))
-
-
-def _reading(resolved: Mapping[str, Any], where: str) -> dict[str, str]:
-    """Which output of its reward model scored a run, by the keywords of `RewardModel`."""
-    read = recorded_settings(resolved, "ppo", ("reward_label", "reward_output"), where=where)
-    label = read["reward_label"]
-    return {} if label is None else {"label": label, "output": read["reward_output"]}
 
 
 def _loader(resolved: Mapping[str, Any], where: str) -> str | None:
@@ -274,7 +268,8 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
         "schema": 1,
         "policy": _told(contest.policy),
         "against": _told(contest.against),
-        "reward": None if contest.reward is None else _told(contest.reward),
+        "reward": _told(contest.rewards[0]) if contest.rewards else None,
+        **({"rewards": list(map(_told, contest.rewards))} if len(contest.rewards) > 1 else {}),
         "data": {"location": contest.data.location, "revision": contest.data.revision, "split": split},
         "split": split,
         "seed": terms.seed,
@@ -350,11 +345,10 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id
     rewards = None
-    if contest.reward is not None:
-        label = contest.reading.get("label")
-        model = on_device(load_reward_model(contest.reward.path, label=label, loader=contest.loader))
-        reading = contest.reading if model.config.num_labels != 1 else {}  # --reward may name another model
-        rewards = Rewards([RewardModel(model, _tokenizer(contest.reward), tokenizer, **reading)])
+    if contest.rewards:
+        paths = [one.path for one in contest.rewards]
+        reward = load_reward(paths, tokenizer, place=on_device, loader=contest.loader, **contest.reading)
+        rewards = Rewards([reward])
     length = terms.max_new_tokens or int(contest.settings["response_length"])
     panel = open_panel(
         names,

@@ -24,7 +24,8 @@ from ..recipes import Recipe, is_repository_name
 from ..record import StageRecord, read_json
 from ..release.card import CARD_FILE
 from ..runs.data import CORPORA
-from ..stage import STAGES
+from ..runs.parents import reward_roles
+from ..stage import PARENT_TITLES, STAGES
 
 __all__ = ["PREFERENCES", "Published", "comparable", "fetch", "named_objects", "recipe_of"]
 
@@ -160,17 +161,16 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
         if isinstance(sampled := published.resolved.get("ppo"), Mapping):
             stages["ppo"] = {key: sampled[key] for key in _SAMPLING if key in sampled}
     elif published.stage == "ppo":
-        keys = {"sft": "model_name_or_path", "reward": "reward_model_path"}
-        for role, key in keys.items():
-            named = own.get(key, role)
-            if named is None and role == "reward":
-                continue
-            at = _pinned(published, role)
-            if named is None or named == role:
-                stages[role] = {}
-                pinned[role] = at
-            else:
-                stages["ppo"] = {**stages["ppo"], key: at}
+        models = {"sft": own.get("model_name_or_path") or "sft", **reward_roles(own.get("reward_model_path", "reward"))}
+        found = {role: _pinned(published, role) for role in models}
+        pinned = {role: at for role, at in found.items() if models[role] == role}
+        stages |= {role: {} for role in pinned}
+        begun = {role: role if role in pinned else at for role, at in found.items()}
+        paid = [name for role, name in begun.items() if role != "sft"]
+        if "sft" not in pinned:
+            stages["ppo"] = {**stages["ppo"], "model_name_or_path": begun["sft"]}
+        if paid and paid != ["reward"]:
+            stages["ppo"] = {**stages["ppo"], "reward_model_path": paid if len(paid) > 1 else paid[0]}
     stages = {stage: stages[stage] for stage in STAGES if stage in stages}
     shared = {key: value for key, value in published.shared.items() if key not in ("description", "evaluation")}
     shared["description"] = f"{published.name}, made again."
@@ -211,9 +211,10 @@ def _check_names(published: Published, allowed: Sequence[str]) -> None:
                 f"{name!r} if you trust it."
             )
     for key in _MODELS:
-        model = published.resolved.get(key)
-        if model is not None and model not in STAGES:
-            _check_repository(published, key, str(model).partition("@")[0])
+        value = published.resolved.get(key)
+        for model in map(str, value if isinstance(value, list) else [value] if value is not None else []):
+            if model not in STAGES:
+                _check_repository(published, key, model.partition("@")[0])
     if (data := published.shared.get("dataset_name")) is not None and published.shared.get("corpus") is None:
         _check_repository(published, "dataset_name", str(data))
 
@@ -250,10 +251,9 @@ def _check_repository(published: Published, key: str, name: str) -> None:
 
 def _pinned(published: Published, role: str) -> str:
     at = published.parent(role)
-    what = {"sft": "SFT", "reward": "reward"}[role]
     if at is None:
         raise ZooError(
-            f"The {what} model of {published.name} was never published, or its card does not say at which commit: it "
-            "cannot be made again."
+            f"The {PARENT_TITLES[role]} of {published.name} was never published, or its card does not say at which "
+            "commit: it cannot be made again."
         )
     return "@".join(at)

@@ -29,7 +29,7 @@ from ..run_lock import LOCK, sole_writer
 from ..runs.context import RunContext, versions
 from ..runs.data import corpus_settings, data_source, split_files
 from ..sampling import SAMPLER
-from ..stage import STAGES
+from ..stage import PARENT_TITLES, REWARD_ROLES
 from ..stages.pipeline import run_stage
 from .differences import compare_files, compare_metrics, compare_settings, compare_versions, compare_weights, contents
 from .published import Published, comparable, fetch, named_objects, recipe_of
@@ -80,13 +80,13 @@ def _reproduced(published: Published, context: RunContext) -> dict[str, Any]:
     for _, wanted, group in named_objects(published):
         load_object(wanted, group=group)
     rounded = []
-    for role in ("sft", "reward"):
+    for role in ("sft", *REWARD_ROLES):
         if (at := published.parent(role)) is not None:
             settings = resolve("@".join(at), context.hub).path / RECIPE_FILE
             dtype = read_json(settings).get("push_dtype") if settings.is_file() else None
             if dtype is not None:
                 rounded.append(
-                    f"its {STAGES[role].title} was published in {clean(str(dtype))}, and the run began from the "
+                    f"its {PARENT_TITLES[role]} was published in {clean(str(dtype))}, and the run began from the "
                     "weights before they were rounded: these figures come near, and not bit for bit"
                 )
     if not note.is_file():

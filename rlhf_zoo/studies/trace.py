@@ -34,8 +34,9 @@ from ..record import StageRecord, check_whole, checkpoint_step, read_json
 from ..rewards import Rewards
 from ..rewards.loading import load_reward_model
 from ..rewards.model import same_tokenizer
+from ..runs.parents import is_member
 from ..runs.settings import recorded_settings
-from ..stage import STAGES
+from ..stage import REWARD_ROLES, STAGES
 from ..stages.train import quiet
 from ..value_head import ValueHead
 
@@ -45,9 +46,9 @@ __all__ = ["TracedPolicy", "document", "find", "show", "trace_checkpoint"]
 TRAINER_KEYS = (
     "action_level", "cliprange", "cliprange_high", "cliprange_sequence", "critic", "dual_clip", "gamma", "kl_coef",
     "kl_estimator", "kl_in", "lam", "missing_eos_penalty", "missing_eos_score", "response_length",
-    "response_length_min", "reward_label", "reward_output", "reward_weights", "score_centering", "score_clip",
-    "score_scaling", "stop_token", "stop_token_id", "temperature", "truncate_after", "truncate_text",
-    "whiten_advantages", "whiten_rewards",
+    "response_length_min", "reward_ensemble", "reward_ensemble_lambda", "reward_label", "reward_output",
+    "reward_weights", "score_centering", "score_clip", "score_scaling", "stop_token", "stop_token_id", "temperature",
+    "truncate_after", "truncate_text", "whiten_advantages", "whiten_rewards",
 )  # fmt: skip
 DATA_KEYS = ("reward_funcs", "reward_model_loader", "reward_model_path", "value_model_name_or_path")
 _STEP_TAG = re.compile(r"step-(\d+)")
@@ -57,14 +58,14 @@ _STEP_TAG = re.compile(r"step-(\d+)")
 class TracedPolicy:
     """A policy to trace and what belongs to it.
 
-    old: what ρ is measured against, None for the reference; reward: None where the run had no reward model. resolved:
+    old: what ρ is measured against, None for the reference; rewards: () where the run had no reward model. resolved:
     the run's settings, which stand in `where`. trusted: whether they are a run's of this machine, so that what they
     name may be imported.
     """
 
     policy: Checkpoint
     reference: Checkpoint
-    reward: Checkpoint | None
+    rewards: tuple[Checkpoint, ...]
     value: Checkpoint | None
     old: Checkpoint | None
     step: int | None
@@ -125,17 +126,17 @@ def _of_run(
     name = _at(steps, step, str(stage)) if step else None
     older = _older(steps, step, old, str(stage))
     reference = _named(sft, hub) if sft is not None else _parent(stage, document, "sft", hub)
-    value = (document.get("parents") or {}).get("value")
-    scorer = None
-    if reward is not None:
-        scorer = _named(reward, hub)
-    elif (document.get("parents") or {}).get("reward"):
-        scorer = _parent(stage, document, "reward", hub)
+    known = document.get("parents") or {}
+    scorers = (
+        [_named(reward, hub)]
+        if reward is not None
+        else [_parent(stage, document, role, hub) for role in REWARD_ROLES if known.get(role)]
+    )
     return TracedPolicy(
         policy=reference if name is None else _named(name, hub),
         reference=reference,
-        reward=scorer,
-        value=_parent(stage, document, "value", hub) if value and not step else None,
+        rewards=tuple(scorers),
+        value=_parent(stage, document, "value", hub) if known.get("value") and not step else None,
         old=None if older is None else _named(older, hub),
         step=step,
         resolved=document.get("resolved") or {},
@@ -181,7 +182,7 @@ def _of_repository(
     return TracedPolicy(
         policy=lineage.sft if begins else subject,
         reference=lineage.sft,
-        reward=lineage.reward,
+        rewards=lineage.rewards,
         value=_published_value(lineage.card, hub) if begins else None,
         old=None if older is None else _named(older, hub),
         step=0 if begins else found or None,
@@ -245,15 +246,18 @@ def _parent(stage: Path, document: Mapping[str, Any], role: str, hub: Hub) -> Ch
     named = (document.get("resolved") or {}).get("value_model_name_or_path")
     role = named if role == "value" and named in STAGES else role  # a stage's model
     if path:
+        member = Path(path).parent.as_posix()
+        home = stage.parent / (member if is_member(member) else role)
         # Trained again since, it is another model under the same name.
-        same = StageRecord(stage.parent / role).read().get("fingerprint") == lineage.get("fingerprint")
-        for folder in ([stage.parent / role / path] if same else []) + [Path(path)]:
+        same = StageRecord(home).read().get("fingerprint") == lineage.get("fingerprint")
+        for folder in ([home / Path(path).name] if same else []) + [Path(path)]:
             if folder.is_dir():
                 return _named(str(folder), hub)
     if repo and commit:
         return resolve(f"{repo}@{commit}", hub)
     raise ZooError(
-        f"The {role} model that {stage} began with is neither beside it nor published: name it with --{role}."
+        f"The {role} model that {stage} began with is neither beside it nor published: name it with "
+        f"--{'reward' if role in REWARD_ROLES else role}."
     )
 
 
@@ -281,6 +285,8 @@ def trace_checkpoint(
     settings = recorded_settings(subject.resolved, "ppo", TRAINER_KEYS, where=where)
     functions, weights = _functions(subject, data, settings["reward_weights"], reward_funcs)
     settings |= {"reward_weights": weights}
+    if len(subject.rewards) < 2:  # --reward may name a single one in place of the run's
+        settings |= {"reward_ensemble": None, "reward_ensemble_lambda": None}
     settings |= {} if temperature is None else {"temperature": temperature}
     settings |= {} if max_new_tokens is None else {"response_length": max_new_tokens}
     args = PPOConfig(output_dir=str(subject.policy.path), report_to="none", **settings)
@@ -294,9 +300,8 @@ def trace_checkpoint(
                 "tokens: give a checkpoint of the same run."
             )
     loaded = {role: load_causal(one.path) for role, one in models.items()}
-    scorer = None if subject.reward is None else _scorer(subject, subject.reward, data["reward_model_loader"], args)
-    read_by = tokenizer if subject.reward is None else _tokenizer(subject.reward)
-    rewards = build_rewards(scorer, functions, args, tokenizer, read_by)
+    scorers = [_scorer(subject, one, data["reward_model_loader"], args) for one in subject.rewards]
+    rewards = build_rewards(scorers, functions, args, tokenizer, [_tokenizer(one) for one in subject.rewards])
     assert rewards is not None
     critic = _critic(subject, data["value_model_name_or_path"], loaded["policy"], rewards, args)
     for model in (*loaded.values(), critic, *(reward.model for reward in rewards.models)):
@@ -332,9 +337,9 @@ def _functions(
     """The reward functions and the weights of all rewards. A download's are imported only where the user names them."""
     names = data["reward_funcs"] or []
     model = [] if data["reward_model_path"] is None else [data["reward_model_path"]]
-    if subject.reward is not None and not model:
+    if subject.rewards and not model:
         raise ZooError(f"{subject.policy.name} was trained without a reward model: leave --reward out.")
-    if subject.reward is None and model:
+    if not subject.rewards and model:
         raise ZooError(f"{subject.policy.name} does not say which reward model scored it: name it with --reward.")
     count = len(model) + len(names)
     weights = [1.0] * count if weights is None else weights
@@ -396,7 +401,8 @@ def _tokenizer(one: Checkpoint) -> PreTrainedTokenizerBase:
 
 def document(found: Trace, subject: TracedPolicy) -> dict[str, Any]:
     """What --json prints: prompt, completion, tokens, totals, and which checkpoints they are of."""
-    roles = {"policy": subject.policy, "reference": subject.reference, "old": subject.old, "reward": subject.reward}
+    roles = {"policy": subject.policy, "reference": subject.reference, "old": subject.old, "reward": None}
+    roles |= dict(zip(REWARD_ROLES, subject.rewards, strict=False))
     names = {role: None if one is None else one.name for role, one in roles.items()}
     return {**found.to_json(), "models": {**names, "step": subject.step}}
 

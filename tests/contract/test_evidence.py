@@ -8,7 +8,7 @@ from statistics import fmean
 import evidence
 import pytest
 from figures import critic_table, gain_table, keep, tables
-from figures.experiments import EXPERIMENTS, METHODS, PARTS, RATES, ROOT
+from figures.experiments import EXPERIMENTS, METHODS, RATES, ROOT
 
 from rlhf_zoo.evaluation.verdict import RULE
 
@@ -20,8 +20,8 @@ SHOWN = [
     name for name in tables.TABLES if name not in {one.name("baselines") for one in EXPERIMENTS if one not in COMPARED}
 ]
 #: What may not have been run yet.
-LATER = ("baselines", "critic")
-KEPT = [one.name(part) for one in EXPERIMENTS for part in PARTS if part not in LATER or keep.load(one.name(part))]
+LATER = ("baselines", "critic", "ensemble-reward")
+KEPT = [one.name(part) for one in EXPERIMENTS for part in one.parts if part not in LATER or keep.load(one.name(part))]
 KEPT.append(RATES)
 
 

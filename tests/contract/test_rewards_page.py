@@ -42,7 +42,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_every_recipe_on_the_page_is_valid(modules: Path) -> None:
-    assert len(blocks("yaml")) == 7
+    assert len(blocks("yaml")) == 8
     for block in blocks("yaml"):
         keys = {"missing_eos_penalty": None, **yaml.safe_load(block)}  # tiny-world has one
         settings = stage_settings(load_recipe("tiny-world"), "ppo", keys, shared_flags={}, output_dir=modules)

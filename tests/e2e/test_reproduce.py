@@ -298,7 +298,7 @@ def test_data_of_a_folder_of_the_publishers_are_taken_as_published(answers):
     ("name", "message"),
     [
         ("no-recipe", "local/no-recipe holds no recipe.json, so it cannot be made again"),
-        ("unpublished-sft", "The SFT model of local/unpublished-sft was never published"),
+        ("unpublished-sft", "The SFT policy of local/unpublished-sft was never published"),
         ("sft-gone", "There is no repository 'local/gone' on"),
         ("folder-gone", "were made from /somewhere, a folder of the machine that published it"),
         ("data-gone", "The data set local/gone cannot be had from"),

@@ -169,6 +169,7 @@ def with_shards(directory: Path, processes: int) -> Any:
             "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1, "num_mini_batches": 2,
             "stop_token_id": 3, "optim": "adamw_torch", "learning_rate": 1e-3, "fsdp2": processes > 1,
             "critic_learning_rate": 1e-3, "per_device_train_batch_size": 4 // processes,
+            "reward_model": [make_reward_model(), make_reward_model(seed=5)], "reward_ensemble": "mean_minus_variance",
         },
     )  # fmt: skip
 
@@ -177,7 +178,7 @@ def placements(trainer: Any) -> dict[str, list[str]]:
     """Of each model, where its weights lie, and which share of their numbers this process holds."""
     models = {
         "policy": trainer.policy, "critic": trainer.value_model, "reference": trainer.reference.own,
-        "reward": trainer.rewards.models[0].model,
+        **{f"reward {place}": one.model for place, one in enumerate(trainer.rewards.models)},
     }  # fmt: skip
     found = {}
     for name, model in models.items():

@@ -183,6 +183,16 @@ def last_token(mask: ArrayLike) -> NDArray[np.int64]:
     return np.array([max(t for t, real in enumerate(row) if real) for row in np.asarray(mask)], dtype=np.int64)
 
 
+def ensemble_scores(scores: ArrayLike, *, how: str, penalty: float) -> Array:
+    """Coste et al. (arXiv:2310.02743): mean, worst-case and uncertainty-weighted optimization. (M, B) -> (B,)."""
+    out = []
+    for column in np.asarray(scores, dtype=np.float64).T:
+        mean = math.fsum(map(float, column)) / len(column)
+        variance = math.fsum((float(score) - mean) ** 2 for score in column) / len(column)
+        out.append({"worst": min(column), "mean": mean, "mean_minus_variance": mean - penalty * variance}[how])
+    return np.array(out)
+
+
 def shape_scores(scores: ArrayLike, *, mean: ArrayLike = 0.0, std: ArrayLike = 1.0, clip: float | None = None) -> Array:
     """Ziegler et al. (arXiv:1909.08593) §2: scores of mean 0 and variance 1 by given statistics; then a bound."""
     center, scale = float(np.asarray(mean)), float(np.asarray(std))

@@ -149,6 +149,14 @@ def test_last_token() -> None:
     assert functional.last_token(mask).tolist() == [0, 2, 1]
 
 
+def test_ensemble_scores() -> None:
+    # Of (1, 4, 4) the mean is 3 and the variance (4 + 1 + 1)/3 = 2; of (−2, 0, 2) they are 0 and 8/3.
+    scores = f64([[1.0, -2.0], [4.0, 0.0], [4.0, 2.0]])
+    same(functional.ensemble_scores(scores, how="worst"), [1.0, -2.0])
+    same(functional.ensemble_scores(scores, how="mean"), [3.0, 0.0])
+    same(functional.ensemble_scores(scores, how="mean_minus_variance", penalty=0.75), [1.5, -2.0])
+
+
 def test_shape_scores_centres_then_scales_then_clips() -> None:
     # (s − 1)/2 of −7, −1, 1, 3, 9 is −4, −1, 0, 1, 4, within ±1.5. Clipped first they would be −1.25 … 0.25.
     scores = f64([-7.0, -1.0, 1.0, 3.0, 9.0])
@@ -339,6 +347,8 @@ def test_names_of_nothing_are_refused(name: str) -> None:
         functional.kl_loss(one, one, one, estimator="k1")  # pulls nowhere
     with pytest.raises(ValueError, match="seq-sum-norm"):
         functional.aggregate(one, mask, tokens=1, mode=name)
+    with pytest.raises(ValueError, match="mean_minus_variance"):
+        functional.ensemble_scores(one, how=name)
     with pytest.raises(ValueError, match="unknown action level"):
         functional.actions(one, mask, level=name)
 

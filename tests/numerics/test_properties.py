@@ -162,6 +162,22 @@ def test_a_token_of_probability_zero_changes_no_entropy_and_no_logprob(logits: n
     assert found.isfinite().all() and found[4] == 0
 
 
+# ---- ensembles
+
+
+@PROPERTY
+@given(batches(), st.sampled_from(functional.ENSEMBLES), st.floats(0, 3), st.integers(0, 3), numbers)
+def test_an_ensemble_has_no_order_never_beats_its_mean_and_agrees_with_models_that_agree(
+    batch: Batch, how: str, penalty: float, turned: int, moved: float
+) -> None:
+    found = functional.ensemble_scores(batch.a, how=how, penalty=penalty)
+    same(functional.ensemble_scores(batch.a.roll(turned, 0), how=how, penalty=penalty), found)
+    same(functional.ensemble_scores(batch.a + moved, how=how, penalty=penalty), found + moved)
+    assert (found <= batch.a.mean(0) + 1e-12).all()
+    alike = batch.a[:1].expand(3, -1)
+    same(functional.ensemble_scores(alike, how=how, penalty=penalty), batch.a[0])
+
+
 # ---- batches
 
 

@@ -173,6 +173,10 @@ CASES: dict[str, Case] = {
     "actions/sequence": lambda draw: both("actions", draw.normal(), draw.mask(), level="sequence"),
     **{f"importance_weights/{level}": _importance_weights(level) for level in ("token", "sequence")},
     "last_token": lambda draw: both("last_token", draw.mask()),
+    **{
+        f"ensemble_scores/{how}": lambda draw, how=how: both("ensemble_scores", draw.normal(), how=how, penalty=0.6)
+        for how in functional.ENSEMBLES
+    },
     "shape_scores": _shape_scores(),
     "shape_scores/clipped": _shape_scores(clip=2.5),
     "shape_scores/all three": _shape_scores(mean=1.3, std=2.7, clip=0.9),

@@ -23,7 +23,7 @@ from rlhf_zoo.evaluation.calibration import (
 )
 from rlhf_zoo.models import set_score_statistics
 from rlhf_zoo.rewards import RewardModel
-from rlhf_zoo.stages.reward import held_out_report
+from rlhf_zoo.stages.pair_report import held_out_report
 
 THREE = math.log(3)  # σ(log 3) = 3/4
 

@@ -265,6 +265,35 @@ def test_reward_card(runs):
     assert "PPO update" not in body and "AutoModelForSequenceClassification" in body
 
 
+def test_reward_card_on_choices_ties_and_hard_pairs(runs):
+    """What the run measured, and that it did not, where it did not."""
+    stage, given = StageRecord(runs / "reward"), {"value": 0.5, "ci95": [0.25, 0.75], "n": 8}
+    report = {"accuracy": 0.875, "n": 800, "ci95": [0.85, 0.9]}
+    body = head_and_body(make_card(stage.path))[1]
+    assert cells(body, "**best of 4**")[1] == cells(body, "**ties**")[1] == "not measured"
+    assert "best of 4; ties; " in body and "by the utility itself" not in body
+    best = {"candidates": 4, "chance": 0.25, **given, "borrowed": 0.125, "gold": {**given, "value": 0.625}}
+    quarter = {"low": 0.0, "high": 0.25, **given, "gold": 0.875}
+    hard = {"by_overlap": [quarter], "by_strength": None, "same_length": {**given, "gold": 1.0}, "chosen_longer": None}
+    tie = {"n": 3, "apart": {**given, "n": 3}, "others": {**given, "value": 2.0, "n": 5}, "ratio": 0.25}
+    stage.write(reward_model={**report, "best_of_n": best, "ties": tie, "hard": hard})
+    body = head_and_body(make_card(stage.path))[1]
+    row = cells(body, "**best of 4**")
+    assert row[0].endswith("(by chance: 0.250); the utility that drew the labels: 0.625") and row[1:3] == [
+        "0.500 [0.250, 0.750]", "8",
+    ]  # fmt: skip
+    assert "for one like it (0.125 of the wrong candidates); the labels say" in body
+    assert cells(body, "**ties**")[:3] == [
+        "**ties**: distance of the two scores; of other pairs 2.000 [0.250, 0.750]", "0.500 [0.250, 0.750]", "3",
+    ]  # fmt: skip
+    table = body.split("| ordered rightly, of pairs that are no ties |")[1].split("\n\n")[0].splitlines()
+    assert table == [
+        " by the utility itself | by this model | n |", "|---|---|---|---|",
+        "| words in common: 0.000 to 0.250 | 0.875 | 0.500 [0.250, 0.750] | 8 |",
+        "| lengths within a tenth of each other | 1.000 | 0.500 [0.250, 0.750] | 8 |",
+    ]  # fmt: skip
+
+
 def test_reward_card_before_any_evaluation(runs, plotted):
     (runs / "eval" / "evaluation.json").unlink()
     _, body = head_and_body(make_card(runs / "reward"))

@@ -99,6 +99,28 @@ def test_reward_functions_alone(runs):
     assert cells(body, "`reward_funcs`")[1] == "exact&#95;match, mine:f"
 
 
+def test_a_reward_of_several_models(runs):
+    """All are named, and what each said; none has a weight of its own."""
+    stage = StageRecord(runs / "ppo")
+    parents = stage.read()["parents"]
+    other = {"repo": None, "commit": None, "path": "ensemble/seed-2/reward/checkpoint-4",
+             "folder": "ensemble/seed-2/reward"}  # fmt: skip
+    stage.write(parents={**parents, "reward_2": other, "reward_3": {"repo": "x/judge", "commit": COMMITS["reward"]}})
+    figures = {"reward_model": 0.5, "gold": 0.25, "reward_model_0": 1.0, "reward_model_1": 0.5, "disagreement": 0.75}
+    for times in (1, 2):
+        row = {f"rewards/{name}": times * value for name, value in figures.items()}
+        stage.append_metrics({"step": 40, **row})
+    keys = {"reward_funcs": ["mine:gold"], "reward_weights": [1, 0], "reward_ensemble": "mean_minus_variance"}
+    body = settings_of(runs, **keys)
+    assert "against the mean less variance of 3 reward models (λ = 0.500) (with `mine:gold` watched and" in body
+    assert cells(body, "gold |")[1] == "0" and cells(body, "reward&#95;model |")[1] == "1"
+    assert cells(body, "reward&#95;model&#95;0 |") == ["reward&#95;model&#95;0", "in the one score", "1.000", "2.000"]
+    assert cells(body, "disagreement |")[1:] == ["watched", "0.750", "1.500"]
+    assert cells(body, "reward model 2 |")[1:] == ["the folder `ensemble/seed-2/reward`", "not published"]
+    assert cells(body, "reward model 3 |")[1] == "`x/judge`"
+    assert "reward-model:x/judge" in head_and_body(runs / "ppo" / "README.md")[0]["tags"]
+
+
 def test_a_reward_that_is_only_watched(runs):
     for learned, gold in ((0.5, 0.25), (2.5, 0.125)):
         StageRecord(runs / "ppo").append_metrics({"step": 40, "rewards/reward_model": learned, "rewards/gold": gold})

@@ -208,11 +208,11 @@ def test_folders_of_models(toys: Toys) -> None:
         find_pair(str(toys.ppo), against=None, reward=None, terms=Terms())
     terms = Terms(dataset_name="data", dataset_revision="main")
     found = find_pair(str(toys.ppo), against=str(toys.sft), reward=str(toys.reward), terms=terms)
-    assert found.reward is not None and found.data is not None
-    assert (found.policy.path, found.against.path, found.reward.path) == (toys.ppo, toys.sft, toys.reward)
+    assert found.data is not None
+    assert (found.policy.path, found.against.path, found.rewards[0].path) == (toys.ppo, toys.sft, toys.reward)
     assert (found.data.location, found.data.revision) == ("data", "main")
     without = find_pair(str(toys.ppo), against=str(toys.sft), reward="none", terms=terms)
-    assert without.reward is None and without.settings == {"temperature": 1.0, "response_length": 53}
+    assert without.rewards == () and without.settings == {"temperature": 1.0, "response_length": 53}
 
 
 def finished(toys: Toys, folder: Path, settings: dict[str, Any]) -> Path:
@@ -242,7 +242,7 @@ def test_what_a_run_of_this_machine_says(toys: Toys, tmp_path: Path) -> None:
     for name in (tmp_path / "run", tmp_path / "run/ppo", checkpoint):
         found = find_pair(str(name), against=None, reward=None, terms=Terms())
         assert (found.policy.path, found.against.path, found.judge) == (checkpoint, toys.sft, "own_judges:longest")
-        assert found.reward is not None and found.reward.path == toys.reward
+        assert [one.path for one in found.rewards] == [toys.reward]
         assert found.data is not None and found.data.location == str(tmp_path / "run/data")
         assert found.settings == {"response_length": 9.0, "temperature": 0.5}
     card = described(toys, tmp_path / "told", {"evaluation": {"judge": {"target": "os:system"}}})

@@ -77,7 +77,7 @@ def test_a_run_without_a_reward_model_has_none():
 )
 @pytest.mark.parametrize("stage", ["reward", "ppo"])
 def test_a_parent_that_was_never_published(stage, parents):
-    with pytest.raises(ZooError, match=r"The SFT model of x/toy@best was never published"):
+    with pytest.raises(ZooError, match=r"The SFT policy of x/toy@best was never published"):
         recipe_of(published(stage, parents))
 
 

@@ -91,7 +91,7 @@ def test_offloading_where_nothing_can_be_moved_is_refused(tmp_path: Path, keys: 
 def test_frozen_models_run_only_where_they_were_brought_and_keep_their_type(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Training, evaluating and showing samples."""
+    """Training, evaluating and showing samples; of two reward models one is there at a time."""
     here: list[Any] = []
 
     @contextmanager
@@ -103,19 +103,23 @@ def test_frozen_models_run_only_where_they_were_brought_and_keep_their_type(
 
     monkeypatch.setattr(frozen, "brought", watched)
     reward, reference = make_reward_model().to(torch.bfloat16), make_policy(seed=4)
-    trainer = make_trainer(tmp_path, reward_model=reward, ref_model=reference, eval_dataset=prompt_rows(4))
+    second = make_reward_model(seed=5)
+    trainer = make_trainer(
+        tmp_path, reward_model=[reward, second], reward_ensemble="worst", ref_model=reference,
+        eval_dataset=prompt_rows(4),
+    )  # fmt: skip
     runs = []
 
     def look(model: Any, *_: Any) -> None:
         runs.append(model)
-        assert model in here
+        assert here == [model]
 
-    for model in (reward, reference):
+    for model in (reward, second, reference):
         model.register_forward_pre_hook(look)
     trainer.train()
     trainer.evaluate()
     trainer.generate_completions()
-    assert {id(model) for model in runs} == {id(reward), id(reference)}
+    assert {id(model) for model in runs} == {id(reward), id(second), id(reference)}
     assert {weight.dtype for weight in reward.parameters()} == {torch.bfloat16}
 
 

@@ -16,7 +16,6 @@ from rlhf_zoo.corpora.tiny_world import (
     generate_line,
     judge,
     preference,
-    preference_probability,
     prepare,
     read,
     utility,
@@ -212,14 +211,14 @@ def test_the_judge_reads_prompt_and_completion_together() -> None:
 @property_based
 def test_preference_probability_is_bradley_terry(a: str, b: str) -> None:
     gap = (utility(a) - utility(b)) / tiny_world.TEMPERATURE
-    assert preference_probability(a, b) == pytest.approx(1 / (1 + math.exp(-gap)))
-    assert preference_probability(a, b) + preference_probability(b, a) == pytest.approx(1)
+    assert preference.probability(a, b) == pytest.approx(1 / (1 + math.exp(-gap)))
+    assert preference.probability(a, b) + preference.probability(b, a) == pytest.approx(1)
 
 
 def test_preferences_come_at_the_rate_of_the_formula() -> None:
-    assert preference_probability("x " * 10_000, GOOD) == 0 == 1 - preference_probability(GOOD, "x " * 10_000)
+    assert preference.probability("x " * 10_000, GOOD) == 0 == 1 - preference.probability(GOOD, "x " * 10_000)
     better, worse = GOOD, "this tent's zips keep out rain."
-    expected = preference_probability(better, worse)
+    expected = preference.probability(better, worse)
     rng = random.Random(0)
     chosen = [preference(better, worse, rng) for _ in range(2_000)]
     assert set(chosen) == {0, 1} and 0.6 < expected < 0.95

@@ -211,11 +211,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_is_found_with_all_its_parts(run: Path) -> None:
     found = find(str(run))
-    parts = {name: getattr(found, name).path for name in ("policy", "reference", "reward", "old")}
+    parts = {name: getattr(found, name).path for name in ("policy", "reference", "old")}
+    assert [one.path for one in found.rewards] == [run / "reward/checkpoint-4"]
     assert parts == {
         "policy": run / "ppo/checkpoint-3",
         "reference": run / "sft/checkpoint-4",
-        "reward": run / "reward/checkpoint-4",
         "old": run / "ppo/checkpoint-2",
     }
     assert (found.step, found.begins, found.trusted) == (3, False, True)
@@ -293,7 +293,7 @@ def test_parents_trained_again_are_others(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ZooError, match=r"The reward model .* neither beside it nor published: name it with --reward\."):
         find(str(tmp_path / "run"))
     found = find(str(tmp_path / "run"), reward=str(run / "reward/checkpoint-4"))
-    assert found.reward.path == run / "reward/checkpoint-4"
+    assert [one.path for one in found.rewards] == [run / "reward/checkpoint-4"]
 
 
 def test_another_tokenizer_and_a_lost_critic(run: Path, tmp_path: Path) -> None:
@@ -414,7 +414,7 @@ def test_a_state_that_ppo_did_not_write(hub: dict[str, Path]) -> None:
 
 def printed(found: Trace, width: int = 140) -> str:
     named = SimpleNamespace(name="[red]local/x[/]", path=Path())
-    subject: Any = SimpleNamespace(policy=named, reference=named, old=None, reward=None, step=3)
+    subject: Any = SimpleNamespace(policy=named, reference=named, old=None, rewards=(), step=3)
     console = Console(file=io.StringIO(), width=width)
     show(found, subject, console)
     return console.file.getvalue()

@@ -30,7 +30,6 @@ from .utility import (
     gold,
     judge,
     preference,
-    preference_probability,
     utility,
 )
 
@@ -42,7 +41,6 @@ __all__ = [
     "gold",
     "judge",
     "preference",
-    "preference_probability",
     "prepare",
     "read",
     "utility",

@@ -26,13 +26,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
 from collections import Counter
 from collections.abc import Sequence
 
+from ..bradley_terry import BradleyTerry
 from .grammar import Phrase, is_word, read
 
-__all__ = ["TEMPERATURE", "explain", "gold", "judge", "preference", "preference_probability", "utility"]
+__all__ = ["TEMPERATURE", "explain", "gold", "judge", "preference", "utility"]
 
 TEMPERATURE = 0.5
 """Bradley-Terry temperature of simulated preferences, in units of utility."""
@@ -135,12 +135,5 @@ def gold(prompts: Sequence[str], completions: Sequence[str], **_: object) -> lis
     return judge(prompts, completions)
 
 
-def preference_probability(text_a: str, text_b: str) -> float:
-    """P(a is preferred to b) = 1 / (1 + exp((u(b) − u(a)) / TEMPERATURE)), Bradley & Terry 1952."""
-    gap = (utility(text_b) - utility(text_a)) / TEMPERATURE
-    return 1.0 / (1.0 + math.exp(gap)) if gap < 700 else 0.0
-
-
-def preference(text_a: str, text_b: str, rng: random.Random) -> int:
-    """A simulated buyer's choice: 0 if ``text_a`` is preferred, 1 if ``text_b``, with Bradley-Terry noise."""
-    return 0 if rng.random() < preference_probability(text_a, text_b) else 1
+#: A simulated buyer's choice between two texts, with Bradley-Terry noise.
+preference = BradleyTerry(utility, TEMPERATURE)

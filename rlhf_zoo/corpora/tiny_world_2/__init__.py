@@ -12,7 +12,7 @@ from typing import Any
 from ..tiny_world import Writer, world
 from ..tiny_world.grammar import spellings
 from .facts import FACTS
-from .utility import PARTS, TEMPERATURE, explain, gold, judge, preference, preference_probability, utility
+from .utility import PARTS, TEMPERATURE, explain, gold, judge, preference, utility
 
 __all__ = [
     "FACTS",
@@ -23,7 +23,6 @@ __all__ = [
     "gold",
     "judge",
     "preference",
-    "preference_probability",
     "prepare",
     "utility",
 ]

@@ -1,0 +1,58 @@
+"""The table of PPO under a small β, paid by one reward model and by several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from .experiments import Experiment
+from .run_tables import Run, figure_rows, kept
+from .text import NOTHING, code, made, number, table
+
+__all__ = ["paid_table"]
+
+TITLES = {
+    "single": "one model",
+    "worst": "the worst of {n}",
+    "less-variance": "the mean of {n} less ½ of their variance",
+}
+
+
+def paid_table(experiment: Experiment) -> str:
+    """A column for each way of paying, beside SFT."""
+    runs = {run["paid_by"]: run for run in kept(experiment, "ensemble-reward")}
+    if not runs:
+        return NOTHING
+    titles = [TITLES[by].format(n=experiment.ppo_seeds) for by in runs]
+    every = list(runs.values())
+    first = every[0]
+    rows = figure_rows([("SFT", [first], "sft"), *((by, [run], "ppo") for by, run in runs.items())])
+    told: list[tuple[str, Callable[[Run], str]]] = [
+        ("win rate over SFT", _win_rate),
+        ("verdict", lambda run: str(run["verdict"])),
+        ("step recommended", lambda run: str(run["recommended"] or "none")),
+        ("probes that fire", lambda run: ", ".join(one["name"] for one in run["probes"] if one["fired"]) or "none"),
+        ("the run's own reward model on rollouts, first and last update", lambda run: _course(run, "own", "reward")),
+        ("disagreement of the models, first and last update", lambda run: _course(run, "disagreement")),
+    ]
+    rows += [[label, "", *(tell(run) for run in every)] for label, tell in told]
+    said = (
+        f"β = {first['beta']:g}, {len(first['curve'])} updates, from the SFT policy and the reward models of seed "
+        f"{first['seed']} and the next; {first['win_rate']['n']} completions to test prompts. The reward is what each "
+        "was paid by, in units of SFT's spread."
+    )
+    left = [TITLES[by].format(n=experiment.ppo_seeds) for by in TITLES if by not in runs]
+    missing = f" Left out, since not finished: {', '.join(left)}." if left else ""
+    return "\n\n".join(
+        [table(["", "SFT", *titles], rows), said + missing, made(*(code(run["command"]) for run in every))]
+    )
+
+
+def _win_rate(run: Run) -> str:
+    value, low, high = (number(one, 3) for one in (run["win_rate"]["value"], *run["win_rate"]["ci95"]))
+    return f"{value} [{low}, {high}]"
+
+
+def _course(run: Run, *keys: str) -> str:
+    """The first of these figures that the run logged, at its first and its last update."""
+    key = next((key for key in keys if key in run["curve"][0]), None)
+    return "" if key is None else " → ".join(number(run["curve"][place][key], 2) for place in (0, -1))

@@ -1,0 +1,73 @@
+"""Several reward models as one reward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import functional as F
+from ..errors import ZooError
+from ..sampling import Samples
+from .model import RewardModel
+
+__all__ = ["PENALTY", "RewardEnsemble", "check_ensemble"]
+
+#: λ of mean_minus_variance where nobody says another.
+PENALTY = 0.5
+
+
+def check_ensemble(models: Sequence[Any], how: str | None) -> None:
+    """Raises ZooError where several reward models are not made one, where one is, and for one that is named twice."""
+    if len(models) > 1 and how is None:
+        raise ZooError(
+            f"There are {len(models)} reward models and reward_ensemble does not say how they make one score: give "
+            f"{' or '.join(map(repr, F.ENSEMBLES))}."
+        )
+    if len(models) < 2 and how is not None:
+        count = "one reward model" if models else "no reward model"
+        raise ZooError(f"reward_ensemble is {how!r}, and there is {count}: give several, or leave it out.")
+    if twice := next((one for place, one in enumerate(models) if one in models[:place]), None):
+        name = twice if isinstance(twice, str) else getattr(twice, "name", type(twice).__name__)
+        raise ZooError(f"The reward model {name} is given twice, and would agree with itself: give different ones.")
+
+
+class RewardEnsemble:
+    """One score of M reward models, by `functional.ensemble_scores`: how, and penalty λ (None is `PENALTY`).
+
+    Scores are compared with each other, so a model that centers or scales must know its own mean and deviation, which
+    put all in one unit. Raises ZooError for one that does not, and for models that make no ensemble.
+    """
+
+    def __init__(self, models: Sequence[RewardModel], *, how: str | None, penalty: float | None = None) -> None:
+        check_ensemble(models, how)
+        for model in models:
+            if model.unmeasured:
+                raise ZooError(
+                    f"The reward model {model.name} keeps no mean and deviation of its scores, by which several are "
+                    "put in one unit: give models of the stage reward, or set score_centering and score_scaling to "
+                    "'running' or 'none' where all score in one unit anyway."
+                )
+        self.models, self.how = list(models), str(how)
+        self.penalty = PENALTY if penalty is None else penalty
+
+    def score_each(
+        self, samples: Samples, texts: Sequence[Any], *, at_hand: Callable[..., AbstractContextManager] = nullcontext
+    ) -> Tensor:
+        """Scores of each model, (M, B); see `RewardModel.score_samples`. at_hand: opened around each model's turn."""
+        found = []
+        for model in self.models:
+            with at_hand(model.model):
+                found.append(model.score_samples(samples, texts).to(samples.logprobs.device))
+        return torch.stack(found)
+
+    def score_samples(self, samples: Samples, texts: Sequence[Any]) -> Tensor:
+        """The one score of each completion, (B,)."""
+        return self.together(self.score_each(samples, texts))
+
+    def together(self, scores: Tensor) -> Tensor:
+        """(M, B) -> (B,)."""
+        return F.ensemble_scores(scores, how=self.how, penalty=self.penalty)

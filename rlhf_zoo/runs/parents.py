@@ -1,0 +1,120 @@
+"""What PPO starts from: stages of its recipe, reward models of its ensemble, and models from elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..hub.refs import NOT_LOADED, came_from, resolve
+from ..record import StageRecord
+from ..stage import REWARD_ROLES
+from .context import ParentCheckpoint, RunContext
+from .settings import StageSettings
+
+__all__ = [
+    "ENSEMBLE",
+    "is_member",
+    "member_beside",
+    "member_checkpoint",
+    "member_run",
+    "parent",
+    "parent_names",
+    "reward_names",
+    "reward_roles",
+]
+
+#: The folder of a run with what `rlhf-zoo ensemble` trained: ENSEMBLE/seed-K/reward.
+ENSEMBLE = "ensemble"
+_MEMBER = re.compile(rf"{ENSEMBLE}/seed-(\d+)/reward")
+
+
+def parent(context: RunContext, name: str) -> ParentCheckpoint:
+    """Another stage of this recipe by its name, a reward model of its ensemble, else a path or Hub id."""
+    if name in context.recipe.stages:
+        return context.checkpoint(name)
+    if is_member(name):
+        return member_checkpoint(context, name)
+    try:
+        loader = context.settings("ppo").data.reward_model_loader  # may read any file
+        found = resolve(name, context.hub, but=NOT_LOADED if loader is None else ())
+    except ZooError as error:
+        what = f"{name!r} is no stage of {context.recipe.name}, no folder, and no model that can be had"
+        raise ZooError(f"{what}. {error}") from error.__cause__
+    if found.hub is None:
+        return ParentCheckpoint(found.path, {"repo": None, "commit": None, "path": name, "fingerprint": name})
+    lineage = {"repo": found.repo, "commit": found.commit, "path": None, "fingerprint": found.commit}
+    return ParentCheckpoint(found.path, lineage | came_from(found.hub, context.hub))
+
+
+def parent_names(settings: StageSettings) -> dict[str, str]:
+    """What PPO starts from: role -> a stage of the recipe, a path or a Hub id."""
+    names = {"sft": settings.model.model_name_or_path or "sft"}
+    names |= reward_roles(settings.data.reward_model_path)
+    if settings.data.value_model_name_or_path is not None:
+        names["value"] = settings.data.value_model_name_or_path
+    return names
+
+
+def reward_names(path: Any) -> list[str]:
+    """What `reward_model_path` names."""
+    return [] if path is None else [path] if isinstance(path, str) else list(path)
+
+
+def reward_roles(path: Any) -> dict[str, str]:
+    """Role among a run's parents -> name, of what `reward_model_path` names. Raises ZooError for too many."""
+    names = reward_names(path)
+    if len(names) > len(REWARD_ROLES):
+        raise ZooError(f"reward_model_path names {len(names)} reward models: give at most {len(REWARD_ROLES)}.")
+    return dict(zip(REWARD_ROLES, names, strict=False))
+
+
+def is_member(name: str) -> bool:
+    """Whether it is a reward model that `rlhf-zoo ensemble` trains in the run directory."""
+    return _MEMBER.fullmatch(name) is not None
+
+
+def member_run(context: RunContext, seed: int) -> RunContext:
+    """The run whose reward model lies in ENSEMBLE/seed-K."""
+    base = context.base or context.directory
+    return replace(context, directory=base / ENSEMBLE / f"seed-{seed}", base=base, own=("reward",))
+
+
+def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
+    """The finished checkpoint of an ensemble's model, by its folder in the run directory.
+
+    Raises ZooError where it is not trained, or for another SFT policy than the run has now.
+    """
+    match = _MEMBER.fullmatch(name)
+    assert match is not None  # `is_member` was asked
+    record = member_run(context, int(match[1])).record("reward")
+    train = f"`rlhf-zoo ensemble {context.recipe.name} --seeds N` trains reward models of N seeds"
+    if record.read().get("status") != "finished":
+        raise ZooError(f"reward_model_path names {name}, and {record.path} holds no finished reward model: {train}.")
+    now = context.record("sft").read().get("fingerprint")
+    if now is not None and _parent(record.read(), "sft") not in (None, now):
+        raise ZooError(
+            f"The reward model in {record.path} is of another SFT policy than {context.record('sft').path}: {train} "
+            "anew with --restart."
+        )
+    found = member_run(context, int(match[1])).checkpoint("reward")
+    return ParentCheckpoint(found.path, {**found.lineage, "path": f"{name}/{found.path.name}", "folder": name})
+
+
+def member_beside(checkpoint: Path, folder: Any) -> Path | None:
+    """The model of an ensemble that a run's card names as `folder`, beside the run's stage or its checkpoint, if any.
+
+    A card is its publisher's word: nothing but an ensemble's folder is looked for.
+    """
+    if not isinstance(folder, str) or not is_member(folder):
+        return None
+    runs = checkpoint.resolve().parents[:2]
+    found = (StageRecord(run / folder).chosen_checkpoint() for run in runs if (run / folder).is_dir())
+    return next((path for path in found if path is not None), None)
+
+
+def _parent(document: Mapping[str, Any], role: str) -> Any:
+    return ((document.get("parents") or {}).get(role) or {}).get("fingerprint")

@@ -1,0 +1,215 @@
+"""Best of n, ties and hard pairs: hand values, what chance alone gives, and a model that only reads length."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from trainer_fixture import CHAT, LETTERS, make_reward_model, make_tokenizer
+
+from rlhf_zoo.corpora.bradley_terry import BradleyTerry
+from rlhf_zoo.evaluation.best_of_n import Choice, best_of_n, choices, credits_of
+from rlhf_zoo.evaluation.hard_pairs import are_ties, hard_pairs, overlap, ties
+from rlhf_zoo.evaluation.text import plain
+from rlhf_zoo.rewards import RewardModel
+from rlhf_zoo.stages import pair_report
+from rlhf_zoo.stages.pair_report import held_out_report
+
+# Best of n
+
+
+def test_choices_take_a_prompts_own_first_and_then_those_of_the_most_similar() -> None:
+    prompts = ["a red car", "a red car", "a red bike", "my blue boat", "a red car"]
+    chosen = ["good", "fine", "nice", "great", "well"]
+    rejected = ["bad", "poor", "slow", "late", "Fine"]
+    found = {one.pair: one for one in choices(prompts, chosen, rejected, seed=3)}
+    # Of pair 0: its own, that of pair 1, and not "Fine", which was chosen for this prompt; then the bike's.
+    assert found[0] == Choice(0, (0, 1, 2), borrowed=1)
+    assert found[1] == Choice(1, (1, 0, 2), borrowed=1)
+    assert found[3].wrong[0] == 3 and found[3].borrowed == 2 and 4 not in found[3].wrong
+    assert found[2].wrong[0] == 2 and set(found[2].wrong[1:]) == {0, 1}, "cars are more like a bike than boats are"
+    assert not choices(prompts[:2], chosen[:2], rejected[:2], seed=1), "too few differ"
+    assert {one.pair for one in choices(prompts, chosen, rejected, seed=1, without={0})} == {1, 2, 3, 4}
+    assert all(0 not in one.wrong for one in choices(prompts, chosen, rejected, seed=1, without={0}))
+
+
+texts = st.sampled_from(["A", "a", "b", " b", "c", "d", "e", "f"])
+pairs_drawn = st.lists(st.tuples(st.sampled_from(["p q", "p r", "s", ""]), texts, texts), max_size=14)
+
+
+@settings(deadline=None, max_examples=80)
+@given(pairs_drawn, st.integers(2, 5), st.integers(0, 99))
+def test_no_choice_has_a_text_twice_or_one_that_was_chosen(rows: list[tuple[str, str, str]], n: int, seed: int) -> None:
+    prompts, chosen, rejected = (list(side) for side in zip(*rows, strict=True)) if rows else ([], [], [])
+    found = choices(prompts, chosen, rejected, seed=seed, candidates=n)
+    assert found == choices(prompts, chosen, rejected, seed=seed, candidates=n)
+    for one in found:
+        wrong = [plain(rejected[place]) for place in one.wrong]
+        assert len({plain(chosen[one.pair]), *wrong}) == n and one.wrong[0] == one.pair
+        own = [prompts[place] == prompts[one.pair] for place in one.wrong]
+        assert own == [True] * (n - 1 - one.borrowed) + [False] * one.borrowed
+        here = {plain(text) for prompt, text in zip(prompts, chosen, strict=True) if prompt == prompts[one.pair]}
+        anywhere = set(map(plain, chosen))
+        borrowed = wrong[n - 1 - one.borrowed :]
+        assert not here & set(wrong[1:]) and not anywhere & set(borrowed)
+
+
+def test_credit_is_shared_among_equal_scores() -> None:
+    assert credits_of([[2, 1, 0, 0], [1, 1, 0, 1], [0, 1, 0, 0], [5, 5, 5, 5]]).tolist() == [1, 1 / 3, 0, 1 / 4]
+
+
+def test_a_coin_is_right_as_often_as_chance() -> None:
+    rng = np.random.default_rng(1)
+    prompts = [f"p{place // 4}" for place in range(400)]
+    made = choices(prompts, [f"good {n}" for n in range(400)], [f"bad {n}" for n in range(400)], seed=1)
+    found = best_of_n(made, rng.random((400, 4)), prompts, gold=[[1, 0, 0, 0]] * 400)
+    assert found is not None and found["chance"] == 0.25 and found["n"] == 400
+    assert found["ci95"][0] < 0.25 < found["ci95"][1] and found["gold"]["value"] == 1
+    assert found["borrowed"] == 0, "each prompt has four of its own"
+    assert best_of_n([], [], []) is None
+
+
+# Ties
+
+
+def test_ties_are_of_no_strength_or_equal_up_to_case_and_spaces() -> None:
+    chosen, rejected = ["One two", "a", "b", "c"], ["one  two ", "b", "b", "d"]
+    assert are_ties(chosen, rejected, None).tolist() == [True, False, True, False]
+    assert are_ties(chosen, rejected, [1.0, 0.0, -2.0, 0.5]).tolist() == [True, True, True, False]
+
+
+def test_ties_are_as_far_apart_as_the_model_says_and_letters_alone_count_for_nothing() -> None:
+    tied, same = [True, True, True, False, False], [False, False, True, False, False]
+    found = ties([0.5, -1.5, 0.0, 3.0, -1.0], tied, same, "aabbc", seed=1)
+    assert found is not None
+    assert (found["n"], found["apart"]["value"], found["others"]["value"], found["ratio"]) == (2, 1.0, 2.0, 0.5)
+    assert ties([0.0, 1.0], [True, False], [True, False], "ab", seed=1) is None, "equal to the letter"
+    every = ties([1.0], [True], [False], "a", seed=1)
+    assert every is not None and every["others"] is None is every["ratio"]
+
+
+# Hard pairs
+
+
+def test_overlap_counts_words_as_often_as_both_have_them() -> None:
+    assert overlap("the red red car", "The red boat") == 2 / 5  # the, red of the, red, red, car, boat
+    assert (overlap("", ""), overlap("a", ""), overlap("a b", "b a")) == (1.0, 0.0, 1.0)
+
+
+def test_accuracy_by_quarters_the_hardest_first_and_by_length() -> None:
+    chosen = ["a b c d", "a b c e", "a b f g", "a h i j", "k l", "m n", "o p", "q r"]
+    rejected = ["a b c x", "a b c y", "a b x y", "a x y z", "s t", "u v", "w x", "y z"]
+    margins = [-1.0, -1.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0]
+    strength = [4.0, -3.0, 2.0, 2.5, 0.1, 0.2, 1.0, 1.1]
+    found = hard_pairs(
+        margins, chosen, rejected, ([10, 10, 20, 20, 5, 5, 5, 5], [10, 11, 10, 10, 9, 9, 9, 9]), "aabbccdd",
+        strength=strength, gold=strength,
+    )  # fmt: skip
+    first, *_, last = found["by_overlap"]
+    assert (first["low"], first["high"], first["value"], first["n"], first["gold"]) == (0.6, 0.6, 0.0, 2, 0.5)
+    assert (last["low"], last["value"]) == (0.0, 1.0)
+    assert [part["value"] for part in found["by_strength"]] == [1.0, 1.0, 0.75, 0.0]
+    assert [part["low"] for part in found["by_strength"]] == [0.1, 1.0, 2.0, 3.0]
+    assert {name: (found[name]["value"], found[name]["n"]) for name in ("same_length", "chosen_longer")} == {
+        "same_length": (0.0, 2), "chosen_longer": (0.75, 2),
+    }  # fmt: skip
+    alone = hard_pairs([1.0], ["a"], ["b"], ([3], [3]), "a")
+    assert alone["by_strength"] is None and alone["same_length"]["gold"] is None and alone["chosen_longer"] is None
+
+
+def test_a_model_that_reads_length_alone_is_found_out_by_pairs_of_one_length() -> None:
+    rng = np.random.default_rng(0)
+    good = rng.integers(5, 40, 600)
+    bad = np.where(rng.random(600) < 0.3, good, rng.integers(5, 40, 600))
+    better = rng.random(600) < np.where(good > bad, 0.9, 0.1)  # the labels like length, too
+    ours, theirs = np.where(better, good, bad), np.where(better, bad, good)
+    noise = rng.normal(0, 1e-6, 600)
+    found = hard_pairs(ours - theirs + noise, ["x"] * 600, ["y"] * 600, (ours, theirs), list(range(600)))
+    assert found["chosen_longer"]["value"] == 1 and found["chosen_shorter"]["value"] == 0
+    low, high = found["same_length"]["ci95"]
+    assert low < 0.6 and high > 0.4 and found["same_length"]["n"] > 100
+
+
+# The stage
+
+
+def report(
+    rows: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch, *, worth: Callable[[str], float], **given: Any
+) -> dict[str, Any]:
+    """Of a reward model that knows what texts are worth."""
+
+    class Knows(RewardModel):
+        def score_texts(self, texts: Any, *, ended: Any) -> Any:
+            import torch
+
+            assert all(ended) and len(texts) == len(ended)
+            said = [one if isinstance(one, str) else "".join(turn["content"] for turn in one) for one in texts]
+            return torch.tensor([worth(text) for text in said])
+
+    monkeypatch.setattr(pair_report, "RewardModel", Knows)
+    return held_out_report(make_reward_model(), make_tokenizer(LETTERS), Dataset.from_dict(rows), seed=1, **given)
+
+
+ROWS = {
+    "prompt": ["ab", "ab", "ab", "cd", "cd"],
+    "chosen": ["ggg", "gg", "ggh", "hgg", "ggi"],
+    "rejected": ["a", "b", "c", "a", "GGI"],
+}
+
+
+def worth_of(text: str) -> float:
+    return float(text.lower().count("g"))
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_pairs_and_conversations_alike(turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: dict[str, list[Any]] = dict(ROWS)
+    if turns:
+        rows = {
+            name: [[{"role": "user" if name == "prompt" else "assistant", "content": text}] for text in column]
+            for name, column in ROWS.items()
+        }
+    found = report(rows, monkeypatch, worth=worth_of)
+    best = found["best_of_n"]
+    # The fifth pair is a tie; of "cd" there is one rejected text, so two are borrowed from "ab".
+    assert (best["value"], best["n"], best["gold"]) == (1.0, 4, None)
+    assert best["borrowed"] == pytest.approx(2 / 12)
+    assert found["ties"]["n"] == 1 and found["ties"]["apart"]["value"] == 0
+    assert found["hard"]["by_strength"] is None and sum(part["n"] for part in found["hard"]["by_overlap"]) == 4
+
+
+def test_simulated_pairs_are_held_to_the_utility_that_drew_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    buyer = BradleyTerry(worth_of, 0.5)
+    assert buyer.probability("gg", "g") == pytest.approx(1 / (1 + np.exp(-2)))
+    assert {buyer("g" * 9, "a", random.Random(seed)) for seed in range(20)} == {0}
+    found = report(ROWS, monkeypatch, worth=lambda text: -worth_of(text), utility=buyer.utility)
+    assert (found["best_of_n"]["value"], found["best_of_n"]["gold"]["value"]) == (0.0, 1.0)
+    parts = found["hard"]["by_strength"]
+    assert [part["low"] for part in parts] == [2.0, 3.0] and {part["gold"] for part in parts} == {1.0}
+    assert {part["value"] for part in parts} == {0.0}
+
+
+def test_a_column_margin_says_what_is_a_tie(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = report({**ROWS, "margin": [0.0, 1.0, 2.0, 3.0, 4.0]}, monkeypatch, worth=worth_of)
+    assert found["ties"]["n"] == 2, "the first by its margin, the last by its letters"
+    assert [part["low"] for part in found["hard"]["by_strength"]] == [1.0, 2.0, 3.0]
+    partly = report({**ROWS, "margin": [0.0, None, 2.0, 3.0, 4.0]}, monkeypatch, worth=worth_of)
+    assert partly["ties"]["n"] == 1 and partly["hard"]["by_strength"] is None
+
+
+def test_the_chat_template_is_read_in_borrowed_candidates() -> None:
+    """With a real model: nothing of it needs a text."""
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = CHAT
+    rows = {
+        name: [[{"role": "user" if name == "prompt" else "assistant", "content": text.lower()}] for text in column]
+        for name, column in ROWS.items()
+    }
+    found = held_out_report(make_reward_model(tokenizer), tokenizer, Dataset.from_dict(rows), seed=1)
+    assert found["best_of_n"]["n"] == 4 and 0 <= found["best_of_n"]["value"] <= 1
