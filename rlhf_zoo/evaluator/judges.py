@@ -39,8 +39,8 @@ from ..record import StageRecord, read_json
 from ..rewards import RewardModel
 from ..rewards.functions import Batch, FunctionCall, RewardFunction, numbers
 from ..rewards.verifiable import Verifiable
+from ..runs.evaluation import LLMConfig
 from ..runs.names import SAME_LABELS, check_judge_name, kind_of
-from ..runs.settings import LLMConfig
 
 log = logging.getLogger(__name__)
 

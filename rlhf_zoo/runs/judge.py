@@ -9,8 +9,9 @@ from ..plugins import REWARDS, load_object
 from ..record import first_difference
 from ..rewards.verifiable import Verifiable
 from .context import RunContext
+from .evaluation import EvaluationConfig
 from .names import SAME_LABELS
-from .settings import EvaluationConfig, StageSettings
+from .settings import StageSettings
 
 #: What a stage's resolved settings hold beside its own keys.
 OF_OTHERS = ("recipe", "ppo", "data", "parents")

@@ -28,9 +28,9 @@ from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from ..run_lock import sole_writer
 from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
 from ..runs.data import HELD_OUT, DataSource, evaluated_part, evaluation_rows, labeled_rows, stage_source
+from ..runs.evaluation import EvaluationConfig
 from ..runs.judge import as_trained, check_same_labels, evaluation_of, judge_run, of_same_labels
 from ..runs.names import SAME_LABELS
-from ..runs.settings import EvaluationConfig
 from ..votes.judge import votes_on
 from . import reward
 from .interrupt import Stopped

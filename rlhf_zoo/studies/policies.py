@@ -35,10 +35,11 @@ from ..rewards import RewardModel, Rewards
 from ..rewards.loading import load_reward_model
 from ..rewards.model import same_tokenizer
 from ..runs.context import versions
+from ..runs.evaluation import EvaluationConfig, LabeledArguments, LLMConfig
 from ..runs.layout import in_form, parts_of
 from ..runs.names import SAME_LABELS
 from ..runs.pairs import COLUMNS
-from ..runs.settings import EvaluationConfig, LabeledArguments, LLMConfig, recorded_settings
+from ..runs.settings import recorded_settings
 from ..runs.sources import DataSource, find_data
 from ..stages.train import quiet
 from ..tokenizer import stop_ids

@@ -26,7 +26,7 @@ from rlhf_zoo.ppo.trainer import PPO_STATE
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.release.report import report, slug, unread
 from rlhf_zoo.rewards import RewardModel, Rewards
-from rlhf_zoo.runs.settings import LLMConfig, llm_config
+from rlhf_zoo.runs.evaluation import LLMConfig, llm_config
 from rlhf_zoo.runs.values import json_object
 from rlhf_zoo.studies.policies import PolicyPair, Terms, _check_room, find_pair
 
