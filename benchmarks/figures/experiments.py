@@ -9,7 +9,18 @@ from pathlib import Path
 
 from rlhf_zoo.studies.ablate import Variant, variants
 
-__all__ = ["EXPERIMENTS", "GOLD", "METHODS", "PARTS", "RATES", "ROOT", "RUNS", "Experiment", "data_flags"]
+__all__ = [
+    "EXPERIMENTS",
+    "GOLD",
+    "METHODS",
+    "PARTS",
+    "RATES",
+    "REMARK_JUDGES",
+    "ROOT",
+    "RUNS",
+    "Experiment",
+    "data_flags",
+]
 
 ROOT = Path(__file__).parents[2]
 #: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.
@@ -18,6 +29,8 @@ PARTS = ("runs", "ablation", "ensemble", "baselines", "critic")
 #: How often the verdict errs, in a simulated world.
 RATES = "probe-rates"
 GOLD = "gold-2"
+#: What a judge of product remarks may rest on.
+REMARK_JUDGES = "remark-judges"
 METHODS = ("best-of-n", "dpo", "rloo")
 
 

@@ -67,7 +67,7 @@ def _words(facts: Facts) -> dict[str, Any]:
         "adaptive": penalty_varies(facts),
         "answers": list(answer_rows(facts.evaluation.get("judges") or {})),
         "others": _other_judges(facts),
-        "judge_notes": notes_on_judge(facts.evaluation.get("judge") or {}),
+        "judge_notes": notes_on_judge(_main_judge(facts)),
         "parts": reward_parts(facts),
         "picks": picks(facts, "ppo"),
         "rewarded": _rewarded(facts),
@@ -99,6 +99,12 @@ def _rewarded(facts: Facts) -> Raw:
         what.append(f"the reward function{'s' if len(paid) > 1 else ''} {', '.join(paid)}")
     seen = f" (with {', '.join(watched)} watched and never rewarded)" if watched else ""
     return Raw((" and ".join(what) or "a reward that is not recorded") + seen)
+
+
+def _main_judge(facts: Facts) -> dict[str, Any]:
+    """The headline's, with what is measured of every judge."""
+    judge = facts.evaluation.get("judge") or {}
+    return {**((facts.evaluation.get("judges") or {}).get(judge.get("name")) or {}), **judge}
 
 
 def _other_judges(facts: Facts) -> dict[str, dict[str, Any]]:

@@ -12,12 +12,13 @@ from ..chat import Chat
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.refusals import reason
-from .data import FORMS, evaluated_split, text_field
+from ..recipes import Recipe
+from .data import FORMS, evaluated_split, own_pairs_at, text_field
 from .layout import Form, conversational, in_form
 from .settings import RecipeConfig, StageSettings
 from .sources import NoSuchPart, find_data
 
-__all__ = ["check_forms", "check_labeled"]
+__all__ = ["check_forms", "check_labeled", "check_own_pairs"]
 
 
 def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = CLIENT) -> dict[str, str]:
@@ -52,6 +53,14 @@ def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
     return look.unseen
 
 
+def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
+    """The same of the pairs of `evaluation.own_pairs`, where it names any."""
+    look, data = _Look(shared, hub), own_pairs_at(recipe, shared)
+    if data is not None:
+        look.first_row(data, data.dataset_train_split, "pairs", of="evaluation.own_pairs")
+    return look.unseen
+
+
 class _Look:
     """First rows of data sets, each looked at once. unseen: of those that cannot be looked at yet, why."""
 
@@ -83,7 +92,7 @@ class _Look:
         except NoSuchPart as error:
             raise NoSuchPart(f"{str(error).removesuffix('.')} of {of}.") from error
         except ZooError as error:
-            if Path(name).is_dir():
+            if Path(name).exists():
                 raise
             self.unseen[name] = source.unanswered or reason(error.__cause__ or error)
             return None

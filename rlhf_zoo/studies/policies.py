@@ -332,12 +332,11 @@ def _check_room(policy: PreTrainedModel, tools: Evaluator, prompts: Sequence[Any
 
 
 def _checks(tools: Evaluator, data: DataSource, terms: Terms) -> dict[str, JudgeCheck]:
-    """{} where the data set has no labeled pairs."""
     try:
-        pairs = data.load(PAIRS, "test", columns=COLUMNS)
+        pairs: Dataset | None = data.load(PAIRS, "test", columns=COLUMNS)
     except ZooError as error:
         log.info("The judges are not checked on labeled pairs: %s", error)
-        return {}
+        pairs = None
     return checked(tools.panel, pairs, seed=terms.seed)
 
 
