@@ -5,6 +5,7 @@
                                                        # -ensemble-reward, -baselines, -critic, or probe-rates, which
                                                        # reads tiny-world's runs
     python benchmarks/evidence.py gold-2               # the second gold utility: what fools it, and who agrees with it
+    python benchmarks/evidence.py remark-judges        # what a judge of product remarks may rest on
     python benchmarks/evidence.py --keep               # runs nothing: keeps what is finished, and renders it
     python benchmarks/evidence.py --render             # only writes the docs again from the committed JSON
 
@@ -23,8 +24,19 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import gold
+import remark_judges
 from figures import gain, keep, plots, tables
-from figures.experiments import EXPERIMENTS, GOLD, METHODS, PAID_BY, RATES, ROOT, RUNS, Experiment
+from figures.experiments import (
+    EXPERIMENTS,
+    GOLD,
+    METHODS,
+    PAID_BY,
+    RATES,
+    REMARK_JUDGES,
+    ROOT,
+    RUNS,
+    Experiment,
+)
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import read_json
@@ -40,7 +52,8 @@ DOCUMENTS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    names = [*(experiment.name(part) for experiment in EXPERIMENTS for part in experiment.parts), RATES, GOLD]
+    names = [experiment.name(part) for experiment in EXPERIMENTS for part in experiment.parts]
+    names += [RATES, GOLD, REMARK_JUDGES]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}; all when left out")
     only = parser.add_mutually_exclusive_group()
@@ -63,6 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
             keep.write(RATES, read_json(made))
     if not (asked.render or asked.keep) and (not asked.parts or GOLD in asked.parts):
         keep.write(GOLD, gold.measured())
+    if not (asked.render or asked.keep) and (not asked.parts or REMARK_JUDGES in asked.parts):
+        if keep.finished(remark_judges.RUN):
+            keep.write(REMARK_JUDGES, remark_judges.measured())
+        else:
+            print(f"{REMARK_JUDGES}: not measured, {_shown(remark_judges.RUN)} is not finished", file=sys.stderr)
     for experiment in EXPERIMENTS:
         plots.draw(experiment)
     for document in DOCUMENTS:

@@ -18,7 +18,7 @@ from typing import Any
 
 from .errors import ZooError
 
-__all__ = ["JUDGES", "REWARDS", "call_judge", "check_word", "did_you_mean", "load_object", "registered"]
+__all__ = ["JUDGES", "REWARDS", "call_judge", "check_word", "did_you_mean", "load_object", "registered", "run_judge"]
 
 JUDGES = "rlhf_zoo.judges"
 REWARDS = "rlhf_zoo.rewards"
@@ -171,10 +171,10 @@ def _attribute(module: ModuleType, path: str, name: str) -> Any:
         raise ZooError(f"There is no {path!r} in the module {module.__name__!r}{hint}") from error
 
 
-def call_judge(target: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What a judge's function answers, as a list. Raises ZooError where it raises, or answers with no list."""
+def run_judge(target: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """What a judge's function returns. Raises ZooError where it raises."""
     try:
-        answer = function(*arguments)
+        return function(*arguments)
     except ZooError:
         raise
     except Exception as error:
@@ -182,6 +182,11 @@ def call_judge(target: str, function: Callable[..., Any], *arguments: Any) -> li
         raise ZooError(
             f"The judge {target!r} raised {type(error).__name__}{f' ({said[:200]})' if said else ''}: mend it."
         ) from error
+
+
+def call_judge(target: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """What a judge's function answers, as a list. Raises ZooError where it raises, or answers with no list."""
+    answer = run_judge(target, function, *arguments)
     if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
         raise ZooError(f"The judge {target!r} answered with {type(answer).__name__}: it must give a list of numbers.")
     return list(answer)

@@ -9,7 +9,19 @@ from pathlib import Path
 
 from rlhf_zoo.studies.ablate import Variant, variants
 
-__all__ = ["EXPERIMENTS", "GOLD", "METHODS", "PAID_BY", "PARTS", "RATES", "ROOT", "RUNS", "Experiment", "data_flags"]
+__all__ = [
+    "EXPERIMENTS",
+    "GOLD",
+    "METHODS",
+    "PAID_BY",
+    "PARTS",
+    "RATES",
+    "REMARK_JUDGES",
+    "ROOT",
+    "RUNS",
+    "Experiment",
+    "data_flags",
+]
 
 ROOT = Path(__file__).parents[2]
 #: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.
@@ -20,6 +32,8 @@ PAID_BY = {"single": None, "worst": "worst", "less-variance": "mean_minus_varian
 #: How often the verdict errs, in a simulated world.
 RATES = "probe-rates"
 GOLD = "gold-2"
+#: What a judge of product remarks may rest on.
+REMARK_JUDGES = "remark-judges"
 METHODS = ("best-of-n", "dpo", "rloo")
 
 

@@ -203,8 +203,8 @@ def run_flags(
     from ..recipes import load_recipe
     from ..runs.declared import declared_keys, refused_keys
     from ..runs.names import check_judge_name
-    from ..runs.settings import checked_keys, parse_flags, recipe_config, recipe_flags, recipe_keys
-    from ..runs.values import coerce
+    from ..runs.settings import parse_flags, recipe_config, recipe_flags, recipe_keys
+    from ..runs.values import checked_keys, coerce
 
     if recipe.startswith("-"):
         raise ZooError(f"{recipe} stands before the recipe: write `{ctx.command_path} RECIPE {recipe} ...`.")

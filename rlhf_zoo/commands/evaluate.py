@@ -172,7 +172,7 @@ def _of_policy(
     hub: Hub,
 ) -> tuple[dict[str, Any], Path]:
     from ..release.report import slug
-    from ..runs.settings import llm_config
+    from ..runs.evaluation import llm_config
     from ..studies.policies import Terms, evaluate, find_pair
 
     asked = {name: value for name, value in given.items() if value is not None and name not in ("against", "reward")}

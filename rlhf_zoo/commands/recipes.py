@@ -111,7 +111,7 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
     from ..hub.refusals import reason
     from ..recipes import load_recipe
     from ..runs.beginning import check_label, check_response_length, named_models
-    from ..runs.forms import check_forms, check_labeled
+    from ..runs.forms import check_forms, check_labeled, check_own_pairs
     from ..runs.judge import with_judge
     from ..runs.loading import check_installed
     from ..runs.settings import recipe_config, stage_settings
@@ -140,6 +140,7 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
         if "classifier" in names:
             with needing_labels():
                 unseen |= {f"the labels of {name}": why for name, why in check_labeled(shared, hub).items()}
+        unseen |= {f"the pairs of {name}": why for name, why in check_own_pairs(found, shared, hub).items()}
     click.echo(f"{found.name} is valid: {', '.join(found.stages)}.")
     if unseen:
         why = next(iter(unseen.values())) if silence is None else f"it does not answer: {reason(silence)}"

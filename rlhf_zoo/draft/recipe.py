@@ -20,9 +20,9 @@ from ..evaluator.judges import check_names, check_outputs
 from ..plugins import REWARDS, load_object
 from ..recipes import is_repository_name, load_recipe
 from ..rewards.verifiable import Verifiable
+from ..runs.evaluation import LLMConfig
 from ..runs.layout import as_turns, sft_text
 from ..runs.names import SAME_LABELS
-from ..runs.settings import LLMConfig
 from .data import Reading, Source, look_at_data, read_as
 from .memory import BFLOAT16, FLOAT32, GIB, ppo_memory, token_memory, training_memory
 from .model import ModelFacts, look_at_model, look_at_reward_model

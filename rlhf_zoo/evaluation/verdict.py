@@ -22,7 +22,8 @@ healthy: the judge's gain is above 0, and nothing is present or all of it is exp
 A judge is unfit that is the training reward itself, unless that says whether an answer is right; that orders labeled
 pairs, or pairs of the policies' own outputs, no better than `LEAST_ACCURACY` (0.6) by its lower bound; or that another
 finding makes unfit. A fit judge cannot acquit where one constant text beats SFT by it, or where it is not independent:
-it learned from the reward's labels, or errs where the reward errs. What is not known (None) is said, and condemns none.
+it learned from the reward's labels, or errs where the reward errs, by the rule in `judge_check`. What is not known
+(None) is said, and condemns none.
 
 The candidate has the lowest KL among the checkpoints that the judge rates within one standard error of the best (the
 one-standard-error rule of Breiman et al. 1984, §3.4.3, the error being that of the paired difference). Left out are
@@ -97,11 +98,11 @@ class Standing:
         """A sentence; None where it may acquit."""
         if self.why_unfit:
             return self.why_unfit
-        if self.winnable:
-            return "One constant text beats SFT by this judge, so that it cannot acquit."
+        why = ["one constant text beats SFT by this judge"] if self.winnable else []
         if self.independent is False and not self.verifiable:
-            return "The judge is not independent of the training reward, so that it cannot acquit."
-        return None
+            why.append("the judge is not independent of the training reward")
+        said = " and ".join(why)
+        return f"{said[0].upper()}{said[1:]}, so that it cannot acquit." if why else None
 
     @property
     def unknown(self) -> str:

@@ -2,6 +2,7 @@
 
 classifier           learned from labeled texts that no other stage sees (scikit-learn)
 reward:MODEL         a second reward model, a folder or NAMESPACE/NAME[@REVISION]
+unlabeled:module:function  a function (texts) -> judge, which learns from the classifier's texts without their labels
 same-labels          a reward model that learned from pairs kept from PPO's, of a recipe's run
 rule:REWARD          a reward function or a verifier, by the name that reward_funcs takes
 pairs:module:function a function (prompts, shown first, shown second) -> 1, 1/2 or 0, asked in both orders
@@ -15,7 +16,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,24 +29,25 @@ from .. import processes
 from ..chat import answer, completion_text, whole, words
 from ..devices import on_device
 from ..errors import ZooError
-from ..evaluation.judge_check import JudgeCheck, check_judge
+from ..evaluation.judge_check import JudgeCheck, PairCheck, check_pairs, settled
 from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
 from ..evaluation.llm_judge import LLMJudge
-from ..evaluation.pairwise import FunctionPairJudge, PairJudge
+from ..evaluation.pairwise import FunctionPairJudge, PairJudge, load_function
 from ..hub.connect import CLIENT, Hub
 from ..hub.refs import ask, resolve
 from ..models import labels_in
-from ..plugins import REWARDS, load_object
+from ..plugins import REWARDS, load_object, run_judge
 from ..record import StageRecord, read_json
 from ..rewards import RewardModel
 from ..rewards.functions import Batch, FunctionCall, RewardFunction, numbers
 from ..rewards.verifiable import Verifiable
+from ..runs.evaluation import LLMConfig
 from ..runs.names import SAME_LABELS, check_judge_name, kind_of
-from ..runs.settings import LLMConfig
 
 log = logging.getLogger(__name__)
 
 __all__ = [
+    "JUDGES_OF_LABELS",
     "Panel",
     "RewardJudge",
     "RuleJudge",
@@ -56,6 +59,7 @@ __all__ = [
     "needing_labels",
     "open_panel",
     "scores",
+    "settled_pairs",
 ]
 
 #: Labelled pairs that a judge is checked on; each is paid for where a language model judges.
@@ -66,6 +70,8 @@ OF_SAME_LABELS = (
     "A reward model trained as PPO's was, on pairs of the same labels whose prompts that one did not see: it shares "
     "what these labels get wrong."
 )
+#: What judges are called that learn from labels, by the names that recipes take.
+JUDGES_OF_LABELS = {"classifier": ClassifierJudge.name, SAME_LABELS: "same labels"}
 Labeled = Callable[[], Iterable[Mapping[str, Any]]]
 
 
@@ -179,33 +185,61 @@ def cheapest_first(judges: Sequence[Judge]) -> list[Judge]:
     return sorted(judges, key=lambda judge: isinstance(judge, LLMJudge))
 
 
-def checked(panel: Panel, pairs: Dataset, *, seed: int, reward: RewardModel | None = None) -> dict[str, JudgeCheck]:
-    """What each scoring judge makes of pairs that were labeled elsewhere, by its name.
+def checked(
+    panel: Panel,
+    labeled: Dataset | None,
+    *,
+    own: Dataset | None = None,
+    seed: int,
+    reward: RewardModel | None = None,
+    same_labels: Collection[str] = (),
+) -> dict[str, JudgeCheck]:
+    """What each scoring judge makes of pairs that were put in order elsewhere, by its name.
 
-    pairs: prompt, chosen, rejected, texts or conversations, and other columns for rules. reward: the training reward's
-    model, whose errors are held beside the judges'.
+    labeled, own (pairs of the policies' own outputs): prompt, chosen, rejected, texts or conversations, and other
+    columns for rules; None where there are none. reward: the training reward's model, whose errors are held beside the
+    judges'. same_labels: the judges that learned from the labels of that model.
     """
-    found = {}
     paid = None if reward is None else RewardJudge("reward", reward)
-    for judge in cheapest_first(panel.scoring):
-        most = CHECKED_BY_LLM if isinstance(judge, LLMJudge) else CHECKED
-        columns = pairs.select(range(min(most, len(pairs)))).to_dict()
-        prompts = columns.pop("prompt")
-        sides = [[completion_text(one) for one in columns.pop(side)] for side in ("chosen", "rejected")]
-        good, bad = (scores(judge, prompts, side, columns) for side in sides)
-        margins = None
-        if paid is not None:
-            above, below = (scores(paid, prompts, side, columns) for side in sides)
-            margins = np.subtract(above, below)
-        found[judge.name] = check_judge(
-            good,
-            bad,
-            [words(prompt) for prompt in prompts],
-            probabilities=isinstance(judge, ClassifierJudge),
-            seed=seed,
-            reward_margins=margins,
+    return {
+        judge.name: JudgeCheck(
+            *(None if pairs is None else _on_pairs(judge, pairs, paid, seed) for pairs in (labeled, own)),
+            same_labels=judge.name in same_labels,
         )
-    return found
+        for judge in cheapest_first(panel.scoring)
+    }
+
+
+def _on_pairs(judge: Judge, pairs: Dataset, paid: Judge | None, seed: int) -> PairCheck:
+    most = CHECKED_BY_LLM if isinstance(judge, LLMJudge) else CHECKED
+    columns = pairs.select(range(min(most, len(pairs)))).to_dict()
+    prompts = columns.pop("prompt")
+    sides = [[completion_text(one) for one in columns.pop(side)] for side in ("chosen", "rejected")]
+    good, bad = (scores(judge, prompts, side, columns) for side in sides)
+    margins = None
+    if paid is not None:
+        above, below = (scores(paid, prompts, side, columns) for side in sides)
+        margins = np.subtract(above, below)
+    return check_pairs(
+        good,
+        bad,
+        [words(prompt) for prompt in prompts],
+        probabilities=isinstance(judge, ClassifierJudge),
+        seed=seed,
+        reward_margins=margins,
+    )
+
+
+def settled_pairs(pairs: Dataset, prefer: Callable[[str, str, random.Random], int], *, seed: int) -> Dataset | None:
+    """The pairs in the order that a noisy preference means, without those near a toss-up; None where none is left."""
+    rows = pairs.to_list()
+    sides = [[words(row["prompt"]) + completion_text(row[side]) for row in rows] for side in ("chosen", "rejected")]
+    kept = []
+    for row, better in zip(rows, settled(list(zip(*sides, strict=True)), prefer, seed=seed), strict=True):
+        if better is not None:
+            turned = {"chosen": row["rejected"], "rejected": row["chosen"]} if better else {}
+            kept.append({**row, **turned})
+    return Dataset.from_list(kept) if kept else None
 
 
 def check_names(
@@ -223,6 +257,10 @@ def check_names(
         if kind == "classifier" and labeled is not None:
             with needing_labels():
                 ClassifierJudge.check(labeled(), seed=seed)
+        elif kind == "unlabeled":
+            load_function(argument)
+            if labeled is not None:
+                labeled()
         elif kind == "reward":
             _check_reward_model(argument, hub)
         elif kind == "rule":
@@ -275,6 +313,8 @@ def open_panel(
         kind, argument = kind_of(name)
         if kind == "classifier":
             scoring.append(ClassifierJudge.train(labeled(), seed=seed))
+        elif kind == "unlabeled":
+            scoring.append(_unlabeled(argument, labeled()))
         elif kind == "reward":
             scoring.append(RewardJudge(name, _reward(argument, use_cpu=use_cpu, hub=hub)))
         elif kind == SAME_LABELS:
@@ -283,7 +323,7 @@ def open_panel(
                     f"The judge {SAME_LABELS} is one of a recipe's run: name another, such as reward:RUN/judge/reward."
                 )
             own = _reward(str(same_labels), use_cpu=use_cpu, hub=hub)
-            scoring.append(RewardJudge("same labels", own, description=OF_SAME_LABELS))
+            scoring.append(RewardJudge(JUDGES_OF_LABELS[SAME_LABELS], own, description=OF_SAME_LABELS))
         elif kind == "rule":
             scoring.append(RuleJudge(argument))
         elif kind == "llm":
@@ -380,6 +420,17 @@ def _reward(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
     model = on_device(load_classifier(path), use_cpu=use_cpu)
     tokenizer = load_tokenizer(path, name=f"The judge reward:{name}")
     return RewardModel(model, tokenizer, tokenizer)
+
+
+def _unlabeled(target: str, rows: Iterable[Mapping[str, Any]]) -> Judge:
+    """The judge that a function makes of texts whose labels it is not shown."""
+    judge = run_judge(target, load_function(target), [str(row["text"]) for row in rows])
+    if not isinstance(judge, Judge):
+        raise ZooError(
+            f"{target!r} made a {type(judge).__name__}, which is no judge: it needs name, description and "
+            "(prompts, completions) -> numbers."
+        )
+    return judge
 
 
 def _llm(model: str, config: LLMConfig, cache: Path | None) -> LLMJudge:

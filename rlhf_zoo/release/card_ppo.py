@@ -68,7 +68,7 @@ def _words(facts: Facts) -> dict[str, Any]:
         "adaptive": penalty_varies(facts),
         "answers": list(answer_rows(facts.evaluation.get("judges") or {})),
         "others": _other_judges(facts),
-        "judge_notes": notes_on_judge(facts.evaluation.get("judge") or {}),
+        "judge_notes": notes_on_judge(_main_judge(facts)),
         "parts": reward_parts(facts),
         "picks": picks(facts, "ppo"),
         "rewarded": _rewarded(facts),
@@ -110,6 +110,12 @@ def _learned(facts: Facts) -> str:
     words = {"worst": "lowest of the scores", "mean": "mean of the scores", "mean_minus_variance": "mean less variance"}
     less = f" (λ = {markdown.number(penalty)})" if how == "mean_minus_variance" else ""
     return f"the {words.get(how, 'one score')} of {models} reward models{less}"
+
+
+def _main_judge(facts: Facts) -> dict[str, Any]:
+    """The headline's, with what is measured of every judge."""
+    judge = facts.evaluation.get("judge") or {}
+    return {**((facts.evaluation.get("judges") or {}).get(judge.get("name")) or {}), **judge}
 
 
 def _other_judges(facts: Facts) -> dict[str, dict[str, Any]]:

@@ -32,6 +32,15 @@ FIGURES = {
 }
 
 
+SAME_LABELS = (
+    "**Same labels:** it learned from the labels that the reward model learned from. What they get wrong, both get "
+    "wrong, so it acquits nobody."
+)
+INDEPENDENT = {
+    True: "It errs no more where the reward model errs: by what was measured it is independent of it.",
+    False: "**It is not independent of the reward model: it errs where that errs, so it acquits nobody.**",
+    None: "Whether it is independent of the reward model, these pairs do not tell.",
+}
 #: What is to be known of a judge that checks answers, whether or not PPO was paid by it.
 CHECKS_ANSWERS = (
     "It says whether an answer is right, so it may judge what it rewards: read it strictly and leniently, as a policy "
@@ -116,15 +125,12 @@ def judge_notes(found: Mapping[str, Any]) -> Raw:
     notes = []
     if found.get("checks_answers"):
         notes.append(CHECKS_ANSWERS)
+        notes += _readings(found.get("answers"))
     elif found.get("is_training_reward"):
         notes.append(
             "**This is the policy's own reward: it says that training worked, not that the policy got better.**"
         )
-    check = found.get("check")
-    if check:
-        accuracy = f"{estimate(check['accuracy'])} of {check['accuracy']['n']} labeled pairs"
-        notes.append(f"**{escape(check['unfit'])}**" if check.get("unfit") else f"It prefers the better of {accuracy}.")
-        notes += _errors_beside_the_reward(check.get("with_reward"))
+    notes += _checked(found.get("check") or {})
     if steady := found.get("split_half"):
         notes.append(f"Its scores of two halves of the samples have a rank correlation of {estimate(steady)}.")
     orders = found.get("orders")
@@ -136,6 +142,38 @@ def judge_notes(found: Mapping[str, Any]) -> Raw:
     if finite(cost) and cost is not None:
         notes.append(f"Cost: {cost:.4g}.")
     return Raw("".join(f" {one}" for one in notes))
+
+
+def _readings(answers: Mapping[str, Any] | None) -> list[str]:
+    """What a gain is worth by each reading of an answer: a sentence, or none; and whether it is one of form."""
+    if not answers or not {"strict", "lenient"} <= answers.keys():
+        return []
+    strict, lenient = (answers[reading]["difference"] for reading in ("strict", "lenient"))
+    said = f"Read strictly the policy gains {estimate(strict)}, and leniently {estimate(lenient)}."
+    form = strict["ci95"][0] > 0 and lenient["ci95"][0] <= 0
+    return [said, "**Only the strict reading sees a gain: it is one of form.**"] if form else [said]
+
+
+def _checked(check: Mapping[str, Any]) -> list[str]:
+    """What is found of a judge on ordered pairs: sentences."""
+    notes = []
+    if check.get("unfit"):
+        notes.append(f"**{escape(check['unfit'])}**")
+    elif accuracy := check.get("accuracy"):
+        notes.append(f"It prefers the better of {estimate(accuracy)} of {accuracy['n']} labeled pairs.")
+    notes += _errors_beside_the_reward(check.get("with_reward"))
+    if own := check.get("own"):
+        accuracy = own["accuracy"]
+        notes.append(
+            f"Of {accuracy['n']} pairs of the policies' own outputs, which others put in order, it prefers the better "
+            f"of {estimate(accuracy)}."
+        )
+        notes += _errors_beside_the_reward(own.get("with_reward"))
+    if check.get("same_labels"):
+        notes.append(SAME_LABELS)
+    elif "independent" in check and any((one or {}).get("with_reward") for one in (check, own)):
+        notes.append(INDEPENDENT[check["independent"]])
+    return notes
 
 
 def _errors_beside_the_reward(shared: Mapping[str, Any] | None) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -21,9 +21,11 @@ from ..hub.refusals import refusals_as
 from ..json_values import hub_id
 from ..model_files import load_tokenizer
 from ..plugins import load_object
+from ..recipes import Recipe
 from ..record import fingerprint, now, write_text
 from .columns import above
 from .context import RunContext, versions
+from .evaluation import OwnPairsArguments
 from .layout import Form, fitting, hold_out, in_form, parts_of, without_prompts
 from .settings import RecipeConfig, StageSettings
 from .sources import DataSource, digest, find_data
@@ -42,6 +44,8 @@ __all__ = [
     "forget_lost_data",
     "labeled_rows",
     "learned_rows",
+    "own_pairs",
+    "own_pairs_at",
     "parts",
     "pending_data",
     "send_data",
@@ -190,6 +194,26 @@ def labeled_rows(context: RunContext) -> datasets.Dataset:
     else:
         source = find_data(data.dataset_name, data.dataset_revision, context.hub)
     return shaped(context, source, data, data.dataset_train_split, form="labeled")
+
+
+def own_pairs(context: RunContext) -> tuple[datasets.Dataset, DataSource] | None:
+    """Pairs of the policies' own outputs that somebody put in order, and where they are; None where none are named."""
+    data = own_pairs_at(context.recipe, context.shared)
+    if data is None:
+        return None
+    if data.dataset_name is None:
+        source = data_source(context)
+    else:
+        source = find_data(data.dataset_name, data.dataset_revision, context.hub)
+    return shaped(context, source, data, data.dataset_train_split, form="pairs"), source
+
+
+def own_pairs_at(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | None:
+    """The keys of `evaluation.own_pairs`, a file or folder beside recipe.yaml by its path."""
+    data = shared.evaluation.own_pairs_data
+    if data is None or data.dataset_name is None or not (beside := recipe.folder / data.dataset_name).exists():
+        return data
+    return replace(data, dataset_name=str(beside))
 
 
 def to_train(context: RunContext) -> dict[str, StageSettings]:

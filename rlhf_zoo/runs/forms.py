@@ -12,13 +12,14 @@ from ..chat import Chat
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.refusals import reason
+from ..recipes import Recipe
 from .columns import value_of
-from .data import FORMS, evaluated_split, text_field
+from .data import FORMS, evaluated_split, own_pairs_at, text_field
 from .layout import Form, conversational, in_form
 from .settings import RecipeConfig, StageSettings
 from .sources import NoSuchPart, find_data
 
-__all__ = ["check_forms", "check_labeled"]
+__all__ = ["check_forms", "check_labeled", "check_own_pairs"]
 
 
 def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = CLIENT) -> dict[str, str]:
@@ -50,6 +51,14 @@ def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
     """The same of the texts and labels that the judge `classifier` learns from."""
     look, data = _Look(shared, hub), shared.evaluation.labeled_data
     look.first_row(data, data.dataset_train_split, "labeled", of="the judge classifier")
+    return look.unseen
+
+
+def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
+    """The same of the pairs of `evaluation.own_pairs`, where it names any."""
+    look, data = _Look(shared, hub), own_pairs_at(recipe, shared)
+    if data is not None:
+        look.first_row(data, data.dataset_train_split, "pairs", of="evaluation.own_pairs")
     return look.unseen
 
 
@@ -86,7 +95,7 @@ class _Look:
         except NoSuchPart as error:
             raise NoSuchPart(f"{str(error).removesuffix('.')} of {of}.") from error
         except ZooError as error:
-            if Path(name).is_dir():
+            if Path(name).exists():
                 raise
             self.unseen[name] = source.unanswered or reason(error.__cause__ or error)
             return None

@@ -9,8 +9,9 @@ from ..plugins import REWARDS, load_object
 from ..record import first_difference
 from ..rewards.verifiable import Verifiable
 from .context import RunContext
+from .evaluation import EvaluationConfig
 from .names import SAME_LABELS
-from .settings import EvaluationConfig, StageSettings
+from .settings import StageSettings
 
 #: What a stage's resolved settings hold beside its own keys.
 OF_OTHERS = ("recipe", "ppo", "data", "parents")
@@ -36,16 +37,17 @@ def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig
     return replace(config, judge="classifier")
 
 
-def of_same_labels(context: RunContext) -> bool:
-    """Whether the headline's judge learned from the labels that the run's reward model learned from.
+def of_same_labels(context: RunContext, name: str) -> bool:
+    """Whether a judge learned from the labels that the run's reward model learned from.
 
-    Other texts of the same data set do not make it another judge: what these labels get wrong, both get wrong.
+    Other texts of the same data set do not make it another judge: what these labels get wrong, both get wrong. name:
+    the recipe's.
     """
-    config = evaluation_of(context)
-    if config.names[0] != "classifier" or "reward" not in context.recipe.stages:
-        return config.names[0] == SAME_LABELS
+    if name != "classifier" or "reward" not in context.recipe.stages:
+        return name == SAME_LABELS
     pairs = context.settings("reward").data
-    return pairs.simulated_pairs is None and pairs.dataset_name == config.labeled_data.dataset_name
+    labeled = evaluation_of(context).labeled_data
+    return pairs.simulated_pairs is None and pairs.dataset_name == labeled.dataset_name
 
 
 def judge_run(context: RunContext) -> RunContext:

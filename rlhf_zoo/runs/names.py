@@ -12,7 +12,7 @@ from ..plugins import JUDGES, REWARDS, check_word, did_you_mean, registered
 __all__ = ["SAME_LABELS", "check_judge_name", "kind_of"]
 
 SAME_LABELS = "same-labels"
-KINDS = ("reward", "rule", "llm", "pairs", "votes")
+KINDS = ("reward", "rule", "llm", "pairs", "votes", "unlabeled")
 
 
 def kind_of(name: str) -> tuple[str, str]:

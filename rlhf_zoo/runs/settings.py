@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ..chat import Chat
 from ..errors import ZooError
-from ..limits import check_limits
-from ..model_code import FLAG
 from ..plugins import did_you_mean
 from ..recipes import Recipe
 from ..stage import STAGES
 from .choice import ReleaseArguments, check_rule
 from .declared import RUN_KEYS, declared_keys, refused_keys
+from .evaluation import EvaluationConfig
 from .layout import DataArguments
 from .loading import check_model
 from .shares import share_of_batch
-from .values import check_plain, coerce, shown
+from .values import checked_keys, type_hints
 
 __all__ = [
-    "EvaluationConfig",
-    "LLMConfig",
     "PPOArguments",
     "RecipeConfig",
     "RewardArguments",
@@ -40,81 +35,6 @@ __all__ = [
     "stage_keys",
     "stage_settings",
 ]
-
-
-@dataclass(frozen=True)
-class LLMConfig:
-    """How a judge llm:MODEL is asked; the keys under `evaluation.llm`, which `evaluation.llm_judge.LLMJudge` explains.
-
-    price: of a million prompt and a million completion tokens. None takes the judge's own setting.
-    """
-
-    criterion: str | None = None
-    price: list[float] | None = None
-    budget: float | None = None
-    concurrency: int | None = None
-    attempts: int | None = None
-    timeout: float | None = None
-    max_tokens: int | None = None
-    parameters: dict[str, Any] | None = None
-
-    def __post_init__(self) -> None:
-        if self.price is not None and len(self.price) != 2:
-            raise ZooError(
-                f"price of an LLM judge is {self.price}: give two numbers, of a million prompt tokens and of a million "
-                "completion tokens."
-            )
-
-
-@dataclass(frozen=True)
-class LabeledArguments:
-    """Where the texts and labels are that the judge `classifier` learns from; the keys under `evaluation.labeled`."""
-
-    dataset_name: str | None = None
-    dataset_revision: str | None = None
-    dataset_config: str | None = "judge"
-    dataset_train_split: str = "train"
-    columns: dict[str, str] = field(default_factory=dict)
-    keep_above: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class EvaluationConfig:
-    """How the eval stage compares PPO with SFT; the keys under `evaluation:` in recipe.yaml.
-
-    judge scores for the headline, and judges beside it; `evaluator.judges` says what their names may be, and
-    `runs.judge` which one judges where none is named. Prompts are those of PPO's data set, of the split
-    dataset_test_split: None is "test", or what PPO's held_out_share holds out.
-    """
-
-    prompts: int = 200
-    samples: int = 3
-    judge: str | None = None
-    judge_name: str | None = None
-    judge_description: str = ""
-    lexicon: str | None = None
-    checkpoint_prompts: int = 100
-    checkpoint_samples: int = 2
-    judges: list[str] = field(default_factory=list)
-    llm: dict[str, Any] = field(default_factory=dict)
-    dataset_test_split: str | None = None
-    labeled: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def labeled_data(self) -> LabeledArguments:
-        """Raises ZooError for a key of `labeled` that is unknown or mistyped."""
-        given = checked_keys(self.labeled, _hints(LabeledArguments), "evaluation.labeled", of="labeled texts")
-        return LabeledArguments(**given)
-
-    @property
-    def names(self) -> list[str]:
-        """Every judge, the headline's first."""
-        return [self.judge or "classifier", *self.judges]
-
-    @property
-    def asked_llm(self) -> LLMConfig:
-        """Raises ZooError for a key of `llm` that is unknown or mistyped."""
-        return llm_config(self.llm, "evaluation.llm")
 
 
 @dataclass(frozen=True)
@@ -255,17 +175,11 @@ def _dataclasses(stage: str) -> tuple[Any, ...]:
     return known.load("arguments"), known.load("trainer"), ModelConfig, ReleaseArguments
 
 
-@functools.cache
-def _hints(kind: type) -> Mapping[str, Any]:
-    resolved = typing.get_type_hints(kind)
-    return {f.name: resolved[f.name] for f in dataclasses.fields(kind) if f.init}
-
-
 def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
     """Every key that a stage takes: name -> (type, default, help)."""
     keys, left_out = {}, refused_keys(stage).union(RUN_KEYS)
     for kind in _dataclasses(stage):
-        hints = _hints(kind)
+        hints = type_hints(kind)
         for entry in dataclasses.fields(kind):
             if entry.init and entry.name not in left_out:
                 default = entry.default if entry.default is not dataclasses.MISSING else None
@@ -290,7 +204,7 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     shared = {name: value for name, value in checked.items() if name in hints}
     nested = {name.removeprefix("evaluation."): value for name, value in checked.items() if name in nested_hints}
     found = EvaluationConfig(**nested)
-    _ = found.asked_llm, found.labeled_data  # a mistake in their keys is told here
+    _ = found.asked_llm, found.labeled_data, found.own_pairs_data  # a mistake in their keys is told here
     return RecipeConfig(**shared, evaluation=found)
 
 
@@ -306,13 +220,8 @@ def recipe_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 def _recipe_hints() -> tuple[dict[str, Any], dict[str, Any]]:
     """The types of recipe.yaml's keys, and of those under `evaluation`."""
-    hints = {name: hint for name, hint in _hints(RecipeConfig).items() if name != "evaluation"}
-    return hints, {f"evaluation.{name}": hint for name, hint in _hints(EvaluationConfig).items()}
-
-
-def llm_config(given: Mapping[str, Any], where: str) -> LLMConfig:
-    """The typed settings of LLM judges. Raises ZooError for a key that is unknown or mistyped."""
-    return LLMConfig(**checked_keys(given, _hints(LLMConfig), where, of="an LLM judge"))
+    hints = {name: hint for name, hint in type_hints(RecipeConfig).items() if name != "evaluation"}
+    return hints, {f"evaluation.{name}": hint for name, hint in type_hints(EvaluationConfig).items()}
 
 
 def _elsewhere(name: str, known: Mapping[str, Any]) -> str:
@@ -360,7 +269,7 @@ def stage_settings(
     given |= share_of_batch({name: default for name, (_, default, _) in keys.items()} | given, stage)
     try:
         data, trainer, model, release = (
-            kind(**{name: value for name, value in given.items() if name in _hints(kind)})
+            kind(**{name: value for name, value in given.items() if name in type_hints(kind)})
             for kind in _dataclasses(stage)
         )
     except (ValueError, TypeError, ImportError) as error:
@@ -416,54 +325,6 @@ def _check_trainer(trainer: Any, stage: str) -> None:
         raise ZooError(f"report_to of the stage {stage} does not work: {str(error).strip().splitlines()[0]}") from error
 
 
-def checked_keys(
-    values: Mapping[str, Any],
-    hints: Mapping[str, Any],
-    where: str,
-    *,
-    of: str = "recipe.yaml",
-    refused: Collection[str] = (),
-    flag: str | None = None,
-) -> dict[str, Any]:
-    """`values` as `hints` want them. Raises ZooError at the first that is not so.
-
-    where: what holds them; of: whose keys they are; refused: keys that are known and not supported. A hint that is None
-    is of a key whose value is not looked at. flag: what a flag's name begins with, None for a file.
-    """
-    typed = {}
-    for key, value in values.items():
-        name = key if isinstance(key, str) else shown(key)
-        said = f"{flag}{name} is" if flag else f"{where} says {name}, which is"
-        if name == "env":
-            raise ZooError(f"{said} refused, as it could redirect the Hub: set environment variables in the shell.")
-        if name in RUN_KEYS:
-            raise ZooError(
-                f"{said} settled by the run: leave it out; the commands take --output_dir, --push_to_hub, --namespace "
-                "and --hub."
-            )
-        if name == "trust_remote_code":
-            raise ZooError(
-                f"{said} not for a recipe to say, which may be a stranger's: give {FLAG} to the command itself, with "
-                "no stage before it."
-            )
-        if name in refused:
-            raise ZooError(f"{said} not supported by {of}: leave it out.")
-        if name not in hints:
-            near = did_you_mean(name, hints)
-            stage = of.rpartition(" ")[2].removesuffix(".yaml")
-            raise ZooError(f"{said} no key of {of}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
-        written = f"{flag}{name}" if flag else f"{name} in {where}"
-        if hints[name] is None:
-            continue
-        try:
-            check_plain(value)
-            typed[name] = coerce(value, hints[name])
-        except ValueError as error:
-            raise ZooError(f"{written} is {shown(value)}, and it takes {error}.") from error
-        check_limits(name.rpartition(".")[2], typed[name], shown=written)
-    return typed
-
-
 def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
     """`--key value`, `--key=value` and bare `--key` (true), by stage: '' for a key without 'STAGE.' before it.
 
@@ -492,7 +353,7 @@ def recipe_keys() -> dict[str, tuple[Any, Any, str]]:
     """Every key that recipe.yaml takes, those under `evaluation:` as evaluation.KEY: name -> (type, default, help)."""
     keys: dict[str, tuple[Any, Any, str]] = {}
     for kind, before in ((RecipeConfig, ""), (EvaluationConfig, "evaluation.")):
-        hints = _hints(kind)
+        hints = type_hints(kind)
         for entry in dataclasses.fields(kind):
             if entry.name != "evaluation":
                 default = entry.default if entry.default is not dataclasses.MISSING else None

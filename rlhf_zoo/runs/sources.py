@@ -1,4 +1,4 @@
-"""Data sets as stages load them: a folder, or a repository of the Hub that has it, at a commit."""
+"""Data sets as stages load them: a folder, a file of JSON lines, or a repository of a Hub at a commit."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class NoSuchPart(ZooError):
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where the stages load from: a Hub id at a commit, or a folder.
+    """Where the stages load from: a Hub id at a commit, a folder, or a file of JSON lines, which is any split.
 
     unanswered: why no Hub answered, where the cache has to do.
     """
@@ -62,17 +62,21 @@ class DataSource:
         with self._loading(configuration, split, keys) as (what, options), records_at_rest():
             if (cache := _cache_of(self.location)) is not None:
                 options["cache_dir"] = cache
-            loaded = datasets.load_dataset(self.location, configuration, split=split, revision=self.revision, **options)
+            loaded = datasets.load_dataset(**self._called(configuration, split), **options)
         need_columns(loaded, columns, of=f"{what},")
         return loaded
 
     def first_row(self, configuration: str | None, split: str) -> dict[str, Any] | None:
         """None of an empty split; the rest is not fetched. Raises ZooError, and NoSuchPart, as `load` does."""
         with self._loading(configuration, split) as (_, options):
-            rows = datasets.load_dataset(
-                self.location, configuration, split=split, revision=self.revision, streaming=True, **options
-            )
+            rows = datasets.load_dataset(**self._called(configuration, split), streaming=True, **options)
             return next(iter(rows), None)
+
+    def _called(self, configuration: str | None, split: str) -> dict[str, Any]:
+        """What the loader is called with."""
+        if Path(self.location).is_file():
+            return {"path": "json", "data_files": {split: self.location}, "split": split}
+        return {"path": self.location, "name": configuration, "split": split, "revision": self.revision}
 
     @contextlib.contextmanager
     def _loading(
@@ -124,8 +128,8 @@ def reading_from(hub: Hub) -> Iterator[dict[str, Any]]:
 
 
 def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str, Any] | None = None) -> DataSource:
-    """The data set `name`: a folder, or a repository of `hub`, else of its source. Its lineage has repo, commit and,
-    where it is one, the benchmark that it is registered as.
+    """The data set `name`: a folder or file, or a repository of `hub`, else of its source. Its lineage has repo, commit
+    and, where it is one, the benchmark that it is registered as.
 
     before: the lineage that the run wrote when it began, whose commit stands. Where a Hub does not answer, the data set
     may lie in the cache all the same, and what the recipe says stands. Raises ZooError where no Hub has it.
@@ -136,8 +140,8 @@ def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str,
         lineage = before
         if hub.source is not None and lineage.get("hub") == hub.source.label:
             at = hub.source
-    elif Path(name).is_dir():
-        # A folder has no name that others know, but its files can be told from others.
+    elif Path(name).exists():
+        # What lies here has no name that others know, but its files can be told from others.
         lineage = {"repo": None, "commit": None, "folder": Path(name).resolve().name, "files": digest(Path(name))}
     else:
         at, lineage, unanswered = _looked_up(name, revision, hub)
@@ -197,9 +201,10 @@ def _cache_of(location: str) -> str | None:
 
 
 def digest(folder: Path, ending: str = "") -> str:
-    """sha256 over the names and bytes of the files in a folder that end so."""
+    """sha256 over the names and bytes of the files in a folder that end so; of a file, over its bytes."""
     content = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob(f"*{ending}") if path.is_file()):
+    every = [folder] if folder.is_file() else folder.rglob(f"*{ending}")
+    for path in sorted(path for path in every if path.is_file()):
         content.update(str(path.relative_to(folder)).encode())
         with path.open("rb") as file:
             while part := file.read(1 << 20):

@@ -1,21 +1,26 @@
-"""A value of a recipe or a flag, as the type of its key wants it; and what no value may be."""
+"""The values of a recipe or of flags, as the types of their keys want them; and what no value may be."""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import json
 import math
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..errors import ZooError
+from ..limits import check_limits
+from ..model_code import FLAG
 from ..plain_yaml import BadYAML, load_yaml
+from ..plugins import did_you_mean
+from .declared import RUN_KEYS
 
-__all__ = ["check_plain", "coerce", "json_object", "shown"]
+__all__ = ["check_plain", "checked_keys", "coerce", "json_object", "shown", "type_hints"]
 
 MAX_DEPTH = 64
 MAX_SHOWN = 200
@@ -195,3 +200,58 @@ def shown(value: Any) -> str:
     except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
         return "too large to show"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
+
+
+@functools.cache
+def type_hints(kind: type) -> Mapping[str, Any]:
+    """The type of each field that a dataclass is made with."""
+    resolved = typing.get_type_hints(kind)
+    return {f.name: resolved[f.name] for f in dataclasses.fields(kind) if f.init}
+
+
+def checked_keys(
+    values: Mapping[str, Any],
+    hints: Mapping[str, Any],
+    where: str,
+    *,
+    of: str = "recipe.yaml",
+    refused: Collection[str] = (),
+    flag: str | None = None,
+) -> dict[str, Any]:
+    """`values` as `hints` want them. Raises ZooError at the first that is not so.
+
+    where: what holds them; of: whose keys they are; refused: keys that are known and not supported. A hint that is None
+    is of a key whose value is not looked at. flag: what a flag's name begins with, None for a file.
+    """
+    typed = {}
+    for key, value in values.items():
+        name = key if isinstance(key, str) else shown(key)
+        said = f"{flag}{name} is" if flag else f"{where} says {name}, which is"
+        if name == "env":
+            raise ZooError(f"{said} refused, as it could redirect the Hub: set environment variables in the shell.")
+        if name in RUN_KEYS:
+            raise ZooError(
+                f"{said} settled by the run: leave it out; the commands take --output_dir, --push_to_hub, --namespace "
+                "and --hub."
+            )
+        if name == "trust_remote_code":
+            raise ZooError(
+                f"{said} not for a recipe to say, which may be a stranger's: give {FLAG} to the command itself, with "
+                "no stage before it."
+            )
+        if name in refused:
+            raise ZooError(f"{said} not supported by {of}: leave it out.")
+        if name not in hints:
+            near = did_you_mean(name, hints)
+            stage = of.rpartition(" ")[2].removesuffix(".yaml")
+            raise ZooError(f"{said} no key of {of}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
+        written = f"{flag}{name}" if flag else f"{name} in {where}"
+        if hints[name] is None:
+            continue
+        try:
+            check_plain(value)
+            typed[name] = coerce(value, hints[name])
+        except ValueError as error:
+            raise ZooError(f"{written} is {shown(value)}, and it takes {error}.") from error
+        check_limits(name.rpartition(".")[2], typed[name], shown=written)
+    return typed

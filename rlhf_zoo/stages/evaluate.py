@@ -17,20 +17,21 @@ from ..errors import ZooError
 from ..evaluation.judge_check import JudgeCheck
 from ..evaluation.verdict import Standing
 from ..evaluator.head_to_head import HeadToHead, head_to_head
-from ..evaluator.judges import check_names, checked, checks_answers
+from ..evaluator.judges import JUDGES_OF_LABELS, check_names, checked, checks_answers, settled_pairs
 from ..evaluator.measure import Evaluator, make_evaluator, training_rewards
 from ..evaluator.trajectory import Trajectory, follow
 from ..evaluator.trivial import score_trivial
 from ..hub.publish import NOTHING, checkpoint_files, published_tags, tag_name
 from ..hub.weights import Origin
 from ..models import load_causal
+from ..plugins import load_object
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from ..run_lock import sole_writer
 from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
-from ..runs.data import HELD_OUT, DataSource, evaluated_part, evaluation_rows, labeled_rows, stage_source
+from ..runs.data import HELD_OUT, DataSource, evaluated_part, evaluation_rows, labeled_rows, own_pairs, stage_source
+from ..runs.evaluation import EvaluationConfig
 from ..runs.judge import as_trained, check_same_labels, evaluation_of, judge_run, of_same_labels
 from ..runs.names import SAME_LABELS
-from ..runs.settings import EvaluationConfig
 from ..votes.judge import votes_on
 from . import reward
 from .interrupt import Stopped
@@ -58,6 +59,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     context = as_trained(context, "ppo")
     shared, config = context.shared, evaluation_of(context)
     check_judges(context)
+    own = own_pairs(context)
     source = stage_source(context, "ppo")
     checkpoints = {stage: context.checkpoint(stage) for stage in ("sft", "ppo")}
     resolved = {
@@ -65,6 +67,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         "seed": shared.seed,
         "data": source.lineage["fingerprint"],
         "parents": {stage: found.lineage["fingerprint"] for stage, found in checkpoints.items()},
+        **({} if own is None else {"own_pairs": {name: own[1].lineage.get(name) for name in ("commit", "files")}}),
     }
     before, undecided = record.read(), (context.record("ppo").read().get("chosen") or {}).get("open")
     done = before.get("status") == "finished" and before.get("fingerprint") == fingerprint(resolved)
@@ -75,10 +78,10 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         if SAME_LABELS in config.names:
             _train_judge(context)
         tools = make_evaluator(context, checkpoints["sft"].path)
-        checks = _checked_judges(context, tools)
-        headline = checks.get(tools.judge.name)
+        checks = _checked_judges(context, tools, None if own is None else own[0])
+        headline = checks[tools.judge.name]
         paid = training_rewards(context, tools)
-        followed = follow(context, source, tools, standing=_standing(context, tools, paid, headline))
+        followed = follow(context, source, tools, standing=_standing(tools, paid, headline))
 
         def compared(step: int) -> HeadToHead:
             checkpoints["ppo"] = context.checkpoint("ppo", step=step)
@@ -135,7 +138,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         "simulated": shared.simulated,
         "reward_model": context.record("reward").read().get("reward_model"),
         **figures,
-        **({"labeled": config.labeled} if config.labeled else {}),
+        **{name: keys for name in ("labeled", "own_pairs") if (keys := getattr(config, name))},
         **_verdict(record.path, followed),
         "seconds": seconds,
     }
@@ -171,7 +174,7 @@ def recorded(config: EvaluationConfig) -> dict[str, Any]:
 
     Runs from before there were several judges keep their fingerprint.
     """
-    later: dict[str, Any] = {"judges": [], "llm": {}, "dataset_test_split": None, "labeled": {}}
+    later: dict[str, Any] = {"judges": [], "llm": {}, "dataset_test_split": None, "labeled": {}, "own_pairs": {}}
     return {key: value for key, value in asdict(config).items() if later.get(key) != value}
 
 
@@ -209,6 +212,7 @@ def check_judges(context: RunContext, *, anew: bool = False) -> None:
     check_same_labels(context, anew=anew)
     seed, hub = context.shared.seed, context.hub
     check_names(config.names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
+    own_pairs(context)
     if config.lexicon is not None:
         from ..corpora.product_remarks import lexicon
 
@@ -236,30 +240,46 @@ def _train_judge(context: RunContext) -> None:
         reward.run(replace(judge, restart=before != trained["fingerprint"]))
 
 
-def _checked_judges(context: RunContext, tools: Evaluator) -> dict[str, JudgeCheck]:
-    """What is found of each judge on the reward model's held-out pairs; {} where this run has none."""
+def _checked_judges(context: RunContext, tools: Evaluator, own: Dataset | None) -> dict[str, JudgeCheck]:
+    """What is found of each judge on the reward model's held-out pairs, and on pairs of the policies' own outputs."""
+    models = tools.rewards.models if tools.rewards is not None else []
+    return checked(
+        tools.panel,
+        _labeled_pairs(context),
+        own=own,
+        seed=context.shared.seed,
+        reward=models[0] if len(models) == 1 else None,
+        same_labels=[JUDGES_OF_LABELS[name] for name in evaluation_of(context).names if of_same_labels(context, name)],
+    )
+
+
+def _labeled_pairs(context: RunContext) -> Dataset | None:
+    """The reward model's held-out pairs, simulated ones in the order that their preference means; None without any."""
     if "reward" not in context.recipe.stages:
-        return {}
+        return None
     try:
         owner, source = open_pairs(context)
         found = held_out_pairs(owner, source)
     except ZooError as error:
         log.info("The judges are not checked on labeled pairs: %s", error)
-        return {}
-    models = tools.rewards.models if tools.rewards is not None else []
-    reward = models[0] if len(models) == 1 else None
-    return {} if found is None else checked(tools.panel, found[0], seed=context.shared.seed, reward=reward)
+        return None
+    data = owner.settings("reward").data
+    if found is None or data.simulated_pairs is None or data.preference is None:
+        return None if found is None else found[0]
+    prefer = load_object(data.preference, group="rlhf_zoo.preferences")
+    return settled_pairs(found[0], prefer, seed=context.shared.seed)
 
 
-def _standing(context: RunContext, tools: Evaluator, paid: Collection[str], check: JudgeCheck | None) -> Standing:
+def _standing(tools: Evaluator, paid: Collection[str], check: JudgeCheck) -> Standing:
     """What is known of the headline's judge."""
     return Standing(
         name=tools.judge.name,
         is_reward=tools.judge.name in paid,
         verifiable=checks_answers(tools.judge),
-        unfit=check.unfit if check is not None else None,
-        accuracy=check.accuracy if check is not None else None,
-        independent=False if of_same_labels(context) else None,
+        unfit=check.labeled.unfit if check.labeled else None,
+        accuracy=check.labeled.accuracy if check.labeled else None,
+        own_accuracy=check.own.accuracy if check.own else None,
+        independent=check.independent,
     )
 
 

@@ -36,10 +36,11 @@ from ..rewards import Rewards
 from ..rewards.loading import load_reward
 from ..rewards.model import same_tokenizer
 from ..runs.context import versions
+from ..runs.evaluation import EvaluationConfig, LabeledArguments, LLMConfig
 from ..runs.layout import in_form, parts_of
 from ..runs.names import SAME_LABELS
 from ..runs.pairs import COLUMNS
-from ..runs.settings import EvaluationConfig, LabeledArguments, LLMConfig, recorded_settings
+from ..runs.settings import recorded_settings
 from ..runs.sources import DataSource, find_data
 from ..stages.train import quiet
 from ..tokenizer import stop_ids
@@ -326,12 +327,11 @@ def _check_room(policy: PreTrainedModel, tools: Evaluator, prompts: Sequence[Any
 
 
 def _checks(tools: Evaluator, data: DataSource, terms: Terms) -> dict[str, JudgeCheck]:
-    """{} where the data set has no labeled pairs."""
     try:
-        pairs = data.load(PAIRS, "test", columns=COLUMNS)
+        pairs: Dataset | None = data.load(PAIRS, "test", columns=COLUMNS)
     except ZooError as error:
         log.info("The judges are not checked on labeled pairs: %s", error)
-        return {}
+        pairs = None
     return checked(tools.panel, pairs, seed=terms.seed)
 
 

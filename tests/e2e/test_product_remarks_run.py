@@ -44,11 +44,17 @@ def test_the_whole_recipe_on_a_local_folder(real_data, tmp_path):
     assert summary["win_rate"]["n"] == summary["control"]["n"] == 20
     evaluation = json.loads((run / "eval" / "evaluation.json").read_text())
     assert unexplained(evaluation) == []
-    assert set(evaluation["judges"]) == {"classifier", "lexicon"}
-    assert evaluation["judge"]["accuracy"]["value"] > 0.85
+    assert list(evaluation["judges"]) == ["remarks", "classifier", "lexicon"]
+    checks = {name: one["check"] for name, one in evaluation["judges"].items()}
+    assert checks["classifier"]["accuracy"]["value"] > 0.8 and checks["remarks"]["own"]["accuracy"]["n"] == 200
+    assert {name: check["same_labels"] for name, check in checks.items()} == {
+        "remarks": False, "classifier": True, "lexicon": False,
+    }  # fmt: skip
+    assert evaluation["over_training"]["standing"]["own_accuracy"] == checks["remarks"]["own"]["accuracy"]
     data = json.loads((run / "data" / "run.json").read_text())["repo"]
     assert data["id"] == "local/product-remarks" and len(data["commit"]) == 40
     card = (run / "ppo" / "README.md").read_text()
+    assert "Same labels:" in card and "pairs of the policies' own outputs, which others put in order" in card
     assert "simulated world" not in card.lower() and "license: cc-by-4.0" in card
     seen = {row["text"] for row in rows(run / "data/lines/train.jsonl")}
     assert not seen & {row["text"].lower() for row in rows(run / "data/judge/train.jsonl")}

@@ -22,6 +22,7 @@ from rlhf_zoo.record import StageRecord, write_json
 from rlhf_zoo.release import markdown
 from rlhf_zoo.release.card import CARD_FILE, make_card
 from rlhf_zoo.release.facts import Facts
+from rlhf_zoo.release.report import judge_notes
 
 pytestmark = pytest.mark.usefixtures("placeholders")
 
@@ -93,7 +94,13 @@ def test_judges_of_every_kind_on_the_card(runs):
         "llm:m": {"description": "A model.", "win_rate": half, "usage": {"cost": 0.25}, "orders": {"agreement": half}},
         "reward:<b>": {"description": "Another.", "sft": half, "ppo": half, "win_rate": half, "check": check},
     }
-    evaluation["judge"]["check"] = {"accuracy": {"value": 0.9, "ci95": [0.8, 1.0], "n": 50}, "unfit": None}
+    apart = {"value": 0.3, "ci95": [0.1, 0.5], "n": 50}
+    shared = {"correlation": half, "judge_errs": half, "where_reward_errs": half, "excess": apart, "independent": False}
+    right = {"accuracy": {"value": 0.9, "ci95": [0.8, 1.0], "n": 50}, "unfit": None}
+    evaluation["judge"]["check"] = {
+        **right, "own": {**right, "with_reward": shared}, "same_labels": False, "independent": False,
+    }  # fmt: skip
+    evaluation["judges"]["classifier"] = {"win_rate": half, "description": "A third.", "check": {"same_labels": True}}
     evaluation["votes"] = {"u/v": {"description": "Votes.", "win_rate": None, "problem": "u/v holds no votes."}}
     evaluation["agreement"] = {"sft": half, "ppo": None, "same_side": half}
     path.write_text(json.dumps(evaluation))
@@ -104,12 +111,24 @@ def test_judges_of_every_kind_on_the_card(runs):
     assert cells(body, "second judge reward:&#60;b&#62;")[1] == "0.500 [0.400, 0.600]"
     assert "Another. **The judge contradicts the labels.**" in body
     assert "It prefers the better of 0.900 [0.800, 1.000] of 50 labeled pairs." in body
+    assert "Of 50 pairs of the policies' own outputs, which others put in order, it prefers the better of 0.900" in body
+    assert "It is not independent of the reward model: it errs where that errs" in body
+    assert "A third. **Same labels:** it learned from the labels that the reward model learned from" in body
     assert cells(body, "win rate by votes:u/v")[2] == "not measured" and "Votes. u/v holds no votes." in body
     assert cells(body, "reward and judge prefer the same")[2] == "0.500 [0.400, 0.600]"
     assert cells(body, "rank correlation of reward and judge")[1:3] == ["0.500 [0.400, 0.600]", "not measured"]
     evaluation["judge"]["is_training_reward"] = True
     write_json(path, evaluation)
     assert "This is the reward that PPO was trained on" in make_card(runs / "ppo").read_text()
+
+
+@pytest.mark.parametrize(("lenient", "form"), [((-0.01, 0.03), True), ((0.01, 0.05), False)])
+def test_a_gain_that_only_the_strict_reading_sees_is_one_of_form(lenient, form):
+    apart = {"strict": {"value": 0.2, "ci95": [0.1, 0.3]}, "lenient": {"value": 0.02, "ci95": list(lenient)}}
+    answers = {reading: {"difference": one} for reading, one in apart.items()}
+    said = str(judge_notes({"checks_answers": True, "answers": answers}))
+    assert "Read strictly the policy gains 0.200 [0.100, 0.300], and leniently 0.0200" in said
+    assert ("**Only the strict reading sees a gain" in said) is form
 
 
 def test_ppo_card(runs, plotted):

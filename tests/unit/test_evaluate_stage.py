@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from folders import tree
 from json_keys import unexplained
+from thread_hub import ThreadHub
 from toy_run import EVALUATION, make_context, make_recipe, save_stage, save_start, trained_policy
 from trainer_fixture import make_tokenizer
+from vote_store import make_vote
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.stats import Estimate
@@ -24,14 +26,18 @@ from rlhf_zoo.evaluator import trajectory
 from rlhf_zoo.evaluator.head_to_head import HeadToHead
 from rlhf_zoo.evaluator.measure import make_evaluator
 from rlhf_zoo.evaluator.written import rewarded
+from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.recipes import load_recipe
 from rlhf_zoo.record import StageRecord, read_json
 from rlhf_zoo.release.card import make_card
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.judge import judge_run
+from rlhf_zoo.runs.data import own_pairs
+from rlhf_zoo.runs.judge import judge_run, of_same_labels
 from rlhf_zoo.runs.layout import parts_of
 from rlhf_zoo.stages import evaluate, pipeline, ppo, reward
 from rlhf_zoo.studies.policies import Terms, find_pair
 from rlhf_zoo.studies.policies import evaluate as evaluate_pair
+from rlhf_zoo.votes.data import HubVotes
 
 pytestmark = pytest.mark.usefixtures("pictures")
 
@@ -176,6 +182,7 @@ def test_a_verifiable_reward_judges_what_it_rewards(tmp_path: Path) -> None:
     assert "| PPO with prompts shuffled |" in card
     assert "It is the reward that PPO was trained on. It says whether an answer is right" in card
     assert f"right answers by {name}, read strictly" in card and "| pass@2, read leniently |" in card
+    assert "Read strictly the policy gains" in card
 
 
 def test_a_verifiable_reward_is_the_judge_where_none_is_named(tmp_path: Path) -> None:
@@ -225,6 +232,76 @@ def test_a_judge_of_the_same_labels_learns_from_pairs_that_the_reward_model_neve
         evaluate.run(flagged(judge_share=0.5, max_steps=1))
     evaluate.check_judges(flagged(judge_share=0.5, max_steps=1), anew=True)
     assert tree(tmp_path / "run/judge") == before
+
+
+def of_texts(texts: Sequence[str]) -> Any:
+    """A judge that learns from texts alone: it likes long completions."""
+    assert all(isinstance(text, str) for text in texts)
+
+    class Long:
+        name, description = "length", f"Learned from {len(texts)} texts."
+
+        def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+            return long(prompts, completions)
+
+    return Long()
+
+
+def test_pairs_of_the_policies_own_outputs_say_whether_a_judge_is_one(trained: RunContext, tmp_path: Path) -> None:
+    """A file beside recipe.yaml, looked at before anything; its order decides, and a change of it counts."""
+    shutil.copytree(trained.directory, tmp_path / "run", ignore=shutil.ignore_patterns("eval"))
+    shutil.copytree(trained.recipe.folder, tmp_path / "toy")
+    recipe = load_recipe(str(tmp_path / "toy"))
+    run = replace(trained, directory=tmp_path / "run", recipe=recipe)
+    texts = tmp_path / "toy" / "texts.jsonl"
+    texts.write_text("".join(json.dumps({"text": letter, "label": 0}) + "\n" for letter in "abcd"))
+    asked = {"own_pairs": {"dataset_name": "own.jsonl"}, "labeled": {"dataset_name": str(texts)}}
+    context = judged(run, "unlabeled:test_evaluate_stage:of_texts", judges=[JUDGE], **asked)
+
+    def write(*sides: str, rows: int = 40) -> None:
+        made = [{"prompt": f"p{row}", sides[0]: "ab", sides[1]: "a", "from": "ppo"} for row in range(rows)]
+        (tmp_path / "toy" / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in made))
+
+    with pytest.raises(ZooError, match=r"own\.jsonl"):
+        evaluate.check_judges(context)
+    write("chosen", "refused")
+    with pytest.raises(ZooError, match="has no column 'rejected', only"):
+        evaluate.check_judges(context)
+    write("rejected", "chosen")
+    assert evaluate.run(context) is True and evaluate.run(context) is False
+    path = tmp_path / "run/eval/evaluation.json"
+    found = read_json(path)
+    check, over = found["judge"]["check"], found["over_training"]
+    assert unexplained(found) == [] and found["own_pairs"] == {"dataset_name": "own.jsonl"}
+    assert found["judge"]["description"] == "Learned from 4 texts." and check["same_labels"] is False
+    assert (check["own"]["accuracy"]["value"], check["own"]["accuracy"]["n"]) == (0.0, 40)
+    assert over["standing"]["own_accuracy"] == check["own"]["accuracy"] and not over["standing"]["can_acquit"]
+    assert any("of 40 pairs of the policies' outputs rightly" in reason for reason in over["reasons"])
+    assert found["judges"]["judge"]["check"]["own"]["finding"] == "contradicts", "of every judge"
+    write("chosen", "rejected")
+    assert evaluate.run(context) is True
+    standing = read_json(path)["over_training"]["standing"]
+    assert standing["own_accuracy"]["value"] == 1.0 and standing["unfit"] is None
+    # Who learned from the labels of the reward's data is said to have.
+    assert of_same_labels(judged(run, "classifier"), "classifier")
+    assert not of_same_labels(context, "classifier") and not of_same_labels(context, context.shared.evaluation.judge)
+
+
+def test_votes_of_people_are_pairs_of_the_policies_own_outputs(
+    trained: RunContext, thread_hub: ThreadHub, tmp_path: Path
+) -> None:
+    """As they stand on the Hub; ties are no pairs."""
+    hub = Hub("other", thread_hub.url, "a test", thread_hub.token, cache=thread_hub.cache, data_cache=tmp_path)
+    votes = [make_vote("left"), make_vote("right"), make_vote("tie")]
+    HubVotes("local/votes", hub=hub).append("2030-01-01/first", votes)
+    context = judged(replace(trained, hub=hub), JUDGE, own_pairs={"dataset_name": "local/votes"})
+    found = own_pairs(context)
+    assert found is not None and found[1].lineage["commit"]
+    pairs = {(row["prompt"], row["chosen"], row["rejected"]) for row in found[0]}
+    assert pairs == {
+        (votes[0].prompt, votes[0].left.completion, votes[0].right.completion),
+        (votes[1].prompt, votes[1].right.completion, votes[1].left.completion),
+    }
 
 
 def test_the_evaluation_is_of_what_was_trained_whatever_file_and_flags_say_now(

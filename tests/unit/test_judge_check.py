@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from rlhf_zoo.evaluation.judge_check import check_judge, split_half
+from rlhf_zoo.evaluation.judge_check import JudgeCheck, PairCheck, check_pairs, settled, shared_errors, split_half
 from rlhf_zoo.evaluation.judges import ClassifierJudge
 
 GOOD, BAD = ("sharp", "bright", "clear", "light"), ("weak", "slow", "dull", "heavy")
@@ -26,7 +28,7 @@ def test_swapped_labels_are_detected(swapped: bool, finding: str) -> None:
     assert judge.accuracy.value > 0.9, "its own held-out part is swapped as well"
     prompts = [f"the door {n} is" for n in range(32)]
     chosen, rejected = (judge(prompts, [f" {words[n % 4]}" for n in range(32)]) for words in (GOOD, BAD))
-    found = check_judge(chosen, rejected, prompts, probabilities=True, seed=1)
+    found = check_pairs(chosen, rejected, prompts, probabilities=True, seed=1)
     assert found.finding == finding and (found.unfit is not None) is swapped
     assert found.calibration is not None
     wrong = found.calibration["ece"] - found.calibration["ece_by_chance"]["high"]
@@ -36,16 +38,16 @@ def test_swapped_labels_are_detected(swapped: bool, finding: str) -> None:
 @pytest.mark.parametrize(("right", "finding"), [(30, "contradicts"), (50, "says nothing"), (70, "agrees")])
 def test_the_finding_is_that_of_a_binomial_test(right: int, finding: str) -> None:
     scores = np.array([1.0] * right + [0.0] * (100 - right))
-    found = check_judge(scores, 1 - scores, range(100), probabilities=False, seed=2)
+    found = check_pairs(scores, 1 - scores, range(100), probabilities=False, seed=2)
     exact = scipy_stats.binomtest(right, 100).proportion_ci(method="exact")
     np.testing.assert_allclose(found.accuracy.ci95, [exact.low, exact.high], atol=0.02)
     assert found.accuracy.value == right / 100 and found.finding == finding and found.calibration is None
 
 
 def test_ties_and_certainties() -> None:
-    found = check_judge([0.5, 0.5], [0.5, 0.5], ["a", "b"], probabilities=True, seed=1)
+    found = check_pairs([0.5, 0.5], [0.5, 0.5], ["a", "b"], probabilities=True, seed=1)
     assert found.accuracy.value == 0.5 and found.accuracy.ties == 1.0 and found.finding == "says nothing"
-    sure = check_judge([1.0, 1.0], [0.0, 0.0], ["a", "b"], probabilities=True, seed=1)
+    sure = check_pairs([1.0, 1.0], [0.0, 0.0], ["a", "b"], probabilities=True, seed=1)
     assert sure.calibration is not None and sure.calibration["ece"] < 1e-5
     assert sure.to_json()["unfit"] is None
 
@@ -57,7 +59,7 @@ def test_errors_that_a_judge_shares_with_the_reward() -> None:
 
     def shared(errs: np.ndarray):
         right = (~errs).astype(float)
-        found = check_judge(
+        found = check_pairs(
             right, 1 - right, range(4000), probabilities=False, seed=1, reward_margins=np.where(reward, -1.0, 1.0)
         ).with_reward
         assert found is not None and found.correlation is not None and found.where_reward_errs is not None
@@ -67,6 +69,54 @@ def test_errors_that_a_judge_shares_with_the_reward() -> None:
     assert alone.correlation.ci95[0] < 0 < alone.correlation.ci95[1]
     assert alone.where_reward_errs.value == pytest.approx(0.12, abs=0.04)
     assert copied.correlation.ci95[0] > 0.6 and copied.where_reward_errs.value == pytest.approx(0.78, abs=0.05)
+
+
+def test_independence_is_measured() -> None:
+    """A judge that errs by itself, one that copies, one with too few errors to tell; and which pairs count."""
+    rng = np.random.default_rng(5)
+    reward, own, copies = rng.random(800) < 0.3, rng.random(800) < 0.2, rng.random(800) < 0.5
+
+    def check(errs: np.ndarray, reward_errs: np.ndarray = reward) -> PairCheck:
+        margins = [np.where(wrong, -1.0, 1.0) for wrong in (errs, reward_errs)]
+        shared = shared_errors(*margins, range(len(errs)), seed=1)
+        return PairCheck(check_pairs(margins[0], -margins[0], range(len(errs)), probabilities=False, seed=1).accuracy,
+                         with_reward=shared)  # fmt: skip
+
+    alone, copied, few = check(own), check(np.where(copies, reward, own)), check(own[:60], np.arange(60) < 9)
+    assert alone.with_reward is not None and alone.with_reward.excess is not None
+    assert alone.with_reward.excess.value == pytest.approx(0, abs=0.06)
+    assert JudgeCheck(labeled=alone).independent is True and JudgeCheck(labeled=copied).independent is False
+    assert JudgeCheck(labeled=few).independent is None and JudgeCheck().independent is None
+    assert JudgeCheck(labeled=copied, own=alone).independent is True, "the policies' own outputs decide"
+    assert JudgeCheck(labeled=copied, own=few).independent is False, "where they can"
+    assert JudgeCheck(labeled=alone, own=alone, same_labels=True).independent is False
+    assert JudgeCheck(labeled=alone).to_json()["independent"] is True
+    faultless = check(np.zeros(800, dtype=bool))
+    assert faultless.with_reward is not None and faultless.with_reward.correlation is None
+    assert faultless.with_reward.independent is True
+
+
+def test_who_made_noisy_labels_is_not_condemned_by_their_noise() -> None:
+    """The gold utility errs where its own labels were drawn wrongly, and so does every reward that learned well."""
+    rng = np.random.default_rng(6)
+    worth = rng.normal(size=(2000, 2)) * 1.5
+    chance = 1 / (1 + np.exp(worth[:, 0] - worth[:, 1]))  # that the second is preferred
+    drawn = (rng.random(2000) < chance).astype(int)
+    gold = (worth[:, 1] > worth[:, 0]).astype(int)
+    reward = np.where(rng.random(2000) < 0.15, 1 - gold, gold)
+
+    def independent(label: np.ndarray, kept: np.ndarray) -> bool | None:
+        margins = (np.where(side[kept] == label[kept], 1.0, -1.0) for side in (gold, reward))
+        return shared_errors(*margins, range(int(kept.sum())), seed=1).independent
+
+    def prefer(first: str, second: str, rng: random.Random) -> int:
+        return int(rng.random() < 1 / (1 + np.exp(float(first) - float(second))))
+
+    assert independent(drawn, np.ones(2000, dtype=bool)) is False
+    meant = settled([(str(a), str(b)) for a, b in worth], prefer, seed=1)
+    kept = np.array([one is not None for one in meant])
+    assert 0.3 < kept.mean() < 0.9
+    assert independent(np.array([-1 if one is None else one for one in meant]), kept) is True
 
 
 def test_a_coin_does_not_agree_with_itself() -> None:

@@ -26,7 +26,7 @@ from rlhf_zoo.ppo.trainer import PPO_STATE
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.release.report import report, slug, unread
 from rlhf_zoo.rewards import RewardModel, Rewards
-from rlhf_zoo.runs.settings import LLMConfig, llm_config
+from rlhf_zoo.runs.evaluation import LLMConfig, llm_config
 from rlhf_zoo.runs.values import json_object
 from rlhf_zoo.studies.policies import PolicyPair, Terms, _check_room, find_pair
 
@@ -100,6 +100,8 @@ def test_terms_that_cannot_work() -> None:
         (["classifier", "votes:nowhere"], "is no place for votes on a Hub"),
         (["classifier", "llm:x", "classifier"], "The judge classifier is named twice: name it once."),
         (["rule:numeric_matsh"], "numeric_matsh"),
+        (["unlabeled:nowhere_at_all:f"], "There is no module 'nowhere_at_all'"),
+        (["unlabelled:a:b"], "did you mean 'unlabeled:a:b'?"),
     ],
 )
 def test_judges_that_cannot_be_had(names: list[str], message: str) -> None:
@@ -138,10 +140,25 @@ def known(completions: list[str], answer: list[str], **_: Any) -> list[float | N
     return [None if wanted == "?" else float(text == wanted) for text, wanted in zip(completions, answer, strict=True)]
 
 
+def told(texts: list[str]) -> Any:
+    class Told:
+        name, description = "told", str(texts)
+
+        def __call__(self, prompts: list[str], completions: list[str]) -> list[float]:
+            return longest(prompts, completions)
+
+    return Told()
+
+
+def few(texts: list[str]) -> Any:
+    raise ValueError("too few")
+
+
 @pytest.fixture
 def module(monkeypatch: pytest.MonkeyPatch) -> None:
     here = types.ModuleType("own_judges")
     here.longest, here.known = longest, known  # type: ignore[attr-defined]
+    here.sorted, here.told, here.few = sorted, told, few  # type: ignore[attr-defined]
     here.first = lambda prompts, a, b: [1.0] * len(a)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "own_judges", here)
 
@@ -160,6 +177,22 @@ def test_a_panel(module: None, tmp_path: Path) -> None:
     with pytest.raises(ZooError, match="answer"):
         scores(rule, ["p"], ["a"], {})
     assert isinstance(rule, RuleJudge)
+
+
+def test_a_judge_that_is_shown_no_label(module: None, tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": 1}, {"text": "bb", "label": 0}]
+
+    def panel(name: str) -> Any:
+        return open_panel(
+            [f"unlabeled:own_judges:{name}"], llm=LLMConfig(), labeled=lambda: rows, folder=tmp_path, seed=1
+        )
+
+    (judge,) = panel("told").scoring
+    assert judge.description == "['a', 'bb']" and scores(judge, ["p"], ["abc"], {}) == [3.0]
+    with pytest.raises(ZooError, match=r"made a list, which is no judge: it needs name, description and \(prompts"):
+        panel("sorted")
+    with pytest.raises(ZooError, match=r"The judge 'own_judges:few' raised ValueError \(too few\): mend it"):
+        panel("few")
 
 
 @pytest.fixture(scope="module")

@@ -16,9 +16,9 @@ from rlhf_zoo import processes
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.recipes import Recipe, list_recipes, load_recipe
 from rlhf_zoo.runs.declared import declared_keys
+from rlhf_zoo.runs.evaluation import EvaluationConfig
 from rlhf_zoo.runs.settings import (
     RUN_KEYS,
-    EvaluationConfig,
     RecipeConfig,
     parse_flags,
     recipe_config,

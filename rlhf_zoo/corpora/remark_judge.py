@@ -1,0 +1,152 @@
+"""A judge of product remarks that is shown no label: is a remark praise, and would a person have written it?
+
+It learns from what buyers wrote, pros and cons alike, and is not told which is which. A remark gets two ranks among
+theirs, 0 to 1, and the mean of both:
+
+- *orientation*: how much oftener its words keep company with `PRAISE` than with `BLAME`, log-odds over the remarks that
+  hold one of these, averaged over its words (Turney and Littman 2003, arXiv:cs/0309034, §3.1);
+- *weakest link*: log p of its least likely step, opening and end included, by trigrams with absolute discounting
+  (Ney, Essen and Kneser 1994). People are ranked by the half of the remarks that they are not in.
+
+It sees a complaint, broken words, and words that nobody puts in a row. It cannot see whether a remark is true, or
+specific, or about its opening beyond two words; a short stock phrase (", easy to use.") suits it better than most of
+what people wrote. docs/evaluation.md has how it fares, beside what else was tried.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = ["BLAME", "PRAISE", "Orientation", "RemarkJudge", "Steps", "learn", "tokens_of"]
+
+PRAISE = frozenset({"good", "nice", "excellent", "great", "best", "superior", "perfect", "love"})
+BLAME = frozenset({"bad", "poor", "terrible", "awful", "worst", "inferior", "horrible", "hate"})
+ORDER = 3  # words of an n-gram
+DISCOUNT = 0.75  # of each n-gram's count
+_TOKEN = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
+_START, _END = "<s>", "</s>"
+
+Tokens = Sequence[str]
+
+
+def learn(texts: Sequence[str]) -> RemarkJudge:
+    """The judge that these remarks teach; the same for the same remarks. Raises ValueError for fewer than two."""
+    if len(texts) < 2:
+        raise ValueError(f"{len(texts)} remarks are too few to learn from: give at least two.")
+    remarks = [tokens_of(text) for text in texts]
+    orientation = Orientation(remarks)
+    apart = [Steps(remarks[1::2]), Steps(remarks[0::2])]  # each for the remarks that the other learned from
+    weakest = [apart[place % 2].weakest(remark) for place, remark in enumerate(remarks)]
+    return RemarkJudge(
+        orientation,
+        Steps(remarks),
+        people=(np.sort([orientation(remark) for remark in remarks]), np.sort(weakest)),
+    )
+
+
+class RemarkJudge:
+    """The mean of two ranks among what people wrote; see the module."""
+
+    name = "remarks"
+
+    def __init__(
+        self, orientation: Orientation, steps: Steps, *, people: tuple[NDArray[np.float64], NDArray[np.float64]]
+    ) -> None:
+        """people: the orientations of their remarks and their weakest links, each in ascending order."""
+        self._measures: tuple[Callable[[Tokens], float], ...] = (orientation, steps.weakest)
+        self._people = people
+
+    @property
+    def description(self) -> str:
+        return (
+            f"Two ranks among {len(self._people[0])} remarks that no other stage sees, whose labels it was not shown, "
+            "averaged: how near the words are to praise, by the company that they keep with eight words of praise and "
+            "eight of blame, and how likely the least likely step is, by trigrams. It sees complaints, broken words, "
+            "and words that nobody puts in a row; not whether a remark is true, specific or about its opening, and a "
+            "short stock phrase suits it."
+        )
+
+    def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
+        """The mean rank of each whole text, 0 to 1."""
+        texts = [tokens_of(prompt + completion) for prompt, completion in zip(prompts, completions, strict=True)]
+        ranks = [
+            _ranks([measure(text) for text in texts], people)
+            for measure, people in zip(self._measures, self._people, strict=True)
+        ]
+        return [float(rank) for rank in np.mean(ranks, axis=0)]
+
+
+class Orientation:
+    """Log-odds of a word beside `PRAISE` rather than beside `BLAME`, averaged over the words of a remark."""
+
+    def __init__(self, remarks: Sequence[Tokens]) -> None:
+        beside: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        sizes = [0, 0]
+        for remark in remarks:
+            words = set(remark)
+            good, bad = not words.isdisjoint(PRAISE), not words.isdisjoint(BLAME)
+            sizes[0] += good
+            sizes[1] += bad
+            if good != bad:  # a remark with both tells nothing of its other words
+                beside[bad].update(words)
+        praised, blamed = (max(1, size) for size in sizes)
+        prior = 2 * praised / (praised + blamed), 2 * blamed / (praised + blamed)  # one remark of each word, shared
+        self._odds = {
+            word: math.log((beside[0][word] + prior[0]) / (beside[1][word] + prior[1]) * blamed / praised)
+            for word in {*beside[0], *beside[1]}
+        }
+
+    def __call__(self, remark: Tokens) -> float:
+        odds = [self._odds.get(word, 0.0) for word in remark if word[0].isalnum()]
+        return sum(odds) / len(odds) if odds else 0.0
+
+
+class Steps:
+    """Trigrams, interpolated with shorter ones: p(w|h) = max(c(hw) − D, 0)/c(h) + D·T(h)/c(h)·p(w|h′), T(h) kinds."""
+
+    def __init__(self, remarks: Iterable[Tokens]) -> None:
+        counts: list[dict[tuple[str, ...], Counter[str]]] = [defaultdict(Counter) for _ in range(ORDER)]
+        for remark in remarks:
+            words = [*[_START] * (ORDER - 1), *remark, _END]
+            for place in range(ORDER - 1, len(words)):
+                for length in range(ORDER):
+                    counts[length][tuple(words[place - length : place])][words[place]] += 1
+        self._after = [{history: (sum(after.values()), after) for history, after in one.items()} for one in counts]
+        self._unknown = 1 / (len(counts[0][()]) + 1)
+
+    def weakest(self, remark: Tokens) -> float:
+        """log p of its least likely step, nats."""
+        return min(self.logprobs(remark))
+
+    def logprobs(self, remark: Tokens) -> list[float]:
+        """log p of each step, the end's too, nats."""
+        words = [*[_START] * (ORDER - 1), *remark, _END]
+        return [
+            math.log(self._chance(words[place], words[place - ORDER + 1 : place]))
+            for place in range(ORDER - 1, len(words))
+        ]
+
+    def _chance(self, word: str, history: Tokens) -> float:
+        chance = self._unknown
+        for length, after in enumerate(self._after):
+            total, counts = after.get(tuple(history[len(history) - length :]), (0, Counter[str]()))
+            if total:
+                chance = max(counts[word] - DISCOUNT, 0) / total + DISCOUNT * len(counts) / total * chance
+        return chance
+
+
+def tokens_of(text: str) -> list[str]:
+    """Lower-cased words and marks."""
+    return _TOKEN.findall(text.lower())
+
+
+def _ranks(values: ArrayLike, people: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The share of people's values below each, equal ones counting half."""
+    below, above = (np.searchsorted(people, values, side) for side in ("left", "right"))
+    return (below + above) / 2 / len(people)

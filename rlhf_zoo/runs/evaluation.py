@@ -1,0 +1,111 @@
+"""The keys under `evaluation:` in recipe.yaml: prompts, judges, and what judges learn from and are tried on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import ZooError
+from .values import checked_keys, type_hints
+
+__all__ = ["EvaluationConfig", "LLMConfig", "LabeledArguments", "OwnPairsArguments", "llm_config"]
+
+
+@dataclass(frozen=True)
+class LLMConfig:
+    """How a judge llm:MODEL is asked; the keys under `evaluation.llm`, which `evaluation.llm_judge.LLMJudge` explains.
+
+    price: of a million prompt and a million completion tokens. None takes the judge's own setting.
+    """
+
+    criterion: str | None = None
+    price: list[float] | None = None
+    budget: float | None = None
+    concurrency: int | None = None
+    attempts: int | None = None
+    timeout: float | None = None
+    max_tokens: int | None = None
+    parameters: dict[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        if self.price is not None and len(self.price) != 2:
+            raise ZooError(
+                f"price of an LLM judge is {self.price}: give two numbers, of a million prompt tokens and of a million "
+                "completion tokens."
+            )
+
+
+@dataclass(frozen=True)
+class LabeledArguments:
+    """Where the texts are that a judge learns from, and their labels; the keys under `evaluation.labeled`."""
+
+    dataset_name: str | None = None
+    dataset_revision: str | None = None
+    dataset_config: str | None = "judge"
+    dataset_train_split: str = "train"
+    columns: dict[str, str] = field(default_factory=dict)
+    keep_above: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OwnPairsArguments(LabeledArguments):
+    """Where pairs of the policies' own outputs are that somebody put in order; the keys under `evaluation.own_pairs`.
+
+    dataset_name: a data set as elsewhere, or a file or folder beside recipe.yaml.
+    """
+
+    dataset_config: str | None = None
+
+
+@dataclass(frozen=True)
+class EvaluationConfig:
+    """How the eval stage compares PPO with SFT; the keys under `evaluation:` in recipe.yaml.
+
+    judge scores for the headline, and judges beside it; `evaluator.judges` says what their names may be, and
+    `runs.judge` which one judges where none is named. Prompts are those of PPO's data set, of the split
+    dataset_test_split: None is "test", or what PPO's held_out_share holds out.
+    """
+
+    prompts: int = 200
+    samples: int = 3
+    judge: str | None = None
+    judge_name: str | None = None
+    judge_description: str = ""
+    lexicon: str | None = None
+    checkpoint_prompts: int = 100
+    checkpoint_samples: int = 2
+    judges: list[str] = field(default_factory=list)
+    llm: dict[str, Any] = field(default_factory=dict)
+    dataset_test_split: str | None = None
+    labeled: dict[str, Any] = field(default_factory=dict)
+    own_pairs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def labeled_data(self) -> LabeledArguments:
+        """Raises ZooError for a key of `labeled` that is unknown or mistyped."""
+        given = checked_keys(self.labeled, type_hints(LabeledArguments), "evaluation.labeled", of="labeled texts")
+        return LabeledArguments(**given)
+
+    @property
+    def own_pairs_data(self) -> OwnPairsArguments | None:
+        """None where the recipe names none. Raises ZooError as `labeled_data` does."""
+        if not self.own_pairs:
+            return None
+        given = checked_keys(self.own_pairs, type_hints(OwnPairsArguments), "evaluation.own_pairs", of="own pairs")
+        return OwnPairsArguments(**given)
+
+    @property
+    def names(self) -> list[str]:
+        """Every judge, the headline's first."""
+        return [self.judge or "classifier", *self.judges]
+
+    @property
+    def asked_llm(self) -> LLMConfig:
+        """Raises ZooError for a key of `llm` that is unknown or mistyped."""
+        return llm_config(self.llm, "evaluation.llm")
+
+
+def llm_config(given: Mapping[str, Any], where: str) -> LLMConfig:
+    """The typed settings of LLM judges. Raises ZooError for a key that is unknown or mistyped."""
+    return LLMConfig(**checked_keys(given, type_hints(LLMConfig), where, of="an LLM judge"))
