@@ -67,11 +67,11 @@ def deploy(
             click.echo(problem, err=True)
         name = repo or f"{own}/{models.ppo.repo.rpartition('/')[2].removesuffix('-ppo')}-compare"
 
-        from ..studies.compare import page_samples
+        from ..studies.compare import page_of
 
-        samples = functools.partial(page_samples, models, connected)
+        page = functools.partial(page_of, models, connected)
         builds = connected.kind == "huggingface"
-        done = deploy_space(name, models, samples=samples, private=private, builds=builds, hub=connected)
+        done = deploy_space(name, models, page=page, private=private, builds=builds, hub=connected)
         _collect(models, name, connected, private=done.private)
         _tell(name, done, models, connected)
 
