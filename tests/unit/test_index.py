@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -106,11 +107,11 @@ JSON = st.recursive(
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys([*CARD, "checkpoints", "chosen"], JSON)), JSON)
 def test_no_card_breaks_a_listing_or_speaks_to_the_terminal(card, rows):
     found = entry("zoo/x", COMMIT, card)
-    texts = [value for value in found.as_json().values() if isinstance(value, str)]
+    texts = [value for value in asdict(found).values() if isinstance(value, str)]
     assert all(text.isprintable() and len(text) <= 96 for text in texts)
     for by in (None, *SORTS):
         assert len(ordered([found, of()], by)) == 2
-    json.dumps(found.as_json(), allow_nan=False)
+    json.dumps(asdict(found), allow_nan=False)
     table = benchmark([found, of()], command="rlhf-zoo zoo", namespace="zoo")
     assert with_table(with_table(None, table), table) == with_table(None, table)
     lines = [line for line in table.splitlines() if line.startswith("|")]
