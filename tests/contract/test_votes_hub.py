@@ -8,7 +8,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +101,6 @@ def proxy(hub: RunningHub) -> Iterator[FaultProxy]:
 def through(hub: RunningHub, proxy: FaultProxy) -> dict[str, str]:
     """The environment of a client behind the proxy."""
     return {**hub.env, "HF_ENDPOINT": proxy.url}
-
-
-def until(ready: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.01)
 
 
 # Concurrent voters
