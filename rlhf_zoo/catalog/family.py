@@ -6,14 +6,14 @@ Hub). Whatever stands in a card was written by its publisher, so its texts are c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..stage import STAGES
 from .card import ROLES, Card, Reference, clean
 
-__all__ = ["DEPTH", "MOST", "ROLES", "Member", "Node", "Reference", "clean", "draw", "family_tree", "parents_of"]
+__all__ = ["DEPTH", "MOST", "ROLES", "Member", "Node", "Reference", "clean", "draw", "family_tree"]
 
 DEPTH = 8
 """Generations below the root: a chain of cards could be made endless."""
@@ -67,11 +67,6 @@ class Node:
             "again": self.again,
             "parents": [parent.to_json() for parent in self.parents],
         }
-
-
-def parents_of(card: Mapping[str, Any]) -> tuple[Reference, ...]:
-    """See `Card.parents`."""
-    return Card(card).parents
 
 
 def family_tree(root: Reference, look: Callable[[Reference], Member], *, depth: int = DEPTH, most: int = MOST) -> Node:

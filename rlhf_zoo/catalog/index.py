@@ -8,7 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -81,13 +81,6 @@ class Entry:
     accuracy: Figure | None = None
     date: str | None = None
     note: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self.repo.rpartition("/")[2]
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 #: How a listing can be sorted: name -> (key, None where there is nothing to sort by; whether the greatest comes first).

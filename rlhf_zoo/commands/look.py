@@ -41,16 +41,7 @@ __all__ = ["compare", "trace"]
 )
 @click.option("--open", "show", is_flag=True, help="Open it in a browser, where this machine has a screen.")
 def compare(
-    ppo: str,
-    sft: str | None,
-    reward: str | None,
-    votes: str | None,
-    runs: tuple[str, ...],
-    hub: str | None,
-    source_hub: str | None,
-    host: str,
-    port: int,
-    show: bool,
+    ppo: str, votes: str | None, runs: tuple[str, ...], hub: str | None, source_hub: str | None, **options: Any
 ) -> None:
     """Open the comparison page: SFT and PPO side by side, over training, blind, and the card.
 
@@ -70,17 +61,7 @@ def compare(
             votes = HubVotes(votes).name
             check_access(votes.partition("/")[0], hub=connected)
         try:
-            launch(
-                ppo,
-                sft=sft,
-                reward=reward,
-                host=host,
-                port=port,
-                votes=votes or None,
-                runs=runs or None,
-                show=show,
-                hub=connected,
-            )
+            launch(ppo, votes=votes or None, runs=runs or None, hub=connected, **options)
         except KeyboardInterrupt:
             raise click.exceptions.Exit(130) from None  # how a page ends: nothing is left to go on with
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shlex
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -34,18 +35,7 @@ __all__ = ["new"]
 )
 @SOURCE_HUB
 @TRUST
-def new(
-    folder: Path,
-    model: str,
-    preferences: str | None,
-    prompts: str | None,
-    texts: str | None,
-    rewards: tuple[str, ...],
-    columns: str | None,
-    judge: str | None,
-    memory: float | None,
-    source_hub: str | None,
-) -> None:
+def new(folder: Path, columns: str | None, memory: float | None, source_hub: str | None, **asked: Any) -> None:
     """Write a recipe for a model and data of your own, after a look at their files. Nothing is trained.
 
     It says what it took, and why. No weights are downloaded. Data are folders, or names of the Hub with or without
@@ -62,7 +52,7 @@ def new(
         named = {} if columns is None else coerce(columns, dict[str, str])
     except ValueError as error:
         raise ZooError(f"--columns is {columns!r}, and it takes {error}: write '{{chosen: better}}'.") from error
-    wish = Wish(model, preferences, prompts, texts, rewards, judge, memory, named)
+    wish = Wish(**asked, gib=memory, columns=named)
     wish.check()  # before what takes seconds to import
 
     from ..draft.memory import GIB

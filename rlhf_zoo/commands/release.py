@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -41,15 +42,7 @@ def card(run: Path, step: int | None) -> None:
     "--patience", type=click.FloatRange(min=0), help="Wait so many seconds for a Hub that fails.  [default: 180]"
 )
 @OVERWRITE
-def push(
-    run: Path,
-    resume: bool,
-    hub: str | None,
-    namespace: str | None,
-    private: bool,
-    patience: float | None,
-    overwrite_repo: bool,
-) -> None:
+def push(run: Path, resume: bool, hub: str | None, namespace: str | None, private: bool, **options: Any) -> None:
     """Send what a run saved and the Hub has not yet, in the order it was saved, with its cards.
 
     With --resume: the stages that were to be published, to the Hub and the namespace of that time.
@@ -80,7 +73,6 @@ def push(
             )
         hub, namespace, private = place["hub"], place["namespace"], private or place["private"]
     root = folders[0].parent
-    of_ablation = ablation_of(root)
     with run_context(
         Recipe(documents[0]["recipe"], root, {}, {}),
         {},
@@ -89,11 +81,10 @@ def push(
         push_to_hub=True,
         namespace=namespace,
         private=private,
-        patience=patience,
-        overwrite_repo=overwrite_repo,
         stages=None if resume else tuple(folder.name for folder in folders),
         again=not resume,
-        **of_ablation,
+        **ablation_of(root),
+        **options,
     ) as (context, publisher):
         assert publisher is not None
         publisher.drain()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -36,13 +36,11 @@ __all__ = ["space"]
 def deploy(
     ppo: str,
     repo: str | None,
-    sft: str | None,
-    reward: str | None,
-    votes: str | None,
     ablation: tuple[str, ...],
     private: bool | None,
     hub: str | None,
     source_hub: str | None,
+    **given: Any,
 ) -> None:
     """Make or update a Space with the comparison page: SFT and PPO side by side, with rewards and KL.
 
@@ -63,17 +61,17 @@ def deploy(
 
         quiet_hub()
         own = check_access("local" if connected.kind == "local" else None, hub=connected)
-        models = find_models(ppo, sft=sft, reward=reward, votes=votes)
+        models = find_models(ppo, **given)
         models, problem = with_runs(models, ablation or None)
         if problem is not None:
             click.echo(problem, err=True)
         name = repo or f"{own}/{models.ppo.repo.rpartition('/')[2].removesuffix('-ppo')}-compare"
 
-        from ..studies.compare import page_samples
+        from ..studies.compare import page_of
 
-        samples = functools.partial(page_samples, models, connected)
+        page = functools.partial(page_of, models, connected)
         builds = connected.kind == "huggingface"
-        done = deploy_space(name, models, samples=samples, private=private, builds=builds, hub=connected)
+        done = deploy_space(name, models, page=page, private=private, builds=builds, hub=connected)
         _collect(models, name, connected, private=done.private)
         _tell(name, done, models, connected)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ def zoo(
         if collections:
             _collect(entries, whose, connected)
         if as_json:
-            print_json([entry.as_json() for entry in entries], ascii_only=True)
+            print_json([asdict(entry) for entry in entries], ascii_only=True)
         elif readme is None and not collections:
             _show(whose, entries, why_none="matches this" if every else "has the tag rlhf-zoo")
 

@@ -180,9 +180,9 @@ class Timeline:
     ) -> None:
         """comparison: whose SFT policy, reward model and device all use.
 
-        fetch: the folder of a `TimelinePoint.source`, such as `rlhf_zoo.hub.pull.pull`; the default takes folders as
-        they are. max_models, max_bytes: how many policies stay loaded, and how large they may be together, with their
-        critics. critics: whether those are loaded too.
+        fetch: the folder of a `TimelinePoint.source`; the default takes folders as they are. max_models, max_bytes: how
+        many policies stay loaded, and how large they may be together, with their critics. critics: whether those are
+        loaded too.
         """
         if not runs:
             raise ZooError("No run can be shown over training: give a PPO repository.")

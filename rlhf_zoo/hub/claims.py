@@ -10,16 +10,17 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import ZooError
 from .connect import CLIENT, Hub
 from .refusals import status_of
 
-__all__ = ["CLAIM_FILE", "check_claim", "claim_repository", "commit_as", "commit_on_head"]
+__all__ = ["CLAIM_FILE", "RECIPE_FILE", "all_tags", "check_claim", "claim_repository", "commit_as", "commit_on_head"]
 
 CLAIM_FILE = "claim.json"
+RECIPE_FILE = "recipe.json"
 CONFLICTS = (409, 412)  # another commit was first
 TRIES = 20
 
@@ -28,18 +29,18 @@ def claim_repository(
     repo: str,
     run: str,
     *,
-    recipe_file: str,
-    known: Collection[str],
+    known: Mapping[str, str],
     overwrite: bool,
+    fresh: bool,
     private: bool,
     what: str,
     hub: Hub = CLIENT,
 ) -> None:
-    """Makes `run` the holder of a model repository, which is created if need be; nothing where it is already.
+    """Makes `run` the holder of a model repository, which is created if need be, and leaves it without another's tags.
 
-    known: commits in it that this run made before it had an id. recipe_file: what marks a repository that a run filled
-    before there were claims. overwrite: take it from another run. what: of the run, for the commit's message.
-    Raises ZooError where another run holds it.
+    known: tag -> commit of what this run sent there. overwrite: take it from another run. fresh: the run began again;
+    then, too, the tags that are not `known` are dropped. what: of the run, for the commit's message. Raises ZooError
+    where another run holds it.
     """
     from huggingface_hub import CommitOperationAdd
 
@@ -49,12 +50,20 @@ def claim_repository(
         holder = _holder(repo, head, hub)
         if holder == run:
             return None
-        if not overwrite and (holder is not None or not _free(repo, head, recipe_file, known, hub)):
+        if not overwrite and (holder is not None or not _free(repo, head, known.values(), hub)):
             raise _held(repo, holder, hub)
         content = json.dumps({"run": run}).encode() + b"\n"
         return [CommitOperationAdd(path_in_repo=CLAIM_FILE, path_or_fileobj=content)]
 
     commit_on_head(repo, operations, f"{what}: claimed for run {run[:8]}", hub=hub)
+    for tag, commit in all_tags(repo, hub=hub).items() if fresh or overwrite else ():
+        if known.get(tag) != commit:
+            hub.api().delete_tag(repo, tag=tag)
+
+
+def all_tags(repo: str, *, hub: Hub = CLIENT) -> dict[str, str]:
+    """Tag -> commit of a model repository."""
+    return {ref.name: ref.target_commit for ref in hub.api().list_repo_refs(repo).tags}
 
 
 def check_claim(run: str, repo: str, *, commit: str | None = None, hub: Hub = CLIENT) -> None:
@@ -134,16 +143,16 @@ def _holder(repo: str, commit: str | None, hub: Hub) -> str | None:
     return run if isinstance(run, str) else ""
 
 
-def _free(repo: str, head: str, recipe_file: str, known: Collection[str], hub: Hub) -> bool:
-    """Whether a repository without a claim may be taken: no run filled it, or this one did."""
+def _free(repo: str, head: str, known: Iterable[str], hub: Hub) -> bool:
+    """Whether a repository without a claim, as before there were any, may be taken: no run filled it, or this one."""
     api = hub.api()
-    if not api.file_exists(repo, recipe_file, revision=head):
+    if not api.file_exists(repo, RECIPE_FILE, revision=head):
         return True
     return any(api.revision_exists(repo, commit) for commit in known)
 
 
 def _held(repo: str, holder: str | None, hub: Hub) -> ZooError:
-    finished = any(ref.name == "best" for ref in hub.api().list_repo_refs(repo).tags)
+    finished = "best" in all_tags(repo, hub=hub)
     which = f"run {holder[:8]}, which is another run" if holder else "another run"
     return ZooError(
         f"{repo} on {hub.name} holds {which}{' and finished' if finished else ''}: go on in that run's own "

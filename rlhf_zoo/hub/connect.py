@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -150,34 +150,30 @@ def home() -> Path:
     return Path(os.environ.get("RLHF_ZOO_HOME") or Path.home() / ".cache" / "rlhf-zoo").expanduser()
 
 
-def choose(
-    flag: str | None, *, push_to_hub: bool, environment: Mapping[str, str] | None = None, option: str = "--hub"
-) -> Hub:
+def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub:
     """The flag, else HF_ENDPOINT, else the real Hub with both a token and --push_to_hub, else the embedded one.
 
     Raises ZooError for a flag that is neither 'local' nor an address.
     """
-    environment = os.environ if environment is None else environment
     if flag is not None:
         if flag == "local":
             return Hub("local", None, f"{option} local", flag=option)
         return replace(_at(flag, option), flag=option)
-    if environment.get("HF_ENDPOINT"):
-        return _at(environment["HF_ENDPOINT"], "HF_ENDPOINT")
-    if push_to_hub and _has_token(environment):
+    if named := os.environ.get("HF_ENDPOINT"):
+        return _at(named, "HF_ENDPOINT")
+    if push_to_hub and (os.environ.get("HF_TOKEN") or _token_file().is_file()):
         return Hub("huggingface", REAL, "a token and --push_to_hub")
     return Hub("local", None, "no --hub, no HF_ENDPOINT, and not both a token and --push_to_hub")
 
 
-def choose_source(flag: str | None, target: Hub, *, environment: Mapping[str, str] | None = None) -> Hub | None:
+def choose_source(flag: str | None, target: Hub) -> Hub | None:
     """Where models and data come from that `target` has not: the flag, else HF_ENDPOINT, else the real Hub.
 
     None where that is the target itself, and for 'none'. Raises ZooError for a flag that is no address.
     """
-    environment = os.environ if environment is None else environment
     if flag == "none":
         return None
-    named = environment.get("HF_ENDPOINT")
+    named = os.environ.get("HF_ENDPOINT")
     if flag is not None:
         source = choose(flag, push_to_hub=False, option=SOURCE)
     else:
@@ -202,17 +198,13 @@ def _at(address: str, why: str) -> Hub:
     return Hub("huggingface" if endpoint == REAL else "other", endpoint, why)
 
 
-def _has_token(environment: Mapping[str, str]) -> bool:
-    return bool(environment.get("HF_TOKEN")) or _token_file(environment).is_file()
+def _token_file() -> Path:
+    return Path(os.environ.get("HF_TOKEN_PATH") or _client_home() / "token").expanduser()
 
 
-def _token_file(environment: Mapping[str, str]) -> Path:
-    return Path(environment.get("HF_TOKEN_PATH") or _client_home(environment) / "token").expanduser()
-
-
-def _client_home(environment: Mapping[str, str]) -> Path:
-    caches = environment.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(environment.get("HF_HOME") or Path(caches) / "huggingface").expanduser()
+def _client_home() -> Path:
+    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("HF_HOME") or Path(caches) / "huggingface").expanduser()
 
 
 @contextlib.contextmanager
@@ -236,7 +228,7 @@ def _open(choice: Hub, token_from: str) -> Iterator[Hub]:
 
     The user's own token belongs to the Hub that HF_ENDPOINT (or its absence) names, and goes nowhere else.
     """
-    environment, token = os.environ, ""
+    environment = os.environ
     if choice.kind == "local":
         with _embedded(home() / "hub") as (endpoint, token):
             yield _in_own_folder(replace(choice, endpoint=endpoint, token=token), home() / "hub-cache")
@@ -245,9 +237,9 @@ def _open(choice: Hub, token_from: str) -> Iterator[Hub]:
         token = environment.get(token_from, "")
         yield _in_own_folder(replace(choice, token=token or False, token_from=token_from), home() / "hubs" / host)
     else:
-        own = _client_home(environment)
+        own = _client_home()
         token = environment.get("HF_TOKEN") or environment.get("HUGGING_FACE_HUB_TOKEN") or ""
-        if not token and (file := _token_file(environment)).is_file():
+        if not token and (file := _token_file()).is_file():
             token = file.read_text(encoding="utf-8", errors="replace").strip()
         files = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE") or own / "hub"
         data = environment.get("HF_DATASETS_CACHE") or own / "datasets"
@@ -300,7 +292,7 @@ def _direct() -> None:
 def _own_client(directory: Path, token: str | bool | None) -> None:
     """A cache and a token of this Hub's own: the client's cache is keyed by repository, not by Hub."""
     _make_private(directory)
-    os.environ.setdefault("TRACKIO_DIR", str(_client_home(os.environ) / "trackio"))  # logs are of no Hub
+    os.environ.setdefault("TRACKIO_DIR", str(_client_home() / "trackio"))  # logs are of no Hub
     for name in CLIENT_STATE:
         os.environ.pop(name, None)
     os.environ["HF_HOME"] = str(directory)

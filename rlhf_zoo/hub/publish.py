@@ -17,7 +17,7 @@ from ..record import (
     write_json,
     write_text,
 )
-from .claims import check_claim, claim_repository, commit_as
+from .claims import RECIPE_FILE, all_tags, check_claim, commit_as
 from .connect import CLIENT, Hub
 from .refusals import client_errors, reason, status_of
 
@@ -26,7 +26,6 @@ __all__ = [
     "NOTHING",
     "PUBLISHED",
     "RECIPE_FILE",
-    "all_tags",
     "check_access",
     "checkpoint_files",
     "content_id",
@@ -38,13 +37,11 @@ __all__ = [
     "publish_release",
     "published_tags",
     "tag_name",
-    "take_repository",
     "unpublished",
 ]
 
 PUBLISHED = "published.json"
 SENDING = "SENDING"
-RECIPE_FILE = "recipe.json"
 NOTHING: Mapping[str, Path | None] = {}
 MERGED = "merged"  # a folder of a checkpoint, and the branch that it is published as
 # What a checkpoint is to others.
@@ -118,38 +115,6 @@ def publish_folder(
     api = hub.api()
     api.create_repo(repo_id, repo_type=repo_type, exist_ok=True, private=private)
     return api.create_commit(repo_id, _added(_files(folder)), commit_message=message, repo_type=repo_type).oid
-
-
-def take_repository(
-    repo_id: str,
-    run: str,
-    *,
-    known: Mapping[str, str],
-    overwrite: bool,
-    fresh: bool,
-    private: bool,
-    what: str,
-    hub: Hub = CLIENT,
-) -> None:
-    """Claims a model repository for `run`, and leaves it without another's tags.
-
-    known: tag -> commit of what this run sent there. overwrite: take it from another run. fresh: the run began again;
-    then, too, the tags that are not `known` are dropped. what: of the run, for the commit's message. Raises ZooError
-    where another run holds the repository.
-    """
-    claim_repository(
-        repo_id,
-        run,
-        recipe_file=RECIPE_FILE,
-        known=list(known.values()),
-        overwrite=overwrite,
-        private=private,
-        what=what,
-        hub=hub,
-    )
-    for tag, commit in all_tags(repo_id, hub=hub).items() if fresh or overwrite else ():
-        if known.get(tag) != commit:
-            hub.api().delete_tag(repo_id, tag=tag)
 
 
 def publish_checkpoint(
@@ -313,11 +278,6 @@ def content_id(path: Path, entry: Any) -> str:
 def is_step(tag: str) -> bool:
     """Whether a checkpoint was published under this tag."""
     return re.fullmatch(r"step-\d{6,}", tag) is not None
-
-
-def all_tags(repo_id: str, *, hub: Hub = CLIENT) -> dict[str, str]:
-    """Tag -> commit of a model repository."""
-    return {ref.name: ref.target_commit for ref in hub.api().list_repo_refs(repo_id).tags}
 
 
 def _tag(run: str, repo_id: str, tag: str, commit: str, message: str, hub: Hub) -> None:

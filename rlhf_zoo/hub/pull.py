@@ -26,7 +26,7 @@ from .places import CHUNK, PARTIAL, Cache, Folder, Wanted, sha256_of
 from .publish import tag_name
 from .refusals import is_silence, reason, refusals_as, status_of
 
-__all__ = ["Pulled", "PulledFile", "fetch", "find_revision", "pull", "split_revision"]
+__all__ = ["Pulled", "PulledFile", "fetch", "find_revision", "split_revision"]
 
 WORKERS = 4
 # Requests in a row without a byte of an answer, after which a file is given up; with 1, 2, 4, … seconds between them.
@@ -69,11 +69,6 @@ class Pulled:
     @property
     def bytes(self) -> int:
         return sum(file.size for file in self.files)
-
-
-def pull(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT) -> Path:
-    """The folder of `fetch`."""
-    return fetch(repository, output_dir, hub=hub).path
 
 
 def split_revision(repository: str) -> tuple[str, str | None]:

@@ -75,7 +75,7 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
     gr.HTML(_notes(subject))
 
     options: dict[str, Any] = {
-        "inputs": [prompt, *chosen.all],
+        "inputs": [prompt, *chosen],
         "outputs": [message, shown],
         "concurrency_id": MODELS,
         "concurrency_limit": at_once,
@@ -88,7 +88,7 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
     if examples is not None:
         running.append(examples.load_input_event.then(show, **options))
     if subject.prompts:
-        picked = lucky.click(surprise, outputs=[prompt, chosen.seed], api_visibility="private", show_progress="hidden")
+        picked = lucky.click(surprise, outputs=[prompt, chosen[0]], api_visibility="private", show_progress="hidden")
         running.append(picked.then(show, **options))
     stop.click(
         lambda: notice("Stopped. Rewards and values are of finished completions only.", kind="status"),

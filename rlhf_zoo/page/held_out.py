@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ..catalog.family import parents_of
+from ..catalog.card import Card
 from ..catalog.lineage import Lineage
 from ..chat import is_conversation, readable
 from ..errors import ZooError
@@ -69,7 +69,7 @@ def _places(lineage: Lineage, configuration: str | None) -> Iterator[tuple[str, 
     stage = stage_of(Path(lineage.ppo.name))
     if stage is not None and (stage.parent / "data" / (configuration or CONFIGURATION)).is_dir():
         yield str(stage.parent / "data"), None
-    for parent in parents_of(lineage.card):
+    for parent in Card(lineage.card).parents:
         if parent.role == "data" and parent.repo is not None and parent.commit is not None:
             yield parent.repo, parent.commit
 

@@ -10,7 +10,7 @@ import gradio as gr
 from ..errors import ZooError
 from .subject import Subject
 
-__all__ = ["MODELS", "Controls", "Proposal", "controls", "keywords"]
+__all__ = ["MODELS", "Proposal", "controls", "keywords"]
 
 #: The queue of everything that runs the models, whoever asks: page and API share its limit.
 MODELS = "models"
@@ -47,28 +47,16 @@ def _longest(subject: Subject) -> int:
     return max(found)
 
 
-@dataclass(frozen=True)
-class Controls:
-    """The components, in the order in which `keywords` takes their values."""
-
-    seed: gr.Number
-    temperature: gr.Slider
-    top_p: gr.Slider
-    tokens: gr.Slider
-    n: gr.Slider | None
-
-    @property
-    def all(self) -> list[Any]:
-        return [one for one in (self.seed, self.temperature, self.top_p, self.tokens, self.n) if one is not None]
-
-
 def keywords(seed: Any, temperature: Any, top_p: Any, tokens: Any, n: Any = 1) -> dict[str, Any]:
     """The keywords of `Comparison.stream`."""
     return {"seed": seed, "temperature": temperature, "top_p": top_p, "max_new_tokens": tokens, "n": n}
 
 
-def controls(proposal: Proposal, *, prefix: str = "", most: int | None = None) -> Controls:
-    """A row of controls. prefix: of their elem_ids. most: completions one may ask for, None for one alone."""
+def controls(proposal: Proposal, *, prefix: str = "", most: int | None = None) -> list[Any]:
+    """A row of controls, the seed's first, in the order in which `keywords` takes their values.
+
+    prefix: of their elem_ids. most: completions one may ask for, None for one alone.
+    """
     with gr.Row(elem_classes="zoo-controls"):
         temperature = gr.Slider(
             0.05, 2.0, value=proposal.temperature, step=0.05, label="Temperature", min_width=170,
@@ -79,8 +67,8 @@ def controls(proposal: Proposal, *, prefix: str = "", most: int | None = None) -
             1, proposal.limit, value=proposal.length, step=1, label="New tokens", min_width=170,
             elem_id=f"{prefix}tokens",
         )  # fmt: skip
-        n = None
+        many = []
         if most is not None:
-            n = gr.Slider(1, most, value=1, step=1, label="Completions", min_width=170, elem_id=f"{prefix}n")
+            many = [gr.Slider(1, most, value=1, step=1, label="Completions", min_width=170, elem_id=f"{prefix}n")]
         seed = gr.Number(1, label="Seed", precision=0, min_width=120, elem_id=f"{prefix}seed")
-    return Controls(seed, temperature, top_p, tokens, n)
+    return [seed, temperature, top_p, tokens, *many]

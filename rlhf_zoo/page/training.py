@@ -94,9 +94,9 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
     models: dict[str, Any] = {**shared, "concurrency_id": MODELS, "concurrency_limit": at_once}
     # `input` rather than `release`: the keyboard moves a slider too.
     step.input(marked, [run, step], [drawn], trigger_mode="always_last", queue=False, **shared)
-    gr.on([step.input, prompt.submit], at, [prompt, run, step, *chosen.all], [message, one],
+    gr.on([step.input, prompt.submit], at, [prompt, run, step, *chosen], [message, one],
           trigger_mode="always_last", **models)  # fmt: skip
-    run_all.click(every, [prompt, run, *chosen.all], [message, many], **models)
+    run_all.click(every, [prompt, run, *chosen], [message, many], **models)
 
     def other(name: Any) -> tuple[Any, str]:
         try:
@@ -107,7 +107,7 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
 
     run.input(other, [run], [step, drawn], **shared)
     if len(timeline.by_beta) > 1:
-        _betas(subject, drawing, prompt=prompt, sampling=chosen.all, models=models, shared=shared)
+        _betas(subject, drawing, prompt=prompt, sampling=chosen, models=models, shared=shared)
 
 
 def _betas(

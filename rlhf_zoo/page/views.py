@@ -103,8 +103,11 @@ def charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
     return found
 
 
-def pairs(snapshot: Snapshot, *, ppo: str = ROLES["ppo"]) -> str:
-    """All completions of a snapshot, the two of one random stream side by side. ppo: beside its name, HTML."""
+def pairs(snapshot: Snapshot, *, ppo: str = ROLES["ppo"], folded: bool = False) -> str:
+    """All completions of a snapshot, the two of one random stream side by side. ppo: beside its name, HTML.
+
+    folded: what is said of tokens is folded also of the first pair.
+    """
     rows = []
     named: dict[Role, str] = {"sft": ROLES["sft"], "ppo": ppo}
     for row in range(snapshot.n):
@@ -114,11 +117,10 @@ def pairs(snapshot: Snapshot, *, ppo: str = ROLES["ppo"]) -> str:
             side = getattr(snapshot, role)[row]
             numbered = f"{who} · {row + 1} of {snapshot.n}" if snapshot.n > 1 else who
             why = drawn[role] + (_table(side) if snapshot.done else "")
-            folded = ""
             if why:
-                opened = " open" if row == 0 else ""
-                folded = f'<details class="zoo-why"{opened}><summary>Token by token</summary>{why}</details>'
-            cards.append(side_card(snapshot.prompt, role, side, row=row, who=numbered, charts=folded))
+                opened = "" if folded or row else " open"
+                why = f'<details class="zoo-why"{opened}><summary>Token by token</summary>{why}</details>'
+            cards.append(side_card(snapshot.prompt, role, side, row=row, who=numbered, charts=why))
         rows.append(f'<div class="zoo-pair">{"".join(cards)}</div>')
     inside = _means(snapshot) + "".join(rows)
     inside += f'<p class="zoo-note">{text(snapshot.note)}</p>' if snapshot.note else ""

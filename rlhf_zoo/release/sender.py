@@ -19,20 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..hub import claims
 from ..hub.collections import collect
 from ..hub.connect import Hub
 from ..hub.publish import (
     MERGED,
     PUBLISHED,
     RECIPE_FILE,
-    all_tags,
     is_step,
     publish_checkpoint,
     publish_merged,
     publish_release,
     published_tags,
     tag_name,
-    take_repository,
     unpublished,
 )
 from ..hub.refusals import client_errors, refusals_as, status_of
@@ -298,7 +297,7 @@ def claim_repository(context: RunContext, stage: str) -> None:
         _take(context, stage)
         known = published_tags(record, repo, hub=context.hub.label)
         here = {tag_name(checkpoint_step(path)) for path in record.checkpoints()}
-        strays = sorted({tag for tag in all_tags(repo, hub=context.hub) if is_step(tag)} - {*known, *here})
+        strays = sorted({tag for tag in claims.all_tags(repo, hub=context.hub) if is_step(tag)} - {*known, *here})
     if strays:
         raise ZooError(
             f"{repo} on {context.hub.label} has the tag {strays[0]} of weights that {record.path} no longer holds, and "
@@ -311,7 +310,7 @@ def _take(context: RunContext, stage: str) -> None:
     record, repo, hub = context.record(stage), context.repo(stage), context.hub.label
     # A step that was trained again is no longer what its tag was acknowledged for.
     again = {tag_name(checkpoint_step(path)) for path in unpublished(record, repo, hub=hub)}
-    take_repository(
+    claims.claim_repository(
         repo,
         context.run_id(stage),
         known={tag: commit for tag, commit in published_tags(record, repo, hub=hub).items() if tag not in again},
@@ -337,7 +336,7 @@ def resume_command(context: RunContext) -> str:
 
 def _forget_lost(record: StageRecord, repo: str, hub: Hub) -> None:
     """Counts as not sent what the Hub does not have: its folder was emptied, or another run had the repository."""
-    sent, there = published_tags(record, repo, hub=hub.label), all_tags(repo, hub=hub)
+    sent, there = published_tags(record, repo, hub=hub.label), claims.all_tags(repo, hub=hub)
     remaining = {tag: commit for tag, commit in sent.items() if there.get(tag) == commit}
     if remaining == sent:
         return

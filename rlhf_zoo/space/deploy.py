@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +55,7 @@ def deploy(
     space: str,
     models: SpaceModels,
     *,
-    samples: Callable[[], Sequence[Mapping[str, Any]]],
+    page: Callable[[], str],
     private: bool | None = None,
     builds: bool = False,
     hub: Hub = CLIENT,
@@ -63,9 +63,9 @@ def deploy(
     """Makes or updates the Space NAMESPACE/NAME in one commit.
 
     A new Space is a Gradio one on the free CPU, else on ZeroGPU; where the account may have neither (402), a static
-    page over `samples()`: completions as `Compared.to_json` has them. A Space that is there keeps its kind, and what
-    others put into it. A Gradio one has the data set of its votes made too, as private as itself. private None: as the
-    models are, where the Space is new. builds: whether the Hub runs Spaces.
+    page, the HTML that `page()` gives. A Space that is there keeps its kind, and what others put into it. A Gradio one
+    has the data set of its votes made too, as private as itself. private None: as the models are, where the Space is
+    new. builds: whether the Hub runs Spaces.
 
     Its files are written before the Space is made, and what was made is deleted again where the commit does not come.
 
@@ -94,7 +94,7 @@ def deploy(
     def write(folder: Path) -> dict[str, Path]:
         folder.mkdir()
         if sdk == "static":
-            write_static(folder, models, samples())
+            write_static(folder, models, page())
         else:
             write_space(folder, models, space=space, endpoint=endpoint, layout=layout, hardware=hardware)
         return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}

@@ -28,7 +28,6 @@ from ..model_code import FLAG, brings_code
 from ..record import read_json, write_json, write_text
 from ..votes.data import HubVotes
 from .chosen import CHOSEN, SCHEMA
-from .page import render_page
 from .wheel import make_wheel, unpack
 
 __all__ = [
@@ -86,6 +85,15 @@ class SpaceModels:
     def roles(self) -> dict[str, Pinned]:
         known = {"ppo": self.ppo, "sft": self.sft, "reward": self.reward}
         return {role: model for role, model in known.items() if model is not None}
+
+    @property
+    def named(self) -> dict[str, Pinned]:
+        """The same by what a reader calls the roles."""
+        return {_ROLES[role]: model for role, model in self.roles.items()}
+
+    @property
+    def title(self) -> str:
+        return f"{clean(self.recipe, 60)}: SFT and PPO" if self.recipe else "SFT and PPO, side by side"
 
 
 def find_models(
@@ -223,12 +231,11 @@ def write_space(
     write_text(folder / "README.md", _readme(models, hardware=hardware))
 
 
-def write_static(folder: Path, models: SpaceModels, samples: Sequence[Mapping[str, Any]]) -> None:
+def write_static(folder: Path, models: SpaceModels, page: str) -> None:
     """Writes the files of a static Space into `folder`: one page over completions that were drawn before."""
     models = replace(models, votes=None, runs=())  # the page computes nothing, so it can keep none and show none
     write_json(folder / CHOSEN, _chosen(models, None))
-    names = {_ROLES[role]: model for role, model in models.roles.items()}
-    write_text(folder / "index.html", render_page(names, models.card, samples, title=_title(models)))
+    write_text(folder / "index.html", page)
     write_text(folder / "README.md", _static_readme(models))
 
 
@@ -259,10 +266,6 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _title(models: SpaceModels) -> str:
-    return f"{clean(models.recipe, 60)}: SFT and PPO" if models.recipe else "SFT and PPO, side by side"
-
-
 def _front_matter(models: SpaceModels, **fields: Any) -> tuple[str, str]:
     """(the head of the Space's README with these fields, None for those that go; what stands below it there)."""
     import yaml
@@ -270,7 +273,7 @@ def _front_matter(models: SpaceModels, **fields: Any) -> tuple[str, str]:
     _, template, body = (space_folder() / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     head = {
         **yaml.safe_load(template),
-        "title": _title(models),
+        "title": models.title,
         "models": list(dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])),
         "datasets": list(dict.fromkeys([*models.datasets, *([models.votes] if models.votes else [])])),
         **fields,
@@ -307,7 +310,7 @@ def _static_readme(models: SpaceModels) -> str:
 
 
 def _models_table(models: SpaceModels) -> str:
-    rows = [f"| {_ROLES[role]} | `{model.repo}` | `{model.commit}` |" for role, model in models.roles.items()]
+    rows = [f"| {role} | `{model.repo}` | `{model.commit}` |" for role, model in models.named.items()]
     rows += [f"| run of the ablation | `{repo}` | the tag of every step |" for repo in models.runs]
     rows += [f"| votes | data set `{models.votes}` | `main` |"] if models.votes else []
     return "\n".join(["| model | repository | commit |", "|---|---|---|", *rows, ""])

@@ -9,10 +9,11 @@ import socket
 import sys
 import threading
 import webbrowser
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -20,9 +21,10 @@ from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 
 if TYPE_CHECKING:
+    from ..comparison import Snapshot
     from ..space.files import SpaceModels
 
-__all__ = ["launch", "page_samples", "votes_by_default"]
+__all__ = ["launch", "page_of", "votes_by_default"]
 
 DRAWN = 8
 """Prompts of a static page."""
@@ -93,14 +95,15 @@ def votes_by_default(ppo: str) -> str | None:
     return f"local/{name}-votes"
 
 
-def page_samples(models: SpaceModels, hub: Hub = CLIENT) -> list[dict[str, Any]]:
-    """One completion of each policy for the held-out prompts of the PPO model's card, as a static page shows them.
+def page_of(models: SpaceModels, hub: Hub = CLIENT) -> str:
+    """A static page with one completion of each policy for the held-out prompts of the PPO model's card.
 
     At the temperature and length of its training, and with the page's own seed 1. Raises ZooError where a model cannot
     be had; a prompt that these models cannot take is left out.
     """
     from ..catalog.lineage import find_lineage
     from ..comparison import Comparison
+    from ..page.static import static_page
     from ..stages.train import quiet
 
     reward = models.reward.name if models.reward else None
@@ -113,13 +116,13 @@ def page_samples(models: SpaceModels, hub: Hub = CLIENT) -> list[dict[str, Any]]
         reading=lineage.reward_reading,
     )
     temperature, length = lineage.setting("temperature", 1.0), int(lineage.setting("response_length", 32))
-    found = []
+    found: list[Snapshot] = []
     for prompt in lineage.prompts[:DRAWN]:
         try:
-            found.append(comparison.compare(prompt, temperature=temperature, max_new_tokens=length).to_json())
+            found += deque(comparison.stream(prompt, temperature=temperature, max_new_tokens=length), maxlen=1)
         except ZooError as error:
             click.echo(f"A held-out prompt is left out: {error}", err=True)
-    return found
+    return static_page(models, found)
 
 
 def _app() -> ModuleType:

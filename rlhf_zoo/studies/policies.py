@@ -12,7 +12,7 @@ from typing import Any
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..catalog.family import clean, parents_of
+from ..catalog.card import Card, clean
 from ..catalog.lineage import Lineage, find_policy, prompts_at
 from ..chat import Chat
 from ..data import tokenize_prompt
@@ -223,7 +223,7 @@ def _stage_of(path: Path) -> Path | None:
 
 
 def _data_of(lineage: Lineage, hub: Hub) -> DataSource | None:
-    for parent in parents_of(lineage.card):
+    for parent in Card(lineage.card).parents:
         if parent.role == "data" and parent.repo is not None:
             return find_data(parent.repo, parent.commit, hub)
     return None

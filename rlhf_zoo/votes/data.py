@@ -27,25 +27,13 @@ log = logging.getLogger(__name__)
 
 
 class HubVotes:
-    """The data set of votes in a repository of the Hub that the environment names.
+    """The data set of votes in a repository of a Hub. private: make the repository so, where it is made."""
 
-    private: make the repository so, where it is made. license, tags: of its card, which is made with the first votes.
-    """
-
-    def __init__(
-        self,
-        repo_id: str,
-        *,
-        private: bool = False,
-        license: str = "cc-by-4.0",
-        tags: Sequence[str] = (),
-        hub: Hub = CLIENT,
-    ) -> None:
+    def __init__(self, repo_id: str, *, private: bool = False, hub: Hub = CLIENT) -> None:
         if hub_id(repo_id) is None or "/" not in repo_id:
             raise ZooError(f"{repo_id!r} is no place for votes on a Hub: give NAMESPACE/NAME.")
         self.name, self.hub = repo_id, hub
-        self._private, self._license, self._tags = private, license, tags
-        self._ready = False
+        self._private, self._ready = private, False
         self._known: tuple[str, list[Vote]] | None = None  # what was read last, and at which commit
 
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
@@ -81,7 +69,7 @@ class HubVotes:
         from huggingface_hub import DatasetCard
 
         if not api.get_paths_info(self.name, ["README.md"], revision=head, repo_type="dataset"):
-            return _new_card(self.name, license=self._license, tags=self._tags)
+            return _new_card(self.name)
         path = api.hf_hub_download(self.name, "README.md", revision=head, repo_type="dataset")
         text = Path(path).read_text(encoding="utf-8")
         there = self._head_of(text).get("configs") or []
@@ -188,12 +176,12 @@ def _configs() -> list[dict[str, Any]]:
     ]
 
 
-def _new_card(name: str, *, license: str, tags: Sequence[str]) -> str:
+def _new_card(name: str) -> str:
     import yaml
 
     front = {
-        "license": license,
-        "tags": ["rlhf-zoo", "votes", *tags],
+        "license": "cc-by-4.0",
+        "tags": ["rlhf-zoo", "votes"],
         "annotations_creators": ["crowdsourced"],
         "configs": _configs(),
     }

@@ -1,6 +1,6 @@
 """A vote of a blind test: what was shown, on which side, what was preferred. Nothing of who voted.
 
-`vote_box` keeps votes on the disk and sends them, `vote_data` is the data set that they go to.
+`box` keeps votes on the disk and sends them, `data` is the data set that they go to.
 """
 
 from __future__ import annotations

@@ -39,7 +39,6 @@ CHECKS = [
 ]  # fmt: skip
 EVALUATED = "evaluation: {judge: 'toy_run:judge', prompts: 6}\n"
 BUILT_IN = "rlhf_zoo.rewards.verifiable"
-AT_LAST = ["end tokens", "KL at the start", "ratio", "rewards", "rewards add up"]
 
 
 def broken(completions: list[str], **_: Any) -> list[float]:

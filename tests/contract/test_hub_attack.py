@@ -123,6 +123,7 @@ def test_addresses_that_lead_elsewhere(here):
         "/api/models/../tokens/x/tree/main",
         "/api/models/local/..%2F..%2F..%2Ftokens.json",
         "/api/models/local/m/tree/main/..%2F..",
+        "/api/collections/local/..%2F..%2Ftokens",
         "/local/" + "n" * 300 + "/resolve/main/x",
         "/local/m/resolve/main/" + "x" * 5000,
         "/local/m/resolve/" + "r" * 5000 + "/x",

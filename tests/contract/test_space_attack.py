@@ -24,7 +24,7 @@ SPACE, VOTES = "local/toy-compare", "local/votes"
 def go(thread_hub: ThreadHub) -> Callable[..., Any]:
     made = {name: thread_hub.make(f"toy-{name}", {"rlhf_card.json": "{}"}) for name in ("ppo", "sft")}
     models = SpaceModels(*(Pinned(f"local/toy-{name}", made[name]) for name in ("ppo", "sft")), None, votes=VOTES)
-    return lambda samples=list: deploy(SPACE, models, samples=samples)
+    return lambda page=str: deploy(SPACE, models, page=page)
 
 
 def there(hub: ThreadHub) -> list[str]:

@@ -368,8 +368,12 @@ def test_static_page_for_an_account_without_gradio_spaces(
     here = Comparison.load(ppo=toys.ppo, sft=toys.sft, reward=toys.reward)
     found = [here.compare(prompt, seed=1, temperature=0.9, max_new_tokens=12) for prompt in PROMPTS]
     assert MARKUP in found[1].ppo.completion and MARKUP not in page, "no completion was hostile"
-    for side in [getattr(one, role) for one in found for role in ("sft", "ppo")]:
-        assert escape(side.completion) in page and f"{side.reward:+.2f}".replace("-", "−") in page
+    sides = [getattr(one, role) for one in found for role in ("sft", "ppo")]
+    written = [
+        re.sub(r"<[^>]+>", "", one) for one in re.findall(r'<span class="new">(.*?)</span></p>', page, re.DOTALL)
+    ]
+    assert written == [escape(side.completion) + "∎" * side.ended for side in sides]
+    assert all(f"{side.reward:+.2f}".replace("-", "−") in page for side in sides)
     flat = " ".join(re.sub(r"<[^>]+>", " ", page).split())
     assert (
         "reward 0.100 [0.000, 0.200] 0.900 [0.800, 1.000] KL to SFT, nats per completion 0: it is the reference" in flat

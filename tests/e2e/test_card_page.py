@@ -13,10 +13,11 @@ from card_run import NASTY, make_runs, reward_report
 from chromium import chromium
 from markdown_it import MarkdownIt
 
+from rlhf_zoo.comparison import Side, Snapshot
+from rlhf_zoo.page.static import static_page
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.release.card import make_card
-from rlhf_zoo.space.files import Pinned
-from rlhf_zoo.space.page import render_page
+from rlhf_zoo.space.files import Pinned, SpaceModels
 
 WIDTH = 1100
 OVERFLOW = "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
@@ -101,12 +102,12 @@ def test_a_card_in_a_browser(browser: Any, cards: dict[str, Path], name: str, tm
 
 
 def test_a_static_page_of_a_space(browser: Any, tmp_path: Path) -> None:
-    side = {"completion": NASTY, "reward": 1.0, "log_ratio": 0.0, "token_log_ratio": [0.5] * 9, "tokens": [NASTY] * 9,
-            "length": 9, "ended": True}  # fmt: skip
-    sample = {"prompt": NASTY, "seed": 1, "temperature": 1.0, "max_new_tokens": 8, "sft": side, "ppo": side}
-    models = {role: Pinned(f"me/tiny-{role.lower()}", "1" * 40) for role in ("PPO", "SFT")}
+    figures = dict.fromkeys(("token_logprob_ppo", "token_logprob_sft", "token_kl", "token_values"), (0.5,) * 9)
+    side = Side(NASTY, 1.0, 0.0, (0.5,) * 9, (NASTY,) * 9, 9, True, stop="eos", **figures)
+    sample = Snapshot(NASTY, 1, 1.0, 1.0, 8, (side,), (side,), done=True)
+    models = [Pinned(f"me/tiny-{role}", "1" * 40) for role in ("ppo", "sft")]
     page = tmp_path / "index.html"
-    page.write_text(render_page(models, {}, [sample], title=NASTY), encoding="utf-8")
+    page.write_text(static_page(SpaceModels(*models, None, recipe=NASTY), [sample]), encoding="utf-8")
     browser.get(page.as_uri())
     browser.execute_script("document.querySelectorAll('details').forEach(one => one.open = true)")
     for width in (WIDTH, 420):

@@ -150,10 +150,11 @@ def test_what_is_asked_of_whom(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path
 )
 def test_which_source(flag: str | None, target: str, env: dict[str, str], endpoint: str | None) -> None:
     hub = Hub("local", None, "a test") if target == "local" else Hub("huggingface", target, "a test")
-    found = choose_source(flag, hub, environment=env)
+    with patch.dict(os.environ, env, clear=True):
+        found = choose_source(flag, hub)
     assert (None if found is None else found.endpoint) == endpoint
     with pytest.raises(ZooError, match=r"--source_hub is .* which would send a token unencrypted"):
-        choose_source("http://x.com", hub, environment={})
+        choose_source("http://x.com", hub)
 
 
 def test_the_users_token_goes_to_the_users_hub(hubs: tuple[ThreadHub, ThreadHub], told: set) -> None:

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from warm import PYTHON
 from zoo_process import environment, hubs_over, wait_until, zoo
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.connect import REAL, choose, home
+from rlhf_zoo.hub.connect import REAL, Hub, choose, home
 from rlhf_zoo.hub_server.application import Application
 
 OTHER = "https://hub.example.com"
 SECRET = "hf_secret"
+
+
+def chosen(flag: str | None, push: bool, env: dict[str, str]) -> Hub:
+    with patch.dict(os.environ, env, clear=True):
+        return choose(flag, push_to_hub=push)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +46,7 @@ SECRET = "hf_secret"
     ],
 )
 def test_the_rule(flag, push, env, kind, endpoint, why, tmp_path):
-    hub = choose(flag, push_to_hub=push, environment={"HF_HOME": str(tmp_path), **env})
+    hub = chosen(flag, push, {"HF_HOME": str(tmp_path), **env})
     assert (hub.kind, hub.endpoint) == (kind, endpoint)
     assert hub.why.startswith(why) or why in hub.why
     assert hub.label == ("local" if kind == "local" else endpoint)
@@ -52,12 +59,12 @@ def test_the_rule(flag, push, env, kind, endpoint, why, tmp_path):
 def test_a_token_of_a_login_counts(tmp_path, variables):
     env = {"HF_HOME": "", **{name: value.format(tmp_path) for name, value in variables.items()}}
     env = {name: value for name, value in env.items() if value}
-    assert choose(None, push_to_hub=True, environment={"HF_HOME": "/nowhere", **env}).kind == "local"
+    assert chosen(None, True, {"HF_HOME": "/nowhere", **env}).kind == "local"
     for file in (tmp_path / "token", tmp_path / "huggingface" / "token", tmp_path / "elsewhere"):
         file.parent.mkdir(exist_ok=True)
         file.write_text(SECRET)
-    assert choose(None, push_to_hub=True, environment=env).kind == "huggingface"
-    assert choose(None, push_to_hub=False, environment=env).kind == "local"
+    assert chosen(None, True, env).kind == "huggingface"
+    assert chosen(None, False, env).kind == "local"
 
 
 @pytest.mark.parametrize(
@@ -75,10 +82,10 @@ def test_a_token_of_a_login_counts(tmp_path, variables):
 )
 def test_addresses_that_are_none_or_unsafe(address, message):
     with pytest.raises(ZooError, match=message):
-        choose(address, push_to_hub=False, environment={})
+        chosen(address, False, {})
     if address:
         with pytest.raises(ZooError, match=f"HF_ENDPOINT is .*{message}"):
-            choose(None, push_to_hub=False, environment={"HF_ENDPOINT": address})
+            chosen(None, False, {"HF_ENDPOINT": address})
 
 
 def test_home(monkeypatch, tmp_path):
@@ -125,7 +132,8 @@ def look(tmp_path: Path, flag: str | None, push: bool = False, python: Sequence[
 def is_sealed(tmp_path: Path, seen: dict) -> bool:
     """Neither the user's token nor the user's caches are in reach of what runs after connect()."""
     said = json.dumps({key: value for key, value in seen.items() if key != "environment"})
-    left = {name: value for name, value in seen["environment"].items() if name != "RLHF_ZOO_HUB_TOKEN"}
+    known = ("RLHF_ZOO_HUB_TOKEN", "TRACKIO_DIR")  # logs are of no Hub
+    left = {name: value for name, value in seen["environment"].items() if name not in known}
     return SECRET not in json.dumps(left) + said and str(tmp_path / "real") not in json.dumps(left) + said
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlhf_zoo.catalog.card import Card
 from rlhf_zoo.catalog.family import (
     DEPTH,
     Member,
@@ -15,7 +16,6 @@ from rlhf_zoo.catalog.family import (
     clean,
     draw,
     family_tree,
-    parents_of,
 )
 
 A, B, C, D = (letter * 40 for letter in "abcd")
@@ -41,7 +41,7 @@ class World:
         if reference.name not in self.repositories:
             return Member(problem="is not there")
         commit, tags, card = self.repositories[reference.name]
-        return Member(reference.commit or commit, tags, card, None, parents_of(card or {}))
+        return Member(reference.commit or commit, tags, card, None, Card(card or {}).parents)
 
     def tree(self, name: str = "x/ppo", **bounds: int) -> Node:
         return family_tree(Reference("", "model", name), self.look, **bounds)
@@ -166,12 +166,12 @@ def test_a_tree_that_branches_for_ever_looks_at_so_many_repositories():
 def test_parents_of_nonsense():
     """Whatever a card holds there: none, or one that no Hub could have, which was never published."""
     for parents in (None, [], "sft", {"sft": None}, {"sft": "x/sft"}, {"sft": []}, {"../sft": at("x/sft", None)}):
-        assert parents_of({"parents": parents}) == ()
+        assert Card(parents=parents).parents == ()
     for repo in (None, 3, "", "/etc/passwd", "../x", "a/b/c", "a b", ["x"]):
-        (found,) = parents_of({"parents": {"sft": {"repo": repo, "commit": 3}}})
+        (found,) = Card(parents={"sft": {"repo": repo, "commit": 3}}).parents
         assert (found.repo, found.commit, found.folder) == (None, None, None)
     for commit in ("--help", "a b", "../x", "", 7, None, "ä"):
-        assert parents_of({"parents": {"sft": {"repo": "x/y", "commit": commit}}})[0].commit is None
+        assert Card(parents={"sft": {"repo": "x/y", "commit": commit}}).parents[0].commit is None
 
 
 def test_texts_of_a_card_are_data(world):

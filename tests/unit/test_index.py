@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -47,7 +48,7 @@ def of(**card: Any) -> Entry:
 def test_the_figures_are_the_held_out_ones_of_the_cards_own_stage():
     found = of()
     assert (found.stage, found.recipe, found.base, found.step, found.seed) == ("ppo", "toy", "zoo/toy-sft", 40, 3)
-    assert (found.simulated, found.date, found.note, found.name) == (True, "2026-11-20T23:00:00+00:00", None, "toy-ppo")
+    assert (found.simulated, found.date, found.note) == (True, "2026-11-20T23:00:00+00:00", None)
     assert found.reward == Figure(2.5, (2.0, 3.0), 540) and found.kl == Figure(7.0, None, 540)
     assert found.win_rate == Figure(0.875, (0.85, 0.9), 540) and found.accuracy is None
     sft = of(stage="sft")
@@ -106,11 +107,11 @@ JSON = st.recursive(
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys([*CARD, "checkpoints", "chosen"], JSON)), JSON)
 def test_no_card_breaks_a_listing_or_speaks_to_the_terminal(card, rows):
     found = entry("zoo/x", COMMIT, card)
-    texts = [value for value in found.as_json().values() if isinstance(value, str)]
+    texts = [value for value in asdict(found).values() if isinstance(value, str)]
     assert all(text.isprintable() and len(text) <= 96 for text in texts)
     for by in (None, *SORTS):
         assert len(ordered([found, of()], by)) == 2
-    json.dumps(found.as_json(), allow_nan=False)
+    json.dumps(asdict(found), allow_nan=False)
     table = benchmark([found, of()], command="rlhf-zoo zoo", namespace="zoo")
     assert with_table(with_table(None, table), table) == with_table(None, table)
     lines = [line for line in table.splitlines() if line.startswith("|")]
@@ -128,6 +129,10 @@ ENTRIES = [
 ]
 
 
+def names_of(entries: list[Entry]) -> list[str]:
+    return [entry.repo.rpartition("/")[2] for entry in entries]
+
+
 @pytest.mark.parametrize(
     ("by", "names", "backwards"),
     [
@@ -141,13 +146,13 @@ ENTRIES = [
     ],
 )
 def test_order(by, names, backwards):
-    assert [entry.name for entry in ordered(ENTRIES[::-1], by)] == names.split()
-    assert [entry.name for entry in ordered(ENTRIES, by, reverse=True)] == backwards.split()
+    assert names_of(ordered(ENTRIES[::-1], by)) == names.split()
+    assert names_of(ordered(ENTRIES, by, reverse=True)) == backwards.split()
 
 
 def test_filters():
     def names(**wanted: str) -> list[str]:
-        return [entry.name for entry in select(ENTRIES, **wanted)]
+        return names_of(select(ENTRIES, **wanted))
 
     assert names() == ["b-ppo", "a-ppo", "a-sft", "a-reward", "none"]
     assert names(stage="ppo") == ["b-ppo", "a-ppo"] and names(recipe="a", stage="reward") == ["a-reward"]

@@ -21,15 +21,15 @@ from toy_models import save_toys
 import rlhf_zoo
 from rlhf_zoo import page
 from rlhf_zoo.commands.space import _tell
-from rlhf_zoo.comparison import Comparison
+from rlhf_zoo.comparison import Comparison, Side, Snapshot
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.hub.refs import Checkpoint
 from rlhf_zoo.page import Subject, serve
+from rlhf_zoo.page.static import static_page
 from rlhf_zoo.space.chosen import Chosen, chosen
 from rlhf_zoo.space.deploy import Deployed
 from rlhf_zoo.space.files import CPU, ZERO_GPU, Pinned, SpaceModels, write_space
-from rlhf_zoo.space.page import render_page
 from rlhf_zoo.studies import compare
 
 ROOT = Path(__file__).parents[2]
@@ -221,29 +221,24 @@ def test_zero_gpu_takes_the_function_that_computes(monkeypatch: pytest.MonkeyPat
 NASTY = "</p></style><script>window.ran = 1</script><img src=x onerror='window.ran = 1'>&amp;\x1b[31m\u202e\" onload=1"
 
 
-def side(**fields: object) -> dict:
-    plain = {"reward": None, "log_ratio": 0.0, "token_log_ratio": [0.0], "tokens": ["a"], "length": 1, "ended": True}
-    return {"completion": "a", **plain, **fields}
-
-
 def test_static_page_shows_text_as_text() -> None:
     card = {
         "simulated": True,
         "evaluation": {"judge": {"name": NASTY}, "ppo": {"judge": {"value": 0.5, "ci95": NASTY}}},
     }
-    sample = {
-        "prompt": NASTY, "seed": 1, "temperature": 1.0, "max_new_tokens": 8, "sft": side(completion=""),
-        "ppo": side(completion=NASTY, tokens=[NASTY], token_log_ratio=[-7.0], log_ratio=-7.0),
-    }  # fmt: skip
-    page = render_page({"PPO": MODELS.ppo, "SFT": MODELS.sft}, card, [sample], title=NASTY)
+    sft = Side("", None, 0.0, (), (), 0, False, stop="length")
+    figures = dict.fromkeys(("token_logprob_ppo", "token_logprob_sft", "token_kl"), (1.0,))
+    ppo = Side(NASTY, None, -7.0, (-7.0,), (NASTY,), 1, False, stop="length", **figures)
+    sample = Snapshot(NASTY, 1, 1.0, 1.0, 8, (sft,), (ppo,), done=True)
+    page = static_page(replace(MODELS, recipe=NASTY, card=card), [sample])
     assert "<script" not in page and "<img" not in page and "\x1b" not in page and "\u202e" not in page
     assert page.count("&lt;script&gt;window.ran = 1&lt;/script&gt;") >= 5
-    assert "default-src 'none'" in page and "http://" not in page and "https://" not in page
-    assert "0.500 (interval not measured)" in page and "It stopped at once." in page
-    assert '<span class="down4" title="−7.00 nats">' in page
+    assert "default-src 'none'" in page and not re.findall(r"url\(|@import|https://", page)
+    assert page.count("http://") == page.count('<svg xmlns="http://'), "and no address but that name"
+    assert "0.500 (interval not measured)" in page and '<i class="m4 k3" title="log-ratio −7.00' in page
 
 
 def test_static_page_without_figures_and_samples() -> None:
     for card in ({}, {"evaluation": None}, {"evaluation": [1]}, {"evaluation": {"ppo": {"kl": {"value": "x"}}}}):
-        page = render_page({"PPO": MODELS.ppo, "SFT": MODELS.sft}, card, [], title="t")
+        page = static_page(replace(MODELS, card=card), [])
         assert "names no held-out prompts" in page and "On held-out prompts</h2>" not in page

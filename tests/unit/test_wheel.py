@@ -47,7 +47,7 @@ def test_from_sources(built: Path, tmp_path: Path) -> None:
     assert wheel.make_wheel(tmp_path).read_bytes() == built.read_bytes()
     found = contents(built)
     for name, source in {
-        "rlhf_zoo/space/templates/space.html.jinja": "rlhf_zoo/space/templates/space.html.jinja",
+        "rlhf_zoo/page/static.html.jinja": "rlhf_zoo/page/static.html.jinja",
         "rlhf_zoo/_recipes/tiny-world/ppo.yaml": "recipes/tiny-world/ppo.yaml",
         "rlhf_zoo/_spaces/compare/app.py": "spaces/compare/app.py",
         "rlhf_zoo/_metrics/win_rate/win_rate.py": "metrics/win_rate/win_rate.py",
