@@ -174,8 +174,8 @@ def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashabl
     errs, reward_errs = (np.asarray(margins, dtype=float) <= 0 for margins in (judge, reward))
 
     def among(chosen: np.ndarray) -> Estimate | None:
-        places = np.flatnonzero(chosen)
-        return share(errs[places], [prompts[place] for place in places]) if len(places) else None
+        places = np.flatnonzero(chosen).tolist()
+        return share(errs[places], [prompts[place] for place in places]) if places else None
 
     wrong, right = among(reward_errs), among(~reward_errs)
     every = among(np.ones(len(errs), dtype=bool))

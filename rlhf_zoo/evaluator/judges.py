@@ -201,11 +201,12 @@ def checked(
     judges'. same_labels: the judges that learned from the labels of that model.
     """
     paid = None if reward is None else RewardJudge("reward", reward)
+
+    def tried(judge: Judge, pairs: Dataset | None) -> PairCheck | None:
+        return None if pairs is None else _on_pairs(judge, pairs, paid, seed)
+
     return {
-        judge.name: JudgeCheck(
-            *(None if pairs is None else _on_pairs(judge, pairs, paid, seed) for pairs in (labeled, own)),
-            same_labels=judge.name in same_labels,
-        )
+        judge.name: JudgeCheck(tried(judge, labeled), tried(judge, own), judge.name in same_labels)
         for judge in cheapest_first(panel.scoring)
     }
 

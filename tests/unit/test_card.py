@@ -127,7 +127,7 @@ def test_a_gain_that_only_the_strict_reading_sees_is_one_of_form(lenient, form):
     apart = {"strict": {"value": 0.2, "ci95": [0.1, 0.3]}, "lenient": {"value": 0.02, "ci95": list(lenient)}}
     answers = {reading: {"difference": one} for reading, one in apart.items()}
     said = str(judge_notes({"checks_answers": True, "answers": answers}))
-    assert "Read strictly the policy gains 0.200 [0.100, 0.300], and leniently 0.0200" in said
+    assert "Read strictly the policy gains 0.200 [0.100, 0.300], and leniently 0.020" in said
     assert ("**Only the strict reading sees a gain" in said) is form
 
 
