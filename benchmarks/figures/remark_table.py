@@ -48,7 +48,7 @@ def remark_table() -> str:
             table(headings, rows),
             "",
             f"{numbers[0]} held-out pairs of the reward model, and {numbers[1]} of the policies' own outputs. The "
-            "excess is by how much more the judge errs where the reward model errs. In brackets 95% intervals, by prompts. "
+            "excess is by how much more the judge errs where the reward model errs. In brackets 95% intervals. "
             f"Readers: {kept['ordered_by']}, all three alike in {estimate(kept['readers_agree'])} of the pairs. They "
             f"prefer PPO to SFT in {estimate(ppo)} of {ppo['n']} pairs, a constant to SFT in {estimate(constant)} of "
             f"{constant['n']}, and a constant to PPO in {estimate(over)} of {over['n']}.",
