@@ -25,8 +25,10 @@ def paid_table(experiment: Experiment) -> str:
     titles = [TITLES[by].format(n=experiment.ppo_seeds) for by in runs]
     every = list(runs.values())
     first = every[0]
-    rows = figure_rows([("SFT", [first], "sft"), *((by, [run], "ppo") for by, run in runs.items())])
+    # What each is paid by has another scale, so SFT's reward stands beside its own.
+    rows = figure_rows([("SFT", [first], "sft"), *((by, [run], "ppo") for by, run in runs.items())])[1:]
     told: list[tuple[str, Callable[[Run], str]]] = [
+        ("reward that it is paid, SFT → PPO", lambda run: " → ".join(_mean(run, side) for side in ("sft", "ppo"))),
         ("win rate over SFT", _win_rate),
         ("verdict", lambda run: str(run["verdict"])),
         ("step recommended", lambda run: str(run["recommended"] or "none")),
@@ -37,14 +39,18 @@ def paid_table(experiment: Experiment) -> str:
     rows += [[label, "", *(tell(run) for run in every)] for label, tell in told]
     said = (
         f"β = {first['beta']:g}, {len(first['curve'])} updates, from the SFT policy and the reward models of seed "
-        f"{first['seed']} and the next; {first['win_rate']['n']} completions to test prompts. The reward is what each "
-        "was paid by, in units of SFT's spread."
+        f"{first['seed']} and the next; {first['win_rate']['n']} completions to test prompts. Rewards are in units of "
+        "SFT's spread."
     )
     left = [TITLES[by].format(n=experiment.ppo_seeds) for by in TITLES if by not in runs]
     missing = f" Left out, since not finished: {', '.join(left)}." if left else ""
     return "\n\n".join(
         [table(["", "SFT", *titles], rows), said + missing, made(*(code(run["command"]) for run in every))]
     )
+
+
+def _mean(run: Run, side: str) -> str:
+    return number(run[side]["reward"], 2)
 
 
 def _win_rate(run: Run) -> str:

@@ -20,7 +20,7 @@ from ..rewards.model import say_cut
 from ..stage import REWARD_ROLES
 from .context import RunContext
 from .data import to_train
-from .parents import is_member, member_checkpoint, reward_roles
+from .parents import is_member, reward_roles
 from .settings import RecipeConfig, StageSettings
 
 __all__ = [
@@ -165,9 +165,6 @@ def start_of(context: RunContext) -> dict[str, Named]:
     stages = to_train(context)
     models = named_models(stages, context.hub)
     check_named(models, stages)
-    for name in _rewards(stages["ppo"]).values() if "ppo" in stages else ():
-        if is_member(name):
-            member_checkpoint(context, name)
     if "policy" not in models and context.record("sft").read().get("status") == "finished" and "sft" not in stages:
         path = context.checkpoint("sft").path
         models["policy"] = Named("the stage sft", str(path), path)

@@ -13,11 +13,14 @@ from ..hub.refs import NOT_LOADED, came_from, resolve
 from ..record import StageRecord
 from ..stage import REWARD_ROLES
 from .context import ParentCheckpoint, RunContext
+from .data import to_train
 from .settings import StageSettings
 
 __all__ = [
     "ENSEMBLE",
+    "check_members",
     "is_member",
+    "is_trained",
     "member_beside",
     "member_checkpoint",
     "member_run",
@@ -83,16 +86,34 @@ def member_run(context: RunContext, seed: int) -> RunContext:
     return replace(context, directory=base / ENSEMBLE / f"seed-{seed}", base=base, own=("reward",))
 
 
+def _of(context: RunContext, name: str) -> RunContext:
+    match = _MEMBER.fullmatch(name)
+    assert match is not None  # `is_member` was asked
+    return member_run(context, int(match[1]))
+
+
+def is_trained(context: RunContext, name: str) -> bool:
+    """Whether an ensemble's model, by its folder in the run directory, is finished."""
+    return bool(_of(context, name).record("reward").read().get("status") == "finished")
+
+
+def check_members(context: RunContext) -> None:
+    """Raises ZooError, before anything trains, where PPO is to be paid by a model of an ensemble that is not there."""
+    if "ppo" in to_train(context):
+        for name in reward_names(context.settings("ppo").data.reward_model_path):
+            if is_member(name):
+                member_checkpoint(context, name)
+
+
 def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
     """The finished checkpoint of an ensemble's model, by its folder in the run directory.
 
     Raises ZooError where it is not trained, or for another SFT policy than the run has now.
     """
-    match = _MEMBER.fullmatch(name)
-    assert match is not None  # `is_member` was asked
-    record = member_run(context, int(match[1])).record("reward")
+    member = _of(context, name)
+    record = member.record("reward")
     train = f"`rlhf-zoo ensemble {context.recipe.name} --seeds N` trains reward models of N seeds"
-    if record.read().get("status") != "finished":
+    if not is_trained(context, name):
         raise ZooError(f"reward_model_path names {name}, and {record.path} holds no finished reward model: {train}.")
     now = context.record("sft").read().get("fingerprint")
     if now is not None and _parent(record.read(), "sft") not in (None, now):
@@ -100,7 +121,7 @@ def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
             f"The reward model in {record.path} is of another SFT policy than {context.record('sft').path}: {train} "
             "anew with --restart."
         )
-    found = member_run(context, int(match[1])).checkpoint("reward")
+    found = member.checkpoint("reward")
     return ParentCheckpoint(found.path, {**found.lineage, "path": f"{name}/{found.path.name}", "folder": name})
 
 

@@ -27,6 +27,7 @@ from ..runs.context import Publisher, RunContext
 from ..runs.data import data_source, evaluation_rows, stage_source, to_train
 from ..runs.forms import check_forms
 from ..runs.loading import check_installed
+from ..runs.parents import check_members
 from ..stage import STAGES
 from . import evaluate, ppo
 from .evaluate import check_judges, check_prompts, same_weights
@@ -77,6 +78,7 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
         _check_begun(context, stage)
     check_forms(context.shared, to_train(context), context.hub)
     models = start_of(context)
+    check_members(context)
     evaluates = "ppo" in context.recipe.stages
     if any(context.settings(stage).data.dataset_name is None for stage in context.recipe.stages):
         data_source(context, again=context.restart and context.base is None)

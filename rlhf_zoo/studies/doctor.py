@@ -52,7 +52,7 @@ from ..runs.data import stage_source, to_train
 from ..runs.forms import check_forms
 from ..runs.judge import check_same_labels, evaluation_of
 from ..runs.loading import check_installed, loading_of
-from ..runs.parents import parent, parent_names, reward_names, reward_roles
+from ..runs.parents import is_member, is_trained, parent, parent_names, reward_names, reward_roles
 from ..runs.settings import StageSettings
 from ..stage import REWARD_ROLES
 from ..stages.evaluate import check_judges, check_prompts
@@ -257,6 +257,8 @@ def _start(context: RunContext, settings: StageSettings, role: str) -> tuple[Par
     if name is None:
         none = {"reward": "reward functions alone", "value": "the critic begins from the reward model or the policy"}
         return None, f"none: {none[role]}"
+    if is_member(name) and not is_trained(context, name):
+        raise NotYet(f"train {name} with `rlhf-zoo ensemble` first")
     try:
         found = parent(context, name)
     except ZooError as error:

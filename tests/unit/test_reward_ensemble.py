@@ -27,6 +27,7 @@ from rlhf_zoo.release.card import make_card
 from rlhf_zoo.rewards import RewardEnsemble, RewardModel, Rewards
 from rlhf_zoo.runs.beginning import start_of
 from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.runs.parents import check_members
 from rlhf_zoo.sampling import Samples
 from rlhf_zoo.stages import evaluate, ppo
 from rlhf_zoo.studies import doctor, trace
@@ -257,7 +258,9 @@ def test_members_are_looked_for_before_anything_trains(tmp_path: Path) -> None:
     context = make_context(tmp_path, **WORST)
     trains = r"`rlhf-zoo ensemble toy --seeds N` trains reward models of N seeds"
     with pytest.raises(ZooError, match=rf"names {MEMBER}, and .* holds no finished reward model: {trains}\.$"):
-        start_of(context)
+        check_members(context)
+    skipped = {one.check: one for one in doctor.examine(context)}["reward checkpoint"]
+    assert (skipped.status, skipped.said) == (doctor.SKIPPED, f"train {MEMBER} with `rlhf-zoo ensemble` first")
     save_member(tmp_path, sft="another")
     with pytest.raises(ZooError, match=rf"is of another SFT policy than .*: {trains} anew with --restart\.$"):
         ppo.run(context)
