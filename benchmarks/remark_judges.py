@@ -29,7 +29,7 @@ from rlhf_zoo.model_files import load_tokenizer
 from rlhf_zoo.models import load_classifier
 from rlhf_zoo.record import StageRecord, read_json
 from rlhf_zoo.rewards import RewardModel
-from rlhf_zoo.stages.reward import score_pairs
+from rlhf_zoo.stages.pair_report import score_pairs
 
 OWN = ROOT / "recipes" / "product-remarks" / "own_pairs.jsonl"
 RUN = RUNS / "product-remarks-1"
