@@ -270,7 +270,7 @@ def test_the_directory_of_another_recipe_or_of_other_settings(sentence, tmp_path
     for options in ([], ["--restart"]):
         said = refused(tmp_path, "ppo", "tiny-world", "--output_dir", "both", *options)
         assert said.startswith("both/sft holds a run of the recipe 'product-remarks', not of 'tiny-world'"), said
-    resolved = {"corpus": "rlhf_zoo.corpora.tiny_world:prepare", "corpus_args": {}, "dataset_name": None, "seed": 3}
+    resolved = {"corpus": "rlhf_zoo.corpora.tiny_world_2:prepare", "corpus_args": {}, "dataset_name": None, "seed": 3}
     claim(tmp_path / "two" / "data", recipe="tiny-world", resolved=resolved)
     said = sentence("sft", "tiny-world", "--output_dir", "two")
     assert said.startswith("two/data holds a run with seed = 3, and this one has 1: choose another --output_dir")
