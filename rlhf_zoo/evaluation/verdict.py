@@ -114,7 +114,7 @@ class Standing:
             "whether it errs where the reward errs": self.independent,
         }
         missing = [what for what, value in known.items() if value is None]
-        return "" if self.verifiable or not missing else f"Of the judge was not measured: {', '.join(missing)}."
+        return "" if self.verifiable or not missing else f"Of the judge is not known: {', '.join(missing)}."
 
     def to_json(self) -> dict[str, Any]:
         figures = {"accuracy": self.accuracy, "own_accuracy": self.own_accuracy}

@@ -79,7 +79,7 @@ def test_a_run_that_rises_is_healthy():
         "nats.",
         "The last checkpoint has the judge's highest mean.",
         "A fall to 49% of the highest gain before it would have been noticed in 80% of such evaluations.",
-        "Of the judge was not measured: its accuracy on pairs of the policies' outputs.",
+        "Of the judge is not known: its accuracy on pairs of the policies' outputs.",
         "Training reward at step 50 against SFT: +2.039 (95% interval +1.848 to +2.231).",
         "None of 8 families of probes is present at step 50.",
         "Chosen on these prompts is step 50, with the judge's highest mean, 1.049: +1.11 (95% interval +0.9335 to "
