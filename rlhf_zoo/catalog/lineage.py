@@ -174,7 +174,8 @@ def _parent(child: Checkpoint, card: Card, role: str, mend: str, hub: Hub) -> Ch
     repo, commit = hub_id(parent.get("repo")), parent.get("commit")
     what = "SFT model" if role == "sft" else REWARD_ROLES[role]
     if repo is None:
-        if (beside := member_beside(child.path, parent.get("folder"))) is not None:
+        beside = member_beside(child.path, parent.get("folder")) if child.hub is None else None
+        if beside is not None:
             return Checkpoint(str(beside), beside)
         raise ZooError(f"The {what} of {child.name} was never published: name a copy of it with {mend}.")
     name = f"{repo}@{commit}" if commit else repo

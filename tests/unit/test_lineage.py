@@ -12,6 +12,7 @@ from rlhf_zoo.catalog.lineage import Lineage, find_lineage
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub import refs
 from rlhf_zoo.hub.pull import Pulled
+from rlhf_zoo.record import StageRecord
 
 CARD: dict[str, Any] = {
     "stage": "ppo",
@@ -57,6 +58,31 @@ def test_parents_at_their_commits(ask) -> None:
     assert found.prompts == ["one", "three"] and found.simulated and found.kl["value"] == 4.2
     assert found.setting("temperature", 1.0) == 0.9
     assert found.setting("response_length", 32) == 32
+
+
+def test_reward_models_of_an_ensemble(ask, tmp_path: Path) -> None:
+    """From a Hub, or beside the run that a folder is of; no card reaches anywhere else on this machine."""
+    other = {"repo": "local/other", "commit": None}
+    settings = {"reward_ensemble": "worst", "reward_ensemble_lambda": "much", "score_centering": "none"}
+    card = {**CARD, "parents": {**CARD["parents"], "reward_2": other}, "settings": settings}
+    found = ask(card)
+    assert [one.name for one in found.rewards] == ["local/x-reward", "local/other"]
+    assert found.reward_reading == {"ensemble": "worst", "penalty": None, "center": False, "scale": True}
+    assert ask(card, reward="local/other").rewards == (found.rewards[1],)
+    for folder in ("ensemble/seed-2/reward", "../secret", 3):
+        parents = {**CARD["parents"], "reward_2": {"repo": None, "commit": None, "folder": folder}}
+        with pytest.raises(ZooError, match=r"The reward model 2 of local/x-ppo was never published: .* --reward"):
+            ask({**CARD, "parents": parents})
+    record = StageRecord(tmp_path / "run/ensemble/seed-2/reward")
+    checkpoint = record.checkpoint_path(4)
+    checkpoint.mkdir(parents=True)
+    record.mark_complete(checkpoint)
+    record.write(stage="reward", status="finished")
+    parents["reward_2"]["folder"] = "ensemble/seed-2/reward"
+    for place in ("run/ppo", "run/ppo/checkpoint-9"):
+        (tmp_path / place).mkdir()
+        (tmp_path / place / "rlhf_card.json").write_text(json.dumps({**CARD, "parents": parents}))
+        assert find_lineage(str(tmp_path / place)).rewards[1].path == checkpoint
 
 
 def test_flags_override_and_may_be_folders(ask, tmp_path) -> None:

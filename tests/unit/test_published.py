@@ -61,6 +61,20 @@ def test_models_from_elsewhere_are_taken_at_the_commits_of_the_card():
     assert comparable(keys, found)["reward_model_path"] == "y/judge@main"
 
 
+def test_several_reward_models_are_each_at_their_commit():
+    """One that never left the machine it was trained on cannot be had."""
+    parents = {**PARENTS, "reward_2": {"repo": "y/judge", "commit": A}}
+    keys = {"reward_ensemble": "worst", "reward_ensemble_lambda": None}
+    found = published(parents=parents, reward_model_path=["reward", "y/judge@main"], **keys)
+    recipe, pinned = recipe_of(found)
+    assert pinned == {"sft": f"x/toy-sft@{A}", "reward": f"x/toy-reward@{B}"} and "reward" in recipe.stages
+    assert recipe.stages["ppo"]["reward_model_path"] == ["reward", f"y/judge@{A}"]
+    assert comparable(recipe.stages["ppo"], found)["reward_model_path"] == ["reward", "y/judge@main"]
+    for name in ("ensemble/seed-2/reward", {"a": 1}):
+        with pytest.raises(ZooError, match="a path of the machine that published it"):
+            recipe_of(published(parents=parents, reward_model_path=["reward", name], **keys))
+
+
 def test_a_run_without_a_reward_model_has_none():
     recipe, pinned = recipe_of(published(reward_model_path=None, reward_funcs=["length"]))
     assert "reward" not in recipe.stages and pinned == {"sft": f"x/toy-sft@{A}"}
