@@ -134,7 +134,7 @@ def make_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = auto.from_config(config, dtype=torch.float32)
-    if family.stops:
+    if family.stops and family.labels is None:
         model.generation_config.eos_token_id = [ids[token] for token in family.stops]
     return model
 
