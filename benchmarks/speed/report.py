@@ -39,6 +39,7 @@ SETTINGS = {
 }
 PHASES = ("rollout", "reference", "values", "reward", "update")
 QUIET = 0.3  # cores that others use while a process runs, above which its seconds are not to be trusted
+BUSY = 0.7  # of its threads' time that a process computes, below which it was waiting for cores
 NOTHING = "Nothing was measured yet: `make bench` does."
 
 Report = Mapping[str, Any]
@@ -63,9 +64,17 @@ def parts_of(report: Report) -> Parts:
     return parts
 
 
-def quiet(parts: Parts) -> Parts:
+def disturbed(part: Report, threads: int) -> bool:
+    """Whether others used the machine while a process ran, or it had to wait for cores."""
+    return part["load"] > QUIET or statistics.median(u["cpu"] / u["seconds"] for u in part["updates"]) < BUSY * threads
+
+
+def quiet(report: Report) -> Parts:
     """What was measured while the machine did nothing else: only this has times worth a look."""
-    return {key: {n: part for n, part in rounds.items() if part["load"] <= QUIET} for key, rounds in parts.items()}
+    return {
+        key: {number: part for number, part in rounds.items() if not disturbed(part, report["threads"])}
+        for key, rounds in parts_of(report).items()
+    }
 
 
 def seconds(part: Report) -> float:
@@ -87,7 +96,7 @@ def table(report: Report) -> str:
     parts = parts_of(report)
     if not parts:
         return NOTHING
-    timed, rows = quiet(parts), []
+    timed, rows = quiet(report), []
     for (point, side, setting), rounds in parts.items():
         if side != "ours" or "," in setting:
             continue
@@ -107,14 +116,14 @@ def page(report: Report) -> str:
         return NOTHING
     where = f"[{report['name']}](../benchmarks/results/{report['name']})"
     plot = DOCUMENT.with_suffix(".svg").name
-    drawn = f"\n\n![Seconds an update by phase]({plot})" if any(quiet(parts_of(report)).values()) else ""
+    drawn = f"\n\n![Seconds an update by phase]({plot})" if any(quiet(report).values()) else ""
     return f"{table(report)} Of {where}.{drawn}"
 
 
 def key_table(report: Report) -> str:
     """What keys of PPOConfig bring: this trainer with them beside itself without, in the same rounds."""
     parts = parts_of(report)
-    timed, rows = quiet(parts), []
+    timed, rows = quiet(report), []
     for (point, side, setting), rounds in parts.items():
         plain, _, keys = setting.partition(", ")
         if keys and (without := parts.get((point, side, plain))):
@@ -130,7 +139,7 @@ def key_table(report: Report) -> str:
 
 def phase_table(report: Report) -> str:
     """Seconds of each phase, a row for each point, side and setting."""
-    parts = {key: rounds for key, rounds in quiet(parts_of(report)).items() if rounds}
+    parts = {key: rounds for key, rounds in quiet(report).items() if rounds}
     rows = []
     for (point, side, setting), rounds in parts.items():
         updates = [update["phases"] for part in rounds.values() for update in part["updates"]]
@@ -157,7 +166,7 @@ def draw(report: Report, path: Path) -> None:
     """Bars of seconds an update by phase, a panel for each point."""
     from matplotlib import pyplot
 
-    parts = {key: rounds for key, rounds in quiet(parts_of(report)).items() if rounds}
+    parts = {key: rounds for key, rounds in quiet(report).items() if rounds}
     points = list(dict.fromkeys(point for point, _, _ in parts))
     if not points:
         return
@@ -198,7 +207,7 @@ def _share(rounds: Mapping[int, Report], peer: Mapping[int, Report]) -> str:
 def _under(report: Report) -> str:
     """What the figures are of."""
     versions = report["versions"].get("here", {})
-    loaded = sum(part["load"] > QUIET for part in report["parts"].values())
+    loaded = sum(disturbed(part, report["threads"]) for part in report["parts"].values())
     words = [
         f"{report['machine']}, {report['cores']} cores, {report['threads']} threads, "
         f"{'with' if report['bf16 instructions'] else 'without'} bf16 instructions; "

@@ -94,7 +94,7 @@ def test_a_run_that_was_stopped_goes_on(
             raise KeyboardInterrupt
         calls.append(side)
         spent = {report.PEER: 4.0, "ours": 2.0, "floor": 1.5}[side] * (1 if setting == "separate" else 0.5)
-        update = {"seconds": spent, "cpu": spent, "phases": dict.fromkeys(report.PHASES, spent / 5), "tokens": 7}
+        update = {"seconds": spent, "cpu": 2 * spent, "phases": dict.fromkeys(report.PHASES, spent / 5), "tokens": 7}
         return {"load": 0.1, "updates": [update] * 3, "peak_mib": 900.0, "net_mib": 100 * spent, "versions": {}}
 
     monkeypatch.setattr(bench, "_measured", measured)
