@@ -15,9 +15,8 @@ from pathlib import Path
 import numpy as np
 from figures.experiments import EXPERIMENTS, Experiment
 from figures.keep import finished
-from worlds import SAMPLES, Scores, confirmed, decided, noisy_gold
+from worlds import SAMPLES, Scores, confirmed, decided, gold, noisy_gold
 
-from rlhf_zoo.corpora.tiny_world_2 import judge as gold
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.probes import Completions
 from rlhf_zoo.evaluation.stats import bootstrap_mean
@@ -58,16 +57,16 @@ class Trained:
 
     @cached_property
     def improving(self) -> dict[str, list[Policy]]:
-        """Those whose mean gold utility is above SFT's by an interval above 0."""
-        base = _by_prompt(self.sft)
-        gains = {
-            method: [bootstrap_mean(_by_prompt(one) - base, range(len(base)), seed=0) for one in policies]
-            for method, policies in self.methods.items()
-        }
-        return {
-            method: [one for one, gain in zip(self.methods[method], found, strict=True) if gain.ci95[0] > 0]
-            for method, found in gains.items()
-        }
+        """Those whose mean gold utility is above SFT's by an interval above 0; methods that have one."""
+        found = {method: [one for one in of if self._improves(one)] for method, of in self.methods.items()}
+        return {method: of for method, of in found.items() if of}
+
+    def _improves(self, policy: Policy) -> bool:
+        ours, theirs = (
+            [np.mean([gold(prompt, each.text) for each in one[prompt]]) for prompt in self.sft]
+            for one in (policy, self.sft)
+        )
+        return bootstrap_mean(np.subtract(ours, theirs), range(len(ours)), seed=0).ci95[0] > 0
 
     def verdict(self, method: str, seed: int, *, prompts: int) -> Verdict:
         """By an honest judge, of one of the method's policies in turn: some of the prompts choose, the rest confirm."""
@@ -81,10 +80,6 @@ class Trained:
         )
         found = decided(ours, theirs, self.reward, honest, seed=seed)["honest"]
         return confirmed(found, again[0], again[1], honest, seed=seed)
-
-
-def _by_prompt(policy: Policy) -> np.ndarray:
-    return np.array([np.mean(gold([prompt] * len(of), [one.text for one in of])) for prompt, of in policy.items()])
 
 
 def _drawn(policy: Policy, prompts: Sequence[str], rng: random.Random, judge: Scores) -> Completions:
