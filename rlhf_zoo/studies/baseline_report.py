@@ -40,20 +40,20 @@ def _ppo_line(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
 
     What runs under other β computed is not counted: they say what PPO reaches at a KL that its own run passed by.
     """
-    run, own = baseline.context.directory, StageRecord(baseline.context.directory / "ppo").read()["resolved"]
+    run, own = baseline.context.directory, baseline.context.settings("ppo").trainer
     found: dict[float, dict[int, Point]] = defaultdict(dict)
-    found[own["kl_coef"]][own["seed"]] = replace(ppo, label=f"seed {own['seed']}")
+    found[own.kl_coef][own.seed] = replace(ppo, label=f"seed {own.seed}")
     for folder in sorted((run / ABLATION).glob("kl-coef-*")):
         if all(_differs_in(("kl_coef", "seed"), folder / stage, run / stage) for stage in ("ppo", "eval")):
             resolved = StageRecord(folder / "ppo").read()["resolved"]
+            beta, seed = resolved.get("kl_coef", own.kl_coef), resolved.get("seed", own.seed)
             scores = read_scores(folder / "eval" / "samples.jsonl", baseline.rows, baseline.per_prompt)
-            one = _measured(baseline, f"seed {resolved['seed']}", scores["ppo"], Compute())
-            found[resolved["kl_coef"]].setdefault(resolved["seed"], one)
+            found[beta].setdefault(seed, _measured(baseline, f"seed {seed}", scores["ppo"], Compute()))
     points = {
         beta: mixed(list(seeds.values()), label=f"PPO, β = {beta:g}") if len(seeds) > 1 else next(iter(seeds.values()))
         for beta, seeds in sorted(found.items())
     }
-    mean = points.pop(own["kl_coef"])
+    mean = points.pop(own.kl_coef)
     others = [replace(point, label=f"PPO, β = {beta:g}") for beta, point in points.items()]
     return replace(mean, label=ppo.label, training=ppo.training, serving=ppo.serving), others
 

@@ -80,7 +80,9 @@ def test_the_baselines_are_of_the_first_run(experiment):
     frontier = keep.load(experiment.name("baselines"))
     first = runs(experiment.name("runs"))[0]
     assert frontier["seed"] == first["seed"]
-    assert frontier["ppo"]["judge"]["value"] == pytest.approx(first["ppo"]["judge"], rel=1e-4)
+    seeds = {one["label"]: one["judge"] for one in frontier["ppo"]["seeds"]}
+    assert seeds[f"seed {first['seed']}"] == pytest.approx(first["ppo"]["judge"], rel=1e-4)
+    assert len(seeds) == experiment.ppo_seeds
     for method in METHODS:
         assert frontier["commands"][method] == " ".join(experiment.baseline(method, DATA))
     assert [point["label"] for point in frontier["methods"]["best-of-n"]][-1] == "n = 64"

@@ -48,7 +48,8 @@ def numeric(stage: str) -> dict[str, type]:
     keys = recipe_keys() if stage == "recipe" else stage_keys(stage)
     found = {}
     for name, (hint, _, _) in keys.items():
-        kinds = {hint, *typing.get_args(hint)} & {int, float}
+        named = typing.get_origin(hint) is dict  # numbers of columns, which the rows bound
+        kinds = {hint, *typing.get_args(hint)} & {int, float} if not named else set()
         if kinds or list[float] in {hint, *typing.get_args(hint)}:
             found[name] = int if int in kinds and float not in kinds else float
     return found
