@@ -70,7 +70,7 @@ def test_the_figures_of_the_recipe(real_data, tmp_path):
     assert done.returncode == 0, done.stderr
     summary = json.loads((tmp_path / "runs/product-remarks/summary.json").read_text())
     assert summary["reward_model"]["accuracy"] >= 0.87
-    assert summary["win_rate"]["value"] >= 0.85
+    assert summary["win_rate"]["value"] >= 0.75
     assert summary["win_rate"]["n"] >= 500
     assert 1.5 <= summary["ppo"]["kl"] <= 9
     assert summary["ppo"]["distinct_2"] >= 0.5 * summary["sft"]["distinct_2"]
