@@ -38,7 +38,7 @@ from ..hub.refs import ask, resolve
 from ..models import labels_in
 from ..plugins import REWARDS, load_object, run_judge
 from ..record import StageRecord, read_json
-from ..rewards import RewardModel
+from ..rewards import RewardEnsemble, RewardModel
 from ..rewards.functions import Batch, FunctionCall, RewardFunction, numbers
 from ..rewards.verifiable import Verifiable
 from ..runs.evaluation import LLMConfig
@@ -97,7 +97,7 @@ class Panel:
 class RewardJudge:
     """A reward model that PPO was not rewarded by; it reads each text as a finished one, as it was trained to."""
 
-    def __init__(self, name: str, model: RewardModel, *, description: str | None = None) -> None:
+    def __init__(self, name: str, model: RewardModel | RewardEnsemble, *, description: str | None = None) -> None:
         self.name, self.model = name, model
         self.description = description or f"The scores of the reward model {name.removeprefix('reward:')}."
 
@@ -191,14 +191,14 @@ def checked(
     *,
     own: Dataset | None = None,
     seed: int,
-    reward: RewardModel | None = None,
+    reward: RewardModel | RewardEnsemble | None = None,
     same_labels: Collection[str] = (),
 ) -> dict[str, JudgeCheck]:
     """What each scoring judge makes of pairs that were put in order elsewhere, by its name.
 
     labeled, own (pairs of the policies' own outputs): prompt, chosen, rejected, texts or conversations, and other
-    columns for rules; None where there are none. reward: the training reward's model, whose errors are held beside the
-    judges'. same_labels: the judges that learned from the labels of that model.
+    columns for rules; None where there are none. reward: the training reward's model, or several as one, whose
+    errors are held beside the judges'. same_labels: the judges that learned from the labels of that model.
     """
     paid = None if reward is None else RewardJudge("reward", reward)
 

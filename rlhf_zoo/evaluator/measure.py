@@ -24,7 +24,7 @@ from ..models import load_causal
 from ..plugins import load_object
 from ..ppo.completions import TAKEN
 from ..release.reward_reading import reading_of
-from ..rewards import Rewards
+from ..rewards import RewardModel, Rewards
 from ..rewards.loading import load_reward
 from ..runs.context import RunContext
 from ..runs.data import labeled_rows
@@ -269,6 +269,7 @@ def reward_models(tools: Evaluator) -> frozenset[str]:
         judge.name
         for judge in tools.panel.scoring
         if isinstance(judge, RewardJudge)
+        and isinstance(judge.model, RewardModel)
         and any(_equal(judge.model.model.state_dict(), one.model.state_dict()) for one in models)
     )
 

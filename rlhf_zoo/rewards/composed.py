@@ -88,6 +88,11 @@ class Rewards:
         self.tokenizer = tokenizer
 
     @property
+    def learned(self) -> list[RewardModel | RewardEnsemble]:
+        """The rewards that are models, several that make one score as one."""
+        return [reward for reward in self.rewards if isinstance(reward, RewardModel | RewardEnsemble)]
+
+    @property
     def models(self) -> list[RewardModel]:
         return [model for reward in self.rewards for model in _models(reward)]
 

@@ -68,6 +68,10 @@ class RewardEnsemble:
         """The one score of each completion, (B,)."""
         return self.together(self.score_each(samples, texts))
 
+    def score_texts(self, texts: Sequence[Any], *, ended: Sequence[bool]) -> Tensor:
+        """The one score of texts and conversations, (B,); see `RewardModel.score_texts`."""
+        return self.together(torch.stack([model.score_texts(texts, ended=ended).cpu() for model in self.models]))
+
     def together(self, scores: Tensor) -> Tensor:
         """(M, B) -> (B,)."""
         return F.ensemble_scores(scores, how=self.how, penalty=self.penalty)

@@ -242,13 +242,13 @@ def _train_judge(context: RunContext) -> None:
 
 def _checked_judges(context: RunContext, tools: Evaluator, own: Dataset | None) -> dict[str, JudgeCheck]:
     """What is found of each judge on the reward model's held-out pairs, and on pairs of the policies' own outputs."""
-    models = tools.rewards.models if tools.rewards is not None else []
+    learned = tools.rewards.learned if tools.rewards is not None else []
     return checked(
         tools.panel,
         _labeled_pairs(context),
         own=own,
         seed=context.shared.seed,
-        reward=models[0] if len(models) == 1 else None,
+        reward=learned[0] if len(learned) == 1 else None,
         same_labels=[JUDGES_OF_LABELS[name] for name in evaluation_of(context).names if of_same_labels(context, name)],
     )
 

@@ -53,6 +53,11 @@ def test_an_ensemble_is_trained_on_the_same_pairs_and_scores_what_is_there(base:
     assert overview["own_less_others"]["value"] == pytest.approx(scores[0] - scores[1])
     assert overview["agreement"]["pairs"][0]["seeds"] == [1, 2]
 
+    paid = ("--ppo.reward_model_path", "reward", "ensemble/seed-2/reward", "--ppo.reward_ensemble", "worst")
+    done = run.zoo(*run.command("doctor", *paid))
+    assert done.returncode == 0, done.stdout
+    assert "1 × worst of 2 reward models" in " ".join(done.stdout.split())
+
     document = run.json("eval", "run.json")
     document["parents"]["sft"]["fingerprint"] = "0" * 64
     (run.path / "eval" / "run.json").write_text(json.dumps(document))

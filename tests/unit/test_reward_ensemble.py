@@ -17,12 +17,14 @@ from test_rewards import call, one
 from toy_run import make_context, make_recipe, save_stage, save_start
 from trainer_fixture import LETTERS, make_reward_model, make_tokenizer, make_trainer, prompt_rows, updates_of
 
+from rlhf_zoo import functional
 from rlhf_zoo.catalog.lineage import find_lineage
 from rlhf_zoo.comparison import Comparison
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluator.measure import make_evaluator, training_rewards
 from rlhf_zoo.models import set_score_statistics
 from rlhf_zoo.record import fingerprint
+from rlhf_zoo.release import reward_reading
 from rlhf_zoo.release.card import make_card
 from rlhf_zoo.rewards import RewardEnsemble, RewardModel, Rewards
 from rlhf_zoo.runs.beginning import start_of
@@ -110,12 +112,25 @@ def test_each_model_is_at_hand_in_its_turn_alone(samples: Samples) -> None:
     assert most == [[model] for model in given]
 
 
+def test_texts_and_samples_have_the_same_one_score(samples: Samples) -> None:
+    tokenizer, policy = make_tokenizer(), make_tokenizer(LETTERS[::-1])
+    scorers = [RewardModel(model, tokenizer, policy) for model in models()]
+    ensemble = RewardEnsemble(scorers, how="worst")
+    texts, ended = ["abc", "gg", "lkj"], samples.ended.tolist()
+    found = ensemble.score_texts(texts, ended=ended)
+    each = [scorer.score_texts(texts, ended=ended).tolist() for scorer in scorers]
+    assert found.tolist() == pytest.approx([min(column) for column in zip(*each, strict=True)])
+    assert ensemble.score_samples(samples, texts).tolist() == pytest.approx(found.tolist())
+    assert Rewards([one, ensemble]).learned == [ensemble]
+
+
 def test_lambda_by_default(samples: Samples) -> None:
     tokenizer = make_tokenizer()
     scorers = [RewardModel(model, tokenizer, tokenizer) for model in models()]
     one_half, default = (RewardEnsemble(scorers, how="mean_minus_variance", penalty=x) for x in (0.5, None))
     texts = ["not read"] * 3
     assert torch.equal(one_half.score_samples(samples, texts), default.score_samples(samples, texts))
+    assert reward_reading.ENSEMBLES == functional.ENSEMBLES, "what cards are read by needs no torch"
 
 
 @pytest.mark.parametrize(
