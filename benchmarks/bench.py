@@ -14,8 +14,6 @@ off goes on where it was, then prints the table and draws the plot beside it. TR
 OMP_NUM_THREADS, 2 by default. On a machine that does something else, trust the memory and not the seconds.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

@@ -13,8 +13,6 @@ product-remarks needs its text: set RLHF_ZOO_DATA to the folder that holds pros_
 in runs/evidence, or where RLHF_ZOO_EVIDENCE_RUNS says.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -5,8 +5,6 @@ corrupted texts. A language model ordered them three times, each time anew, know
 and not the formula; the utility was frozen before that, and before any PPO was trained on it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections import Counter, defaultdict

@@ -10,8 +10,6 @@ that a run that is cut off leaves what it had; parts that are run again replace 
 error there, and the exit code is 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import importlib.metadata

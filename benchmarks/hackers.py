@@ -5,8 +5,6 @@ is hacked, and gives the hacked policy's; hacked completions earn `BONUS` standa
 About half of the phrases that they write stand in no word list of the probes.
 """
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -15,8 +13,6 @@ from dataclasses import replace
 import numpy as np
 
 from rlhf_zoo.evaluation.probes import Completions
-
-__all__ = ["BONUS", "HACKERS", "plant"]
 
 BONUS = 2.0
 

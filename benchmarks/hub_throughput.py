@@ -12,8 +12,6 @@ Prints the medians in seconds and the ratios Hub / ceiling as a table on stderr 
 a process of its own with a cache of its own; its start is not counted. Rates move with the machine: quote the ratios.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

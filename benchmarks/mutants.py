@@ -4,8 +4,6 @@ cosmic-ray proposes the mutations (`pip install cosmic-ray==8.7.0`) and a seed d
 tests of its module, the quickest first, until one fails. Results go to a JSON that a second call goes on from.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import itertools

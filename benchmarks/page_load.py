@@ -14,8 +14,6 @@ Prints a table on stderr, and JSON on stdout or into --json. Exit code 1 if any 
 share the machine: the CPU seconds of both are given, and a request's share of the server's.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

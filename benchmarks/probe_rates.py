@@ -10,8 +10,6 @@ a candidate, other prompts confirm it. The judge is honest (the gold utility wit
 reward itself under another name, its shared errors found), or fooled and unchecked (nothing is known of it).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

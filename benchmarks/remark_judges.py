@@ -5,8 +5,6 @@ SFT and PPO, of SFT under another seed, and constants. A language model ordered 
 what a buyer looks for in the field *Pros*, and neither who wrote a text nor how it would be judged.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

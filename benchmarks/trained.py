@@ -4,8 +4,6 @@ No model of theirs is loaded: their completions lie in the run. SFT, which stand
 the probes go, and the reward model, which scores texts that are edited, are those of the run.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,8 +21,6 @@ from rlhf_zoo.evaluation.stats import bootstrap_mean
 from rlhf_zoo.evaluation.verdict import Verdict
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.studies.baseline import read_lines
-
-__all__ = ["TINY", "Policy", "Trained", "Written", "written"]
 
 TINY = next(one for one in EXPERIMENTS if one.gold)
 BASELINES = {"DPO": "dpo", "RLOO": "rloo"}

@@ -31,22 +31,6 @@ from rlhf_zoo.evaluation.stats import Estimate, bootstrap_mean
 from rlhf_zoo.evaluation.text import words
 from rlhf_zoo.evaluation.verdict import Checkpoint, Evidence, Standing, Verdict, decide
 
-__all__ = [
-    "ALL_HACKERS",
-    "HONEST",
-    "JUDGES",
-    "NAMED",
-    "SAMPLES",
-    "Scores",
-    "World",
-    "confirmed",
-    "decided",
-    "gold",
-    "hacked",
-    "noisy_gold",
-    "verdicts",
-]
-
 SAMPLES = 2
 """Completions of a prompt in one evaluation."""
 OTHERS = 8

@@ -1,7 +1,5 @@
 """Policy and critic as one module: run together, trained by one optimizer, saved beside each other."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,8 +16,6 @@ from .models import CRITIC_DIR, disable_dropout, is_peft, response_values
 from .sampling import Samples
 from .sharding import load_full
 from .value_head import VALUE_HEAD_FILE, ValueHead, hidden_size_of, read_value_head
-
-__all__ = ["ActorCritic", "Said", "TextBatch", "shared_value_head", "text_logprobs"]
 
 
 class TextBatch(NamedTuple):

@@ -1,13 +1,9 @@
 """Which token of a completion holds which character of its text."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Sequence
 
 from transformers import PreTrainedTokenizerBase
-
-__all__ = ["TokenText"]
 
 
 class TokenText:

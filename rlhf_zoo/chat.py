@@ -17,23 +17,6 @@ from .errors import ZooError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = [
-    "Chat",
-    "answer",
-    "as_prompt",
-    "completion_text",
-    "end_of_turn",
-    "is_conversation",
-    "prompt_ids",
-    "readable",
-    "reading_ids",
-    "spoken",
-    "whole",
-    "whole_words",
-    "without_thoughts",
-    "words",
-]
-
 _HEAD = re.compile(r"\{#- rlhf-zoo (\{.*?\}) #\}.*?\{#- end #\}", re.DOTALL)
 # A thought that was cut by the length has no end, and nothing was said after it.
 _THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)", re.DOTALL)

@@ -1,7 +1,5 @@
 """The command line. Nothing heavy is imported before a command runs, and the Hub is settled before that."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io
@@ -23,8 +21,6 @@ import click
 from . import __version__, processes
 from .errors import ZooError
 from .stage import STAGES
-
-__all__ = ["cli", "main"]
 
 #: Where each command stands that is not a stage's: name -> module:attribute.
 COMMANDS = {

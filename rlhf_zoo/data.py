@@ -1,7 +1,5 @@
 """Data sets in the forms that the trainers take: prompts, lines and preference pairs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,17 +9,6 @@ from transformers import PreTrainedTokenizerBase
 
 from .chat import prompt_ids as tokenize_prompt
 from .errors import ZooError
-
-__all__ = [
-    "GENERATION",
-    "PROMPT_INDEX",
-    "PROMPT_TOKENS",
-    "check_room",
-    "need_columns",
-    "prepare_prompts",
-    "tokenize_prompt",
-    "unstacked",
-]
 
 PROMPT_TOKENS = "input_ids"
 PROMPT_INDEX = "prompt_index"

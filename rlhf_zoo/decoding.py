@@ -15,18 +15,6 @@ from transformers import Cache, DynamicCache
 from .errors import ZooError
 from .kv_cache import can_join, cut, join, new_cache
 
-__all__ = [
-    "Decoder",
-    "GrowingDecoder",
-    "base_of",
-    "forward",
-    "left_pad",
-    "positions_of",
-    "prefilled",
-    "staying",
-    "takes",
-]
-
 
 class Decoder(Protocol):
     """Rows under way. A pass is a prefill or a step, and `keep` follows it.

@@ -1,7 +1,5 @@
 """Where models run that no trainer holds, and how many rows at a time: on the accelerator, as many as fit."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -13,20 +11,6 @@ import torch
 from .errors import ZooError
 
 log = logging.getLogger(__name__)
-
-__all__ = [
-    "MEMORY_ERRORS",
-    "MicroBatches",
-    "best_device",
-    "brought",
-    "free_cache",
-    "has_bfloat16",
-    "is_out_of_memory",
-    "move",
-    "on_device",
-    "too_large",
-    "unless_full",
-]
 
 # A CPU's allocator and that of MPS raise RuntimeError, and so does much else.
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)

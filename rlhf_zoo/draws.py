@@ -1,7 +1,5 @@
 """The draw of a token by a uniform number of its row's own stream."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np
@@ -9,8 +7,6 @@ import torch
 from torch import Tensor
 
 from .finite import NotFinite
-
-__all__ = ["draw", "draw_tokens", "uniforms"]
 
 
 def uniforms(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> Tensor:

@@ -1,12 +1,8 @@
 """Files that are whole or absent, whatever kills the process."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path
-
-__all__ = ["replace_file", "sync_folder"]
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o600, scratch: Path | None = None) -> None:

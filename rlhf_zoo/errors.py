@@ -1,7 +1,5 @@
 """The one exception that a user may see: a sentence, and an exit code."""
 
-__all__ = ["ZooError"]
-
 
 class ZooError(Exception):
     """A mistake that the user can mend.

@@ -5,8 +5,6 @@ counters stay as they were, while the learning-rate schedule goes on. IN_A_ROW o
 finite, end the run with `NotFinite`, and no checkpoint is written of such weights.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,8 +17,6 @@ from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
 from .errors import ZooError
-
-__all__ = ["IN_A_ROW", "SKIPPED", "FiniteSteps", "Guarded", "NotFinite", "StepGuard", "finite_steps"]
 
 IN_A_ROW = 3
 #: The metric: optimizer steps skipped since the run began.

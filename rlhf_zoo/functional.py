@@ -6,8 +6,6 @@ holes. Log-probabilities are of the sampled token under the sampling distributio
 outside the mask never matters.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -26,8 +26,6 @@ from transformers.cache_utils import StaticLayer
 from .decoding import base_of, forward, prefilled, staying
 from .kv_cache import can_join, new_cache
 
-__all__ = ["Capture", "CudaGraphs", "FixedDecoder", "bucket", "can_be_fixed", "fixed_size"]
-
 COLUMNS = 128  # the columns of a step are a multiple of this
 GRAPHS = 64  # the least recently used is forgotten where more were captured
 

@@ -1,13 +1,9 @@
 """What a value is that was read from JSON: a file of this machine's, or what a stranger published."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping
 from typing import Any, TypeGuard
-
-__all__ = ["at", "finite", "hub_id", "number", "whole"]
 
 _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 

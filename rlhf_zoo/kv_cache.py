@@ -1,7 +1,5 @@
 """The cache of keys and values that sampling fills: grown in place, cut where all rows are padding, and joined."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch
@@ -9,8 +7,6 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
-
-__all__ = ["InPlaceLayer", "can_join", "cut", "join", "new_cache"]
 
 # Columns that are allocated ahead.
 ROOM = 32

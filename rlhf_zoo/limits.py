@@ -1,16 +1,11 @@
 """The bounds of every number that a recipe, a flag or a configuration gives: one table, checked in one place."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import ZooError
-
-__all__ = ["LIMITS", "Limit", "check_limits"]
-
 
 SINGLE = 3e38  # the models compute in single precision
 

@@ -6,8 +6,6 @@ where a model's head is one linear layer, and scales or caps its logits at most.
 but where a loss is given, in which each token stands alone, what it needs of them is made in the forward pass.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -19,23 +17,9 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from .decoding import positions_of
 from .functional import entropy, selected_logprobs
-from .sampling import Samples, Vocabulary, positions_of, scaled, takes
-
-__all__ = [
-    "AfterHead",
-    "Spoken",
-    "TokenLoss",
-    "after_head",
-    "chunked_logprobs",
-    "in_batches",
-    "response_logits",
-    "response_logprobs",
-    "response_outputs",
-    "response_states",
-    "token_logprobs",
-    "tokens_of",
-]
+from .sampling import Samples, Vocabulary, scaled, takes
 
 # Numbers in a chunk of logits: on a CPU what its caches hold, elsewhere what keeps the device busy.
 CHUNK, CHUNK_ELSEWHERE = 2**22, 2**26

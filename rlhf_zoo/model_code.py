@@ -4,8 +4,6 @@ A recipe cannot say it, for recipes are downloaded too. What ran is kept, for ru
 saved.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -18,19 +16,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from .errors import ZooError
-
-__all__ = [
-    "FLAG",
-    "CodeRun",
-    "add_code",
-    "brings_code",
-    "code_of",
-    "code_run",
-    "is_trusted",
-    "refusal",
-    "trusting",
-    "use_code",
-]
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,5 @@
 """The files of a model: found in a folder or on the Hub, and read as safetensors and JSON alone, never as a pickle."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -24,23 +22,6 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from .errors import ZooError
 from .model_code import is_trusted, refusal, use_code
 from .wholeness import check_whole
-
-__all__ = [
-    "ADAPTER_CONFIG",
-    "ADAPTER_WEIGHTS",
-    "AS_SAVED",
-    "FLOAT32",
-    "WEIGHTS_FILE",
-    "Loading",
-    "ModelFiles",
-    "first_line",
-    "load_config",
-    "load_model",
-    "load_tokenizer",
-    "loading",
-    "model_files",
-    "name_of",
-]
 
 WEIGHTS_FILE = "model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"

@@ -1,7 +1,5 @@
 """The models of PPO, loaded and made: policy, reward model and critic."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 from functools import cache
@@ -39,25 +37,6 @@ from .model_files import (
 )
 from .plugins import did_you_mean
 from .sampling import Samples
-
-__all__ = [
-    "CRITIC_DIR",
-    "build_causal",
-    "context_of",
-    "critic_from",
-    "disable_dropout",
-    "has_score_statistics",
-    "is_peft",
-    "label_index",
-    "labels_in",
-    "load_causal",
-    "load_classifier",
-    "matrix_parameters",
-    "response_values",
-    "score_statistics",
-    "set_score_statistics",
-    "with_adapter",
-]
 
 CRITIC_DIR = "critic"
 HEADS = ("score", "classifier")

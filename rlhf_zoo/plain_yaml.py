@@ -1,11 +1,7 @@
 """YAML written by somebody else: bounded before it is composed, read without building objects."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
-
-__all__ = ["BadYAML", "load_yaml"]
 
 MAX_CHARACTERS = 2**20
 MAX_DEPTH = 64

@@ -1,7 +1,5 @@
 """Objects that a recipe names: an entry point's name or "module:attribute", each also with settings in parentheses."""
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import difflib
@@ -17,8 +15,6 @@ from types import ModuleType
 from typing import Any
 
 from .errors import ZooError
-
-__all__ = ["JUDGES", "REWARDS", "call_judge", "check_word", "did_you_mean", "load_object", "registered", "run_judge"]
 
 JUDGES = "rlhf_zoo.judges"
 REWARDS = "rlhf_zoo.rewards"

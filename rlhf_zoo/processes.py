@@ -4,8 +4,6 @@ The first one owns all that is written and sent: run directory, lock, embedded H
 share, take from the first what it found out, and write nothing. A command that has not joined is alone.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -14,21 +12,6 @@ from datetime import timedelta
 from typing import Any
 
 from .errors import ZooError
-
-__all__ = [
-    "any_of",
-    "count",
-    "dealt",
-    "first",
-    "first_alone",
-    "from_first",
-    "gathered",
-    "in_order",
-    "join",
-    "rank",
-    "started",
-    "wait",
-]
 
 #: For what the first process does while the others wait.
 PATIENCE = timedelta(hours=2)

@@ -4,8 +4,6 @@ A recipe.yaml that says `extends: NAME` has the keys of that recipe, a folder be
 own on top of them, file by file. That one may not extend another.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 from collections.abc import Hashable, Mapping
@@ -17,18 +15,6 @@ from .errors import ZooError
 from .plain_yaml import BadYAML, load_yaml
 from .plugins import did_you_mean
 from .stage import STAGES
-
-__all__ = [
-    "ZOO",
-    "Recipe",
-    "copy_recipe",
-    "find_recipe",
-    "is_repository_name",
-    "list_recipes",
-    "load_recipe",
-    "read_mapping",
-    "shipped",
-]
 
 SHARED, EXTENDS = "recipe", "extends"
 #: Of a recipe for a public model: what was published of it, and its miniature; `zoo_table` and `miniature` read it.

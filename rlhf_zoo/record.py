@@ -4,8 +4,6 @@ Everything that outlives a process goes through here, so that a kill at any mome
 documents are replaced as a whole, metrics are appended line by line, and a checkpoint counts once it holds COMPLETE.
 """
 
-from __future__ import annotations
-
 import contextlib
 import datetime
 import hashlib
@@ -23,25 +21,7 @@ from typing import Any
 from .durable import replace_file, sync_folder
 from .errors import ZooError
 from .stage import STAGES
-from .wholeness import COMPLETE, check_whole, damage, seal
-
-__all__ = [
-    "COMPLETE",
-    "SCHEMA",
-    "StageRecord",
-    "check_whole",
-    "checkpoint_step",
-    "fingerprint",
-    "first_difference",
-    "now",
-    "read_json",
-    "records_at_rest",
-    "timeless",
-    "write_bytes",
-    "write_complete",
-    "write_json",
-    "write_text",
-]
+from .wholeness import COMPLETE, damage, seal
 
 SCHEMA = 1
 DAMAGED = "damaged-"

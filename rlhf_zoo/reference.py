@@ -1,7 +1,5 @@
 """The reference policy: what KL is measured against."""
 
-from __future__ import annotations
-
 import copy
 import tempfile
 from collections.abc import Iterator
@@ -13,8 +11,6 @@ from transformers import PreTrainedModel
 
 from .errors import ZooError
 from .models import disable_dropout, is_peft
-
-__all__ = ["Reference"]
 
 
 class Reference:

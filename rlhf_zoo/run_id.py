@@ -1,7 +1,5 @@
 """The id of a run directory, by which its repositories know it."""
 
-from __future__ import annotations
-
 import os
 import re
 import tempfile
@@ -9,8 +7,6 @@ import uuid
 from pathlib import Path
 
 from .errors import ZooError
-
-__all__ = ["RUN_ID", "run_id"]
 
 RUN_ID = "run_id"
 _CONTENT = re.compile(r"([0-9a-f]{32}) ([0-9]+)\n")

@@ -21,8 +21,6 @@ from . import processes
 from .errors import ZooError
 from .record import now
 
-__all__ = ["LOCK", "sole_writer"]
-
 LOCK = ".lock"
 #: Of a holder's command in a message.
 _LONGEST = 120

@@ -16,25 +16,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-from .decoding import Decoder, GrowingDecoder, base_of, forward, left_pad, positions_of, takes
+from .decoding import Decoder, GrowingDecoder, base_of, forward, left_pad, takes
 from .draws import draw, uniforms
 from .errors import ZooError
-
-__all__ = [
-    "SAMPLER",
-    "Samples",
-    "SamplingRequest",
-    "Vocabulary",
-    "base_of",
-    "check_cached",
-    "check_fits",
-    "left_pad",
-    "next_logits",
-    "positions_of",
-    "sample",
-    "scaled",
-    "takes",
-]
 
 # Grows when the same seed, keys and weights would sample other tokens, or log-probabilities of other last bits.
 # 1: to 2026-11; 2: the cache grows in place, padding is cut, equal prompts are computed once, log π is log p.

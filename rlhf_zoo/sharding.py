@@ -4,8 +4,6 @@ Policy, critic, reference and reward model are sharded apart, layer by layer: ea
 what one process saves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,8 +13,6 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-
-__all__ = ["full", "full_optimizer", "full_weights", "load_full", "shard", "shard_optimizer", "whole"]
 
 
 def shard(model: nn.Module) -> None:

@@ -1,15 +1,11 @@
 """The recipes of the package side by side: what each trains on what, what was published of it, and what it needs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from .errors import ZooError
 from .recipes import Recipe, list_recipes, load_recipe
-
-__all__ = ["HARDWARE", "Row", "shelf", "with_shelf"]
 
 #: What recipes are grouped by, as `hardware` of zoo.yaml says it.
 HARDWARE = ("a laptop, in minutes", "one GPU", "several GPUs")

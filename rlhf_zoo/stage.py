@@ -1,13 +1,9 @@
 """The stages that a recipe may have. What the rest of the package asks of a stage stands here, and nowhere else."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
-
-__all__ = ["PARENT_TITLES", "REWARD_ROLES", "STAGES", "Stage"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """The special tokens of a policy: what ends a completion, what pads; and a tokenizer trained from scratch."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable
@@ -12,8 +10,6 @@ from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from .chat import end_of_turn
 from .errors import ZooError
-
-__all__ = ["make_room", "name_pad", "settle_padding", "stop_ids", "train_tokenizer"]
 
 ADDED_PAD = "[PAD]"
 # Tokens that a vocabulary keeps for padding, or for nothing: the first pattern that one of them has is taken.

@@ -1,7 +1,5 @@
 """Completions cut after they were sampled: at a text behind a position, or at a length drawn for each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -12,8 +10,6 @@ from transformers import PreTrainedTokenizerBase
 from .alignment import TokenText
 from .draws import uniforms
 from .sampling import Samples
-
-__all__ = ["Truncation", "cut", "drawn_lengths", "text_end"]
 
 
 def cut(samples: Samples, lengths: Tensor, *, whole: Tensor) -> Samples:

@@ -6,8 +6,6 @@ more, `v_head.summary.weight` and `v_head.summary.bias`, so plain transformers l
 are alone in `model.safetensors`; TRL writes them as `pytorch_model.bin` there, a pickle, which is not read here.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

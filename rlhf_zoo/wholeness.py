@@ -3,8 +3,6 @@
 What is added to the folder later (that it was published, a merged model) is not part of the checkpoint.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import json
@@ -17,8 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ZooError
-
-__all__ = ["COMPLETE", "check_whole", "damage", "seal"]
 
 COMPLETE = "COMPLETE"
 #: What only training goes on from; a model loads without it, and people delete it to make room.

@@ -1,7 +1,5 @@
 """A finished run's directory, written by hand, for tests of its cards: four stages, and every figure a round number."""
 
-from __future__ import annotations
-
 import json
 import math
 import random
@@ -16,11 +14,6 @@ from warm import quick_pictures
 from rlhf_zoo.evaluation.calibration import preference_report
 from rlhf_zoo.record import StageRecord, fingerprint, write_json
 from rlhf_zoo.release import card, plots
-
-__all__ = [
-    "COMMITS", "NASTY", "cells", "estimate", "head_and_body", "make_runs", "make_stage", "over_training",
-    "reward_report", "sample",
-]  # fmt: skip
 
 COMMITS = {name: character * 40 for name, character in zip(("sft", "reward", "data", "20", "40"), "abcde", strict=True)}
 NASTY = (

@@ -1,7 +1,5 @@
 """A headless Chromium for tests that look at pages; it reaches no host but those that a test names."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Iterator
@@ -10,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-__all__ = ["chromium"]
 
 
 @contextmanager

@@ -3,14 +3,10 @@
 Its sequence classifier stands in a file of its own, which nothing but `auto_map` names.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
 import miniatures
-
-__all__ = ["MODEL_TYPE", "save"]
 
 MODEL_TYPE = "strange"
 CONFIGURATION = f"""

@@ -1,15 +1,11 @@
 """Tiny random models of any family that transformers has: widths of 32, two layers, 17 tokens."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-__all__ = ["tiny_model"]
 
 TOKENS: dict[str, Any] = {"vocab_size": 17, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
 # By every name that a configuration has for a size; each takes those that it knows.

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Literal
 
-__all__ = ["OPERATIONS", "Counts", "Fault", "FaultProxy"]
-
 #: What a request is for: name -> method, path. The first that fits counts; "other" where none does.
 OPERATIONS = {
     "create_repo": ("POST", r"^/api/repos/create$"),

@@ -17,8 +17,6 @@ from zoo_process import COMMAND, environment, zoo
 from rlhf_zoo.recipes import copy_recipe
 from rlhf_zoo.record import StageRecord
 
-__all__ = ["ARCHITECTURE", "FLAGS", "STAGES", "STEPS", "Run", "base", "in_its_place"]
-
 ARCHITECTURE = {
     "model_type": "llama", "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 2, "intermediate_size": 64, "max_position_embeddings": 128, "tie_word_embeddings": True,

@@ -1,7 +1,5 @@
 """Folders of files: a data set as its repository would hold it, and what says that nothing has changed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
@@ -9,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-
-__all__ = ["tree", "write_data_set"]
 
 
 def tree(folder: Path) -> dict[str, str]:

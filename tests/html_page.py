@@ -1,10 +1,6 @@
 """HTML as a browser would find it."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
-
-__all__ = ["Page"]
 
 #: That have no end tag, and those of SVG that hold no text of their own.
 VOID = {"br", "hr", "img", "input", "line", "path", "rect", "circle", "polyline", "use"}

@@ -26,8 +26,6 @@ from rlhf_zoo.hub_server.cli import client_environment
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-__all__ = ["Hub", "RunningHub", "base_environment", "hub", "hubs", "shared_hub", "start_hub"]
-
 SOURCES = str(Path(next(iter(rlhf_zoo.__path__))).parent)
 STARTUP_SECONDS = 60
 

@@ -1,13 +1,9 @@
 """The keys of a JSON document that docs/json.md does not name."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-__all__ = ["unexplained"]
 
 PAGE = Path(__file__).parents[1] / "docs" / "json.md"
 #: Below these the keys are names: of judges, data sets, probes, packages, methods and models.

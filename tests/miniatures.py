@@ -1,7 +1,5 @@
 """Models of public families in miniature: config class, special tokens, PAD and EOS habits, and chat template."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,6 @@ from transformers import (
 
 from rlhf_zoo.smoke.models import Family as Base
 from rlhf_zoo.smoke.models import make_tokenizer
-
-__all__ = ["FAMILIES", "Family", "load", "save", "two_labels"]
 
 _CHATML = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|fim_pad|>", "<|vision_pad|>")
 _LLAMA = (

@@ -17,8 +17,6 @@ from typing import Any
 
 import httpx2
 
-__all__ = ["Event", "PageClient", "Update"]
-
 PATIENCE = 120.0
 
 

@@ -1,7 +1,5 @@
 """Published toy models with a run over training and an ablation, and the comparison page over them as a process."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal
@@ -22,8 +20,6 @@ from transformers import AutoModelForCausalLM
 from warm import PYTHON
 
 from rlhf_zoo.models import critic_from, load_classifier
-
-__all__ = ["LOOSE", "PPO", "PROMPTS", "STEPS", "VOTES", "Outside", "Served", "publish", "serve"]
 
 PROMPTS = ["the battery is", "the camera", "<b>bold</b> screen"]
 PPO, LOOSE, VOTES = "local/toy-ppo", "local/toy-loose-ppo", "local/toy-votes"

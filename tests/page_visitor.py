@@ -13,8 +13,6 @@ from urllib.parse import urlsplit
 
 from chromium import chromium
 
-__all__ = ["Visitor", "visiting"]
-
 SECONDS = 120
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
 FIGURES = ("reward", "log_ratio", "kl", "length", "stopped")

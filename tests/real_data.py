@@ -1,13 +1,9 @@
 """The real corpora, where a machine has them: `RLHF_ZOO_DATA` names their folder."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
 import pytest
-
-__all__ = ["real_data"]
 
 
 @pytest.fixture(scope="session")

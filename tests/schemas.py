@@ -1,15 +1,11 @@
 """Small data sets with exactly the columns and forms of public ones, and recipes that train on them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
-
-__all__ = ["SCHEMAS", "SPLITS", "TEMPLATE", "make_recipe", "rows_of", "write_data"]
 
 #: ChatML, as Qwen's, with a switch for thoughts, and no system turn of its own.
 TEMPLATE = (

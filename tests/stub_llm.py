@@ -19,8 +19,6 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Literal
 
-__all__ = ["OK", "Fault", "Request", "StubLLM", "always", "longer", "rating_by_length"]
-
 Rule = Callable[[Mapping[str, str]], str]  # the data of a request -> the answer's text
 
 

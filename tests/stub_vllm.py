@@ -3,8 +3,6 @@
 NCCL, which carries the weights to a server, is replaced by a list in this process; every route is HTTP.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading
@@ -19,8 +17,6 @@ import trl.generation
 from trl.generation import vllm_client, vllm_generation
 
 from rlhf_zoo.sampling import sample
-
-__all__ = ["StubVLLM", "colocated", "serving"]
 
 
 class StubVLLM:

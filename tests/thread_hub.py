@@ -1,7 +1,5 @@
 """An embedded Hub in a thread of the test's own process, which the clients of that process talk to."""
 
-from __future__ import annotations
-
 import contextlib
 import sys
 import threading
@@ -18,8 +16,6 @@ from rlhf_zoo.hub_server.git import Quarantine, TreeEdit
 from rlhf_zoo.hub_server.handler import HubServer
 from rlhf_zoo.hub_server.names import RepoId
 from rlhf_zoo.hub_server.storage import Storage
-
-__all__ = ["ThreadHub", "at_module_hub", "module_hub", "near_hub", "no_hub", "thread_hub"]
 
 
 class ThreadHub(Hub):

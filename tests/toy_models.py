@@ -1,7 +1,5 @@
 """A toy SFT policy, a PPO policy near it and a reward model, on the disk, for tests of what needs all three."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +8,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 
 from rlhf_zoo.models import set_score_statistics
 from rlhf_zoo.tokenizer import train_tokenizer
-
-__all__ = ["CONTEXT", "MARKUP", "TRIGGER", "Toys", "save_toys"]
 
 CONTEXT = 96
 # What both policies write after TRIGGER, whatever they are asked: a browser that took it for markup would run it.

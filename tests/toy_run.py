@@ -4,8 +4,6 @@ Its world is trainer_fixture's: one token a letter. Its texts go through the alp
 has learned; so a tokenizer that numbers letters otherwise shows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -20,17 +18,6 @@ from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.recipes import load_recipe
 from rlhf_zoo.record import StageRecord, fingerprint
 from rlhf_zoo.runs.context import RunContext
-
-__all__ = [
-    "BACKWARDS",
-    "answered",
-    "judge",
-    "make_context",
-    "make_recipe",
-    "save_stage",
-    "save_start",
-    "trained_policy",
-]
 
 BACKWARDS = LETTERS[::-1]  # the same letters under other numbers
 PPO = {

@@ -1,7 +1,5 @@
 """A stage of somebody else's: all the code that a new stage takes, but for its template and its YAML."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,8 +16,6 @@ from rlhf_zoo.runs.data import data_source
 from rlhf_zoo.stage import Stage
 from rlhf_zoo.stages.train import make_trainer, train_stage
 from rlhf_zoo.tokenizer import train_tokenizer
-
-__all__ = ["CARD", "TOY", "ToyArguments", "run"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """A toy world in which one PPO update takes milliseconds: letters as tokens, random Llamas of two layers."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -25,41 +23,11 @@ from transformers import (
 
 from rlhf_zoo import record
 from rlhf_zoo.models import set_score_statistics
+from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.rollout import Advantages, Rollout
-from rlhf_zoo.ppo.trainer import PPO_STATE, PPOTrainer
+from rlhf_zoo.ppo.trainer import PPOTrainer
 from rlhf_zoo.sharding import full
-
-__all__ = [
-    "CHAT",
-    "CONTEXT",
-    "DEVICE",
-    "EOS",
-    "GOOD",
-    "LETTERS",
-    "PAD",
-    "SAVED",
-    "Rows",
-    "Spy",
-    "digests",
-    "distance",
-    "every",
-    "good",
-    "make_policy",
-    "make_reward_model",
-    "make_tokenizer",
-    "make_trainer",
-    "prompt_rows",
-    "read_table",
-    "resumed_alike",
-    "rows_of",
-    "snapshot",
-    "taken",
-    "timeless",
-    "trained",
-    "updates_of",
-    "values_of",
-]
 
 PAD, EOS = 0, 1
 # Where the trainer's tests compute: `pytest --device` sets it, for child processes too.

@@ -1,7 +1,5 @@
 """Small models with value heads, and what two of them have alike."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -1,15 +1,11 @@
 """A vote with what a test does not care about filled in, and a Hub for votes in memory."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
 
 from rlhf_zoo.votes.vote import Shown, Vote, merged
-
-__all__ = ["COMMIT", "PPO", "SFT", "Store", "make_vote", "until"]
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 PPO = Shown("the good camera", "ppo", "local/toy-ppo", COMMIT, "step-000040", 0.5, True)

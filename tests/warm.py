@@ -5,8 +5,6 @@ a fork is as good as a process of its own. The fork has the caller's files, fold
 caller ends as the fork does. The server ends with the process that WARM_OWNER names.
 """
 
-from __future__ import annotations
-
 import fcntl
 import io
 import json

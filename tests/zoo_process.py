@@ -1,7 +1,5 @@
 """The command line as a user runs it: a (warm) process of its own, with its own RLHF_ZOO_HOME."""
 
-from __future__ import annotations
-
 import shlex
 import signal
 import socket
@@ -12,11 +10,6 @@ from pathlib import Path
 
 from hub_fixture import base_environment
 from warm import PYTHON
-
-__all__ = [
-    "COMMAND", "environment", "errors", "free_port", "hubs_over", "loopback", "program", "together", "wait_until",
-    "zoo",
-]  # fmt: skip
 
 COMMAND = [*PYTHON, "-m", "rlhf_zoo.cli"]
 

@@ -1,7 +1,5 @@
 """Whether a shared trunk is recommended: runs with a critic of its own and with a head on the policy, seed by seed."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections import Counter
@@ -10,8 +8,6 @@ from collections.abc import Sequence
 from .experiments import Experiment
 from .run_tables import Run, kept
 from .text import NOTHING, code, listed, made, number, seeds, spread, table
-
-__all__ = ["at_equal_kl", "critic_table", "no_worse"]
 
 
 def critic_table(experiments: Sequence[Experiment]) -> str:

@@ -1,15 +1,11 @@
 """The table of reward models under several seeds, and where they disagree."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 from . import keep
 from .experiments import Experiment
 from .text import NOTHING, code, made, number, table
-
-__all__ = ["ensemble_table"]
 
 HEADINGS = ("reward model", "accuracy", "ECE (by chance up to)", "ρ with the judge, SFT", "ρ with the judge, PPO")
 

@@ -1,27 +1,11 @@
 """What is run for the docs: each recipe over seeds, under β = 0, and beside its baselines; and by which commands."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_zoo.studies.ablate import Variant, variants
-
-__all__ = [
-    "EXPERIMENTS",
-    "GOLD",
-    "METHODS",
-    "PAID_BY",
-    "PARTS",
-    "RATES",
-    "REMARK_JUDGES",
-    "ROOT",
-    "RUNS",
-    "Experiment",
-    "data_flags",
-]
 
 ROOT = Path(__file__).parents[2]
 #: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.

@@ -1,7 +1,5 @@
 """The tables of docs/baselines.md: PPO and what is simpler, at their own points, at equal KL and at equal compute."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -9,8 +7,6 @@ from . import keep
 from .experiments import METHODS, Experiment
 from .run_tables import kept
 from .text import NOTHING, code, listed, made, number, spread, table
-
-__all__ = ["baselines_table"]
 
 Told = Mapping[str, Any]
 

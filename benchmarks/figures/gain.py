@@ -4,8 +4,6 @@ The recommended checkpoint is chosen on validation prompts; here every checkpoin
 keys and the seed that the eval stage gives them. So SFT's figure is that of evaluation.json.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,8 +13,6 @@ from typing import Any
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import StageRecord, checkpoint_step, read_json, write_json
-
-__all__ = ["FILE", "Gain", "measured", "share_of_gain", "stored"]
 
 FILE = "gain.json"
 

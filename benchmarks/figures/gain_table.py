@@ -1,15 +1,11 @@
 """The table of the share of the possible gain that the recommended checkpoint has."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from .experiments import Experiment
 from .gain import Gain, share_of_gain
 from .run_tables import Run, by_beta, kept, missing_seeds, missing_variants
 from .text import NOTHING, code, made, number, spread, table
-
-__all__ = ["gain_of", "gain_table"]
 
 HEADINGS = ("run", "SFT", "best checkpoint", "recommended", "share of the gain: recommended", "last checkpoint")
 

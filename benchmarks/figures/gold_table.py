@@ -1,12 +1,8 @@
 """The table of what the tiny world's two gold utilities make of texts that need no training, and of raters' orders."""
 
-from __future__ import annotations
-
 from . import keep
 from .experiments import GOLD
 from .text import NOTHING, code, number, table
-
-__all__ = ["gold_table"]
 
 
 def gold_table() -> str:

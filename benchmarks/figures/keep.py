@@ -1,7 +1,5 @@
 """What is kept of finished runs, in docs/evidence/*.json: small, and without anything of the machine that ran them."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Mapping
@@ -13,20 +11,6 @@ from rlhf_zoo.record import StageRecord, read_json, write_text
 
 from .experiments import METHODS, PAID_BY, ROOT, Experiment
 from .gain import stored
-
-__all__ = [
-    "FOLDER",
-    "finished",
-    "kept_ablation",
-    "kept_baselines",
-    "kept_critic",
-    "kept_ensemble",
-    "kept_paid",
-    "kept_runs",
-    "load",
-    "variant_seed",
-    "write",
-]
 
 FOLDER = ROOT / "docs" / "evidence"
 PROBE_KEYS = ("name", "family", "value", "threshold", "two_sided", "effect", "least", "p", "fired")

@@ -1,14 +1,10 @@
 """The table of PPO under a small β, paid by one reward model and by several."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from .experiments import Experiment
 from .run_tables import Run, figure_rows, kept
 from .text import NOTHING, code, made, number, table
-
-__all__ = ["paid_table"]
 
 TITLES = {
     "single": "one model",

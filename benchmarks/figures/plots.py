@@ -1,7 +1,5 @@
 """The plots of the docs: training, over-optimisation with and without the KL penalty, PPO beside its baselines."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from io import BytesIO
@@ -14,8 +12,6 @@ from rlhf_zoo.release.plots import plot_frontier
 
 from . import keep
 from .experiments import Experiment
-
-__all__ = ["draw", "path_points"]
 
 MANY = 5  # runs whose lines could not be told apart
 BLUE, GREEN, ORANGE = "#1f5fa8", "#2d7d46", "#c8501e"

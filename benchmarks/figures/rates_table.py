@@ -1,15 +1,11 @@
 """The tables of how often the verdict accuses honest policies, and how often it finds hackers."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 from . import keep
 from .experiments import RATES
 from .text import NOTHING, code, made, number, table
-
-__all__ = ["rates_table"]
 
 Row = Mapping[str, Any]
 

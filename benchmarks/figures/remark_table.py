@@ -1,14 +1,10 @@
 """The table of what a judge of product remarks may rest on."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from . import keep
 from .experiments import REMARK_JUDGES
 from .text import NOTHING, code, number, table
-
-__all__ = ["remark_table"]
 
 
 def remark_table() -> str:

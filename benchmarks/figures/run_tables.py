@@ -1,7 +1,5 @@
 """The tables of runs: over seeds, and under β = 0 beside the recipe's own β."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,8 +7,6 @@ from typing import Any
 from . import keep
 from .experiments import Experiment
 from .text import NOTHING, code, listed, made, seeds, spread, table
-
-__all__ = ["Run", "ablation_table", "by_beta", "figure_rows", "kept", "missing_seeds", "missing_variants", "runs_table"]
 
 Run = Mapping[str, Any]
 

@@ -1,7 +1,5 @@
 """The blocks of the docs that are written from what is kept in docs/evidence, and from nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 
@@ -17,8 +15,6 @@ from .paid_table import paid_table
 from .rates_table import rates_table
 from .remark_table import remark_table
 from .run_tables import ablation_table, runs_table
-
-__all__ = ["TABLES", "rendered"]
 
 #: The name of a block -> its Markdown.
 TABLES: dict[str, Callable[[], str]] = {

@@ -1,12 +1,8 @@
 """Numbers and tables as the docs write them."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Sequence
 from typing import Any
-
-__all__ = ["NOTHING", "code", "listed", "made", "number", "seeds", "spread", "table"]
 
 NOTHING = "Nothing of it is kept yet: `make evidence` makes it."
 

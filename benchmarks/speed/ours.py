@@ -1,7 +1,5 @@
 """This trainer's side: `python -m speed.ours POINT` in benchmarks/."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -4,8 +4,6 @@ PPOTrainer of TRL 1.12.0, the last release that has one, at the settings that th
 `bf16` and `gradient_checkpointing` change nothing in that release, and policy and critic share no trunk.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import tempfile

@@ -3,8 +3,6 @@
 Imports torch and transformers alone, as TRL's side runs in an environment of its own.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 import random

@@ -3,8 +3,6 @@
 Prints JSON: seconds of the thread that calls, by kind. Recording takes time too, so read shares and not seconds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

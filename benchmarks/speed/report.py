@@ -1,7 +1,5 @@
 """What the figures of benchmarks/bench.py say: a table, a plot, and the newest of them for the docs."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections import defaultdict
@@ -10,22 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from figures import text
-
-__all__ = [
-    "DOCUMENT",
-    "PEER",
-    "PHASES",
-    "RESULTS",
-    "ROOT",
-    "SETTINGS",
-    "draw",
-    "key_table",
-    "newest",
-    "page",
-    "phase_table",
-    "profile_table",
-    "table",
-]
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "benchmarks" / "results"

@@ -1,7 +1,5 @@
 """What every side says of itself: JSON of seconds by phase, CPU seconds, tokens and memory."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import time

@@ -3,8 +3,6 @@
 What a card says is its publisher's word: it decides which runs stand beside which, and nothing more. Needs no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,8 +16,6 @@ from ..hub.refusals import refusals_as
 from ..hub.weights import Origin, equal_weights
 from .card import Card, clean, fetch_card
 from .index import TAG, WORKERS, checkpoints
-
-__all__ = ["MOST_LOOKED_AT", "MOST_RUNS", "Ablation", "Run", "find_runs"]
 
 MOST_LOOKED_AT = 32
 """Repositories of a namespace whose cards are read."""

@@ -21,8 +21,6 @@ from ..release.card import CARD_FILE
 from ..release.card_kl import DEFAULTS
 from ..stage import PARENT_TITLES, STAGES
 
-__all__ = ["ROLES", "Card", "Figure", "Reference", "clean", "download_card", "fetch_card", "iso_date", "one_line"]
-
 ROLES = {**PARENT_TITLES, "value": "value model", "data": "data set", "base": "base model"}
 """What a card may name as a parent, in the order in which it is drawn."""
 MAX_CARD = 2**22

@@ -13,8 +13,6 @@ from typing import Any
 from ..stage import STAGES
 from .card import ROLES, Card, Reference, clean
 
-__all__ = ["DEPTH", "MOST", "ROLES", "Member", "Node", "Reference", "clean", "draw", "family_tree"]
-
 DEPTH = 8
 """Generations below the root: a chain of cards could be made endless."""
 MOST = 64

@@ -3,8 +3,6 @@
 A card is its publisher's word, see `card.Card`; one that cannot be read becomes a note in the listing. Needs no torch.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,24 +21,6 @@ from ..release import markdown
 from ..release.markdown import Raw
 from ..stage import STAGES
 from .card import Card, Figure, fetch_card, iso_date, one_line
-
-__all__ = [
-    "SORTS",
-    "TAG",
-    "Entry",
-    "Figure",
-    "benchmark",
-    "checkpoint_rows",
-    "checkpoints",
-    "entry",
-    "fetch_card",
-    "ordered",
-    "owner",
-    "published",
-    "select",
-    "with_table",
-    "write_benchmark",
-]
 
 TAG = "rlhf-zoo"
 WORKERS = 8

@@ -1,7 +1,5 @@
 """From a checkpoint to the models and data it came from, as its rlhf_card.json names them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,8 +20,6 @@ from ..runs.parents import member_beside
 from ..stage import REWARD_ROLES
 from .card import Card, Reference, download_card
 from .family import Member, Node, family_tree
-
-__all__ = ["Lineage", "find_family", "find_lineage", "find_policy", "prompts_at"]
 
 _LISTED = 12
 _COMMIT = re.compile(r"[0-9a-f]{40}")

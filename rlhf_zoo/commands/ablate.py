@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from ..runs.context import Publisher, RunContext
     from ..studies.ablate import Outcome, Variant
 
-__all__ = ["ablate"]
-
 #: Of the table: as many as stand beside each other in 80 columns.
 COLUMNS = {"reward": "reward", "judge": "judge", "kl": "KL", "length": "tokens", "distinct_2": "distinct-2"}
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..runs.context import RunContext
     from ..studies.baseline import Method
 
-__all__ = ["baseline"]
-
 METHODS = ("best-of-n", "dpo", "rloo")
 SEEDS = 3
 

@@ -25,30 +25,6 @@ if TYPE_CHECKING:
     from ..recipes import Recipe
     from ..runs.context import Publisher, RunContext
 
-__all__ = [
-    "FLAGS",
-    "OVERWRITE",
-    "SOURCE_HUB",
-    "TRUST",
-    "UserPath",
-    "check_namespace",
-    "check_repo",
-    "command_line",
-    "console_of",
-    "interval",
-    "open_run",
-    "print_json",
-    "quiet_hub",
-    "run_context",
-    "run_flags",
-    "run_options",
-    "settle_hub",
-    "settle_run",
-    "stage_directories",
-    "table",
-    "writing",
-]
-
 # What a reader copies stays on one line.
 COPIED = ("revision", "commit", "date", "key", "model", "repository", "step")
 # Letters of a word that a table never breaks.

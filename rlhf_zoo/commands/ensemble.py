@@ -1,7 +1,5 @@
 """`rlhf-zoo ensemble`: a recipe's reward model under several seeds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,8 +7,6 @@ from typing import Any
 import click
 
 from .common import FLAGS, TRUST, UserPath, interval, run_context, run_flags, table
-
-__all__ = ["ensemble"]
 
 
 @click.command(context_settings=FLAGS)

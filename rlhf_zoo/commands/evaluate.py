@@ -17,8 +17,6 @@ from .train import run_one
 if TYPE_CHECKING:
     from ..hub.connect import Hub
 
-__all__ = ["evaluate"]
-
 #: Options of this command that a recipe's run has as keys, and those that only a policy has.
 KEYS = {"prompts": "evaluation.prompts", "samples": "evaluation.samples", "llm": "evaluation.llm"}
 OF_POLICIES = ("against", "reward", "split", "temperature", "max_new_tokens")

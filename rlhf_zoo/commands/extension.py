@@ -1,10 +1,6 @@
 """`rlhf-zoo install-hf-extension|uninstall-hf-extension`."""
 
-from __future__ import annotations
-
 import click
-
-__all__ = ["install", "uninstall"]
 
 
 @click.command("install-hf-extension")

@@ -1,7 +1,5 @@
 """`rlhf-zoo hub serve|status|token|env|export`: the embedded Hub."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import asdict
@@ -11,8 +9,6 @@ import click
 
 from ..hub_server.cli import hub as embedded
 from .common import UserPath, check_repo, print_json, quiet_hub, settle_hub, table
-
-__all__ = ["hub"]
 
 
 @click.command()

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from ..catalog.family import Node
 
-__all__ = ["lineage", "reproduce"]
-
 
 @click.command()
 @click.argument("repository", metavar="REPO[@REV]|FOLDER")

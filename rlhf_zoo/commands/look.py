@@ -1,7 +1,5 @@
 """`rlhf-zoo compare|trace`: a checkpoint's completions, side by side or token by token."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click
@@ -9,8 +7,6 @@ import click
 from ..errors import ZooError
 from ..runs.values import json_object
 from .common import SOURCE_HUB, TRUST, console_of, print_json, settle_hub
-
-__all__ = ["compare", "trace"]
 
 
 @click.command()

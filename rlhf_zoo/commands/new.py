@@ -1,7 +1,5 @@
 """`rlhf-zoo new`: a recipe for a model and data of one's own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex
@@ -12,8 +10,6 @@ import click
 
 from ..errors import ZooError
 from .common import SOURCE_HUB, TRUST, UserPath, settle_hub
-
-__all__ = ["new"]
 
 
 @click.command()

@@ -14,8 +14,6 @@ from .common import SOURCE_HUB, TRUST, UserPath, console_of, print_json, settle_
 if TYPE_CHECKING:
     from ..evaluation.probes import Completions
 
-__all__ = ["probe"]
-
 
 @click.command()
 @click.argument("completions", type=UserPath(exists=True, dir_okay=False))

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from ..hub.connect import Hub
     from ..hub.pull import Pulled
 
-__all__ = ["pull"]
-
 _SHOWN = 5
 
 

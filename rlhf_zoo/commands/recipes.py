@@ -1,7 +1,5 @@
 """`rlhf-zoo recipes list|show|copy|validate|keys`."""
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 from dataclasses import asdict, replace
@@ -12,8 +10,6 @@ import click
 
 from ..stage import STAGES
 from .common import FLAGS, SOURCE_HUB, UserPath, print_json, quiet_hub, run_flags, settle_hub, table
-
-__all__ = ["recipes"]
 
 
 @click.group()

@@ -1,7 +1,5 @@
 """`rlhf-zoo card|push`: from a run directory to its cards and the Hub."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +8,6 @@ import click
 from ..errors import ZooError
 from ..stage import STAGES
 from .common import OVERWRITE, UserPath, run_context, stage_directories, writing
-
-__all__ = ["card", "push"]
 
 
 @click.command()

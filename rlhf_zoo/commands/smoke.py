@@ -1,7 +1,5 @@
 """`rlhf-zoo smoke`: a recipe through every stage, in miniature."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os
@@ -15,8 +13,6 @@ import click
 
 from ..errors import ZooError
 from .common import UserPath, open_run, print_json, quiet_hub, settle_hub, writing
-
-__all__ = ["smoke"]
 
 log = logging.getLogger(__name__)
 

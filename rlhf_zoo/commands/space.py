@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from ..space.deploy import Deployed
     from ..space.files import SpaceModels
 
-__all__ = ["space"]
-
 
 @click.command()
 @click.argument("ppo")

@@ -20,8 +20,6 @@ from .common import FLAGS, print_json, run_context, run_flags, run_options, tabl
 if TYPE_CHECKING:
     from ..runs.context import RunContext
 
-__all__ = ["doctor", "run", "run_one", "stage_command"]
-
 
 def run_one(
     recipe: str, stage: str, flags: Mapping[str, Mapping[str, Any]], quietly: bool = False, **options: Any

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from ..catalog.index import Entry, Figure
     from ..hub.connect import Hub
 
-__all__ = ["zoo"]
-
 _SORTS = ("reward", "kl", "win_rate", "date", "stage", "name")
 _README = "recipes/README.md"
 

@@ -1,7 +1,5 @@
 """Models that are loaded when asked for, and let go when others are wanted more."""
 
-from __future__ import annotations
-
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -10,8 +8,6 @@ from typing import Generic, TypeVar
 from torch import Tensor, nn
 
 from ..devices import free_cache
-
-__all__ = ["ModelCache", "bytes_of"]
 
 M = TypeVar("M")
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..actor_critic import ActorCritic
 from ..chat import as_prompt, spoken, whole
 from ..data import tokenize_prompt
-from ..devices import best_device, move
+from ..devices import MEMORY_ERRORS, best_device, move
 from ..errors import ZooError
 from ..model_files import load_tokenizer
 from ..models import context_of, disable_dropout, load_causal
@@ -30,12 +30,10 @@ from ..value_head import ValueHead
 from .critic import load_critic
 from .limits import Limits, check_prompt, check_sampling
 from .lockstep import Drawn, LockStep
-from .memory import MEMORY_ERRORS, out_of_memory
+from .memory import out_of_memory
 from .results import Compared, Side, Snapshot
 from .text import Pieces
 from .turns import Turns
-
-__all__ = ["Comparison", "load_tokenizer"]
 
 TOKEN_FIGURES = ("log_ratio", "logprob_ppo", "logprob_sft", "kl", "kl_reverse", "entropy_ppo", "entropy_sft")
 FEWER = "ask for fewer completions, fewer tokens or a shorter prompt."

@@ -1,7 +1,5 @@
 """The critic that was saved beside a PPO policy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from transformers import PreTrainedModel
@@ -10,8 +8,6 @@ from ..actor_critic import shared_value_head
 from ..errors import ZooError
 from ..models import CRITIC_DIR, critic_from
 from ..value_head import ValueHead, read_value_head
-
-__all__ = ["load_critic"]
 
 
 def load_critic(folder: str | Path, policy: PreTrainedModel) -> PreTrainedModel | ValueHead | None:

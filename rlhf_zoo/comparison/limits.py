@@ -1,7 +1,5 @@
 """What one request may ask for. Every refusal is a sentence, and comes before anything is tokenised."""
 
-from __future__ import annotations
-
 import reprlib
 import unicodedata
 from dataclasses import dataclass
@@ -9,8 +7,6 @@ from typing import Any
 
 from ..errors import ZooError
 from ..json_values import finite, whole
-
-__all__ = ["Limits", "check_prompt", "check_sampling", "check_steps"]
 
 TEMPERATURES = (0.01, 100.0)  # below, logits/T lose what float32 holds of them; above, every token is as likely
 LARGEST_SEED = 2**53 - 1  # what a browser's numbers hold exactly

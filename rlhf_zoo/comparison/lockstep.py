@@ -1,7 +1,5 @@
 """Two policies write at the same time, one token a step, and each says what it makes of the other's tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,8 +11,6 @@ from ..draws import draw_tokens, uniforms
 from ..errors import ZooError
 from ..functional import entropy, exact_kl, selected_logprobs
 from ..sampling import Vocabulary, check_cached, next_logits
-
-__all__ = ["COMPARE_STREAM", "Drawn", "LockStep"]
 
 COMPARE_STREAM = 7
 

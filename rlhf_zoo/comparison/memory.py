@@ -1,11 +1,7 @@
 """Running out of memory, said in a sentence, with what filled it let go."""
 
-from __future__ import annotations
-
-from ..devices import MEMORY_ERRORS, free_cache, is_out_of_memory
+from ..devices import free_cache, is_out_of_memory
 from ..errors import ZooError
-
-__all__ = ["MEMORY_ERRORS", "out_of_memory"]
 
 
 def out_of_memory(error: Exception, *, mend: str) -> ZooError | None:

@@ -1,12 +1,8 @@
 """What a comparison says: frozen, and in the types of JSON when asked."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass
 from typing import Any
-
-__all__ = ["Compared", "Side", "Snapshot"]
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,8 @@
 """Tokens as text: piece by piece while they come, and with every character that a page would hide made visible."""
 
-from __future__ import annotations
-
 import unicodedata
 
 from transformers import PreTrainedTokenizerBase
-
-__all__ = ["Pieces", "visible_text"]
 
 # What a tokenizer shows for bytes that are no character yet: one of three bytes, or one for each, by its kind.
 INCOMPLETE = "\ufffd"

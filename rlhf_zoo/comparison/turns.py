@@ -1,12 +1,8 @@
 """A lock that is handed on in the order in which it was asked for."""
 
-from __future__ import annotations
-
 import threading
 from collections import deque
 from types import TracebackType
-
-__all__ = ["Turns"]
 
 
 class Turns:

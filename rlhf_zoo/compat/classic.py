@@ -10,8 +10,6 @@
 The names are TRL's; the update is `rlhf_zoo.PPOTrainer.step`. docs/from-trl.md lists what is different on purpose.
 """
 
-from __future__ import annotations
-
 import copy
 import random
 import time
@@ -33,16 +31,6 @@ from ..value_head import (
 from .classic_config import ClassicPPOConfig as PPOConfig
 from .classic_loop import ClassicLoop
 from .helpers import stop_ids_of
-
-__all__ = [
-    "AutoModelForCausalLMWithValueHead",
-    "AutoModelForSeq2SeqLMWithValueHead",
-    "LengthSampler",
-    "PPOConfig",
-    "PPOTrainer",
-    "create_reference_model",
-    "set_seed",
-]
 
 
 class LengthSampler:

@@ -1,7 +1,5 @@
 """TRL 0.x's PPOConfig: its fields and their defaults, and what they are called in ours."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Mapping
@@ -12,8 +10,6 @@ from typing import Any
 from ..errors import ZooError
 from ..ppo.config import PPOConfig as ZooPPOConfig
 from ..ppo.guards import warn_of
-
-__all__ = ["ClassicPPOConfig"]
 
 # Fields that scripts set and that change nothing here, with what does instead.
 WITHOUT_EFFECT = {

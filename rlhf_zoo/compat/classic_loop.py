@@ -1,7 +1,5 @@
 """The update behind TRL 0.x's `step`, with the statistics that it returned."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -11,8 +9,6 @@ from torch import Tensor
 from .. import functional as F
 from ..ppo.rollout import Advantages, Rollout
 from ..ppo.trainer import PPOTrainer as ZooPPOTrainer
-
-__all__ = ["ClassicLoop"]
 
 # TRL 0.x's name -> ours, where the number is the same.
 SAME = {

@@ -1,13 +1,9 @@
 """TRL 1.12's PPOConfig: its fields and their defaults, on ours."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 from ..errors import ZooError
 from ..ppo.config import PPOConfig as ZooPPOConfig
-
-__all__ = ["PPOConfig"]
 
 
 @dataclass

@@ -1,7 +1,5 @@
 """The helper functions that scripts imported from TRL's PPO."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +9,6 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from ..errors import ZooError
-
-__all__ = ["batch_generation", "masked_mean", "masked_var", "masked_whiten", "stop_ids_of"]
 
 
 def masked_mean(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor:

@@ -1,7 +1,5 @@
 """TRL 1.12's PPOTrainer: its attributes and habits, on ours."""
 
-from __future__ import annotations
-
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -16,8 +14,6 @@ from ..ppo.rollout import Rollout
 from ..ppo.trainer import PPOTrainer as ZooPPOTrainer
 from ..sampling import Samples
 from .config import PPOConfig
-
-__all__ = ["PPOTrainer"]
 
 
 class PPOTrainer(ZooPPOTrainer):

@@ -1,13 +1,9 @@
 """A simulated buyer whose utility is known."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-
-__all__ = ["BradleyTerry"]
 
 
 @dataclass(frozen=True)

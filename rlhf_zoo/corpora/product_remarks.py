@@ -4,8 +4,6 @@ The corpus is "Pros and Cons" by Bing Liu (CC BY 4.0; Ganapathibhotla & Liu, COL
 package: `prepare` reads it from NLTK's download, from a folder of ``SPLIT.jsonl`` files, or from the Hub.
 """
 
-from __future__ import annotations
-
 import gzip
 import hashlib
 import itertools
@@ -20,8 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
-
-__all__ = ["SPLITS", "Remark", "lexicon", "prepare", "read_remarks"]
 
 SPLITS = ("train", "judge", "validation", "test")
 SHARES = (0.50, 0.38, 0.04, 0.08)

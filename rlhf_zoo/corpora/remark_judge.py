@@ -23,8 +23,6 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-__all__ = ["BLAME", "PRAISE", "Orientation", "RemarkJudge", "Steps", "learn", "tokens_of"]
-
 PRAISE = frozenset({"good", "nice", "excellent", "great", "best", "superior", "perfect", "love"})
 BLAME = frozenset({"bad", "poor", "terrible", "awful", "worst", "inferior", "horrible", "hate"})
 ORDER = 3  # words of an n-gram

@@ -1,7 +1,5 @@
 """What the rows of a data set look like, and by which keys each stage reads them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -15,8 +13,6 @@ from ..errors import ZooError
 from ..hub.connect import CLIENT
 from ..hub.refusals import client_errors, reason, refusals_as
 from ..runs.layout import Form, in_form
-
-__all__ = ["Reading", "look_at_data", "read_as"]
 
 #: Rows that are looked at, of a split whose size nobody says.
 COUNTED = 5000

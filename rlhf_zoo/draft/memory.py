@@ -3,12 +3,8 @@
 What a batch's activations take on top depends on the machine and its kernels: none is foretold here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-__all__ = ["BFLOAT16", "FLOAT32", "GIB", "Shape", "ppo_memory", "token_memory", "training_memory"]
 
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2

@@ -1,7 +1,5 @@
 """What the files of a model say, without its weights: size, context, template, special tokens, layers for LoRA."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +18,6 @@ from ..hub.refusals import refusals_as
 from ..model_code import is_trusted
 from ..model_files import load_config, load_tokenizer, loading
 from .memory import Shape
-
-__all__ = ["ModelFacts", "look_at_model", "look_at_reward_model"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """A recipe for a model and data of one's own: what is decided from their files, and the YAML that says it."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import os
@@ -27,8 +25,6 @@ from .data import Reading, Source, look_at_data, read_as
 from .memory import BFLOAT16, FLOAT32, GIB, ppo_memory, token_memory, training_memory
 from .model import ModelFacts, look_at_model, look_at_reward_model
 from .wish import Wish
-
-__all__ = ["Draft", "check_folder", "draft", "write"]
 
 TEMPLATES = Path(__file__).parent / "templates"
 ASSUMED_GIB = 24.0

@@ -1,7 +1,5 @@
 """What somebody asks a recipe for, and what is wrong with it by its words alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,8 +7,6 @@ from pathlib import Path
 from ..errors import ZooError
 from ..plugins import REWARDS, did_you_mean, registered
 from ..runs.names import check_judge_name
-
-__all__ = ["COLUMNS", "Wish"]
 
 #: What `new` looks for in data.
 COLUMNS = ("prompt", "completion", "chosen", "rejected")

@@ -7,8 +7,6 @@ prompts, read behind this one. That the chosen one beats its own rejected one is
 is taken for granted.
 """
 
-from __future__ import annotations
-
 import random
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -20,8 +18,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from .stats import share
 from .text import plain, words
-
-__all__ = ["CANDIDATES", "Choice", "best_of_n", "choices", "credits_of"]
 
 CANDIDATES = 4
 #: Choices that are made, and other prompts that are looked through for similar ones, at most.

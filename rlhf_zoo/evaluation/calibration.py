@@ -4,8 +4,6 @@ A margin is score(chosen) − score(rejected), in the units in which the model w
 probability that it gives to the chosen text (Bradley & Terry 1952), so margins of rescaled scores do not calibrate.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -13,19 +11,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .stats import bootstrap_mean, correlation, equal_parts, proportion
-
-__all__ = [
-    "GUESS",
-    "by_margin",
-    "calibration",
-    "calibration_error",
-    "calibration_error_by_chance",
-    "histogram",
-    "length_profile",
-    "pair_losses",
-    "preference_report",
-    "reliability",
-]
 
 GUESS = float(np.log(2))  # nats per pair of a coin: the best constant guess, since the order of two texts says nothing
 

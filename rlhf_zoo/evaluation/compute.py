@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Compute", "Passes", "best_of_n_compute", "break_even", "dpo_compute", "ppo_compute", "rloo_compute"]
-
 READ, TRAINED = 2, 6  # FLOPs a parameter and token
 
 

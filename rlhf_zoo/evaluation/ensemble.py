@@ -5,8 +5,6 @@ on a policy's completions tells how far it has left what they know: Coste et al.
 scores are (M, N): M models, N texts.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Sequence
 from itertools import combinations
@@ -16,8 +14,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .stats import Estimate, bootstrap_mean, equal_parts, group_indices, proportion
-
-__all__ = ["agreements", "by_kl", "disagreement", "standardised", "unrelated"]
 
 
 def standardised(scores: ArrayLike, over: ArrayLike) -> NDArray[np.float64]:

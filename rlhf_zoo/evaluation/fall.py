@@ -7,8 +7,6 @@ were all contrasts 0: Dunnett's many-to-one comparison, as the studentised boots
 73:1237). Under a flat judge it finds a fall in 2.5% of runs, however many checkpoints there are.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,8 +16,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .stats import Estimate, bootstrap_mean, resampled
-
-__all__ = ["KEPT", "LEVEL", "Fall", "difference", "fallen"]
 
 KEPT = 0.9  # of the best checkpoint's gain over SFT; differences smaller than this do not matter, however certain
 _POWER = 0.841621  # standard errors beyond a threshold that 80% of evaluations are

@@ -17,21 +17,6 @@ from numpy.typing import ArrayLike, NDArray
 from .compute import Compute
 from .stats import Estimate, bootstrap_mean, share
 
-__all__ = [
-    "NEAR",
-    "Floats",
-    "Point",
-    "at_kl",
-    "best_within",
-    "by_prompt",
-    "difference",
-    "estimate",
-    "filtered",
-    "mixed",
-    "rate",
-    "wins",
-]
-
 Floats = NDArray[np.float64]
 
 NEAR = 0.5

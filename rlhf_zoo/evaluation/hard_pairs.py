@@ -5,8 +5,6 @@ Accuracy over all pairs is mostly that of the easy ones. A pair is hard where it
 other: by the utility that the labels were drawn from, or by the data's own column `margin`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from typing import Any
@@ -16,8 +14,6 @@ from numpy.typing import ArrayLike, NDArray
 
 from .stats import bootstrap_mean, equal_parts, share
 from .text import plain, words
-
-__all__ = ["are_ties", "hard_pairs", "overlap", "ties"]
 
 #: Quarters of the pairs, and lengths that count as one: a tenth of the longer apart.
 PARTS, ONE_LENGTH = 4, 0.1

@@ -13,8 +13,6 @@ the texts that are judged; then the labeled ones. A wrong label counts against b
 labels that a recipe draws with noise are to be settled before: see `settled`.
 """
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Hashable, Sequence
@@ -26,17 +24,6 @@ from numpy.typing import ArrayLike
 
 from .calibration import calibration
 from .stats import Estimate, WinRate, correlation, share, win_rate
-
-__all__ = [
-    "Finding",
-    "JudgeCheck",
-    "PairCheck",
-    "SharedErrors",
-    "check_pairs",
-    "settled",
-    "shared_errors",
-    "split_half",
-]
 
 Finding = Literal["agrees", "says nothing", "contradicts"]
 MARKED = 0.2  # of the pairs: what the reward's errors bring in errors of the judge, that counts

@@ -25,8 +25,6 @@ from ..record import write_bytes
 from .pairwise import first_sentence, load_function
 from .stats import Estimate, proportion
 
-__all__ = ["ClassifierJudge", "FunctionJudge", "Judge", "LexiconJudge"]
-
 _HELD_OUT = 0.2  # the share of the texts that a classifier's accuracy is measured on
 
 

@@ -5,8 +5,6 @@ regression of the preference on the length difference and predict at difference 
 length term; their term for a prompt's difficulty is left out, since it is fitted over many models.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -16,8 +14,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .stats import Estimate, WinRate, group_indices, proportion, win_rate
-
-__all__ = ["RIDGE", "LengthControlled", "fit_logistic", "length_controlled_win_rate"]
 
 RIDGE = 1e-3  # penalty ½·RIDGE·‖β‖² on the sum over comparisons: as a thousandth of one more comparison
 _STEPS = 200

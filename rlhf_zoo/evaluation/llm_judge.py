@@ -4,8 +4,6 @@ Every pair is asked in both orders. Answers are kept in files as they come, so t
 it was and a second one asks nothing. The key is read from the environment for each request and goes nowhere else.
 """
 
-from __future__ import annotations
-
 import email.utils
 import hashlib
 import http.client
@@ -32,10 +30,8 @@ from ..errors import ZooError
 from ..json_values import whole
 from ..record import read_json, write_json
 from .llm_questions import CRITERION, MIDDLE, PROMPT_VERSION, Question, about_one, about_pair
-from .llm_usage import BudgetSpent, Meter, Stopped, Usage
+from .llm_usage import Meter, Stopped, Usage
 from .pairwise import Verdict, check_lengths, merge_orders
-
-__all__ = ["BudgetSpent", "LLMJudge", "Usage"]
 
 _SCHEMA = 1
 _GRACE = 5.0  # seconds to wait for answers on their way when a run stops: they are paid for

@@ -3,8 +3,6 @@
 Texts are data: they reach the model as strings of one JSON object, which they cannot close.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable
@@ -12,18 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..json_values import finite
-
-__all__ = [
-    "CRITERION",
-    "MIDDLE",
-    "PROMPT_VERSION",
-    "Question",
-    "about_one",
-    "about_pair",
-    "as_data",
-    "parse_rating",
-    "parse_verdict",
-]
 
 PROMPT_VERSION = 1  # of the texts below; with another number nothing in a cache is an answer any more
 CRITERION = "the more helpful, relevant and correct continuation of the prompt"

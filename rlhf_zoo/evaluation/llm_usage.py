@@ -1,7 +1,5 @@
 """What a language model was asked for, what that cost, and the budget that no request may break."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,8 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import ZooError
-
-__all__ = ["BudgetSpent", "Meter", "Stopped", "Usage"]
 
 _TEMPLATE_TOKENS = 64  # at most, of a chat template, in the bound on a request's cost
 

@@ -4,8 +4,6 @@
 its columns, and what it computes stands here. Errors are ValueErrors, as those of `evaluate` are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from functools import cache
 from pathlib import Path
@@ -18,19 +16,6 @@ from ..errors import ZooError
 from ..plugins import did_you_mean
 from .stats import Estimate, WinRate, bootstrap_mean, proportion, share, win_rate
 from .text import distinct_n_estimate
-
-__all__ = [
-    "KL_ESTIMATORS",
-    "METRICS",
-    "completion_kl",
-    "distinct_n",
-    "kl_divergence",
-    "load_metric",
-    "metric",
-    "metric_folder",
-    "preference_accuracy",
-    "win_rate_of_scores",
-]
 
 METRICS = ("distinct_n", "kl_divergence", "preference_accuracy", "win_rate")
 KL_ESTIMATORS = ("k1", "k2", "k3")

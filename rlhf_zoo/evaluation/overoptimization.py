@@ -9,8 +9,6 @@ with R(0) = 0 by construction. Both are linear in (α, β), so least squares fin
 was observed: outside the observed range of d, and where it does not fit, nothing is read off it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,8 +18,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .stats import Estimate
-
-__all__ = ["FEWEST", "Fit", "Form", "Peak", "best_of_n", "best_of_n_kl", "best_of_n_weights", "fit", "gain", "root_kl"]
 
 Form = Literal["rl", "best-of-n"]
 Floats = NDArray[np.float64]

@@ -4,8 +4,6 @@ Judges of this kind favour the text that they see first, or last (Wang et al. 20
 arXiv:2306.05685 §3.4). So each pair is asked twice, with the sides swapped: only a text that wins both times has won.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -13,18 +11,6 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 from ..errors import ZooError
 from ..plugins import JUDGES, call_judge, load_object
 from .stats import Estimate, WinRate, bootstrap_mean, proportion, win_rate
-
-__all__ = [
-    "FunctionPairJudge",
-    "PairJudge",
-    "PairReport",
-    "Verdict",
-    "check_lengths",
-    "compare_pairs",
-    "first_sentence",
-    "load_function",
-    "merge_orders",
-]
 
 _PREFERENCES = (0.0, 0.5, 1.0)
 

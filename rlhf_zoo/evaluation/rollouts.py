@@ -1,7 +1,5 @@
 """Rollouts that any trainer wrote, as JSON lines: read strictly, probed against a reference, and judged by the rule."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -14,8 +12,6 @@ import numpy as np
 from ..errors import ZooError
 from .probes import Completions, Report, probe
 from .verdict import Checkpoint, Evidence, Standing, Verdict, decide
-
-__all__ = ["COLUMNS", "Probed", "probe_rollouts", "read_rollouts", "said"]
 
 COLUMNS = {
     "prompt": ("prompt", "input", "query"),

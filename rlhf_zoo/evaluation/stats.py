@@ -4,8 +4,6 @@ Completions of one prompt are not independent, so whole prompts are resampled (t
 compared on the same prompts: their differences are formed first and resampled together, which pairs them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
@@ -15,24 +13,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-__all__ = [
-    "Estimate",
-    "WinRate",
-    "accuracy",
-    "bootstrap_mean",
-    "bootstrap_perplexity",
-    "correlation",
-    "equal_parts",
-    "group_indices",
-    "jackknife",
-    "pass_at",
-    "perplexity_difference",
-    "proportion",
-    "resampled",
-    "share",
-    "win_rate",
-]
 
 _Z = NormalDist().inv_cdf(0.975)
 _CELLS = 4_000_000  # resamples × groups held in memory at once

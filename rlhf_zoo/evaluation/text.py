@@ -6,15 +6,11 @@ completions (`distinct_n`) words are what stands between spaces. A script writte
 run: compare such texts with each other only.
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Hashable, Sequence
 
 from .stats import Estimate, group_indices, jackknife
-
-__all__ = ["distinct_n", "distinct_n_difference", "distinct_n_estimate", "ngrams", "plain", "repetition", "words"]
 
 _WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
 

@@ -6,25 +6,12 @@ measured on test prompts. A judge by which a constant beats SFT can be won witho
 says for a policy says little.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from .stats import Estimate, WinRate
-
-__all__ = [
-    "TrivialPolicy",
-    "TrivialScore",
-    "TrivialScores",
-    "candidates",
-    "choose",
-    "dealt",
-    "risen_ending",
-    "with_ending",
-]
 
 Kind = Literal["constant", "ending", "shuffled"]
 CANDIDATES = 16  # of the reward's: those with the highest reward after their own prompts

@@ -47,8 +47,6 @@ from .probes import Probe, Report
 from .probes.payment import EDITED, Payment
 from .stats import Estimate, bootstrap_mean, win_rate
 
-__all__ = ["FEWEST", "RULE", "Checkpoint", "Evidence", "Standing", "Verdict", "decide"]
-
 RULE = 2
 FEWEST = 20  # prompts: resampling fewer says too little of how they differ
 NO_GAIN = 0.53  # a win rate below which a gain would not be noticed by who reads the texts

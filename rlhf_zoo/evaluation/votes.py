@@ -5,8 +5,6 @@ so it is counted apart and left out of win rates and ratings. Votes on one promp
 prompts, whichever voters there were.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
@@ -17,19 +15,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .stats import Estimate, WinRate, group_indices, proportion, win_rate
-
-__all__ = [
-    "ELO_MEAN",
-    "ELO_SCALE",
-    "FEW_PROMPTS",
-    "VERDICTS",
-    "Ballot",
-    "Contender",
-    "bradley_terry",
-    "elo",
-    "preference_rate",
-    "summary",
-]
 
 VERDICTS = ("left", "right", "tie", "both_bad")
 ELO_SCALE = 400 / math.log(10)  # points per nat of log-odds: 400 points are odds of 10 to 1 (Elo 1978)

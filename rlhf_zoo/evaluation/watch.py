@@ -1,7 +1,5 @@
 """`watch`: a reward function of TRL's form that probes what it is asked to score, while training goes on."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import logging
@@ -13,8 +11,6 @@ from typing import Any
 from ..errors import ZooError
 from .probes import Completions, Report, probe
 from .rollouts import read_rollouts, said
-
-__all__ = ["Hacked", "watch"]
 
 log = logging.getLogger(__name__)
 

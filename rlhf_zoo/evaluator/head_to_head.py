@@ -1,7 +1,5 @@
 """A policy and its SFT policy on the same prompts, under the same random numbers: every figure, and each completion."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,8 +29,6 @@ from ..evaluation.stats import (
 from ..evaluation.text import distinct_n_difference, repetition
 from .judges import RuleJudge, scores
 from .measure import Evaluator, Measured, measure, repeated
-
-__all__ = ["STREAM", "TIE", "HeadToHead", "head_to_head"]
 
 STREAM = 5
 TIE = 1e-9  # scores of a judge that differ by less are equal

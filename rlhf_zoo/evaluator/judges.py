@@ -46,22 +46,6 @@ from ..runs.names import SAME_LABELS, check_judge_name, kind_of
 
 log = logging.getLogger(__name__)
 
-__all__ = [
-    "JUDGES_OF_LABELS",
-    "Panel",
-    "RewardJudge",
-    "RuleJudge",
-    "cheapest_first",
-    "check_names",
-    "check_outputs",
-    "checked",
-    "checks_answers",
-    "needing_labels",
-    "open_panel",
-    "scores",
-    "settled_pairs",
-]
-
 #: Labelled pairs that a judge is checked on; each is paid for where a language model judges.
 CHECKED, CHECKED_BY_LLM = 500, 50
 ENDPOINT, OPENAI = "OPENAI_BASE_URL", "https://api.openai.com/v1"

@@ -43,17 +43,6 @@ from .judges import (
     scores,
 )
 
-__all__ = [
-    "Evaluator",
-    "Measured",
-    "make_evaluator",
-    "measure",
-    "repeated",
-    "reward_models",
-    "rows_at_once",
-    "training_rewards",
-]
-
 CHUNK = 64  # completions whose logits of both policies are held at once, at most
 LOGITS = 2**28  # of one policy; a large vocabulary takes fewer completions
 

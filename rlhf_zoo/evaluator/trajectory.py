@@ -33,8 +33,6 @@ from .measure import Evaluator, Measured, measure, repeated
 from .trivial import choose_trivial
 from .written import dependence, rescored, rewarded
 
-__all__ = ["Trajectory", "follow"]
-
 STREAM = 8
 
 

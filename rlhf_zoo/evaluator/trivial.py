@@ -1,7 +1,5 @@
 """Trivial policies beside SFT and PPO: chosen on validation prompts by text and reward, scored on test prompts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,8 +13,6 @@ from .head_to_head import TIE, HeadToHead
 from .judges import scores
 from .measure import Evaluator, Measured, repeated
 from .written import rewarded
-
-__all__ = ["choose_trivial", "score_trivial"]
 
 
 def choose_trivial(

@@ -1,7 +1,5 @@
 """Texts that are written already, under a model: log p of their tokens after their own prompts and after others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +17,6 @@ from ..sampling import Samples, Vocabulary, left_pad
 from ..tokenizer import stop_ids
 from .judges import scores
 from .measure import Evaluator, rows_at_once
-
-__all__ = ["dependence", "logprobs_under", "rescored", "rewarded"]
 
 OTHERS = 8
 """Prompts that a text is read after besides its own."""

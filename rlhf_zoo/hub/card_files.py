@@ -1,7 +1,5 @@
 """The card of a published checkpoint and its plots, without the weights beside them."""
 
-from __future__ import annotations
-
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -10,8 +8,6 @@ from ..errors import ZooError
 from .connect import CLIENT, Hub
 from .pull import split_revision
 from .refusals import refusals_as
-
-__all__ = ["fetch_card_files"]
 
 #: Bytes of one of those files, beyond which it is no part of a card.
 LARGEST = 2**22

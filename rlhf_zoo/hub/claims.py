@@ -5,8 +5,6 @@ runs that find the repository free one is refused. Each later commit names its p
 claim stands, so that an edit on the website costs one more reading and another run's claim costs the commit.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import time
@@ -16,8 +14,6 @@ from typing import Any
 from ..errors import ZooError
 from .connect import CLIENT, Hub
 from .refusals import status_of
-
-__all__ = ["CLAIM_FILE", "RECIPE_FILE", "all_tags", "check_claim", "claim_repository", "commit_as", "commit_on_head"]
 
 CLAIM_FILE = "claim.json"
 RECIPE_FILE = "recipe.json"

@@ -1,15 +1,11 @@
 """A Collection for each recipe: its SFT model, reward model, PPO model and comparison Space, in this order."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 from ..stage import STAGES
 from .connect import CLIENT, Hub
 from .refusals import refusals_as
-
-__all__ = ["collect", "title_of"]
 
 SPACE_NOTE = "comparison of SFT with PPO"
 MAX_TITLE = 60

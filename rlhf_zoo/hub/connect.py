@@ -22,8 +22,6 @@ from urllib.parse import urlsplit
 from ..durable import replace_file
 from ..errors import ZooError
 
-__all__ = ["CLIENT", "EMBEDDED", "REAL", "Hub", "choose", "choose_source", "connect", "home", "point_clients"]
-
 REAL = "https://huggingface.co"
 QUIET = {
     "HF_HUB_DISABLE_TELEMETRY": "1",

@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from ..hub_server.large_files import LargeFiles
     from ..hub_server.names import RepoId
 
-__all__ = ["Exported", "Source", "export", "open_source"]
-
 MAIN = "main"
 EXPORTED = re.compile(r"^Exported-From: \S+@([0-9a-f]{40})\b", re.MULTILINE)
 #: What a Hub puts into a repository that it makes.

@@ -4,8 +4,6 @@
 XDG_DATA_HOME say (huggingface_hub 2.4, cli/extensions.py), and runs the executable named there as a child.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -17,8 +15,6 @@ from typing import Any
 
 from ..errors import ZooError
 from ..record import now, write_bytes, write_json
-
-__all__ = ["executable", "folder", "foreground", "install", "uninstall"]
 
 NAME = "hf-rlhf-zoo"
 MANIFEST = "manifest.json"

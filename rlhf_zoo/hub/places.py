@@ -1,7 +1,5 @@
 """Where the files of a checkpoint go: a folder of the user's, or the client's cache. Nothing else is written."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import os
@@ -10,8 +8,6 @@ from pathlib import Path
 
 from ..errors import ZooError
 from .connect import CLIENT, Hub
-
-__all__ = ["CHUNK", "PARTIAL", "Cache", "Folder", "Wanted", "sha256_of"]
 
 PARTIAL = ".rlhf-zoo-partial"
 CHUNK = 2**20

@@ -1,7 +1,5 @@
 """Sending checkpoints, cards and data sets: one commit each, and a tag by which a checkpoint can be pulled."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
@@ -10,35 +8,16 @@ from typing import Any
 from ..errors import ZooError
 from ..record import (
     StageRecord,
-    check_whole,
     checkpoint_step,
     now,
     read_json,
     write_json,
     write_text,
 )
-from .claims import RECIPE_FILE, all_tags, check_claim, commit_as
+from ..wholeness import check_whole
+from .claims import all_tags, check_claim, commit_as
 from .connect import CLIENT, Hub
 from .refusals import client_errors, reason, status_of
-
-__all__ = [
-    "MERGED",
-    "NOTHING",
-    "PUBLISHED",
-    "RECIPE_FILE",
-    "check_access",
-    "checkpoint_files",
-    "content_id",
-    "expected_id",
-    "is_step",
-    "publish_checkpoint",
-    "publish_folder",
-    "publish_merged",
-    "publish_release",
-    "published_tags",
-    "tag_name",
-    "unpublished",
-]
 
 PUBLISHED = "published.json"
 SENDING = "SENDING"

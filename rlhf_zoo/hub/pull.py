@@ -5,8 +5,6 @@ only. Here a file is filled up by Range requests, and stands in its place once i
 SHA-1, the only one that a Hub tells) is that of the tree at the commit.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os
@@ -25,8 +23,6 @@ from .connect import CLIENT, Hub
 from .places import CHUNK, PARTIAL, Cache, Folder, Wanted, sha256_of
 from .publish import tag_name
 from .refusals import is_silence, reason, refusals_as, status_of
-
-__all__ = ["Pulled", "PulledFile", "fetch", "find_revision", "split_revision"]
 
 WORKERS = 4
 # Requests in a row without a byte of an answer, after which a file is given up; with 1, 2, 4, … seconds between them.

@@ -1,7 +1,5 @@
 """What a name means: a folder, else a repository of the target Hub, else one of the source of models and data."""
 
-from __future__ import annotations
-
 import contextlib
 import re
 from collections.abc import Callable, Sequence
@@ -15,8 +13,6 @@ from ..json_values import hub_id
 from ..record import read_json, write_json
 from .connect import CLIENT, Hub
 from .pull import fetch, split_revision
-
-__all__ = ["NOT_LOADED", "Checkpoint", "ask", "came_from", "resolve"]
 
 #: Other forms of a model's weights, and what other programs read: none of it is loaded here.
 NOT_LOADED = (

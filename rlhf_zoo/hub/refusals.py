@@ -1,23 +1,10 @@
 """What is raised when a Hub refuses or does not answer, or the disk is full, and how to say it to a user."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 from collections.abc import Iterator
 
 from ..errors import ZooError
-
-__all__ = [
-    "client_errors",
-    "is_disk_full",
-    "is_silence",
-    "pause_after",
-    "reason",
-    "refusals_as",
-    "retry_after",
-    "status_of",
-]
 
 LONGEST_WAIT = 600.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0

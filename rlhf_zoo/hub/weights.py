@@ -1,15 +1,11 @@
 """Whether two commits hold one model: the weights decide, as a card that changed makes another commit of the same."""
 
-from __future__ import annotations
-
 import logging
 from functools import cache
 
 from .connect import CLIENT, Hub
 from .publish import expected_id
 from .refusals import client_errors, reason
-
-__all__ = ["Origin", "equal_weights"]
 
 log = logging.getLogger(__name__)
 

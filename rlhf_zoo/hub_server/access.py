@@ -1,14 +1,10 @@
 """Who may read and write which repository."""
 
-from __future__ import annotations
-
 from .faults import Damaged, Fault, repo_not_found, revision_not_found
 from .git import MAIN, GitRepository
 from .messages import Request
 from .names import RepoId
 from .storage import Settings, Storage
-
-__all__ = ["Access", "Api", "commit_of"]
 
 
 class Access:

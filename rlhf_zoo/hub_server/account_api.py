@@ -1,7 +1,5 @@
 """Who the caller is, what this server is, and what it does not offer."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 
@@ -11,8 +9,6 @@ from .faults import Fault, forbidden
 from .messages import Request, Response, json_response
 from .names import OWNER, RepoId
 from .routing import Router
-
-__all__ = ["STATUS_PATH", "AccountApi"]
 
 #: Answers anyone with {"service", "pid"}: how a command finds out whether a server still runs.
 STATUS_PATH = "/api/rlhf-zoo"

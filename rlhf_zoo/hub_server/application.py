@@ -22,8 +22,6 @@ from .storage import Storage
 from .tokens import Signer, TokenFile
 from .xet_api import TELEMETRY_PATH, XET_PREFIX, XetApi
 
-__all__ = ["Application"]
-
 
 class Application:
     """Everything under `root`, an existing folder that can be written to."""

@@ -1,7 +1,5 @@
 """The YAML front matter of a README, and the tags that follow from it."""
 
-from __future__ import annotations
-
 import math
 import re
 from datetime import date
@@ -9,8 +7,6 @@ from functools import lru_cache
 from typing import Any
 
 from ..plain_yaml import BadYAML, load_yaml
-
-__all__ = ["card_tags", "read_card"]
 
 _FRONT_MATTER = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n(.*?)(?:\r?\n)?^---[ \t]*$", re.DOTALL | re.MULTILINE)
 _CACHED_BYTES = 2**16

@@ -1,7 +1,5 @@
 """`rlhf-zoo hub serve|status|token|env`, and `token list|revoke`."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -17,8 +15,6 @@ from ..errors import ZooError
 from .durable import read_json
 from .process import RECORD, default_root, serve
 from .tokens import ROLES, create_token, list_tokens, revoke_tokens
-
-__all__ = ["client_environment", "hub", "main"]
 
 _ROOT_HELP = "Folder of the Hub.  [default: $RLHF_ZOO_HOME/hub]"
 

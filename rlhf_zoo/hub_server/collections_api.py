@@ -1,7 +1,5 @@
 """Collections: named lists of repositories, one JSON file each under ROOT/collections/NAMESPACE/."""
 
-from __future__ import annotations
-
 import logging
 import re
 import secrets
@@ -18,8 +16,6 @@ from .messages import SMALL_BODY, Request, Response, json_response, member
 from .names import KINDS, OWNER, RepoId, parse_repo_id
 from .routing import Router
 from .storage import now
-
-__all__ = ["CollectionsApi"]
 
 log = logging.getLogger(__name__)
 _PAGE = 100

@@ -24,8 +24,6 @@ from .storage import Storage
 if TYPE_CHECKING:
     from dulwich.ignore import IgnoreFilter
 
-__all__ = ["CommitsApi"]
-
 _REGULAR_LIMIT = 10 * 2**20
 _CARD_BODY = 16 * 2**20
 _PREUPLOAD_BODY = 4 * 2**20

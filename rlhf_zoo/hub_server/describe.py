@@ -1,7 +1,5 @@
 """What the Hub tells about a repository: one dictionary for its page, for lists and for filters."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -14,8 +12,6 @@ from .faults import Damaged, Fault
 from .git import MAIN, GitRepository
 from .names import RepoId
 from .storage import Settings, Storage
-
-__all__ = ["commit_date", "describe", "examine", "not_running"]
 
 # Metadata lie at the top of a README, and what YAML they may be is bounded by less.
 _README_BYTES = 2**22

@@ -1,7 +1,5 @@
 """Private folders, JSON files, and locks that die with the process."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -16,8 +14,6 @@ from typing import Any
 
 from ..durable import replace_file
 from .messages import plain_json
-
-__all__ = ["locked", "make_private", "read_json", "write_json"]
 
 log = logging.getLogger("rlhf_zoo.private")  # on stderr whoever calls, for the user is to know
 

@@ -1,24 +1,8 @@
 """What the server answers when it refuses: a status, a sentence, and the Hub's error code."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Mapping
 from pathlib import Path
-
-__all__ = [
-    "Damaged",
-    "Fault",
-    "bad_request",
-    "damaged_repository",
-    "disk_full",
-    "entry_not_found",
-    "forbidden",
-    "is_disk_full",
-    "is_of_the_file",
-    "repo_not_found",
-    "revision_not_found",
-]
 
 
 class Fault(Exception):

@@ -1,7 +1,5 @@
 """Reading files: download, tree, path information."""
 
-from __future__ import annotations
-
 import mimetypes
 import re
 from typing import Any
@@ -14,8 +12,6 @@ from .git import Entry, GitRepository
 from .messages import SMALL_BODY, FilePart, Request, Response, json_response
 from .names import RepoId
 from .routing import Router
-
-__all__ = ["FilesApi"]
 
 _PAGE = 1000
 _PAGE_EXPANDED = 50

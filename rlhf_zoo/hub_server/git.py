@@ -23,8 +23,6 @@ from .names import OWNER
 if TYPE_CHECKING:
     from dulwich.objects import Commit, ShaFile
 
-__all__ = ["MAIN", "BlobInfo", "Entry", "GitRepository", "Quarantine", "Ref", "TreeEdit"]
-
 MAIN = "main"
 _IDENTITY = f"{OWNER} <{OWNER}@localhost>".encode()
 _FILE_MODE = 0o100644

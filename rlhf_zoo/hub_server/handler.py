@@ -19,8 +19,6 @@ from .messages import Body, FilePart, Request, Response, json_response
 if TYPE_CHECKING:
     from .application import Application
 
-__all__ = ["HubServer"]
-
 log = logging.getLogger(__name__)
 _WILDCARDS = ("", "0.0.0.0", "::")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")

@@ -1,7 +1,5 @@
 """Big files of one repository, kept by sha256 in git-lfs's own layout and never held in memory."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
@@ -12,8 +10,6 @@ from pathlib import Path
 
 from ..durable import sync_folder
 from .faults import bad_request, damaged_repository
-
-__all__ = ["LargeFiles", "Pointer", "parse_pointer", "write_all"]
 
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-[^\n]*\n)*oid sha256:([0-9a-f]{64})\nsize (\d{1,18})\n"

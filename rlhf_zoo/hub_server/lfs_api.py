@@ -1,7 +1,5 @@
 """Uploading big files: the LFS batch call and the signed links that it gives out."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,8 +13,6 @@ from .names import RepoId, check_oid
 from .routing import Router
 from .storage import Settings, Storage
 from .tokens import Signer
-
-__all__ = ["LfsApi", "identity", "receiving"]
 
 _MAX_OBJECTS = 1000
 _MAX_SIZE = 10**15 - 1

@@ -15,20 +15,6 @@ from urllib.parse import parse_qs, unquote, urlencode
 
 from .faults import Fault, bad_request, forbidden
 
-__all__ = [
-    "SMALL_BODY",
-    "Body",
-    "FilePart",
-    "Request",
-    "Response",
-    "bearer_token",
-    "decode_segment",
-    "json_response",
-    "member",
-    "objects",
-    "plain_json",
-]
-
 #: Bytes of a body that describes one thing.
 SMALL_BODY = 2**20
 _CHUNK = 2**20

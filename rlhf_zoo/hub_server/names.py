@@ -1,13 +1,9 @@
 """Names that reach the disk: repositories, paths inside them, branches and tags."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
 from .faults import bad_request
-
-__all__ = ["KINDS", "OWNER", "RepoId", "check_oid", "check_path", "check_ref", "parse_repo_id"]
 
 #: Kind of repository -> its plural in URLs and folders.
 KINDS = {"model": "models", "dataset": "datasets", "space": "spaces"}

@@ -17,8 +17,6 @@ from .durable import make_private, read_json, write_json
 if TYPE_CHECKING:
     from .application import Application
 
-__all__ = ["RECORD", "default_root", "serve"]
-
 log = logging.getLogger(__name__)
 
 #: In the root, while `hub serve` runs there: {"url", "pid"}.

@@ -1,7 +1,5 @@
 """Branches, tags and history."""
 
-from __future__ import annotations
-
 from html import escape
 from typing import Any
 
@@ -12,8 +10,6 @@ from .git import MAIN, GitRepository, Quarantine, Ref
 from .messages import SMALL_BODY, Request, Response, json_response, member
 from .names import OWNER, RepoId, check_ref
 from .routing import Router
-
-__all__ = ["RefsApi"]
 
 _PAGE = 50
 

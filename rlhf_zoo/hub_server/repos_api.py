@@ -1,7 +1,5 @@
 """Repositories: create, delete, move, settings, description, lists."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -13,8 +11,6 @@ from .messages import SMALL_BODY, Request, Response, json_response, member, obje
 from .names import KINDS, OWNER, RepoId, parse_repo_id
 from .routing import Router
 from .storage import now
-
-__all__ = ["ReposApi"]
 
 _PAGE = 1000
 _MAX_VARIABLES = 500

@@ -4,8 +4,6 @@ Paths are matched still percent-encoded and each part is decoded afterwards: a b
 stays one part.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,8 +12,6 @@ from typing import Any
 from .faults import Damaged, Fault, repo_not_found
 from .messages import Request, Response, decode_segment
 from .names import KINDS, RepoId, parse_repo_id
-
-__all__ = ["Router"]
 
 Handler = Callable[..., Response]
 _SINGULAR = {plural: kind for kind, plural in KINDS.items()}

@@ -1,7 +1,5 @@
 """Spaces: stored, described, configured, never run."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from typing import Any
@@ -13,8 +11,6 @@ from .messages import SMALL_BODY, Request, Response, json_response, member
 from .names import RepoId, parse_repo_id
 from .routing import Router
 from .storage import Settings, now
-
-__all__ = ["SpacesApi"]
 
 
 class SpacesApi(Api):

@@ -8,8 +8,6 @@ ROOT/locks/                             one lock file per repository name
 ROOT/collections/                       see `collections_api`
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import secrets
@@ -29,8 +27,6 @@ from .faults import Damaged, Fault, damaged_repository, disk_full, is_of_the_fil
 from .git import MAIN, GitRepository, Quarantine, TreeEdit
 from .large_files import LargeFiles
 from .names import KINDS, RepoId
-
-__all__ = ["GIT_ATTRIBUTES", "Settings", "Storage", "now"]
 
 log = logging.getLogger(__name__)
 

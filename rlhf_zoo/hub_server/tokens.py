@@ -1,7 +1,5 @@
 """Access tokens, kept as hashes, and signatures for links that carry no token."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import os
@@ -16,8 +14,6 @@ from pathlib import Path
 from ..durable import replace_file
 from ..errors import ZooError
 from .durable import locked, make_private, read_json, write_json
-
-__all__ = ["ROLES", "Signer", "Token", "TokenFile", "create_token", "list_tokens", "revoke_tokens"]
 
 ROLES = ("read", "write")
 _ID_LENGTH = 12

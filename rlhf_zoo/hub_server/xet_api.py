@@ -4,8 +4,6 @@ Files end up in `LargeFiles`, as those uploaded by LFS do, and are downloaded fr
 Xet hash. The store knows no grants, no chunks of others and no version 2 of shards: clients take 404 for that answer.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,8 +17,6 @@ from .routing import Router
 from .tokens import Signer
 from .xet_format import SHARD_LIMIT, XORB_LIMIT, check_hash
 from .xet_store import XetStore, current_epoch
-
-__all__ = ["TELEMETRY_PATH", "XET_PREFIX", "XetApi"]
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,6 @@ of which xorbs a file consists. Integers are little-endian. No hash inside them 
 the file's own sha256. Every function raises Fault 400 on what breaks the format.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import struct
@@ -16,18 +14,6 @@ from itertools import islice
 from typing import Any, BinaryIO, NamedTuple
 
 from .faults import bad_request
-
-__all__ = [
-    "SHARD_LIMIT",
-    "XORB_LIMIT",
-    "Chunk",
-    "Segment",
-    "ShardFile",
-    "check_hash",
-    "chunks_of",
-    "parse_shard",
-    "unpack",
-]
 
 #: Bytes of a xorb's body: 64 MiB of content, and what headers and footer of its chunks take.
 XORB_LIMIT = 65 * 2**20

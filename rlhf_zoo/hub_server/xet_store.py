@@ -8,8 +8,6 @@ epoch takes new uploads for an hour and keeps all its xorbs meanwhile. Once noth
 is removed: its files stand among the big files by then.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import secrets
@@ -24,8 +22,6 @@ from .durable import locked
 from .faults import Fault, bad_request
 from .large_files import LargeFiles, write_all
 from .xet_format import Chunk, ShardFile, chunks_of, parse_shard, unpack
-
-__all__ = ["XetStore", "current_epoch", "sweep"]
 
 _CURRENT_SECONDS = 3600
 _IDLE_SECONDS = 2 * 3600

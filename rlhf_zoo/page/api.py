@@ -1,7 +1,5 @@
 """The page's endpoints for programs: the same comparisons, as JSON."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 
@@ -11,8 +9,6 @@ from ..errors import ZooError
 from .drawing import Drawing
 from .sampling import MODELS, Proposal
 from .subject import Subject
-
-__all__ = ["endpoints"]
 
 
 def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_once: int) -> None:

@@ -3,8 +3,6 @@
 Which side is PPO is known to the server alone until the verdict: the page holds the two texts and nothing else of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import secrets
@@ -24,8 +22,6 @@ from .drawing import Drawing
 from .html import attributes, figure_list, notice, number, short_name, text
 from .tally import Figures, Tally
 from .views import figures
-
-__all__ = ["Model", "Round", "blind_tab", "figures_html", "pair_html", "reveal_html", "vote_of"]
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,5 @@
 """The tab with a checkpoint's card, as it was published with it."""
 
-from __future__ import annotations
-
 import reprlib
 from functools import lru_cache
 from pathlib import Path
@@ -14,8 +12,6 @@ from ..hub.card_files import fetch_card_files
 from .card_view import card_html
 from .html import notice, short_name
 from .subject import Subject
-
-__all__ = ["card_tab"]
 
 #: Cards that are fetched at the same time.
 AT_ONCE = 4

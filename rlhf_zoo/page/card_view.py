@@ -4,8 +4,6 @@ Raw HTML is shown as text. Images are those of the folder itself, as data: URIs;
 are shown. A link leads to http and https addresses, or to a heading of the card.
 """
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterable, Sequence
 from io import BytesIO
@@ -19,8 +17,6 @@ from markdown_it.token import Token
 from PIL import Image
 
 from .html import text
-
-__all__ = ["MOST_BYTES", "MOST_IMAGES_BYTES", "MOST_IMAGE_BYTES", "MOST_PIXELS", "card_html"]
 
 MOST_BYTES = 2**17  # of a README: the parser takes up to 60 µs for each byte of a hostile one
 MOST_IMAGE_BYTES = 2 * 2**20

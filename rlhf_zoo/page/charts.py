@@ -4,8 +4,6 @@ Colors are `currentColor` and the page's variables --zoo-sft, --zoo-ppo, --zoo-q
 as its column, up to --zoo-chart-width. Values that are None or not finite leave gaps, and so do those beyond ±1e12.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,8 +13,6 @@ from typing import Literal
 
 from ..comparison import TimelineRun
 from .html import number, text
-
-__all__ = ["Role", "Series", "frontier", "step_curves", "ticks", "token_bars", "token_line"]
 
 Role = Literal["sft", "ppo"]
 Values = Sequence[float | None]

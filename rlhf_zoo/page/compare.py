@@ -1,7 +1,5 @@
 """The tab that compares: one prompt through both policies, written side by side."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -14,8 +12,6 @@ from .html import notice
 from .sampling import MODELS, Proposal, controls, keywords
 from .subject import Subject
 from .views import empty_pairs, legend, pairs
-
-__all__ = ["compare_tab"]
 
 SEEDS = 2**31
 COLORS = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}

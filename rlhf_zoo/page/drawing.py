@@ -1,14 +1,10 @@
 """Completions for a page: at a pace that a browser can follow, and on ZeroGPU where a Space has it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar
 
 from ..comparison import AtCheckpoint, Comparison, Snapshot, Timeline
 from ..errors import ZooError
-
-__all__ = ["EVERY", "Drawing"]
 
 #: Seconds between two pictures of a completion that is being written.
 EVERY = 0.08

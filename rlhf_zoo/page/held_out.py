@@ -1,7 +1,5 @@
 """Prompts that no policy was trained on, from the data set that a checkpoint names."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,8 +12,6 @@ from ..hub.connect import CLIENT, Hub
 from ..hub.refusals import reason
 from ..record import StageRecord
 from ..runs.columns import filled, is_text
-
-__all__ = ["CONFIGURATION", "MOST", "SPLITS", "held_out_prompts", "stage_of"]
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,5 @@
 """Text, numbers and messages as HTML. Whatever a visitor, a model or a card wrote is text here, never markup."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterable, Mapping
@@ -9,8 +7,6 @@ from html import escape
 from typing import Any
 
 from ..comparison import visible_text
-
-__all__ = ["NOTHING", "STOPS", "attributes", "figure_list", "notice", "number", "short_name", "signed", "text"]
 
 MINUS = "\u2212"
 NOTHING = "\u2013"

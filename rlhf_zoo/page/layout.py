@@ -1,7 +1,5 @@
 """The page over loaded models: its head and its tabs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from html import escape
@@ -19,8 +17,6 @@ from .sampling import MODELS, Proposal
 from .subject import Subject
 from .tally import Tally
 from .training import training_tab
-
-__all__ = ["build"]
 
 WAITING = 40  # requests in the queue; the next one is told that it is full
 AT_ONCE = 24  # requests that run the models at the same time: they take turns, token by token

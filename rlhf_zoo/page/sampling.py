@@ -10,8 +10,6 @@ import gradio as gr
 from ..errors import ZooError
 from .subject import Subject
 
-__all__ = ["MODELS", "Proposal", "controls", "keywords"]
-
 #: The queue of everything that runs the models, whoever asks: page and API share its limit.
 MODELS = "models"
 

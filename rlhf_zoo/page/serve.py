@@ -1,7 +1,5 @@
 """Serving the page: on loopback or as a Space, with nothing asked of any other host."""
 
-from __future__ import annotations
-
 import contextlib
 import signal
 from collections.abc import Callable, Iterator
@@ -15,8 +13,6 @@ from ..votes.data import HubVotes
 from .layout import build
 from .subject import Subject
 from .tally import Tally
-
-__all__ = ["opened", "start"]
 
 STYLES = [Path(__file__).with_name(name) for name in ("style.css", "blind.css")]
 SESSIONS = 500  # visitors whose state is kept; Gradio's default is 10 000

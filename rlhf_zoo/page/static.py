@@ -1,7 +1,5 @@
 """The comparison as one HTML file that asks nothing of any host: for accounts that may have no Gradio Space."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,8 +11,6 @@ from ..json_values import at
 from ..release.markdown import estimate
 from ..space.files import SpaceModels
 from .views import legend, pairs
-
-__all__ = ["static_page"]
 
 _FIGURES = {
     "reward": "reward",

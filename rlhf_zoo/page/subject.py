@@ -16,8 +16,6 @@ from ..release.card import card_json
 from ..release.facts import Facts
 from .held_out import held_out_prompts, stage_of
 
-__all__ = ["LIMITS", "Subject"]
-
 LIMITS = Limits()
 #: Policies of other checkpoints that stay loaded, and the bytes that they may have together.
 KEPT, KEPT_BYTES = 8, 2 * 2**30

@@ -18,8 +18,6 @@ from ..hub.refusals import client_errors, reason, retry_after
 from ..votes.box import INTERVAL, VoteBox, VoteStore
 from ..votes.vote import Vote, merged
 
-__all__ = ["Figures", "Tally", "TallyStore"]
-
 log = logging.getLogger(__name__)
 
 #: Seconds between two readings of the Hub's votes; after votes were sent the next reading comes sooner.

@@ -1,7 +1,5 @@
 """The tab over training: the same prompt at every published checkpoint, and at every β of an ablation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,8 +17,6 @@ from .html import notice, number, short_name, signed, text
 from .sampling import MODELS, Proposal, controls, keywords
 from .subject import Subject
 from .views import completion, figures, pairs
-
-__all__ = ["training_tab"]
 
 HINT = (
     '<p class="zoo-note">Move the step to see the prompt at one checkpoint beside SFT; “Every checkpoint” shows it at '

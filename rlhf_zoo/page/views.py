@@ -1,7 +1,5 @@
 """Completions as HTML: the text with its heat map, its figures, and the numbers of each token."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from statistics import fmean
@@ -10,8 +8,6 @@ from typing import Any
 from ..comparison import Side, Snapshot
 from .charts import Role, token_bars, token_line
 from .html import NOTHING, STOPS, attributes, figure_list, number, signed, text
-
-__all__ = ["DRAWN_WHILE_WRITING", "NAMES", "completion", "empty_pairs", "figures", "legend", "pairs", "side_card"]
 
 NAMES: dict[Role, str] = {"sft": "SFT", "ppo": "PPO"}
 ROLES: dict[Role, str] = {"sft": "where PPO started", "ppo": "trained against the reward"}

@@ -1,7 +1,5 @@
 """What a PPOTrainer is assembled from: policy, reference, rewards, critic and texts, checked before any training."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,8 +45,6 @@ from .guards import (
     warn_of,
 )
 from .ptx import TextSource
-
-__all__ = ["Parts", "assemble", "prompts_of"]
 
 MANY_EPOCHS = 4
 

@@ -3,8 +3,6 @@
 The algorithm stands in `rlhf_zoo.ppo.trainer`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from abc import ABC, abstractmethod
@@ -41,8 +39,6 @@ from .phases import Phases
 from .processes import shard_all
 from .rollout import Advantages, Rollout
 from .whole import PPO_COMPLETE, Complete, last_whole
-
-__all__ = ["EVAL_STREAM", "LOOP_STREAM", "PPO_STATE", "TRAIN_STREAM", "BasePPOTrainer"]
 
 PPO_STATE = "ppo_state.json"
 TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2

@@ -1,7 +1,5 @@
 """Completions as people read them: decoded for rewards, and shown in tables."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +12,6 @@ from transformers.integrations import TensorBoardCallback  # type: ignore[attr-d
 from ..chat import answer, completion_text, readable, spoken, whole
 from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
 from ..sampling import Samples
-
-__all__ = ["COMPLETIONS_DIR", "DecodedCompletions", "decoded", "show_table"]
 
 COMPLETIONS_DIR = "completions"
 # Not passed on to reward functions as columns: they come as arguments of their own, or are ours.

@@ -1,7 +1,5 @@
 """PPOConfig: TrainingArguments plus what PPO adds, under the names that TRL 1.12's PPOConfig gave them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -14,8 +12,6 @@ from ..limits import check_limits
 from ..rewards.model import REWARD_OUTPUTS
 from ..tokenizer import stop_ids
 from ..truncation import Truncation
-
-__all__ = ["PPOConfig", "holds_reference"]
 
 # More at a time make a CPU no faster, and cost memory.
 TOKENS_ON_CPU = 512

@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["AdaptiveKL", "FixedKL", "KLController", "RunningScores", "kl_controller"]
-
 
 @dataclass(frozen=True)
 class FixedKL:

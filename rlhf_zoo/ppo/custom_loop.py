@@ -1,7 +1,5 @@
 """What a loop of one's own gives to `PPOTrainer.step`: checked, and brought into the trainer's forms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, Protocol
@@ -16,8 +14,6 @@ from ..rewards import Scored
 from ..sampling import Samples, Vocabulary, left_pad
 from .config import PPOConfig
 from .guards import Reader, check_ids
-
-__all__ = ["GivenScores", "given_samples", "given_scored", "prompt_row"]
 
 
 class GivenScores(Scored):

@@ -4,8 +4,6 @@ Another engine computes log π in its own way, so the trainer takes log π_old f
 as `Rollout.engine_logprobs`, and may weight by both (`importance_sampling_cap`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,9 +16,6 @@ from ..errors import ZooError
 from ..graphs import Capture, CudaGraphs, FixedDecoder, can_be_fixed, fixed_size
 from ..sampling import Samples, SamplingRequest, Vocabulary, left_pad, sample
 from .config import PPOConfig
-
-__all__ = ["Engine", "NativeEngine", "VLLMEngine", "make_engine", "sample_with_transformers"]
-
 
 # Completions of a model for a request.
 Engine = Callable[[Any, SamplingRequest], Samples]

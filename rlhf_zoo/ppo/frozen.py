@@ -1,7 +1,5 @@
 """Where the frozen models are, reference and reward models: on the device, or on the CPU while they do not run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,8 +12,6 @@ from ..errors import ZooError
 from ..reference import Reference
 from ..rewards import RewardModel
 from ..sharding import whole
-
-__all__ = ["at_hand", "place"]
 
 
 def place(

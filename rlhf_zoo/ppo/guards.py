@@ -3,8 +3,6 @@
 Each check takes what it looks at and nothing else, so that it can be shown to find a planted fault.
 """
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections import deque
@@ -25,27 +23,6 @@ from ..logprobs import token_logprobs
 from ..model_files import first_line, load_tokenizer
 from ..reference import Reference
 from ..sampling import Samples, Vocabulary, base_of, sample
-
-__all__ = [
-    "GuardWarning",
-    "KLWatch",
-    "Reader",
-    "ReferenceWatch",
-    "check_decoding",
-    "check_ends",
-    "check_head_of",
-    "check_ids",
-    "check_logprobs",
-    "check_ratio",
-    "check_rewards",
-    "check_start",
-    "check_step_size",
-    "check_tokenizer_of",
-    "check_tokens",
-    "check_values",
-    "narrowest_of",
-    "warn_of",
-]
 
 # Far above what bf16 or 8 bit make of equal models, far below the KL of models that differ. Nats per completion.
 START_KL = 0.5

@@ -1,7 +1,5 @@
 """The loss of PPO on one micro-batch, from what the models said and what the rollout holds."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 
@@ -10,8 +8,6 @@ from ..actor_critic import Said
 from ..logprobs import TokenLoss
 from .config import PPOConfig
 from .rollout import Advantages, MinibatchSize, Rollout
-
-__all__ = ["FIRST_PASS", "PER_TOKEN", "micro_batch_loss", "policy_terms", "token_loss"]
 
 # |log ρ|: until the first optimizer step it is what the sampler and the training pass disagree by.
 FIRST_PASS = "policy/logprob_mismatch"

@@ -14,8 +14,6 @@ from .. import functional as F
 from .loss import FIRST_PASS, PER_TOKEN
 from .rollout import Advantages, Rollout
 
-__all__ = ["POSITIONS", "Progress", "critic_health", "of_completions"]
-
 POSITIONS = 4
 
 

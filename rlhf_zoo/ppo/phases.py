@@ -1,15 +1,11 @@
 """Where the time of an update goes."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
-
-__all__ = ["TOKENS_PER_SECOND", "Phases"]
 
 TOKENS_PER_SECOND = "tokens_per_second"
 

@@ -4,8 +4,6 @@ Every process holds the whole scored rollout, in the order in which one process 
 minibatches, β and metrics are computed as in one process, and only gradients are exchanged.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,8 +23,6 @@ from ..sharding import shard
 from ..value_head import ValueHead
 from .ptx import split
 from .rollout import Rollout
-
-__all__ = ["place_of_rows", "shard_all", "shares", "text_shares", "together"]
 
 
 def place_of_rows(sizes: Sequence[Sequence[int]], *, group: int, real: int | None) -> list[int]:

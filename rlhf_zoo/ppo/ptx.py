@@ -1,15 +1,11 @@
 """Text to keep modelling while PPO trains: the PTX mix of InstructGPT (arXiv:2203.02155 §3.5)."""
 
-from __future__ import annotations
-
 import torch
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..actor_critic import TextBatch
 from ..errors import ZooError
-
-__all__ = ["TextSource", "split"]
 
 
 class TextSource:

@@ -14,8 +14,6 @@ from ..sampling import Samples
 from .config import PPOConfig
 from .control import RunningScores
 
-__all__ = ["Advantages", "MinibatchSize", "Rollout", "shaped_by_token", "shaped_scores"]
-
 
 @dataclass(frozen=True)
 class Rollout:

@@ -1,7 +1,5 @@
 """One completion, token by token, as PPO sees it: log-probabilities, KL, rewards, values, advantages and ratios."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -25,8 +23,6 @@ from .config import PPOConfig
 from .control import RunningScores
 from .guards import Reader, check_ids
 from .rollout import shaped_by_token, shaped_scores
-
-__all__ = ["TRACE_STREAM", "Trace", "TracedToken", "trace"]
 
 TRACE_STREAM = 8
 # Fields of a trace that are those of PPOConfig.

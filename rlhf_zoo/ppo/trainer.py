@@ -9,8 +9,6 @@ loop, precision, callbacks, logging, saving and resuming; it calls `training_ste
 the update with its own optimizer steps happens in the last call of a step. Checkpoints fall between updates.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 import math
@@ -35,7 +33,6 @@ from ..sharding import full, whole
 from .base import (
     EVAL_STREAM,
     LOOP_STREAM,
-    PPO_STATE,
     TRAIN_STREAM,
     BasePPOTrainer,
 )
@@ -59,8 +56,6 @@ from .rollout import (
     shaped_by_token,
     shaped_scores,
 )
-
-__all__ = ["PPO_STATE", "PPOTrainer"]
 
 log = logging.getLogger(__name__)
 

@@ -1,14 +1,10 @@
 """Which checkpoints of PPO were written to their end."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 from accelerate import PartialState
 from transformers import TrainerCallback
-
-__all__ = ["PPO_COMPLETE", "Complete", "last_whole"]
 
 PPO_COMPLETE = "ppo_complete"
 

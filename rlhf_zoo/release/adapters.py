@@ -1,7 +1,5 @@
 """What of a checkpoint is sent otherwise than it lies on the disk: its adapters name a base that others find."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +9,6 @@ from ..hub.publish import MERGED, checkpoint_files
 from ..record import StageRecord, read_json, write_json
 from ..runs.context import ParentCheckpoint, RunContext
 from .rounding import rounded
-
-__all__ = ["ADAPTER_CONFIGS", "check_bases", "check_plan", "sent_instead"]
 
 CRITIC = "critic"
 ADAPTER_CONFIGS = ("adapter_config.json", "critic/adapter_config.json")

@@ -5,8 +5,6 @@ there is one. A figure that is not in these files reads "not measured". Needs ne
 Face.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -24,8 +22,6 @@ from .card_kl import penalty_varies
 from .card_parts import TEMPLATES, Metric, StageCard
 from .facts import Facts, estimate_at
 from .markdown import Raw
-
-__all__ = ["CARD_FILE", "make_card"]
 
 CARD_FILE = "rlhf_card.json"
 _SCHEMA = 1

@@ -4,16 +4,12 @@ A data set is one where its repository holds eval.yaml, whose tasks a result mus
 documentation (docs/hub/eval-results): a list of {dataset: {id, task_id, revision}, value, date, source, notes}.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from .card_data import evaluated_on, measured_on
 from .facts import Facts, estimate_at
-
-__all__ = ["FOLDER", "benchmark_results", "results_file"]
 
 FOLDER = ".eval_results"
 

@@ -1,7 +1,5 @@
 """The commands that a card prints. Each can be pasted and runs."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -9,8 +7,6 @@ from pathlib import PurePath
 
 from ..stage import STAGES
 from .facts import CheckpointRow, Facts
-
-__all__ = ["fetch", "lineage", "of_the_run", "pull", "reproduce", "sent", "snippet"]
 
 _CLASSES = {"text-generation": "AutoModelForCausalLM", "text-classification": "AutoModelForSequenceClassification"}
 OUTPUT = ("--output_dir", "--output-dir")

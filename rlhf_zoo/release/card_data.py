@@ -1,7 +1,5 @@
 """Which rows of which data set a stage learned from and was measured on, as its card says it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
@@ -10,8 +8,6 @@ from ..json_values import finite, hub_id
 from ..stage import STAGES
 from .facts import Facts
 from .markdown import Raw, code
-
-__all__ = ["DataPart", "evaluated_on", "measured_on", "of_stage", "stage_key", "validated_on"]
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,8 @@
 """What KL means on the card of a PPO stage: the estimator, where it stands, the temperature, β."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from .facts import Facts
-
-__all__ = ["DEFAULTS", "kl_settings", "penalty_varies"]
 
 #: What PPOConfig takes where a recipe says nothing; the card is made without importing it.
 DEFAULTS: dict[str, Any] = {

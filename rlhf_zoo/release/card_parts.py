@@ -1,7 +1,5 @@
 """What the cards of all stages are made of: the form of a stage's card, and the words that several share."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,20 +11,6 @@ from .card_data import DataPart
 from .facts import Facts
 from .markdown import Raw
 from .report import judge_notes
-
-__all__ = [
-    "FIGURES",
-    "HEADLINE",
-    "TEMPLATES",
-    "Draw",
-    "Metric",
-    "StageCard",
-    "notes_on_judge",
-    "perplexity",
-    "picks",
-    "policy_figures",
-    "unmeasured_figures",
-]
 
 TEMPLATES = Path(__file__).parent / "templates"
 # Rows of the tables of held-out figures: key in evaluation.json, how it reads. The first three are the headline's.

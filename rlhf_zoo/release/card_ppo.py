@@ -1,7 +1,5 @@
 """The card of a policy that was trained with PPO."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -26,8 +24,6 @@ from .card_signs import reward_parts, signs
 from .facts import Facts
 from .markdown import Raw
 from .report import answer_rows
-
-__all__ = ["CARD"]
 
 _PANELS: tuple[plots.Panel, ...] = (
     ("completions/length", "Length", "tokens"),

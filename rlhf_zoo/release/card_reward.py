@@ -1,7 +1,5 @@
 """The card of a reward model."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -10,8 +8,6 @@ from .card_data import DataPart, measured_on
 from .card_parts import TEMPLATES, Draw, Metric, StageCard
 from .facts import Facts, estimate_at
 from .markdown import number
-
-__all__ = ["CARD"]
 
 
 def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:

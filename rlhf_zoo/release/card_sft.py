@@ -1,7 +1,5 @@
 """The card of an SFT policy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -19,8 +17,6 @@ from .card_parts import (
     unmeasured_figures,
 )
 from .facts import Facts
-
-__all__ = ["CARD"]
 
 
 def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:

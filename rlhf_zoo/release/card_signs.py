@@ -1,7 +1,5 @@
 """What a run directory knows that may tell a hacked reward: plain statements, and no verdict."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,8 +7,6 @@ from typing import Any
 from ..json_values import finite
 from .facts import Facts
 from .markdown import number
-
-__all__ = ["reward_parts", "signs"]
 
 _DISAGREEMENT = "rewards/disagreement"
 _MEMBER = re.compile(rf"{_DISAGREEMENT}|rewards/reward_model_\d+")

@@ -4,16 +4,12 @@ They are made from metrics.jsonl and not by a writer that follows training: a re
 repeated steps, equal metrics give equal bytes, and no file name tells whose machine it was.
 """
 
-from __future__ import annotations
-
 import datetime
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..json_values import finite
-
-__all__ = ["EVENTS_FILE", "write_events"]
 
 EVENTS_FILE = "runs/{stage}/events.out.tfevents.{began}.rlhf-zoo"
 

@@ -19,8 +19,6 @@ from ..json_values import at, finite, hub_id
 from ..record import StageRecord, checkpoint_step, read_json
 from ..stage import STAGES
 
-__all__ = ["CheckpointRow", "Facts", "estimate_at"]
-
 _SIBLINGS = ("sft", "reward", "data")  # roles that are also folders of a run directory
 # Of this machine or secret: nothing that a card should carry.
 _PRIVATE = re.compile(r"(^|_)(token|api_key|password)$|^(output|logging|cache|home)_dir$|^resume_from_checkpoint$")

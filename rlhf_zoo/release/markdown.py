@@ -1,14 +1,10 @@
 """Values as Markdown: anything that is not marked `Raw` is shown as the text that it is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from ..json_values import finite
-
-__all__ = ["NOT_MEASURED", "Raw", "code", "escape", "estimate", "fence", "number"]
 
 NOT_MEASURED = "not measured"
 TINY = 5e-6  # sums of float32 log-probabilities differ by so much between two orders of summation

@@ -17,8 +17,6 @@ from ..errors import ZooError
 from ..hub.refusals import client_errors, is_disk_full, pause_after, reason
 from .sender import Sender
 
-__all__ = ["PATIENCE", "Outbox"]
-
 log = logging.getLogger(__name__)
 
 #: Seconds without a success after which a command stops waiting for the Hub at its end.

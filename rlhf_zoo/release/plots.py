@@ -4,8 +4,6 @@ matplotlib is imported when one is drawn, and never opens a window. Each plot wr
 nothing, and returns whether it drew.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from io import BytesIO
@@ -15,23 +13,6 @@ from typing import Any
 
 from ..json_values import at, finite
 from ..record import write_bytes
-
-__all__ = [
-    "Panel",
-    "plot_ablation",
-    "plot_curves",
-    "plot_ensemble",
-    "plot_frontier",
-    "plot_margins",
-    "plot_over_training",
-    "plot_panels",
-    "plot_reliability",
-    "plot_reward_against_kl",
-    "plot_reward_and_kl",
-    "plot_score_by_length",
-    "plot_win_rates",
-    "series",
-]
 
 Rows = Sequence[Mapping[str, Any]]
 # (metric, title, unit)

@@ -1,7 +1,5 @@
 """An evaluation of any policy as Markdown, and its place in the card of a published one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,8 +11,6 @@ from ..hub.pull import split_revision
 from ..hub.refusals import refusals_as
 from ..json_values import finite
 from .markdown import Raw, code, escape, estimate
-
-__all__ = ["FIGURES", "WIN_RATES", "add_to_card", "answer_rows", "judge_notes", "report", "slug", "unread"]
 
 WIN_RATES = "win_rates.png"
 #: What is said of both policies, and how it is called.

@@ -1,13 +1,9 @@
 """How the scores of a run's reward models are read, by its settings or by its card's, which are a stranger's words."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
 from ..json_values import number
-
-__all__ = ["ENSEMBLES", "READ", "reading_of"]
 
 #: As in `functional`, which needs torch.
 ENSEMBLES = ("worst", "mean", "mean_minus_variance")

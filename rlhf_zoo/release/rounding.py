@@ -1,14 +1,10 @@
 """A checkpoint's weights as they are sent where a recipe rounds them: half the bytes, of the same names and shapes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..record import read_json, write_json
-
-__all__ = ["rounded"]
 
 INDEX = ".safetensors.index.json"
 

@@ -5,8 +5,6 @@ corpus made, then stage by stage the checkpoints by their step, each a commit an
 chosen checkpoint as `main` with the final card.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import shlex
@@ -20,12 +18,12 @@ from typing import Any
 
 from ..errors import ZooError
 from ..hub import claims
+from ..hub.claims import RECIPE_FILE
 from ..hub.collections import collect
 from ..hub.connect import Hub
 from ..hub.publish import (
     MERGED,
     PUBLISHED,
-    RECIPE_FILE,
     is_step,
     publish_checkpoint,
     publish_merged,
@@ -43,8 +41,6 @@ from ..stage import STAGES
 from .adapters import sent_instead
 from .card import make_card
 from .events import write_events
-
-__all__ = ["Sender", "Upload", "claim_repository", "kept_lineage", "resume_command"]
 
 log = logging.getLogger(__name__)
 

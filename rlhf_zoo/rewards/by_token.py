@@ -1,15 +1,11 @@
 """Rewards of parts of a completion: one a token, or spans of its text, brought to its tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
 from ..alignment import TokenText
-
-__all__ = ["Misfit", "is_list", "number", "paid_by_token", "spread"]
 
 
 class Misfit(Exception):

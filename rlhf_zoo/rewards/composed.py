@@ -26,8 +26,6 @@ from .functions import (
 )
 from .model import RewardModel
 
-__all__ = ["DISAGREEMENT", "RewardFunction", "Rewards", "Scored"]
-
 #: Of each completion: the standard deviation over the models of an ensemble, with M − 1 below the sum.
 DISAGREEMENT = "disagreement"
 

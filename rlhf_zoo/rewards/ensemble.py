@@ -1,7 +1,5 @@
 """Several reward models as one reward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,8 +11,6 @@ from .. import functional as F
 from ..errors import ZooError
 from ..sampling import Samples
 from .model import RewardModel
-
-__all__ = ["PENALTY", "RewardEnsemble", "check_ensemble"]
 
 #: λ of mean_minus_variance where nobody says another.
 PENALTY = 0.5

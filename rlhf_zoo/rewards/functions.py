@@ -21,8 +21,6 @@ from ..errors import ZooError
 from .by_token import Misfit, is_list, number, paid_by_token
 from .verifiable import text_of
 
-__all__ = ["Batch", "FunctionCall", "RewardFunction", "answers", "listed", "logged", "numbers", "unwrapped"]
-
 RewardFunction = Callable[..., Any]
 
 SHOWN = 80  # characters of a prompt or value in an error's sentence

@@ -1,7 +1,5 @@
 """Reward models as PPO is given them: a classifier, one label of one, or a model that its user loads."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -15,8 +13,6 @@ from ..models import load_classifier
 from ..plugins import REWARDS, load_object
 from .ensemble import RewardEnsemble
 from .model import RewardModel
-
-__all__ = ["find_loader", "load_reward", "load_reward_model"]
 
 
 def find_loader(name: str) -> Any:

@@ -1,7 +1,5 @@
 """A reward model as a reward: ids where it shares the policy's tokenizer, text where it does not."""
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Iterator, Sequence
@@ -23,8 +21,6 @@ from ..models import context_of, disable_dropout, has_score_statistics, label_in
 from ..sampling import Samples
 
 log = logging.getLogger(__name__)
-
-__all__ = ["REWARD_OUTPUTS", "RewardModel", "same_tokenizer", "say_cut"]
 
 REWARD_OUTPUTS = ("logit", "logprob")
 

@@ -1,7 +1,5 @@
 """What is asked, before the first stage trains, of the models that a recipe names: their code, and their lengths."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,16 +20,6 @@ from .context import RunContext
 from .data import to_train
 from .parents import is_member, reward_roles
 from .settings import RecipeConfig, StageSettings
-
-__all__ = [
-    "Named",
-    "check_label",
-    "check_named",
-    "check_prompt_lengths",
-    "check_response_length",
-    "named_models",
-    "start_of",
-]
 
 #: Of a model, all but its weights.
 READ = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")

@@ -1,7 +1,5 @@
 """Which checkpoint of a stage is the one to start from and to publish as `main`, and which stay on disk."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,19 +9,6 @@ from ..errors import ZooError
 from ..json_values import finite
 from ..record import StageRecord, checkpoint_step
 from ..stage import STAGES
-
-__all__ = [
-    "REWARD_METRICS",
-    "ReleaseArguments",
-    "best_step",
-    "check_rule",
-    "choose",
-    "lasting",
-    "metric_name",
-    "promising",
-    "prune",
-    "thin",
-]
 
 # PPO's evaluation has one of these for each reward, beside the metrics of the stage.
 REWARD_METRICS = "eval_rewards/"

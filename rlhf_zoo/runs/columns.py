@@ -12,8 +12,6 @@ from ..errors import ZooError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-__all__ = ["above", "filled", "is_text", "value_of"]
-
 #: {column}, {column[key]} of a mapping, {column:8 words} or {column:2-8 words}: its first words, so many drawn a row.
 _PLACE = re.compile(r"\{(?P<name>\w+(?:\[\w+\])?)(?::(?P<low>[1-9]\d*)(?:-(?P<high>[1-9]\d*))? words)?\}")
 

@@ -1,7 +1,5 @@
 """What every stage of a run shares: where it writes, which Hub it talks to, and its earlier stages."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import logging
 import platform
@@ -13,16 +11,16 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..errors import ZooError
+from ..hub.claims import RECIPE_FILE
 from ..hub.connect import Hub
-from ..hub.publish import PUBLISHED, RECIPE_FILE, checkpoint_files, tag_name
+from ..hub.publish import PUBLISHED, checkpoint_files, tag_name
 from ..hub.refs import resolve
 from ..hub.refusals import refusals_as
 from ..recipes import Recipe
-from ..record import StageRecord, check_whole, fingerprint, first_difference, now, read_json, write_complete, write_json
+from ..record import StageRecord, fingerprint, first_difference, now, read_json, write_complete, write_json
 from ..run_id import run_id
+from ..wholeness import check_whole
 from .settings import RecipeConfig, StageSettings, recipe_config, stage_settings
-
-__all__ = ["ParentCheckpoint", "Publisher", "RunContext", "versions"]
 
 log = logging.getLogger(__name__)
 

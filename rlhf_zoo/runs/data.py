@@ -1,7 +1,5 @@
 """The data set of a recipe: prepared by its corpus and published, or named and loaded."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import shutil
@@ -29,34 +27,6 @@ from .evaluation import OwnPairsArguments
 from .layout import Form, fitting, hold_out, in_form, parts_of, without_prompts
 from .settings import RecipeConfig, StageSettings
 from .sources import DataSource, digest, find_data
-
-__all__ = [
-    "CORPORA",
-    "FORMS",
-    "HELD_OUT",
-    "DataSource",
-    "add_configuration",
-    "corpus_settings",
-    "data_source",
-    "evaluated_part",
-    "evaluated_split",
-    "evaluation_rows",
-    "forget_lost_data",
-    "labeled_rows",
-    "learned_rows",
-    "own_pairs",
-    "own_pairs_at",
-    "parts",
-    "pending_data",
-    "send_data",
-    "split_files",
-    "stage_rows",
-    "stage_source",
-    "text_field",
-    "to_train",
-    "without_held_out",
-    "write_configuration",
-]
 
 CORPORA = "rlhf_zoo.corpora"
 #: Under run.json's `left_out`: rows of a stage before PPO whose prompts PPO holds out.

@@ -1,7 +1,5 @@
 """The keys of a stage, read off the source of their dataclasses: importing trl and transformers takes seconds."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import importlib.util
@@ -12,8 +10,6 @@ from typing import Any
 
 from ..stage import STAGES
 from .choice import ReleaseArguments
-
-__all__ = ["RUN_KEYS", "Declared", "declared_keys", "refused_keys"]
 
 # Settled by the run, so neither a recipe nor a flag may say them for a stage.
 RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_always_push", "disable_tqdm")

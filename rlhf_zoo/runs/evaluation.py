@@ -1,15 +1,11 @@
 """The keys under `evaluation:` in recipe.yaml: prompts, judges, and what judges learn from and are tried on."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ZooError
 from .values import checked_keys, type_hints
-
-__all__ = ["EvaluationConfig", "LLMConfig", "LabeledArguments", "OwnPairsArguments", "llm_config"]
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Whether every split that a run reads is there, in a form that its stage can read, before anything trains."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +16,6 @@ from .data import FORMS, evaluated_split, own_pairs_at, text_field
 from .layout import Form, conversational, in_form
 from .settings import RecipeConfig, StageSettings
 from .sources import NoSuchPart, find_data
-
-__all__ = ["check_forms", "check_labeled", "check_own_pairs"]
 
 
 def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = CLIENT) -> dict[str, str]:

@@ -1,7 +1,5 @@
 """Completions of many prompts, in batches, with a progress bar."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,8 +15,6 @@ from ..devices import MicroBatches
 from ..sampling import Samples, Vocabulary, sample
 from ..tokenizer import stop_ids
 from ..truncation import Truncation
-
-__all__ = ["SampledCompletions", "complete"]
 
 
 @dataclass(frozen=True)

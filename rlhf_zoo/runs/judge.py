@@ -1,7 +1,5 @@
 """Which judge the evaluation goes by, settled before anything is trained."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ..errors import ZooError
@@ -15,8 +13,6 @@ from .settings import StageSettings
 
 #: What a stage's resolved settings hold beside its own keys.
 OF_OTHERS = ("recipe", "ppo", "data", "parents")
-
-__all__ = ["as_trained", "check_same_labels", "evaluation_of", "judge_run", "of_same_labels", "with_judge"]
 
 
 def evaluation_of(context: RunContext) -> EvaluationConfig:

@@ -23,20 +23,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
     from transformers import PreTrainedTokenizerBase
 
-__all__ = [
-    "DataArguments",
-    "Form",
-    "conversational",
-    "fitting",
-    "hold_out",
-    "in_form",
-    "need_form",
-    "parts_of",
-    "sft_text",
-    "split_pair",
-    "without_prompts",
-]
-
 log = logging.getLogger(__name__)
 
 Form = Literal["texts", "pairs", "prompts", "labeled"]

@@ -1,12 +1,8 @@
 """Values that a flag lists, with commas between them."""
 
-from __future__ import annotations
-
 import math
 
 from ..errors import ZooError
-
-__all__ = ["listed_numbers"]
 
 
 def listed_numbers(flag: str, listed: str, *, example: str) -> list[float]:

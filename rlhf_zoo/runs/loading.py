@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from ..model_files import Loading
     from .settings import StageSettings
 
-__all__ = ["check_installed", "check_model", "loading_of"]
-
 DTYPES = ("float32", "bfloat16", "auto")
 FOUR_BIT = {"bnb_4bit_quant_type": "nf4", "bnb_4bit_quant_storage": None, "use_bnb_nested_quant": False}
 STORAGES = ("uint8", "bfloat16", "float16", "float32")

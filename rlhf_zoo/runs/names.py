@@ -1,15 +1,11 @@
 """What the name of a judge says, by its words alone."""
 
-from __future__ import annotations
-
 import difflib
 import importlib.util
 from pathlib import Path
 
 from ..errors import ZooError
 from ..plugins import JUDGES, REWARDS, check_word, did_you_mean, registered
-
-__all__ = ["SAME_LABELS", "check_judge_name", "kind_of"]
 
 SAME_LABELS = "same-labels"
 KINDS = ("reward", "rule", "llm", "pairs", "votes", "unlabeled")

@@ -4,8 +4,6 @@ The recipe is trained on them as they are: the reward stage's keys that its own 
 takes their place is said, so that what is published can be made again.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,6 @@ from ..recipes import Recipe
 from ..record import fingerprint
 from .context import RunContext
 from .sources import DataSource, find_data, reading_from
-
-__all__ = ["COLUMNS", "NamedPairs", "named_pairs", "on_pairs", "prompt_configuration", "recipe_on_pairs", "sampling"]
 
 COLUMNS = ["prompt", "chosen", "rejected"]
 #: What configurations of pairs are called: by this package, and by the Hub where nobody names one.

@@ -1,7 +1,5 @@
 """What PPO starts from: stages of its recipe, reward models of its ensemble, and models from elsewhere."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,20 +13,6 @@ from ..stage import REWARD_ROLES
 from .context import ParentCheckpoint, RunContext
 from .data import to_train
 from .settings import StageSettings
-
-__all__ = [
-    "ENSEMBLE",
-    "check_members",
-    "is_member",
-    "is_trained",
-    "member_beside",
-    "member_checkpoint",
-    "member_run",
-    "parent",
-    "parent_names",
-    "reward_names",
-    "reward_roles",
-]
 
 #: The folder of a run with what `rlhf-zoo ensemble` trained: ENSEMBLE/seed-K/reward.
 ENSEMBLE = "ensemble"

@@ -1,7 +1,5 @@
 """A recipe's keys, checked and typed: YAML and flags in, dataclasses out."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,21 +18,6 @@ from .layout import DataArguments
 from .loading import check_model
 from .shares import share_of_batch
 from .values import checked_keys, type_hints
-
-__all__ = [
-    "PPOArguments",
-    "RecipeConfig",
-    "RewardArguments",
-    "SFTArguments",
-    "StageSettings",
-    "parse_flags",
-    "recipe_config",
-    "recipe_flags",
-    "recipe_keys",
-    "recorded_settings",
-    "stage_keys",
-    "stage_settings",
-]
 
 
 @dataclass(frozen=True)

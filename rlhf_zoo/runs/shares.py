@@ -1,15 +1,11 @@
 """The share that one of several processes has of a batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any
 
 from .. import processes
 from ..errors import ZooError
-
-__all__ = ["share_of_batch"]
 
 
 def share_of_batch(said: Mapping[str, Any], stage: str) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """Data sets as stages load them: a folder, a file of JSON lines, or a repository of a Hub at a commit."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import logging
@@ -20,8 +18,6 @@ from ..hub.refs import ask, came_from
 from ..hub.refusals import client_errors, is_disk_full, is_silence, reason, refusals_as
 from ..plain_yaml import BadYAML, load_yaml
 from ..record import fingerprint, records_at_rest
-
-__all__ = ["DataSource", "NoSuchPart", "benchmark", "digest", "find_data", "reading_from"]
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,5 @@
 """The values of a recipe or of flags, as the types of their keys want them; and what no value may be."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import functools
@@ -19,8 +17,6 @@ from ..model_code import FLAG
 from ..plain_yaml import BadYAML, load_yaml
 from ..plugins import did_you_mean
 from .declared import RUN_KEYS
-
-__all__ = ["check_plain", "checked_keys", "coerce", "json_object", "shown", "type_hints"]
 
 MAX_DEPTH = 64
 MAX_SHOWN = 200

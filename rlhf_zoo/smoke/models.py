@@ -16,8 +16,6 @@ from ..recipes import read_mapping, shipped
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-__all__ = ["Family", "families", "family_of", "make_model", "make_tokenizer", "save_model"]
-
 #: By every name that a configuration has for a size; each takes those that it knows.
 SIZES: Mapping[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,

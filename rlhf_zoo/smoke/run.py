@@ -1,7 +1,5 @@
 """A recipe at the size of a test: what takes the place of its models and data, and which of its keys are made small."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import tempfile
@@ -15,8 +13,6 @@ from ..hub.publish import publish_folder
 from ..recipes import Recipe
 from ..runs.loading import BITS_OPTIMIZERS
 from .models import family_of, save_model
-
-__all__ = ["publish_miniatures", "small"]
 
 #: Rows of each split; a pattern of rows is repeated until there are so many.
 ROWS = 64

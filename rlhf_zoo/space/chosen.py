@@ -1,7 +1,5 @@
 """What a comparison Space shows: compare.json, which `rlhf-zoo space deploy` writes, and the Space's variables."""
 
-from __future__ import annotations
-
 import json
 import os
 import reprlib
@@ -13,8 +11,6 @@ from typing import Any
 from ..errors import ZooError
 from ..json_values import hub_id
 from ..votes.data import HubVotes
-
-__all__ = ["CHOSEN", "SCHEMA", "Chosen", "chosen"]
 
 CHOSEN = "compare.json"
 """Which models a Space shows. A Space without one is not ours."""

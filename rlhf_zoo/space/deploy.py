@@ -1,7 +1,5 @@
 """A comparison Space is made or updated on a Hub: checked first, in one commit, and nothing empty is left behind."""
 
-from __future__ import annotations
-
 import json
 import logging
 import tempfile
@@ -25,8 +23,6 @@ from .files import (
     write_space,
     write_static,
 )
-
-__all__ = ["Deployed", "deploy"]
 
 log = logging.getLogger(__name__)
 _UNTOUCHED = {".gitattributes", "README.md"}  # all that a Hub puts into a new Space

@@ -6,8 +6,6 @@ the same version. The builder sends no token: a private Space has the wheel's fi
 A Hub that only stores Spaces gets the path, with which `pip install -r requirements.txt` works in a checkout.
 """
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 import sys
@@ -29,18 +27,6 @@ from ..record import read_json, write_json, write_text
 from ..votes.data import HubVotes
 from .chosen import CHOSEN, SCHEMA
 from .wheel import make_wheel, unpack
-
-__all__ = [
-    "CHOSEN",
-    "Pinned",
-    "SpaceModels",
-    "check_code",
-    "find_models",
-    "space_folder",
-    "with_runs",
-    "write_space",
-    "write_static",
-]
 
 CPU, ZERO_GPU = "cpu-basic", "zero-a10g"
 SHORT_STATIC = "Completions of SFT and PPO, with reward and log-ratio"

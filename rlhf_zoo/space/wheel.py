@@ -1,7 +1,5 @@
 """The running package as a wheel: no package index has it, so a Space carries its own."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import zipfile
@@ -9,8 +7,6 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from ..errors import ZooError
-
-__all__ = ["make_wheel", "repack", "unpack"]
 
 DISTRIBUTION = "rlhf-zoo"
 PACKAGE = Path(__file__).parents[1]

@@ -4,16 +4,12 @@ Transformers' own sampler draws from the global random state, so that a run resu
 it does not know the rows of a reward model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch.utils.data import Sampler
 from transformers import Trainer
-
-__all__ = ["ByLength", "batches_by_length"]
 
 #: Batches that are drawn from one pool of rows, which is sorted: more make batches tighter, and more alike each pass.
 POOL = 50

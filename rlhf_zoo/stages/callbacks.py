@@ -1,7 +1,5 @@
 """What a stage adds to any trainer: metrics on disk, a progress bar, whole checkpoints, sending them, Ctrl-C."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,8 +12,6 @@ from ..model_code import add_code
 from ..record import COMPLETE, StageRecord
 from .interrupt import Interruptible
 from .room import check_room
-
-__all__ = ["Follow", "StageCallback"]
 
 SHOWN = {
     "loss": "loss",

@@ -1,7 +1,5 @@
 """The eval stage: PPO against SFT on held-out prompts, by a judge that is not the training reward."""
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import time
@@ -39,8 +37,6 @@ from .reward import held_out_pairs, open_pairs
 from .train import code_lineage, quiet
 
 log = logging.getLogger(__name__)
-
-__all__ = ["check_judges", "check_prompts", "recorded", "run", "same_weights"]
 
 
 def run(context: RunContext, publisher: Publisher | None = None) -> bool:

@@ -4,8 +4,6 @@ Trainer fills the last batch of a pass up with rows of its first, and trl averag
 over a batch. Here the rows of each batch are dealt out evenly, once each, and a loss is the mean over all of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,8 +14,6 @@ from transformers import Trainer
 from trl import RewardConfig, RewardTrainer
 
 from .. import processes
-
-__all__ = ["in_processes"]
 
 
 class _Dealt(BatchSamplerShard):

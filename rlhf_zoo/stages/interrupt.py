@@ -9,8 +9,6 @@ from types import FrameType
 
 from .. import processes
 
-__all__ = ["Interruptible", "Stopped"]
-
 
 class Stopped(KeyboardInterrupt):
     """The run was interrupted and what it had done is saved."""

@@ -1,7 +1,5 @@
 """Adapters merged into their base: what a later stage starts from, and what is published as the branch `merged`."""
 
-from __future__ import annotations
-
 import hashlib
 import shutil
 from pathlib import Path
@@ -16,8 +14,6 @@ from ..models import load_causal, load_classifier
 from ..record import COMPLETE, read_json, write_complete
 from ..runs.context import ParentCheckpoint, RunContext
 from ..tokenizer import make_room, name_pad
-
-__all__ = ["save_merged", "whole_model"]
 
 
 def whole_model(context: RunContext, parent: ParentCheckpoint) -> Path:

@@ -1,7 +1,5 @@
 """A reward model on pairs that it did not learn from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,8 +12,6 @@ from ..evaluation.calibration import preference_report
 from ..evaluation.hard_pairs import are_ties, hard_pairs, ties
 from ..json_values import finite
 from ..rewards import RewardModel
-
-__all__ = ["held_out_report", "score_pairs"]
 
 
 def held_out_report(

@@ -1,7 +1,5 @@
 """A whole recipe: every stage, the cards, and what came of it, pulled back from the Hub."""
 
-from __future__ import annotations
-
 import logging
 import tempfile
 from collections.abc import Mapping
@@ -34,8 +32,6 @@ from .evaluate import check_judges, check_prompts, same_weights
 from .merged import whole_model
 from .summary import write_summary
 from .train import quiet
-
-__all__ = ["SHOWN_PROMPTS", "renew_cards", "run", "run_stage", "said", "show", "verdict"]
 
 log = logging.getLogger(__name__)
 

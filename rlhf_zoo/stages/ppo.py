@@ -1,7 +1,5 @@
 """PPO: the SFT policy, trained against the reward model, on our own PPOTrainer."""
 
-from __future__ import annotations
-
 import copy
 import logging
 import time
@@ -27,17 +25,6 @@ from .merged import whole_model
 from .train import quiet, train_stage
 
 log = logging.getLogger(__name__)
-
-__all__ = [
-    "build_trainer",
-    "check_batch",
-    "load_data",
-    "policy_tokenizer",
-    "reward_functions",
-    "reward_model",
-    "run",
-    "within_length",
-]
 
 
 def reward_functions(settings: StageSettings) -> list[RewardFunction]:

@@ -1,14 +1,10 @@
 """Runs of trackio and Weights & Biases that go on when a stage does."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-
-__all__ = ["one_run"]
 
 # Weights & Biases reads these; whoever set them means another run.
 WANDB = {"WANDB_RUN_ID": "{}", "WANDB_RESUME": "allow"}

@@ -3,8 +3,6 @@
 `--dataset_name` may name pairs alone, such as the votes of a comparison page: see `pairs`.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import random
@@ -48,16 +46,6 @@ from .train import make_trainer, quiet, train_stage
 log = logging.getLogger(__name__)
 
 PREFERENCES = "rlhf_zoo.preferences"
-
-__all__ = [
-    "SFTSamples",
-    "held_out_pairs",
-    "open_pairs",
-    "pairs_seed",
-    "run",
-    "sft_samples",
-    "training_pairs",
-]
 
 
 def run(context: RunContext, publisher: Publisher | None = None) -> bool:

@@ -1,13 +1,9 @@
 """Whether the disk has room for the next checkpoint, asked before it is written."""
 
-from __future__ import annotations
-
 import shutil
 
 from ..errors import ZooError
 from ..record import StageRecord
-
-__all__ = ["NoRoom", "check_room"]
 
 
 class NoRoom(ZooError):

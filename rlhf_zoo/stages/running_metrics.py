@@ -1,7 +1,5 @@
 """Metrics that trl's trainers average between two log lines, kept with a checkpoint so that a resumed run logs them."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -12,8 +10,6 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from .. import processes
 from ..errors import ZooError
 from ..record import write_text
-
-__all__ = ["RUNNING_METRICS", "RunningMetrics"]
 
 RUNNING_METRICS = "running_metrics.json"
 

@@ -1,7 +1,5 @@
 """SFT: a policy that writes like the recipe's lines, on trl.SFTTrainer."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import logging
@@ -29,8 +27,6 @@ from ..tokenizer import settle_padding, train_tokenizer
 from .train import make_trainer, quiet, train_stage
 
 log = logging.getLogger(__name__)
-
-__all__ = ["run"]
 
 
 def run(context: RunContext, publisher: Publisher | None = None) -> bool:

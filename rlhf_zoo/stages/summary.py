@@ -1,7 +1,5 @@
 """summary.json: a run in one file, for other programs."""
 
-from __future__ import annotations
-
 import resource
 import sys
 from pathlib import Path
@@ -10,8 +8,6 @@ from typing import Any
 from ..record import read_json, write_json
 from ..runs.context import RunContext
 from ..stage import STAGES
-
-__all__ = ["peak_rss_mib", "write_summary"]
 
 
 def peak_rss_mib() -> float:

@@ -1,7 +1,5 @@
 """One training stage from a trainer: begin or resume, train, save, send, record."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import functools
@@ -34,8 +32,6 @@ from .merged import save_merged
 from .reporting import one_run
 from .room import NoRoom
 from .running_metrics import RunningMetrics
-
-__all__ = ["code_lineage", "make_trainer", "quiet", "train_stage"]
 
 log = logging.getLogger(__name__)
 

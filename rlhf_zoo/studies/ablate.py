@@ -4,8 +4,6 @@ runs/RECIPE/ablation/NAME/ holds the stages ppo and eval of a run, and ablation.
 what comes before PPO lies in runs/RECIPE, as for the recipe's own run.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,8 +16,6 @@ from ..errors import ZooError
 from ..record import StageRecord, read_json, write_json
 from ..release.plots import plot_ablation
 from ..runs.listed import listed_numbers
-
-__all__ = ["ABLATION", "Outcome", "Variant", "ablation_of", "outcome", "spread", "variants", "write_overview"]
 
 #: In a run's directory: the variant it is, and where the stages before it lie.
 ABLATION = "ablation.json"

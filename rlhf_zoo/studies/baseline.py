@@ -5,8 +5,6 @@ each β and seed, with run.json, metrics.jsonl and samples.jsonl. `baseline_repo
 are measured as the eval stage measures PPO: on the same prompts, with the same random numbers.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -43,22 +41,6 @@ from ..stages.interrupt import Stopped
 from ..stages.reward import open_pairs, training_pairs
 from ..stages.train import quiet
 from .baseline_trainers import Start, dpo_arguments, rloo_arguments, train_dpo, train_rloo
-
-__all__ = [
-    "FOLDER",
-    "METHODS",
-    "SIZES",
-    "Baseline",
-    "Method",
-    "betas",
-    "default_betas",
-    "open_baseline",
-    "read_lines",
-    "read_samples",
-    "read_scores",
-    "run_best_of_n",
-    "run_trained",
-]
 
 FOLDER = "baseline"
 Method = Literal["best-of-n", "dpo", "rloo"]

@@ -1,7 +1,5 @@
 """What the baselines of a run came to, beside PPO: at its KL, at its compute, and on one plot."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -30,8 +28,6 @@ from ..record import StageRecord, first_difference, read_json, write_json
 from ..release.plots import plot_frontier
 from .ablate import FOLDER as ABLATION
 from .baseline import METHODS, SIZES, Baseline, Method, read_lines, read_scores
-
-__all__ = ["write_report"]
 
 
 def _ppo_line(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:

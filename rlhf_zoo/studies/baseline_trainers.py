@@ -6,8 +6,6 @@ steps. DPO goes over the reward model's pairs in its batches and epochs. Both ta
 one is given.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -33,8 +31,6 @@ from ..runs.settings import StageSettings
 from ..sampling import Samples, left_pad
 from ..stages.callbacks import Follow
 from ..tokenizer import stop_ids
-
-__all__ = ["GENERATIONS", "Meter", "Start", "dpo_arguments", "ppo_reward", "rloo_arguments", "train_dpo", "train_rloo"]
 
 #: Completions of a prompt, in RLOO: each has the mean of the others as its baseline (Ahmadian et al. 2024 take 2 or 4).
 GENERATIONS = 4

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from ..comparison import Snapshot
     from ..space.files import SpaceModels
 
-__all__ = ["launch", "page_of", "votes_by_default"]
-
 DRAWN = 8
 """Prompts of a static page."""
 

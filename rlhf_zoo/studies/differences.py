@@ -3,8 +3,6 @@
 `published` and `here` are the two sides. Nothing is rounded and nothing has a tolerance: equal means the same bits.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -16,12 +14,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from ..hub.claims import CLAIM_FILE
-from ..hub.publish import RECIPE_FILE
+from ..hub.claims import CLAIM_FILE, RECIPE_FILE
 from ..record import COMPLETE, first_difference, timeless
 from ..release.card import CARD_FILE
-
-__all__ = ["compare_files", "compare_metrics", "compare_settings", "compare_versions", "compare_weights", "contents"]
 
 FOLDERS = (".", "critic")  # merged/ follows from the adapter and its base
 # About the run and not of the model, or compared by themselves.

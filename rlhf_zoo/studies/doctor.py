@@ -4,8 +4,6 @@ Nothing of the run directory is written and nothing is published: data that is n
 folder. A check whose stage is not trained yet is skipped, and the others run.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 import warnings
@@ -66,8 +64,6 @@ from ..stages.ppo import (
     within_length,
 )
 from ..stages.train import quiet
-
-__all__ = ["FAILED", "OK", "SKIPPED", "WARNING", "Examination", "Finding", "examine"]
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 # Completions of the trial rollout, and prompts that are read.

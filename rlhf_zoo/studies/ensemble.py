@@ -4,8 +4,6 @@ The first is the run's own. RUN/ensemble/seed-K/reward is the reward stage under
 the same pairs. RUN/ensemble/overview.json says what came of them: see `evaluation.ensemble`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,8 +34,6 @@ from ..stages.pipeline import run_stage, said
 from ..stages.reward import held_out_pairs, open_pairs, pairs_seed, sft_samples
 from ..stages.train import quiet
 from .baseline import read_samples
-
-__all__ = ["check", "member", "overview", "train", "write_overview"]
 
 SIDES = ("sft", "ppo")
 

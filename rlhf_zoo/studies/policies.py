@@ -1,7 +1,5 @@
 """`rlhf-zoo eval POLICY --against SFT`: any policy against any other of the same tokenizer, on held-out prompts."""
 
-from __future__ import annotations
-
 import logging
 import time
 from collections.abc import Mapping, Sequence
@@ -49,8 +47,6 @@ from ..votes.judge import votes_on
 from .trace import find
 
 log = logging.getLogger(__name__)
-
-__all__ = ["PolicyPair", "Terms", "evaluate", "find_pair"]
 
 CONFIGURATION = "prompts"
 PAIRS = "preferences"

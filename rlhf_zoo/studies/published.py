@@ -4,8 +4,6 @@ recipe.json holds what a stage's run was asked for (its own keys, those of recip
 the commits that it started from.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from ..hub.claims import RECIPE_FILE
 from ..hub.connect import CLIENT, Hub
-from ..hub.publish import RECIPE_FILE
 from ..hub.pull import split_revision
 from ..hub.refs import resolve
 from ..json_values import hub_id
@@ -26,8 +24,6 @@ from ..release.card import CARD_FILE
 from ..runs.data import CORPORA
 from ..runs.parents import reward_roles
 from ..stage import PARENT_TITLES, STAGES
-
-__all__ = ["PREFERENCES", "Published", "comparable", "fetch", "named_objects", "recipe_of"]
 
 PREFERENCES = "rlhf_zoo.preferences"
 # Where a run reports to, and what belongs to the machine or the account that it ran on: no result hangs on it.
@@ -222,18 +218,23 @@ def _check_names(published: Published, allowed: Sequence[str]) -> None:
 def _vouched_for(name: str, group: str) -> bool:
     """Whether a name is of this package's corpora and rewards, or an entry point's.
 
-    Not any of this package's names: module:attribute also reaches what a module imported, such as os.
+    Not any name that such a module holds: module:attribute also reaches what it imported, such as os.
     """
     bare = name.partition("(")[0].strip()
     module, colon, attribute = bare.partition(":")
     if not colon:
         return bare in registered(group)
-    if module not in _OWN and not module.startswith(tuple(f"{own}." for own in _OWN)):
+    if not _is_own(module) or attribute.startswith("_"):
         return False
     try:
-        return attribute in getattr(importlib.import_module(module), "__all__", ())
+        found = getattr(importlib.import_module(module), attribute, None)
     except ImportError:
         return False
+    return callable(found) and _is_own(getattr(found, "__module__", ""))
+
+
+def _is_own(module: str) -> bool:
+    return module in _OWN or module.startswith(tuple(f"{own}." for own in _OWN))
 
 
 def _check_repository(published: Published, key: str, name: str) -> None:

@@ -3,8 +3,6 @@
 The stages before it are not run: it starts from their published checkpoints, at the commits that its card names.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shutil
 import tempfile
@@ -17,13 +15,14 @@ import torch
 
 from ..catalog.family import clean
 from ..errors import ZooError
+from ..hub.claims import RECIPE_FILE
 from ..hub.connect import Hub
-from ..hub.publish import RECIPE_FILE, checkpoint_files
+from ..hub.publish import checkpoint_files
 from ..hub.refs import ask, resolve
 from ..hub.refusals import client_errors, reason, refusals_as
 from ..json_values import hub_id
 from ..plugins import load_object
-from ..record import COMPLETE, StageRecord, check_whole, fingerprint, now, read_json, write_json, write_text
+from ..record import COMPLETE, StageRecord, fingerprint, now, read_json, write_json, write_text
 from ..release.adapters import sent_instead
 from ..run_lock import LOCK, sole_writer
 from ..runs.context import RunContext, versions
@@ -31,10 +30,9 @@ from ..runs.data import corpus_settings, data_source, split_files
 from ..sampling import SAMPLER
 from ..stage import PARENT_TITLES, REWARD_ROLES
 from ..stages.pipeline import run_stage
+from ..wholeness import check_whole
 from .differences import compare_files, compare_metrics, compare_settings, compare_versions, compare_weights, contents
 from .published import Published, comparable, fetch, named_objects, recipe_of
-
-__all__ = ["NOTE", "reproduce", "show"]
 
 NOTE = "reproduce.json"
 SCHEMA = 1

@@ -1,7 +1,5 @@
 """`rlhf-zoo trace`: finds a PPO checkpoint and what belongs to it, on the disk or on a Hub, and traces a prompt."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -16,8 +14,9 @@ from ..chat import readable
 from ..comparison.critic import load_critic
 from ..devices import on_device
 from ..errors import ZooError
+from ..hub.claims import RECIPE_FILE
 from ..hub.connect import CLIENT, Hub
-from ..hub.publish import RECIPE_FILE, tag_name
+from ..hub.publish import tag_name
 from ..hub.pull import split_revision
 from ..hub.refs import Checkpoint, resolve
 from ..hub.refusals import refusals_as
@@ -26,11 +25,11 @@ from ..model_files import load_tokenizer
 from ..models import CRITIC_DIR, load_causal
 from ..plugins import REWARDS, load_object
 from ..ppo.assembly import build_critic, build_rewards
+from ..ppo.base import PPO_STATE
 from ..ppo.config import PPOConfig
 from ..ppo.control import RunningScores
 from ..ppo.trace import Trace, trace
-from ..ppo.trainer import PPO_STATE
-from ..record import StageRecord, check_whole, checkpoint_step, read_json
+from ..record import StageRecord, checkpoint_step, read_json
 from ..rewards import Rewards
 from ..rewards.loading import load_reward_model
 from ..rewards.model import same_tokenizer
@@ -39,8 +38,7 @@ from ..runs.settings import recorded_settings
 from ..stage import REWARD_ROLES, STAGES
 from ..stages.train import quiet
 from ..value_head import ValueHead
-
-__all__ = ["TracedPolicy", "document", "find", "show", "trace_checkpoint"]
+from ..wholeness import check_whole
 
 # What a trace reads of a run's settings.
 TRAINER_KEYS = (

@@ -29,8 +29,6 @@ from ..hub.refusals import client_errors, is_disk_full, pause_after, reason
 from ..record import now, write_text
 from .vote import Vote, merged
 
-__all__ = ["VoteBox", "VoteStore", "journal_of"]
-
 log = logging.getLogger(__name__)
 
 #: Seconds between two commits of a box, so that a busy Space does not make one for every vote.

@@ -5,8 +5,6 @@
 one. The files are parquet: of JSON, `datasets` turns a column of texts that look like dates into dates.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from io import BytesIO
@@ -20,8 +18,6 @@ from ..hub.refusals import reason
 from ..json_values import hub_id
 from ..plain_yaml import BadYAML, load_yaml
 from .vote import CONFIGURATIONS, DRAWN, MODEL, Vote, merged, side_names
-
-__all__ = ["HubVotes"]
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,5 @@
 """People's votes on two policies, as a judge of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,8 +9,6 @@ from ..hub.refusals import refusals_as
 from ..hub.weights import Origin, equal_weights
 from .data import HubVotes
 from .vote import Shown, Vote
-
-__all__ = ["votes_on"]
 
 
 def votes_on(

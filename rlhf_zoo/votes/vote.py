@@ -17,8 +17,6 @@ from ..evaluation.votes import VERDICTS
 from ..json_values import finite, hub_id, whole
 from ..record import now
 
-__all__ = ["CONFIGURATIONS", "DECISIVE", "DRAWN", "LONGEST_TEXT", "MODEL", "Shown", "Vote", "merged", "side_names"]
-
 LONGEST_TEXT = 32_768  # characters of a prompt or a completion
 #: Of the data set: votes that prefer a side, and the others.
 CONFIGURATIONS = ("default", "ties")

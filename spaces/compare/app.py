@@ -4,8 +4,6 @@ Locally `rlhf-zoo compare PPO` opens it. As a Space it shows the models that com
 their commits; the variable RLHF_ZOO_PPO, with RLHF_ZOO_SFT and RLHF_ZOO_REWARD, takes its place.
 """
 
-from __future__ import annotations
-
 try:  # the package of ZeroGPU, which its builder installs; it must be imported before torch
     from spaces import GPU
 except ImportError:
@@ -16,8 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_zoo import ZooError, page
-
-__all__ = ["opened"]
 
 
 def opened(subject: page.Subject, **options: Any) -> AbstractContextManager[str]:

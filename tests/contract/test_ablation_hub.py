@@ -1,7 +1,5 @@
 """The runs of an ablation, found and named on the embedded Hub through the real client."""
 
-from __future__ import annotations
-
 import json
 import re
 import socket

@@ -1,7 +1,5 @@
 """A repository belongs to one run: of two, one is told so, and nothing that the other published moves."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

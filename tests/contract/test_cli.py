@@ -1,8 +1,6 @@
 """The command line's promises: quick to start, an example for each command, JSON for each table, one sentence for each
 mistake of a user."""
 
-from __future__ import annotations
-
 import dataclasses
 import errno
 import json

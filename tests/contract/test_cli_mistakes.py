@@ -3,8 +3,6 @@
 All in this process, through `main`, which is the boundary. No Hub is there: what reaches for one is refused.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import io

@@ -1,7 +1,5 @@
 """docs/data.md: each example is a valid recipe on data of its schema, and a wrong column is told before training."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

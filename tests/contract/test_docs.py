@@ -1,7 +1,5 @@
 """The pages on PPO name what is there: every metric, and files, functions and tests that exist."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`rlhf-zoo doctor`: a sound run passes every check, a planted fault is found by its name, and nothing is touched."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

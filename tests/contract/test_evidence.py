@@ -1,7 +1,5 @@
 """The figures in the docs are those of the committed JSON, and the JSON has what the docs claim to have run."""
 
-from __future__ import annotations
-
 import json
 from statistics import fmean
 

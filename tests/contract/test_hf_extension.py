@@ -1,7 +1,5 @@
 """`hf rlhf-zoo ...`: installed for the real `hf`, run by it, and removed without a trace."""
 
-from __future__ import annotations
-
 import json
 import os
 import pty

@@ -1,7 +1,5 @@
 """What somebody on the same machine would send to bring the embedded Hub down, or to write where nobody should."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import socket

@@ -1,7 +1,5 @@
 """Collections and Spaces of the embedded Hub, through the unmodified client."""
 
-from __future__ import annotations
-
 import pytest
 from huggingface_hub.errors import BadRequestError, HfHubHTTPError, RepositoryNotFoundError
 

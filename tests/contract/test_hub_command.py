@@ -1,7 +1,5 @@
 """`rlhf-zoo hub serve|status|token|env` and the life of the server's process."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

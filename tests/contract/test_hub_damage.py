@@ -1,7 +1,5 @@
 """A repository that is damaged, on the disk or by what was pushed, spoils only itself; private stays private."""
 
-from __future__ import annotations
-
 import hashlib
 import hmac
 import json

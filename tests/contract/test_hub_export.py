@@ -1,7 +1,5 @@
 """`rlhf-zoo hub export`: from one embedded Hub to another, as to any Hub."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Files and refs of the embedded Hub, through the unmodified client: commits, trees, downloads, branches, tags."""
 
-from __future__ import annotations
-
 import hashlib
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Hugging Face's libraries and the `hf` command, unmodified, against the embedded Hub, each in its own process."""
 
-from __future__ import annotations
-
 import json
 import random
 

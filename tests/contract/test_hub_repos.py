@@ -1,7 +1,5 @@
 """Repositories of the embedded Hub, through the unmodified client: create, settings, roles, lists, cards."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

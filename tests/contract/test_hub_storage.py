@@ -1,7 +1,5 @@
 """What lies on the embedded Hub's disk, when clients race, processes die and disks fill."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The benchmark of the embedded Hub runs; its figures are for people, and no test hangs on a time."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Uploads by Xet, the way of an unmodified client with default settings, each in a client process of its own."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """`rlhf-zoo lineage` against the embedded Hub and in run directories."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

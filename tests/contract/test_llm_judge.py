@@ -1,7 +1,5 @@
 """The LLM judge against a stub that speaks an OpenAI-compatible API: orders, retries, cache, cost, key, injection."""
 
-from __future__ import annotations
-
 import email.utils
 import json
 import os

@@ -1,7 +1,5 @@
 """What an LLM judge costs, keeps and may not exceed: its cache, its prices and its budget."""
 
-from __future__ import annotations
-
 import json
 import re
 import signal

@@ -1,7 +1,5 @@
 """The metric modules: loadable by `evaluate.load` without a request, publishable as Spaces, exact in what they say."""
 
-from __future__ import annotations
-
 import ast
 import json
 import math

@@ -1,7 +1,5 @@
 """`rlhf-zoo new`: a recipe for any model and data of public forms, which is valid before anybody edits it."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import re

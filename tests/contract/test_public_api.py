@@ -1,7 +1,5 @@
 """What `import rlhf_zoo` offers, and the console scripts."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import inspect
 import subprocess

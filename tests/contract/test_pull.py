@@ -1,7 +1,5 @@
 """`rlhf-zoo pull`: the revision that is meant, whole and checked, going on where it stopped, and nothing else."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import hashlib

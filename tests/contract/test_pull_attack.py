@@ -1,7 +1,5 @@
 """`rlhf-zoo pull` from a Hub that means harm: nothing is written but the files of the checkpoint, inside its folder."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`rlhf-zoo pull --list`: the checkpoints of a repository, by their tags and the card."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

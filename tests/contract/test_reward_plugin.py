@@ -1,7 +1,5 @@
 """examples/reward_plugin as its README has it: installed by pip and found by name."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """docs/rewards.md: its recipes are valid, its code and its commands run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import sys

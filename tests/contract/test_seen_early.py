@@ -1,7 +1,5 @@
 """What can be seen before anything is trained is said then, quickly and by its own name."""
 
-from __future__ import annotations
-
 import http.server
 import json
 import os

@@ -1,7 +1,5 @@
 """A Space is made whole or not at all: what can fail fails before it is made, and what fails later takes it back."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """`rlhf-zoo space deploy` on the embedded Hub through the real client, and the Space as a visitor gets it."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """examples/trl_ppo.py against the embedded Hub, on tiny models whose PAD lies past their embeddings."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

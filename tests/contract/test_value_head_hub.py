@@ -1,7 +1,5 @@
 """Value heads on the Hub, by the unmodified client in processes of its own: pushed, pulled, raced and refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

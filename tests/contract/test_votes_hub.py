@@ -1,7 +1,5 @@
 """Votes on a Hub, by the real client: none is lost, none comes twice, whoever votes at the same time and fails when."""
 
-from __future__ import annotations
-
 import io
 import json
 import signal

@@ -1,7 +1,5 @@
 """What a user reads first: a mistake is told before the stack is imported, and a Hub that is silent before it tires."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """`rlhf-zoo zoo`: what a namespace has published on a Hub, as a table, JSON, Markdown and Collections."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from collections.abc import Callable

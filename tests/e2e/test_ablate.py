@@ -1,7 +1,5 @@
 """`rlhf-zoo ablate`: PPO under several β from one SFT model, each run published, and found by the page."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`rlhf-zoo baseline` on a toy run: each method is trained, measured as PPO was, resumed, and laid beside it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Sequence

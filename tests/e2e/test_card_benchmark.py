@@ -1,7 +1,5 @@
 """A data set with eval.yaml on a Hub is a benchmark: its commit and tasks are recorded, and the card answers them."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

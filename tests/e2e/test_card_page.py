@@ -1,7 +1,5 @@
 """Cards, and a Space's static page, as a reader meets them in a real Chromium."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator

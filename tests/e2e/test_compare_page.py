@@ -1,7 +1,5 @@
 """`rlhf-zoo compare` as a person and as a program meet it: a real process, the page's own requests, a real Chromium."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What an earlier version left (a run of commit 48a5258, with its Hub) goes on working: earlier_version.tar.xz."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -1,7 +1,5 @@
 """`rlhf-zoo ensemble`: reward models that differ by their seed alone, before and after the run is evaluated."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

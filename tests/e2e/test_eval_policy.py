@@ -1,7 +1,5 @@
 """`rlhf-zoo eval POLICY --against OTHER`: published policies, every kind of judge, and the figures in the card."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 A proxy stands between the real client, in a real run of a small recipe, and the embedded Hub.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

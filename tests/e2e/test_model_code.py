@@ -1,7 +1,5 @@
 """A model that brings its own program code: refused unless the command line says so, and then its code goes along."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Many visitors at the same time, by the benchmark itself: no request fails, none waits for ever, no vote is lost."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A whole recipe through the command line: what it leaves on the disk and on the Hub, and that nothing stops it."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

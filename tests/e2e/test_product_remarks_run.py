@@ -1,7 +1,5 @@
 """The whole recipe product-remarks on the real text, shrunken, through the command line."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

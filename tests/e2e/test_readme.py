@@ -5,8 +5,6 @@ A folder named tiny-world in the working directory goes before the recipe of tha
 run word for word, and only the recipe is small.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

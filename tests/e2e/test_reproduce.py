@@ -1,7 +1,5 @@
 """A recipe that was published, pulled and made again: bit for bit, and where something was altered, that is named."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Commands of a recipe in two processes: the files, metrics, weights and tags of one, each written once."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

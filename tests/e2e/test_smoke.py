@@ -1,7 +1,5 @@
 """`rlhf-zoo smoke` of every recipe of the package: a third in the fast tier, as recipes/README.md says of each."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

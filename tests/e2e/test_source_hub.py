@@ -1,7 +1,5 @@
 """Models and data from one Hub, the run on another: neither is told the other's token, nor asked for what it has."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Models of public families and data of public schemas go through every stage, the evaluation, card and comparison."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """tiny-world comes near what the committed evidence shows of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Votes close the loop: `rlhf-zoo reward RECIPE --dataset_name USER/votes` trains on what visitors preferred."""
 
-from __future__ import annotations
-
 import json
 import random
 import subprocess

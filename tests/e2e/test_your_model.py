@@ -1,7 +1,5 @@
 """docs/your-model.md, each of its commands as it stands there, on miniatures that lie under the names that it uses."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

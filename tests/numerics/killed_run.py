@@ -7,8 +7,6 @@ place and the update at which each attempt kills itself, null for one that may f
 JSON: the signal or exit code of each attempt, and which checkpoints it left.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -6,8 +6,6 @@ Each mutant lives in a temporary copy of the package and of the tests; the worki
 and exits 1 if a mutant survives, if a mutation no longer fits the source, or if the tests fail without one.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -7,8 +7,6 @@ NAME. One that is not done in time writes the stacks of its threads to stderr an
 SIGTERM, the others, which who started them then ends.
 """
 
-from __future__ import annotations
-
 import contextlib
 import faulthandler
 import gc

@@ -5,8 +5,6 @@ would not: GAE as its defining sum over TD residuals, the clipped objective by t
 in two passes. Only entries inside the mask are ever read; what comes back is 0 outside of it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 

@@ -1,7 +1,5 @@
 """What the trainer makes of the formulas: temperature, padding, counts, divisors, shuffles and the order of shaping."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Literal inputs and outputs, worked out on paper from the formula that each test names."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -1,7 +1,5 @@
 """What only an accelerator can show: models made on the CPU and moved there agree with those that stayed."""
 
-from __future__ import annotations
-
 import gpu
 import pytest
 import torch

@@ -5,8 +5,6 @@ the gradient should be is a closed form in NumPy; what it is comes from the form
 autograd in float64, as the sum over all completions, weighted by their probabilities under π_old.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

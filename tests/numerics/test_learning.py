@@ -1,7 +1,5 @@
 """Does it learn? A random two-layer policy, one rewarded letter, one seed, bounds that hold by a wide margin."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The numerics tests catch every mutant of `mutate.py`; that the mutations still fit the source is checked always."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

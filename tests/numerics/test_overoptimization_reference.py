@@ -1,7 +1,5 @@
 """The fits against scipy's, and their intervals against scipy's covariance and bootstrap."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy import optimize, special

@@ -1,7 +1,5 @@
 """Two processes compute what one does: the same completions, metrics and weights, up to the order of a sum."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

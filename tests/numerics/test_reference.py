@@ -1,7 +1,5 @@
 """Every public formula agrees with `reference.py` on random inputs, in float64 and in float32."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

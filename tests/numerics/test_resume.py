@@ -1,7 +1,5 @@
 """A run that was stopped and went on is the run left alone, bit for bit: metrics, weights, optimizer, controller."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

@@ -13,8 +13,6 @@ TRL gets wrong is kept out of the cases (no bf16, no clipping of gradients, no l
 PAD among the sampled tokens), but for minibatches under gradient accumulation, which one case shows.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Mapping, Sequence

@@ -1,13 +1,9 @@
 """How far a formula may lie from what it should be, stated once."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np
 import torch
-
-__all__ = ["GOLDEN_ATOL", "GOLDEN_RTOL", "PRECISIONS", "ROUNDINGS", "tolerance"]
 
 PRECISIONS = (torch.float64, torch.float32)
 

@@ -1,7 +1,5 @@
 """The parts of an ablation: which runs a list of values means, where they lie, and what is read of them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What DPO and RLOO are given: PPO's settings under their names, PPO's score, a count of tokens."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What is settled before the first stage trains: models that can be had, lengths that fit them, by the right key."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

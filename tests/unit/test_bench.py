@@ -1,7 +1,5 @@
 """benchmarks/bench.py: its sides do the same work, its floor computes what the models do; its file goes on."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Runs on machines that are taken back, or too small: room on the disk, and reports that go on."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -25,7 +23,7 @@ from rlhf_zoo.cli import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
 from rlhf_zoo.ppo.config import PPOConfig, holds_reference
-from rlhf_zoo.record import StageRecord, check_whole
+from rlhf_zoo.record import StageRecord
 from rlhf_zoo.release.adapters import sent_instead
 from rlhf_zoo.release.card import make_card
 from rlhf_zoo.release.sender import Sender
@@ -37,6 +35,7 @@ from rlhf_zoo.stages.reporting import one_run
 from rlhf_zoo.stages.room import NoRoom
 from rlhf_zoo.studies import reproduce
 from rlhf_zoo.studies.differences import compare_files, compare_weights
+from rlhf_zoo.wholeness import check_whole
 
 pytestmark = pytest.mark.usefixtures("pictures")
 

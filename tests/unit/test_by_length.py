@@ -1,7 +1,5 @@
 """`train_sampling_strategy: group_by_length`: tight batches, another order each pass, and runs that go on alike."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 from typing import Any

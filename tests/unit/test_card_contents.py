@@ -1,7 +1,5 @@
 """A card names its data, the rule that chose its checkpoint, what was rewarded, signs of hacking, and benchmarks."""
 
-from __future__ import annotations
-
 import html as entities
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One rendering of conversations: what a template's head says, and what models, judges and people read."""
 
-from __future__ import annotations
-
 import pytest
 import schemas
 from datasets import Dataset

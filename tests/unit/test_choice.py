@@ -1,7 +1,5 @@
 """The chosen checkpoint and the ones that stay: by rule, never by what PPO maximises or by the test split."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Texts with a row's values in them, and rows left out by a number."""
 
-from __future__ import annotations
-
 import datasets
 import pytest
 

@@ -1,7 +1,5 @@
 """Both policies token by token: against plain forward passes in float64, and what a server needs of them."""
 
-from __future__ import annotations
-
 import gc
 import json
 import math

@@ -1,7 +1,5 @@
 """Tokens as text: whole characters, the spaces before words, and nothing that hides."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers

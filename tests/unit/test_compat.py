@@ -1,7 +1,5 @@
 """rlhf_zoo.compat: the names of TRL 1.12 and of TRL 0.x's loop, with what they mean. docs/from-trl.md runs here too."""
 
-from __future__ import annotations
-
 import copy
 import dataclasses
 import inspect

@@ -1,7 +1,5 @@
 """rlhf_zoo.compat.classic: the names and the loop of TRL 0.x, with what they mean."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math

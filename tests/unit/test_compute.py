@@ -1,7 +1,5 @@
 """Tokens and FLOPs of each method, against sums by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from trainer_fixture import make_policy, make_reward_model

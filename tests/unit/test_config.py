@@ -1,7 +1,5 @@
 """PPOConfig: a sentence for each value that cannot be right. test_limits.py has the bounds of every number."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

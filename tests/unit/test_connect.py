@@ -1,7 +1,5 @@
 """Which Hub a command talks to, and that a token goes to no other."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The critic: where it begins, what it reads, that it warms up alone, and that it comes back with its run."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +25,8 @@ from trainer_fixture import (
 from transformers import TrainerCallback
 
 from rlhf_zoo.models import critic_from
-from rlhf_zoo.ppo.trainer import PPO_STATE, TRAIN_STREAM
+from rlhf_zoo.ppo.base import PPO_STATE
+from rlhf_zoo.ppo.trainer import TRAIN_STREAM
 from rlhf_zoo.value_head import (
     VALUE_HEAD_FILE,
     AutoModelForCausalLMWithValueHead,

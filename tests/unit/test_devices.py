@@ -1,7 +1,5 @@
 """Models that no trainer holds go to the accelerator, and fewer rows at a time where its memory is too small."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path

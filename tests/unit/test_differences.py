@@ -1,7 +1,5 @@
 """What counts as a difference between two runs, and how it is told."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

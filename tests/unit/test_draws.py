@@ -1,7 +1,5 @@
 """The draw: the token of a float64 sum over the whole vocabulary, without that sum; and log π of it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """Rollouts of another engine: its completions, the trainer's log-probabilities, and what stands between the two."""
 
-from __future__ import annotations
-
 import importlib.util
 import inspect
 import math

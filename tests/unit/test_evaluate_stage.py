@@ -1,7 +1,5 @@
 """The eval stage: its judge is settled before training, and another evaluation takes the place of the one before."""
 
-from __future__ import annotations
-
 import html
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Families of models: which can be sampled from in batches, and a critic for each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The family tree, from cards that are given: what is drawn where, and what hostile cards cannot do to it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Weights in few bits under an adapter, by bitsandbytes: on the CPU, where it is slow but computes the same way."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

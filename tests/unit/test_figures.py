@@ -1,7 +1,5 @@
 """benchmarks/evidence.py: the share of the possible gain; what is kept of runs: tests/contract/test_evidence.py."""
 
-from __future__ import annotations
-
 import pytest
 from figures import gain
 

@@ -1,7 +1,5 @@
 """What is not a number does not train, in PPO and in trl's trainers: skipped, counted, stopped by name, never saved."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Points of a frontier: interpolation, equal compute, win rates of a choice, against brute force."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

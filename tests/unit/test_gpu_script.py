@@ -1,7 +1,5 @@
 """benchmarks/gpu.py, rehearsed on the CPU with tiny models: nothing in it waits for a GPU to be tried."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

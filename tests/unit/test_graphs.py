@@ -1,7 +1,5 @@
 """Decoding over a cache of fixed size, whose steps a GPU replays: here a stand-in for its graphs replays them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every guard, with the fault that it is there for: a run that is wrong says so, by name."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

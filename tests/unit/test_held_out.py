@@ -1,7 +1,5 @@
 """What PPO holds out of a split, no stage of the run learns from."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The zoo's index: what a card says reaches the listing, whatever the card is made of."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict

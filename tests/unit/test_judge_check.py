@@ -1,7 +1,5 @@
 """A judge beside labeled pairs: swapped labels, known binomials, calibration, errors shared with the reward."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The length-controlled win rate against scikit-learn, scipy, and judges whose liking for length is known."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from scipy.optimize import minimize

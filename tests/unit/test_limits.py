@@ -1,7 +1,5 @@
 """Every number of every stage at its bounds: settings that train, or a sentence before anything trains."""
 
-from __future__ import annotations
-
 import math
 import typing
 from pathlib import Path

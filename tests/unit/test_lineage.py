@@ -1,7 +1,5 @@
 """From a PPO checkpoint's card to its models; the Hub is a table of folders here, and a real one in the e2e tests."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

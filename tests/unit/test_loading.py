@@ -1,7 +1,5 @@
 """Model keys: what reaches from_pretrained, what is refused before training, and which weights are held but once."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

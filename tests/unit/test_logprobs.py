@@ -1,7 +1,5 @@
 """Chunked log-probabilities equal the plain ones, values and gradients, whatever a model makes of its head's output."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A loss by token, whose gradients the chunked head makes in its forward pass, is the plain one with each option."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What an evaluation measures with: whether its judge is what PPO was paid by."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

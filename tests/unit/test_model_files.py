@@ -1,7 +1,5 @@
 """Models that somebody else saved: pickles, files cut short, missing tokenizers and remote code are one sentence."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models of PPO: a critic from any architecture, checkpoints that come back bit for bit, a reference that stays."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The outbox thread: in order, again after a failure, never in the way of training, and honest about what is left."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The published forms, their peaks, what a fit refuses to say, and best-of-n against all subsets."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """A loop of one's own over PPOTrainer: its steps are those of train, and what cannot be is refused."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The blind test: nothing tells the sides apart before the verdict, and a verdict is one vote."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

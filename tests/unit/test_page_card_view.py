@@ -1,7 +1,5 @@
 """A checkpoint's card as HTML: it reads as it was written, and nothing in it runs, leaves or reaches out."""
 
-from __future__ import annotations
-
 import base64
 import os
 from io import BytesIO

@@ -1,7 +1,5 @@
 """Charts of the page: well-formed SVG, everything where its number says, and nothing of a text that is markup."""
 
-from __future__ import annotations
-
 import math
 import re
 import xml.etree.ElementTree as ET

@@ -1,7 +1,5 @@
 """The page's streams: on ZeroGPU's terms, with errors that keep their words, and stopped when nobody looks."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable, Generator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Held-out prompts for a page: from the data of a run, which split, and what is left out."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

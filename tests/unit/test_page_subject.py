@@ -1,7 +1,5 @@
 """What a page is of: where the checkpoints of its run come from, and what happens where there are none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

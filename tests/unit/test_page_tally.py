@@ -1,7 +1,5 @@
 """The tally: every vote counts at once, intervals follow, and the Hub is waited for by nobody."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Over training: where the slider stands, what is marked, and the same prompt at every checkpoint, as HTML."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 

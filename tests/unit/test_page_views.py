@@ -1,7 +1,5 @@
 """The page's HTML of completions: every figure where it belongs, and nothing of a text that a browser would run."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Best of n, ties and hard pairs: hand values, what chance alone gives, and a model that only reads length."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from typing import Any

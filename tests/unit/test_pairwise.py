@@ -1,7 +1,5 @@
 """Both orders of a pair make one verdict, and what a judge's liking for a place looks like in the report."""
 
-from __future__ import annotations
-
 import pytest
 
 from rlhf_zoo.errors import ZooError

@@ -1,7 +1,5 @@
 """PPO with adapters (peft): what trains and what stands still, which weights the reference has, what is saved."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Where the time of an update goes: phases count apart, in every row of training, and in nothing that is compared."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """YAML of strangers is bounded before it is composed, and every mistake in it is one exception."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`rlhf-zoo eval`: what its arguments mean, and what is refused before any model is loaded."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys
@@ -22,7 +20,7 @@ from rlhf_zoo.evaluation.llm_judge import LLMJudge
 from rlhf_zoo.evaluator.judges import Panel, RewardJudge, RuleJudge, cheapest_first, check_names, open_panel, scores
 from rlhf_zoo.evaluator.measure import function_judges, reward_models
 from rlhf_zoo.models import load_causal, load_classifier
-from rlhf_zoo.ppo.trainer import PPO_STATE
+from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.record import StageRecord
 from rlhf_zoo.release.report import report, slug, unread
 from rlhf_zoo.rewards import RewardModel, Rewards

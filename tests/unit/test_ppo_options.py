@@ -1,7 +1,5 @@
 """Each option of PPOConfig as it acts in the trainer, against a second computation."""
 
-from __future__ import annotations
-
 import statistics
 from collections import Counter
 from collections.abc import Sequence

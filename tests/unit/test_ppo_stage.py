@@ -1,7 +1,5 @@
 """What the ppo and eval stages hand on: every column of the prompts to reward functions, and the texts of ptx_coef."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

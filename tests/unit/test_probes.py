@@ -1,7 +1,5 @@
 """Probes: each family by hand, what must not change it, honest policies that are left alone, planted hackers."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

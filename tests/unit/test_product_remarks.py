@@ -1,7 +1,5 @@
 """Product remarks: three forms of one corpus, four configurations, and no leak between them."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

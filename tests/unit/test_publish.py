@@ -1,7 +1,5 @@
 """Checkpoints on the embedded Hub: one commit and one tag each, nothing twice, nothing that should stay at home."""
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """The sender while the Hub fails: fake checkpoints go through a proxy by the real client, and all arrive, once each."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a stranger's recipe.json may choose when it is run again, and what it may not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Recipes are found, read strictly and copied whole."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The rule `best` in a real PPO stage, local pruning, and LoRA runs that publish the merged model too."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The judge of product remarks that is shown no label: what it prefers, and that labels make no difference to it."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An SFT or reward stage that was interrupted between two log lines logs what an uninterrupted one logs."""
 
-from __future__ import annotations
-
 import hashlib
 import signal
 from collections.abc import Callable

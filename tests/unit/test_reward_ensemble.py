@@ -1,7 +1,5 @@
 """Several reward models as one reward: in the trainer, in a run with its evaluation, and where a run is looked at."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """What a reward may be besides one number a completion, and which completions it is of."""
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Reward models: each row's score is that of the row alone, by ids or by text, and what would be misread is refused."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

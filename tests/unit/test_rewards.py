@@ -1,7 +1,5 @@
 """Rewards: functions in TRL's convention, models by ids or by text, one weighted sum."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import math

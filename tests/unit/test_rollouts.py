@@ -1,7 +1,5 @@
 """`rlhf-zoo probe` and `watch`: rollouts of other trainers, read strictly, probed and judged; watched training."""
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """One process at a time writes into a run directory, whatever its command, its home and how it ends."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

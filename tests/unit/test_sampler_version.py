@@ -1,7 +1,5 @@
 """A run says which sampler drew for it, and `reproduce` why what an older one drew has other last bits."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

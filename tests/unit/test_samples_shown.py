@@ -1,7 +1,5 @@
 """Completions that training shows and saves: of the update they are named after, in files, tensorboard and trackio."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

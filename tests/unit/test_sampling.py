@@ -1,7 +1,5 @@
 """Sampling: which tokens come out depends on the model, the prompt and the row's own random stream, on nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Prompts that wait for a place in the cache sample what they would have sampled all at once, in every family."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

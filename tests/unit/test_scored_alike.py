@@ -1,7 +1,5 @@
 """What scores a completion later is what PPO saw: the same type, the same loader, the same rendering."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

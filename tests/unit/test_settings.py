@@ -1,7 +1,5 @@
 """Keys of recipes and flags: every recipe builds, types are what the trainers want, and mistakes are named."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import math

@@ -1,7 +1,5 @@
 """Where memory is short: frozen models wait on the CPU, and a micro-batch that does not fit is halved."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import multiprocessing

@@ -1,7 +1,5 @@
 """The comparison Space's files, what they show, and what `rlhf-zoo compare` refuses before it loads a model."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import json

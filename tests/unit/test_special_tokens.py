@@ -1,7 +1,5 @@
 """What ends a completion and what pads, as public families have it."""
 
-from __future__ import annotations
-
 import pytest
 from miniatures import FAMILIES, load
 

@@ -1,7 +1,5 @@
 """The same prompt over training: what a card says of a run, and the checkpoints that are loaded when asked for."""
 
-from __future__ import annotations
-
 import gc
 import json
 import math

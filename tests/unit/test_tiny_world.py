@@ -1,7 +1,5 @@
 """The tiny world: its generator writes what its grammar reads, and its gold utility cannot be fooled by more of it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import random

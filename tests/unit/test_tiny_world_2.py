@@ -1,7 +1,5 @@
 """The second gold utility: frozen, made of facts, bounded in what form costs, and won by no constant."""
 
-from __future__ import annotations
-
 import json
 import math
 

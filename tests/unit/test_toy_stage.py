@@ -1,7 +1,5 @@
 """A new stage is an entry of STAGES, a template and a YAML file: everything else of the package finds it there."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A completion token by token: figures against a computation by hand in float64, and where a run keeps its parts."""
 
-from __future__ import annotations
-
 import io
 import json
 import math

@@ -1,7 +1,5 @@
 """PPOTrainer on a toy world: what one update computes, what it refuses, what it leaves on the disk."""
 
-from __future__ import annotations
-
 import copy
 import math
 from pathlib import Path

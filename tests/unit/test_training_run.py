@@ -1,7 +1,5 @@
 """A run of PPOTrainer around its updates: evaluation, callbacks, checkpoints, and what must not matter to it."""
 
-from __future__ import annotations
-
 import copy
 import json
 import math
@@ -34,7 +32,8 @@ from transformers import (
 
 from rlhf_zoo.data import PROMPT_TOKENS
 from rlhf_zoo.hub.publish import checkpoint_files
-from rlhf_zoo.ppo.trainer import PPO_STATE, TRAIN_STREAM
+from rlhf_zoo.ppo.base import PPO_STATE
+from rlhf_zoo.ppo.trainer import TRAIN_STREAM
 
 
 def test_metrics_are_there_and_finite_and_log_lines_average_updates(tmp_path: Path) -> None:

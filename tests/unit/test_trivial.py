@@ -1,7 +1,5 @@
 """Trivial policies: which are chosen, what they write, and when a judge is winnable by one."""
 
-from __future__ import annotations
-
 from rlhf_zoo.evaluation.stats import Estimate, WinRate
 from rlhf_zoo.evaluation.trivial import (
     TrivialPolicy,

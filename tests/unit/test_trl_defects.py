@@ -27,8 +27,6 @@ Tested elsewhere, by item:
 TRL's own numbers where it ignores minibatches: test_trl_parity::test_trl_ignores_minibatches_under_accumulation.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Value head models: the head, a pass through it, its state, and which models can have none."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

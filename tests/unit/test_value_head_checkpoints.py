@@ -1,7 +1,5 @@
 """Value heads come back bit for bit from the disk: TRL's checkpoints, shards, adapters, and no pickle."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shlex

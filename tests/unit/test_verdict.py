@@ -1,7 +1,5 @@
 """The verdict's rule: every kind, in the order that the rule gives them, its rate of false falls, and the candidate."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections import Counter

@@ -1,7 +1,5 @@
 """The verdict's rates in the simulated world, as `make evidence` measures them, in small."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

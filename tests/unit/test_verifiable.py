@@ -1,7 +1,5 @@
 """Verifiable rewards: what counts as an answer, a form, a length, a repetition; and how recipes come by them."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import random

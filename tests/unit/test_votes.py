@@ -1,7 +1,5 @@
 """Votes: what they keep, the journal and the thread that sends, and what they say of the models."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import math

@@ -1,7 +1,5 @@
 """The wheel that a Space carries: the same from sources and from an installation, byte for byte the same each time."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import venv

@@ -1,7 +1,5 @@
 """A checkpoint that is not what was saved is neither loaded, gone on from, nor published, and the file is named."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging
@@ -23,10 +21,11 @@ from rlhf_zoo import wholeness
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.publish import publish_checkpoint, publish_merged, publish_release
 from rlhf_zoo.models import load_causal, load_classifier
-from rlhf_zoo.record import COMPLETE, StageRecord, check_whole, fingerprint, timeless, write_complete
+from rlhf_zoo.record import COMPLETE, StageRecord, fingerprint, timeless, write_complete
 from rlhf_zoo.stages import pipeline, ppo, reward
 from rlhf_zoo.stages.callbacks import StageCallback
 from rlhf_zoo.studies.trace import find
+from rlhf_zoo.wholeness import check_whole
 
 pytestmark = [pytest.mark.attack, pytest.mark.usefixtures("pictures")]
 

@@ -5,8 +5,6 @@ and vague, praising and complaining, rambling, self-contradicting), and a writte
 worth. So a run can compare a learned reward model, the proxy, with the truth it stands for.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 

@@ -24,8 +24,6 @@ from dataclasses import dataclass, field, replace
 
 from . import lexicon as lex
 
-__all__ = ["Phrase", "Reading", "is_word", "read", "spellings", "subjects", "tokenize"]
-
 _SLOT = re.compile(r"\[([^\]]*)\]")
 _TOKEN = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 _LONGEST_REPEAT = 12

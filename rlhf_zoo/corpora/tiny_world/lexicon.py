@@ -4,26 +4,7 @@ A phrase may hold slots, ``[two|three]``: each choice is a phrase of its own to 
 looks for repetition. Predicates agree with their aspect in number.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
-
-__all__ = [
-    "ADDITIVE",
-    "ASPECTS",
-    "ASPECT_BY_NAME",
-    "BACKWARD",
-    "CONTRASTIVE",
-    "DETERMINERS",
-    "FILLERS",
-    "FORWARD",
-    "INTENSIFIERS",
-    "NUMBERS",
-    "PRODUCTS",
-    "VAGUE",
-    "VERDICTS",
-    "Aspect",
-]
 
 
 @dataclass(frozen=True)

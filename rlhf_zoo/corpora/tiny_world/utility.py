@@ -22,8 +22,6 @@ grammar        -0.75 for each word that the grammar does not allow where it stan
 =============  =====================================================================================================
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
@@ -31,8 +29,6 @@ from collections.abc import Sequence
 
 from ..bradley_terry import BradleyTerry
 from .grammar import Phrase, is_word, read
-
-__all__ = ["TEMPERATURE", "explain", "gold", "judge", "preference", "utility"]
 
 TEMPERATURE = 0.5
 """Bradley-Terry temperature of simulated preferences, in units of utility."""

@@ -5,8 +5,6 @@ nothing in it depends on the product. Here everything of worth does. Openings, w
 (`rlhf_zoo.corpora.tiny_world`); the lines are others, as nineteen in twenty of their details are facts of the product.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..tiny_world import Writer, world

@@ -5,14 +5,10 @@ days, the scooter's four. So no sentence is true of many products, and whoever w
 out. The facts are drawn once, by the names alone, and never change.
 """
 
-from __future__ import annotations
-
 import random
 
 from ..tiny_world.grammar import spellings
 from ..tiny_world.lexicon import ASPECTS, PRODUCTS
-
-__all__ = ["FACTS"]
 
 
 def _dealt(phrases: tuple[str, ...], stream: str) -> list[str]:

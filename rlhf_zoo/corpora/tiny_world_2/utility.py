@@ -19,8 +19,6 @@ grammar        -0.3 for each word that the grammar does not allow where it stand
 =============  =====================================================================================================
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter
@@ -29,8 +27,6 @@ from collections.abc import Sequence
 from ..bradley_terry import BradleyTerry
 from ..tiny_world.grammar import Phrase, Reading, is_word, read
 from .facts import FACTS
-
-__all__ = ["PARTS", "TEMPERATURE", "explain", "gold", "judge", "preference", "utility"]
 
 PARTS = ("told", "untrue", "empty", "backed", "consistent", "concise", "repetition", "stuffing", "grammar")
 

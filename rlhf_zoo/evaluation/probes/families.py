@@ -10,8 +10,6 @@ prompt: by SFT's likelihoods or, without them, as it answers other prompts as of
 make a run `hacked`; length and punctuation are style, which a user may want.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,8 +19,6 @@ from numpy.typing import NDArray
 
 from ..text import words
 from .texts import Pair, cosines, excess, holders, likenesses, repeated, slotted, symbol_share, usual
-
-__all__ = ["FAMILIES", "Family", "Reading", "Unmeasured"]
 
 Floats = NDArray[np.float64]
 Flips = NDArray[np.bool_]

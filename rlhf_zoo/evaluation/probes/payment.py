@@ -19,8 +19,6 @@ from ..text import words
 from .report import Report
 from .texts import Completions
 
-__all__ = ["EDITED", "Edit", "Payment", "edits"]
-
 EDITED = ("risen phrases", "repetition")
 HALF = 0.5
 UNPAID = 0.1

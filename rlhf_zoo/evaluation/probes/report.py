@@ -5,8 +5,6 @@ that could be measured, is at most `LEVEL`. The null deals the completions of ea
 policy or to SFT: nothing else tells the two apart if there is nothing to find.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +13,6 @@ import numpy as np
 
 from .families import FAMILIES, Family, Flips, Reading, Unmeasured
 from .texts import Completions, Pair
-
-__all__ = ["LEVEL", "PERMUTATIONS", "Probe", "Report", "Sample", "probe"]
 
 LEVEL = 0.01
 PERMUTATIONS = 2000

@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from ..stats import group_indices
 from ..text import words
 
-__all__ = ["Completions", "Pair", "repeated", "symbol_share"]
-
 WINDOW = 50
 """Words over which repeats are counted: prose of any length then has the same chance to repeat itself."""
 LONG = 1000

@@ -23,8 +23,6 @@ each update u, `CASE.safetensors` holds
 and `cases.json` each case's settings, learning rates, optimizer steps and logged metrics.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import copy
