@@ -20,9 +20,13 @@ from .decoding import Decoder, GrowingDecoder, base_of, forward, left_pad, takes
 from .draws import draw, uniforms
 from .errors import ZooError
 
-# Grows when the same seed, keys and weights would sample other tokens, or log-probabilities of other last bits.
+# Grows when the same seed, keys and weights would sample other tokens, or log-probabilities of other last bits, of
+# sampling or of the passes over what was sampled.
 # 1: to 2026-11; 2: the cache grows in place, padding is cut, equal prompts are computed once, log π is log p.
-SAMPLER = 2
+# 3: the rows of a pass end together, which orders PPO's sums otherwise.
+SAMPLER = 3
+# The version since which a stage computes the same bits.
+SAME_BITS_SINCE = {"reward": 2, "ppo": 3}
 
 
 @dataclass(frozen=True)

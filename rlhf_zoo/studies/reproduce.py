@@ -27,7 +27,7 @@ from ..release.adapters import sent_instead
 from ..run_lock import LOCK, sole_writer
 from ..runs.context import RunContext, versions
 from ..runs.data import corpus_settings, data_source, split_files
-from ..sampling import SAMPLER
+from ..sampling import SAME_BITS_SINCE, SAMPLER
 from ..stage import PARENT_TITLES, REWARD_ROLES
 from ..stages.pipeline import run_stage
 from ..wholeness import check_whole
@@ -295,7 +295,8 @@ def _altered(published: Published, recorded: Any) -> list[dict[str, Any]]:
 def _notes(published: Published) -> list[str]:
     notes = []
     sampler = str(published.versions.get("sampler", "1"))  # not recorded by the first
-    if published.stage != "sft" and sampler != str(SAMPLER):
+    same = map(str, range(SAME_BITS_SINCE.get(published.stage, 0), SAMPLER + 1))
+    if published.stage in SAME_BITS_SINCE and sampler not in same:
         notes.append(
             f"it was sampled by version {clean(sampler)} of the sampler, and this is version {SAMPLER}, whose sums are "
             "rounded otherwise: the figures come near, and not bit for bit"

@@ -12,7 +12,15 @@ from rlhf_zoo.studies.reproduce import _notes
 
 @pytest.mark.parametrize(
     ("stage", "recorded", "named"),
-    [("ppo", {}, "1"), ("reward", {"sampler": "1"}, "1"), ("sft", {}, None), ("ppo", {"sampler": str(SAMPLER)}, None)],
+    [
+        ("ppo", {}, "1"),
+        ("ppo", {"sampler": "2"}, "2"),
+        ("ppo", {"sampler": str(SAMPLER)}, None),
+        ("ppo", {"sampler": str(SAMPLER + 1)}, str(SAMPLER + 1)),
+        ("reward", {"sampler": "1"}, "1"),
+        ("reward", {"sampler": "2"}, None),
+        ("sft", {}, None),
+    ],
 )
 def test_a_run_of_an_older_sampler_is_told_apart(stage: str, recorded: dict[str, str], named: str | None) -> None:
     published: Any = SimpleNamespace(stage=stage, versions=recorded, resolved={"ppo": {}}, parent=lambda role: None)
