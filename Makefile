@@ -13,6 +13,10 @@ test test-full coverage mutants: export OMP_NUM_THREADS = 1
 # Two at a time, each file in one process: half of the tests wait for servers and clients.
 TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 
+# What holds the trainer, whatever makes its updates fit.
+TRAINER := tests/numerics/test_trl_parity.py tests/numerics/test_details.py tests/numerics/test_resume.py \
+	tests/numerics/test_processes.py $(addprefix tests/unit/test_,trainer.py own_loop.py phases.py ppo_options.py critic.py finite.py guards.py peft.py trl_defects.py)
+
 .PHONY: demo test test-full coverage mutants lint bench gpu evidence clean
 
 demo: .venv/demo.stamp ## the whole pipeline of the recipe tiny-world, in minutes; SERVE=1 opens the comparison page
@@ -28,6 +32,7 @@ test: .venv/test.stamp lint ## everything but the long tier
 
 test-full: .venv/test.stamp .venv/few-bits ## the long tier: whole recipes, browsers, mutants, many kills, large transfers
 	$(BIN)/python -m pytest $(TOGETHER) -m "full and not gpu"
+	$(BIN)/python -m pytest $(TOGETHER) --every-lever -m "not full and not gpu" $(TRAINER)
 	PYTHONPATH=.venv/few-bits $(BIN)/python -m pytest -q tests/unit/test_few_bits.py tests/unit/test_ppo_options.py -k bits
 
 coverage: .venv/test.stamp ## lines and branches of rlhf_zoo that `make test` runs, child processes included

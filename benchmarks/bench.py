@@ -15,6 +15,7 @@ OMP_NUM_THREADS, 2 by default. On a machine that does something else, trust the 
 """
 
 import argparse
+import dataclasses
 import datetime
 import json
 import os
@@ -30,7 +31,19 @@ from typing import Any
 
 import psutil
 from figures.tables import rendered
-from speed.report import DOCUMENT, PEER, RESULTS, ROOT, SETTINGS, draw, key_table, newest, profile_table, table
+from speed.report import (
+    DOCUMENT,
+    PEER,
+    RESULTS,
+    ROOT,
+    SETTINGS,
+    draw,
+    key_table,
+    newest,
+    phase_table,
+    profile_table,
+    table,
+)
 
 PEER_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
 SIDES = {PEER: "speed.peer", "ours": "speed.ours", "floor": "speed.floor"}
@@ -66,11 +79,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if unknown := set(given.points) - set(POINTS):
         parser.error(f"no point is called {', '.join(sorted(unknown))}: choose from {', '.join(POINTS)}")
+    if unknown := {name for keys in given.set for name in keys} - _keys(given):
+        parser.error(f"--set names {', '.join(sorted(unknown))}, which is no key of PPOConfig")
     if PEER in given.sides and not (given.profile or PEER_PYTHON.is_file()):
         parser.error(
             f"{PEER_PYTHON} is missing: run `make bench`, which installs TRL there, or give --sides ours floor"
         )
     path = given.output or RESULTS / f"{datetime.date.today().isoformat()}-{_machine()}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     report = _begun(path, given)
     points = given.points or POINTS[:-1]
     if given.profile:
@@ -89,16 +105,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 report["parts"][key] = part = _measured(side, point, setting, keys, updates=given.updates)
                 versions = part.pop("versions")
                 report["versions"][PEER if side == PEER else "here"] = versions
-                path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(report, indent=1) + "\n")
                 seconds = sorted(update["seconds"] for update in part["updates"])
                 print(f"{seconds[len(seconds) // 2]:.2f} s an update, {part['net_mib']:.0f} MiB", flush=True)
     except KeyboardInterrupt:
         print(f"\nStopped. {path} has what was measured; the same command goes on from there.", file=sys.stderr)
         return 130
-    print("\n\n".join([table(report), *([key_table(report)] if given.set else [])]))
+    print("\n\n".join([table(report), *([key_table(report)] if given.set else []), phase_table(report)]))
     draw(report, path.with_suffix(".svg"))
     return 0
+
+
+def _keys(given: argparse.Namespace) -> set[str]:
+    """What --set may name; asks the trainer where it names anything."""
+    if not given.set:
+        return set()
+    from rlhf_zoo import PPOConfig
+
+    return {field.name for field in dataclasses.fields(PPOConfig)} | {"without", "attn_implementation"}
 
 
 def _begun(path: Path, given: argparse.Namespace) -> dict[str, Any]:

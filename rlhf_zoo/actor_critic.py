@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .errors import ZooError
-from .functional import exact_kl, selected_logprobs
-from .logprobs import TokenLoss, response_logprobs, response_states
+from .functional import exact_kl
+from .logprobs import TokenLoss, response_logprobs, response_states, text_logprobs
 from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ModelFiles
 from .models import CRITIC_DIR, disable_dropout, is_peft, response_values
 from .sampling import Samples
@@ -39,12 +39,6 @@ class Said(NamedTuple):
     exact_kl: Tensor | None = None
     text_logprobs: Tensor | None = None
     policy_loss: Tensor | None = None
-
-
-def text_logprobs(model: PreTrainedModel, texts: TextBatch) -> Tensor:
-    """log π of each next token of a text, at temperature 1. Returns (B, L−1) in nats."""
-    logits = model(input_ids=texts.ids, attention_mask=texts.attention.long(), use_cache=False).logits[:, :-1].float()
-    return selected_logprobs(logits, texts.ids[:, 1:])
 
 
 def shared_value_head(policy: PreTrainedModel) -> ValueHead:
@@ -99,7 +93,7 @@ class ActorCritic(nn.Module):
         # What the LM head is given is the trunk's output at the response positions, whatever the architecture.
         values = self.value_model(found.states).squeeze(-1) if shared else response_values(self.value_model, samples)
         kl = None if ref_logits is None or found.logits is None else exact_kl(found.logits, ref_logits)
-        said = None if texts is None else text_logprobs(self.policy, texts)
+        said = None if texts is None else text_logprobs(self.policy, texts.ids, texts.attention)
         return Said(found.logprobs, found.entropy, values, kl, said, found.loss)
 
     def values(self, samples: Samples) -> Tensor:

@@ -194,6 +194,21 @@ def token_logprobs(
     return out
 
 
+def text_logprobs(model: PreTrainedModel, ids: Tensor, attention: Tensor) -> Tensor:
+    """log π of each next token of whole texts, at temperature 1. Returns (B, L−1) in nats, 0 where attention is not.
+
+    ids: (B, L) int64; attention: (B, L) bool. Chunked where `after_head` knows the model.
+    """
+    after, mask = after_head(model), attention[:, 1:]
+    head: Any = model.get_output_embeddings() if after else None
+    with _watched(head, skipped=after is not None) as seen:
+        logits = model(input_ids=ids, attention_mask=attention.long(), use_cache=False).logits
+    if after is None:
+        return selected_logprobs(logits[:, :-1].float(), ids[:, 1:]).masked_fill(~mask, 0)
+    found = chunked_logprobs(seen[-1][:, :-1][mask], head, ids[:, 1:][mask], after=after)[0]
+    return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, found)
+
+
 @contextmanager
 def _watched(head: Any, *, skipped: bool) -> Iterator[list[Tensor]]:
     """While open, a list of what a head is given; skipped: the head hands a sliver of it on, and computes nothing."""

@@ -38,12 +38,15 @@ LONGEST = (
 
 def pytest_addoption(parser: Any) -> None:
     parser.addoption("--device", default="cpu", help="where the trainer's tests compute: cpu, or cuda (`make gpu`)")
+    parser.addoption("--every-lever", action="store_true", help="trainers of tests with all that makes an update fit")
 
 
 def pytest_configure(config: Any) -> None:
     """Warm processes fork from one of this process's own; models and tensors lie on the device asked for, there too."""
     if "WARM_OWNER" not in os.environ:  # workers have that of the process that started them
         os.environ |= {"WARM_OWNER": str(os.getpid()), "WARM_SOCKET": f"{tempfile.mkdtemp(prefix='warm-')}/socket"}
+    if config.getoption("--every-lever"):
+        os.environ["RLHF_ZOO_TEST_LEVERS"] = "1"
     device = config.getoption("--device")
     if device == "cpu":
         return

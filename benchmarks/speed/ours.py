@@ -78,6 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lengths = point.lengths(count)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     models = build_models(point, device)
+    if attention := given.set.pop("attn_implementation", "eager" if given.bf16 and device == "cpu" else None):
+        for model in filter(None, vars(models).values()):
+            model.set_attn_implementation(attention)
     fields: dict[str, Any] = {
         "output_dir": tempfile.mkdtemp(), "per_device_train_batch_size": point.rows,
         "gradient_accumulation_steps": point.batch // point.rows, "num_mini_batches": 1, "num_ppo_epochs": EPOCHS,

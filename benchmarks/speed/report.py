@@ -86,9 +86,21 @@ def table(report: Report) -> str:
         peer, here, floor = (timed.get(key, {}) for key in (other, (point, side, setting), (point, "floor", setting)))
         rows.append([
             point, setting, _middle(peer), _middle(here), _times(ratio(peer, here)), _middle(floor),
-            _times(ratio(here, floor)), f"{_net(rounds):,.0f}", _share(rounds, parts.get(other, {})),
+            _times(ratio(here, floor)), f"{_mib(rounds, 'peak'):,.0f}",
+            f"{_mib(rounds):,.0f}", _share(rounds, parts.get(other, {})),
         ])  # fmt: skip
-    headings = ["point", "setting", f"{PEER}, s", "here, s", "faster", "floor, s", "/ floor", "net MiB", f"/ {PEER}"]
+    headings = [
+        "point",
+        "setting",
+        f"{PEER}, s",
+        "here, s",
+        "faster",
+        "floor, s",
+        "/ floor",
+        "peak MiB",
+        "net MiB",
+        f"/ {PEER}",
+    ]
     return f"{text.table(headings, rows)}\n\n{_under(report)}"
 
 
@@ -111,7 +123,7 @@ def key_table(report: Report) -> str:
         if keys and (without := parts.get((point, side, plain))):
             faster = _times(ratio(timed[point, side, plain], timed[point, side, setting]))
             peer = _share(rounds, parts.get((point, PEER, "separate"), {}))
-            rows.append([point, plain, text.code(keys), faster, f"{_net(rounds):,.0f}", _share(rounds, without), peer])
+            rows.append([point, plain, text.code(keys), faster, f"{_mib(rounds):,.0f}", _share(rounds, without), peer])
     return (
         text.table(["point", "setting", "with", "faster", "net MiB", "/ without", f"/ {PEER}"], rows)
         if rows
@@ -174,8 +186,8 @@ def _middle(rounds: Mapping[int, Report]) -> str:
     return text.number(statistics.median(map(seconds, rounds.values())), 2) if rounds else "–"
 
 
-def _net(rounds: Mapping[int, Report]) -> float:
-    return statistics.median(part["net_mib"] for part in rounds.values())
+def _mib(rounds: Mapping[int, Report], which: str = "net") -> float:
+    return statistics.median(part[f"{which}_mib"] for part in rounds.values())
 
 
 def _times(value: float | None) -> str:
@@ -183,7 +195,7 @@ def _times(value: float | None) -> str:
 
 
 def _share(rounds: Mapping[int, Report], peer: Mapping[int, Report]) -> str:
-    return f"{_net(rounds) / _net(peer):.0%}" if peer else "–"
+    return f"{_mib(rounds) / _mib(peer):.0%}" if peer else "–"
 
 
 def _under(report: Report) -> str:

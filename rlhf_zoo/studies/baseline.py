@@ -245,7 +245,7 @@ def _check_settings(context: RunContext) -> None:
     }
     for stage, asked in given.items():
         before = context.record(stage).read()["resolved"]
-        ran = {key: before[key] for key in before if key not in ("data", "parents")}
+        ran = {key: before[key] for key in before if key not in ("data", "parents", "own_pairs")}
         if (key := first_difference(ran, asked)) is not None:
             raise ZooError(
                 f"The stage {stage} in {context.directory} ran with another {key} than this command says: give the "

@@ -18,10 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import functional as F
-from ..actor_critic import TextBatch, text_logprobs
 from ..data import GENERATION, PROMPT_TOKENS, prepare_prompts
 from ..devices import MicroBatches, on_device
 from ..errors import ZooError
+from ..logprobs import text_logprobs
 from ..model_files import load_tokenizer
 from ..models import context_of, load_causal
 from ..ppo.assembly import MANY_EPOCHS
@@ -340,7 +340,7 @@ def _surprise(policy: PreTrainedModel, texts: Sequence[Tensor]) -> float:
 
     def nats(rows: Sequence[int]) -> Tensor:
         some = slice(rows[0], rows[-1] + 1)
-        return -text_logprobs(policy, TextBatch(ids[some], attention[some], attention[some, 1:]))
+        return -text_logprobs(policy, ids[some], attention[some])
 
     return float(F.masked_mean(torch.cat(list(MicroBatches(READ).run(nats, range(len(texts))))), attention[:, 1:]))
 

@@ -105,15 +105,15 @@ def test_a_run_that_was_stopped_goes_on(
     assert bench.main(command) == 0
     assert calls == [report.PEER, "ours", "floor", "stop", "ours", "floor", *[report.PEER, *["ours", "floor"] * 2]]
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()]
-    assert ["tiny", "separate", "4.00", "2.00", "2.00 ×", "1.50", "1.33 ×", "200", "50%"] in rows
-    assert ["tiny", "shared", "4.00", "1.00", "4.00 ×", "0.75", "1.33 ×", "100", "25%"] in rows
+    assert ["tiny", "separate", "4.00", "2.00", "2.00 ×", "1.50", "1.33 ×", "900", "200", "50%"] in rows
+    assert ["tiny", "shared", "4.00", "1.00", "4.00 ×", "0.75", "1.33 ×", "900", "100", "25%"] in rows
     assert path.with_suffix(".svg").stat().st_size > 1000
     assert bench.main([*command, "--set", '{"gamma": 0.9}']) == 0
     assert "| tiny | shared | `gamma 0.9` | 1.00 × | 100 | 100% | 25% |" in capsys.readouterr().out
     assert calls[len(calls) - 4 :] == ["ours"] * 4, "what the file has is not measured again"
     parts = json.loads(path.read_text())
     busy = {key: part | {"load": 5.0} for key, part in parts["parts"].items()}
-    assert "| tiny | shared | – | – | – | – | – | 100 | 25% |" in report.table({**parts, "parts": busy})
+    assert "| tiny | shared | – | – | – | – | – | 900 | 100 | 25% |" in report.table({**parts, "parts": busy})
     parts["parts"]["tiny | ours | separate | 1"]["updates"][0]["tokens"] = 8
     with pytest.raises(SystemExit, match="unequal work"):
         report.table(parts)

@@ -8,11 +8,13 @@ import torch
 from families import tiny_model
 from miniatures import FAMILIES, load
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from trainer_fixture import DEVICE, Spy, distance, make_policy, snapshot, trained, updates_of
 from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel, TrainerCallback
 
 from rlhf_zoo import logprobs
-from rlhf_zoo.logprobs import after_head, in_batches, response_logprobs, tokens_of
+from rlhf_zoo.functional import selected_logprobs
+from rlhf_zoo.logprobs import after_head, in_batches, response_logprobs, text_logprobs, tokens_of
 from rlhf_zoo.ppo import config
 from rlhf_zoo.ppo.trainer import PPOTrainer
 from rlhf_zoo.sampling import Samples, Vocabulary
@@ -75,6 +77,42 @@ def test_chunks_say_what_the_plain_path_says(monkeypatch: pytest.MonkeyPatch, na
     assert after_head(model.to(DEVICE)) is not None
     for vocabulary in (None, HOLES):
         assert_equal(*both_ways(monkeypatch, model, some(vocabulary=vocabulary), entropy_learns=learns))
+
+
+class Widest(TorchDispatchMode):
+    """The most rows of a vocabulary's width that a float32 tensor has while it is open, but for a head's weight."""
+
+    def __init__(self, head: Tensor) -> None:
+        super().__init__()
+        self.head, self.rows = head.t().shape, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = function(*args, **(kwargs or {}))
+        if (
+            isinstance(out, Tensor)
+            and out.dtype == torch.float32
+            and out.shape[-1:] == self.head[-1:]
+            and out.shape != self.head
+        ):
+            self.rows = max(self.rows, out.numel() // self.head[-1])
+        return out
+
+
+def test_texts_of_ptx_too_and_no_logits_of_all_tokens_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logprobs, "rows_at_once", lambda *_: 3)
+    model, ids = make_policy(), some().completion_ids
+    attention = torch.arange(6, device=ids.device) < torch.tensor([[6], [4], [5]], device=ids.device)
+    own = model(input_ids=ids, attention_mask=attention.long()).logits[:, :-1]
+    plain = selected_logprobs(own, ids[:, 1:]).masked_fill(~attention[:, 1:], 0)
+    with Widest(model.lm_head.weight) as widest:
+        found = text_logprobs(model, ids, attention)
+        found.sum().backward()
+        response_logprobs(model, some(), loss=lambda logprobs, _: logprobs.sum()).loss.backward()
+    assert widest.rows == 3
+    assert_equal(
+        (plain, *torch.autograd.grad(plain.sum(), list(model.parameters()))),
+        (found, *torch.autograd.grad(text_logprobs(model, ids, attention).sum(), list(model.parameters()))),
+    )
 
 
 def test_a_head_that_is_held_back_or_adapted_and_one_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ grammar        -0.3 for each word that the grammar does not allow where it stand
 =============  =====================================================================================================
 """
 
+import functools
 import itertools
 import math
 from collections import Counter
@@ -144,6 +145,7 @@ def explain(text: str) -> dict[str, float]:
     return {**parts, "utility": math.fsum(parts.values()), "words": float(reading.words)}
 
 
+@functools.lru_cache(1 << 16)
 def utility(text: str) -> float:
     """The gold utility of a whole remark (opening and completion). Finite for every string, highest about 3.8."""
     return explain(text)["utility"]
