@@ -26,9 +26,10 @@ endif
 test: .venv/test.stamp lint ## everything but the long tier
 	$(BIN)/python -m pytest $(TOGETHER) -m "not full and not gpu"
 
-test-full: .venv/test.stamp .venv/few-bits ## the long tier: whole recipes, browsers, mutants, many kills, large transfers
+test-full: .venv/test.stamp .venv/few-bits .venv/lm-eval ## the long tier: whole recipes, browsers, mutants, many kills, large transfers
 	$(BIN)/python -m pytest $(TOGETHER) -m "full and not gpu"
 	PYTHONPATH=.venv/few-bits $(BIN)/python -m pytest -q tests/unit/test_few_bits.py tests/unit/test_ppo_options.py -k bits
+	PYTHONPATH=.venv/lm-eval $(BIN)/python -m pytest -q tests/contract/test_lm_eval.py
 
 coverage: .venv/test.stamp ## lines and branches of rlhf_zoo that `make test` runs, child processes included
 	$(PIP) coverage==7.17.3

@@ -278,6 +278,16 @@ class Facts:
         """Whether PPO was rewarded by a reward model."""
         return "reward" in self.parents
 
+    @property
+    def cell(self) -> str | None:
+        """The tag that this is published under as a cell of a sweep; None of any other run."""
+        return self.run.get("cell")
+
+    @property
+    def being_sent(self) -> int | None:
+        """The step of the checkpoint that is sent with this card, or was, under a commit that the card cannot name."""
+        return self.at if self.cell is not None else self.step
+
     @cached_property
     def checkpoints(self) -> list[CheckpointRow]:
         """By step: those that were sent, and those complete on disk; at `step` also the one that is being saved."""
@@ -294,10 +304,14 @@ class Facts:
         for row in self.metrics:
             rows.setdefault(row["step"], {}).update(row)
         return [
-            CheckpointRow(step, f"step-{step:06d}", sent.get(step), rows.get(step, {}))
+            CheckpointRow(step, self._tag_of(step), sent.get(step), rows.get(step, {}))
             for step in sorted(every)
             if self.step is None or step <= self.step
         ]
+
+    def _tag_of(self, step: int) -> str:
+        chosen = self.cell is not None and step == (self.run.get("chosen") or {}).get("step")
+        return str(self.cell) if chosen else f"step-{step:06d}"
 
     # Held-out figures
 

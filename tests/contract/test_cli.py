@@ -30,7 +30,7 @@ COMMANDS = {
     "ablate", "baseline", "card", "compare", "doctor", "ensemble", "eval", "hub", "hub env", "hub serve", "hub status",
     "hub token", "hub token list", "hub token revoke", "lineage", "new", "ppo", "probe",
     "pull", "push", "recipes", "recipes copy", "recipes keys", "recipes list", "recipes show", "recipes validate",
-    "reproduce", "reward", "run", "sft", "smoke", "trace",
+    "reproduce", "reward", "run", "sft", "smoke", "sweep", "trace",
     "hub export", "install-hf-extension", "space", "space deploy", "uninstall-hf-extension", "zoo",
 }  # fmt: skip
 
