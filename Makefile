@@ -75,6 +75,11 @@ evidence: .venv/demo.stamp ## every figure of the docs, resumable; writes docs/e
 .venv/few-bits: | .venv/test.stamp
 	$(PIP) --no-deps --target $@ bitsandbytes==0.50.2
 
+# Without what it needs and the environment has.
+.venv/lm-eval: | .venv/test.stamp
+	$(PIP) --no-deps --target $@ lm-eval==0.4.13 DataProperty colorama lxml mbstrdecoder more_itertools nltk pathvalidate \
+	  portalocker pytablewriter rouge-score sacrebleu sqlitedict tabledata tabulate tcolorpy typepy word2number
+
 # The peer's last release that has PPO, in an environment of its own.
 .venv-trl/bench.stamp:
 	$(PYTHON) -m venv .venv-trl

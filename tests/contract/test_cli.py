@@ -114,7 +114,7 @@ def test_tables_are_json_on_request(tmp_path, command, keys):
 def test_every_command_that_prints_a_table_takes_json():
     tables = {
         "recipes list", "recipes keys", "run", "hub export", "hub status", "hub token list", "doctor", "trace",
-        "lineage", "reproduce", "probe", "smoke", "pull", "zoo", "ablate", "baseline", "ensemble", "eval",
+        "lineage", "reproduce", "probe", "smoke", "pull", "zoo", "ablate", "baseline", "ensemble", "eval", "sweep",
     }  # fmt: skip
     takes = {name for name, command in walk(cli.cli).items() if any("--json" in param.opts for param in command.params)}
     assert takes == tables

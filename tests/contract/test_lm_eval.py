@@ -20,6 +20,7 @@ import torch
 from json_keys import unexplained
 from toy_run import make_context, make_recipe, save_start
 
+from rlhf_zoo import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluator import harness
 from rlhf_zoo.evaluator.harness import check_tasks
@@ -40,6 +41,7 @@ CALLED = {
     "lm_eval.models.huggingface:HFLM": {"pretrained", "tokenizer", "backend", "batch_size"},
     "lm_eval.tasks:TaskManager": set(),
 }  # fmt: skip
+NOT_INSTALLED = "lm_eval names tasks of lm-evaluation-harness, which is not installed: `pip install 'lm-eval>=0.4.13'`."
 REAL = importlib.util.find_spec("lm_eval") is not None
 
 
@@ -98,13 +100,34 @@ def asking(context: RunContext, **keys: Any) -> RunContext:
 
 
 def test_where_it_is_not_installed_the_mend_is_named(trained: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harness.importlib.util, "find_spec", lambda name: None)
+    missing(monkeypatch)
     check_tasks([])
     with pytest.raises(ZooError) as caught:
         evaluate.check_judges(asking(trained, lm_eval="letters"))
-    assert str(caught.value) == (
-        "lm_eval names tasks of lm-evaluation-harness, which is not installed: `pip install 'lm-eval>=0.4.13'`."
-    )
+    assert str(caught.value) == NOT_INSTALLED
+
+
+def missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: None if name == "lm_eval" else find(name, *of))
+
+
+def test_the_flag_is_looked_at_before_anything_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing(monkeypatch)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
+    lines = ["--corpus_args", '{"lines": 600}']
+    for words in (
+        ["run", "tiny-world", "--hub", "local", "--lm_eval", "letters,words", *lines],
+        ["sweep", "tiny-world", "--hub", "local", "--grid", "lam=1", "--lm_eval", "letters", *lines],
+        ["recipes", "validate", "tiny-world", "--evaluation.lm_eval", "letters"],
+    ):
+        with pytest.raises(ZooError) as caught:
+            cli.cli.main(words, standalone_mode=False)
+        assert str(caught.value) == NOT_INSTALLED
+    assert not (tmp_path / "runs/tiny-world/sft").exists()
+    with pytest.raises(ZooError, match="--lm_eval is of a recipe's run, and local/x is a policy: leave it out"):
+        cli.cli.main(["eval", "local/x", "--lm_eval", "letters"], standalone_mode=False)
 
 
 @pytest.mark.usefixtures("stand_in")
