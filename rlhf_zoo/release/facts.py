@@ -181,12 +181,18 @@ class Facts:
         }
 
     def _beside(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
-        """run.json of the stage beside this one that has the role of a parent, if it is of the run it started from."""
+        """run.json of the stage beside this one that has the role of a parent, if it is of the run it started from.
+
+        A round, or a run of an ablation or a sweep, lies one or two folders below the run that has its SFT policy.
+        """
         if role not in _SIBLINGS:
             return {}
         run = StageRecord(self.path.parent / role).read()
         known = run.get("fingerprint"), parent.get("fingerprint")
-        return run if None in known or known[0] == known[1] else {}
+        if run and (None in known or known[0] == known[1]):
+            return run
+        above = (StageRecord(folder / role).read() for folder in self.path.parents[1:3])
+        return next((one for one in above if one and one.get("fingerprint") == known[1]), {})
 
     @property
     def _dataset(self) -> Mapping[str, Any] | None:

@@ -36,6 +36,7 @@ def test_a_second_round_names_the_first(base: Run, tmp_path: Path) -> None:
     assert card["round"]["number"] == 2 and card["repo"] == "local/tiny-world-round-2-ppo"
     for stage in ("reward", "ppo"):
         text = (run.path / "round-2" / stage / "README.md").read_text()
+        assert "| base model | none: it began with random weights |" in text
         assert "**Round 2.**" in text and f"`local/tiny-world-ppo` at `{policy['commit']}`" in text
 
     tree = run.zoo("lineage", "local/tiny-world-round-2-ppo@best", "--hub", "local")
