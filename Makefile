@@ -30,10 +30,11 @@ endif
 test: .venv/test.stamp lint ## everything but the long tier
 	$(BIN)/python -m pytest $(TOGETHER) -m "not full and not gpu"
 
-test-full: .venv/test.stamp .venv/few-bits ## the long tier: whole recipes, browsers, mutants, many kills, large transfers
+test-full: .venv/test.stamp .venv/few-bits .venv/lm-eval ## the long tier: whole recipes, browsers, mutants, many kills, large transfers
 	$(BIN)/python -m pytest $(TOGETHER) -m "full and not gpu"
 	$(BIN)/python -m pytest $(TOGETHER) --every-lever -m "not full and not gpu" $(TRAINER)
 	PYTHONPATH=.venv/few-bits $(BIN)/python -m pytest -q tests/unit/test_few_bits.py tests/unit/test_ppo_options.py -k bits
+	PYTHONPATH=.venv/lm-eval $(BIN)/python -m pytest -q tests/contract/test_lm_eval.py
 
 coverage: .venv/test.stamp ## lines and branches of rlhf_zoo that `make test` runs, child processes included
 	$(PIP) coverage==7.17.3
@@ -78,6 +79,11 @@ evidence: .venv/demo.stamp ## every figure of the docs, resumable; writes docs/e
 # Beside the environment, as every process that imports peft would import it too.
 .venv/few-bits: | .venv/test.stamp
 	$(PIP) --no-deps --target $@ bitsandbytes==0.50.2
+
+# Without what it needs and the environment has.
+.venv/lm-eval: | .venv/test.stamp
+	$(PIP) --no-deps --target $@ lm-eval==0.4.13 DataProperty colorama lxml mbstrdecoder more_itertools nltk pathvalidate \
+	  portalocker pytablewriter rouge-score sacrebleu sqlitedict tabledata tabulate tcolorpy typepy word2number
 
 # The peer's last release that has PPO, in an environment of its own.
 .venv-trl/bench.stamp:

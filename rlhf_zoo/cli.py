@@ -40,6 +40,7 @@ COMMANDS = {
     "push": "commands.release:push",
     "recipes": "commands.recipes:recipes",
     "smoke": "commands.smoke:smoke",
+    "sweep": "commands.sweep:sweep",
     "reproduce": "commands.lineage:reproduce",
     "run": "commands.train:run",
     "space": "commands.space:space",

@@ -18,7 +18,8 @@ from .errors import ZooError
 
 JUDGES = "rlhf_zoo.judges"
 REWARDS = "rlhf_zoo.rewards"
-"""Entry points under which a package offers judges (of single completions and of pairs) and rewards by name."""
+RECIPES = "rlhf_zoo.recipes"
+"""Entry points under which a package offers by name: judges (of single completions and of pairs), rewards, recipes."""
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -1,9 +1,15 @@
 """Recipes: folders of YAML files. They are found, read and copied here; `runs.settings` checks their keys.
 
+They come with this package, lie in a folder that is named by its path, or come with another package that registers the
+folder in which one of them lies as an entry point of `rlhf_zoo.recipes`: NAME = "package.folder". Nothing of that
+package is imported for it.
+
 A recipe.yaml that says `extends: NAME` has the keys of that recipe, a folder beside it or one of the package, and its
 own on top of them, file by file. That one may not extend another.
 """
 
+import importlib.metadata
+import importlib.util
 import re
 import shutil
 from collections.abc import Hashable, Mapping
@@ -13,7 +19,7 @@ from typing import Any
 
 from .errors import ZooError
 from .plain_yaml import BadYAML, load_yaml
-from .plugins import did_you_mean
+from .plugins import RECIPES, did_you_mean, registered
 from .stage import STAGES
 
 SHARED, EXTENDS = "recipe", "extends"
@@ -26,7 +32,8 @@ _NAME = re.compile(r"[A-Za-z0-9]([\w.-]{0,78}[A-Za-z0-9])?", re.ASCII)
 class Recipe:
     """`shared`: the keys of recipe.yaml; `stages`: those of sft.yaml, reward.yaml, ppo.yaml, where there are any.
 
-    zoo: of zoo.yaml, {} where there is none. base: the folder of the recipe that it extends.
+    zoo: of zoo.yaml, {} where there is none. base: the folder of the recipe that it extends. package: name and version
+    of the package that registers it; {} of one of ours, and of a folder.
     """
 
     name: str
@@ -35,6 +42,7 @@ class Recipe:
     stages: Mapping[str, Mapping[str, Any]]
     zoo: Mapping[str, Any] = field(default_factory=dict)
     base: Path | None = None
+    package: Mapping[str, str] = field(default_factory=dict)
 
     def sources(self, stage: str) -> list[Path]:
         """The files that a stage's keys come from, the recipe's own last; the stage may be 'recipe'."""
@@ -63,32 +71,72 @@ def list_recipes() -> list[str]:
     return sorted(path.parent.name for path in shipped().glob(f"*/{SHARED}.yaml"))
 
 
+def list_others() -> list[str]:
+    """The names of the recipes that other packages register, but for those that are taken by ours."""
+    ours = list_recipes()
+    return [name for name in registered(RECIPES) if name not in ours]
+
+
 def find_recipe(name: str) -> Path:
-    """The folder of a recipe: one that comes with the package, or a path. Raises ZooError for neither."""
+    """The folder of a recipe: a path, one that comes with the package, or one that another package registers.
+
+    Raises ZooError for none of these.
+    """
+    return _find(name)[0]
+
+
+def _find(name: str) -> tuple[Path, Mapping[str, str]]:
+    """A recipe's folder, and the package that registers it."""
     folder = Path(name)
     if (folder / f"{SHARED}.yaml").is_file():
-        return folder
+        return folder, {}
     if (shipped() / name / f"{SHARED}.yaml").is_file():
-        return shipped() / name
-    known = list_recipes()
-    hint = did_you_mean(name, known) or ": `rlhf-zoo recipes list` shows them, or give a folder."
-    raise ZooError(f"There is no recipe {name!r}{hint}")
+        return shipped() / name, {}
+    if name in (others := list_others()):
+        return _registered(name)
+    hint = did_you_mean(name, [*list_recipes(), *others])
+    raise ZooError(f"There is no recipe {name!r}{hint or ': `rlhf-zoo recipes list` shows them, or give a folder.'}")
+
+
+def _registered(name: str) -> tuple[Path, dict[str, str]]:
+    entries = importlib.metadata.entry_points(group=RECIPES, name=name)
+    packages = {entry.value: entry.dist for entry in entries}
+    by = {where: f"{dist.name} {dist.version}" if dist else where for where, dist in packages.items()}
+    if len(by) > 1:
+        raise ZooError(
+            f"Installed packages register the recipe {name!r} more than once, {' and '.join(sorted(by.values()))}: "
+            "uninstall one, or give the folder of the one that you mean."
+        )
+    [(where, dist)] = packages.items()
+    top, *below = where.split(".")
+    try:
+        spec = importlib.util.find_spec(top)  # which imports nothing
+    except (ImportError, ValueError):
+        spec = None
+    for folder in (spec.submodule_search_locations if spec is not None else None) or []:
+        if (found := Path(folder, *below) / f"{SHARED}.yaml").is_file():
+            return found.parent, {"name": dist.name, "version": dist.version} if dist else {}
+    raise ZooError(
+        f"The package {by[where]} registers the recipe {name!r} as {where}, and there is no {SHARED}.yaml in such a "
+        "folder: install a version that has it, or uninstall the package."
+    )
 
 
 def load_recipe(name: str) -> Recipe:
     """Reads a recipe's files. Raises ZooError for one that is missing, is not a mapping, or says a key twice."""
-    folder = find_recipe(name)
-    title = folder.resolve().name
+    folder, package = _find(name)
+    title = name if package else folder.resolve().name
     if not is_repository_name(title):
+        called = f"The recipe of {package['name']}" if package else "The recipe's folder"
         raise ZooError(
-            f"The recipe's folder is called {title!r}, and its repositories could not be: use at most 80 letters, "
+            f"{called} is called {title!r}, and its repositories could not be: use at most 80 letters, "
             "digits, '-', '_' and '.', with a letter or digit at both ends."
         )
     own = _files(folder)
     shared = own[SHARED]
     base = shared.pop(EXTENDS, None)
     if base is None:
-        return _made(title, folder, own)
+        return _made(title, folder, own, package)
     beside = folder.resolve().parent / str(base)
     below = beside if (beside / f"{SHARED}.yaml").is_file() else find_recipe(str(base))
     files = _files(below)
@@ -98,7 +146,7 @@ def load_recipe(name: str) -> Recipe:
         )
     for name, keys in own.items():
         files[name] = {**files.get(name, {}), **keys}
-    return _made(title, folder, files, base=below)
+    return _made(title, folder, files, package, base=below)
 
 
 def _files(folder: Path) -> dict[str, dict[str, Any]]:
@@ -107,9 +155,15 @@ def _files(folder: Path) -> dict[str, dict[str, Any]]:
     return {name: read_mapping(folder / f"{name}.yaml") for name in names}
 
 
-def _made(title: str, folder: Path, files: Mapping[str, Mapping[str, Any]], base: Path | None = None) -> Recipe:
+def _made(
+    title: str,
+    folder: Path,
+    files: Mapping[str, Mapping[str, Any]],
+    package: Mapping[str, str],
+    base: Path | None = None,
+) -> Recipe:
     stages = {stage: files[stage] for stage in STAGES if stage in files}
-    return Recipe(title, folder, files[SHARED], stages, files.get(ZOO, {}), base)
+    return Recipe(title, folder, files[SHARED], stages, files.get(ZOO, {}), base, package)
 
 
 def copy_recipe(name: str, target: Path) -> Path:
@@ -118,7 +172,7 @@ def copy_recipe(name: str, target: Path) -> Path:
     if target.exists():
         raise ZooError(f"{target} is there already: choose another name, or remove it first.")
     try:
-        shutil.copytree(source, target)
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
     except OSError as error:
         shutil.rmtree(target, ignore_errors=True)
         raise ZooError(f"{target} cannot be written ({error.strerror or error}): choose another place.") from error

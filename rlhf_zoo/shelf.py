@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import ZooError
-from .recipes import Recipe, list_recipes, load_recipe
+from .recipes import Recipe, list_others, list_recipes, load_recipe
 
 #: What recipes are grouped by, as `hardware` of zoo.yaml says it.
 HARDWARE = ("a laptop, in minutes", "one GPU", "several GPUs")
@@ -15,7 +15,10 @@ COMMAND = "rlhf-zoo recipes list --readme recipes/README.md"
 
 @dataclass(frozen=True)
 class Row:
-    """model, data: by the names that the stages give them. smoke: which tests run its `rlhf-zoo smoke`."""
+    """model, data: by the names that the stages give them. smoke: which tests run its `rlhf-zoo smoke`.
+
+    package: NAME VERSION of another package that registers it.
+    """
 
     name: str
     stages: Sequence[str]
@@ -29,17 +32,34 @@ class Row:
     source: str | None
     published: str | None
     ours: str | None
-    smoke: str
+    smoke: str | None
+    package: str | None = None
 
 
 def shelf() -> list[Row]:
     """Every recipe of the package, those that need least first."""
-    rows = [_row(load_recipe(name)) for name in list_recipes()]
+    return _in_order([_row(load_recipe(name)) for name in list_recipes()])
+
+
+def others() -> tuple[list[Row], list[str]]:
+    """The recipes of other packages, those that need least first; and a sentence for each that is left out."""
+    rows, left_out = [], []
+    for name in list_others():
+        try:
+            rows.append(_row(load_recipe(name)))
+        except ZooError as error:
+            left_out.append(f"The recipe {name!r} of an installed package is left out: {error}")
+    return _in_order(rows), left_out
+
+
+def _in_order(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: HARDWARE.index(row.hardware))
 
 
 def _row(recipe: Recipe) -> Row:
     zoo = recipe.zoo
+    if missing := next((key for key in ("hardware", "memory", "license") if zoo.get(key) is None), None):
+        raise ZooError(f"{recipe.source('zoo')} does not say {missing}, which the list of recipes shows: add it.")
     if zoo.get("hardware") not in HARDWARE:
         raise ZooError(f"{recipe.source('zoo')} says hardware {zoo.get('hardware')!r}: give {' or '.join(HARDWARE)}.")
     first: Mapping[str, Any] = recipe.stages.get("sft", {})
@@ -57,7 +77,8 @@ def _row(recipe: Recipe) -> Row:
         source=zoo.get("source"),
         published=zoo.get("published"),
         ours=zoo.get("ours"),
-        smoke=str(zoo["smoke"]),
+        smoke=zoo.get("smoke"),
+        package=" ".join(recipe.package.values()) or None,
     )
 
 
@@ -79,7 +100,7 @@ def _table() -> str:
             if row.hardware == hardware:
                 cells = (
                     f"[{row.name}]({row.name}/README.md)", ", ".join(row.stages), row.model, row.data, row.license,
-                    row.published or "–", row.ours or "not yet", row.memory, row.smoke,
+                    row.published or "–", row.ours or "not yet", row.memory, row.smoke or "none",
                 )  # fmt: skip
                 lines.append(f"| {' | '.join(cells)} |")
     lines += [

@@ -26,6 +26,8 @@ LONGEST = (
     "test_votes_train.py",
     "test_several_processes.py",
     "test_ablate.py",
+    "test_sweep_run.py",
+    "test_rounds_run.py",
     "test_space_deploy.py",
     "test_reproduce.py",
     "test_processes.py",

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..errors import ZooError
-from .common import FLAGS, open_run, run_flags, run_options, settle_hub, settle_run, writing
+from .common import FLAGS, interval, open_run, run_flags, run_options, settle_hub, settle_run, writing
 
 if TYPE_CHECKING:
-    from ..recipes import Recipe
+    from rich.console import Console
+
+    from ..evaluation.stats import Spread
     from ..runs.context import Publisher, RunContext
     from ..studies.ablate import Outcome, Variant
 
@@ -49,7 +51,7 @@ def ablate(
     Example:
       rlhf-zoo ablate tiny-world --kl_coef 0,0.02,0.1,0.5
     """
-    from ..studies.ablate import variants
+    from ..studies.ablate import own_seed, variants
 
     flags = run_flags(ctx, recipe)
     found, run = settle_run(recipe, output_dir=output_dir, namespace=options["namespace"])
@@ -58,7 +60,7 @@ def ablate(
     given = flags.get("ppo", {})
     variants("kl_coef", kl_coef, given=given)  # a mistake is told before a Hub is asked for anything
     with writing(run), settle_hub(hub, push_to_hub=options["push_to_hub"], source=source_hub) as connected:
-        first = _seed(found, flags, run) if seeds > 1 else 1
+        first = own_seed(found, flags, run) if seeds > 1 else 1
         outcomes = []
         for variant in variants("kl_coef", kl_coef, given=given, seeds=seeds, first=first):
             with (
@@ -75,14 +77,6 @@ def ablate(
             ):
                 outcomes.append(_train(context, publisher, variant, run))
         _report(run, outcomes, context, as_json=as_json)
-
-
-def _seed(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], run: Path) -> int:
-    """PPO's own seed."""
-    from ..runs.settings import stage_settings
-
-    own, shared = flags.get("ppo", {}), flags.get("recipe", {})
-    return int(stage_settings(recipe, "ppo", own, shared_flags=shared, output_dir=run / "ppo").trainer.seed)
 
 
 def _train(context: RunContext, publisher: Publisher | None, variant: Variant, run: Path) -> Outcome:
@@ -104,27 +98,14 @@ def _report(run: Path, outcomes: Sequence[Outcome], context: RunContext, *, as_j
     from rich.markup import escape
     from rich.table import Table
 
-    from ..studies.ablate import spread, write_overview
+    from ..studies.ablate import write_overview
 
     path, plot = write_overview(run, context.recipe.name, outcomes)
     if as_json:
         click.echo(path.read_text(encoding="utf-8").rstrip())
         return
     console = Console()
-    table = Table(title="Held-out prompts, by β; KL in nats per completion")
-    for heading in ("", *COLUMNS.values(), "win rate", "verdict"):
-        table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
-    for setting, figures, runs in spread(outcomes):
-        if len(runs) == 1:
-            cells = [f"{figures[name][0]:.2f}" for name in COLUMNS]
-            low, high = runs[0].win_rate["ci95"]
-            cells.append(f"{figures['win_rate'][0]:.3f} [{low:.3f}, {high:.3f}]")
-        else:
-            cells = ["{:.2f} ({:.2f} to {:.2f})".format(*figures[name]) for name in (*COLUMNS, "win_rate")]
-        counts = Counter(run.verdict or "none" for run in runs)
-        verdicts = [name if len(runs) == 1 else f"{count} {name}" for name, count in counts.items()]
-        table.add_row(setting, *cells, ", ".join(verdicts))
-    console.print(table)
+    show_spread(console, "Held-out prompts, by β; KL in nats per completion", outcomes)
     for one in outcomes:
         if one.fired:
             console.print(f"{one.variant.label}: probes fire for {', '.join(one.fired)}.", highlight=False)
@@ -138,3 +119,28 @@ def _report(run: Path, outcomes: Sequence[Outcome], context: RunContext, *, as_j
     click.echo(f"The figures are in {path}, the curves in {plot}.")
     if context.publish:
         click.echo(f"\nTry next:\n  rlhf-zoo compare {outcomes[0].repo} --hub {context.hub.label}")
+
+
+def show_spread(console: Console, title: str, outcomes: Sequence[Outcome]) -> None:
+    """A table with a row for each setting: its figures over seeds, and its verdicts."""
+    from rich.table import Table
+
+    from ..studies.ablate import spread
+
+    table = Table(title=title)
+    for heading in ("", *COLUMNS.values(), "win rate", "verdict"):
+        table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
+    for setting, figures, runs in spread(outcomes):
+        cells = [_over(figures[name]) for name in COLUMNS]
+        won = f"{interval(runs[0].win_rate, digits=3)}" if len(runs) == 1 else _over(figures["win_rate"], digits=3)
+        counts = Counter(run.verdict or "none" for run in runs)
+        verdicts = [name if len(runs) == 1 else f"{count} {name}" for name, count in counts.items()]
+        table.add_row(setting, *cells, won, ", ".join(verdicts))
+    console.print(table)
+
+
+def _over(figure: Spread, *, digits: int = 2) -> str:
+    """A mean over seeds, with its 95% interval, or of few seeds with the range."""
+    low, high = (f"{end:.{digits}f}" for end in figure.ci95 or figure.range)
+    within = f" [{low}, {high}]" if figure.ci95 else f" ({low} to {high})"
+    return f"{figure.mean:.{digits}f}" + (within if figure.n > 1 else "")

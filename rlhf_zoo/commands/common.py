@@ -52,6 +52,22 @@ OVERWRITE = click.option(
 )
 
 
+#: In a command's context: the tasks that --lm_eval named, which is short for --evaluation.lm_eval.
+TASKS = "rlhf_zoo.lm_eval"
+
+
+def _note_tasks(ctx: click.Context, _: click.Parameter, tasks: str | None) -> None:
+    ctx.meta[TASKS] = tasks
+
+
+LM_EVAL = click.option(
+    "--lm_eval",
+    "--lm-eval",
+    metavar="TASKS",
+    expose_value=False,
+    callback=_note_tasks,
+    help="Measure SFT and PPO on tasks of lm-evaluation-harness too, where it is installed: TASK,TASK or YAML files.",
+)
 SOURCE_HUB = click.option(
     "--source_hub",
     "--source-hub",
@@ -184,7 +200,8 @@ def run_flags(
 
     if recipe.startswith("-"):
         raise ZooError(f"{recipe} stands before the recipe: write `{ctx.command_path} RECIPE {recipe} ...`.")
-    flags = parse_flags(ctx.args)
+    tasks = ctx.meta.get(TASKS)
+    flags = parse_flags([*ctx.args, *(["--evaluation.lm_eval", tasks] if tasks is not None else [])])
     bare = flags.pop("")
     shared = recipe_keys()
     flags["recipe"] = {key: value for key, value in bare.items() if key in shared or stage in (None, "eval")}
@@ -313,15 +330,15 @@ def open_run(
     again: bool = False,
     base: Path | None = None,
     variant: str | None = None,
+    own: tuple[str, ...] | None = None,
 ) -> Iterator[tuple[RunContext, Publisher | None]]:
     """A run, and its outbox where it publishes; what is left is sent when it closes.
 
-    looking: nothing is published, whatever the flags say. stages, again: see `Sender`. base, variant: see `RunContext`.
+    looking: nothing is published, whatever the flags say. stages, again: see `Sender`. base, variant, own: see
+    `RunContext`.
     """
     from ..hub.publish import check_access
-    from ..release.outbox import PATIENCE, Outbox
-    from ..release.sender import Sender, resume_command
-    from ..runs.context import RunContext
+    from ..runs.context import OWN, RunContext
 
     if resume is not None and restart:
         raise ZooError("--resume auto goes on with what lies in the run directory, and --restart forgets it: keep one.")
@@ -348,17 +365,30 @@ def open_run(
         flags=flags,
         private=private,
         base=base,
+        own=own or OWN,
         variant=variant,
     )
     if not restart:  # before anything is sent under this recipe's names
         context.check_recipe(["data", *STAGES, "eval"])
-    if not publish:
-        yield context, None
+    with publishing(context, patience=patience, stages=stages, again=again) as publisher:
+        yield context, publisher
+
+
+@contextlib.contextmanager
+def publishing(
+    context: RunContext, *, patience: float | None, stages: tuple[str, ...] | None = None, again: bool = False
+) -> Iterator[Publisher | None]:
+    """The outbox of a run; what is left is sent when it closes. None for one that publishes nothing."""
+    from ..release.outbox import PATIENCE, Outbox
+    from ..release.sender import Sender, resume_command
+
+    if not context.publish:
+        yield None
         return
     sender = Sender(context, stages=stages, again=again)
     waits = PATIENCE if patience is None else patience
-    with Outbox(sender, hub=connected.described, mend=resume_command(context), patience=waits) as outbox:
-        yield context, outbox
+    with Outbox(sender, hub=context.hub.described, mend=resume_command(context), patience=waits) as outbox:
+        yield outbox
 
 
 def _namespace_before(directory: Path, base: Path | None, hub: Hub) -> str | None:

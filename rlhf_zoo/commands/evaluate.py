@@ -11,7 +11,7 @@ import click
 from ..errors import ZooError
 from ..runs.names import check_judge_name
 from ..runs.values import json_object
-from .common import FLAGS, command_line, print_json, run_flags, run_options, settle_hub, table, writing
+from .common import FLAGS, LM_EVAL, TASKS, command_line, print_json, run_flags, run_options, settle_hub, table, writing
 from .train import run_one
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ SHARED = ("dataset_name", "dataset_revision", "seed")
 @click.option("--temperature", type=float, help="[default: the policy's, of its training]")
 @click.option("--max_new_tokens", "--max-new-tokens", type=int, help="[default: the policy's, of its training]")
 @run_options
+@LM_EVAL
 @click.option("--json", "as_json", is_flag=True, help="Print evaluation.json.")
 @click.pass_context
 def evaluate(
@@ -80,7 +81,7 @@ def evaluate(
         if as_json:
             click.echo((folder / "evaluation.json").read_text(encoding="utf-8").rstrip())
         return
-    wrong = next((name for name in OF_RUNS if options[name]), None)
+    wrong = "lm_eval" if ctx.meta[TASKS] is not None else next((name for name in OF_RUNS if options[name]), None)
     if wrong is not None:
         raise ZooError(f"--{wrong} is of a recipe's run, and {subject} is a policy: leave it out.")
     shared = _shared(ctx)

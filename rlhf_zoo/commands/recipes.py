@@ -24,27 +24,31 @@ def recipes() -> None:
 
 @recipes.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--readme", type=UserPath(), help="Put a table of them between the markers of this file.")
+@click.option("--readme", type=UserPath(), help="Put a table of ours between the markers of this file.")
 def recipes_list(as_json: bool, readme: Path | None) -> None:
-    """The recipes that come with the package, by what they need.
+    """The recipes that come with the package, and those of other packages, by what they need.
 
     \b
     Example:
       rlhf-zoo recipes list --json
     """
-    from ..shelf import HARDWARE, shelf, with_shelf
+    from ..shelf import HARDWARE, others, shelf, with_shelf
 
     if readme is not None:
         readme.write_text(with_shelf(readme.read_text(encoding="utf-8")), encoding="utf-8")
         return
-    rows = shelf()
+    more, left_out = others()
+    rows = [*shelf(), *more]
+    for sentence in left_out:
+        click.echo(f"Warning: {sentence}", err=True)
     if as_json:
         print_json([asdict(row) for row in rows])
         return
     for hardware in HARDWARE:
         some = [row for row in rows if row.hardware == hardware]
         table(hardware[0].upper() + hardware[1:], ["recipe", "stages", "data", "memory", "description"], [
-            [row.name, " ".join(row.stages), "simulated" if row.simulated else "real", row.memory, row.description]
+            [row.name, " ".join(row.stages), "simulated" if row.simulated else "real", row.memory,
+             row.description + (f" (package {row.package})" if row.package else "")]
             for row in some
         ])  # fmt: skip
 
@@ -102,6 +106,7 @@ def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) ->
 
 
 def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
+    from ..evaluator.harness import check_tasks
     from ..evaluator.judges import check_names, needing_labels
     from ..hub.connect import CLIENT
     from ..hub.refusals import reason
@@ -136,6 +141,7 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
         if "classifier" in names:
             with needing_labels():
                 unseen |= {f"the labels of {name}": why for name, why in check_labeled(shared, hub).items()}
+        check_tasks(shared.evaluation.lm_eval)
         unseen |= {f"the pairs of {name}": why for name, why in check_own_pairs(found, shared, hub).items()}
     click.echo(f"{found.name} is valid: {', '.join(found.stages)}.")
     if unseen:

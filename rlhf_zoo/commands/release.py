@@ -50,6 +50,7 @@ def push(run: Path, resume: bool, hub: str | None, namespace: str | None, privat
     """
     from ..recipes import Recipe
     from ..record import StageRecord
+    from ..runs.rounds import round_of
     from ..studies.ablate import ablation_of
 
     folders = [stage for stage in stage_directories(run) if stage.name in STAGES]
@@ -79,7 +80,7 @@ def push(run: Path, resume: bool, hub: str | None, namespace: str | None, privat
         private=private,
         stages=None if resume else tuple(folder.name for folder in folders),
         again=not resume,
-        **ablation_of(root),
+        **(ablation_of(root) or round_of(root)),
         **options,
     ) as (context, publisher):
         assert publisher is not None

@@ -6,19 +6,26 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .. import processes
+from ..errors import ZooError
+from ..runs.names import check_judge_name
 from ..stage import STAGES, Stage
-from .common import FLAGS, print_json, run_context, run_flags, run_options, table
+from .common import FLAGS, LM_EVAL, interval, print_json, publishing, run_context, run_flags, run_options, table
 
 if TYPE_CHECKING:
     from ..runs.context import RunContext
+
+
+#: Labels of further rounds that are no judge's name.
+LABELS = ("gold", "judge")
 
 
 def run_one(
@@ -102,9 +109,36 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
 @click.command(context_settings=FLAGS)
 @click.argument("recipe")
 @run_options
-@click.option("--json", "as_json", is_flag=True, help="Print summary.json at the end instead of tables.")
+@LM_EVAL
+@click.option(
+    "--rounds",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="So often the reward model learns and PPO runs: each time also from pairs of samples of the last PPO policy.",
+)
+@click.option(
+    "--labels",
+    help="Who puts these pairs in order: gold (`preference` of the reward stage), judge (the evaluation's), "
+    "votes:NAMESPACE/NAME, or a judge as in `rlhf-zoo eval`.  [default: gold where the recipe has it, else judge]",
+)
+@click.option(
+    "--round_pairs",
+    "--round-pairs",
+    type=click.IntRange(min=1),
+    help="So many pairs in each round.  [default: simulated_pairs of the reward stage, else 1000]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print summary.json, or rounds.json, instead of tables.")
 @click.pass_context
-def run(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> None:
+def run(
+    ctx: click.Context,
+    recipe: str,
+    rounds: int,
+    labels: str | None,
+    round_pairs: int | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
     """Run every stage of a recipe that is not finished, and show what came of it.
 
     A key of a stage is a flag with the stage before it; keys of recipe.yaml stand alone.
@@ -112,14 +146,34 @@ def run(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> None:
     \b
     Example:
       rlhf-zoo run tiny-world --seed 2 --ppo.kl_coef 0.2
+      rlhf-zoo run tiny-world --rounds 2 --labels gold
     """
+    asked = {"--labels": labels, "--round_pairs": round_pairs}
+    if rounds == 1 and (given := next((flag for flag, value in asked.items() if value is not None), None)):
+        raise ZooError(f"{given} is of further rounds, and there is one: give --rounds 2, or leave it out.")
+    if labels not in (None, *LABELS):
+        check_judge_name(str(labels))
     with run_context(recipe, run_flags(ctx, recipe), **options) as (context, publisher):
         from rich.console import Console
 
         from ..stages import pipeline
 
         console = Console(stderr=as_json)
+        if rounds > 1:
+            from ..stages import rounds as further
+
+            labels = further.check_labels(context, labels)
         path = pipeline.run(context, console, publisher)
+        if rounds > 1:
+            opened = partial(publishing, patience=options["patience"])
+            runs = further.run_rounds(context, console, opened, rounds=rounds, labels=str(labels), pairs=round_pairs)
+            path, found = further.write_rounds(runs)
+            if as_json:
+                click.echo(path.read_text(encoding="utf-8").rstrip())
+                return
+            _show_rounds(found)
+            click.echo(f"The figures are in {path}.")
+            return
         if "ppo" in context.recipe.stages:
             if context.publish:
                 pipeline.show(context, console)
@@ -130,6 +184,25 @@ def run(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> None:
         click.echo(f"Everything is in {context.directory}; the figures are in {path}.\n\nTry next:")
         for line in _next_steps(context):
             click.echo(f"  {line}")
+
+
+def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
+    rows = []
+    for one in rounds:
+        pairs, accuracy, gain = one["pairs"], one["reward_model"].get("accuracy"), one["judge_less_before"]
+        rows.append(
+            [
+                str(one["round"]),
+                "" if pairs is None else f"{pairs['new']} and {pairs['old']} older, by {one['labels']}",
+                "" if accuracy is None else f"{accuracy:.3f}",
+                *(interval(one["figures"][name]) for name in ("reward", "judge", "kl")),
+                interval(one["win_rate"], digits=3),
+                one["verdict"] or "none",
+                "" if gain is None else interval(gain, sign="+"),
+            ]
+        )
+    columns = ["round", "pairs", "accuracy", "reward", "judge", "KL", "win rate", "verdict", "judge − round before"]
+    table("PPO of each round on held-out prompts; KL in nats per completion, 95% intervals", columns, rows)
 
 
 def _next_steps(context: RunContext) -> list[str]:

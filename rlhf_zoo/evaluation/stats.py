@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _Z = NormalDist().inv_cdf(0.975)
+LEAST_SEEDS = 5
+"""Seeds from which on an interval of their mean is told."""
 _CELLS = 4_000_000  # resamples × groups held in memory at once
 
 
@@ -38,6 +40,32 @@ class WinRate(Estimate):
 
     def to_json(self) -> dict[str, Any]:
         return {**super().to_json(), "ties": self.ties}
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A figure over runs of several seeds: its mean, the lowest and the highest, how many.
+
+    ci95: the 95% interval of the mean over seeds, from `LEAST_SEEDS` on; of fewer the range says more.
+    """
+
+    mean: float
+    range: tuple[float, float]
+    n: int
+    ci95: tuple[float, float] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        interval = {} if self.ci95 is None else {"ci95": list(self.ci95)}
+        return {"mean": self.mean, "range": list(self.range), **interval}
+
+
+def over_seeds(values: Sequence[float]) -> Spread:
+    """Mean and range of values (N,), one a seed; from five seeds with mean ± t · s/√N, Student's t of N − 1 degrees."""
+    mean, span = math.fsum(values) / len(values), (min(values), max(values))
+    if len(values) < LEAST_SEEDS:
+        return Spread(mean, span, len(values))
+    half = _t_quantile(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    return Spread(mean, span, len(values), (mean - half, mean + half))
 
 
 def group_indices(groups: Sequence[Hashable]) -> NDArray[np.intp]:

@@ -18,7 +18,7 @@ import logging
 import os
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,13 @@ class Panel:
     """The judges of an evaluation.
 
     scoring: judges of single completions; the first is the headline's. comparing: judges of pairs. votes: data sets of
-    people's votes.
+    people's votes. named: those that score, by the names that a recipe gave them.
     """
 
     scoring: Sequence[Judge]
     comparing: Sequence[PairJudge] = ()
     votes: Sequence[str] = ()
+    named: Mapping[str, Judge] = field(default_factory=dict)
 
     def save(self, folder: Path) -> None:
         """Keeps what was learned for this evaluation beside its figures."""
@@ -294,8 +295,10 @@ def open_panel(
     scoring: list[Judge] = []
     comparing: list[PairJudge] = []
     votes: list[str] = []
+    named: dict[str, Judge] = {}
     for place, name in enumerate(names):
         kind, argument = kind_of(name)
+        before = len(scoring)
         if kind == "classifier":
             scoring.append(ClassifierJudge.train(labeled(), seed=seed))
         elif kind == "unlabeled":
@@ -325,13 +328,15 @@ def open_panel(
             scoring.append(
                 FunctionJudge(argument, name=title if first else None, description=description if first else None)
             )
+        if len(scoring) > before:
+            named[name] = scoring[-1]
     if lexicon is not None:
         from ..corpora.product_remarks import lexicon as read
 
         signs = read(lexicon)
         positive, negative = ([word for word, sign in signs.items() if sign == wanted] for wanted in (1, -1))
         scoring.append(LexiconJudge(positive, negative))
-    return Panel(tuple(scoring), tuple(comparing), tuple(votes))
+    return Panel(tuple(scoring), tuple(comparing), tuple(votes), named)
 
 
 @contextlib.contextmanager

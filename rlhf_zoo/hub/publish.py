@@ -185,11 +185,45 @@ def publish_merged(
 
     Beside the adapter, in a folder, transformers would not find it: adapter_config.json at the root sends it elsewhere.
     """
+    return _on_branch(MERGED, folder, repo_id, run=run, beside=beside, message=message, instead=instead, hub=hub)
+
+
+def publish_tagged(
+    checkpoint: Path,
+    repo_id: str,
+    *,
+    run: str,
+    beside: Path,
+    message: str,
+    tag: str,
+    branch: str,
+    instead: Mapping[str, Path | None] = NOTHING,
+    hub: Hub = CLIENT,
+) -> str:
+    """Sends a checkpoint as one commit of a branch under a tag, which moves where it is there. Returns the commit."""
+    commit = _on_branch(branch, checkpoint, repo_id, run=run, beside=beside, message=message, instead=instead, hub=hub)
+    if tag in all_tags(repo_id, hub=hub):
+        hub.api().delete_tag(repo_id, tag=tag)
+    _tag(run, repo_id, tag, commit, message, hub)
+    return commit
+
+
+def _on_branch(
+    branch: str,
+    folder: Path,
+    repo_id: str,
+    *,
+    run: str,
+    beside: Path,
+    message: str,
+    instead: Mapping[str, Path | None],
+    hub: Hub,
+) -> str:
     check_whole(folder)
     check_claim(run, repo_id, hub=hub)
-    hub.api().create_branch(repo_id, branch=MERGED, exist_ok=True)
+    hub.api().create_branch(repo_id, branch=branch, exist_ok=True)
     files = {**checkpoint_files(folder, instead=instead), **_files(beside)}
-    return _commit_whole(run, repo_id, files, message, revision=MERGED, hub=hub)
+    return _commit_whole(run, repo_id, files, message, revision=branch, hub=hub)
 
 
 def checkpoint_files(

@@ -41,7 +41,7 @@ _SETTINGS = (
 )  # fmt: skip
 _EVALUATION = (
     "judge", "reward_model", "sft", "ppo", "win_rate", "win_rate_at_equal_length", "control", "verdict", "recommended",
-    "over_training", "labeled",
+    "over_training", "labeled", "lm_eval",
 )  # fmt: skip
 _PROMPTS_KEPT = 8
 
@@ -116,6 +116,8 @@ def card_json(facts: Facts) -> dict[str, Any]:
         "merged": facts.merged,
         **({"dtype": facts.setting("push_dtype")} if facts.setting("push_dtype") else {}),
         **({"remote_code": facts.remote_code} if facts.remote_code else {}),
+        **({"round": facts.run["round"]} if facts.run.get("round") else {}),
+        **({"package": facts.run["package"]} if facts.run.get("package") else {}),
         "base_model": facts.base["repo"] if facts.base else None,
         "parents": facts.parents,
         "reward": facts.now.get("objective/score"),
@@ -261,7 +263,7 @@ def _lineage(facts: Facts) -> list[tuple[str, Any, Any]]:
         return [*lines, (what, "no checkpoint was saved at this step", "")]
     own = {"repo": facts.repo_id, "commit": commit}
     name, commit = _named("self", own)
-    if facts.repo_id and facts.step is not None and not own["commit"]:
+    if facts.repo_id and facts.being_sent is not None and not own["commit"]:
         commit = Raw("the commit of this card")
     return [*lines, (what, name, commit)]
 

@@ -16,7 +16,7 @@ def sent(facts: Facts) -> CheckpointRow | None:
     """The published checkpoint that the card is of; at a step also the one that is being sent with this card."""
     if facts.repo_id is None:
         return None
-    return next((one for one in facts.checkpoints if one.step == facts.at and (one.commit or facts.step)), None)
+    return next((one for one in facts.checkpoints if one.step == facts.at and (one.commit or facts.being_sent)), None)
 
 
 def pull(facts: Facts, revision: str) -> str:

@@ -181,12 +181,18 @@ class Facts:
         }
 
     def _beside(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
-        """run.json of the stage beside this one that has the role of a parent, if it is of the run it started from."""
+        """run.json of the stage beside this one that has the role of a parent, if it is of the run it started from.
+
+        A round, or a run of an ablation or a sweep, lies one or two folders below the run that has its SFT policy.
+        """
         if role not in _SIBLINGS:
             return {}
         run = StageRecord(self.path.parent / role).read()
         known = run.get("fingerprint"), parent.get("fingerprint")
-        return run if None in known or known[0] == known[1] else {}
+        if run and (None in known or known[0] == known[1]):
+            return run
+        above = (StageRecord(folder / role).read() for folder in self.path.parents[1:3])
+        return next((one for one in above if one and one.get("fingerprint") == known[1]), {})
 
     @property
     def _dataset(self) -> Mapping[str, Any] | None:
@@ -278,6 +284,16 @@ class Facts:
         """Whether PPO was rewarded by a reward model."""
         return "reward" in self.parents
 
+    @property
+    def cell(self) -> str | None:
+        """The tag that this is published under as a cell of a sweep; None of any other run."""
+        return self.run.get("cell")
+
+    @property
+    def being_sent(self) -> int | None:
+        """The step of the checkpoint that is sent with this card, or was, under a commit that the card cannot name."""
+        return self.at if self.cell is not None else self.step
+
     @cached_property
     def checkpoints(self) -> list[CheckpointRow]:
         """By step: those that were sent, and those complete on disk; at `step` also the one that is being saved."""
@@ -294,10 +310,14 @@ class Facts:
         for row in self.metrics:
             rows.setdefault(row["step"], {}).update(row)
         return [
-            CheckpointRow(step, f"step-{step:06d}", sent.get(step), rows.get(step, {}))
+            CheckpointRow(step, self._tag_of(step), sent.get(step), rows.get(step, {}))
             for step in sorted(every)
             if self.step is None or step <= self.step
         ]
+
+    def _tag_of(self, step: int) -> str:
+        chosen = self.cell is not None and step == (self.run.get("chosen") or {}).get("step")
+        return str(self.cell) if chosen else f"step-{step:06d}"
 
     # Held-out figures
 

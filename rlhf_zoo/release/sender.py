@@ -187,7 +187,7 @@ class Sender:
         # The card of a step names the repository, also before the first commit to it.
         self._note(record, repo, published_tags(record, repo, hub=hub))
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
-            self._beside(record, Path(scratch), stage, step=step)
+            put_beside(record, Path(scratch), stage, step=step)
             published = publish_checkpoint(
                 checkpoint,
                 repo,
@@ -214,7 +214,7 @@ class Sender:
         # The card names the tag `best`, which is to point at the commit that holds the card.
         self._note(record, repo, named if none else {"best": tags[tag], **tags})
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
-            self._beside(record, Path(scratch), stage, step=None)
+            put_beside(record, Path(scratch), stage, step=None)
             commit = publish_release(
                 chosen,
                 repo,
@@ -258,17 +258,6 @@ class Sender:
     def _note(self, record: StageRecord, repo: str, tags: Mapping[str, str]) -> None:
         record.write(hub=self._context.hub.label, repo=_repository(repo, tags))
 
-    def _beside(self, record: StageRecord, folder: Path, stage: str, *, step: int | None) -> None:
-        """What a commit holds beside the checkpoint: card, plots, metrics so far, their events and the recipe."""
-        make_card(record.path, out=folder, step=step)
-        so_far = StageRecord(folder)
-        if record.metrics_file.exists():
-            shutil.copy(record.metrics_file, so_far.metrics_file)
-            if step is not None:
-                so_far.truncate_metrics(step)
-            write_events(so_far.metrics(), folder, stage=stage)
-        write_json(folder / RECIPE_FILE, record.read()["resolved"])
-
     def _release_digest(self, record: StageRecord) -> str:
         """Differs when the final card would: by the Hub and repository, by the run's end, by the evaluation."""
         document, evaluation = record.read(), self._context.record("eval").path
@@ -279,6 +268,18 @@ class Sender:
             path = evaluation / name
             content.update(path.read_bytes() if path.is_file() else b"")
         return content.hexdigest()
+
+
+def put_beside(record: StageRecord, folder: Path, stage: str, *, step: int | None) -> None:
+    """What a commit holds beside the checkpoint: card, plots, metrics so far, their events and the recipe."""
+    make_card(record.path, out=folder, step=step)
+    so_far = StageRecord(folder)
+    if record.metrics_file.exists():
+        shutil.copy(record.metrics_file, so_far.metrics_file)
+        if step is not None:
+            so_far.truncate_metrics(step)
+        write_events(so_far.metrics(), folder, stage=stage)
+    write_json(folder / RECIPE_FILE, record.read()["resolved"])
 
 
 def claim_repository(context: RunContext, stage: str) -> None:

@@ -62,6 +62,25 @@ class ParentCheckpoint:
 
 
 @dataclass(frozen=True)
+class Round:
+    """A round of a run. number: from 2 on. labels: who put its new pairs in order, 'gold' or a judge's name.
+
+    folder: of the pairs that its reward model learns from. before: the PPO policy of the round before.
+    """
+
+    number: int
+    labels: str
+    folder: Path
+    before: ParentCheckpoint
+
+    @property
+    def lineage(self) -> dict[str, Any]:
+        """For run.json and cards."""
+        at = {name: self.before.lineage.get(name) for name in ("repo", "commit", "tag", "path")}
+        return {"number": self.number, "labels": self.labels, "before": at}
+
+
+@dataclass(frozen=True)
 class RunContext:
     """One run of one recipe. `publish` says whether checkpoints are sent to `hub`, under `namespace`.
 
@@ -72,6 +91,7 @@ class RunContext:
     base: for a run that is part of another, where the stages lie that are not its `own`; variant: its name among the
     runs of an ablation.
     checked: all was looked at that can be before a stage trains; the Hub need not answer again.
+    round: of a later round of a run (`runs.rounds`), None of the first.
     of_judge: whether its reward model is the judge `same-labels`, which learns from the pairs kept for it.
     """
 
@@ -93,6 +113,7 @@ class RunContext:
     variant: str | None = None
     checked: bool = False
     of_judge: bool = False
+    round: Round | None = None
     # By stage; each copy that `replace` makes begins with none.
     _settings: dict[str, StageSettings] = field(default_factory=dict, init=False, repr=False, compare=False)
 

@@ -20,7 +20,7 @@ from ..json_values import hub_id
 from ..model_files import load_tokenizer
 from ..plugins import load_object
 from ..recipes import Recipe
-from ..record import fingerprint, now, write_text
+from ..record import fingerprint, now, read_json, write_text
 from .columns import above
 from .context import RunContext, versions
 from .evaluation import OwnPairsArguments
@@ -31,10 +31,18 @@ from .sources import DataSource, digest, find_data
 CORPORA = "rlhf_zoo.corpora"
 #: Under run.json's `left_out`: rows of a stage before PPO whose prompts PPO holds out.
 HELD_OUT = "held_out_by_ppo"
+#: In the folder of a round's pairs: of what they were made, and their lineage.
+MADE = "made.json"
 
 
 def stage_source(context: RunContext, stage: str, source: DataSource | None = None) -> DataSource:
-    """The stage's data: those that it names, else the recipe's, which are `source` where they were opened before."""
+    """The stage's data: those that it names, else the recipe's, which are `source` where they were opened before.
+
+    A reward model of a later round has its own.
+    """
+    if stage == "reward" and context.round is not None:
+        folder = context.round.folder
+        return DataSource(str(folder), None, read_json(folder / MADE)["lineage"])
     data = context.settings(stage).data
     if data.dataset_name is None:
         return data_source(context) if source is None else source

@@ -60,7 +60,8 @@ class EvaluationConfig:
 
     judge scores for the headline, and judges beside it; `evaluator.judges` says what their names may be, and
     `runs.judge` which one judges where none is named. Prompts are those of PPO's data set, of the split
-    dataset_test_split: None is "test", or what PPO's held_out_share holds out.
+    dataset_test_split: None is "test", or what PPO's held_out_share holds out. lm_eval: tasks of lm-evaluation-harness,
+    on SFT and PPO, with at most lm_eval_limit examples and lm_eval_fewshot shots; None is as the task has it.
     """
 
     prompts: int = 200
@@ -76,6 +77,9 @@ class EvaluationConfig:
     dataset_test_split: str | None = None
     labeled: dict[str, Any] = field(default_factory=dict)
     own_pairs: dict[str, Any] = field(default_factory=dict)
+    lm_eval: list[str] = field(default_factory=list)
+    lm_eval_limit: int | None = None
+    lm_eval_fewshot: int | None = None
 
     @property
     def labeled_data(self) -> LabeledArguments:

@@ -11,9 +11,11 @@ from typing import Any
 from datasets import Dataset
 
 from .. import processes
+from ..devices import on_device
 from ..errors import ZooError
 from ..evaluation.judge_check import JudgeCheck
 from ..evaluation.verdict import Standing
+from ..evaluator.harness import check_tasks, on_tasks
 from ..evaluator.head_to_head import HeadToHead, head_to_head
 from ..evaluator.judges import JUDGES_OF_LABELS, check_names, checked, checks_answers, settled_pairs
 from ..evaluator.measure import Evaluator, make_evaluator, training_rewards
@@ -21,6 +23,7 @@ from ..evaluator.trajectory import Trajectory, follow
 from ..evaluator.trivial import score_trivial
 from ..hub.publish import NOTHING, checkpoint_files, published_tags, tag_name
 from ..hub.weights import Origin
+from ..model_files import load_tokenizer
 from ..models import load_causal
 from ..plugins import load_object
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
@@ -110,13 +113,15 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             figures["votes"] = {
                 name: votes_on(
                     name,
-                    ppo=_origins(context, "ppo", checkpoints["ppo"]),
-                    sft=_origins(context, "sft", checkpoints["sft"]),
+                    ppo=origins(context, "ppo", checkpoints["ppo"]),
+                    sft=origins(context, "sft", checkpoints["sft"]),
                     seed=shared.seed,
                     hub=context.hub,
                 )
                 for name in tools.panel.votes
             }
+        if config.lm_eval:
+            figures["lm_eval"] = _on_tasks(context, {side: one.path for side, one in checkpoints.items()})
     except KeyboardInterrupt as error:
         raise Stopped from error
     seconds = time.monotonic() - started
@@ -165,16 +170,31 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     return True
 
 
+def _on_tasks(context: RunContext, paths: Mapping[str, Path]) -> dict[str, Any]:
+    use_cpu = context.settings("ppo").trainer.use_cpu
+    return on_tasks(
+        {side: on_device(load_causal(path), use_cpu=use_cpu) for side, path in paths.items()},
+        load_tokenizer(paths["sft"]),
+        evaluation_of(context),
+        seed=context.shared.seed,
+        chat=context.shared.conversational,
+        hub=context.hub,
+    )
+
+
 def recorded(config: EvaluationConfig) -> dict[str, Any]:
     """What tells evaluations apart, of a config whose judge is settled.
 
     Runs from before there were several judges keep their fingerprint.
     """
-    later: dict[str, Any] = {"judges": [], "llm": {}, "dataset_test_split": None, "labeled": {}, "own_pairs": {}}
+    later: dict[str, Any] = {
+        "judges": [], "llm": {}, "dataset_test_split": None, "labeled": {}, "own_pairs": {}, "lm_eval": [],
+        "lm_eval_limit": None, "lm_eval_fewshot": None,
+    }  # fmt: skip
     return {key: value for key, value in asdict(config).items() if later.get(key) != value}
 
 
-def _origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> list[Origin]:
+def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> list[Origin]:
     """Where a stage's checkpoint is published; [] where it is not yet."""
     repo = context.repo(stage)
     tags = published_tags(context.record(stage), repo, hub=context.hub.label)
@@ -209,6 +229,7 @@ def check_judges(context: RunContext, *, anew: bool = False) -> None:
     seed, hub = context.shared.seed, context.hub
     check_names(config.names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
     own_pairs(context)
+    check_tasks(config.lm_eval)
     if config.lexicon is not None:
         from ..corpora.product_remarks import lexicon
 
@@ -239,13 +260,16 @@ def _train_judge(context: RunContext) -> None:
 def _checked_judges(context: RunContext, tools: Evaluator, own: Dataset | None) -> dict[str, JudgeCheck]:
     """What is found of each judge on the reward model's held-out pairs, and on pairs of the policies' own outputs."""
     learned = tools.rewards.learned if tools.rewards is not None else []
+    same_labels = [JUDGES_OF_LABELS[name] for name in evaluation_of(context).names if of_same_labels(context, name)]
+    if context.round is not None:  # the judge that put its pairs in order
+        same_labels += [judge.name for name, judge in tools.panel.named.items() if name == context.round.labels]
     return checked(
         tools.panel,
         _labeled_pairs(context),
         own=own,
         seed=context.shared.seed,
         reward=learned[0] if len(learned) == 1 else None,
-        same_labels=[JUDGES_OF_LABELS[name] for name in evaluation_of(context).names if of_same_labels(context, name)],
+        same_labels=same_labels,
     )
 
 
@@ -260,7 +284,7 @@ def _labeled_pairs(context: RunContext) -> Dataset | None:
         log.info("The judges are not checked on labeled pairs: %s", error)
         return None
     data = owner.settings("reward").data
-    if found is None or data.simulated_pairs is None or data.preference is None:
+    if found is None or not reward.are_simulated(owner, data):
         return None if found is None else found[0]
     prefer = load_object(data.preference, group="rlhf_zoo.preferences")
     return settled_pairs(found[0], prefer, seed=context.shared.seed)

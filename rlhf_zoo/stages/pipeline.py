@@ -66,19 +66,20 @@ def _foresee(context: RunContext) -> None:
         log.warning("`rlhf-zoo eval %s` will not work as it is: %s", context.recipe.name, error)
 
 
-def run(context: RunContext, console: Any, publisher: Publisher | None = None) -> Path:
-    """Runs every stage of the recipe that is not finished, publishes, and returns the path of summary.json."""
+def check(context: RunContext) -> None:
+    """Raises ZooError for what can be seen to be wrong before anything trains, in what comes last too."""
     quiet()
-    # Mistakes in what comes last are found before what comes first trains.
     for stage in context.recipe.stages:
         _check_begun(context, stage)
-    check_forms(context.shared, to_train(context), context.hub)
+    asked = to_train(context)
+    if context.round is not None:  # its pairs are the run's own
+        asked.pop("reward", None)
+    check_forms(context.shared, asked, context.hub)
     models = start_of(context)
     check_members(context)
-    evaluates = "ppo" in context.recipe.stages
     if any(context.settings(stage).data.dataset_name is None for stage in context.recipe.stages):
         data_source(context, again=context.restart and context.base is None)
-    if evaluates:
+    if "ppo" in context.recipe.stages:
         settings, source = context.settings("ppo"), stage_source(context, "ppo")
         ppo.reward_functions(settings)
         data = ppo.load_data(context, source)
@@ -89,11 +90,22 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
         check_judges(context, anew=context.restart)
         if not context.restart:
             context.record("eval").check_recipe(context.recipe.name)
+
+
+def claim(context: RunContext, publisher: Publisher | None) -> None:
+    """Makes the repositories of all stages this run's, where it publishes. Raises ZooError where one cannot be."""
     if publisher is not None:
         for stage in context.recipe.stages:
             check_plan(context, stage)
         for stage in context.recipe.stages:
             claim_repository(context, stage)
+
+
+def run(context: RunContext, console: Any, publisher: Publisher | None = None) -> Path:
+    """Runs every stage of the recipe that is not finished, publishes, and returns the path of summary.json."""
+    check(context)
+    claim(context, publisher)
+    evaluates = "ppo" in context.recipe.stages
     context = replace(context, checked=True)
     if context.restart:
         _forget(context)
@@ -155,7 +167,7 @@ def said(context: RunContext, stage: str) -> str:
     record = context.record(stage)
     document = record.read()
     parts = [f"{document['seconds']:.0f} s"]
-    if context.publish and stage != "eval":
+    if context.publish and document.get("publish"):
         sent = len([tag for tag in published_tags(record, context.repo(stage), hub=context.hub.label) if tag != "best"])
         left = len(unpublished(record, context.repo(stage), hub=context.hub.label))
         on_the_way = f", {left} on the way" if left else ""

@@ -7,7 +7,7 @@ import logging
 import math
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from ..record import read_json, write_json
 from ..rewards import RewardModel
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import DataSource, add_configuration, learned_rows, parts, stage_rows, stage_source
-from ..runs.generate import complete
+from ..runs.generate import SampledCompletions, complete
 from ..runs.layout import conversational, fitting, hold_out
 from ..runs.loading import loading_of
 from ..runs.pairs import named_pairs, on_pairs, sampling
@@ -61,6 +61,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     settings = context.settings("reward")
     data = settings.data
     sft = context.checkpoint("sft")
+    parents = {"sft": sft} | ({} if context.round is None else {"ppo": context.round.before})
     tokenizer = load_tokenizer(sft.path)
     if tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise ZooError(
@@ -128,7 +129,9 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         report = {key: model.config.rlhf_zoo[key] for key in ("score_mean", "score_std")}
         if (found := measured[0]) is not None:
             pairs, split = found
-            report |= held_out_report(model, tokenizer, pairs, seed=settings.trainer.seed, utility=_utility(settings))
+            report |= held_out_report(
+                model, tokenizer, pairs, seed=settings.trainer.seed, utility=_utility(context, settings)
+            )
             report["split"] = split
         return {"reward_model": report}
 
@@ -136,7 +139,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         context,
         settings,
         data=source.lineage,
-        parents={"sft": sft},
+        parents=parents,
         started=started,
         build=build,
         publisher=publisher,
@@ -148,7 +151,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
 def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
     """The run as its reward model is trained, and where its pairs are."""
-    pairs = named_pairs(context)
+    pairs = None if context.round is not None else named_pairs(context)
     if pairs is None:
         return context, stage_source(context, "reward")
     return on_pairs(context, pairs), pairs.source(context.hub)
@@ -201,11 +204,14 @@ def _longer(pairs: Dataset, most: int | None) -> int:
 
 
 def _prompts(context: RunContext, source: DataSource, split: str) -> list[Any]:
-    """Prompts of PPO's, in its own data set where it names one; without a stage ppo, those of the data's `prompts`."""
+    """Prompts of PPO's, in its own data set where it names one; without a stage ppo, those of the data's `prompts`.
+
+    The data of a later round's reward model are pairs alone.
+    """
     if "ppo" not in context.recipe.stages:
         return list(source.load("prompts", split, columns=["prompt"])["prompt"])
     data = context.settings("ppo").data
-    if data.dataset_name is not None:
+    if data.dataset_name is not None or context.round is not None:
         source = stage_source(context, "ppo")
     if data.held_out_share is not None:
         train, held_out, _ = parts(context, "ppo", source)
@@ -259,10 +265,15 @@ def pairs_seed(settings: StageSettings) -> int:
     return settings.trainer.seed if settings.data.pairs_seed is None else settings.data.pairs_seed
 
 
-def _utility(settings: StageSettings) -> Callable[[str], float] | None:
+def are_simulated(context: RunContext, data: Any) -> bool:
+    """Whether held-out pairs were put in order by `preference`; those of a later round are the first one's."""
+    return data.preference is not None and (data.simulated_pairs is not None or context.round is not None)
+
+
+def _utility(context: RunContext, settings: StageSettings) -> Callable[[str], float] | None:
     """What simulated pairs were labeled by, where their preference function knows it."""
     data = settings.data
-    if data.simulated_pairs is None:
+    if not are_simulated(context, data):
         return None
     found: Callable[[str], float] | None = getattr(load_object(data.preference, group=PREFERENCES), "utility", None)
     return found
@@ -314,21 +325,7 @@ def _pairs(
     prefer: Callable[[str, str, random.Random], int],
     rng: random.Random,
 ) -> list[dict[str, Any]]:
-    tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
-    loaded = load_causal(whole_model(context, sft))
-    model = on_device(loaded, use_cpu=context.settings("reward").trainer.use_cpu)
-    sides = [
-        complete(
-            model,
-            tokenizer,
-            prompts,
-            keys=[(stream, i, side) for i in range(len(prompts))],
-            seed=seed,
-            desc=f"pairs to compare, side {side + 1}",
-            **sampling(context),
-        )
-        for side in (0, 1)
-    ]
+    sides = two_samples(context, prompts, seed, (stream,), sft)
     rows = []
     for i, prompt in enumerate(prompts):
         texts = [side.texts[i] for side in sides]
@@ -344,3 +341,24 @@ def _pairs(
             "themselves: train it longer, or raise PPO's response_length."
         )
     return rows
+
+
+def two_samples(
+    context: RunContext, prompts: Sequence[Any], seed: int, stream: tuple[int, ...], policy: ParentCheckpoint
+) -> list[SampledCompletions]:
+    """Two samples of a policy to each prompt, drawn as PPO draws them."""
+    tokenizer = context.shared.chat.for_prompts(load_tokenizer(policy.path), list(prompts))
+    loaded = load_causal(whole_model(context, policy))
+    model = on_device(loaded, use_cpu=context.settings("reward").trainer.use_cpu)
+    return [
+        complete(
+            model,
+            tokenizer,
+            prompts,
+            keys=[(*stream, i, side) for i in range(len(prompts))],
+            seed=seed,
+            desc=f"pairs to compare, side {side + 1}",
+            **sampling(context),
+        )
+        for side in (0, 1)
+    ]

@@ -136,6 +136,8 @@ def train_stage(
                 repo=before.get("repo"),
                 command=context.command,
                 run=context.run_id(stage),
+                **({"round": context.round.lineage} if context.round is not None else {}),
+                **({"package": dict(context.recipe.package)} if context.recipe.package else {}),
                 **({"left_out": dict(left_out)} if left_out else {}),
                 **({"remote_code": code} if code else {}),
             )

@@ -1,21 +1,25 @@
-"""The runs of an ablation: one recipe, one SFT and reward model, and a PPO run for each value of one key.
+"""The runs of an ablation: one recipe, one SFT and reward model, and a PPO run for each value of one key. Those of a
+sweep are such runs too, over several keys (`studies.sweep`).
 
 runs/RECIPE/ablation/NAME/ holds the stages ppo and eval of a run, and ablation.json, which says what it belongs to;
 what comes before PPO lies in runs/RECIPE, as for the recipe's own run.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from ..errors import ZooError
+from ..evaluation.stats import Spread, over_seeds
+from ..recipes import Recipe
 from ..record import StageRecord, read_json, write_json
 from ..release.plots import plot_ablation
 from ..runs.listed import listed_numbers
+from ..runs.settings import stage_settings
 
 #: In a run's directory: the variant it is, and where the stages before it lie.
 ABLATION = "ablation.json"
@@ -26,34 +30,42 @@ _FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repeti
 
 @dataclass(frozen=True)
 class Variant:
-    """One value of the key that is ablated. key: of the PPO stage. seed: of PPO, None for the recipe's own."""
+    """Keys of the PPO stage with the values that one run has. seed: of PPO, None for the recipe's own. folder: of the
+    run's directory that it lies in.
+    """
 
-    key: str
-    value: float
+    settings: tuple[tuple[str, Any], ...]
     seed: int | None = None
+    folder: str = FOLDER
+
+    @property
+    def value(self) -> Any:
+        """Of the key that is ablated."""
+        return self.settings[0][1]
 
     @property
     def name(self) -> str:
-        """Of its directory, and in its repository's name."""
-        return f"{self.key.replace('_', '-')}-{self.value:g}" + (f"-seed-{self.seed}" if self.seed is not None else "")
+        """Of its directory, of its tag, and in its repository's name."""
+        words = [f"{key.replace('_', '-')}-{_word(shown(value))}" for key, value in self.settings]
+        return "-".join([*words, *([] if self.seed is None else [f"seed-{self.seed}"])])
 
     @property
     def setting(self) -> str:
-        """The value, as it reads."""
-        return f"β = {self.value:g}" if self.key == "kl_coef" else f"{self.key} = {self.value:g}"
+        """The values, as they read."""
+        return ", ".join(f"{'β' if key == 'kl_coef' else key} = {shown(value)}" for key, value in self.settings)
 
     @property
     def label(self) -> str:
         return self.setting + (f", seed {self.seed}" if self.seed is not None else "")
 
     def directory(self, run: Path) -> Path:
-        return run / FOLDER / self.name
+        return run / self.folder / self.name
 
     def flags(self, given: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         """The flags of its run."""
         flags = {stage: dict(keys) for stage, keys in given.items()}
-        flags.setdefault("ppo", {})[self.key] = self.value
-        if self.key == "kl_coef" and self.value == 0:  # what β buys is compared by KL
+        flags.setdefault("ppo", {}).update(self.settings)
+        if dict(self.settings).get("kl_coef") == 0:  # what β buys is compared by KL
             flags["ppo"].setdefault("reference", True)
         if self.seed is not None:
             flags["ppo"]["seed"] = self.seed
@@ -65,6 +77,15 @@ class Variant:
         write_json(folder / ABLATION, {"schema": 1, "variant": self.name, "base": "../.."})
 
 
+def shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
+
+
+def _word(text: str) -> str:
+    """A text as a part of the name of a tag and of a folder."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "empty"
+
+
 def variants(key: str, listed: str, *, given: Mapping[str, Any], seeds: int = 1, first: int = 1) -> list[Variant]:
     """The variants of "0,0.02,0.1", each once, in that order. given: the other flags of PPO.
 
@@ -74,8 +95,14 @@ def variants(key: str, listed: str, *, given: Mapping[str, Any], seeds: int = 1,
     if key in given:
         raise ZooError(f"--ppo.{key} is given and --{key} lists values: leave --ppo.{key} out.")
     values = listed_numbers(f"--{key}", listed, example="0,0.02,0.1")
-    made = [Variant(key, value, first + more if more else None) for value in values for more in range(seeds)]
+    made = [Variant(((key, value),), first + more if more else None) for value in values for more in range(seeds)]
     return list({variant.name: variant for variant in made}.values())
+
+
+def own_seed(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], run: Path) -> int:
+    """PPO's own seed, of the recipe in the directory `run`."""
+    own, shared = flags.get("ppo", {}), flags.get("recipe", {})
+    return int(stage_settings(recipe, "ppo", own, shared_flags=shared, output_dir=run / "ppo").trainer.seed)
 
 
 def ablation_of(directory: Path) -> dict[str, Any]:
@@ -123,8 +150,8 @@ def outcome(variant: Variant, run: Path) -> Outcome:
     )
 
 
-def spread(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, tuple[float, float, float]], list[Outcome]]]:
-    """(setting, {figure: (mean, lowest, highest)}, its runs) of each value, over its seeds, in their order."""
+def spread(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, Spread], list[Outcome]]]:
+    """(setting, {figure: over its seeds}, its runs) of each setting, in their order."""
     groups: dict[str, list[Outcome]] = {}
     for one in outcomes:
         groups.setdefault(one.variant.setting, []).append(one)
@@ -132,8 +159,40 @@ def spread(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, tuple[float
     for setting, runs in groups.items():
         values = {name: [run.figures[name]["value"] for run in runs] for name in _FIGURES}
         values["win_rate"] = [run.win_rate["value"] for run in runs]
-        found.append((setting, {name: (fmean(each), min(each), max(each)) for name, each in values.items()}, runs))
+        found.append((setting, {name: over_seeds(each) for name, each in values.items()}, runs))
     return found
+
+
+def told(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What an overview says of every run, and of each setting over its seeds."""
+    return {
+        "runs": [
+            {
+                **_at(one.variant),
+                "seed": one.variant.seed,
+                "directory": one.variant.name,
+                "repo": one.repo,
+                "figures": dict(one.figures),
+                "win_rate": dict(one.win_rate),
+                "verdict": one.verdict,
+                "fired": list(one.fired),
+            }
+            for one in outcomes
+        ],
+        "over_seeds": [
+            {
+                **_at(runs[0].variant),
+                "seeds": len(runs),
+                "figures": {name: one.to_json() for name, one in figures.items()},
+                "verdicts": [run.verdict for run in runs],
+            }
+            for _, figures, runs in spread(outcomes)
+        ],
+    }
+
+
+def _at(variant: Variant) -> dict[str, Any]:
+    return {"value": variant.value} if variant.folder == FOLDER else {"settings": dict(variant.settings)}
 
 
 def _samples(path: Path) -> Iterator[tuple[str, str, float, float]]:
@@ -151,29 +210,8 @@ def write_overview(run: Path, recipe: str, outcomes: Sequence[Outcome]) -> tuple
     document = {
         "schema": 1,
         "recipe": recipe,
-        "key": outcomes[0].variant.key,
-        "runs": [
-            {
-                "value": one.variant.value,
-                "seed": one.variant.seed,
-                "directory": one.variant.name,
-                "repo": one.repo,
-                "figures": dict(one.figures),
-                "win_rate": dict(one.win_rate),
-                "verdict": one.verdict,
-                "fired": list(one.fired),
-            }
-            for one in outcomes
-        ],
-        "over_seeds": [
-            {
-                "value": runs[0].variant.value,
-                "seeds": len(runs),
-                "figures": {name: {"mean": mean, "range": [low, high]} for name, (mean, low, high) in figures.items()},
-                "verdicts": [run.verdict for run in runs],
-            }
-            for _, figures, runs in spread(outcomes)
-        ],
+        "key": outcomes[0].variant.settings[0][0],
+        **told(outcomes),
     }
     write_json(folder / "overview.json", document)
     plot_ablation({one.variant.label: one.rows for one in outcomes}, folder / "overview.png")

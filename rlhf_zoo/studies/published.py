@@ -152,6 +152,11 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
     stages: dict[str, Mapping[str, Any]] = {published.stage: {**own, "report_to": []}}
     pinned: dict[str, str] = {}
     if published.stage == "reward":
+        if published.card.get("round") is not None:
+            raise ZooError(
+                f"{published.name} learned also from samples of an earlier round's PPO policy, so that it is made "
+                "again with the rounds before it alone: `rlhf-zoo run RECIPE --rounds N`, as its card says."
+            )
         pinned["sft"] = _pinned(published, "sft")
         stages["sft"] = {}
         if isinstance(sampled := published.resolved.get("ppo"), Mapping):

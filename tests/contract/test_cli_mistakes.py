@@ -36,11 +36,11 @@ VALUES = ("", "-1", "nan", "9" * 5000, "\n", "[", DEEP, '{"a": "\\ud800"}', "loo
 #: A mistake that ends a command which would train if nothing were wrong with its other words.
 STOP = {
     name: f"--{'' if name in ('sft', 'reward', 'ppo', 'doctor', 'eval') else 'ppo.'}seed=x".split()
-    for name in ("ablate", "baseline", "doctor", "ensemble", "eval", "ppo", "reward", "run", "sft")
+    for name in ("ablate", "baseline", "doctor", "ensemble", "eval", "ppo", "reward", "run", "sft", "sweep")
 }
 REQUIRED = {
     "method": "dpo", "model": "user/name", "kl_coef": "0", "repo": "user/name", "prompt": "the",
-    "against": "reference.jsonl",
+    "against": "reference.jsonl", "grid": "kl_coef=0",
 }  # fmt: skip
 # They serve until Ctrl-C, or write into the home directory.
 LEFT_OUT = {"hub serve", "compare", "install-hf-extension", "uninstall-hf-extension"}
@@ -108,7 +108,7 @@ def lines(command: click.Command, name: str) -> Iterator[list[str]]:
 
 
 # These take the options of `run` and `eval`.
-ALIKE = ("ablate", "baseline", "doctor", "ensemble", "ppo", "reward", "sft")
+ALIKE = ("ablate", "baseline", "doctor", "ensemble", "ppo", "reward", "sft", "sweep")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.full) if n in ALIKE else n for n in LEAVES])

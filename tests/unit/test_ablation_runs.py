@@ -10,6 +10,7 @@ from toy_run import make_context, make_recipe
 from rlhf_zoo.catalog.ablation import Run
 from rlhf_zoo.comparison import TimelineRun
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.stats import Spread
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.record import StageRecord, write_json
 from rlhf_zoo.stages import pipeline
@@ -44,7 +45,7 @@ def test_what_is_no_list_of_values() -> None:
 def test_a_run_of_an_ablation_has_ppo_alone(tmp_path: Path) -> None:
     make_recipe(tmp_path)
     plain = make_context(tmp_path)
-    variant = Variant("kl_coef", 0.5)
+    variant = Variant((("kl_coef", 0.5),))
     run = tmp_path / "run"
     variant.note(run)
     told = ablation_of(variant.directory(run))
@@ -65,7 +66,7 @@ def test_a_run_of_an_ablation_has_ppo_alone(tmp_path: Path) -> None:
 
 def finished(run: Path, value: float, reward: float, seed: int | None = None, verdict: str = "healthy") -> Variant:
     """The directory of a run, with what `outcome` reads."""
-    variant = Variant("kl_coef", value, seed)
+    variant = Variant((("kl_coef", value),), seed)
     folder = variant.directory(run)
     record = StageRecord(folder / "ppo")
     record.write(repo={"id": f"local/x-{variant.name}-ppo"})
@@ -110,7 +111,7 @@ def test_means_and_ranges_over_seeds(tmp_path: Path) -> None:
     outcomes = [outcome(finished(tmp_path, *one), tmp_path) for one in runs]
     assert [one.fired for one in outcomes] == [["length", "stuffing"], [], []]
     (loose, figures, both), (_, _, one) = spread(outcomes)
-    assert loose == "β = 0" and figures["reward"] == (3.5, 2.0, 5.0) and (len(both), len(one)) == (2, 1)
+    assert loose == "β = 0" and figures["reward"] == Spread(3.5, (2.0, 5.0), 2) and (len(both), len(one)) == (2, 1)
     path, _ = write_overview(tmp_path, "x", outcomes)
     document = json.loads(path.read_text())
     assert [run["seed"] for run in document["runs"]] == [None, 2, None]

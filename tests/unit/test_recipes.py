@@ -136,7 +136,7 @@ def test_copies_are_whole_and_overwrite_nothing(tmp_path, monkeypatch):
     with pytest.raises(ZooError, match="cannot be written"):
         copy_recipe("tiny-world", tmp_path / "file" / "mine")
 
-    def fail_late(source, target):
+    def fail_late(source, target, **_):
         shutil.copy(source / "recipe.yaml", target.mkdir() or target)
         raise OSError(28, "No space left on device")
 

@@ -1,0 +1,108 @@
+"""Tasks of lm-evaluation-harness (https://github.com/EleutherAI/lm-evaluation-harness) on SFT and PPO policies.
+
+The package `lm_eval` is imported where a recipe or a flag names tasks, and nowhere else. A task is a name that it
+knows, or the path of a task's YAML file. Both policies get the same seed, examples and shots.
+"""
+
+import importlib.metadata
+import importlib.util
+import logging
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..hub.connect import Hub
+from ..json_values import finite
+from ..plugins import did_you_mean
+from ..runs.evaluation import EvaluationConfig
+from ..runs.sources import reading_from
+
+PACKAGE, INSTALL = "lm_eval", "pip install 'lm-eval>=0.4.13'"
+BATCH = 16
+
+
+def check_tasks(tasks: Sequence[str]) -> None:
+    """Raises ZooError where lm-evaluation-harness is not installed, or knows no such task; loads no task's data."""
+    if not tasks:
+        return
+    if importlib.util.find_spec(PACKAGE) is None:
+        raise ZooError(f"lm_eval names tasks of lm-evaluation-harness, which is not installed: `{INSTALL}`.")
+    unknown = next((task for task in tasks if not Path(task).is_file() and task not in _manager().all_tasks), None)
+    if unknown is not None:
+        near = did_you_mean(unknown, _manager().all_tasks) or ": `lm_eval ls tasks` lists them, or name a YAML file."
+        raise ZooError(f"lm-evaluation-harness has no task {unknown!r}{near}")
+
+
+@cache
+def _manager() -> Any:
+    logging.getLogger(PACKAGE).setLevel(logging.ERROR)
+    from lm_eval.tasks import TaskManager
+
+    return TaskManager()
+
+
+def on_tasks(
+    policies: Mapping[str, Any], tokenizer: Any, config: EvaluationConfig, *, seed: int, chat: bool, hub: Hub
+) -> dict[str, Any]:
+    """What each policy reaches, as JSON. policies: by side, `sft` and `ppo`, models on their devices.
+
+    chat: render requests by the tokenizer's template. hub: the run's; the tasks' data come from its source. Raises
+    ZooError for what the harness raises: data that cannot be had, a task that would run code.
+    """
+    from lm_eval import simple_evaluate
+    from lm_eval.models.huggingface import HFLM
+
+    found = {}
+    with reading_from(hub.source or hub):
+        for side, policy in policies.items():
+            try:
+                model = HFLM(pretrained=policy, tokenizer=tokenizer, backend="causal", batch_size=BATCH)
+                found[side] = simple_evaluate(
+                    model=model,
+                    tasks=list(config.lm_eval),
+                    num_fewshot=config.lm_eval_fewshot,
+                    limit=config.lm_eval_limit,
+                    apply_chat_template=chat,
+                    log_samples=False,
+                    task_manager=_manager(),
+                    random_seed=seed,
+                    numpy_random_seed=seed,
+                    torch_random_seed=seed,
+                    fewshot_random_seed=seed,
+                )
+            except Exception as error:
+                said = " ".join(str(error).split())[:300]
+                raise ZooError(
+                    f"lm-evaluation-harness ended with {type(error).__name__} ({said}) on {', '.join(config.lm_eval)}: "
+                    "mend what it says, or leave the task out of lm_eval."
+                ) from error
+    first = next(iter(found.values()))
+    return {
+        "version": importlib.metadata.version(PACKAGE),
+        "limit": config.lm_eval_limit,
+        "tasks": {
+            task: {
+                "n": (first.get("n-samples", {}).get(task) or {}).get("effective"),
+                "fewshot": first.get("n-shot", {}).get(task),
+                "metrics": {
+                    metric: {side: _figure(of["results"][task], metric) for side, of in found.items()}
+                    for metric in measured
+                },
+            }
+            for task, reached in first["results"].items()
+            if (measured := _metrics(reached))
+        },
+    }
+
+
+def _metrics(reached: Mapping[str, Any]) -> list[str]:
+    """The names METRIC,FILTER of a task's figures, without their standard errors."""
+    return [key for key, value in reached.items() if "," in key and "_stderr," not in key and finite(value)]
+
+
+def _figure(reached: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    name, _, kept = metric.partition(",")
+    error = reached.get(f"{name}_stderr,{kept}")
+    return {"value": float(reached[metric]), "stderr": float(error) if finite(error) else None}

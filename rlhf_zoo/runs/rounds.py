@@ -1,0 +1,91 @@
+"""Rounds of a run: the reward model learns again, also from samples of the last PPO policy, and PPO starts anew.
+
+Round 1 is the run itself. runs/RECIPE/round-N/ holds of a later one `pairs` (all that its reward model learns from: the
+pairs of the round before, and new ones), the stages reward, ppo and eval, and round.json, which says what it belongs
+to; SFT is the run's. As in Bai et al. 2022, arXiv:2204.05862 §4.5, old and new pairs are mixed, and PPO starts from the
+first policy each time.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..recipes import Recipe
+from ..record import read_json, write_json
+from .context import ParentCheckpoint, Round, RunContext
+from .pairs import HELD_OUT_SHARE
+
+ROUND_FILE = "round.json"
+GOLD, JUDGE = "gold", "judge"
+OWN = ("reward", "ppo", "eval")
+CONFIGURATION = "preferences"
+#: Keys of the reward stage that say where the first round's pairs come from.
+OF_FIRST = (
+    "dataset_name", "dataset_revision", "dataset_config", "dataset_train_split", "dataset_test_split", "columns",
+    "keep_above", "simulated_pairs", "simulated_test_pairs", "pairs_seed",
+)  # fmt: skip
+
+
+def round_run(context: RunContext, number: int, labels: str, before: ParentCheckpoint) -> RunContext:
+    """The run of a later round. context: of the first. before: the PPO policy of the round before."""
+    name = f"round-{number}"
+    folder = context.directory / name
+    return replace(
+        context,
+        recipe=_on_pairs_of_round(context),
+        flags={**context.flags, "reward": _without(context.flags.get("reward", {}))},
+        directory=folder,
+        base=context.directory,
+        own=OWN,
+        variant=name,
+        round=Round(number, labels, folder / "pairs", before),
+    )
+
+
+def _on_pairs_of_round(context: RunContext) -> Recipe:
+    first = context.settings("reward").data
+    keys = _without(context.recipe.stages["reward"])
+    keys |= {"dataset_config": CONFIGURATION, "dataset_train_split": "train"}
+    tested = first.simulated_pairs is not None or first.dataset_test_split is not None
+    if first.held_out_share is None and not tested:
+        keys["held_out_share"] = HELD_OUT_SHARE
+    keys["dataset_test_split"] = "test" if tested and first.held_out_share is None else None
+    if first.dataset_validation_split is not None:
+        keys["dataset_validation_split"] = "validation"
+    return replace(context.recipe, stages={**context.recipe.stages, "reward": keys})
+
+
+def _without(keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keys.items() if key not in OF_FIRST}
+
+
+def note_round(context: RunContext) -> None:
+    """Writes what the directory of a round belongs to."""
+    assert context.round is not None
+    about = {"schema": 1, "round": context.round.number, "labels": context.round.labels, "base": ".."}
+    write_json(context.directory / ROUND_FILE, about)
+
+
+def round_of(directory: Path) -> dict[str, Any]:
+    """{base, variant, own} of `RunContext` for the directory of a later round; {} where it is none."""
+    path = directory / ROUND_FILE
+    if not path.is_file():
+        return {}
+    document = read_json(path)
+    return {"base": directory / document["base"], "variant": f"round-{document['round']}", "own": OWN}
+
+
+def check_rounds(context: RunContext) -> None:
+    """Raises ZooError where the recipe has no reward model of its own that could be trained again."""
+    stages = context.recipe.stages
+    missing = next((stage for stage in ("sft", "reward", "ppo") if stage not in stages), None)
+    if missing is not None:
+        raise ZooError(f"--rounds trains the reward model again, and {context.recipe.name} has no stage {missing}.")
+    paid_by = context.settings("ppo").data.reward_model_path
+    if paid_by != "reward":
+        raise ZooError(
+            f"--rounds trains the recipe's reward model again, and its PPO is paid by {paid_by}: set reward_model_path "
+            "of the stage ppo to reward."
+        )

@@ -1,0 +1,77 @@
+"""`rlhf-zoo run --rounds`: the reward model learns from samples of the last PPO policy, and PPO runs again."""
+
+import json
+from pathlib import Path
+
+import pytest
+from finished_run import Run
+from json_keys import unexplained
+
+from rlhf_zoo import cli
+from rlhf_zoo.errors import ZooError
+
+
+def test_a_second_round_names_the_first(base: Run, tmp_path: Path) -> None:
+    run = base.copy(tmp_path / "run")
+    words = run.command("run", "--rounds", "2", "--round_pairs", "48")
+    before = run.json("ppo", "run.json")
+    done = run.zoo(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found == run.json("rounds.json") and unexplained(found) == []
+    one, two = found["rounds"]
+    assert (one["round"], one["labels"], one["judge_less_before"]) == (1, None, None)
+    assert (two["round"], two["labels"], two["repo"]) == (2, "gold", "local/tiny-world-round-2-ppo")
+    assert 0 < two["pairs"]["new"] <= 48 and two["pairs"]["old"] > 0 and two["judge_less_before"]["n"] == 16
+    assert run.json("ppo", "run.json") == before, "the first round is as it was"
+
+    reward, ppo = (run.json("round-2", stage, "run.json") for stage in ("reward", "ppo"))
+    commit = before["repo"]["tags"]["best"]
+    policy = reward["parents"]["ppo"]
+    assert policy["repo"] == "local/tiny-world-ppo" and policy["commit"] in before["repo"]["tags"].values()
+    assert reward["round"] == ppo["round"] and ppo["round"]["before"]["commit"] == policy["commit"]
+    assert reward["dataset"]["repo"] == "local/tiny-world-round-2" and reward["dataset"]["commit"]
+    assert ppo["parents"]["sft"]["repo"] == "local/tiny-world-sft" and commit
+    card = json.loads((run.path / "round-2/ppo/rlhf_card.json").read_text())
+    assert card["round"]["number"] == 2 and card["repo"] == "local/tiny-world-round-2-ppo"
+    for stage in ("reward", "ppo"):
+        text = (run.path / "round-2" / stage / "README.md").read_text()
+        assert "| base model | none: it began with random weights |" in text
+        assert "**Round 2.**" in text and f"`local/tiny-world-ppo` at `{policy['commit']}`" in text
+
+    tree = run.zoo("lineage", "local/tiny-world-round-2-ppo@best", "--hub", "local")
+    assert tree.returncode == 0, tree.stderr
+    for repo in ("tiny-world-round-2-reward", "tiny-world-ppo", "tiny-world-reward", "tiny-world-round-2 "):
+        assert f"local/{repo}" in tree.stdout
+
+    again = run.zoo(*words)
+    assert again.returncode == 0, again.stderr
+    assert "judge" in again.stdout and "by gold" in again.stdout
+    assert run.json("round-2", "ppo", "run.json") == ppo, "it was there"
+    other = run.zoo(*words, "--labels", "judge")
+    assert other.returncode == 2 and "holds pairs that another value of 'labels' made: choose another" in other.stderr
+    refused = run.zoo("reproduce", "local/tiny-world-round-2-reward@best", "--hub", "local")
+    assert refused.returncode == 2 and "learned also from samples of an earlier round's PPO policy" in refused.stderr
+    pushed = run.zoo("push", "run/round-2", "--hub", "local")
+    assert pushed.returncode == 0 and "local/tiny-world-round-2-ppo: " in pushed.stdout, pushed.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--labels", "gold"], "--labels is of further rounds, and there is one: give --rounds 2"),
+        (["--rounds", "2", "--labels", "judg"], "There is no judge 'judg'"),
+        (["--rounds", "2", "--labels", "reward:local/nobody"], "The judge reward:local/nobody is not on"),
+        (["--rounds", "2", "--labels", "votes:local/nobody"], "The judge votes:local/nobody is not on"),
+    ],
+)
+def test_a_labeler_that_is_not_there_is_told_before_anything_trains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("RLHF_ZOO_SOURCE_HUB", "none")
+    with pytest.raises(ZooError) as caught:
+        cli.cli.main(["run", "tiny-world", "--hub", "local", *words], standalone_mode=False)
+    assert message in str(caught.value)
+    assert not (tmp_path / "runs/tiny-world/sft").exists()

@@ -1,0 +1,90 @@
+"""`rlhf-zoo sweep`: PPO over a grid and seeds from one SFT and reward model, each cell a tag; Ctrl-C keeps them."""
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+from finished_run import Run
+from json_keys import unexplained
+from test_ablate import SMALL
+from zoo_process import wait_until
+
+from rlhf_zoo import cli
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.record import StageRecord
+
+TAGS = """
+import json
+from huggingface_hub import HfApi
+refs = HfApi().list_repo_refs("local/tiny-world-ppo")
+print(json.dumps({ref.name: ref.target_commit for ref in refs.tags}))
+"""
+
+
+def test_cells_are_trained_once_and_are_tags(base: Run, tmp_path: Path) -> None:
+    run = base.before_ppo(tmp_path / "run")
+    words = ["sweep", "recipes/tiny-world", "--output_dir", "run", *SMALL]
+    both = [*words, "--grid", "kl_coef=0,0.5", "--json"]
+    cells = run.path / "sweep"
+    process = run.start(*both)
+    wait_until(lambda: (cells / "kl-coef-0.5" / "ppo" / "run.json").is_file(), process)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130 and stdout == "" and "Interrupted; the same command goes on" in stderr
+    first = cells / "kl-coef-0" / "ppo"
+    before = (first / "run.json").read_bytes(), (run.path / "reward" / "run.json").read_bytes()
+    assert StageRecord(first).read()["status"] == "finished"
+
+    done = run.zoo(*both)
+    assert done.returncode == 0, done.stderr
+    overview = json.loads(done.stdout)
+    assert overview == run.json("sweep", "overview.json") and unexplained(overview) == []
+    assert overview["grid"] == {"kl_coef": [0.0, 0.5]}
+    assert before == ((first / "run.json").read_bytes(), (run.path / "reward" / "run.json").read_bytes())
+    assert sorted(path.name for path in (cells / "kl-coef-0").iterdir() if path.is_dir()) == ["eval", "ppo"]
+
+    said = run.zoo(*words, "--grid", "kl_coef=0.5", "--seeds", "2")
+    assert said.returncode == 0, said.stderr
+    assert "β = 0.5" in said.stdout and " to " in said.stdout and "2 " in said.stdout
+    hub = run.hub(tmp_path / "server")
+    try:
+        tags = json.loads(hub.python(TAGS))
+    finally:
+        hub.stop()
+    documents = {name: run.json("sweep", name, "ppo", "run.json") for name in tags}
+    assert {*tags} == {"kl-coef-0", "kl-coef-0.5", "kl-coef-0.5-seed-2"}
+    for name, commit in tags.items():
+        assert documents[name]["repo"] == {"id": "local/tiny-world-ppo", "commit": commit, "tags": {name: commit}}
+    assert [one["seed"] for one in documents.values()] == [1, 1, 2]
+
+    pulled = run.zoo("pull", "local/tiny-world-ppo@kl-coef-0.5", "--hub", "local", "--output_dir", "pulled")
+    assert pulled.returncode == 0, pulled.stderr
+    weights = cells / "kl-coef-0.5" / "ppo" / f"checkpoint-{documents['kl-coef-0.5']['chosen']['step']}"
+    assert (run.folder / "pulled" / "model.safetensors").read_bytes() == (weights / "model.safetensors").read_bytes()
+    card = json.loads((run.folder / "pulled" / "rlhf_card.json").read_text())
+    assert card["tag"] == "kl-coef-0.5" and card["settings"]["kl_coef"] == 0.5
+    assert card["parents"]["sft"]["commit"] and card["parents"]["reward"]["commit"]
+    text = (run.folder / "pulled" / "README.md").read_text()
+    assert "| base model | none: it began with random weights |" in text
+    assert "A cell of a sweep: the tag `kl-coef-0.5`." in text
+    assert "rlhf-zoo pull local/tiny-world-ppo@kl-coef-0.5 --hub local" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--grid", "kl_cof=0.1"], "--grid lists kl_cof, which is no key of PPO, did you mean 'kl_coef'?"),
+        (["--grid", "per_device_train_batch_size=32,100000"], "has 352 rows and an update takes 200000"),
+        (["--grid", "num_mini_batches=2,7"], "num_mini_batches"),
+    ],
+)
+def test_a_bad_grid_trains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
+    with pytest.raises(ZooError) as caught:
+        cli.cli.main(["sweep", "tiny-world", "--corpus_args", '{"lines": 600}', *words], standalone_mode=False)
+    assert message in str(caught.value)
+    assert not list(tmp_path.glob("runs/tiny-world/*/run.json")) or not (tmp_path / "runs/tiny-world/sft").exists()

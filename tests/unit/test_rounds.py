@@ -1,0 +1,135 @@
+"""Further rounds: who may label, what a round's pairs are, and what its reward stage is told."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_run import make_context, make_recipe, save_stage, save_start, trained_policy
+from trainer_fixture import make_tokenizer
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.record import write_json
+from rlhf_zoo.runs.context import RunContext
+from rlhf_zoo.runs.data import stage_source
+from rlhf_zoo.runs.rounds import note_round, round_of, round_run
+from rlhf_zoo.stages.reward import held_out_pairs, training_pairs
+from rlhf_zoo.stages.rounds import _make_pairs, check_labels
+from rlhf_zoo.votes.vote import Shown, Vote
+
+JUDGE = "toy_run:judge"
+COMMIT = "c" * 40
+
+
+def prefer_short(first: str, second: str, rng: Any) -> int:
+    return int(len(second) < len(first))
+
+
+def longer_first(prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[float]:
+    return [1.0 if len(a) > len(b) else 0.0 if len(a) < len(b) else 0.5 for a, b in zip(first, second, strict=True)]
+
+
+@pytest.fixture
+def first(tmp_path: Path) -> RunContext:
+    """A run whose stages are finished; what PPO made is what SFT made."""
+    make_recipe(tmp_path)
+    save_start(tmp_path)
+    checkpoint, context = save_stage(tmp_path, "ppo", trained_policy(), make_tokenizer()), make_context(tmp_path)
+    published = {"hub": context.hub.label, "repo": "local/toy-ppo", "commit": COMMIT, "tag": "step-000004"}
+    write_json(checkpoint / "published.json", published)
+    return context
+
+
+def second(first: RunContext, labels: str) -> RunContext:
+    return round_run(first, 2, labels, first.checkpoint("ppo"))
+
+
+def pairs_of(this: RunContext) -> list[dict[str, Any]]:
+    assert this.round is not None
+    return [json.loads(line) for line in (this.round.folder / "preferences/train.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("labels", "flags", "message"),
+    [
+        ("gold", {}, "puts pairs in order by `preference` of the stage reward, and the recipe has none"),
+        ("same-labels", {}, "--labels same-labels would repeat the labels that are there"),
+        ("toy_run:nobody", {}, "There is no 'nobody' in the module 'toy_run'"),
+        ("judge", {"reward_model_path": ["reward", "reward"]}, "PPO is paid by ['reward', 'reward']"),
+        ("rule:zzz", {}, "No installed package registers 'zzz'"),
+    ],
+)
+def test_who_cannot_label(first: RunContext, labels: str, flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ZooError) as caught:
+        check_labels(replace(first, flags={"ppo": flags}), labels)
+    assert message in str(caught.value)
+
+
+def test_who_labels_by_itself(first: RunContext) -> None:
+    assert check_labels(first, None) == check_labels(first, "judge") == JUDGE
+    known = replace(first, flags={"reward": {"preference": "test_rounds:prefer_short"}})
+    assert check_labels(known, None) == "gold" and check_labels(known, "judge") == JUDGE
+    stages = {name: keys for name, keys in first.recipe.stages.items() if name != "reward"}
+    with pytest.raises(ZooError, match="--rounds trains the reward model again, and toy has no stage reward"):
+        check_labels(replace(first, recipe=replace(first.recipe, stages=stages)), None)
+
+
+@pytest.mark.parametrize(
+    ("labels", "longer"), [(JUDGE, True), ("pairs:test_rounds:longer_first", True), ("gold", False)]
+)
+def test_new_pairs_lie_beside_the_older_ones(first: RunContext, labels: str, longer: bool) -> None:
+    first = replace(first, flags={"reward": {"preference": "test_rounds:prefer_short"}})
+    this = second(first, labels)
+    made = _make_pairs(this, first, wanted=30)
+    rows = pairs_of(this)
+    new = [row for row in rows if row["round"] == 2]
+    assert (len(new), len(rows) - len(new)) == (made["new"], made["old"]) and made["old"] == 12 and 0 < len(new) <= 30
+    lengths = [(len(row["chosen"]), len(row["rejected"])) for row in new]
+    assert all(good > bad if longer else good <= bad for good, bad in lengths)
+    data = this.settings("reward").data
+    assert (data.dataset_config, data.dataset_test_split, data.held_out_share) == ("preferences", None, 0.1)
+    source = stage_source(this, "reward")
+    train, held_out = training_pairs(this, source)[0], held_out_pairs(this, source)
+    assert held_out is not None and len(train) + len(held_out[0]) == len(rows)
+    again = _make_pairs(this, first, wanted=30)
+    assert again == made, "they are made once"
+    with pytest.raises(ZooError, match="holds pairs that another value of 'pairs' made: choose another --output_dir"):
+        _make_pairs(this, first, wanted=31)
+
+
+def test_a_third_round_learns_from_the_second_ones_pairs_too(first: RunContext) -> None:
+    this = second(first, JUDGE)
+    made = _make_pairs(this, first, wanted=12)
+    third = round_run(first, 3, JUDGE, first.checkpoint("ppo"))
+    assert _make_pairs(third, this, wanted=12)["old"] == made["old"] + made["new"]
+    assert {row["round"] for row in pairs_of(third)} == {1, 2, 3}
+
+
+def test_votes_on_the_last_policy_are_pairs(first: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    def vote(repo: str, verdict: str = "left", ended: bool = True) -> Vote:
+        left = Shown("cd", "ppo", repo, COMMIT, "best", 1.0, ended)
+        return Vote("ab", left, Shown("ce", "sft", ended=True), verdict, 1.0, 1.0, 1, 40)
+
+    cast = [vote("local/toy-ppo"), vote("local/toy-ppo", "right"), vote("local/toy-ppo", "tie"), vote("local/other"),
+            vote("local/toy-ppo", ended=False)]  # fmt: skip
+    monkeypatch.setattr("rlhf_zoo.votes.data.HubVotes.read", lambda self: cast)
+    this = second(first, "votes:local/votes")
+    _make_pairs(this, first, wanted=30)
+    new = [(row["chosen"], row["rejected"]) for row in pairs_of(this) if row["round"] == 2]
+    assert new == [("cd", "ce"), ("ce", "cd")]
+    monkeypatch.setattr("rlhf_zoo.votes.data.HubVotes.read", lambda self: [vote("local/other")])
+    with pytest.raises(ZooError, match=r"None of the 1 votes of local/votes prefers .*; the same command then goes on"):
+        _make_pairs(replace(this, restart=True), first, wanted=30)
+
+
+def test_a_round_knows_what_it_belongs_to(first: RunContext) -> None:
+    this = second(replace(first, flags={"reward": {"simulated_pairs": 4, "max_steps": 2}, "ppo": {}}), "gold")
+    assert this.flags["reward"] == {"max_steps": 2}, "its pairs are made, and the rest is as asked"
+    assert this.repo("ppo") == "local/toy-round-2-ppo" and this.repo("sft") == "local/toy-sft"
+    assert this.record("sft").path == first.record("sft").path and this.record("reward").path.parent == this.directory
+    note_round(this)
+    found = round_of(this.directory)
+    assert found["base"].resolve() == first.directory.resolve() and round_of(first.directory) == {}
+    assert (found["variant"], found["own"]) == ("round-2", ("reward", "ppo", "eval"))

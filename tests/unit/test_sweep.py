@@ -1,0 +1,84 @@
+"""The cells of a sweep: which runs a grid means, and what is said of them over seeds."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from test_ablation_runs import finished
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.stats import over_seeds
+from rlhf_zoo.studies.ablate import ablation_of, outcome
+from rlhf_zoo.studies.sweep import cells, read_grid, write_overview
+
+
+def test_a_grid_is_every_combination_under_each_seed() -> None:
+    grid = read_grid(["kl_coef=0,0.05,5e-2", "ppo.whiten-rewards=true", "kl_target=none,6"], given={})
+    assert grid == {"kl_coef": [0, 0.05], "whiten_rewards": [True], "kl_target": [None, 6]}
+    found = cells(grid, seeds=2, first=7)
+    assert len(found) == 8 and len({cell.name for cell in found}) == 8
+    assert [found[place].name for place in (0, 1, 6)] == [
+        "kl-coef-0-whiten-rewards-True-kl-target-none", "kl-coef-0-whiten-rewards-True-kl-target-none-seed-8",
+        "kl-coef-0.05-whiten-rewards-True-kl-target-6",
+    ]  # fmt: skip
+    assert found[1].label == "β = 0, whiten_rewards = True, kl_target = none, seed 8"
+    assert found[1].flags({"ppo": {"lam": 1.0}, "recipe": {}}) == {
+        "ppo": {"lam": 1.0, "kl_coef": 0, "whiten_rewards": True, "kl_target": None, "reference": True, "seed": 8},
+        "recipe": {},
+    }
+    assert found[0].directory(Path("run")) == Path("run/sweep") / found[0].name
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["kl_coef"], "--grid is 'kl_coef': write KEY=VALUE,VALUE, such as kl_coef=0.02,0.05,0.1."),
+        (["kl_coef="], "write KEY=VALUE,VALUE"),
+        (["kl_cof=1"], "--grid lists kl_cof, which is no key of PPO, did you mean 'kl_coef'?"),
+        (["zzz=1"], "no key of PPO: `rlhf-zoo recipes keys ppo` lists them."),
+        (["kl_coef=0.1,high"], "--grid lists 'high' for kl_coef: give a number."),
+        (["num_ppo_epochs=1,2.5"], "--grid lists '2.5' for num_ppo_epochs: give a whole number."),
+        (["kl_coef=1", "kl-coef=2"], "lists the values of one key twice"),
+        (["seed=1,2"], "--grid lists seeds: say how many by --seeds."),
+        (["sft.learning_rate=1,2"], "lists sft.learning_rate, and all cells share one SFT policy and reward model"),
+        (["lam=0.9,1"], "--ppo.lam is given and --grid lists values of it"),
+    ],
+)
+def test_what_is_no_grid(asked: list[str], message: str) -> None:
+    with pytest.raises(ZooError) as caught:
+        read_grid(asked, given={"lam": "1"})
+    assert message in str(caught.value)
+
+
+def test_cells_of_one_name_are_refused() -> None:
+    with pytest.raises(ZooError, match="Two cells of --grid would both be called missing-eos-score-1: write values"):
+        cells({"missing_eos_score": [1.0, -1.0]}, seeds=1, first=1)
+
+
+def test_from_five_seeds_on_there_is_an_interval_of_the_mean() -> None:
+    few, many = over_seeds([1.0, 2.0, 3.0, 4.0]), over_seeds([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert few.to_json() == {"mean": 2.5, "range": [1.0, 4.0]} and few.ci95 is None
+    half = 2.7764 * math.sqrt(2.5 / 5)  # Student's t of four degrees of freedom, s² = 2.5
+    assert many.ci95 == pytest.approx((3 - half, 3 + half), rel=0.01) and many.range == (1.0, 5.0)
+    assert over_seeds([2.0]).to_json() == {"mean": 2.0, "range": [2.0, 2.0]}
+
+
+def test_the_overview(tmp_path: Path) -> None:
+    grid = {"kl_coef": [0.0, 0.5]}
+    reached = [(2.0, "hacked"), (5.0, "healthy"), (1.0, "healthy"), (1.0, "healthy")]
+    outcomes = []
+    (tmp_path / "sweep").mkdir()
+    for cell, (reward, verdict) in zip(cells(grid, seeds=2, first=1), reached, strict=True):
+        made = finished(tmp_path, 0.0, reward, verdict=verdict).directory(tmp_path)
+        made.rename(cell.directory(tmp_path))
+        cell.note(tmp_path)
+        assert ablation_of(cell.directory(tmp_path))["variant"] == cell.name
+        outcomes.append(outcome(cell, tmp_path))
+    document = json.loads(write_overview(tmp_path, "x", grid, outcomes).read_text())
+    assert document["grid"] == grid and [run["directory"] for run in document["runs"]][:2] == [
+        "kl-coef-0", "kl-coef-0-seed-2",
+    ]  # fmt: skip
+    first = document["over_seeds"][0]
+    assert (first["settings"], first["seeds"], first["verdicts"]) == ({"kl_coef": 0.0}, 2, ["hacked", "healthy"])
+    assert first["figures"]["reward"] == {"mean": 3.5, "range": [2.0, 5.0]}
