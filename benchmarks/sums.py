@@ -16,9 +16,8 @@ from rlhf_zoo.corpora.tiny_sums import MARKER, shows_work
 from rlhf_zoo.evaluation.stats import share
 from rlhf_zoo.model_files import load_tokenizer
 from rlhf_zoo.models import load_causal
-from rlhf_zoo.record import StageRecord, read_json, write_json
+from rlhf_zoo.record import StageRecord, read_json, write_json, write_text
 from rlhf_zoo.rewards.verifiable import ExactMatch
-from rlhf_zoo.runs.data import write_configuration
 from rlhf_zoo.runs.generate import complete
 
 RECIPE = "tiny-sums"
@@ -42,16 +41,20 @@ exact = ExactMatch(marker=MARKER)
 @dataclass(frozen=True)
 class Variant:
     """The recipe with other data or another reward. corpus: arguments of its data; without any, and so with the same
-    data, its PPO starts from the recipe's SFT policy."""
+    data, its PPO starts from the recipe's SFT policy. prompts: for the verdict, where so few answers are right that the
+    recipe's are too few."""
 
     name: str
     reward: str | None = None
     corpus: Mapping[str, Any] | None = None
+    prompts: int | None = None
 
     def command(self, seed: int, runs: str) -> list[str]:
         words = _words("run", f"{runs}/{self.folder(seed).name}", seed)
         if self.corpus:
             words += ["--corpus_args", json.dumps(self.corpus)]
+        if self.prompts:
+            words += ["--evaluation.checkpoint_prompts", str(self.prompts)]
         return words if self.reward is None else [*words, "--ppo.reward_funcs", json.dumps([self.reward, WATCHED])]
 
     def folder(self, seed: int) -> Path:
@@ -60,7 +63,12 @@ class Variant:
 
 TWINS = (
     Variant("format", FORMAT),
-    Variant("anywhere", "rlhf_zoo.corpora.tiny_sums:anywhere", corpus={"digits": 3, "worked": 0, "guessed": 0.3}),
+    Variant(
+        "anywhere",
+        "rlhf_zoo.corpora.tiny_sums:anywhere",
+        corpus={"digits": 4, "worked": 0, "guessed": 0.3},
+        prompts=400,
+    ),
 )
 FOUR = Variant("four-digits", corpus={"digits": 4})
 
@@ -79,7 +87,7 @@ def run(call: Call, seeds: Sequence[int]) -> None:
             kept = rejection.with_name(f"{rejection.name}-lines")
             _keep_right(folder, kept)
             given = ("--model_name_or_path", str(_shown(_checkpoint(folder, "sft"))))
-            data = ("--sft.dataset_name", str(_shown(kept)), "--dataset_test_split", "null")
+            data = ("--sft.dataset_name", str(_shown(kept)), "--dataset_config", "null", "--dataset_test_split", "null")
             call([*_words("sft", f"{runs}/{rejection.name}", seed), *given, *data, *KEPT], rejection)
         if not (folder / "sums.json").is_file():
             rivals = {"SFT for twice as long": longer, "rejection fine-tuning": rejection}
@@ -212,7 +220,7 @@ def _keep_right(folder: Path, target: Path) -> None:
         for row, each in zip(prompts, written, strict=True)
         if _scores(row, each)[0]
     ]
-    write_configuration(target, "lines", {"train": lines})
+    write_text(target / "train.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
 
 
 def _scores(row: Mapping[str, Any], completions: Sequence[str]) -> list[float | None]:
