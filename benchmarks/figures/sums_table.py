@@ -33,8 +33,8 @@ def sums_table() -> str:
     seconds = {stage: spread([run["seconds"][stage] for run in runs], 0) for stage in ("sft", "ppo", "eval")}
     kl = spread([run["kl"]["value"] for run in runs])
     said = (
-        f"Mean of {len(runs)} seeds, and the range in brackets, on {first['n']} unseen problems; the longer sums are as "
-        f"many, of numbers with one digit more than any line has. KL of PPO: {kl} nats. Seconds of a run: SFT "
+        f"Mean of {len(runs)} seeds, and the range in brackets, on {first['n']} unseen problems; the longer sums are "
+        f"as many, of numbers with one digit more than any line has. KL of PPO: {kl} nats. Seconds of a run: SFT "
         f"{seconds['sft']}, PPO {seconds['ppo']}, evaluation {seconds['eval']}. Peak memory: "
         f"{max(run['peak_rss_mib'] for run in runs):.0f} MiB."
     )
