@@ -28,5 +28,5 @@ def test_showing_the_work_pays(tmp_path: Path) -> None:
     assert ppo["sampled"]["value"] > sft["sampled"]["value"] + 0.3
     assert sft["greedy_work"]["value"] < 0.3 and ppo["greedy_work"]["value"] > 0.9
     evaluation = json.loads((run / "eval" / "evaluation.json").read_text())
-    assert evaluation["verdict"] == "healthy" and evaluation["over_training"]["without_judge"] != "healthy"
+    assert evaluation["verdict"] == "healthy"
     assert json.loads((run / "summary.json").read_text())["peak_rss_mib"] <= 3 * 1024
