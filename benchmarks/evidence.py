@@ -6,6 +6,8 @@
                                                        # reads tiny-world's runs
     python benchmarks/evidence.py gold-2               # the second gold utility: what fools it, and who agrees with it
     python benchmarks/evidence.py remark-judges        # what a judge of product remarks may rest on
+    python benchmarks/evidence.py tiny-sums            # sums over seeds, beside what could be had for less
+    python benchmarks/evidence.py tiny-sums-twins      # two rewards that are hacked; -four-digits: shorter sums
     python benchmarks/evidence.py --keep               # runs nothing: keeps what is finished, and renders it
     python benchmarks/evidence.py --render             # only writes the docs again from the committed JSON
 
@@ -23,9 +25,11 @@ from pathlib import Path
 
 import gold
 import remark_judges
+import sums
 from figures import gain, keep, plots, tables
 from figures.experiments import (
     EXPERIMENTS,
+    FOUR_DIGITS,
     GOLD,
     METHODS,
     PAID_BY,
@@ -33,6 +37,8 @@ from figures.experiments import (
     REMARK_JUDGES,
     ROOT,
     RUNS,
+    SUMS,
+    TWINS,
     Experiment,
 )
 
@@ -46,12 +52,20 @@ DOCUMENTS = (
     "docs/evaluation.md",
     "docs/baselines.md",
     "docs/performance.md",
+    "recipes/tiny-sums/README.md",
 )
+
+
+SUMS_PARTS = {
+    SUMS: (sums.run, sums.kept_runs),
+    TWINS: (sums.run_twins, sums.kept_twins),
+    FOUR_DIGITS: (sums.run_four, sums.kept_four),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     names = [experiment.name(part) for experiment in EXPERIMENTS for part in experiment.parts]
-    names += [RATES, GOLD, REMARK_JUDGES]
+    names += [RATES, GOLD, REMARK_JUDGES, *SUMS_PARTS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}; all when left out")
     only = parser.add_mutually_exclusive_group()
@@ -79,8 +93,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
             keep.write(REMARK_JUDGES, remark_judges.measured())
         else:
             print(f"{REMARK_JUDGES}: not measured, {_shown(remark_judges.RUN)} is not finished", file=sys.stderr)
+    for part, (train, collected) in SUMS_PARTS.items():
+        if asked.render or (asked.parts and part not in asked.parts):
+            continue
+        if not asked.keep:
+            train(_call, asked.seeds or sums.SEEDS)
+        if (kept := collected())["runs"]:
+            keep.write(part, kept)
     for experiment in EXPERIMENTS:
         plots.draw(experiment)
+    plots.draw_sums(keep.load(SUMS).get("runs", []), keep.FOLDER / f"{SUMS}.png")
     for document in DOCUMENTS:
         path = ROOT / document
         path.write_text(tables.rendered(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -18,6 +18,8 @@ RATES = "probe-rates"
 GOLD = "gold-2"
 #: What a judge of product remarks may rest on.
 REMARK_JUDGES = "remark-judges"
+#: Sums with a reward that a program checks, two rewards that are hacked, and shorter sums.
+SUMS, TWINS, FOUR_DIGITS = "tiny-sums", "tiny-sums-twins", "tiny-sums-four-digits"
 METHODS = ("best-of-n", "dpo", "rloo")
 
 

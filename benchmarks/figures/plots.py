@@ -30,6 +30,23 @@ def draw(experiment: Experiment) -> None:
         plot_frontier(frontier, keep.FOLDER / f"{experiment.recipe}-frontier.png")
 
 
+def draw_sums(runs: Sequence[Any], path: Path) -> None:
+    """What sums are paid, and how many show their work, against the update: the mean over seeds, and their range."""
+    if not runs:
+        return
+    figure, (panel,) = _figure(1)
+    right = panel.twinx()
+    _over_runs(panel, runs, "shows_work", color=GREEN, linestyle="-", label="shows its work (watched, unpaid)")
+    _over_runs(panel, runs, "reward", color=BLUE, linestyle="-", label="right answer (the reward)")
+    _over_runs(right, runs, "kl", color=ORANGE, linestyle="--", label="KL (right)")
+    panel.set_title(f"tiny-sums: rollouts at T = 1 (mean and range of {len(runs)} runs)", fontsize=10.5)
+    panel.set(xlabel="PPO update", ylabel="share of completions", ylim=(0, 1.02))
+    right.set_ylabel("KL to SFT, nats per completion")
+    handles = [*panel.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
+    panel.legend(handles=handles, framealpha=0.7, edgecolor="none", fontsize=8, loc="center right")
+    _save(figure, path)
+
+
 def path_points(run: Mapping[str, Any], name: str) -> list[tuple[int, float, float]]:
     """(step, √KL, score) of SFT, which is step 0 at KL 0, and of each checkpoint, on validation prompts."""
     start = (0, 0.0, run["validation"][name])

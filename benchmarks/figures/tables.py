@@ -7,7 +7,7 @@ from speed import report
 
 from .critic_table import critic_table
 from .ensemble_table import ensemble_table
-from .experiments import EXPERIMENTS, GOLD, RATES, REMARK_JUDGES
+from .experiments import EXPERIMENTS, FOUR_DIGITS, GOLD, RATES, REMARK_JUDGES, SUMS, TWINS
 from .frontier_tables import baselines_table
 from .gain_table import gain_table
 from .gold_table import gold_table
@@ -15,6 +15,7 @@ from .paid_table import paid_table
 from .rates_table import rates_table
 from .remark_table import remark_table
 from .run_tables import ablation_table, runs_table
+from .sums_table import seeds_table, sums_table, twins_table
 
 #: The name of a block -> its Markdown.
 TABLES: dict[str, Callable[[], str]] = {
@@ -27,6 +28,10 @@ TABLES: dict[str, Callable[[], str]] = {
     RATES: rates_table,
     GOLD: gold_table,
     REMARK_JUDGES: remark_table,
+    SUMS: sums_table,
+    f"{SUMS}-seeds": partial(seeds_table, SUMS),
+    FOUR_DIGITS: partial(seeds_table, FOUR_DIGITS),
+    TWINS: twins_table,
     "critic": partial(critic_table, EXPERIMENTS),
     "speed": lambda: report.page(report.newest()),
     "speed-keys": lambda: report.key_table(report.newest()),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import reprlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,8 @@ class TimelinePoint:
 
     source: what its weights are fetched by, NAMESPACE/NAME@COMMIT or a folder. reward, kl: what training logged there,
     kl to SFT in nats per completion; None where the card does not say. chosen: the run's own choice, which is `main`
-    and `best` of its repository. recommended: what an evaluation recommends.
+    and `best` of its repository. recommended: what an evaluation recommends. watched: the means of
+    rewards of weight 0 there, by name.
     """
 
     step: int
@@ -48,6 +49,7 @@ class TimelinePoint:
     kl: float | None = None
     chosen: bool = False
     recommended: bool = False
+    watched: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def marks(self) -> list[str]:
@@ -78,7 +80,12 @@ class TimelineRun:
             if step is not None and commit is not None:
                 reward, kl = number(metrics.get("reward")), number(metrics.get("kl"))
                 on_branch = "best" in (row.get("also") or ())
-                points.append(TimelinePoint(step, row["revision"], commit, f"{repo}@{commit}", reward, kl, on_branch))
+                points.append(
+                    TimelinePoint(
+                        step, row["revision"], commit, f"{repo}@{commit}", reward, kl, on_branch,
+                        watched=_watched(metrics),
+                    )
+                )  # fmt: skip
         return cls._marked(repo, card, points)
 
     @classmethod
@@ -92,7 +99,9 @@ class TimelineRun:
             if step is not None and path.is_dir():
                 commit = row["commit"] if isinstance(row.get("commit"), str) else None
                 reward, kl = number(row.get("reward")), number(row.get("kl"))
-                points.append(TimelinePoint(step, str(row.get("tag")), commit, str(path), reward, kl))
+                points.append(
+                    TimelinePoint(step, str(row.get("tag")), commit, str(path), reward, kl, watched=_watched(row))
+                )
         return cls._marked(str(folder), card, points)
 
     @classmethod
@@ -156,6 +165,12 @@ class AtCheckpoint:
     def to_json(self) -> dict[str, Any]:
         found = None if self.found is None else self.found.to_json()
         return {**asdict(replace(self, found=None)), "found": found}
+
+
+def _watched(row: Mapping[str, Any]) -> dict[str, float]:
+    """Single rewards in what a card says of a checkpoint: those that pay nothing, as cards name no others."""
+    found = {key.partition("/")[2]: number(value) for key, value in row.items() if str(key).startswith("rewards/")}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _step(value: Any) -> int | None:

@@ -74,6 +74,16 @@ class Trajectory:
         found = decide(evidence, seed=self.seed)
         return found if self.confirmation is None else found.confirm(*self.confirmation)
 
+    @cached_property
+    def without_judge(self) -> Verdict:
+        """What the same rule says by reward, KL and probes alone."""
+        points = [
+            replace(self._checkpoint(one.step, one.measured, one.report), judge=None, wins=None) for one in self.points
+        ]
+        sft = replace(self._checkpoint(0, self.sft, None), judge=None, wins=None)
+        unjudged = [replace(one, judge=None) for one in self.payments]
+        return decide(Evidence(sft, points, payments=unjudged), seed=self.seed)
+
     def confirmed(self, gain: Estimate) -> Trajectory:
         """With the candidate's gain over SFT on other prompts: once, whatever is found out later."""
         candidate = self.verdict.candidate
@@ -98,6 +108,7 @@ class Trajectory:
             "prompts": self.prompts,
             "samples_per_prompt": self.samples,
             **self.verdict.to_json(),
+            "without_judge": self.without_judge.text,
             "judge": self.judge,
             "standing": self.standing.to_json(),
             "sft": self._figures(self.sft),

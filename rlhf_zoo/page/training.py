@@ -18,6 +18,7 @@ from .sampling import MODELS, Proposal, controls, keywords
 from .subject import Subject
 from .views import completion, figures, pairs
 
+MOST_WATCHED = 4  # a card is its publisher's word
 HINT = (
     '<p class="zoo-note">Move the step to see the prompt at one checkpoint beside SFT; “Every checkpoint” shows it at '
     "all of them.</p>"
@@ -174,11 +175,13 @@ def span(run: TimelineRun) -> dict[str, Any]:
 def curves(run: TimelineRun, step: int) -> str:
     """Reward and KL over a run's checkpoints, with `step` marked."""
     points = run.points
+    watched = list(dict.fromkeys(name for point in points for name in point.watched))[:MOST_WATCHED]
     drawn = step_curves(
         run.steps,
         [
             Series("Reward in training", [point.reward for point in points]),
             Series("KL to SFT", [point.kl for point in points], unit="nats", from_zero=True),
+            *(Series(f"{name} (watched)", [point.watched.get(name) for point in points]) for name in watched),
         ],
         chosen=step,
         labeled={point.step: ", ".join(point.marks) for point in points if point.marks},

@@ -20,6 +20,7 @@ from .card_benchmark import benchmark_results, results_file
 from .card_data import DataPart, evaluated_on, of_stage
 from .card_kl import penalty_varies
 from .card_parts import TEMPLATES, Metric, StageCard
+from .card_signs import watched
 from .facts import Facts, estimate_at
 from .markdown import Raw
 
@@ -128,6 +129,7 @@ def card_json(facts: Facts) -> dict[str, Any]:
         "checkpoints": [
             {"step": one.step, "tag": one.tag, "commit": one.commit}
             | {name: one.metrics.get(key) for name, key in card.json_columns.items()}
+            | {key: one.metrics.get(key) for key in watched(facts)}
             for one in facts.checkpoints
         ],
         "created": facts.run.get("created"),

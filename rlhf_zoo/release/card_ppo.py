@@ -20,7 +20,7 @@ from .card_parts import (
     policy_figures,
     unmeasured_figures,
 )
-from .card_signs import reward_parts, signs
+from .card_signs import reward_parts, signs, watched
 from .facts import Facts
 from .markdown import Raw
 from .report import answer_rows
@@ -44,6 +44,7 @@ def _draw(facts: Facts, draw: Draw) -> None:
     panels = _PANELS
     if any(row.get("completions/eos_rate", 1) < 1 for row in rows):
         panels += (("completions/eos_rate", "Ended by EOS", "share of completions"),)
+    panels += tuple((key, f"{key.partition('/')[2]} (watched)", "mean of the rollouts") for key in watched(facts))
     if penalty_varies(facts):
         panels += (("kl_coef", "β, the KL coefficient", "reward per nat"),)
     draw("reward_kl", "Reward and KL against the step", plots.plot_reward_and_kl, rows, mark=mark)

@@ -80,6 +80,11 @@ def reward_parts(facts: Facts) -> list[dict[str, Any]]:
     ]
 
 
+def watched(facts: Facts) -> list[str]:
+    """The metrics of training of single rewards that pay nothing."""
+    return [f"rewards/{part['name']}" for part in reward_parts(facts) if part["weight"] == 0]
+
+
 def _apart(samples: list[dict[str, Any]]) -> tuple[int, int] | None:
     """(comparisons in which reward and judge part, all comparisons)."""
     found = []

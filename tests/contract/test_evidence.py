@@ -1,12 +1,14 @@
 """The figures in the docs are those of the committed JSON, and the JSON has what the docs claim to have run."""
 
 import json
+import shlex
 from statistics import fmean
 
 import evidence
 import pytest
+import sums
 from figures import critic_table, gain_table, keep, tables
-from figures.experiments import EXPERIMENTS, METHODS, RATES, ROOT
+from figures.experiments import EXPERIMENTS, METHODS, RATES, ROOT, SUMS, TWINS
 
 from rlhf_zoo.evaluation.verdict import RULE
 
@@ -20,7 +22,7 @@ SHOWN = [
 #: What may not have been run yet.
 LATER = ("baselines", "critic", "ensemble-reward")
 KEPT = [one.name(part) for one in EXPERIMENTS for part in one.parts if part not in LATER or keep.load(one.name(part))]
-KEPT.append(RATES)
+KEPT += [RATES, *(part for part in evidence.SUMS_PARTS if keep.load(part))]
 
 
 def runs(name: str) -> list[dict]:
@@ -162,3 +164,25 @@ def test_the_recommendation_finds_the_gain():
     ablated = [gain_table.gain_of(run).share for run in runs(TINY.name("ablation"))]
     assert min(whole) == pytest.approx(0.89, abs=0.005)
     assert len(ablated) == 6 and min(ablated) == pytest.approx(0.80, abs=0.005)
+
+
+@pytest.mark.skipif(not runs(SUMS), reason="not run yet: python benchmarks/evidence.py tiny-sums")
+def test_ppo_finds_out_that_showing_its_work_pays():
+    """Of sums, in every seed; how far it comes is told by the table."""
+    kept = runs(SUMS)
+    assert [run["seed"] for run in kept] == list(sums.SEEDS) and {run["kind"] for run in kept} == {"healthy"}
+    for run in kept:
+        sft, ppo = (run["policies"][name] for name in ("SFT", "PPO"))
+        assert ppo["greedy"]["n"] == 1000 and ppo["greedy"]["ci95"][0] > sft["greedy"]["ci95"][1] + 0.4
+        assert sft["greedy_work"]["value"] < 0.3 and ppo["greedy_work"]["value"] > 0.9
+        assert len(run["curve"]) == sums.CHECKS // 128 and run["curve"][0]["shows_work"] < 0.45
+
+
+@pytest.mark.skipif(not runs(TWINS), reason="not run yet: python benchmarks/evidence.py tiny-sums-twins")
+def test_exact_match_convicts_the_twins():
+    kept = runs(TWINS)
+    asked = [(twin, seed) for twin in sums.TWINS for seed in sums.TWIN_SEEDS]
+    assert [(run["twin"], run["seed"]) for run in kept] == [(twin.name, seed) for twin, seed in asked]
+    for run, (twin, seed) in zip(kept, asked, strict=True):
+        assert run["kind"] == "hacked" and run["reward"]["ppo"]["value"] > run["reward"]["sft"]["value"]
+        assert run["command"] == shlex.join(twin.command(seed, "runs/evidence"))

@@ -122,12 +122,15 @@ def test_a_reward_of_several_models(runs):
     assert "reward-model:x/judge" in head_and_body(runs / "ppo" / "README.md")[0]["tags"]
 
 
-def test_a_reward_that_is_only_watched(runs):
+def test_a_reward_that_is_only_watched(runs, plotted):
     for learned, gold in ((0.5, 0.25), (2.5, 0.125)):
         StageRecord(runs / "ppo").append_metrics({"step": 40, "rewards/reward_model": learned, "rewards/gold": gold})
     body = settings_of(runs, reward_funcs=["mine:gold"], reward_weights=[1, 0])
     assert "against a learned reward (with `mine:gold` watched and never rewarded), starting" in body
     assert cells(body, "gold |") == ["gold", "0", "0.250", "0.125"]
+    rows = {row["step"]: row for row in json.loads((runs / "ppo" / "rlhf_card.json").read_text())["checkpoints"]}
+    assert rows[40]["rewards/gold"] == 0.125 and "rewards/reward_model" not in rows[40]
+    assert "gold (watched)](plots/training.png)" in body
     assert cells(body, "reward&#95;model |") == ["reward&#95;model", "1", "0.500", "2.500"]
 
 

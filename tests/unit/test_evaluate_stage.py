@@ -181,6 +181,9 @@ def test_a_verifiable_reward_judges_what_it_rewards(tmp_path: Path) -> None:
     assert "It is the reward that PPO was trained on. It says whether an answer is right" in card
     assert f"right answers by {name}, read strictly" in card and "| pass@2, read leniently |" in card
     assert "Read strictly the policy gains" in card
+    alone = found["over_training"]["without_judge"]
+    assert alone in ("not judged", "suspicious", "hacked"), "nobody but a judge sees a gain"
+    assert f"so by reward, KL and probes alone: **{alone}**." in card
 
 
 def test_a_verifiable_reward_is_the_judge_where_none_is_named(tmp_path: Path) -> None:

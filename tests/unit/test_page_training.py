@@ -47,6 +47,8 @@ def test_the_curves_mark_the_chosen_step_and_name_the_others() -> None:
     assert "step-10 · in training: reward +1.00, KL 0.10 nats" in drawn
     places = [re.search(r'class="zoo-chosen" d="M([\d.]+)', curves(found, step)).group(1) for step in (10, 20, 40)]
     assert sorted(places, key=float) == places and len(set(places)) == 3
+    watched = tuple(replace(point, watched={"<b>gold": 0.25}) for point in found.points)
+    assert "&lt;b&gt;gold (watched)" in (drawn := curves(replace(found, points=watched), 10)) and "<b>" not in drawn
     assert curves(run(10), 10) and curves(replace(found, points=(replace(found.points[0], reward=None, kl=None),)), 10)
 
 

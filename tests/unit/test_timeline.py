@@ -99,7 +99,8 @@ def listing(*, moved: bool = False) -> tuple[dict, dict]:
         "chosen": {"step": 30, "rule": "best validation reward"},
         "settings": {"kl_coef": 0.05},
         "checkpoints": [
-            {"step": s, "tag": f"step-{s:06d}", "commit": commit(s), "reward": s / 10, "kl": s / 5} for s in STEPS
+            {"step": s, "tag": f"step-{s:06d}", "commit": commit(s), "reward": s / 10, "kl": s / 5, "rewards/gold": -s}
+            for s in STEPS
         ],
     }
     tags = {f"step-{step:06d}": commit(99 if moved and step == 20 else step) for step in STEPS} | {"v1": commit(7)}
@@ -112,7 +113,8 @@ def test_a_run_from_what_the_hub_lists() -> None:
     found = TimelineRun.from_listing(*listing())
     assert found.name == REPO and found.beta == 0.05 and found.steps == STEPS
     assert [(one.reward, one.kl) for one in found.points] == [(s / 10, s / 5) for s in STEPS]
-    assert found.at(20) == TimelinePoint(20, "step-000020", commit(20), f"{REPO}@{commit(20)}", 2.0, 4.0)
+    point = TimelinePoint(20, "step-000020", commit(20), f"{REPO}@{commit(20)}", 2.0, 4.0, watched={"gold": -20.0})
+    assert found.at(20) == point
     assert [one.step for one in found.points if one.chosen] == [30]
     assert not any(one.recommended for one in found.points)
     assert found.best.step == 30
@@ -154,7 +156,7 @@ def test_a_run_of_this_machine(saved: World) -> None:
     card["checkpoints"].append({"step": 50, "tag": "step-000050", "commit": None, "reward": math.inf})
     found = TimelineRun.from_card(card, folder)
     assert found.steps == STEPS and found.best.source == str(folder / "checkpoint-30")
-    assert found.at(20).reward == 2.0 and found.at(20).commit == commit(20)
+    assert found.at(20).reward == 2.0 and found.at(20).commit == commit(20) and found.at(20).watched == {"gold": -20.0}
 
 
 @settings(deadline=None)

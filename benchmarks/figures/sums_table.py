@@ -1,0 +1,102 @@
+"""The tables of tiny-sums: what each policy answers over seeds, each seed's own figures, and the twins."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from . import keep
+from .experiments import SUMS, TWINS
+from .text import NOTHING, code, number, spread, table
+
+COLUMNS = (
+    ("greedy: right", "greedy"),
+    ("greedy: shows its work", "greedy_work"),
+    ("T = 1: right", "sampled"),
+    ("T = 1: shows its work", "sampled_work"),
+    ("majority of 16", "majority"),
+    ("pass@16", "pass"),
+    ("longer sums, greedy", "longer"),
+)
+Run = Mapping[str, Any]
+
+
+def sums_table() -> str:
+    """Each policy over seeds: mean, and the range in brackets."""
+    runs = _runs(SUMS)
+    if not runs:
+        return NOTHING
+    rows = []
+    for policy in runs[0]["policies"]:
+        each = [run["policies"][policy] for run in runs]
+        cells = [spread([one[key]["value"] for one in each], 3) if key in each[0] else "" for _, key in COLUMNS]
+        rows.append([policy, *cells])
+    first = next(iter(runs[0]["policies"].values()))["greedy"]
+    seconds = {stage: spread([run["seconds"][stage] for run in runs], 0) for stage in ("sft", "ppo", "eval")}
+    kl = spread([run["kl"]["value"] for run in runs])
+    said = (
+        f"Mean of {len(runs)} seeds, and the range in brackets, on {first['n']} unseen problems; the longer sums are "
+        f"as many, of numbers with one digit more than any line has. KL of PPO: {kl} nats. Seconds of a run: SFT "
+        f"{seconds['sft']}, PPO {seconds['ppo']}, evaluation {seconds['eval']}. Peak memory: "
+        f"{max(run['peak_rss_mib'] for run in runs):.0f} MiB."
+    )
+    return _page(["", *(title for title, _ in COLUMNS)], rows, said, runs, SUMS)
+
+
+def seeds_table(part: str) -> str:
+    """SFT and PPO of each seed, with intervals."""
+    runs = _runs(part)
+    if not runs:
+        return NOTHING
+    columns = [(policy, key) for key in ("greedy", "sampled") for policy in ("SFT", "PPO")]
+    heads = ["seed", *(f"{policy}, {'greedy' if key == 'greedy' else 'T = 1'}" for policy, key in columns)]
+    rows = [
+        [
+            str(run["seed"]),
+            *(_estimate(run["policies"][policy][key]) for policy, key in columns),
+            run["verdict"],
+            run["without_judge"],
+        ]
+        for run in runs
+    ]
+    said = "Right answers to the unseen problems, with 95% intervals; the verdict by exact match, and without a judge."
+    return _page([*heads, "verdict", "probes alone"], rows, said, runs, part)
+
+
+def twins_table() -> str:
+    """Each twin over seeds: what it was paid, what exact match says of it, and what probes alone would have said."""
+    runs = _runs(TWINS)
+    if not runs:
+        return NOTHING
+    rows = [
+        [
+            run["twin"],
+            str(run["seed"]),
+            *(f"{_value(run[key]['sft'])} → {_estimate(run[key]['ppo'])}" for key in ("reward", "judge", "shows_work")),
+            number(run["kl"]["value"], 2),
+            run["verdict"],
+            run["without_judge"],
+        ]
+        for run in runs
+    ]
+    heads = ["twin", "seed", "reward", "right, by exact match", "shows its work", "KL, nats", "verdict", "probes alone"]
+    said = "SFT → PPO at T = 1 on the unseen problems, with 95% intervals."
+    return _page(heads, rows, said, runs, TWINS)
+
+
+def _page(heads: Sequence[str], rows: Sequence[Sequence[str]], said: str, runs: Sequence[Run], part: str) -> str:
+    firsts = {run.get("twin"): run["command"] for run in reversed(runs)}
+    ran = " and ".join(map(code, reversed(firsts.values())))
+    by = f"Made by `python benchmarks/evidence.py {part}`, which ran {ran} and the other seeds."
+    return "\n".join([table(heads, rows), "", said, "", by])
+
+
+def _estimate(found: Mapping[str, Any]) -> str:
+    low, high = found["ci95"]
+    return f"{_value(found)} ({number(low, 3)} to {number(high, 3)})"
+
+
+def _value(found: Mapping[str, Any]) -> str:
+    return number(found["value"], 3)
+
+
+def _runs(part: str) -> list[Run]:
+    return list(keep.load(part).get("runs", []))
