@@ -149,7 +149,7 @@ def _kept(run: Path) -> dict[str, Any]:
         "seed": summary["seed"],
         "command": _public(StageRecord(run / "ppo").read()["command"]),
         "peak_rss_mib": summary["peak_rss_mib"],
-        "reward_model": _reward_model(model) if model else None,
+        "reward_model": reward_model(model) if model else None,
         **{side: {key: one["value"] for key, one in evaluation[side].items()} for side in ("sft", "ppo")},
         **{key: {part: evaluation[key][part] for part in ("value", "ci95", "n")} for key in WIN_RATES},
         "judges": {
@@ -168,7 +168,7 @@ def _kept(run: Path) -> dict[str, Any]:
     return found if gain is None else {**found, "gain": gain}
 
 
-def _reward_model(report: Mapping[str, Any]) -> dict[str, Any]:
+def reward_model(report: Mapping[str, Any]) -> dict[str, Any]:
     """Accuracy, on all held-out pairs and by which side is longer, and that of the rule that the longer one wins."""
     hard = report["hard"] or {}
     by_length = {key: hard[key] for key in BY_LENGTH if hard.get(key)}

@@ -31,6 +31,8 @@ def length_table(experiment: Experiment) -> str:
         ("chosen_shorter", "the chosen one is the shorter", "0"),
         ("same_length", "lengths within a tenth of each other", ""),
     ):
+        if any(key not in model for model in models):  # no pair is of this kind
+            continue
         sizes = sorted({model[key]["n"] for model in models})
         rows.append([what, " to ".join(map(str, dict.fromkeys((sizes[0], sizes[-1])))),
                      over(lambda model, key=key: model[key]["value"]), rule])  # fmt: skip
