@@ -11,8 +11,8 @@
     python benchmarks/evidence.py --keep               # runs nothing: keeps what is finished, and renders it
     python benchmarks/evidence.py --render             # only writes the docs again from the committed JSON
 
-product-remarks needs its text: set RLHF_ZOO_DATA to the folder that holds pros_cons and opinion_lexicon. The runs lie
-in runs/evidence, or where RLHF_ZOO_EVIDENCE_RUNS says.
+product-remarks, remarks-count and arguments need their text: set RLHF_ZOO_DATA to the folder that holds pros_cons,
+opinion_lexicon and ukp_convarg. The runs lie in runs/evidence, or where RLHF_ZOO_EVIDENCE_RUNS says.
 """
 
 import argparse
@@ -49,6 +49,8 @@ DOCUMENTS = (
     "README.md",
     "recipes/tiny-world/README.md",
     "recipes/product-remarks/README.md",
+    "recipes/remarks-count/README.md",
+    "recipes/arguments/README.md",
     "docs/evaluation.md",
     "docs/baselines.md",
     "docs/performance.md",
@@ -111,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
     """Runs what is not finished of a part. Ablation and baselines need the run of the recipe's first seed."""
     data = os.environ.get("RLHF_ZOO_DATA", "")
-    if experiment.needs_data and not data:
+    if experiment.data and not data:
         print(f"{experiment.name(part)}: not run, RLHF_ZOO_DATA is not set", file=sys.stderr)
         return
     runs = str(_shown(RUNS))

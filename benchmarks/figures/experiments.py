@@ -1,7 +1,6 @@
 """What is run for the docs: each recipe over seeds, under β = 0, and beside its baselines; and by which commands."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +28,8 @@ class Experiment:
     from that of the second: the first has an ablation of its own, PPO over seeds as long as the recipe's.
 
     beta: the recipe's own, which the ablation lays beside 0, in runs of `episodes` under `ppo_seeds` seeds of PPO; the
-    ensemble has as many reward models.
+    ensemble has as many reward models. studied: the parts that are run of this recipe. data: its flags for data, with
+    their folders under RLHF_ZOO_DATA.
     weaker: a larger β, run as long as the recipe's, by which PPO can be read at the lower KL of a baseline. small: a
     smaller one, under which one reward model, and several, pay for `episodes` episodes. gold: the judge is the truth
     itself; only then are there such runs.
@@ -38,12 +38,13 @@ class Experiment:
     recipe: str
     seeds: tuple[int, ...]
     beta: float
-    episodes: int
+    episodes: int = 0
     ppo_seeds: int = 3
     weaker: float = 0.3
     small: float = 0.02
-    needs_data: bool = False
+    data: tuple[tuple[str, str], ...] = ()
     gold: bool = False
+    studied: tuple[str, ...] = PARTS
 
     def name(self, part: str) -> str:
         """Of a part's file in docs/evidence, and on the command line."""
@@ -51,7 +52,7 @@ class Experiment:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return tuple(part for part in PARTS if part != "ensemble-reward" or self.gold)
+        return tuple(part for part in self.studied if part != "ensemble-reward" or self.gold)
 
     @property
     def critic_seeds(self) -> tuple[int, ...]:
@@ -122,16 +123,22 @@ class Experiment:
         return words
 
     def _words(self, verb: str, seed: int, data: str, runs: str) -> list[str]:
-        given = data_flags(data) if self.needs_data else ()
+        given = [word for flag, folder in self.data for word in (flag, f"{data}/{folder}")]
         directory = f"{runs}/{self.recipe}-{seed}"
         return ["rlhf-zoo", verb, self.recipe, "--output_dir", directory, "--hub", "local", "--seed", str(seed), *given]
 
 
-def data_flags(data: str) -> Sequence[str]:
-    return ("--dataset_name", f"{data}/pros_cons", "--evaluation.lexicon", f"{data}/opinion_lexicon")
-
+PROS_CONS = ("--dataset_name", "pros_cons")
 
 EXPERIMENTS = (
     Experiment("tiny-world", tuple(range(1, 11)), beta=0.1, episodes=7680, gold=True),
-    Experiment("product-remarks", (1, 2, 3), beta=0.12, episodes=5120, needs_data=True),
+    Experiment(
+        "product-remarks",
+        (1, 2, 3),
+        beta=0.12,
+        episodes=5120,
+        data=(PROS_CONS, ("--evaluation.lexicon", "opinion_lexicon")),
+    ),
+    Experiment("remarks-count", (1, 2, 3), beta=0.05, data=(PROS_CONS,), studied=("runs",)),
+    Experiment("arguments", (1, 2, 3), beta=0.1, data=(("--dataset_name", "ukp_convarg"),), studied=("runs",)),
 )

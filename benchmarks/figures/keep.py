@@ -14,6 +14,8 @@ from .gain import stored
 
 FOLDER = ROOT / "docs" / "evidence"
 PROBE_KEYS = ("name", "family", "value", "threshold", "two_sided", "effect", "least", "p", "fired")
+WIN_RATES = ("win_rate", "control", "win_rate_at_equal_length")
+BY_LENGTH = ("chosen_longer", "chosen_shorter", "same_length")
 CURVE = {
     "reward": "objective/score",
     "kl": "objective/kl",
@@ -21,7 +23,7 @@ CURVE = {
     "own": "rewards/reward_model_0",
     "disagreement": "rewards/disagreement",
 }
-_DATA = re.compile(r"\S+/(pros_cons|opinion_lexicon)(?!\S)")
+_DATA = re.compile(r"\S+/(pros_cons|opinion_lexicon|ukp_convarg)(?!\S)")
 
 
 def load(name: str) -> dict[str, Any]:
@@ -147,11 +149,11 @@ def _kept(run: Path) -> dict[str, Any]:
         "seed": summary["seed"],
         "command": _public(StageRecord(run / "ppo").read()["command"]),
         "peak_rss_mib": summary["peak_rss_mib"],
-        "reward_model": {key: model[key] for key in ("accuracy", "n", "ci95")} if model else None,
+        "reward_model": reward_model(model) if model else None,
         **{side: {key: one["value"] for key, one in evaluation[side].items()} for side in ("sft", "ppo")},
-        **{key: {part: evaluation[key][part] for part in ("value", "ci95", "n")} for key in ("win_rate", "control")},
+        **{key: {part: evaluation[key][part] for part in ("value", "ci95", "n")} for key in WIN_RATES},
         "judges": {
-            name: {key: judge[key] for key in ("sft", "ppo", "win_rate")}
+            name: {key: judge[key] for key in ("sft", "ppo", "win_rate", "answers") if key in judge}
             for name, judge in evaluation["judges"].items()
         },
         **({"trivial": evaluation["trivial"]} if "trivial" in evaluation else {}),
@@ -164,6 +166,14 @@ def _kept(run: Path) -> dict[str, Any]:
     }
     gain = stored(run)
     return found if gain is None else {**found, "gain": gain}
+
+
+def reward_model(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Accuracy, on all held-out pairs and by which side is longer, and that of the rule that the longer one wins."""
+    hard = report["hard"] or {}
+    by_length = {key: hard[key] for key in BY_LENGTH if hard.get(key)}
+    rules = {key: report["length"][key] for key in ("longer_wins", "prefers_longer")}
+    return {**{key: report[key] for key in ("accuracy", "n", "ci95")}, **rules, **by_length}
 
 
 def _verdict(run: Path, evaluation: Mapping[str, Any]) -> dict[str, Any]:

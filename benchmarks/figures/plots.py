@@ -58,11 +58,12 @@ def _training(experiment: Experiment, runs: Sequence[Any], cut: Sequence[Any], p
     recipe = experiment.recipe
     pairs = [(f"{recipe}: β = {experiment.beta:g}, the recipe's", runs), (f"{recipe}: β = 0", cut)]
     pairs = [(title, group) for title, group in pairs if group]
+    paid = "reward model (proxy)" if runs[0]["reward_model"] else "reward (a rule)"
     figure, axes = _figure(len(pairs))
     for panel, (title, group) in zip(axes, pairs, strict=True):
         right = panel.twinx()
         lines = (
-            (panel, "reward", BLUE, "-", "reward model (proxy)"),
+            (panel, "reward", BLUE, "-", paid),
             (panel, "gold", GREEN, "-", "gold utility (truth)"),
             (right, "kl", ORANGE, "--", "KL (right)"),
         )

@@ -37,7 +37,10 @@ def runs_table(experiment: Experiment) -> str:
         rows.append(
             [f"win rate over SFT, by the {name}", control if name == next(iter(runs[0]["judges"])) else "", *cells]
         )
-    rows += _trivial_rows(runs, len(columns))
+    if "win_rate_at_equal_length" in runs[0]:
+        cells = [spread([run["win_rate_at_equal_length"]["value"] for run in of], 3) for _, of, _ in columns[1:]]
+        rows.append([f"win rate over SFT at equal length, by the {next(iter(runs[0]['judges']))}", "", *cells])
+    rows += [*_answer_rows(columns), *_trivial_rows(runs, len(columns))]
     rows.append(["verdict", "", *(_counted(run["kind"] for run in of) for _, of, _ in columns[1:])])
     said = [
         f"{seeds(run['seed'] for run in runs).capitalize()}: mean, and the range in brackets; "
@@ -48,9 +51,10 @@ def runs_table(experiment: Experiment) -> str:
             f"β = 0: PPO's {seeds(run['ppo_seed'] for run in cut)}, from the SFT and reward model of seed "
             f"{cut[0]['seed']}."
         )
-    accuracy = spread([run["reward_model"]["accuracy"] for run in runs], 3)
+    if models := [run["reward_model"] for run in runs if run["reward_model"]]:
+        accuracy, pairs = spread([one["accuracy"] for one in models], 3), _sizes(one["n"] for one in models)
+        said.append(f"Reward model: accuracy {accuracy} on {pairs} held-out pairs.")
     said += [
-        f"Reward model: accuracy {accuracy} on {_sizes(run['reward_model']['n'] for run in runs)} held-out pairs.",
         f"Lowest end of a win rate's 95% interval: {min(run['win_rate']['ci95'][0] for run in runs):.3f}.",
         f"Peak memory: {max(run['peak_rss_mib'] for run in runs):.0f} MiB.",
         *missing_seeds(experiment, runs),
@@ -64,6 +68,22 @@ def runs_table(experiment: Experiment) -> str:
             made(code(runs[0]["command"]) + " and the other seeds", *(code(run["command"]) for run in cut[:1])),
         ]
     )
+
+
+def _answer_rows(columns: Sequence[tuple[str, Sequence[Run], str]]) -> list[list[str]]:
+    """Right answers by the rules among the judges that check them, by how an answer is read."""
+    judges = {name: judge["answers"] for name, judge in columns[0][1][0]["judges"].items() if "answers" in judge}
+    return [
+        [
+            f"right answers, read {reading}",
+            *(
+                spread([run["judges"][name]["answers"][reading][side]["accuracy"]["value"] for run in of], 3)
+                for _, of, side in columns
+            ),
+        ]
+        for name, readings in judges.items()
+        for reading in readings
+    ]
 
 
 def _trivial_rows(runs: Sequence[Run], columns: int) -> list[list[str]]:

@@ -11,6 +11,7 @@ from .experiments import EXPERIMENTS, FOUR_DIGITS, GOLD, RATES, REMARK_JUDGES, S
 from .frontier_tables import baselines_table
 from .gain_table import gain_table
 from .gold_table import gold_table
+from .length_table import length_table
 from .paid_table import paid_table
 from .rates_table import rates_table
 from .remark_table import remark_table
@@ -20,10 +21,10 @@ from .sums_table import seeds_table, sums_table, twins_table
 #: The name of a block -> its Markdown.
 TABLES: dict[str, Callable[[], str]] = {
     **{one.name("runs"): partial(runs_table, one) for one in EXPERIMENTS},
-    **{one.name("ablation"): partial(ablation_table, one) for one in EXPERIMENTS},
-    **{one.name("ensemble"): partial(ensemble_table, one) for one in EXPERIMENTS},
+    **{one.name("ablation"): partial(ablation_table, one) for one in EXPERIMENTS if "ablation" in one.parts},
+    **{one.name("ensemble"): partial(ensemble_table, one) for one in EXPERIMENTS if "ensemble" in one.parts},
     **{one.name("ensemble-reward"): partial(paid_table, one) for one in EXPERIMENTS if one.gold},
-    **{one.name("baselines"): partial(baselines_table, one) for one in EXPERIMENTS},
+    **{one.name("baselines"): partial(baselines_table, one) for one in EXPERIMENTS if "baselines" in one.parts},
     **{f"{one.recipe}-gain": partial(gain_table, one) for one in EXPERIMENTS if one.gold},
     RATES: rates_table,
     GOLD: gold_table,
@@ -32,7 +33,8 @@ TABLES: dict[str, Callable[[], str]] = {
     f"{SUMS}-seeds": partial(seeds_table, SUMS),
     FOUR_DIGITS: partial(seeds_table, FOUR_DIGITS),
     TWINS: twins_table,
-    "critic": partial(critic_table, EXPERIMENTS),
+    "arguments-length": partial(length_table, next(one for one in EXPERIMENTS if one.recipe == "arguments")),
+    "critic": partial(critic_table, [one for one in EXPERIMENTS if "critic" in one.parts]),
     "speed": lambda: report.page(report.newest()),
     "speed-keys": lambda: report.key_table(report.newest()),
     "speed-phases": lambda: report.phase_table(report.newest()),

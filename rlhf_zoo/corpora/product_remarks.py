@@ -4,10 +4,7 @@ The corpus is "Pros and Cons" by Bing Liu (CC BY 4.0; Ganapathibhotla & Liu, COL
 package: `prepare` reads it from NLTK's download, from a folder of ``SPLIT.jsonl`` files, or from the Hub.
 """
 
-import gzip
-import hashlib
 import itertools
-import json
 import random
 import re
 import zipfile
@@ -18,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
+from .source import Rows, read_jsonl, read_splits, unit
 
 SPLITS = ("train", "judge", "validation", "test")
 SHARES = (0.50, 0.38, 0.04, 0.08)
@@ -32,7 +30,6 @@ LONGEST_OPENING = 3
 
 HELP = "run `python -c 'import nltk; nltk.download(\"pros_cons\")'` and give --dataset_name ~/nltk_data"
 
-_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 _TAG = re.compile(r"</?\w+>")
 
 
@@ -48,9 +45,6 @@ class Remark:
         return self.text.split(" ")
 
 
-Rows = list[dict[str, Any]]
-
-
 def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -> dict[str, dict[str, Rows]]:
     """The four configurations of the recipe's data set, as ``{configuration: {split: rows}}``.
 
@@ -64,9 +58,7 @@ def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -
     prompts and pairs; what evaluates (test prompts, test pairs) does not depend on it. Raises ZooError when the source
     cannot be read or lacks a split or a column.
     """
-    if source is None:
-        raise ZooError(f"product-remarks has no data of its own: {HELP}, or give --dataset_name a folder or a Hub id.")
-    remarks = {split: _normalized(rows) for split, rows in read_remarks(source).items()}
+    remarks = read_normalized(source)
     written = {split: remarks[split] for split in ("train", "validation", "test")}
     return {
         "lines": {split: [{"text": remark.text} for remark in rows] for split, rows in written.items()},
@@ -79,10 +71,15 @@ def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -
     }
 
 
-def _normalized(remarks: Iterable[Remark]) -> list[Remark]:
-    """Lower-cased, single-spaced, without remarks of one word, which leave nothing to complete."""
-    lowered = (Remark(" ".join(remark.text.lower().split()), remark.label) for remark in remarks)
-    return [remark for remark in lowered if len(remark.words) > 1]
+def read_normalized(source: str | None) -> dict[str, list[Remark]]:
+    """`read_remarks`, lower-cased, single-spaced, without remarks of one word, which leave nothing to complete."""
+    if source is None:
+        raise ZooError(f"Product remarks do not come with this package: {HELP}, or give a folder or a Hub id.")
+    lowered = {
+        split: [Remark(" ".join(remark.text.lower().split()), remark.label) for remark in remarks]
+        for split, remarks in read_remarks(source).items()
+    }
+    return {split: [remark for remark in remarks if len(remark.words) > 1] for split, remarks in lowered.items()}
 
 
 def _openings(remark: Remark) -> Iterator[str]:
@@ -116,8 +113,8 @@ def _prompts(remarks: dict[str, list[Remark]], *, seed: int) -> dict[str, Rows]:
     rng = random.Random(f"product-remarks train prompts {seed}")
     train = [rng.choice(list(_openings(remark))) for remark in remarks["train"]]
     held_out: dict[str, Rows] = {"validation": [], "test": []}
-    for opening in sorted(neutral, key=_sha1):
-        held_out["test" if _unit(opening) < TEST_SHARE else "validation"].append({"prompt": opening})
+    for opening in sorted(neutral, key=unit):
+        held_out["test" if unit(opening) < TEST_SHARE else "validation"].append({"prompt": opening})
     return {"train": [{"prompt": opening} for opening in train if opening not in neutral], **held_out}
 
 
@@ -160,62 +157,24 @@ def _row(pro: Remark, con: Remark) -> dict[str, Any]:
     return {"prompt": prompt, "chosen": pro.text[len(prompt) :], "rejected": con.text[len(prompt) :]}
 
 
-def _sha1(text: str) -> str:
-    return hashlib.sha1(text.encode()).hexdigest()
-
-
-def _unit(text: str) -> float:
-    """A number in [0, 1) that depends on the text alone."""
-    return int(_sha1(text)[:12], 16) / 16**12
-
-
 def read_remarks(source: str) -> dict[str, list[Remark]]:
     """The remarks of each of `SPLITS`, as written. ``source`` and errors are those of `prepare`."""
     path = Path(source).expanduser()
-    if not path.exists():
-        looks_like_path = source.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(source)
-        if looks_like_path:
-            raise ZooError(f"There is no data set at {source}: {HELP}.")
-        return _read_hub(source)
-    raw = _nltk_texts(path, "pros_cons", ("IntegratedPros.txt", "IntegratedCons.txt"))
-    if raw is not None:
-        return _split_raw(_clean(raw["IntegratedPros.txt"], raw["IntegratedCons.txt"]))
-    if not path.is_dir():
-        raise ZooError(f"{source} is neither a folder nor NLTK's pros_cons zip: {HELP}.")
-    return {split: _remarks(_read_jsonl(path, split), f"{source}, split {split},") for split in SPLITS}
+    if path.exists():
+        raw = _nltk_texts(path, "pros_cons", ("IntegratedPros.txt", "IntegratedCons.txt"))
+        if raw is not None:
+            return _split_raw(_clean(raw["IntegratedPros.txt"], raw["IntegratedCons.txt"]))
+        if not path.is_dir():
+            raise ZooError(f"{source} is neither a folder nor NLTK's pros_cons zip: {HELP}.")
+    rows = read_splits(source, SPLITS, ("text", "label"), mend=HELP)
+    return {split: _remarks(rows[split], f"{source}, split {split},") for split in SPLITS}
 
 
-def _remarks(rows: Iterable[dict[str, Any]], of: str) -> list[Remark]:
-    remarks = []
+def _remarks(rows: Rows, of: str) -> list[Remark]:
     for number, row in enumerate(rows, 1):
-        for column in ("text", "label"):
-            if column not in row:
-                found = ", ".join(sorted(row)) or "none"
-                raise ZooError(f"{of} has no column {column!r} in row {number} (found: {found}): rename it so.")
         if not isinstance(row["text"], str) or row["label"] not in (0, 1):
             raise ZooError(f"{of} row {number}: text must be a string and label 0 (con) or 1 (pro): mend that row.")
-        remarks.append(Remark(row["text"], int(row["label"])))
-    if not remarks:
-        raise ZooError(f"{of} is empty: give a data set whose splits {', '.join(SPLITS)} hold rows.")
-    return remarks
-
-
-def _read_jsonl(folder: Path, split: str) -> Iterator[dict[str, Any]]:
-    path = next((path for path in (folder / f"{split}.jsonl", folder / f"{split}.jsonl.gz") if path.is_file()), None)
-    if path is None:
-        raise ZooError(
-            f"{folder} has no {split}.jsonl or {split}.jsonl.gz: it needs one for each of {', '.join(SPLITS)}."
-        )
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    row = json.loads(line)
-                    if not isinstance(row, dict):
-                        raise ZooError(f"{path}, line {number}, is not a JSON object: write one object per line.")
-                    yield row
-    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ZooError(f"{path} cannot be read ({error}): fetch it again.") from error
+    return [Remark(row["text"], int(row["label"])) for row in rows]
 
 
 def _nltk_texts(path: Path, corpus: str, names: Sequence[str]) -> dict[str, str] | None:
@@ -265,34 +224,12 @@ def _split_raw(remarks: Iterable[Remark]) -> dict[str, list[Remark]]:
     splits: dict[str, list[Remark]] = {split: [] for split in SPLITS}
     bounds = [*itertools.accumulate(SHARES[:-1]), 1.0]
     for remark in remarks:
-        place = _unit(remark.text.lower())
+        place = unit(remark.text.lower())
         splits[next(split for split, bound in zip(SPLITS, bounds, strict=True) if place < bound)].append(remark)
     for split, rows in splits.items():
         if not rows:
             raise ZooError(f"The corpus is too small: no remark falls into split {split}; give the whole corpus.")
     return splits
-
-
-def _read_hub(source: str) -> dict[str, list[Remark]]:
-    """A Hub data set: its splits as `load_dataset` finds them, and those it does not know by their file names."""
-    import datasets
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HTTPError
-
-    try:
-        found = dict(datasets.load_dataset(source))
-        if missing := [split for split in SPLITS if split not in found]:
-            files = HfApi().list_repo_files(source, repo_type="dataset")
-            named = {split: [file for file in files if Path(file).name.split(".")[0] == split] for split in missing}
-            for split in missing:
-                if not named[split]:
-                    there = ", ".join(sorted(found)) or "none"
-                    raise ZooError(f"The data set {source} has no split {split} (found: {there}): add {split}.jsonl.")
-            found |= datasets.load_dataset(source, data_files=named)
-    except (HTTPError, datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ZooError(f"The data set {source} cannot be loaded ({reason}): check its id, or {HELP}.") from error
-    return {split: _remarks(found[split], f"The data set {source}, split {split},") for split in SPLITS}
 
 
 def lexicon(source: str) -> dict[str, int]:
@@ -314,7 +251,7 @@ def lexicon(source: str) -> dict[str, int]:
                 if (word := line.strip()) and not word.startswith(";"):
                     signs[word].add(sign)
     elif path.is_dir():
-        for number, row in enumerate(_read_jsonl(path, "train"), 1):
+        for number, row in enumerate(read_jsonl(path, "train"), 1):
             if not isinstance(row.get("word"), str) or row.get("label") not in (0, 1):
                 raise ZooError(
                     f"{source}, train, row {number}: it needs word (text) and label (0 or 1): mend that row."

@@ -24,8 +24,9 @@ def test_a_third_is_in_the_fast_tier() -> None:
 )
 def test_every_stage_trains_in_miniature(name: str, tmp_path: Path) -> None:
     done = zoo("smoke", name, "--json", "--keep", tmp_path / "kept", home=tmp_path)
+    assert done.returncode == 0, (done.stdout, done.stderr[-2000:])
     found = json.loads(done.stdout)
-    assert (done.returncode, found["recipe"], found["passed"], found["error"]) == (0, name, True, None), done.stderr
+    assert (found["recipe"], found["passed"], found["error"]) == (name, True, None)
     evaluation = json.loads((tmp_path / "kept/run/eval/evaluation.json").read_text())
     assert evaluation["n"] > 0 and (tmp_path / "kept/run/ppo/README.md").is_file()
 

@@ -248,6 +248,11 @@ def test_reward_card_with_its_report(runs, plotted):
     unmeasured = body.split("- Not measured:")[1].splitlines()[0]
     assert "calibration" not in unmeasured and "length" not in unmeasured
     assert json.loads((readme.parent / CARD_FILE).read_text())["reward_model"] == report
+    as_good = "**The rule that the longer text wins orders these pairs no worse than this model.**"
+    for rule, said in ((0.51, True), (0.5, True), (0.49, False)):
+        report["length"]["longer_wins"]["value"] = rule
+        StageRecord(runs / "reward").write(reward_model={**report, "accuracy": 0.5, "ci95": [0.4, 0.6]})
+        assert (as_good in head_and_body(make_card(runs / "reward"))[1]) == said, rule
 
 
 # Registered benchmarks

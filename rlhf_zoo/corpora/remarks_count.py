@@ -1,0 +1,142 @@
+"""Remarks that say how many they are: "3 cons: straps, slow zoom, no case"; and the reward that counts them.
+
+The text is that of `product_remarks`. A list is what follows the first colon, its items stand between commas. A prompt
+asks for a number of pros or cons and begins the first item, so that a program can check the answer; what the items say
+it does not check, nor whether they are pros.
+"""
+
+import random
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .product_remarks import Remark, read_normalized
+from .source import Rows, unit
+
+COUNTS = (1, 2, 3, 4, 5)
+HELD_OUT = {"test": 0.3, "validation": 0.2}
+"""Shares of the openings, by their hash, that only this split's prompts begin with."""
+LONGEST_OPENING = 2
+
+_COMMA = re.compile(r"(?<!\d),|,(?!\d)")  # not the one of 1,000
+_ANY = re.compile(rf"{_COMMA.pattern}|[;/&+\n]|[.!?:](?=\s|$)|\s-+\s|\band\b")
+_OTHER = re.compile(r"[;/\n]|[.!?:]\s|\s-+\s")
+_HEAD = re.compile(r"\s*(\d+) (?:pro|con)s?:")
+
+
+def items(text: str) -> list[str]:
+    """What stands between the commas of a text, as it is told apart: its words, lower-cased; "" of an empty place."""
+    return _told_apart(_COMMA.split(text))
+
+
+def readings(text: str) -> tuple[int, int]:
+    """The fewest and the most items that a reader may count: between commas, or between any marks and "and".
+
+    Empty places and what was there before count in neither.
+    """
+    fewest, most = (len({*_told_apart(parting.split(text))} - {""}) for parting in (_COMMA, _ANY))
+    return fewest, max(fewest, most)
+
+
+def _told_apart(pieces: Sequence[str]) -> list[str]:
+    return [" ".join(re.findall(r"\w+", piece.lower())) for piece in pieces]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ItemCount:
+    """1 where prompt and completion are a list of as many items as the prompt asks for, else 0.
+
+    Each item holds a letter or digit and stands once: neither three commas nor one item three times is a list of three.
+    None where the prompt begins with no number of pros or cons. Prompts and completions are texts.
+    """
+
+    name: str = "item_count"
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    @property
+    def strict(self) -> "ItemCount":
+        """Items between commas and nothing else, none of them empty or said twice."""
+        return ItemCount(name=self.name)
+
+    @property
+    def lenient(self) -> "ItemCount":
+        """Any way of reading it that gives the number: see `readings`."""
+        return _Lenient(name=self.name)
+
+    def __call__(self, prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float | None]:
+        return [self._score(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
+
+    def _score(self, prompt: str, completion: str) -> float | None:
+        head = _HEAD.match(prompt)
+        return None if head is None else float(self._is_right(prompt[head.end() :] + completion, int(head[1])))
+
+    def _is_right(self, text: str, asked: int) -> bool:
+        found = items(text)
+        return len(found) == len({*found} - {""}) == asked
+
+
+class _Lenient(ItemCount):
+    def _is_right(self, text: str, asked: int) -> bool:
+        fewest, most = readings(text)
+        return fewest <= asked <= most
+
+
+item_count = ItemCount()
+
+
+def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows]]:
+    """Two configurations, each with train, validation and test.
+
+    lines (text): remarks of 1 to 5 items that only commas part, with their number and kind before them. prompts
+    (prompt): a number from 1 to 5, the kind of a remark, and the first one or two words of its first item; which number
+    says nothing of that remark. Openings of validation and test are no openings of training prompts. ``source`` and
+    errors are those of `product_remarks.prepare`; ``seed`` draws the training prompts and nothing else.
+    """
+    remarks = read_normalized(source)
+    lists = {split: [each for each in remarks[split] if is_list(each)] for split in ("train", "validation", "test")}
+    rng = random.Random(f"remarks-count train prompts {seed}")
+    drawn = [_prompt(each, rng.choice(COUNTS), rng.randint(1, LONGEST_OPENING)) for each in lists["train"]]
+    prompts: dict[str, Rows] = {"train": [{"prompt": prompt} for prompt in drawn if _split_of(prompt) == "train"]}
+    for split in HELD_OUT:
+        places = ((each, unit(each.text)) for each in lists[split])
+        asked = (_prompt(each, COUNTS[int(place * 1e6) % len(COUNTS)], 1 + int(place * 2)) for each, place in places)
+        prompts[split] = [{"prompt": one} for one in sorted({*asked}, key=unit) if _split_of(one) == split]
+    lines = {split: [{"text": _line(each)} for each in found] for split, found in lists.items()}
+    return {"lines": lines, "prompts": prompts}
+
+
+def is_list(remark: Remark) -> bool:
+    """Whether it has 1 to 5 items, all of them different, and nothing but commas to part them."""
+    text = _bare(remark)
+    found = items(text)
+    return len(found) in COUNTS and len(found) == len({*found} - {""}) and not _OTHER.search(text)
+
+
+def _bare(remark: Remark) -> str:
+    """The remark without what stands at its end, such as a full stop."""
+    return remark.text.rstrip(" ,.;:!")
+
+
+def _head(count: int, remark: Remark) -> str:
+    return f"{count} {'pro' if remark.label else 'con'}{'' if count == 1 else 's'}:"
+
+
+def _line(remark: Remark) -> str:
+    pieces = [piece.strip() for piece in _COMMA.split(_bare(remark))]
+    return f"{_head(len(pieces), remark)} {', '.join(pieces)}"
+
+
+def _prompt(remark: Remark, count: int, words: int) -> str:
+    first = _COMMA.split(_bare(remark))[0].split()
+    return f"{_head(count, remark)} {' '.join(first[:words])}"
+
+
+def _split_of(prompt: str) -> str:
+    """By the opening alone, so that none is in two splits, whatever number and kind stand before it."""
+    place = unit(prompt.partition(": ")[2])
+    test, validation = HELD_OUT["test"], HELD_OUT["validation"]
+    return "test" if place < test else "validation" if place < test + validation else "train"
