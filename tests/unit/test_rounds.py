@@ -1,6 +1,7 @@
 """Further rounds: who may label, what a round's pairs are, and what its reward stage is told."""
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,10 +12,12 @@ from toy_run import make_context, make_recipe, save_stage, save_start, trained_p
 from trainer_fixture import make_tokenizer
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluator.measure import make_evaluator
 from rlhf_zoo.record import write_json
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.data import stage_source
 from rlhf_zoo.runs.rounds import note_round, round_of, round_run
+from rlhf_zoo.stages import evaluate
 from rlhf_zoo.stages.reward import held_out_pairs, training_pairs
 from rlhf_zoo.stages.rounds import _make_pairs, check_labels
 from rlhf_zoo.votes.vote import Shown, Vote
@@ -97,6 +100,17 @@ def test_new_pairs_lie_beside_the_older_ones(first: RunContext, labels: str, lon
     assert again == made, "they are made once"
     with pytest.raises(ZooError, match="holds pairs that another value of 'pairs' made: choose another --output_dir"):
         _make_pairs(this, first, wanted=31)
+
+
+@pytest.mark.parametrize(("labels", "same"), [(JUDGE, True), ("gold", False)])
+def test_a_judge_that_labeled_acquits_nobody(first: RunContext, labels: str, same: bool) -> None:
+    first = replace(first, flags={"reward": {"preference": "test_rounds:prefer_short"}})
+    this = second(first, labels)
+    _make_pairs(this, first, wanted=30)
+    shutil.copytree(first.directory / "reward", this.directory / "reward")
+    tools = make_evaluator(this, first.checkpoint("sft").path)
+    [check] = evaluate._checked_judges(this, tools, None).values()
+    assert check.same_labels is same and check.labeled is not None
 
 
 def test_a_third_round_learns_from_the_second_ones_pairs_too(first: RunContext) -> None:
