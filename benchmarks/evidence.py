@@ -6,6 +6,7 @@
                                                        # reads tiny-world's runs
     python benchmarks/evidence.py gold-2               # the second gold utility: what fools it, and who agrees with it
     python benchmarks/evidence.py remark-judges        # what a judge of product remarks may rest on
+    python benchmarks/evidence.py plan                 # memory that the planner says, and that runs take
     python benchmarks/evidence.py --keep               # runs nothing: keeps what is finished, and renders it
     python benchmarks/evidence.py --render             # only writes the docs again from the committed JSON
 
@@ -22,6 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import gold
+import plan_check
 import remark_judges
 from figures import gain, keep, plots, tables
 from figures.experiments import (
@@ -29,6 +31,7 @@ from figures.experiments import (
     GOLD,
     METHODS,
     PAID_BY,
+    PLAN,
     RATES,
     REMARK_JUDGES,
     ROOT,
@@ -46,12 +49,13 @@ DOCUMENTS = (
     "docs/evaluation.md",
     "docs/baselines.md",
     "docs/performance.md",
+    "docs/plan.md",
 )
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     names = [experiment.name(part) for experiment in EXPERIMENTS for part in experiment.parts]
-    names += [RATES, GOLD, REMARK_JUDGES]
+    names += [RATES, GOLD, REMARK_JUDGES, PLAN]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}; all when left out")
     only = parser.add_mutually_exclusive_group()
@@ -79,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             keep.write(REMARK_JUDGES, remark_judges.measured())
         else:
             print(f"{REMARK_JUDGES}: not measured, {_shown(remark_judges.RUN)} is not finished", file=sys.stderr)
+    if not (asked.render or asked.keep) and (not asked.parts or PLAN in asked.parts):
+        keep.write(PLAN, plan_check.check(list(plan_check.SETTINGS)))
     for experiment in EXPERIMENTS:
         plots.draw(experiment)
     for document in DOCUMENTS:

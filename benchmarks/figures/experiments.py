@@ -18,6 +18,8 @@ RATES = "probe-rates"
 GOLD = "gold-2"
 #: What a judge of product remarks may rest on.
 REMARK_JUDGES = "remark-judges"
+#: What the planner says of a run's memory, beside what it took.
+PLAN = "plan"
 METHODS = ("best-of-n", "dpo", "rloo")
 
 

@@ -7,11 +7,12 @@ from speed import report
 
 from .critic_table import critic_table
 from .ensemble_table import ensemble_table
-from .experiments import EXPERIMENTS, GOLD, RATES, REMARK_JUDGES
+from .experiments import EXPERIMENTS, GOLD, PLAN, RATES, REMARK_JUDGES
 from .frontier_tables import baselines_table
 from .gain_table import gain_table
 from .gold_table import gold_table
 from .paid_table import paid_table
+from .plan_table import plan_table
 from .rates_table import rates_table
 from .remark_table import remark_table
 from .run_tables import ablation_table, runs_table
@@ -27,6 +28,7 @@ TABLES: dict[str, Callable[[], str]] = {
     RATES: rates_table,
     GOLD: gold_table,
     REMARK_JUDGES: remark_table,
+    PLAN: plan_table,
     "critic": partial(critic_table, EXPERIMENTS),
     "speed": lambda: report.page(report.newest()),
     "speed-keys": lambda: report.key_table(report.newest()),

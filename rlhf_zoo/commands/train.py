@@ -16,6 +16,7 @@ import click
 from .. import processes
 from ..stage import STAGES, Stage
 from .common import FLAGS, print_json, run_context, run_flags, run_options, table
+from .plan import say
 
 if TYPE_CHECKING:
     from ..runs.context import RunContext
@@ -37,6 +38,8 @@ def run_one(
         for named in STAGES:
             if context.flags[named]:
                 context.settings(named)  # a mistake in another stage's flags is one too
+        if stage == "ppo" and processes.first():
+            say(context.recipe, context.flags, stage=stage)
         done = run_stage(context, stage, publisher)
         if not processes.first():
             return context.directory / stage
@@ -119,6 +122,7 @@ def run(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> None:
         from ..stages import pipeline
 
         console = Console(stderr=as_json)
+        say(context.recipe, context.flags)
         path = pipeline.run(context, console, publisher)
         if "ppo" in context.recipe.stages:
             if context.publish:
