@@ -61,6 +61,8 @@ def plan(
         device = here()
         if device.cpu and found.zoo.get("gpu"):
             device = parse_device(found.zoo["gpu"])
+            for stage, keys in (found.zoo.get("gpu_flags") or {}).items():
+                flags[stage] = {**keys, **flags[stage]}
     made = make_plan(found, device, flags, prompt=prompt_length)
     if as_json:
         print_json(made.to_json())

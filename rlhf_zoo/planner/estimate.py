@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+from ..errors import ZooError
 from ..graphs import COLUMNS, bucket
 from ..kv_cache import ROOM
 from ..logprobs import CHUNK, CHUNK_ELSEWHERE
@@ -164,6 +165,11 @@ class _PPO:
         self.policy = _tracer(models.policy, "policy", keys, _dtype(keys, models.policy), self.half)
         self.critic, self.critic_own = self._critic(models)
         self.adapts = self.policy.kind.adapter is not None
+        if keys.fsdp2 and (self.adapts or self.critic is None or device.count == 1 or keys.offload_frozen):
+            raise ZooError(
+                "fsdp2 shards whole weights of a policy and a critic over several devices: leave it out, or leave out "
+                "use_peft, critic shared and offload_frozen and give --gpu NAME:COUNT."
+            )
         self.reference = None
         if holds_reference(keys, given=False) and not self.adapts:
             dtype = "bfloat16" if self.half and models.exact and models.policy.dtype != "float32" else "float32"
@@ -195,7 +201,7 @@ class _PPO:
 
     def plan(self) -> StagePlan:
         keys, device = self.keys, self.device
-        self.shards = device.count if getattr(keys, "fsdp2", False) else 1
+        self.shards = device.count if keys.fsdp2 else 1
         plain = SimpleNamespace(optim=keys.optim)
         held = {"policy": _held(self.policy.numbers, keys, self.policy)}
         if self.critic is not None:
@@ -312,7 +318,7 @@ class _PPO:
         tokens, numbers = rows * self.response, self.policy.numbers
         exact = learns and self.keys.kl_in == "loss" and self.keys.kl_estimator == "full"
         if self.shards > 1 or exact or _adapts_head(self.keys):
-            return memory.whole_logits(tokens=tokens, numbers=numbers, learns=learns) * (2 if exact else 1)
+            return memory.whole_logits(tokens=tokens, numbers=numbers) * (2 if exact else 1)
         chunk = CHUNK if self.device.cpu else CHUNK_ELSEWHERE
         return memory.chunk_logits(tokens=tokens, numbers=numbers, chunk=chunk, half=self.half, learns=learns)
 

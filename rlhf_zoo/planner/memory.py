@@ -130,9 +130,9 @@ def chunk_logits(*, tokens: int, numbers: Numbers, chunk: int, half: bool, learn
     return working + (BFLOAT16 * size * (2 if learns else 1) if half else 0)
 
 
-def whole_logits(*, tokens: int, numbers: Numbers, learns: bool) -> float:
-    """Where the head's own class or a shard of it must run: logits, scaled ones, and what a softmax of them makes."""
-    return tokens * numbers.vocabulary * FLOAT32 * (4 if learns else 3)
+def whole_logits(*, tokens: int, numbers: Numbers) -> float:
+    """Where the head's own class or a shard of it must run: logits, scaled ones, and the entropy's four like them."""
+    return tokens * numbers.vocabulary * FLOAT32 * 6
 
 
 def head_gradient(*, tokens: int, numbers: Numbers, learns: bool) -> float:

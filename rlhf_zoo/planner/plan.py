@@ -132,7 +132,7 @@ def make_plan(
     shapes = _Shapes(recipe, shared, keys)
     assumed: list[str] = []
     if "ppo" in keys and prompt is None:
-        prompt = keys["ppo"].max_prompt_length
+        prompt = keys["ppo"].max_prompt_length or recipe.zoo.get("prompt_length")
         if prompt is None:
             prompt = min(PROMPT, max(shapes.context - keys["ppo"].response_length, 1))
             assumed.append(
@@ -223,44 +223,40 @@ class _Shapes:
 
 
 def smallest_change(stage: str, keys: SimpleNamespace, device: Device, estimate: Any) -> Change | None:
-    """Of keys that leave the results as they are but for rounding, then of those that do not, the first that suffices.
+    """The first that suffices: of keys that leave the results as they are but for rounding, one, then several of them;
+    only then one or several of those that do not.
 
-    Where none does alone they are added up in that order, and those are taken back that are not needed. estimate:
-    (stage, keys) -> StagePlan.
+    Of several those are taken back that are not needed. estimate: (stage, keys) -> StagePlan.
     """
-    tried = [*_levers(stage, keys, device)]
+    alike, other = [*_alike(stage, keys, device)], [*_other(stage, keys, device)]
 
-    def peak(changed: Mapping[str, Any]) -> float | None:
+    def joined(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        found = {name: value for one in changes for name, value in one.items()}
+        return {name: value for name, value in found.items() if value != getattr(keys, name)}
+
+    def fits(changes: Sequence[Mapping[str, Any]]) -> Change | None:
+        changed = joined(changes)
         try:
             size = estimate(stage, SimpleNamespace(**{**vars(keys), **changed})).peak
         except ZooError:
             return None  # a key that does not go with the others is no mend
-        return size if size <= device.room * GIB else None
+        return Change(changed, size) if size <= device.room * GIB else None
 
-    for one in tried:
-        if (size := peak(one)) is not None:
-            return Change(one, size)
-    taken: list[Mapping[str, Any]] = []
-    for one in tried:
-        taken.append(one)
-        if peak(_joined(taken)) is not None:
-            break
-    else:
-        return None
-    for one in [*taken]:
-        rest = [other for other in taken if other is not one]
-        if peak(_joined(rest)) is not None:
-            taken = rest
-    joined = _joined(taken)
-    return Change(joined, peak(joined) or 0)
+    rows = [alike[: place + 1] for place in range(len(alike))]
+    more = [[*alike, *other[: place + 1]] for place in range(len(other))]
+    for tried in ([[one] for one in alike], rows, [[one] for one in other], more):
+        enough = next((taken for taken in tried if fits(taken) is not None), None)
+        if enough is None:
+            continue
+        for one in enough:
+            rest = [left for left in enough if left is not one]
+            enough = rest if fits(rest) is not None else enough
+        return fits(enough)
+    return None
 
 
-def _joined(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    return {name: value for one in changes for name, value in one.items()}
-
-
-def _levers(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
-    """Changes of keys, those first that leave the results as they are but for rounding."""
+def _alike(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
+    """Changes of keys that leave the results as they are but for rounding."""
     size, steps = keys.per_device_train_batch_size, keys.gradient_accumulation_steps
     while size % 2 == 0 and size > device.count:
         size, steps = size // 2, steps * 2
@@ -271,12 +267,17 @@ def _levers(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[
         yield from _ppo_levers(keys, device)
     if device.bfloat16 and keys.bf16 is False:
         yield {"bf16": True}
+
+
+def _other(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
+    """Changes of keys that train otherwise."""
     if not device.cpu and (state_bytes(str(keys.optim)) or 8) > 3:
         yield {"optim": "adamw_8bit"}
-    if not keys.use_peft and not getattr(keys, "fsdp2", False):
-        yield dict(LORA)
+    lora = {} if keys.use_peft else {**LORA, **({"fsdp2": False} if stage == "ppo" else {})}  # adapters have no shards
+    if lora:
+        yield lora
     if "load_in_4bit" in STAGES[stage].model_keys and not keys.load_in_4bit and not device.cpu:
-        yield {**({} if keys.use_peft else LORA), "load_in_4bit": True}
+        yield {**lora, "load_in_4bit": True}
 
 
 def _ppo_levers(keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
@@ -287,7 +288,7 @@ def _ppo_levers(keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any
             yield {"local_rollout_forward_batch_size": rows}
     if keys.rollout_engine == "native" and not device.cpu and keys.rollout_graphs:
         yield {"rollout_graphs": False}
-    if not device.cpu and not keys.offload_frozen and not keys.fsdp2:
+    if not device.cpu and not keys.offload_frozen and device.count == 1:
         yield {"offload_frozen": True}
     longest = (keys.max_prompt_length or PROMPT) + keys.response_length
     rows = keys.per_device_train_batch_size * keys.gradient_accumulation_steps * keys.num_generations // device.count
