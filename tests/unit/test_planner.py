@@ -194,7 +194,7 @@ def test_what_is_no_device(text):
 @pytest.mark.parametrize("name", list_recipes())
 def test_the_memory_of_each_recipe_is_the_planners(name):
     recipe = load_recipe(name)
-    made = make_plan(recipe, parse_device(recipe.zoo.get("gpu", "cpu")), recipe.zoo.get("plan_flags"), mends=False)
+    made = make_plan(recipe, parse_device(recipe.zoo.get("gpu", "cpu")), recipe.zoo.get("gpu_flags"), mends=False)
     assert recipe.zoo["memory"] == made.needs
     if "gpu" in recipe.zoo:
         assert not made.changes, f"{name} does not fit {recipe.zoo['gpu']}, which zoo.yaml names"
