@@ -203,8 +203,8 @@ class _Shapes:
     def _trained(self, stage: str) -> Shape:
         """A reward model of the recipe: held as its stage held the weights that it was made of."""
         keys = self.keys.get(stage)
-        adapted = keys is not None and keys.use_peft
-        return Shape(self.base.config, keys.dtype if adapted and keys.dtype != "auto" else "float32")
+        adapted = keys is not None and keys.use_peft and keys.dtype != "auto"
+        return Shape(self.base.config, keys.dtype if keys is not None and adapted else "float32")
 
     def _reward(self, name: str, policy: Shape, ppo: SimpleNamespace) -> Reward:
         if name in STAGES or is_member(name):

@@ -80,8 +80,8 @@ def duration(work: Work, device: Device, *, half: bool) -> Duration | None:
     if other is None or not device.teraflops:
         return None
     factor = CARDS[other.device][1] / device.teraflops
-    found = other.phases(work)
-    scaled = {name: spent * (1 if name == "sample" else factor) for name, spent in found.items()}
+    spent = other.phases(work)
+    scaled = {name: each * (1 if name == "sample" else factor) for name, each in spent.items()}
     slowest = work.read / (device.bandwidth * 1e9) if device.bandwidth else 0.0
     scaled["sample"] = max(scaled["sample"], slowest)
     said = f"{_said(other)}; scaled to a {device.name} by published rates, which nobody has checked"
