@@ -91,7 +91,7 @@ def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
     model = _tracer(base, "policy", keys, size, half)
     tile = min(rows * length, TRL_TOKENS) * min(TRL_COLUMNS, model.numbers.vocabulary if device.cpu else TRL_COLUMNS)
     learns = model.numbers.trained == model.numbers.everything
-    head = TRL_TILES * tile * (BFLOAT16 if half else FLOAT32)
+    head: float = TRL_TILES * tile * (BFLOAT16 if half else FLOAT32)
     head += memory.head_gradient(tokens=rows * length, numbers=model.numbers, learns=learns)
     return _supervised("sft", keys, model, device, rows=rows, length=length, steps=steps, head=head)
 

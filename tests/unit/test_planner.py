@@ -61,7 +61,8 @@ def test_what_a_pass_saves_is_what_a_real_one_saves(half):
         model.base_model(input_ids=ids, attention_mask=ids, position_ids=ids.cumsum(-1) - 1, use_cache=False)
     saved = sum(size for size, _ in seen.values())
     assert saved <= traced.saved <= 1.15 * saved, "the pass's own result and masks are alive beside it"
-    assert traced.gradients == sum(4 * weight.numel() for weight in model.base_model.parameters())
+    gradients = sum(4 * weight.numel() for weight in model.base_model.parameters())
+    assert traced.gradients == pytest.approx(gradients, rel=0.01)
 
 
 def test_two_depths_tell_of_all_layers(monkeypatch):
