@@ -8,6 +8,7 @@
     python benchmarks/evidence.py remark-judges        # what a judge of product remarks may rest on
     python benchmarks/evidence.py tiny-sums            # sums over seeds, beside what could be had for less
     python benchmarks/evidence.py tiny-sums-twins      # two rewards that are hacked; -four-digits: shorter sums
+    python benchmarks/evidence.py plan                 # memory that the planner says, and that runs take
     python benchmarks/evidence.py --keep               # runs nothing: keeps what is finished, and renders it
     python benchmarks/evidence.py --render             # only writes the docs again from the committed JSON
 
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import gold
+import plan_check
 import remark_judges
 import sums
 from figures import gain, keep, plots, tables
@@ -33,6 +35,7 @@ from figures.experiments import (
     GOLD,
     METHODS,
     PAID_BY,
+    PLAN,
     RATES,
     REMARK_JUDGES,
     ROOT,
@@ -55,6 +58,7 @@ DOCUMENTS = (
     "docs/baselines.md",
     "docs/performance.md",
     "recipes/tiny-sums/README.md",
+    "docs/plan.md",
 )
 
 
@@ -67,7 +71,7 @@ SUMS_PARTS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     names = [experiment.name(part) for experiment in EXPERIMENTS for part in experiment.parts]
-    names += [RATES, GOLD, REMARK_JUDGES, *SUMS_PARTS]
+    names += [RATES, GOLD, REMARK_JUDGES, PLAN, *SUMS_PARTS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}; all when left out")
     only = parser.add_mutually_exclusive_group()
@@ -102,6 +106,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             train(_call, asked.seeds or sums.SEEDS)
         if (kept := collected())["runs"]:
             keep.write(part, kept)
+    if not (asked.render or asked.keep) and (not asked.parts or PLAN in asked.parts):
+        keep.write(PLAN, plan_check.check(list(plan_check.SETTINGS)))
     for experiment in EXPERIMENTS:
         plots.draw(experiment)
     plots.draw_sums(keep.load(SUMS).get("runs", []), keep.FOLDER / f"{SUMS}.png")

@@ -35,6 +35,7 @@ COMMANDS = {
     "install-hf-extension": "commands.extension:install",
     "lineage": "commands.lineage:lineage",
     "new": "commands.new:new",
+    "plan": "commands.plan:plan",
     "probe": "commands.probe:probe",
     "pull": "commands.pull:pull",
     "push": "commands.release:push",

@@ -106,7 +106,8 @@ def _table() -> str:
     lines += [
         "",
         "Published: by others, at the source that the recipe's README names. Licenses: as read, not checked again. "
-        "Memory: of the cards, measured for the laptop's recipes and estimated for the others. Smoke: the tests in "
+        "Memory: of each card, by `rlhf-zoo plan` (docs/plan.md); on a CPU beside what "
+        "libraries hold, half a GiB. Smoke: the tests in "
         "which `rlhf-zoo smoke` trains it in miniature.",
     ]
     return "\n".join(lines)

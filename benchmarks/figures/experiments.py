@@ -19,6 +19,8 @@ GOLD = "gold-2"
 REMARK_JUDGES = "remark-judges"
 #: Sums with a reward that a program checks, two rewards that are hacked, and shorter sums.
 SUMS, TWINS, FOUR_DIGITS = "tiny-sums", "tiny-sums-twins", "tiny-sums-four-digits"
+#: What the planner says of a run's memory, beside what it took.
+PLAN = "plan"
 METHODS = ("best-of-n", "dpo", "rloo")
 
 

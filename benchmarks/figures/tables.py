@@ -7,12 +7,13 @@ from speed import report
 
 from .critic_table import critic_table
 from .ensemble_table import ensemble_table
-from .experiments import EXPERIMENTS, FOUR_DIGITS, GOLD, RATES, REMARK_JUDGES, SUMS, TWINS
+from .experiments import EXPERIMENTS, FOUR_DIGITS, GOLD, PLAN, RATES, REMARK_JUDGES, SUMS, TWINS
 from .frontier_tables import baselines_table
 from .gain_table import gain_table
 from .gold_table import gold_table
 from .length_table import length_table
 from .paid_table import paid_table
+from .plan_table import plan_table
 from .rates_table import rates_table
 from .remark_table import remark_table
 from .run_tables import ablation_table, runs_table
@@ -35,6 +36,7 @@ TABLES: dict[str, Callable[[], str]] = {
     TWINS: twins_table,
     "arguments-length": partial(length_table, next(one for one in EXPERIMENTS if one.recipe == "arguments")),
     "critic": partial(critic_table, [one for one in EXPERIMENTS if "critic" in one.parts]),
+    PLAN: plan_table,
     "speed": lambda: report.page(report.newest()),
     "speed-keys": lambda: report.key_table(report.newest()),
     "speed-phases": lambda: report.phase_table(report.newest()),

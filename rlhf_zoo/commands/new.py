@@ -51,7 +51,6 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     wish = Wish(**asked, gib=memory, columns=named)
     wish.check()  # before what takes seconds to import
 
-    from ..draft.memory import GIB
     from ..draft.recipe import check_folder, draft, write
     from ..model_code import FLAG, is_trusted
 
@@ -62,9 +61,7 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
         write(made, folder)
     for what, taken, why in made.said:
         click.echo(f"{what}: {taken} ({why})")
-    for stage, parts in made.memory.items():
-        listed = ", ".join(f"{what} {size / GIB:.2f}" for what, size in parts.items() if size)
-        click.echo(f"memory of {stage}: {sum(parts.values()) / GIB:.2f} GiB and activations ({listed})")
+    click.echo(made.plan.line)
     name = shlex.quote(str(folder)) + (f" --source_hub {shlex.quote(source_hub)}" if source_hub else "")
     name += f" {FLAG}" if is_trusted() else ""
     click.echo(f"\n{folder} holds {', '.join(made.files)}. Try next:\n  rlhf-zoo doctor {name}\n  rlhf-zoo run {name}")

@@ -19,6 +19,7 @@ from ..errors import ZooError
 from ..runs.names import check_judge_name
 from ..stage import STAGES, Stage
 from .common import FLAGS, LM_EVAL, interval, print_json, publishing, run_context, run_flags, run_options, table
+from .plan import say
 
 if TYPE_CHECKING:
     from ..runs.context import RunContext
@@ -44,6 +45,8 @@ def run_one(
         for named in STAGES:
             if context.flags[named]:
                 context.settings(named)  # a mistake in another stage's flags is one too
+        if stage == "ppo" and processes.first():
+            say(context.recipe, context.flags, stage=stage)
         done = run_stage(context, stage, publisher)
         if not processes.first():
             return context.directory / stage
@@ -159,6 +162,7 @@ def run(
         from ..stages import pipeline
 
         console = Console(stderr=as_json)
+        say(context.recipe, context.flags)
         if rounds > 1:
             from ..stages import rounds as further
 

@@ -17,7 +17,6 @@ from ..hub.pull import split_revision
 from ..hub.refusals import refusals_as
 from ..model_code import is_trusted
 from ..model_files import load_config, load_tokenizer, loading
-from .memory import Shape
 
 
 @dataclass(frozen=True)
@@ -48,10 +47,6 @@ class ModelFacts:
     @property
     def target_names(self) -> list[str]:
         return list(dict.fromkeys(name for name, _ in self.targets))
-
-    def shape(self, *, rank: int) -> Shape:
-        adapter = rank * sum(width for _, width in self.targets)
-        return Shape(self.parameters, adapter, self.vocabulary, self.cached)
 
 
 def look_at_model(name: str) -> ModelFacts:
@@ -85,24 +80,19 @@ def look_at_model(name: str) -> ModelFacts:
     )
 
 
-def look_at_reward_model(name: str) -> tuple[int, list[str]]:
-    """(bytes of a reward model as it was saved, its labels). It is a folder or NAMESPACE/NAME[@REVISION].
-
-    Downloads no weights.
+def look_at_reward_model(name: str) -> list[str]:
+    """The labels of a reward model, a folder or NAMESPACE/NAME[@REVISION]. Downloads no weights.
 
     Raises ZooError for one that cannot be read, or whose score would be read one token early.
     """
-    import torch
-
     repo, commit, _ = _settled(name)
     what = f"The reward model {name}"
     model = _without_weights(AutoModelForSequenceClassification, repo, commit, what)
     tokenizer = load_tokenizer(repo, name=what, revision=commit)
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise ZooError(f"{what} pads with its end-of-sequence token, so its score would be read one token early.")
-    size = getattr(torch, str(model.config.dtype or "float32").removeprefix("torch.")).itemsize
     labels = model.config.id2label
-    return size * sum(parameter.numel() for parameter in model.parameters()), [labels[key] for key in sorted(labels)]
+    return [labels[key] for key in sorted(labels)]
 
 
 def _without_weights(kind: Any, repo: str, revision: str | None, what: str) -> Any:

@@ -15,22 +15,22 @@ from ..devices import best_device, has_bfloat16
 from ..errors import ZooError
 from ..evaluation.verdict import FEWEST
 from ..evaluator.judges import check_names, check_outputs
+from ..planner.devices import Device, here
+from ..planner.memory import BFLOAT16, FLOAT32, GIB
+from ..planner.plan import Plan, gib, make_plan
 from ..plugins import REWARDS, load_object
-from ..recipes import is_repository_name, load_recipe
+from ..recipes import Recipe, is_repository_name, load_recipe
 from ..rewards.verifiable import Verifiable
 from ..runs.evaluation import LLMConfig
 from ..runs.layout import as_turns, sft_text
 from ..runs.names import SAME_LABELS
 from .data import Reading, Source, look_at_data, read_as
-from .memory import BFLOAT16, FLOAT32, GIB, ppo_memory, token_memory, training_memory
 from .model import ModelFacts, look_at_model, look_at_reward_model
 from .wish import Wish
 
 TEMPLATES = Path(__file__).parent / "templates"
 ASSUMED_GIB = 24.0
-#: What weights, optimizer, cache and logits may take of a card: the rest is for activations.
-FILLED = 0.7
-CACHED = 0.25  # the most of it that keys and values may take
+CACHED = 0.25  # the most of a card that keys and values may take
 RANK = 16
 MOST_PROMPTS, MOST_EPISODES, MOST_RESPONSE, MOST_TOKENS = 200, 20_000, 256, 1024
 UPDATE, MICRO = 64, 4
@@ -39,11 +39,11 @@ JUDGED = 0.3  # of the pairs, for the judge same-labels
 
 @dataclass(frozen=True)
 class Draft:
-    """files: name -> text. said: (what, what was taken, why), in order. memory: bytes by what they hold, by stage."""
+    """files: name -> text. said: (what, what was taken, why), in order. plan: of these files."""
 
     files: Mapping[str, str]
     said: Sequence[tuple[str, str, str]]
-    memory: Mapping[str, Mapping[str, int]]
+    plan: Plan
 
 
 @dataclass
@@ -75,15 +75,11 @@ def draft(wish: Wish, *, title: str) -> Draft:
     if conversational:
         chat.write(model.tokenizer)
     sizes = _sizes(model, readings, conversational, said)
-    theirs, labels = (0, [""]) if reward_model is None else look_at_reward_model(reward_model)
+    labels = [""] if reward_model is None else look_at_reward_model(reward_model)
     label = labels[-1] if len(labels) > 1 else None
     if label is not None:
         said("reward_label", label, f"GUESSED: the last of {', '.join(labels)}; its output is the reward")
-    lora, held, memory = _memory(model, sizes, readings, wish, theirs, said)
     judge = _judge(wish, readings, functions, reward_model, said)
-    eight = lora and _accelerated() and importlib.util.find_spec("bitsandbytes") is not None
-    if eight:
-        said("optim", "adamw_8bit", "bitsandbytes is installed")
     about = {
         "title": title,
         "wish": wish,
@@ -96,16 +92,12 @@ def draft(wish: Wish, *, title: str) -> Draft:
         "reward_model": reward_model,
         "label": label,
         "sizes": sizes,
-        "lora": lora,
         "rank": RANK,
-        "bfloat16": held == BFLOAT16,
-        "eight": eight,
         "judge": judge,
         "judged": JUDGED if judge.get("judge") == SAME_LABELS else None,
-        "memory": {stage: sum(parts.values()) / GIB for stage, parts in memory.items()},
     }
-    names = ["recipe", *(stage for stage in ("sft", "reward", "ppo") if stage in readings)]
-    return Draft({f"{name}.yaml": _rendered(name, about) for name in names}, said.rows, memory)
+    files, plan = _fitting(about, model, wish, said)
+    return Draft(files, said.rows, plan)
 
 
 def write(made: Draft, folder: Path) -> None:
@@ -295,57 +287,33 @@ def _text_length(text: Any, tokenizer: Any) -> int:
     return len(reading_ids(text, tokenizer, ended=True))
 
 
-def _memory(
-    model: ModelFacts,
-    sizes: dict[str, Any],
-    readings: Mapping[str, Reading],
-    wish: Wish,
-    elsewhere: int,
-    said: _Said,
-) -> tuple[bool, int, dict[str, Mapping[str, int]]]:
-    """Whether LoRA is needed, the bytes in which a weight under it is held, and what each stage then takes.
+def _fitting(about: dict[str, Any], model: ModelFacts, wish: Wish, said: _Said) -> tuple[dict[str, str], Plan]:
+    """The files of the recipe and their plan: all weights train where that fits, else an adapter does.
 
-    elsewhere: the bytes of a reward model that the recipe does not train.
+    An adapter on weights in float32, or in bfloat16 where that does not fit either.
     """
-    gib, source = _card(wish.gib)
-    shape, half = model.shape(rank=RANK), not _accelerated() or has_bfloat16()  # where none is, one that has it
-    longest = sizes["prompt"] + sizes["response"]
-    cached, kept = sizes["rollout"] * longest, int(CACHED * gib * GIB / token_memory(shape, half=half))
-    sizes["cached"] = max(kept, longest) if cached > kept else None
+    device, source = _card(wish.gib)
+    sizes, longest = about["sizes"], about["sizes"]["prompt"] + about["sizes"]["response"]
+    token = (BFLOAT16 if device.bfloat16 else FLOAT32) * model.cached
+    kept = int(CACHED * device.gib * GIB / token)
+    sizes["cached"] = max(kept, longest) if sizes["rollout"] * longest > kept else None
     if sizes["cached"] is not None:
-        cached = sizes["cached"]
-        said("max_rollout_batch_tokens", cached, f"keys and values of all answers at once take over {CACHED:.0%}")
-
-    def stages(lora: bool, held: int) -> dict[str, Mapping[str, int]]:
-        ppo = ppo_memory(
-            shape,
-            lora=lora,
-            reward=held * shape.parameters if "reward" in readings else elsewhere,
-            own="reward" in readings,
-            cached=cached,
-            scored=sizes["rows"] * sizes["response"],
-            half=half,
-            held=held,
-        )
-        found: dict[str, Mapping[str, int]] = {
-            "sft": training_memory(shape, lora=lora, rows=sizes["rows"], tokens=sizes["text"], held=held)
-        }
-        if "reward" in readings:
-            found["reward"] = training_memory(shape, lora=lora, rows=0, tokens=0, held=held)
-        return {**found, "ppo": ppo}
-
-    ways = ((False, FLOAT32), (True, FLOAT32), (True, BFLOAT16))
-    takes = [sum(stages(*way)["ppo"].values()) / GIB for way in ways]
-    place = next((place for place, size in enumerate(takes) if size <= FILLED * gib), len(ways) - 1)
-    lora, held = ways[place]
-    found = stages(lora, held)
-    said(
-        "use_peft",
-        str(lora).lower(),
-        f"PPO of all weights takes {takes[0]:.1f} GiB before activations, of {gib:.0f} GiB {source}",
-    )
-    if held == BFLOAT16:
-        said("dtype", "bfloat16", f"of the model under LoRA: in float32 PPO takes {takes[1]:.1f} GiB")
+        why = f"keys and values of all answers at once take over {CACHED:.0%}"
+        said("max_rollout_batch_tokens", sizes["cached"], why)
+    bits = _accelerated() and importlib.util.find_spec("bitsandbytes") is not None
+    tried: list[Plan] = []
+    for lora, bfloat16 in ((False, False), (True, False), (True, True)):
+        about |= {"lora": lora, "bfloat16": bfloat16, "eight": lora and bits}
+        plan = _planned(about, device)
+        tried.append(plan)
+        if not plan.changes:
+            break
+    about["memory"] = {one.stage: gib(one.peak) for one in plan.stages}
+    said("use_peft", str(lora).lower(), f"of all weights {_most(tried[0])}, of {device.gib:.0f} GiB {source}")
+    if bfloat16:
+        said("dtype", "bfloat16", f"of the model under LoRA: in float32 {_most(tried[1])}")
+    if about["eight"]:
+        said("optim", "adamw_8bit", "bitsandbytes is installed")
     if lora and model.revision is None:
         said(
             "publishing",
@@ -353,17 +321,35 @@ def _memory(
             f"{model.name} is a folder, and an adapter is published with a base that others find: upload it to a Hub "
             "and give that name, or give a --memory that all weights fit",
         )
-    return lora, held, found
+    return _files(about), plan
 
 
-def _card(gib: float | None) -> tuple[float, str]:
-    import torch
+def _most(plan: Plan) -> str:
+    worst = max(plan.stages, key=lambda one: one.peak)
+    return f"{worst.stage} takes {gib(worst.peak)} GiB"
 
-    if gib is not None:
-        return gib, "as --memory says"
-    if best_device().type == "cuda":
-        return torch.cuda.get_device_properties(0).total_memory / GIB, "of the GPU here"
-    return ASSUMED_GIB, "assumed, as no GPU is here; --memory says otherwise"
+
+def _planned(about: Mapping[str, Any], device: Device) -> Plan:
+    import yaml
+
+    said = {name.removesuffix(".yaml"): yaml.safe_load(text) for name, text in _files({**about, "memory": {}}).items()}
+    recipe = Recipe(about["title"], Path(about["title"]), said.pop("recipe"), said)
+    return make_plan(recipe, device, mends=False)
+
+
+def _files(about: Mapping[str, Any]) -> dict[str, str]:
+    names = ["recipe", *(stage for stage in ("sft", "reward", "ppo") if stage in about["readings"])]
+    return {f"{name}.yaml": _rendered(name, about) for name in names}
+
+
+def _card(size: float | None) -> tuple[Device, str]:
+    """The card that the recipe is for, and who says so."""
+    half = not _accelerated() or has_bfloat16()  # where none is, one that has it
+    if size is not None:
+        return Device("GPU", size, bfloat16=half), "as --memory says"
+    if _accelerated():
+        return here(), "of the GPU here"
+    return Device("GPU", ASSUMED_GIB), "assumed, as no GPU is here; --memory says otherwise"
 
 
 def _accelerated() -> bool:

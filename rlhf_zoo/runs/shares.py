@@ -29,7 +29,7 @@ def share_of_batch(said: Mapping[str, Any], stage: str) -> dict[str, Any]:
         said[key]
         for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size")
     )
-    fewer = 1 if size % number == 0 else math.gcd(steps, number)
+    fewer = _fewer(size, steps, number)
     wrong = {
         "per_device_train_batch_size": size % (number // fewer),
         "per_device_eval_batch_size": evaluated % number,
@@ -40,8 +40,20 @@ def share_of_batch(said: Mapping[str, Any], stage: str) -> dict[str, Any]:
                 f"{key} of the stage {stage} is {said[key]}, of all processes together, and there are {number}: "
                 "give a multiple, or start another number of them."
             )
+    rows, accumulated = divided(size, steps, number)
     return {
-        "per_device_train_batch_size": size * fewer // number,
-        "gradient_accumulation_steps": steps // fewer,
+        "per_device_train_batch_size": rows,
+        "gradient_accumulation_steps": accumulated,
         "per_device_eval_batch_size": evaluated // number,
     }
+
+
+def divided(size: int, steps: int, number: int) -> tuple[int, int]:
+    """Rows and accumulation steps of one of `number` processes; of a batch that cannot be divided, rounded up."""
+    fewer = _fewer(size, steps, number)
+    return -(-size * fewer // number), steps // fewer
+
+
+def _fewer(size: int, steps: int, number: int) -> int:
+    """By how much accumulation steps are divided: only where the size cannot be."""
+    return 1 if size % number == 0 else math.gcd(steps, number)

@@ -28,7 +28,7 @@ HEAVY = (
 )  # fmt: skip
 COMMANDS = {
     "ablate", "baseline", "card", "compare", "doctor", "ensemble", "eval", "hub", "hub env", "hub serve", "hub status",
-    "hub token", "hub token list", "hub token revoke", "lineage", "new", "ppo", "probe",
+    "hub token", "hub token list", "hub token revoke", "lineage", "new", "plan", "ppo", "probe",
     "pull", "push", "recipes", "recipes copy", "recipes keys", "recipes list", "recipes show", "recipes validate",
     "reproduce", "reward", "run", "sft", "smoke", "sweep", "trace",
     "hub export", "install-hf-extension", "space", "space deploy", "uninstall-hf-extension", "zoo",
@@ -114,7 +114,8 @@ def test_tables_are_json_on_request(tmp_path, command, keys):
 def test_every_command_that_prints_a_table_takes_json():
     tables = {
         "recipes list", "recipes keys", "run", "hub export", "hub status", "hub token list", "doctor", "trace",
-        "lineage", "reproduce", "probe", "smoke", "pull", "zoo", "ablate", "baseline", "ensemble", "eval", "sweep",
+        "lineage", "reproduce", "plan", "probe", "smoke", "pull", "zoo", "ablate", "baseline", "ensemble", "eval",
+        "sweep",
     }  # fmt: skip
     takes = {name for name, command in walk(cli.cli).items() if any("--json" in param.opts for param in command.params)}
     assert takes == tables

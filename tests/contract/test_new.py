@@ -15,12 +15,14 @@ import yaml
 from transformers import Qwen3Config
 
 from rlhf_zoo import cli
-from rlhf_zoo.draft.memory import GIB, Shape, ppo_memory, training_memory
 from rlhf_zoo.draft.model import look_at_model
 from rlhf_zoo.draft.recipe import draft
 from rlhf_zoo.draft.wish import Wish
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.connect import Hub
+from rlhf_zoo.planner.devices import parse_device
+from rlhf_zoo.planner.memory import GIB
+from rlhf_zoo.planner.plan import make_plan
 from rlhf_zoo.recipes import load_recipe
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.studies.doctor import FAILED, examine
@@ -229,27 +231,25 @@ def test_it_writes_over_nothing() -> None:
         zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/tldr-preference")
 
 
-def test_memory_is_computed_from_the_configuration_as_the_page_says(place: Path) -> None:
+def test_memory_is_that_of_the_planner_as_the_page_says(capsys: pytest.CaptureFixture[str]) -> None:
     """Qwen3-0.6B by its own numbers, without its weights."""
-    miniatures.load("Qwen3")[1].save_pretrained("qwen")
+    on_disk("Qwen3", "trl-lib/ultrafeedback_binarized")
     Qwen3Config(
         vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
         num_key_value_heads=8, head_dim=128, max_position_embeddings=32768, tie_word_embeddings=True,
-    ).save_pretrained("qwen")  # fmt: skip
-    shape = look_at_model("qwen").shape(rank=16)
-    assert shape == Shape(parameters=596_049_920, adapter=10_092_544, vocabulary=151_936, cached=57_344)
+    ).save_pretrained("base")  # fmt: skip
+    facts = look_at_model("base")
+    assert (facts.parameters, facts.vocabulary, facts.cached) == (596_049_920, 151_936, 57_344)
+    zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/ultrafeedback_binarized", "--memory", "80")
+    assert "Plan for GPU (80 GiB): sft " in capsys.readouterr().out
+    made = load_recipe("mine")
+    flags = {"ppo": {"response_length": 256, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 16}}
+    adapter = {"use_peft": True, "lora_r": 16, "lora_target_modules": facts.target_names}
     columns = []
-    for lora in (False, True):
-        parts = ppo_memory(
-            shape,
-            lora=lora,
-            reward=4 * shape.parameters,
-            own=True,
-            cached=64 * (512 + 256),
-            scored=4 * 256,
-            half=True,
-        )
-        columns.append({**parts, "in all, before activations": sum(parts.values())})
+    for more in ({}, adapter):
+        own = {"ppo": {**flags["ppo"], **more}}
+        [plan] = make_plan(made, parse_device("80gb"), own, prompt=512, stages=["ppo"], mends=False).stages
+        columns.append({**{name: one.total for name, one in plan.models.items()}, "at most, in the update": plan.peak})
     for what in columns[0]:
-        assert f"| {what} | {columns[0][what] / GIB:.2f} | {columns[1][what] / GIB:.2f} |" in PAGE
-    assert training_memory(shape, lora=False, rows=0, tokens=0)["the model"] == 16 * 596_049_920
+        row = f"| {what} | {columns[0][what] / GIB:.2f} | {columns[1].get(what, 0) / GIB:.2f} |"
+        assert row in PAGE, row

@@ -1,0 +1,234 @@
+"""The planner: bytes of a model's passes without its memory, formulas, what fits, and rates that were measured."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import calibrate
+import plan_check
+import pytest
+import torch
+from figures import keep
+from transformers import AutoModelForCausalLM
+
+from rlhf_zoo.commands.plan import say
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.planner import memory, tracing
+from rlhf_zoo.planner.devices import CARDS, Device, parse_device
+from rlhf_zoo.planner.memory import GIB, Held, TrainingPass
+from rlhf_zoo.planner.plan import make_plan
+from rlhf_zoo.planner.seconds import RATES
+from rlhf_zoo.planner.shapes import known, new_shape, shape_of
+from rlhf_zoo.planner.tracing import tracer
+from rlhf_zoo.recipes import Recipe, list_recipes, load_recipe
+
+PAGE = (Path(__file__).parents[2] / "docs/plan.md").read_text(encoding="utf-8")
+SMALL = {
+    "model_type": "llama", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 96, "max_position_embeddings": 256,
+}  # fmt: skip
+
+
+def config_of(**more):
+    return new_shape({**SMALL, **more}, vocabulary=128).config
+
+
+@pytest.mark.parametrize("name", known())
+def test_shapes_have_the_parameters_that_are_published(name):
+    shape, said = shape_of(name), known()[name]
+    what = "classifier" if "labels" in said else "policy"
+    wanted = said.get("parameters") or known()[said["like"]]["parameters"]
+    assert tracer(shape.config, what, trains=False).numbers.everything == wanted
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_what_a_pass_saves_is_what_a_real_one_saves(half):
+    """Of a real model of this size: bytes of the tensors that autograd keeps, each storage once, weights left out."""
+    config = config_of()
+    traced = tracer(config, "policy").training(rows=3, length=24, half=half, checkpointing=False)
+    model = AutoModelForCausalLM.from_config(config).train()
+    weights = {weight.untyped_storage().data_ptr() for weight in (*model.parameters(), *model.buffers())}
+    seen = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            seen[storage.data_ptr()] = (storage.nbytes(), tensor)
+        return tensor
+
+    ids = torch.ones(3, 24, dtype=torch.long)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), torch.autocast("cpu", enabled=half):
+        model.base_model(input_ids=ids, attention_mask=ids, position_ids=ids.cumsum(-1) - 1, use_cache=False)
+    saved = sum(size for size, _ in seen.values())
+    assert saved <= traced.saved <= 1.15 * saved, "the pass's own result and masks are alive beside it"
+    gradients = sum(4 * weight.numel() for weight in model.base_model.parameters())
+    assert traced.gradients == pytest.approx(gradients, rel=0.01)
+
+
+def test_two_depths_tell_of_all_layers(monkeypatch):
+    config = config_of()
+    shallow = tracer(config, "policy")
+    monkeypatch.setattr(tracing, "DEPTHS", (6, 6))
+    whole = tracing.Tracer(shallow.kind, config)
+    assert shallow.numbers == whole.numbers
+    for checkpointing in (False, True):
+        asked = {"rows": 2, "length": 32, "half": False, "checkpointing": checkpointing}
+        few, many = shallow.training(**asked), whole.training(**asked)
+        assert few.saved == pytest.approx(many.saved, rel=0.01) and few.first == pytest.approx(many.first, rel=0.02)
+    reading = {"rows": 2, "length": 32, "half": True}
+    assert shallow.step(**reading).peak == pytest.approx(whole.step(**reading).peak, rel=0.02)
+    assert shallow.reading(**reading).casts == pytest.approx(whole.reading(**reading).casts, rel=0.02)
+
+
+def test_checkpointing_saves_and_an_adapter_has_few_gradients():
+    from peft import LoraConfig
+
+    config, asked = config_of(), {"rows": 2, "length": 64, "half": False}
+    usual = tracer(config, "policy").training(**asked, checkpointing=False)
+    assert tracer(config, "policy").training(**asked, checkpointing=True).saved < 0.3 * usual.saved
+    adapted = tracer(config, "policy", peft_config=LoraConfig(r=2, target_modules="all-linear"))
+    assert adapted.numbers.trained == 2 * 6 * (4 * 64 + 2 * (64 + 32) + 3 * (64 + 96))
+    assert adapted.training(**asked, checkpointing=False).gradients == pytest.approx(
+        4 * adapted.numbers.trained, rel=0.05
+    )
+
+
+def test_a_model_that_cannot_be_run_so_is_told(monkeypatch):
+    monkeypatch.setattr(tracing, "forward", lambda *_: torch.ones(1).nonzero().tolist())
+    with pytest.raises(ZooError, match="A llama of this configuration cannot be run without memory"):
+        tracing.Tracer(tracer(config_of(), "policy").kind, config_of()).step(rows=1, length=4, half=False)
+
+
+NUMBERS = memory.Numbers(
+    everything=1000, trained=1000, linear=800, tables=100, layers=2, width=10, vocabulary=10, cached=40, attended=10
+)
+
+
+def test_a_weight_that_trains_takes_sixteen_bytes():
+    assert memory.held(NUMBERS, size=4, state=8).total == 16_000
+    lora = SimpleNamespace(**{**vars(NUMBERS), "everything": 1100, "trained": 100})
+    adapter = memory.Numbers(**vars(lora))
+    assert memory.held(adapter, size=2, state=8).total == 2 * 1000 + 16 * 100
+    assert memory.held(adapter, size=2, state=8, bits="4bit").weights == 2 * 200 + 800 * 0.5625 + 4 * 100
+    assert memory.held(adapter, size=4, state=8, own=False).total == 16 * 100
+    assert memory.held(NUMBERS, size=4, state=memory.state_bytes("sgd")).total == 8_000
+    assert memory.state_bytes("adamw_torch_fused") == 8 and memory.state_bytes("adamw_8bit") == 2.03
+    assert memory.state_bytes("something_new") is None
+
+
+def test_the_worst_moment_of_an_update():
+    policy, critic = Held(100, 100, 200), Held(80, 80, 160)
+    passes = TrainingPass(saved=50, first=120, again=70, gradients=100), TrainingPass(40, 95, 60, 80)
+    one = {"others": 30, "logits": 5, "head": 7}
+    several = memory.update_need(policy, critic, passes, several=True, **one)
+    assert (several.total, several.gradients) == (100 + 80 + 30 + 180 + 360 + 50 + 7 + 60, 180)
+    single = memory.update_need(policy, critic, passes, several=False, **one)
+    assert single.total == 100 + 80 + 30 + 360 + (
+        80 + 120 + 7
+    )  # the policy's pass backward, the critic's gradients there
+
+
+def four_models(architecture, **keys):
+    said = {"description": "A check.", "architecture": architecture, "tokenizer": {"vocab_size": 32_000}}
+    stages = {"sft": {}, "reward": {}, "ppo": {"bf16": None, **keys}}
+    return Recipe("check", Path("check"), said, stages)
+
+
+LLAMA_7B = {
+    "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 32, "intermediate_size": 11008, "max_position_embeddings": 4096,
+}  # fmt: skip
+
+
+def test_the_table_of_four_models_of_7b():
+    recipe = four_models(LLAMA_7B, per_device_train_batch_size=1, gradient_accumulation_steps=64, response_length=256)
+    [plan] = make_plan(recipe, parse_device("h100"), prompt=256, stages=["ppo"], mends=False).stages
+    assert plan.models["policy"].total == 16 * 6_738_415_616
+    for name, one in plan.models.items():
+        parts = (one.weights, one.gradients, one.optimizer, one.total)
+        assert f"| {name} | {' | '.join(f'{part / GIB:.1f}' for part in parts)} |" in PAGE
+    for name, need in plan.phases.items():
+        parts = (need.weights, need.gradients, need.optimizer, need.activations, need.cache, need.logits, need.total)
+        assert f"| {name} | {' | '.join(f'{part / GIB:.1f}' for part in parts)} |" in PAGE
+
+
+def test_a_change_makes_it_fit_and_is_small():
+    """Of what is told the keys are those of the recipe, and with them the same device is enough."""
+    recipe = four_models(
+        {**LLAMA_7B, "num_hidden_layers": 4}, per_device_train_batch_size=16, gradient_accumulation_steps=4,
+        response_length=512,
+    )  # fmt: skip
+    device = Device("GPU", 48)
+    made = make_plan(recipe, device, prompt=512, stages=["ppo"])
+    change = made.changes["ppo"]
+    assert change is not None and made.peak > device.room * GIB >= change.peak
+    again = make_plan(recipe, device, {"ppo": change.keys}, prompt=512, stages=["ppo"])
+    assert not again.changes and again.peak == change.peak
+    assert make_plan(recipe, Device("GPU", 1), prompt=512, stages=["ppo"]).changes == {"ppo": None}
+    small = make_plan(recipe, Device("GPU", 12), prompt=512, stages=["ppo"]).changes["ppo"]
+    assert small is not None and small.keys["use_peft"] is True
+
+
+def test_shards_lora_and_few_bits_need_less():
+    keys = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 8, "response_length": 256}
+    recipe = four_models({**LLAMA_7B, "num_hidden_layers": 8}, **keys)
+
+    def peak(gpu, **more):
+        return make_plan(recipe, parse_device(gpu), {"ppo": more}, prompt=256, stages=["ppo"], mends=False).peak
+
+    lora = {"use_peft": True, "lora_target_modules": ["all-linear"], "dtype": "bfloat16"}
+    assert peak("h100:8", fsdp2=True) < 0.3 * peak("h100:8")
+    assert peak("h100:2") > peak("h100"), "processes that exchange gradients hold buckets of them"
+    assert peak("h100", **lora, load_in_4bit=True) < peak("h100", **lora) < 0.5 * peak("h100")
+    assert peak("h100", offload_frozen=True) < peak("h100") < peak("h100", bf16=False)
+
+
+@pytest.mark.parametrize("text", ["h100:0", "h100:many", "h10", "", "12"])
+def test_what_is_no_device(text):
+    with pytest.raises(ZooError, match="--gpu is"):
+        parse_device(text)
+    assert parse_device("H100:8").count == 8 and parse_device("24gb").gib == 24 and not parse_device("t4").bfloat16
+    assert all(parse_device(name).gib > 0 for name in CARDS)
+
+
+@pytest.mark.parametrize("name", list_recipes())
+def test_the_memory_of_each_recipe_is_the_planners(name):
+    recipe = load_recipe(name)
+    made = make_plan(recipe, parse_device(recipe.zoo.get("gpu", "cpu")), recipe.zoo.get("gpu_flags"), mends=False)
+    assert recipe.zoo["memory"] == made.needs
+    if "gpu" in recipe.zoo:
+        assert not made.changes, f"{name} does not fit {recipe.zoo['gpu']}, which zoo.yaml names"
+        readme = (recipe.folder / "README.md").read_text(encoding="utf-8")
+        if "extends" not in (recipe.folder / "recipe.yaml").read_text() or "**Needs**" in readme:
+            assert made.needs in readme
+
+
+def test_rates_are_those_of_the_measurements():
+    assert RATES.read_text(encoding="utf-8") == calibrate.rendered(), "run `python benchmarks/calibrate.py`"
+
+
+def test_a_command_says_the_plan_in_a_line_and_refuses_nothing(capsys):
+    say(load_recipe("tiny-world"), {"ppo": {"use_cpu": True}}, stage="ppo")
+    assert re.fullmatch(
+        r"Plan for cpu \([\d.]+ GiB\): ppo [\d.]+ GiB, about .* s an update of PPO\.\n", capsys.readouterr().err
+    )
+    unknown = Recipe(
+        "mine", Path("mine"), {"description": "M."}, {"sft": {"model_name_or_path": "no/where"}, "ppo": {}}
+    )
+    say(unknown, {})
+    said = capsys.readouterr().err
+    assert said.startswith("No plan: The model no/where") and said.count("\n") == 1
+    huge = four_models({**LLAMA_7B, "num_hidden_layers": 400})
+    say(huge, {}, stage="ppo")
+    assert "ppo may not fit: `rlhf-zoo plan check` says what would" in capsys.readouterr().err
+
+
+def test_the_planner_is_as_near_to_real_runs_as_the_docs_say():
+    kept = keep.load("plan")
+    large = [row for row in kept["settings"] if row["measured_mib"] >= 1024]
+    assert len(large) >= 12 and all(map(plan_check.within, kept["settings"]))
+    assert {row["setting"] for row in kept["settings"]} == set(plan_check.SETTINGS)
+    for row in kept["settings"]:  # and the JSON is of this planner
+        assert plan_check.predicted(plan_check.SETTINGS[row["setting"]])["predicted_mib"] == pytest.approx(
+            row["predicted_mib"], rel=0.01, abs=2
+        )
