@@ -1,14 +1,17 @@
 """The figures in the docs are those of the committed JSON, and the JSON has what the docs claim to have run."""
 
 import json
+import re
 from statistics import fmean
+from typing import get_args
 
 import evidence
 import pytest
 from figures import critic_table, gain_table, keep, tables
 from figures.experiments import EXPERIMENTS, METHODS, RATES, ROOT
 
-from rlhf_zoo.evaluation.verdict import RULE
+from rlhf_zoo.evaluation.probes import FAMILIES
+from rlhf_zoo.evaluation.verdict import RULE, Kind
 
 TINY, REMARKS = EXPERIMENTS
 DATA = "$RLHF_ZOO_DATA"
@@ -40,6 +43,18 @@ def test_every_table_in_the_docs_is_rendered_from_the_json():
         shown += text
     for name in SHOWN:
         assert f"<!-- evidence:{name} -->" in shown, f"no document shows the table {name}"
+
+
+def test_the_pages_name_every_verdict_and_the_rule_every_family_once():
+    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/cards.md")}
+    for kind in get_args(Kind):
+        assert all(kind in text for text in pages.values()), kind
+    page = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\d\. \*\*([a-z ]+?)(?: at step N)?\*\*", page, re.M)) == sorted(get_args(Kind))
+    explained = page.split("| family | is explained where |")[1].split("\n\n")[0]
+    for family in FAMILIES:
+        left = 2 if family.name == "templates" else 1  # those that keep to their prompts, and those that do not
+        assert explained.count(family.name) == left, family.name
 
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS, ids=lambda one: one.recipe)
