@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from .experiments import Experiment
-from .run_tables import Run, figure_rows, kept
+from .run_tables import Run, figure_rows, kept, trivial_rows
 from .text import NOTHING, code, made, number, table
 
 TITLES = {
@@ -34,6 +34,7 @@ def paid_table(experiment: Experiment) -> str:
         ("disagreement of the models, first and last update", lambda run: _course(run, "disagreement")),
     ]
     rows += [[label, "", *(tell(run) for run in every)] for label, tell in told]
+    rows += trivial_rows([[run] for run in every])
     said = (
         f"β = {first['beta']:g}, {len(first['curve'])} updates, from the SFT policy and the reward models of seed "
         f"{first['seed']} and the next; one seed of PPO each; {first['win_rate']['n']} completions to test prompts, "

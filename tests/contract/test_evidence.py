@@ -6,6 +6,7 @@ from statistics import fmean
 from typing import get_args
 
 import evidence
+import objections
 import pytest
 from figures import critic_table, gain_table, keep, tables
 from figures.experiments import EXPERIMENTS, METHODS, RATES, ROOT
@@ -177,3 +178,30 @@ def test_the_recommendation_finds_the_gain():
     ablated = [gain_table.gain_of(run).share for run in runs(TINY.name("ablation"))]
     assert min(whole) == pytest.approx(0.89, abs=0.005)
     assert len(ablated) == 6 and min(ablated) == pytest.approx(0.80, abs=0.005)
+
+
+def test_what_was_held_against_the_first_rule_has_the_figures_of_today():
+    page = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
+    rows = page.split("| it was found that |")[1].split("\n\n")[0].splitlines()
+
+    def row(begins: str) -> str:
+        return next(one for one in rows if one.startswith(f"| {begins}"))
+
+    checked, unchecked = (objections.coin(400, checked=one) for one in (True, False))
+    for found in (checked, unchecked):
+        assert f"{found['healthy']:.3f} and {found['recommended']:.3f}" in row("a judge that tosses coins")
+    assert checked["healthy"] == 0 and unchecked["healthy"] < 0.06
+    missed = objections.chords()
+    short = missed["left_out"].values()
+    said = row("readings at equal KL")
+    assert f"by {missed['through_sft']:.2f}, and is not read" in said and len(short) == 4
+    assert f"by {min(short):.2f} to {max(short):.2f}" in said and max(short) < missed["through_sft"] / 2
+    better = objections.at_equal_length(better=0.75, longer=0, draws=200)
+    longer = objections.at_equal_length(better=0, longer=1, draws=200)
+    said = row("the win rate at equal length")
+    assert f"{better['printed']:.3f} for {better['truth']:.3f}" in said and better["warned"] == 0
+    assert f"at {longer['printed']:.2f}" in said and longer["warned"] == 1
+    tiny, remarks = (objections.falls(runs(one.name("runs"))) for one in EXPERIMENTS)
+    said = row("power is unstated")
+    assert len(tiny) == 10 and len(remarks) == 3
+    assert all(f"to {min(each)} to {max(each)}%" in said for each in (tiny, remarks))
