@@ -108,8 +108,8 @@ def worth(world: Any) -> dict[str, Any]:
 def on_test_prompts(seed: int, prompts: int) -> dict[str, Any]:
     """The best constant and the best templates on the test prompts of the recipe under this seed.
 
-    They are chosen by the very prompts that they are scored on, and what they may write of an aspect is true of a
-    product: of the 14 aspects or so most are named of one product alone, so that a template there knows its product.
+    They are chosen by the very prompts that they are scored on. Where an aspect is of one product alone there, as about
+    half of them are (`of_one_product`), its template may state what is true of that product.
     """
     asked = [row["prompt"] for row in tiny_world_2.prepare(seed=seed, lines=20)["prompts"]["test"][:prompts]]
     constants = {one for aspect in ASPECTS for one in completions(aspect)}
