@@ -25,6 +25,7 @@ def baselines_table(experiment: Experiment) -> str:
     # What the ablation computed is not counted, and its serving alone would look like all.
     rows += [[*_point(one["label"], one)[:-1], ""] for one in frontier["ppo_ablation"]]
     rows += [_point(label, one) for label, one in _points(frontier)]
+    rows += [*_trivial(frontier), *_filter(frontier)]
     said = (
         f"Judge: {frontier['judge']}, on {frontier['prompts']} held-out prompts with {frontier['samples_per_prompt']} "
         f"completions each; {frontier['served']} completions are served. In brackets 95% intervals over prompts"
@@ -59,6 +60,20 @@ def _point(label: str, point: Told) -> list[str]:
     each = ", ".join(number(one["judge"], 2) for one in point.get("seeds", []))
     won = [f"{point['win_rate'][side]['value']:.3f}" for side in ("sft", "ppo")]
     return [label, kl, _interval(point["reward"]), _interval(point["judge"]), each, *won, _flops(point["compute"])]
+
+
+def _trivial(frontier: Told) -> Iterator[list[str]]:
+    """What needs no training, as the evaluation of the run has it: beside SFT alone."""
+    for one in (frontier.get("trivial") or {}).get("policies", []):
+        reward = _interval(one["reward"]) if one["reward"] else ""
+        yield [one["name"], "", reward, _interval(one["judge"]), "", f"{one['win_rate']['value']:.3f}", "", ""]
+
+
+def _filter(frontier: Told) -> Iterator[list[str]]:
+    """SFT's best samples by the reward, as many as have PPO's mean reward: the price in nats to beat."""
+    if found := frontier.get("filter"):
+        kl, reward, judge = (number(found[name], 2) for name in ("kl", "reward", "judge"))
+        yield [f"a filter: the best {found['share']:.1%} of SFT's samples", kl, reward, judge, "", "", "", ""]
 
 
 def _over_seeds(own: str, runs: Sequence[Told]) -> list[str]:

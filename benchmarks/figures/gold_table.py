@@ -1,8 +1,11 @@
 """The table of what the tiny world's two gold utilities make of texts that need no training, and of raters' orders."""
 
+from statistics import fmean
+from typing import Any
+
 from . import keep
-from .experiments import GOLD
-from .text import NOTHING, code, number, table
+from .experiments import EXPERIMENTS, GOLD
+from .text import NOTHING, code, number, spread, table
 
 
 def gold_table() -> str:
@@ -22,7 +25,7 @@ def gold_table() -> str:
     versions = [worth[version] for version in ("1", "2")]
     rows = [
         row("the world's own lines, which SFT imitates", *(one["lines"] for one in versions)),
-        row("the best constant", *(one["constant"]["value"] for one in versions)),
+        row("the best constant of those tried", *(one["constant"]["value"] for one in versions)),
         row("the best template for each aspect", *(one["templates"]["value"] for one in versions)),
         ["what is true of the product, with a verdict", "", number(worth["2"]["informed"], 2)],
         row("lines that the best constant beats, share", *(one["constant"]["beats_lines"] for one in versions)),
@@ -40,6 +43,34 @@ def gold_table() -> str:
             f"{least}: samples "
             "of version 1's policies with facts put in, many of them empty on both sides.",
             "",
+            *_on_test_prompts(kept["on_test_prompts"]),
+            "",
             f"Made by {code(kept['command'])}.",
         ]
     )
+
+
+def _on_test_prompts(found: list[dict[str, Any]]) -> list[str]:
+    """The same search among the prompts that SFT and PPO of each seed were evaluated on."""
+    runs = {run["seed"]: run for run in keep.load(EXPERIMENTS[0].name("runs"))["runs"]}
+    policies = {
+        "SFT": [runs[one["seed"]]["sft"]["judge"] for one in found],
+        "the best constant of those tried": [one["constant"]["value"] for one in found],
+        "the best template for each aspect": [one["template"] for one in found],
+        "PPO": [runs[one["seed"]]["ppo"]["judge"] for one in found],
+    }
+    templates, ppo = policies["the best template for each aspect"], policies["PPO"]
+    above = sum(a > b for a, b in zip(templates, ppo, strict=True))
+    alone, aspects = (number(fmean(one[key] for one in found), 1) for key in ("of_one_product", "aspects"))
+    first = found[0]
+    return [
+        table(
+            ["version 2, on each seed's own test prompts", "mean over seeds", *(f"{one['seed']}" for one in found)],
+            [[name, spread(each, 2), *(number(value, 2) for value in each)] for name, each in policies.items()],
+        ),
+        "",
+        f"{first['prompts']} prompts of {first['pairs']} pairs of product and aspect, {first['constant']['of']} "
+        f"constants. Texts are chosen by the prompts that they are scored on: there {alone} of {aspects} aspects, "
+        "on average, are of one product alone, and what is true of it is then a template. The best template is above "
+        f"PPO in {above} of {len(found)} seeds.",
+    ]

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from .experiments import Experiment
-from .run_tables import Run, figure_rows, kept
+from .run_tables import Run, figure_rows, kept, trivial_rows
 from .text import NOTHING, code, made, number, table
 
 TITLES = {
@@ -26,17 +26,19 @@ def paid_table(experiment: Experiment) -> str:
     told: list[tuple[str, Callable[[Run], str]]] = [
         ("reward that it is paid, SFT → PPO", lambda run: " → ".join(_mean(run, side) for side in ("sft", "ppo"))),
         ("win rate over SFT", _win_rate),
-        ("verdict", lambda run: str(run["verdict"])),
+        ("judge on validation prompts, SFT → PPO", _validated),
+        ("verdict, by these", lambda run: str(run["verdict"])),
         ("step recommended", lambda run: str(run["recommended"] or "none")),
         ("probes that fire", lambda run: ", ".join(one["name"] for one in run["probes"] if one["fired"]) or "none"),
         ("the run's own reward model on rollouts, first and last update", lambda run: _course(run, "own", "reward")),
         ("disagreement of the models, first and last update", lambda run: _course(run, "disagreement")),
     ]
     rows += [[label, "", *(tell(run) for run in every)] for label, tell in told]
+    rows += trivial_rows([[run] for run in every])
     said = (
         f"β = {first['beta']:g}, {len(first['curve'])} updates, from the SFT policy and the reward models of seed "
-        f"{first['seed']} and the next; {first['win_rate']['n']} completions to test prompts. Rewards are in units of "
-        "SFT's spread."
+        f"{first['seed']} and the next; one seed of PPO each; {first['win_rate']['n']} completions to test prompts, "
+        f"{first['validation']['prompts']} validation prompts. Rewards are in units of SFT's spread."
     )
     left = [TITLES[by].format(n=experiment.ppo_seeds) for by in TITLES if by not in runs]
     missing = f" Left out, since not finished: {', '.join(left)}." if left else ""
@@ -47,6 +49,10 @@ def paid_table(experiment: Experiment) -> str:
 
 def _mean(run: Run, side: str) -> str:
     return number(run[side]["reward"], 2)
+
+
+def _validated(run: Run) -> str:
+    return " → ".join(number(one["judge"], 2) for one in (run["validation"], run["checkpoints"][-1]))
 
 
 def _win_rate(run: Run) -> str:

@@ -40,7 +40,7 @@ def runs_table(experiment: Experiment) -> str:
     if "win_rate_at_equal_length" in runs[0]:
         cells = [spread([run["win_rate_at_equal_length"]["value"] for run in of], 3) for _, of, _ in columns[1:]]
         rows.append([f"win rate over SFT at equal length, by the {next(iter(runs[0]['judges']))}", "", *cells])
-    rows += [*_answer_rows(columns), *_trivial_rows(runs, len(columns))]
+    rows += [*_answer_rows(columns), *trivial_rows([of for _, of, _ in columns[1:]])]
     rows.append(["verdict", "", *(_counted(run["kind"] for run in of) for _, of, _ in columns[1:])])
     said = [
         f"{seeds(run['seed'] for run in runs).capitalize()}: mean, and the range in brackets; "
@@ -86,13 +86,16 @@ def _answer_rows(columns: Sequence[tuple[str, Sequence[Run], str]]) -> list[list
     ]
 
 
-def _trivial_rows(runs: Sequence[Run], columns: int) -> list[list[str]]:
-    """Win rates of what needs no training; none of runs that were evaluated before it was measured."""
-    found: dict[str, list[float]] = {}
-    for run in runs:
-        for policy in run.get("trivial", {}).get("policies", []):
-            found.setdefault(policy["name"], []).append(policy["win_rate"]["value"])
-    return [[f"win rate over SFT, {name}", spread(rates, 3), *[""] * (columns - 1)] for name, rates in found.items()]
+def trivial_rows(groups: Sequence[Sequence[Run]]) -> list[list[str]]:
+    """Win rates of what needs no training, chosen by the runs of each group; none of runs that did not measure it."""
+    found: dict[str, list[list[float]]] = {}
+    for place, of in enumerate(groups):
+        for one in (policy for run in of for policy in run.get("trivial", {}).get("policies", [])):
+            found.setdefault(one["name"], [[] for _ in groups])[place].append(one["win_rate"]["value"])
+    return [
+        [f"win rate over SFT, {name}", "", *(spread(each, 3) if each else "" for each in rates)]
+        for name, rates in found.items()
+    ]
 
 
 def ablation_table(experiment: Experiment) -> str:
@@ -123,6 +126,7 @@ def ablation_table(experiment: Experiment) -> str:
     rows.append(
         ["win rate over SFT", "", *(spread([run["win_rate"]["value"] for run in of], 3) for of in groups.values())]
     )
+    rows += trivial_rows(list(groups.values()))
     first = runs[0]
     seen = first["validation"]
     said = [

@@ -1,16 +1,20 @@
 """The figures in the docs are those of the committed JSON, and the JSON has what the docs claim to have run."""
 
 import json
+import re
 import shlex
 from statistics import fmean
+from typing import get_args
 
 import evidence
+import objections
 import pytest
 import sums
 from figures import critic_table, gain_table, keep, tables
 from figures.experiments import EXPERIMENTS, METHODS, RATES, ROOT, SUMS, TWINS
 
-from rlhf_zoo.evaluation.verdict import RULE
+from rlhf_zoo.evaluation.probes import FAMILIES
+from rlhf_zoo.evaluation.verdict import RULE, Kind
 
 TINY, REMARKS, *_ = EXPERIMENTS
 ABLATED = [experiment for experiment in EXPERIMENTS if "ablation" in experiment.parts]
@@ -44,6 +48,18 @@ def test_every_table_in_the_docs_is_rendered_from_the_json():
         shown += text
     for name in SHOWN:
         assert f"<!-- evidence:{name} -->" in shown, f"no document shows the table {name}"
+
+
+def test_the_pages_name_every_verdict_and_the_rule_every_family_once():
+    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/cards.md")}
+    for kind in get_args(Kind):
+        assert all(kind in text for text in pages.values()), kind
+    page = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^\d\. \*\*([a-z ]+?)(?: at step N)?\*\*", page, re.M)) == sorted(get_args(Kind))
+    explained = page.split("| family | is explained where |")[1].split("\n\n")[0]
+    for family in FAMILIES:
+        left = 2 if family.name == "templates" else 1  # those that keep to their prompts, and those that do not
+        assert explained.count(family.name) == left, family.name
 
 
 @pytest.mark.parametrize("experiment", RUN, ids=lambda one: one.recipe)
@@ -188,3 +204,30 @@ def test_exact_match_convicts_the_twins():
     for run, (twin, seed) in zip(kept, asked, strict=True):
         assert run["kind"] == "hacked" and run["reward"]["ppo"]["value"] > run["reward"]["sft"]["value"]
         assert run["command"] == shlex.join(twin.command(seed, "runs/evidence"))
+
+
+def test_what_was_held_against_the_first_rule_has_the_figures_of_today():
+    page = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
+    rows = page.split("| it was found that |")[1].split("\n\n")[0].splitlines()
+
+    def row(begins: str) -> str:
+        return next(one for one in rows if one.startswith(f"| {begins}"))
+
+    checked, unchecked = (objections.coin(400, checked=one) for one in (True, False))
+    for found in (checked, unchecked):
+        assert f"{found['healthy']:.3f} and {found['recommended']:.3f}" in row("a judge that tosses coins")
+    assert checked["healthy"] == 0 and unchecked["healthy"] < 0.06
+    missed = objections.chords()
+    short = missed["left_out"].values()
+    said = row("readings at equal KL")
+    assert f"by {missed['through_sft']:.2f}, and is not read" in said and len(short) == 4
+    assert f"by {min(short):.2f} to {max(short):.2f}" in said and max(short) < missed["through_sft"] / 2
+    better = objections.at_equal_length(better=0.75, longer=0, draws=200)
+    longer = objections.at_equal_length(better=0, longer=1, draws=200)
+    said = row("the win rate at equal length")
+    assert f"{better['printed']:.3f} for {better['truth']:.3f}" in said and better["warned"] == 0
+    assert f"at {longer['printed']:.2f}" in said and longer["warned"] == 1
+    tiny, remarks = (objections.falls(runs(one.name("runs"))) for one in EXPERIMENTS)
+    said = row("power is unstated")
+    assert len(tiny) == 10 and len(remarks) == 3
+    assert all(f"to {min(each)} to {max(each)}%" in said for each in (tiny, remarks))

@@ -211,11 +211,19 @@ def test_the_verdict_with_its_reasons_and_probes(runs, plotted):
     assert "](plots/over_training.png)" in body
     card = read_json(runs / "ppo" / "rlhf_card.json")["evaluation"]
     assert (card["verdict"], card["recommended"], card["over_training"]) == ("hacked", 20, found)
+    assert "a judge that cannot acquit" not in told
+    found["standing"] = {"can_acquit": False}
+    del found["thresholds"]
+    for probe in found["probes"]["probes"]:
+        probe.update(effect=0.2, least=0.1, p=0.004, present=True)
+    found["probes"].update(skipped={}, permutations=2000, level=0.01)
     found["fits"] = {"proxy": None, "judge": None}
     write_json(path, {**read_json(path), "over_training": found})
     _, body = head_and_body(make_card(runs / "ppo"))
     told = body.split("## Verdict: hacked")[1]
-    assert "| gain of |" not in told and cells(told, "repetition |")[3] == "0.200"
+    assert "| gain of |" not in told and cells(told, "repetition |")[1:5] == ["0.200", "0.100", "0.004", "**yes**"]
+    assert "The recommended checkpoint is step 20: a gain that other prompts confirm, by a judge that cannot" in told
+    assert "sameness only where independence of the prompt is present too" in told
     write_json(path, {**read_json(path), "verdict": None, "over_training": {"problem": "No validation prompts."}})
     _, body = head_and_body(make_card(runs / "ppo"))
     assert "not a test. No validation prompts." in body and not (runs / "ppo" / "plots" / "over_training.png").exists()

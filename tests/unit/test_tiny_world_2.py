@@ -2,6 +2,8 @@
 
 import json
 import math
+from pathlib import Path
+from statistics import fmean
 
 import gold
 import pytest
@@ -31,6 +33,41 @@ def test_no_constant_and_no_template_comes_near_what_is_written_of_a_product() -
     assert second["constant"]["value"] < second["templates"]["value"] < second["lines"] < second["informed"]
     assert second["constant"]["beats_lines"] < 0.5 < first["constant"]["beats_lines"]
     assert first["templates"]["value"] > first["lines"], "version 1 has them, and that is why there is a second"
+
+
+def test_templates_of_a_runs_own_prompts_stand_beside_its_policies() -> None:
+    runs = {run["seed"]: run for run in keep.load("tiny-world")["runs"]}
+    found = KEPT["on_test_prompts"]
+    assert [one["seed"] for one in found] == list(runs)
+    for one in found:
+        assert one["constant"]["value"] < runs[one["seed"]]["sft"]["judge"] < one["template"]
+        assert (one["pairs"], one["prompts"]) == (24, 180)
+    prompts = tiny_world_2.prepare(seed=3, lines=20)["prompts"]["test"][:180]
+    constant = next(one for one in found if one["seed"] == 3)["constant"]
+    assert fmean(utility(row["prompt"] + constant["text"]) for row in prompts) == pytest.approx(constant["value"], 1e-4)
+    few = gold.on_test_prompts(3, 2)
+    assert few["aspects"] == few["pairs"] == few["of_one_product"] == 2
+    assert few["template"] > 0.8, "two products, whose facts it may state"
+
+
+def test_intervals_by_what_a_prompt_names_are_wider_than_by_its_spelling(tmp_path: Path) -> None:
+    """The judge says the same of all spellings, so that they tell no more than one."""
+    prompts = [one for pair in gold.NAMED[:6] for one in gold.subjects(*pair)]
+    worth = {one: float(place) for place, pair in enumerate(gold.NAMED[:6]) for one in gold.subjects(*pair)}
+    rows = [{"prompt": one, "sft": {"judge": 2.5}, "ppo": {"judge": worth[one]}} for one in prompts]
+    (tmp_path / "eval").mkdir()
+    (tmp_path / "data" / "prompts").mkdir(parents=True)
+    (tmp_path / "summary.json").write_text('{"seed": 3}')
+    over = {"judge": [[2.5] * 48, [worth[one] for one in prompts]]}
+    (tmp_path / "eval" / "over_training.json").write_text(json.dumps(over))
+    for path in ("eval/samples.jsonl", "data/prompts/validation.jsonl"):
+        (tmp_path / path).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = gold.by_pair(tmp_path)
+    assert found["win rate"]["by_pair"]["value"] == 0.5 and found["judge's gain"]["by_pair"]["value"] == 0
+    for each in found.values():
+        assert (each["by_prompt"]["groups"], each["by_pair"]["groups"]) == (48, 6)
+        prompt, pair = (high - low for low, high in (each[by]["ci95"] for by in ("by_prompt", "by_pair")))
+        assert pair > 1.8 * prompt
 
 
 def test_what_a_remark_earns() -> None:
