@@ -66,7 +66,7 @@ TWINS = (
     Variant(
         "anywhere",
         "rlhf_zoo.corpora.tiny_sums:anywhere",
-        corpus={"digits": 4, "worked": 0, "guessed": 0.3},
+        corpus={"digits": 3, "worked": 0, "guessed": 0.3},
         prompts=400,
     ),
 )
