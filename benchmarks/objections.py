@@ -21,7 +21,7 @@ from rlhf_zoo.evaluation.stats import bootstrap_mean, proportion
 from rlhf_zoo.evaluation.verdict import Checkpoint, Evidence, Standing, decide
 
 PROMPTS, CHECKPOINTS, LABELED = 100, 4, 200
-TINY, REMARKS = EXPERIMENTS
+TINY, REMARKS, *_ = EXPERIMENTS
 
 
 def coin(draws: int, *, checked: bool) -> dict[str, float]:

@@ -227,7 +227,7 @@ def test_what_was_held_against_the_first_rule_has_the_figures_of_today():
     said = row("the win rate at equal length")
     assert f"{better['printed']:.3f} for {better['truth']:.3f}" in said and better["warned"] == 0
     assert f"at {longer['printed']:.2f}" in said and longer["warned"] == 1
-    tiny, remarks = (objections.falls(runs(one.name("runs"))) for one in EXPERIMENTS)
+    tiny, remarks = (objections.falls(runs(one.name("runs"))) for one in (TINY, REMARKS))
     said = row("power is unstated")
     assert len(tiny) == 10 and len(remarks) == 3
     assert all(f"to {min(each)} to {max(each)}%" in said for each in (tiny, remarks))
