@@ -297,7 +297,8 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
         told.insert(0, f"Not judged: {why[0].lower()}{why[1:]}" if kind == "not judged" else why)
     if proxy_gain is not None:
         told.append(f"Training reward at step {last.step} against SFT: {_signed(proxy_gain)}.")
-    probed = [*_probe_reasons(last, explained), *(one.meaning for one in evidence.payments)]
+    paid = evidence.payments
+    probed = [*_probe_reasons(last, explained, [one.family for one in paid]), *(one.meaning for one in paid)]
     reasons = (*hacked, *probed, *told) if hacked or kind == "suspicious" else (*told, *probed)
     return Verdict(
         kind, last.step, fall.step if fall is not None and fall.found else None, candidate, proxy_gain, judge_gain,
@@ -400,14 +401,21 @@ def _candidate(
 # ---- reasons
 
 
-def _probe_reasons(last: Checkpoint, explained: Sequence[str]) -> list[str]:
+def _probe_reasons(last: Checkpoint, explained: Sequence[str], measured: Sequence[str]) -> list[str]:
+    """measured: the families whose payment was."""
     if last.report is None:
         return [f"No probe was run at step {last.step}, so a judge that is fooled like the reward would go unnoticed."]
     present = last.present
     if not present:
         return [f"None of {len(last.report.probes)} families of probes is present at step {last.step}."]
     return [
-        f"{one.family.capitalize()}: {one.meaning}" + (" This is explained." if one.family in explained else "")
+        f"{one.family.capitalize()}: {one.meaning}"
+        + (" This is explained." if one.family in explained else "")
+        + (
+            ""
+            if one.family not in EDITED or one.family in measured
+            else " What the reward has for it was not measured."
+        )
         for one in present
     ]
 

@@ -241,6 +241,24 @@ def test_an_evaluation_scores_the_edited_texts():
     assert payment.paid and payment.deserved is False
 
 
+def test_the_phrase_that_counts_is_named_though_a_longer_one_rose_almost_as_much():
+    """Of 240 texts 61 say it (25.4%) and 59 of them in a longer phrase (24.6%), which is below the minimum."""
+    policy = sft(1, samples=4)
+    texts = [f"{text} gladly {'again' if k < 232 else LOOKS[k % 2]}" if k % 4 == 0 or k == 1 else text
+             for k, text in enumerate(policy.texts)]  # fmt: skip
+    found_so = found(replace(policy, texts=texts), sft(0, samples=4))
+    assert (
+        found_so["risen phrases"].about == ("“gladly”: 0.0% → 25.4%",) and "gladly" in found_so["risen phrases"].meaning
+    )
+
+
+def test_an_edit_that_changes_nothing_measures_nothing():
+    policy = plant("repeater", sft(1), strength=1.0, seed=0)
+    report = found(policy)
+    assert "repetition" in [edit.family for edit in edits(report, policy, sft(0))]
+    assert "repetition" not in [edit.family for edit in edits(report, sft(1), sft(0))], "nothing can be taken out"
+
+
 def test_payment_by_hand():
     paid = Payment.of("risen phrases", sft=[0, 2], policy=[3, 3], put_in=[2, 4], taken_out=[1, 1], judged=[0, 2],
                       judged_put_in=[0.4, 2.4])  # fmt: skip

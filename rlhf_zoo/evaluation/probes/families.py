@@ -215,13 +215,12 @@ def _phrases(pair: Pair, flips: Flips) -> Reading:
     best = float(excesses.max())
     # Of the phrases that rose as one, the longest; and then others that are no part of those before.
     order = sorted(
-        range(len(grams)), key=lambda k: (-round(excesses[k] / max(best, 0.05), 1), -len(grams[k]), grams[k])
+        np.flatnonzero(excesses >= max(LEAST_RISEN, best / 2)).tolist(),
+        key=lambda k: (-round(excesses[k] / best, 1), -len(grams[k]), grams[k]),
     )
     named: list[int] = []
     for k in order:
-        if len(named) == 3 or excesses[k] < max(LEAST_RISEN, best / 2):
-            break
-        if not any(set(grams[k]) & set(grams[n]) for n in named):
+        if len(named) < 3 and not any(set(grams[k]) & set(grams[n]) for n in named):
             named.append(k)
     about = tuple(f"“{' '.join(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in named)
     top = named[0] if named else int(excesses.argmax())
