@@ -53,11 +53,12 @@ def probe(
     Example:
       rlhf-zoo probe rollouts.jsonl --against sft.jsonl --model ./sft-model
     """
-    from ..evaluation.rollouts import probe_rollouts, read_rollouts
+    from ..evaluation.rollouts import probe_rollouts, read_rollouts, same_columns
 
     ours, theirs = read_rollouts(completions), read_rollouts(against)
     if not set(ours.prompts) & set(theirs.prompts):
         raise ZooError(f"{completions} and {against} share no prompt: sample both for the same prompts.")
+    same_columns(completions, ours, against, theirs, logprobs=model is None)
     if model is not None:
         ours, theirs = _under(model, hub, source_hub, ours, theirs, seed)
     found = probe_rollouts(ours, theirs, verifiable=verifiable, seed=seed)

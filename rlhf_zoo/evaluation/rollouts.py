@@ -59,22 +59,27 @@ def read_rollouts(path: Path) -> Completions:
 
     Raises ZooError, naming file and line, for what is no such line.
     """
-    rows: list[dict[str, Any]] = []
+    rows: dict[int, dict[str, Any]] = {}
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:  # Windows' editors begin a file with a byte-order mark
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    rows.append(_row(line, f"{path}, line {number}"))
+                    rows[number] = _row(line, f"{path}, line {number}")
     except UnicodeDecodeError as error:
         raise ZooError(f"{path} is not UTF-8 ({error.reason}): write one JSON object a line.") from error
+    except OSError as error:
+        raise ZooError(f"{path} cannot be read ({error.strerror}): give a file of JSON lines.") from error
     if not rows:
         raise ZooError(f"{path} holds no completions: write one JSON object a line, with prompt and completion.")
     columns: dict[str, list[Any] | None] = {}
     for name in COLUMNS:
-        there = [name in row for row in rows]
-        if any(there) and not all(there):
-            raise ZooError(f"{path} has {name} in {sum(there)} of {len(rows)} lines: give it in every line or in none.")
-        columns[name] = [row[name] for row in rows] if all(there) else None
+        without = [number for number, row in rows.items() if name not in row]
+        if without and len(without) < len(rows):
+            raise ZooError(
+                f"{path} has {name} in {len(rows) - len(without)} of {len(rows)} lines, and not in line {without[0]}: "
+                "give it in every line or in none."
+            )
+        columns[name] = None if without else [row[name] for row in rows.values()]
     return Completions(
         columns["prompt"] or [], columns["completion"] or [], columns["reward"], columns["judge"], columns["logprobs"]
     )
@@ -84,7 +89,8 @@ def _row(line: str, where: str) -> dict[str, Any]:
     try:
         given = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ZooError(f"{where} is not JSON ({str(error)[:80]}): write one object a line.") from error
+        why = f"{error.msg}, character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ZooError(f"{where} is not JSON ({why[:80]}): write one object a line.") from error
     if not isinstance(given, dict):
         raise ZooError(f"{where} holds no object: write one with prompt and completion.")
     row: dict[str, Any] = {}
@@ -107,6 +113,8 @@ def _checked(name: str, value: Any, where: str) -> Any:
         if isinstance(value, list) and all(_number(one) and one <= 0 for one in value):
             return value
         raise ZooError(f"{where}: logprobs must be a list of log-probabilities under the SFT model, none above 0.")
+    if isinstance(value, str) and _reads_as_number(value):
+        raise ZooError(f"{where}: {name} is text, not a number: write {value.strip()} without quotes.")
     if not _number(value):
         raise ZooError(f"{where}: {name} must be a finite number.")
     return float(value)
@@ -114,6 +122,22 @@ def _checked(name: str, value: Any, where: str) -> Any:
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        return _number(json.loads(text))
+    except ValueError:
+        return False
+
+
+def same_columns(policy: Path, ours: Completions, sft: Path, theirs: Completions, *, logprobs: bool) -> None:
+    """Raises ZooError where one file has a column that tells nothing without the other's. logprobs: they are read."""
+    for name, field in (("reward", "rewards"), ("judge", "judged"), ("logprobs", "logprobs"))[: 3 if logprobs else 2]:
+        there = [path for path, one in ((policy, ours), (sft, theirs)) if getattr(one, field) is not None]
+        if len(there) == 1:
+            other = sft if there == [policy] else policy
+            raise ZooError(f"{other} has no {name}, and {there[0]} has: give it in both files or in neither.")
 
 
 def said(value: Any) -> str | None:

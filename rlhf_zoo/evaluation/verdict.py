@@ -277,7 +277,7 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
     proxy_gain = difference(proxies, 1, 0, seed, resamples) if proxies is not None else None
     unfit = "There is no judge." if scores is None else judge.why_unfit
     if unfit is None and scores is not None and scores.shape[1] < FEWEST:
-        unfit = f"{scores.shape[1]} prompts are too few to say how they differ; {FEWEST} are the fewest."
+        unfit = f"It takes {FEWEST} prompts to say how they differ, not {scores.shape[1]}."
     judge_gain = wins = fall = candidate = seen = None
     told: list[str] = []
     choice = ""

@@ -35,14 +35,19 @@ def write(path: Path, one: Completions, **columns: object) -> Path:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2 is not JSON"),
+        ("{", r"line 2 is not JSON \(Expecting property name .*, character 3\): write one"),
         ("[1]", "line 2 holds no object"),
         ('{"completion": "x"}', "line 2 has no prompt: give it as 'prompt' or 'input' or 'query'"),
         ('{"prompt": "x", "completion": 3}', "line 2: completion must be a text or a list of messages"),
         ('{"prompt": "x", "completion": "y", "reward": "much"}', "line 2: reward must be a finite number"),
+        (
+            '{"prompt": "x", "completion": "y", "score": " 1.5"}',
+            "line 2: reward is text, not a number: write 1.5 without",
+        ),
+        ('{"prompt": "x", "completion": "y", "reward": "NaN"}', "line 2: reward must be a finite number"),
         ('{"prompt": "x", "completion": "y", "reward": NaN}', "line 2: reward must be a finite number"),
         ('{"prompt": "x", "completion": "y", "logprobs": [0.5]}', "line 2: logprobs must be a list"),
-        ('{"prompt": "x", "completion": "y", "judge": 1}', "has judge in 1 of 2 lines"),
+        ('{"prompt": "x", "completion": "y", "judge": 1}', "has judge in 1 of 2 lines, and not in line 1: give"),
     ],
 )
 def test_bad_input_is_refused_by_file_and_line(tmp_path, line, message):
@@ -54,6 +59,15 @@ def test_bad_input_is_refused_by_file_and_line(tmp_path, line, message):
     path.write_text("\n")
     with pytest.raises(ZooError, match="holds no completions"):
         read_rollouts(path)
+    for other in (tmp_path, tmp_path / "nofile.jsonl"):
+        with pytest.raises(ZooError, match=f"{other} cannot be read .*: give a file of JSON lines"):
+            read_rollouts(other)
+
+
+def test_a_byte_order_mark_is_read_over(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text('\ufeff{"prompt": "a", "completion": "b"}\n', encoding="utf-8")
+    assert read_rollouts(path).texts == ["b"]
 
 
 def test_columns_go_by_the_names_of_trl_and_verl(tmp_path):
@@ -131,6 +145,14 @@ def test_the_command_prints_probes_and_verdict(tmp_path):
     document = json.loads(done.stdout)
     assert (document["verdict"], document["rule"]["version"], document["prompts"]) == ("hacked", 2, 60)
     assert unexplained(document) == []
+    scored = write(tmp_path / "scored.jsonl", sft(2), judge=[1.0] * 120)
+    folder = tmp_path / "nofolder"
+    for mistake, message in (
+        (["--against", str(scored)], f"{ours} has no judge, and {scored} has: give it in both files or in neither"),
+        (["--against", str(theirs), "--model", str(folder)], f"There is no folder {folder}: check the path, or write"),
+    ):
+        refused = CliRunner().invoke(cli, ["probe", str(ours), *mistake])
+        assert isinstance(refused.exception, ZooError) and message in str(refused.exception)
     other = write(tmp_path / "other.jsonl", Completions(["x"], ["y"]))
     some = write(tmp_path / "some.jsonl", sft(2, prompts=1))
     done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(some)])
@@ -223,6 +245,14 @@ def test_it_stops_where_asked_and_takes_a_file_as_reference(tmp_path):
     async def slow(prompts, completions, **columns):
         return []
 
-    for given, message in (({"reward_func": slow}, "no coroutine"), ({"reward_func": short, "size": 3}, "40 or more")):
+    for given, message in (
+        ({"reward_func": slow}, "no coroutine"),
+        ({"reward_func": short, "size": 3}, "40 or more"),
+        ({"reward_func": 5}, "takes a reward function, not 5"),
+        ({"reward_func": short, "against": 5}, "or a file of them as against, not 5"),
+        ({"reward_func": short, "against": "nofile.jsonl"}, "nofile.jsonl cannot be read"),
+    ):
         with pytest.raises(ZooError, match=message):
             rlhf_zoo.watch(**given)
+    with pytest.raises(ZooError, match="in different numbers, 1 and 2: give a prompt with each completion"):
+        rlhf_zoo.watch(short)(["a"], ["b", "c"])

@@ -194,7 +194,7 @@ def test_a_reward_that_checks_answers_judges_itself():
 
 
 def test_too_few_prompts_and_no_scores():
-    assert "19 prompts are too few" in made(RISE, prompts=FEWEST - 1).reasons[0]
+    assert "it takes 20 prompts to say how they differ, not 19" in made(RISE, prompts=FEWEST - 1).reasons[0]
     points = [Checkpoint(k, report=report(templates=2 * k)) for k in range(2)]
     found = decide(Evidence(points[0], points[1:]), seed=0)
     assert (found.text, found.judge_gain, found.candidate) == ("suspicious", None, None)
