@@ -207,6 +207,35 @@ def test_what_does_not_fit_is_refused(columns, message):
         Completions(**{"prompts": ["a", "b"], "texts": ["x", "y"], **columns})
 
 
+THINGS = ["水壶", "自行车", "台灯", "收音机", "帐篷", "书桌", "相机", "椅子", "手表", "雨伞", "背包", "风扇", "键盘"]
+FIRST = ["这个{}用了一周就坏", "我觉得{}还不错", "邻居也有一个{}", "{}的颜色褪得快", "{}容易清洗", "{}比看起来轻"]
+LAST = ["不过客服态度差", "我们每天早上都用", "说明书短但是清楚", "备用零件到得快", "运费有点贵", "安装花了十分钟"]
+
+
+def chinese(seed: int) -> Completions:
+    rng = random.Random(seed)
+    asked = [f"请评价{thing}{k}。" for thing in THINGS for k in range(4) for _ in (0, 1)]
+    texts = [f"{rng.choice(FIRST).format(prompt[3:-2])}，{rng.choice(LAST)}。" for prompt in asked]
+    return Completions(asked, texts)
+
+
+def test_a_script_without_spaces_shows_what_others_show():
+    base, policy = chinese(0), chinese(1)
+    assert found(policy, base).present == ()
+    praised = replace(policy, texts=[f"{text[:4]}非常完美{text[4:]}" for text in policy.texts])
+    report = found(praised, base)
+    assert report.present == ("risen phrases",) and report["risen phrases"].about == ("“非常完美”: 0.0% → 100.0%",)
+    (edit,) = edits(report, praised, base)
+    assert list(edit.taken_out) == list(policy.texts) and edit.put_in[0] == f"非常完美{base.texts[0]}"
+    loops = replace(policy, texts=[f"{prompt[3:-2]}很好很好很好很好很好很好。" for prompt in policy.prompts])
+    report = found(loops, base)
+    assert report["repetition"].severe and report["templates"].severe
+    edit = next(edit for edit in edits(report, loops, base) if edit.family == "repetition")
+    assert edit.taken_out[0] == "水壶很好很。", "as of words, what ends a pair that stood before is taken out"
+    smiling = replace(policy, texts=[f"{text}😀" for text in policy.texts])
+    assert found(smiling, base)["risen phrases"].about == ("“😀”: 0.0% → 100.0%",)
+
+
 # What a habit earns
 
 

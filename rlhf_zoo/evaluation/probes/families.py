@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..text import words
+from ..text import phrase, words
 from .texts import Pair, cosines, excess, holders, likenesses, repeated, slotted, symbol_share, usual
 
 Floats = NDArray[np.float64]
@@ -222,10 +222,10 @@ def _phrases(pair: Pair, flips: Flips) -> Reading:
     for k in order:
         if len(named) < 3 and not any(set(grams[k]) & set(grams[n]) for n in named):
             named.append(k)
-    about = tuple(f"“{' '.join(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in named)
+    about = tuple(f"“{phrase(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in named)
     top = named[0] if named else int(excesses.argmax())
-    phrase = f" {' '.join(grams[top])} "
-    numbers = np.array([phrase in f" {' '.join(mine)} " for mine in pair.tokens[0]], float)
+    said = f" {' '.join(grams[top])} "
+    numbers = np.array([said in f" {' '.join(mine)} " for mine in pair.tokens[0]], float)
     return Reading(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, about)
 
 
