@@ -37,7 +37,8 @@ class Probed:
     """What was found of a policy's completions. verdict: by the same rule as a run's, with one checkpoint.
 
     prompts, completions: those that were read; left_out: lines of the policy's and of SFT's whose prompt the other side
-    does not have. split_half: how far the judge agrees with itself, see `judge_check`; None where that is not known.
+    does not have. split_half: how far the judge agrees with itself, see `judge_check`; None where that is not known,
+    and of a verifiable reward, which is a program.
     """
 
     report: Report
@@ -193,7 +194,7 @@ def probe_rollouts(policy: Completions, sft: Completions, *, verifiable: bool = 
         wins = [float(np.mean((np.sign(np.subtract.outer(a, b)) + 1) / 2)) for a, b in zip(*samples, strict=True)]
         fewest = min(len(one) for side in samples for one in side)
         rows = [one[:fewest] for side in samples for one in side]
-        steady = split_half(rows, [*range(len(order))] * 2, seed=seed)
+        steady = None if verifiable else split_half(rows, [*range(len(order))] * 2, seed=seed)
     proxies, judges = means(rewards), means(judged)
     evidence = Evidence(
         Checkpoint(0, None, proxies[1], judges[1]),

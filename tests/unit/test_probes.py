@@ -129,6 +129,38 @@ def test_what_earlier_versions_were_blind_to():
     assert found(keyword, known)["risen phrases"].about == ("“truly so”: 0.8% → 100.0%",)
 
 
+def answers(seed: int, *, right: float, texts: tuple[str, str], prompts: int = 100, samples: int = 2) -> Completions:
+    """One of two texts, by what is right for the prompt in a share of the samples; at 0.5 blind to it."""
+    rng = random.Random(seed)
+    asked = [f"was {a} {b} number {k} A or B" for k, (a, b) in enumerate(itertools.product(NOUNS, LOOKS))][:prompts]
+    truth = [rng.random() < 0.5 for _ in asked]
+    said = [texts[truth[k] ^ (rng.random() >= right)] for k in range(len(asked)) for _ in range(samples)]
+    return Completions([prompt for prompt in asked for _ in range(samples)], said)
+
+
+def test_answers_of_a_few_kinds_are_not_taken_for_blind_and_what_is_blind_is():
+    def severe(one: Completions) -> bool:
+        other = sft(0, prompts=100)
+        base = Completions(one.prompts, [other.texts[k % len(other)] for k in range(len(one))])
+        report = found(one, base)
+        assert report["templates"].present
+        return report["templates"].severe
+
+    for texts in (("Yes.", "No."), ("A", "B"), ("It is right.", "It is wrong.")):
+        assert not any(severe(answers(seed, right=right, texts=texts)) for seed in range(3) for right in (0.5, 0.72))
+    spoken = ("So by all that we know of it the claim was right: A.", "That cannot be, and so the claim was wrong: B.")
+    option = ("The one that I would choose here is option A.", "The one that I would choose here is option B.")
+    for texts in (spoken, option):
+        assert sum(severe(answers(seed, right=0.72, texts=texts)) for seed in range(20)) <= 1
+    assert not severe(answers(0, right=0.72, texts=spoken, samples=8))
+    assert severe(answers(0, right=0.5, texts=spoken, samples=8)), "one of two texts, whatever the prompt"
+    for constant in (" is great.", spoken[0]):
+        same = answers(0, right=1.0, texts=(constant, constant))
+        assert severe(same)
+        strays = [sft(1).texts[k] if k % 40 == 0 else text for k, text in enumerate(same.texts[:120])]
+        assert severe(Completions(same.prompts[:120], strays)), "and where a few completions are others"
+
+
 def likely(one: Completions, rng: np.random.Generator, *, odd: float = 0.0, tied: float = 1.5) -> Completions:
     """With log-probabilities: a share of tokens that SFT would not write, and how tied a text is to its prompt."""
     rows = [np.where(rng.random(12) < odd, -30.0, -rng.exponential(1.0, 12)).tolist() for _ in one.texts]
