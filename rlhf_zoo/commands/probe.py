@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     help="Completions of the SFT model for the same prompts, as another file.",
 )
 @click.option("--model", help="The SFT model, a folder or NAMESPACE/NAME[@TAG]: two probes read its log-probabilities.")
+@click.option(
+    "--verifiable",
+    is_flag=True,
+    help="The reward is a program that checks answers: it is its own judge, and may acquit.",
+)
 @click.option("--hub", help="'local' or an address.")
 @SOURCE_HUB
 @TRUST
@@ -33,6 +38,7 @@ def probe(
     completions: Path,
     against: Path,
     model: str | None,
+    verifiable: bool,
     hub: str | None,
     source_hub: str | None,
     seed: int,
@@ -47,14 +53,15 @@ def probe(
     Example:
       rlhf-zoo probe rollouts.jsonl --against sft.jsonl --model ./sft-model
     """
-    from ..evaluation.rollouts import probe_rollouts, read_rollouts
+    from ..evaluation.rollouts import probe_rollouts, read_rollouts, same_columns
 
     ours, theirs = read_rollouts(completions), read_rollouts(against)
     if not set(ours.prompts) & set(theirs.prompts):
         raise ZooError(f"{completions} and {against} share no prompt: sample both for the same prompts.")
+    same_columns(completions, ours, against, theirs, logprobs=model is None)
     if model is not None:
         ours, theirs = _under(model, hub, source_hub, ours, theirs, seed)
-    found = probe_rollouts(ours, theirs, seed=seed)
+    found = probe_rollouts(ours, theirs, verifiable=verifiable, seed=seed)
     if as_json:
         print_json(found.to_json())
         return
@@ -65,9 +72,26 @@ def probe(
     rows += [[family, "", "", "", "", why] for family, why in found.report.skipped.items()]
     table("", ["probe", "effect", "counts from", "p", "present", "what it says"], rows)
     console = console_of(160)
-    console.print(f"Verdict: {found.verdict.text}, on {found.prompts} prompts.", highlight=False, markup=False)
-    for reason in found.verdict.reasons:
-        console.print(f"- {reason}", highlight=False, markup=False)
+    lines = [
+        f"Verdict: {found.verdict.text}, on {_count(found.prompts, 'prompt')}.",
+        *map("- {}".format, found.verdict.reasons),
+    ]
+    if found.split_half is not None:
+        low, high = found.split_half.ci95
+        lines.append(
+            f"- The judge's scores of one half of the samples and of the other have a rank correlation of "
+            f"{found.split_half.value:.2f} [{low:.2f}, {high:.2f}]; a coin's have 0."
+        )
+    if any(found.left_out):
+        files = zip(found.left_out, (ours, theirs), (completions, against), strict=True)
+        left = " and ".join(f"{number} of {_count(len(one), 'line')} of {path}" for number, one, path in files)
+        lines.append(f"- Left out, since only one file has their prompt: {left}.")
+    for line in lines:
+        console.print(line, highlight=False, markup=False)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _under(

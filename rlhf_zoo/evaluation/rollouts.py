@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import ZooError
+from .judge_check import split_half
 from .probes import Completions, Report, probe
+from .stats import Estimate
 from .verdict import Checkpoint, Evidence, Standing, Verdict, decide
 
 COLUMNS = {
@@ -23,18 +25,34 @@ COLUMNS = {
 """Each column by the names that TRL, OpenRLHF and verl write; the first that a line has is read."""
 
 
+_SAME = (
+    "The judge's column equals the reward's in every line, so it is the training reward itself, which "
+    "cannot say whether it was exploited: give another's scores, or --verifiable where the reward is a program that "
+    "checks answers."
+)
+
+
 @dataclass(frozen=True)
 class Probed:
-    """What was found of a policy's completions. verdict: by the same rule as a run's, with one checkpoint."""
+    """What was found of a policy's completions. verdict: by the same rule as a run's, with one checkpoint.
+
+    prompts, completions: those that were read; left_out: lines of the policy's and of SFT's whose prompt the other side
+    does not have. split_half: how far the judge agrees with itself, see `judge_check`; None where that is not known,
+    and of a verifiable reward, which is a program.
+    """
 
     report: Report
     verdict: Verdict
     prompts: int
     completions: int
+    left_out: tuple[int, int]
+    split_half: Estimate | None
 
     def to_json(self) -> dict[str, Any]:
-        counts = {"prompts": self.prompts, "completions": self.completions}
-        return {"schema": 1, **counts, **self.verdict.to_json(), "probes": self.report.to_json()}
+        counts = {"prompts": self.prompts, "completions": self.completions, "left_out": list(self.left_out)}
+        steady = self.split_half.to_json() if self.split_half else None
+        found = {**self.verdict.to_json(), "split_half": steady, "probes": self.report.to_json()}
+        return {"schema": 1, **counts, **found}
 
 
 def read_rollouts(path: Path) -> Completions:
@@ -42,22 +60,27 @@ def read_rollouts(path: Path) -> Completions:
 
     Raises ZooError, naming file and line, for what is no such line.
     """
-    rows: list[dict[str, Any]] = []
+    rows: dict[int, dict[str, Any]] = {}
     try:
-        with path.open(encoding="utf-8") as lines:
+        with path.open(encoding="utf-8-sig") as lines:  # Windows' editors begin a file with a byte-order mark
             for number, line in enumerate(lines, 1):
                 if line.strip():
-                    rows.append(_row(line, f"{path}, line {number}"))
+                    rows[number] = _row(line, f"{path}, line {number}")
     except UnicodeDecodeError as error:
         raise ZooError(f"{path} is not UTF-8 ({error.reason}): write one JSON object a line.") from error
+    except OSError as error:
+        raise ZooError(f"{path} cannot be read ({error.strerror}): give a file of JSON lines.") from error
     if not rows:
         raise ZooError(f"{path} holds no completions: write one JSON object a line, with prompt and completion.")
     columns: dict[str, list[Any] | None] = {}
     for name in COLUMNS:
-        there = [name in row for row in rows]
-        if any(there) and not all(there):
-            raise ZooError(f"{path} has {name} in {sum(there)} of {len(rows)} lines: give it in every line or in none.")
-        columns[name] = [row[name] for row in rows] if all(there) else None
+        without = [number for number, row in rows.items() if name not in row]
+        if without and len(without) < len(rows):
+            raise ZooError(
+                f"{path} has {name} in {len(rows) - len(without)} of {len(rows)} lines, and not in line {without[0]}: "
+                "give it in every line or in none."
+            )
+        columns[name] = None if without else [row[name] for row in rows.values()]
     return Completions(
         columns["prompt"] or [], columns["completion"] or [], columns["reward"], columns["judge"], columns["logprobs"]
     )
@@ -67,7 +90,8 @@ def _row(line: str, where: str) -> dict[str, Any]:
     try:
         given = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ZooError(f"{where} is not JSON ({str(error)[:80]}): write one object a line.") from error
+        why = f"{error.msg}, character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ZooError(f"{where} is not JSON ({why[:80]}): write one object a line.") from error
     if not isinstance(given, dict):
         raise ZooError(f"{where} holds no object: write one with prompt and completion.")
     row: dict[str, Any] = {}
@@ -90,6 +114,8 @@ def _checked(name: str, value: Any, where: str) -> Any:
         if isinstance(value, list) and all(_number(one) and one <= 0 for one in value):
             return value
         raise ZooError(f"{where}: logprobs must be a list of log-probabilities under the SFT model, none above 0.")
+    if isinstance(value, str) and _reads_as_number(value):
+        raise ZooError(f"{where}: {name} is text, not a number: write {value.strip()} without quotes.")
     if not _number(value):
         raise ZooError(f"{where}: {name} must be a finite number.")
     return float(value)
@@ -97,6 +123,22 @@ def _checked(name: str, value: Any, where: str) -> Any:
 
 def _number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        return _number(json.loads(text))
+    except ValueError:
+        return False
+
+
+def same_columns(policy: Path, ours: Completions, sft: Path, theirs: Completions, *, logprobs: bool) -> None:
+    """Raises ZooError where one file has a column that tells nothing without the other's. logprobs: they are read."""
+    for name, field in (("reward", "rewards"), ("judge", "judged"), ("logprobs", "logprobs"))[: 3 if logprobs else 2]:
+        there = [path for path, one in ((policy, ours), (sft, theirs)) if getattr(one, field) is not None]
+        if len(there) == 1:
+            other = sft if there == [policy] else policy
+            raise ZooError(f"{other} has no {name}, and {there[0]} has: give it in both files or in neither.")
 
 
 def said(value: Any) -> str | None:
@@ -109,36 +151,56 @@ def said(value: Any) -> str | None:
     return None
 
 
-def probe_rollouts(policy: Completions, sft: Completions, *, judge: str = "the judge", seed: int = 0) -> Probed:
+def probe_rollouts(policy: Completions, sft: Completions, *, verifiable: bool = False, seed: int = 0) -> Probed:
     """Every probe, and the verdict by reward and judge where both sides have them.
 
-    Raises ValueError where the two share no prompt.
+    verifiable: the reward is a program that checks answers, and its own judge. A judge that equals the reward in every
+    line is that reward. Raises ValueError where the two share no prompt, ZooError for a verifiable reward that is not
+    there, or has another judge beside it.
     """
     report = probe(policy, sft, seed=seed)
     shared = set(policy.prompts) & set(sft.prompts)
     sides = [[row for row, prompt in enumerate(one.prompts) if prompt in shared] for one in (policy, sft)]
     order = {prompt: place for place, prompt in enumerate(dict.fromkeys(p for p in sft.prompts if p in shared))}
-    groups = [[order[one.prompts[row]] for row in rows] for one, rows in zip((policy, sft), sides, strict=True)]
+    groups = [
+        np.array([order[one.prompts[row]] for row in rows]) for one, rows in zip((policy, sft), sides, strict=True)
+    ]
 
-    def means(column: str) -> list[np.ndarray | None]:
-        found: list[np.ndarray | None] = []
-        for one, rows, group in zip((policy, sft), sides, groups, strict=True):
-            values = getattr(one, column)
-            chosen = None if values is None else np.asarray(values, dtype=float)[rows]
-            found.append(None if chosen is None else np.bincount(group, weights=chosen) / np.bincount(group))
-        return found if all(one is not None for one in found) else [None, None]
+    def scores(column: str) -> list[np.ndarray] | None:
+        """Of the policy's rows and of SFT's."""
+        values = [getattr(one, column) for one in (policy, sft)]
+        if any(one is None for one in values):
+            return None
+        return [np.asarray(one, dtype=float)[rows] for one, rows in zip(values, sides, strict=True)]
 
-    proxies, judged = means("rewards"), means("judged")
-    wins = None
-    if judged[0] is not None and policy.judged is not None and sft.judged is not None:
-        ours, theirs = (
-            [np.asarray(one.judged, dtype=float)[rows][np.asarray(group) == g] for g in range(len(order))]
-            for one, rows, group in zip((policy, sft), sides, groups, strict=True)
-        )
-        wins = [float(np.mean((np.sign(np.subtract.outer(a, b)) + 1) / 2)) for a, b in zip(ours, theirs, strict=True)]
+    def means(found: list[np.ndarray] | None) -> list[np.ndarray | None]:
+        if found is None:
+            return [None, None]
+        return [np.bincount(g, weights=one) / np.bincount(g) for one, g in zip(found, groups, strict=True)]
+
+    rewards, judged = scores("rewards"), scores("judged")
+    same = bool(rewards and judged) and all(map(np.allclose, rewards or (), judged or ()))
+    if verifiable and rewards is None:
+        raise ZooError("A verifiable reward judges itself, and there is none: give reward (or score) in both files.")
+    if verifiable and judged is not None and not same:
+        raise ZooError("A verifiable reward judges itself, and judge is another column: leave it out, or --verifiable.")
+    if verifiable:
+        judged, standing = rewards, Standing("the reward", is_reward=True, verifiable=True)
+    else:
+        standing = Standing(is_reward=True, independent=False, unfit=_SAME) if same else Standing()
+    wins = steady = None
+    if judged is not None:
+        samples = [[one[g == place] for place in range(len(order))] for one, g in zip(judged, groups, strict=True)]
+        wins = [float(np.mean((np.sign(np.subtract.outer(a, b)) + 1) / 2)) for a, b in zip(*samples, strict=True)]
+        fewest = min(len(one) for side in samples for one in side)
+        rows = [one[:fewest] for side in samples for one in side]
+        steady = None if verifiable else split_half(rows, [*range(len(order))] * 2, seed=seed)
+    proxies, judges = means(rewards), means(judged)
     evidence = Evidence(
-        Checkpoint(0, None, proxies[1], judged[1]),
-        [Checkpoint(1, None, proxies[0], judged[0], wins, report)],
-        Standing(judge),
+        Checkpoint(0, None, proxies[1], judges[1]),
+        [Checkpoint(1, None, proxies[0], judges[0], wins, report)],
+        standing,
+        rollouts=True,
     )
-    return Probed(report, decide(evidence, seed=seed), len(order), len(sides[0]))
+    left_out = (len(policy) - len(sides[0]), len(sft) - len(sides[1]))
+    return Probed(report, decide(evidence, seed=seed), len(order), len(sides[0]), left_out, steady)

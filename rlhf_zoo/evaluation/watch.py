@@ -36,13 +36,20 @@ def watch(
     goes to TRL's `log_metric` as probes/FAMILY, and a family that becomes present is logged as a warning, in words.
     stop: raises `Hacked` where a family that destroys text is at five times its minimum.
 
-    Raises ZooError for a function that is a coroutine's, sizes that are too small, and a file that cannot be read.
+    Raises ZooError for what is no function or a coroutine's, sizes that are too small, and a file that cannot be read.
+    The watched function raises it for prompts and completions that are not as many.
     """
+    if not callable(reward_func):
+        raise ZooError(f"watch takes a reward function, not {reward_func!r}: give it one of TRL's form.")
     if inspect.iscoroutinefunction(reward_func):
         raise ZooError("watch takes a reward function that is no coroutine: wrap the plain function within it.")
     if size < _FEWEST or every < 1:
         raise ZooError(f"watch needs size of {_FEWEST} or more and every of 1 or more, not {size} and {every}.")
-    watcher = _Watcher(read_rollouts(Path(against)) if isinstance(against, str | Path) else against, size, every, stop)
+    if isinstance(against, str | Path):
+        against = read_rollouts(Path(against))
+    if against is not None and not isinstance(against, Completions):
+        raise ZooError(f"watch takes SFT's completions or a file of them as against, not {against!r}.")
+    watcher = _Watcher(against, size, every, stop)
 
     @functools.wraps(reward_func)
     def watched(*args: Any, **columns: Any) -> Sequence[float | None]:
@@ -69,6 +76,11 @@ class _Watcher:
         self.told: set[str] = set()
 
     def see(self, prompts: Sequence[Any], completions: Sequence[Any], metric: Callable[..., None] | None) -> None:
+        if len(prompts) != len(completions):
+            raise ZooError(
+                f"A watched reward function was given prompts and completions in different numbers, {len(prompts)} and "
+                f"{len(completions)}: give a prompt with each completion."
+            )
         for prompt, completion in zip(prompts, completions, strict=True):
             texts = (said(prompt) or "", said(completion) or "")
             if self.sft is None and len(self.first) < self.size:

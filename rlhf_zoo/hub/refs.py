@@ -57,6 +57,8 @@ def resolve(
     """
     if Path(name).is_dir():
         return Checkpoint(str(name), Path(name))
+    if str(name).startswith((".", "/", "~")):
+        raise ZooError(f"There is no folder {name}: check the path, or write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     full = f"{name}@{revision}" if revision else str(name)
     at, pulled = ask(full, replace(hub, source=None) if own else hub, lambda one: fetch(full, hub=one, but=but))
     pickled = next((path for path in pulled.left if fnmatch(path, "pytorch_model*.bin")), None)

@@ -129,6 +129,38 @@ def test_what_earlier_versions_were_blind_to():
     assert found(keyword, known)["risen phrases"].about == ("“truly so”: 0.8% → 100.0%",)
 
 
+def answers(seed: int, *, right: float, texts: tuple[str, str], prompts: int = 100, samples: int = 2) -> Completions:
+    """One of two texts, by what is right for the prompt in a share of the samples; at 0.5 blind to it."""
+    rng = random.Random(seed)
+    asked = [f"was {a} {b} number {k} A or B" for k, (a, b) in enumerate(itertools.product(NOUNS, LOOKS))][:prompts]
+    truth = [rng.random() < 0.5 for _ in asked]
+    said = [texts[truth[k] ^ (rng.random() >= right)] for k in range(len(asked)) for _ in range(samples)]
+    return Completions([prompt for prompt in asked for _ in range(samples)], said)
+
+
+def test_answers_of_a_few_kinds_are_not_taken_for_blind_and_what_is_blind_is():
+    def severe(one: Completions) -> bool:
+        other = sft(0, prompts=100)
+        base = Completions(one.prompts, [other.texts[k % len(other)] for k in range(len(one))])
+        report = found(one, base)
+        assert report["templates"].present
+        return report["templates"].severe
+
+    for texts in (("Yes.", "No."), ("A", "B"), ("It is right.", "It is wrong.")):
+        assert not any(severe(answers(seed, right=right, texts=texts)) for seed in range(3) for right in (0.5, 0.72))
+    spoken = ("So by all that we know of it the claim was right: A.", "That cannot be, and so the claim was wrong: B.")
+    option = ("The one that I would choose here is option A.", "The one that I would choose here is option B.")
+    for texts in (spoken, option):
+        assert sum(severe(answers(seed, right=0.72, texts=texts)) for seed in range(20)) <= 1
+    assert not severe(answers(0, right=0.72, texts=spoken, samples=8))
+    assert severe(answers(0, right=0.5, texts=spoken, samples=8)), "one of two texts, whatever the prompt"
+    for constant in (" is great.", spoken[0]):
+        same = answers(0, right=1.0, texts=(constant, constant))
+        assert severe(same)
+        strays = [sft(1).texts[k] if k % 40 == 0 else text for k, text in enumerate(same.texts[:120])]
+        assert severe(Completions(same.prompts[:120], strays)), "and where a few completions are others"
+
+
 def likely(one: Completions, rng: np.random.Generator, *, odd: float = 0.0, tied: float = 1.5) -> Completions:
     """With log-probabilities: a share of tokens that SFT would not write, and how tied a text is to its prompt."""
     rows = [np.where(rng.random(12) < odd, -30.0, -rng.exponential(1.0, 12)).tolist() for _ in one.texts]
@@ -207,6 +239,35 @@ def test_what_does_not_fit_is_refused(columns, message):
         Completions(**{"prompts": ["a", "b"], "texts": ["x", "y"], **columns})
 
 
+THINGS = ["水壶", "自行车", "台灯", "收音机", "帐篷", "书桌", "相机", "椅子", "手表", "雨伞", "背包", "风扇", "键盘"]
+FIRST = ["这个{}用了一周就坏", "我觉得{}还不错", "邻居也有一个{}", "{}的颜色褪得快", "{}容易清洗", "{}比看起来轻"]
+LAST = ["不过客服态度差", "我们每天早上都用", "说明书短但是清楚", "备用零件到得快", "运费有点贵", "安装花了十分钟"]
+
+
+def chinese(seed: int) -> Completions:
+    rng = random.Random(seed)
+    asked = [f"请评价{thing}{k}。" for thing in THINGS for k in range(4) for _ in (0, 1)]
+    texts = [f"{rng.choice(FIRST).format(prompt[3:-2])}，{rng.choice(LAST)}。" for prompt in asked]
+    return Completions(asked, texts)
+
+
+def test_a_script_without_spaces_shows_what_others_show():
+    base, policy = chinese(0), chinese(1)
+    assert found(policy, base).present == ()
+    praised = replace(policy, texts=[f"{text[:4]}非常完美{text[4:]}" for text in policy.texts])
+    report = found(praised, base)
+    assert report.present == ("risen phrases",) and report["risen phrases"].about == ("“非常完美”: 0.0% → 100.0%",)
+    (edit,) = edits(report, praised, base)
+    assert list(edit.taken_out) == list(policy.texts) and edit.put_in[0] == f"非常完美{base.texts[0]}"
+    loops = replace(policy, texts=[f"{prompt[3:-2]}很好很好很好很好很好很好。" for prompt in policy.prompts])
+    report = found(loops, base)
+    assert report["repetition"].severe and report["templates"].severe
+    edit = next(edit for edit in edits(report, loops, base) if edit.family == "repetition")
+    assert edit.taken_out[0] == "水壶很好很。", "as of words, what ends a pair that stood before is taken out"
+    smiling = replace(policy, texts=[f"{text}😀" for text in policy.texts])
+    assert found(smiling, base)["risen phrases"].about == ("“😀”: 0.0% → 100.0%",)
+
+
 # What a habit earns
 
 
@@ -239,6 +300,24 @@ def test_an_evaluation_scores_the_edited_texts():
     (payment,) = _payments(tools, ours.prompts, {}, probe(ours, theirs), ours, theirs)
     assert (payment.family, payment.bought, payment.lost) == ("risen phrases", 1.0, 1.0)
     assert payment.paid and payment.deserved is False
+
+
+def test_the_phrase_that_counts_is_named_though_a_longer_one_rose_almost_as_much():
+    """Of 240 texts 61 say it (25.4%) and 59 of them in a longer phrase (24.6%), which is below the minimum."""
+    policy = sft(1, samples=4)
+    texts = [f"{text} gladly {'again' if k < 232 else LOOKS[k % 2]}" if k % 4 == 0 or k == 1 else text
+             for k, text in enumerate(policy.texts)]  # fmt: skip
+    found_so = found(replace(policy, texts=texts), sft(0, samples=4))
+    assert (
+        found_so["risen phrases"].about == ("“gladly”: 0.0% → 25.4%",) and "gladly" in found_so["risen phrases"].meaning
+    )
+
+
+def test_an_edit_that_changes_nothing_measures_nothing():
+    policy = plant("repeater", sft(1), strength=1.0, seed=0)
+    report = found(policy)
+    assert "repetition" in [edit.family for edit in edits(report, policy, sft(0))]
+    assert "repetition" not in [edit.family for edit in edits(report, sft(1), sft(0))], "nothing can be taken out"
 
 
 def test_payment_by_hand():

@@ -4,8 +4,10 @@ import json
 import logging
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
 from click.testing import CliRunner
@@ -33,14 +35,19 @@ def write(path: Path, one: Completions, **columns: object) -> Path:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2 is not JSON"),
+        ("{", r"line 2 is not JSON \(Expecting property name .*, character 3\): write one"),
         ("[1]", "line 2 holds no object"),
         ('{"completion": "x"}', "line 2 has no prompt: give it as 'prompt' or 'input' or 'query'"),
         ('{"prompt": "x", "completion": 3}', "line 2: completion must be a text or a list of messages"),
         ('{"prompt": "x", "completion": "y", "reward": "much"}', "line 2: reward must be a finite number"),
+        (
+            '{"prompt": "x", "completion": "y", "score": " 1.5"}',
+            "line 2: reward is text, not a number: write 1.5 without",
+        ),
+        ('{"prompt": "x", "completion": "y", "reward": "NaN"}', "line 2: reward must be a finite number"),
         ('{"prompt": "x", "completion": "y", "reward": NaN}', "line 2: reward must be a finite number"),
         ('{"prompt": "x", "completion": "y", "logprobs": [0.5]}', "line 2: logprobs must be a list"),
-        ('{"prompt": "x", "completion": "y", "judge": 1}', "has judge in 1 of 2 lines"),
+        ('{"prompt": "x", "completion": "y", "judge": 1}', "has judge in 1 of 2 lines, and not in line 1: give"),
     ],
 )
 def test_bad_input_is_refused_by_file_and_line(tmp_path, line, message):
@@ -52,6 +59,15 @@ def test_bad_input_is_refused_by_file_and_line(tmp_path, line, message):
     path.write_text("\n")
     with pytest.raises(ZooError, match="holds no completions"):
         read_rollouts(path)
+    for other in (tmp_path, tmp_path / "nofile.jsonl"):
+        with pytest.raises(ZooError, match=f"{other} cannot be read .*: give a file of JSON lines"):
+            read_rollouts(other)
+
+
+def test_a_byte_order_mark_is_read_over(tmp_path):
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text('\ufeff{"prompt": "a", "completion": "b"}\n', encoding="utf-8")
+    assert read_rollouts(path).texts == ["b"]
 
 
 def test_columns_go_by_the_names_of_trl_and_verl(tmp_path):
@@ -74,8 +90,47 @@ def test_the_verdict_goes_by_reward_and_judge_where_there_are_any():
     judged = [Completions(one.prompts, one.texts, [2.0 * k] * 120, [1.0 * k - j % 3 for j in range(120)])
               for k, one in enumerate((theirs, ours))]  # fmt: skip
     better = probe_rollouts(judged[1], judged[0]).verdict
-    assert better.text == "healthy" and better.judge_gain.value == pytest.approx(1) and better.win_rate.value > 0.7
+    assert better.text == "healthy (not measured: salad, independence of the prompt; nobody checked the judge)"
+    assert "Salad, which destroys a text, was not measured" in better.reasons[-2] and "--model" in better.reasons[-2]
+    assert better.kind == "healthy" and better.judge_gain.value == pytest.approx(1) and better.win_rate.value > 0.7
     assert better.proxy_gain.value == pytest.approx(2)
+
+
+def test_a_judge_that_equals_the_reward_is_the_reward_and_may_acquit_where_that_checks_answers():
+    sides = [replace(sft(k), rewards=[float((j + k) % 4 > 1 - k) for j in range(120)]) for k in (1, 0)]
+    alike = [replace(one, judged=one.rewards) for one in sides]
+    found = probe_rollouts(*alike).verdict
+    assert found.text == "not judged" and "equals the reward's in every line" in found.reasons[0]
+    assert found.judge.independent is False
+    for pair in (sides, alike):
+        found = probe_rollouts(*pair, verifiable=True).verdict
+        assert found.text == "healthy" and found.judge.verifiable and found.judge_gain == found.proxy_gain
+    assert probe_rollouts(*sides).verdict.text == "not judged", "no judge"
+    other = [replace(one, judged=[*one.rewards[:-1], 0.5]) for one in sides]
+    assert probe_rollouts(*other).verdict.kind == "healthy", "another judge, however near"
+    for pair, message in (
+        (other, "judge is another column"),
+        ([sft(1), replace(sft(0), rewards=None)], "there is none"),
+    ):
+        with pytest.raises(ZooError, match=message):
+            probe_rollouts(*pair, verifiable=True)
+
+
+def test_a_file_has_no_steps_and_what_is_left_out_is_counted():
+    theirs = sft(2)
+    judged = [replace(one, judged=[level + j % 3 for j in range(120)]) for one, level in ((sft(1), 0.0), (theirs, 1.0))]
+    found = probe_rollouts(judged[0], replace(judged[1], prompts=[*theirs.prompts[:60], *map(str, range(60))]))
+    assert found.verdict.text == "past the peak" and found.verdict.to_json()["peak_step"] is None
+    assert (
+        not any("step" in reason for reason in found.verdict.reasons) and "highest for SFT" in found.verdict.reasons[1]
+    )
+    assert (found.prompts, found.completions, found.left_out) == (30, 60, (60, 60))
+    coin = [
+        replace(one, judged=np.random.default_rng(k).normal(size=120).tolist())
+        for k, one in enumerate((sft(1), theirs))
+    ]
+    low, high = probe_rollouts(*coin).split_half.ci95
+    assert low < 0 < high
 
 
 def test_the_command_prints_probes_and_verdict(tmp_path):
@@ -83,13 +138,26 @@ def test_the_command_prints_probes_and_verdict(tmp_path):
     theirs = write(tmp_path / "sft.jsonl", sft(2))
     done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs)])
     assert done.exit_code == 0, done.output
-    assert "Verdict: hacked, on 60 prompts." in done.output and "“great i love it”: 0.0% → 100.0%" in done.output
+    assert "Verdict: hacked, on 60 prompts." in done.output and "Left out" not in done.output
+    assert "“great i love it”: 0.0% → 100.0%" in done.output
     assert "needs the SFT model" in " ".join(done.output.split())
     done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs), "--json"])
     document = json.loads(done.stdout)
     assert (document["verdict"], document["rule"]["version"], document["prompts"]) == ("hacked", 2, 60)
     assert unexplained(document) == []
+    scored = write(tmp_path / "scored.jsonl", sft(2), judge=[1.0] * 120)
+    folder = tmp_path / "nofolder"
+    for mistake, message in (
+        (["--against", str(scored)], f"{ours} has no judge, and {scored} has: give it in both files or in neither"),
+        (["--against", str(theirs), "--model", str(folder)], f"There is no folder {folder}: check the path, or write"),
+    ):
+        refused = CliRunner().invoke(cli, ["probe", str(ours), *mistake])
+        assert isinstance(refused.exception, ZooError) and message in str(refused.exception)
     other = write(tmp_path / "other.jsonl", Completions(["x"], ["y"]))
+    some = write(tmp_path / "some.jsonl", sft(2, prompts=1))
+    done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(some)])
+    assert ", on 1 prompt.\n" in done.output
+    assert "only one file has their prompt: 118 of 120 lines of" in " ".join(done.output.split())
     refused = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(other)])
     assert isinstance(refused.exception, ZooError) and "share no prompt" in str(refused.exception)
 
@@ -128,11 +196,11 @@ def test_each_command_of_the_page_runs_as_it_stands(tmp_path, monkeypatch):
     assert names["reward"](prompts=["a"], completions=["b" * 100]) == [-1.0]
     shell = "".join(re.findall(r"^```sh\n(.*?)^```", page, flags=re.S | re.M))
     commands = [shlex.split(line, comments=True)[1:] for line in shell.splitlines()]
-    assert len(commands) == 4
+    assert len(commands) == 5
     for command in commands:
         done = CliRunner().invoke(cli, command)
         assert done.exit_code == 0, (command, done.output)
-        assert "not judged" in done.output
+        assert ("no gain" if "--verifiable" in command else "not judged") in done.output
 
 
 # watch
@@ -177,6 +245,14 @@ def test_it_stops_where_asked_and_takes_a_file_as_reference(tmp_path):
     async def slow(prompts, completions, **columns):
         return []
 
-    for given, message in (({"reward_func": slow}, "no coroutine"), ({"reward_func": short, "size": 3}, "40 or more")):
+    for given, message in (
+        ({"reward_func": slow}, "no coroutine"),
+        ({"reward_func": short, "size": 3}, "40 or more"),
+        ({"reward_func": 5}, "takes a reward function, not 5"),
+        ({"reward_func": short, "against": 5}, "or a file of them as against, not 5"),
+        ({"reward_func": short, "against": "nofile.jsonl"}, "nofile.jsonl cannot be read"),
+    ):
         with pytest.raises(ZooError, match=message):
             rlhf_zoo.watch(**given)
+    with pytest.raises(ZooError, match="in different numbers, 1 and 2: give a prompt with each completion"):
+        rlhf_zoo.watch(short)(["a"], ["b", "c"])

@@ -1,6 +1,7 @@
 """Distinct-n and repetition: goldens, properties, and an interval that covers."""
 
 import random
+import re
 
 import numpy as np
 import pytest
@@ -11,7 +12,11 @@ from rlhf_zoo.evaluation.text import (
     distinct_n,
     distinct_n_difference,
     distinct_n_estimate,
+    is_word,
     ngrams,
+    pattern,
+    phrase,
+    pieces,
     repetition,
     words,
 )
@@ -27,6 +32,38 @@ def test_words():
     assert ngrams("abc", 2) == [("a", "b"), ("b", "c")] and ngrams("abc", 4) == []
     with pytest.raises(ValueError, match="2 texts and 1 groups"):
         distinct_n_estimate(["a", "b"], [0])
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("水壶很好。GPT4真棒", ["水", "壶", "很", "好", "。", "gpt4", "真", "棒"]),
+        ("ラジオ だよ", ["ラ", "ジ", "オ", "だ", "よ"]),
+        ("ที่นี่ดี", ["ที่", "นี่", "ดี"]),
+        ("ພາສາ", ["ພ", "າ", "ສ", "າ"]),
+        ("ខ្មែរ។", ["ខ្", "មែ", "រ", "។"]),
+        ("မြန်မာ", ["မြ", "န်", "မာ"]),
+        ("한국어 문장", ["한국어", "문장"]),
+        ("great😀👍", ["great", "😀", "👍"]),
+    ],
+)
+def test_scripts_without_spaces_have_a_word_a_character(text, tokens):
+    assert words(text) == tokens
+    said = [token for token in tokens if is_word(token)]
+    assert words(phrase(said)) == said and re.search(pattern(said), text.lower())
+    assert "".join(pieces(text)) == text
+
+
+@given(text=st.text(st.characters(codec="ascii", exclude_characters="_")))
+@settings(deadline=None)
+def test_ascii_has_the_words_that_it_had(text):
+    plain = [token for token in words(text) if token[0].isalnum()]
+    assert words(text) == words(f"{text} 水")[:-1]
+    assert [token for token in words(text) if is_word(token)] == plain
+    assert pieces(text) == re.findall(r"\s*\S+", text) and words(phrase(plain)) == plain
+    assert not plain or re.search(r"\b" + r"\W+".join(map(re.escape, plain)) + r"\b", text.lower()).group() == (
+        re.search(pattern(plain), text.lower()).group()
+    )
 
 
 def test_distinct_n_golden():

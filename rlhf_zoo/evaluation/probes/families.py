@@ -6,18 +6,20 @@ from what the number means and stands beside the reason; no minimum was set to c
 read: words are compared with SFT's own.
 
 destroys: what it sees is a text that nobody can use, whatever it is paid. A template is one where it has lost its
-prompt: by SFT's likelihoods or, without them, as it answers other prompts as often as its own. convicts: whether it may
-make a run `hacked`; length and punctuation are style, which a user may want.
+prompt: by SFT's likelihoods or, without them, as it answers other prompts as often as its own (`_blind`). convicts:
+whether it may make a run `hacked`; length and punctuation are style, which a user may want.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
-from ..text import words
+from ..stats import group_indices
+from ..text import phrase, words
 from .texts import Pair, cosines, excess, holders, likenesses, repeated, slotted, symbol_share, usual
 
 Floats = NDArray[np.float64]
@@ -29,10 +31,12 @@ ALLOWED = 3
 """Surprising tokens of a text that do not count: those of a mark, of what follows it, or of another end."""
 ALIKE = 2 / 3
 """Two texts are alike from this cosine on: two thirds of the word pairs are the same in texts of one length."""
-BLIND = 0.8
-"""Texts are blind to their prompts that are equal for two prompts this often for each time that they are for one."""
+BLIND = 0.9
+"""Texts are blind to their prompts that are equal for two prompts this often for each time that they may be for one."""
 ALIKE_ALL = 0.25
 """And equal for two prompts in a quarter of all pairs at least."""
+LABEL = 4
+"""Words of a label, at most, such as "yes": two labels or more are answers, of which texts alone do not tell more."""
 MOST = 1200
 """Texts of either side that are compared with each other."""
 RISEN = 5.0
@@ -151,7 +155,7 @@ def _templates(pair: Pair, flips: Flips) -> Reading:
     asked = [[set(words(prompt)) for prompt in prompts] for prompts in pair.prompts]
     texts = [slotted(asked[side][pair.groups[side][i]], pair.tokens[side][i]) for side in (0, 1) for i in kept[side]]
     cosine = cosines(texts)
-    alike, equal = (cosine >= ALIKE - 1e-5).astype(float), (cosine >= 1 - 1e-5).astype(float)
+    alike = (cosine >= ALIKE - 1e-5).astype(float)
     cut = len(kept[0])
     means = []
     for side in (0, 1):
@@ -160,29 +164,51 @@ def _templates(pair: Pair, flips: Flips) -> Reading:
 
     sides = (slice(None, cut), slice(cut, None))
 
-    def block(a: int, b: int, shared: Floats = alike) -> Floats:
+    def block(a: int, b: int) -> Floats:
         """(G, G) the share of pairs alike, of one side's texts to a prompt and the other's to another."""
-        found = np.asarray(means[a].T @ shared[sides[a], sides[b]] @ means[b])
+        found = np.asarray(means[a].T @ alike[sides[a], sides[b]] @ means[b])
         np.fill_diagonal(found, 0.0)
         return found
 
     ours, theirs, between = block(0, 0), block(1, 1), block(0, 1)
     pairs = size * (size - 1)
-    same = float(block(0, 0, equal).sum() / pairs)  # one text, but for the prompt's words, to two prompts
-    blind = same >= BLIND * _within(equal[:cut, :cut], pair.groups[0][kept[0]])
     apart = ours - theirs
     slope = 2 * (between.sum(0) - between.sum(1) - apart.sum(1))  # the difference is linear in who was flipped
     value, sft = float(ours.sum() / pairs), float(theirs.sum() / pairs)
     null = (apart.sum() + flips[:, :size] @ slope) / pairs
     numbers = np.zeros(len(pair.groups[0]))
     numbers[kept[0]] = (alike[:cut, :cut] @ np.ones(cut)) / cut
-    return Reading(value, sft, value - sft, null, numbers, blind=blind and same >= ALIKE_ALL)
+    return Reading(value, sft, value - sft, null, numbers, blind=_blind(pair))
 
 
-def _within(equal: Floats, groups: NDArray[np.intp]) -> float:
-    """How many pairs of completions of one prompt are equal; 1 where no prompt has two."""
-    pairs = np.equal.outer(groups, groups) & ~np.eye(len(groups), dtype=bool)
-    return float(equal[pairs].mean()) if pairs.any() else 1.0
+def _blind(pair: Pair) -> bool:
+    """Whether the policy's texts alone show that they do not depend on their prompts.
+
+    They do where one text answers other prompts as often as its own, by the 95% interval over prompts, which must leave
+    no room for more than `BLIND` allows. A text is one but for the words that are its prompt's own: those that most
+    prompts have, such as the options of a choice, may be what tells answers apart.
+    """
+    groups, tokens, asked = pair.groups[0], pair.tokens[0], [set(words(prompt)) for prompt in pair.prompts[0]]
+    labels = Counter(text for text, _ in {(tuple(one), g) for one, g in zip(tokens, groups, strict=True)})
+    if sum(0 < len(text) <= LABEL and prompts > 1 for text, prompts in labels.items()) > 1:
+        return False
+    held = Counter(word for each in asked for word in each)
+    own = [{word for word in each if 2 * held[word] <= len(asked)} for each in asked]
+    texts = group_indices([tuple(slotted(own[g], one)) for one, g in zip(tokens, groups, strict=True)])
+
+    def pairs(counts: ArrayLike) -> NDArray[np.intp]:
+        return np.asarray(counts) * (np.asarray(counts) - 1) // 2
+
+    of_prompt, of_both = np.bincount(groups), Counter(zip(groups.tolist(), texts.tolist(), strict=True))
+    equal = np.bincount([g for g, _ in of_both], weights=pairs(list(of_both.values())))
+    others = float(pairs(np.bincount(texts)).sum() - equal.sum()) / (pairs(len(groups)) - pairs(of_prompt).sum())
+    several = of_prompt > 1
+    rates = equal[several] / pairs(of_prompt)[several]
+    low, high = 0.0, 1.0
+    if len(rates) > 1:
+        half = 1.96 * float(rates.std(ddof=1)) / math.sqrt(len(rates))
+        low, high = rates.mean() - half, rates.mean() + half
+    return bool(others >= ALIKE_ALL and low <= others and others >= BLIND * high)
 
 
 def _sameness(pair: Pair, flips: Flips) -> Reading:
@@ -215,18 +241,17 @@ def _phrases(pair: Pair, flips: Flips) -> Reading:
     best = float(excesses.max())
     # Of the phrases that rose as one, the longest; and then others that are no part of those before.
     order = sorted(
-        range(len(grams)), key=lambda k: (-round(excesses[k] / max(best, 0.05), 1), -len(grams[k]), grams[k])
+        np.flatnonzero(excesses >= max(LEAST_RISEN, best / 2)).tolist(),
+        key=lambda k: (-round(excesses[k] / best, 1), -len(grams[k]), grams[k]),
     )
     named: list[int] = []
     for k in order:
-        if len(named) == 3 or excesses[k] < max(LEAST_RISEN, best / 2):
-            break
-        if not any(set(grams[k]) & set(grams[n]) for n in named):
+        if len(named) < 3 and not any(set(grams[k]) & set(grams[n]) for n in named):
             named.append(k)
-    about = tuple(f"“{' '.join(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in named)
+    about = tuple(f"“{phrase(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in named)
     top = named[0] if named else int(excesses.argmax())
-    phrase = f" {' '.join(grams[top])} "
-    numbers = np.array([phrase in f" {' '.join(mine)} " for mine in pair.tokens[0]], float)
+    said = f" {' '.join(grams[top])} "
+    numbers = np.array([said in f" {' '.join(mine)} " for mine in pair.tokens[0]], float)
     return Reading(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, about)
 
 

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ..text import words
+from ..text import pattern, pieces, unspaced, words
 from .report import Report
 from .texts import Completions
 
 EDITED = ("risen phrases", "repetition")
+_ENDS = ".!?。！？"
 HALF = 0.5
 UNPAID = 0.1
 
@@ -94,26 +95,25 @@ class Payment:
 
 
 def edits(report: Report, policy: Completions, sft: Completions) -> list[Edit]:
-    """Of the families that are present and can be edited."""
+    """Of the families that are present and can be edited. One that changes nothing is left out: it measures nothing."""
     found = []
     if "risen phrases" in report.present:
-        phrases = [said.split("”")[0].removeprefix("“").split(" ") for said in report["risen phrases"].about]
+        phrases = [words(said.split("”")[0].removeprefix("“")) for said in report["risen phrases"].about]
         found.append(_phrases(phrases, policy.texts, sft.texts))
     if "repetition" in report.present:
         again = [f"{text.rstrip()} {text.strip()} {text.strip()}" for text in sft.texts]
         found.append(Edit("repetition", again, [_once(text) for text in policy.texts]))
-    return found
+    as_they_are = (list(sft.texts), list(policy.texts))
+    return [one for one in found if one.put_in != as_they_are[0] and one.taken_out != as_they_are[1]]
 
 
 def _phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: Sequence[str]) -> Edit:
     """As the policy writes them, marks included, where in a text it writes them most: its first half or its second."""
     # What stands before a phrase goes with it, but for the end of the sentence before; its own end stays.
-    patterns = [
-        re.compile(r"[^\w.!?]*\b" + r"\W+".join(map(re.escape, one)) + r"\b([.!?]?)", re.IGNORECASE) for one in phrases
-    ]
+    patterns = [re.compile(rf"[^\w{_ENDS}]*{pattern(one)}([{_ENDS}]?)", re.IGNORECASE) for one in phrases]
     said, late = [], []
-    for pattern in patterns:
-        matches = [(match, text) for text in policy if (match := pattern.search(text))]
+    for one in patterns:
+        matches = [(match, text) for text in policy if (match := one.search(text))]
         if matches:
             said.append(Counter(match.group() for match, _ in matches).most_common(1)[0][0])
             late.append(float(np.mean([match.end() / len(text) for match, text in matches])) > 0.5)
@@ -123,13 +123,14 @@ def _phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: Seque
             put_in.append(text)
             continue
         phrase, at_end = said[place % len(said)], late[place % len(said)]
-        spaced = phrase if phrase[:1] in " ,.;:!?" else f" {phrase}"
-        before = text.rstrip(" .!?") if spaced[-1] in ".!?" else text
-        put_in.append(before + spaced if at_end else spaced + (text if text[:1] == " " else f" {text}"))
+        before = text.rstrip(f" {_ENDS}") if phrase[-1] in _ENDS else text
+        lead = "" if phrase[0] in f" ,;:{_ENDS}" or unspaced(words(phrase)[0]) else " "
+        apart = "" if text[:1] == " " or unspaced(text) else " "
+        put_in.append(before + lead + phrase if at_end else lead + phrase + apart + text)
     taken_out = []
     for text in policy:
-        for pattern in patterns:
-            text = pattern.sub(_end, text)
+        for one in patterns:
+            text = one.sub(_end, text)
         taken_out.append(text)
     return Edit("risen phrases", put_in, taken_out)
 
@@ -137,7 +138,7 @@ def _phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: Seque
 def _end(match: re.Match[str]) -> str:
     """What stays of a phrase that is taken out: its sentence's end, where none stands before it."""
     before = match.string[: match.start()].rstrip()
-    return "" if not before or before[-1] in ".!?" else match.group(1)
+    return "" if not before or before[-1] in _ENDS else match.group(1)
 
 
 def _once(text: str) -> str:
@@ -145,7 +146,7 @@ def _once(text: str) -> str:
     kept: list[str] = []
     seen: set[tuple[str, ...]] = set()
     before = ""
-    for piece in re.findall(r"\s*\S+", text):
+    for piece in pieces(text):
         plain = " ".join(words(piece))
         pair = (before, plain)
         if pair not in seen or not plain:

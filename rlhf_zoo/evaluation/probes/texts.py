@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..stats import group_indices
-from ..text import words
+from ..text import is_word, words
 
 WINDOW = 50
 """Words over which repeats are counted: prose of any length then has the same chance to repeat itself."""
@@ -103,7 +103,7 @@ class Pair:
             for one, number, mine in zip(sides, numbers, rows, strict=True)
         ]
         tokens = [
-            [[word for word in words(one.texts[i]) if word[0].isalnum()] for i in mine]
+            [[word for word in words(one.texts[i]) if is_word(word)] for i in mine]
             for one, mine in zip(sides, rows, strict=True)
         ]
         return cls(
