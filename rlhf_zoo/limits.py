@@ -93,6 +93,8 @@ LIMITS: Mapping[str, Limit] = {
     "learning_rate": WEIGHT,
     "local_rollout_forward_batch_size": COUNT,
     "logging_steps": Limit(0, MANY, above=True),
+    "lm_eval_fewshot": COUNT_OR_NONE,
+    "lm_eval_limit": COUNT,
     "lora_alpha": COUNT,
     "lora_dropout": DECAY,
     "lora_r": Limit(1, 2**16),

@@ -30,8 +30,8 @@ TRL_TOKENS, TRL_COLUMNS, TRL_TILES = 4096, 32768, 3
 #: On a CPU a process grows beside its tensors: by libraries' buffers, data and the trainer's own objects, as measured
 #: with models of next to no weights (benchmarks/plan_check.py, the setting `nothing`); and by gaps. glibc keeps blocks
 #: below 32 MiB in its heap, where gradients come to lie between activations: with a mapping of its own for each block
-#: (MALLOC_MMAP_THRESHOLD_) there are none. How large they are, as a share of what an update makes and frees, is the
-#: median over the runs of `make bench` (docs/plan.md).
+#: (MALLOC_MMAP_THRESHOLD_) there are none. How large they are, as a share of what an update makes and frees, was
+#: chosen by the memory that `make bench` saw, and docs/plan.md shows how far runs are from it.
 PROCESS_ON_CPU, GAPS = 30 * 2**20, 0.5
 
 

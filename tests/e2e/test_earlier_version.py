@@ -68,7 +68,8 @@ def test_its_hub_and_its_cards(kept, tmp_path):
         now = [line.replace(" (version 1), at", ", at") for line in now]  # of the verdict's rule, said since version 2
         then, now = ([line for line in one if not line.startswith("- One seed (1)")] for one in (then, now))
         less, more = ([line for line in one if line not in other] for one, other in ((then, now), (now, then)))
-        said = (" split", "- Not measured:", "| **best of 4** | not measured", "| **ties**")  # since then, and no more
+        # Since then, and no more.
+        said = (" split", "- Not measured:", "| **best of 4** | not measured", "| **ties**", "(plots/training.png)")
         assert all(any(word in line for word in said) for line in [*less, *more]), (less, more)
         figures = [re.findall(r"\d[\d.]*", " ".join(one).replace("best of 4", "")) for one in (less, more)]
         assert figures[0] == figures[1] != []
