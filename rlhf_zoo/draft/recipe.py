@@ -363,7 +363,7 @@ def _judge(
     if wish.judge is not None:
         if wish.judge.startswith("reward:"):
             theirs = wish.judge.removeprefix("reward:")
-            check_outputs(theirs, len(look_at_reward_model(theirs)[1]))
+            check_outputs(theirs, len(look_at_reward_model(theirs)))
         said("judge", wish.judge, "as --judge says")
         return {"judge": wish.judge}
     for name in functions:
