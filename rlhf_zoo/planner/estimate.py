@@ -309,7 +309,7 @@ class _PPO:
         needs = []
         for place, reward in enumerate(self.rewards, start=1):
             name = "reward model" if place == 1 else f"reward model {place}"
-            context = reward.config.get_text_config().max_position_embeddings
+            context = getattr(reward.config.get_text_config(), "max_position_embeddings", None) or self.length
             read = reward.reading(rows=self.read, length=min(self.length, context), half=False)
             needs.append(replace(self._at_rest(name, whole=reward), activations=read.peak))
         return max(needs, key=lambda need: need.total)

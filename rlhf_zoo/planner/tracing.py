@@ -152,6 +152,8 @@ class Tracer:
     def numbers(self) -> Numbers:
         """How many numbers the model has."""
         text = self.config.get_text_config()
+        if getattr(text, "num_attention_heads", None) is None:
+            raise ZooError(f"A {self.config.model_type} has no attention, and what its states take is not known.")
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 

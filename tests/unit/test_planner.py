@@ -232,3 +232,22 @@ def test_the_planner_is_as_near_to_real_runs_as_the_docs_say():
         assert plan_check.predicted(plan_check.SETTINGS[row["setting"]])["predicted_mib"] == pytest.approx(
             row["predicted_mib"], rel=0.01, abs=2
         )
+
+
+@pytest.mark.parametrize(("kind", "known"), [("bloom", True), ("mamba", False)])
+def test_models_of_other_kinds_are_planned_or_refused_in_a_sentence(kind: str, known: bool) -> None:
+    """One has no bound on its positions, one no attention."""
+    from transformers import AutoConfig
+
+    from rlhf_zoo.planner.estimate import PPOModels, Reward, ppo_plan
+    from rlhf_zoo.planner.plan import stage_keys_of
+    from rlhf_zoo.planner.shapes import Shape
+
+    shape = Shape(AutoConfig.for_model(kind, hidden_size=32, num_hidden_layers=2, vocab_size=100), "float32")
+    models = PPOModels(policy=shape, rewards=[Reward(shape)], value=None, exact=True)
+    keys = stage_keys_of("ppo", {}, where="here")
+    if known:
+        assert ppo_plan(keys, models, parse_device("cpu"), prompt=32).peak > 0
+    else:
+        with pytest.raises(ZooError, match=r"^A mamba has no attention, and what its states take is not known\.$"):
+            ppo_plan(keys, models, parse_device("cpu"), prompt=32)
