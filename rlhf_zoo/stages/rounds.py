@@ -331,5 +331,6 @@ def _judged(run: RunContext) -> dict[tuple[str, int], float]:
     """(prompt, sample) -> the headline's judge of PPO's completion."""
     import json
 
-    lines = (run.record("eval").path / "samples.jsonl").read_text(encoding="utf-8").splitlines()
-    return {(str(row["prompt"]), row["sample"]): row["ppo"]["judge"] for row in map(json.loads, lines)}
+    # A newline alone ends a row: a completion may hold what else counts as a line's end.
+    lines = (run.record("eval").path / "samples.jsonl").read_text(encoding="utf-8").split("\n")
+    return {(str(row["prompt"]), row["sample"]): row["ppo"]["judge"] for row in map(json.loads, filter(None, lines))}
