@@ -2,8 +2,8 @@
 
     python benchmarks/evidence.py                      # all of it, resumable; what is finished is not run again
     python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE, RECIPE-ablation, -ensemble,
-                                                       # -ensemble-reward, -baselines, -critic, or probe-rates, which
-                                                       # reads tiny-world's runs
+                                                       # -ensemble-reward, -baselines, -critic, -bf16, or probe-rates,
+                                                       # which reads tiny-world's runs
     python benchmarks/evidence.py gold-2               # the second gold utility: what fools it, and who agrees with it
     python benchmarks/evidence.py remark-judges        # what a judge of product remarks may rest on
     python benchmarks/evidence.py tiny-sums            # sums over seeds, beside what could be had for less
@@ -22,6 +22,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import gold
@@ -40,6 +41,7 @@ from figures.experiments import (
     REMARK_JUDGES,
     ROOT,
     RUNS,
+    SETTINGS,
     SUMS,
     TWINS,
     Experiment,
@@ -151,9 +153,9 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
         for by in PAID_BY:
             pay(experiment, by, data, runs)
         return
-    if part == "critic":
-        for seed in (one for one in experiment.critic_seeds if one in seeds):
-            share(experiment, seed, data, runs)
+    if part in SETTINGS:
+        for seed in (one for one in experiment.setting_seeds if one in seeds):
+            set_and_run(experiment, part, seed, data, runs)
         return
     if not all(keep.finished(variant.directory(base)) for variant in experiment.spread):
         _call(experiment.repeat(data, runs), base)
@@ -172,13 +174,13 @@ def measure_rates() -> None:
     subprocess.run([sys.executable, script, "--json", str(made)], check=True, cwd=ROOT)
 
 
-def share(experiment: Experiment, seed: int, data: str, runs: str) -> None:
-    """Runs PPO with a shared trunk from the SFT and reward model of that seed's run."""
-    own, shared = experiment.directory(seed, RUNS), experiment.shared_directory(seed, RUNS)
-    if keep.finished(shared) or not keep.finished(own):
+def set_and_run(experiment: Experiment, part: str, seed: int, data: str, runs: str) -> None:
+    """Runs PPO with the setting of a part from the SFT and reward model of that seed's run."""
+    own, other = experiment.directory(seed, RUNS), experiment.set_directory(part, seed, RUNS)
+    if keep.finished(other) or not keep.finished(own):
         return
-    _begin(own, shared, ("data", "sft", "reward"))
-    _call(experiment.share(seed, data, runs), shared)
+    _begin(own, other, ("data", "sft", "reward"))
+    _call(experiment.with_setting(part, seed, data, runs), other)
 
 
 def pay(experiment: Experiment, by: str, data: str, runs: str) -> None:
@@ -214,7 +216,7 @@ def collect(experiment: Experiment, part: str) -> None:
         "ensemble": keep.kept_ensemble,
         "ensemble-reward": keep.kept_paid,
         "baselines": keep.kept_baselines,
-        "critic": keep.kept_critic,
+        **{part: partial(keep.kept_setting, part) for part in SETTINGS},
     }
     kept = makers[part](experiment, RUNS)
     if any(kept.get(key) for key in ("runs", "methods", "models")):

@@ -65,6 +65,21 @@ def join() -> None:
     _joined = True
 
 
+def part() -> bool:
+    """Ends the work together, once all are here. Returns whether this one goes on, alone: the first one does."""
+    global _joined
+    if count() == 1:
+        return True
+    from torch import distributed
+
+    goes_on = first()
+    wait()
+    distributed.destroy_process_group()
+    os.environ.update(WORLD_SIZE="1", RANK="0")
+    _joined = False
+    return goes_on
+
+
 def gathered(value: Any) -> list[Any]:
     """A value of each process, in all of them."""
     if count() == 1:

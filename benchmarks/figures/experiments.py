@@ -9,7 +9,7 @@ from rlhf_zoo.studies.ablate import Variant, variants
 ROOT = Path(__file__).parents[2]
 #: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.
 RUNS = Path(os.environ.get("RLHF_ZOO_EVIDENCE_RUNS", ROOT / "runs" / "evidence")).absolute()
-PARTS = ("runs", "ablation", "ensemble", "ensemble-reward", "baselines", "critic")
+PARTS = ("runs", "ablation", "ensemble", "ensemble-reward", "baselines", "critic", "bf16")
 #: What PPO is paid by under a small β: the name of a run -> reward_ensemble, None for one reward model.
 PAID_BY = {"single": None, "worst": "worst", "less-variance": "mean_minus_variance"}
 #: How often the verdict errs, in a simulated world.
@@ -22,6 +22,23 @@ SUMS, TWINS, FOUR_DIGITS = "tiny-sums", "tiny-sums-twins", "tiny-sums-four-digit
 #: What the planner says of a run's memory, beside what it took.
 PLAN = "plan"
 METHODS = ("best-of-n", "dpo", "rloo")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting of PPO that is compared with the recipe's own at equal KL: both names, its key, and its flags."""
+
+    without: str
+    name: str
+    key: str
+    flags: tuple[str, ...]
+
+
+#: By the part that compares them.
+SETTINGS = {
+    "critic": Setting("separate", "shared", "critic: shared", ("--ppo.critic", "shared")),
+    "bf16": Setting("float32", "bf16", "bf16: true", ("--ppo.bf16", "true", "--ppo.attn_implementation", "eager")),
+}
 
 
 @dataclass(frozen=True)
@@ -57,8 +74,8 @@ class Experiment:
         return tuple(part for part in self.studied if part != "ensemble-reward" or self.gold)
 
     @property
-    def critic_seeds(self) -> tuple[int, ...]:
-        """The runs that are done with a shared trunk as well."""
+    def setting_seeds(self) -> tuple[int, ...]:
+        """The runs that are done with each of SETTINGS as well."""
         return self.seeds[:3]
 
     @property
@@ -100,9 +117,9 @@ class Experiment:
     def baseline(self, method: str, data: str, runs: str = "runs/evidence") -> list[str]:
         return [*self._words("baseline", self.seeds[0], data, runs), "--method", method]
 
-    def shared_directory(self, seed: int, runs: Path) -> Path:
-        """Of a run whose critic is a head on the policy's trunk."""
-        return runs / f"{self.recipe}-shared-{seed}"
+    def set_directory(self, part: str, seed: int, runs: Path) -> Path:
+        """Of a run with the setting of that part."""
+        return runs / f"{self.recipe}-{SETTINGS[part].name}-{seed}"
 
     def paid_directory(self, by: str, runs: Path) -> Path:
         """Of a run under the small β, by its name in PAID_BY."""
@@ -119,9 +136,9 @@ class Experiment:
         others = [f"ensemble/seed-{seed}/reward" for seed in range(first + 1, first + self.ppo_seeds)]
         return [*words, "--ppo.reward_model_path", "reward", *others, "--ppo.reward_ensemble", how]
 
-    def share(self, seed: int, data: str, runs: str = "runs/evidence") -> list[str]:
-        words = [*self._words("run", seed, data, runs), "--ppo.critic", "shared"]
-        words[words.index("--output_dir") + 1] = str(self.shared_directory(seed, Path(runs)))
+    def with_setting(self, part: str, seed: int, data: str, runs: str = "runs/evidence") -> list[str]:
+        words = [*self._words("run", seed, data, runs), *SETTINGS[part].flags]
+        words[words.index("--output_dir") + 1] = str(self.set_directory(part, seed, Path(runs)))
         return words
 
     def _words(self, verb: str, seed: int, data: str, runs: str) -> list[str]:

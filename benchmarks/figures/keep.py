@@ -9,7 +9,7 @@ from typing import Any
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import StageRecord, read_json, write_text
 
-from .experiments import METHODS, PAID_BY, ROOT, Experiment
+from .experiments import METHODS, PAID_BY, ROOT, SETTINGS, Experiment
 from .gain import stored
 
 FOLDER = ROOT / "docs" / "evidence"
@@ -86,13 +86,13 @@ def variant_seed(experiment: Experiment, seed: int | None) -> int:
     return experiment.ablated if seed is None else seed
 
 
-def kept_critic(experiment: Experiment, runs: Path) -> dict[str, Any]:
-    """The finished runs with a critic of its own and with a shared trunk, of one SFT and reward model by seed."""
-    kept = []
-    for seed in experiment.critic_seeds:
-        pair = {"separate": experiment.directory(seed, runs), "shared": experiment.shared_directory(seed, runs)}
-        if all(map(finished, pair.values())):
-            kept += [{**_kept(run), "critic": critic} for critic, run in pair.items()]
+def kept_setting(part: str, experiment: Experiment, runs: Path) -> dict[str, Any]:
+    """The finished runs without a setting and with it, of one SFT and reward model by seed. part: of SETTINGS."""
+    kept, setting = [], SETTINGS[part]
+    for seed in experiment.setting_seeds:
+        own, other = experiment.directory(seed, runs), experiment.set_directory(part, seed, runs)
+        if finished(own) and finished(other):
+            kept += [{**_kept(own), part: setting.without}, {**_kept(other), part: setting.name}]
     return {"schema": 2, "recipe": experiment.recipe, "runs": kept}
 
 

@@ -5,9 +5,8 @@ from functools import partial
 
 from speed import report
 
-from .critic_table import critic_table
 from .ensemble_table import ensemble_table
-from .experiments import EXPERIMENTS, FOUR_DIGITS, GOLD, PLAN, RATES, REMARK_JUDGES, SUMS, TWINS
+from .experiments import EXPERIMENTS, FOUR_DIGITS, GOLD, PLAN, RATES, REMARK_JUDGES, SETTINGS, SUMS, TWINS
 from .frontier_tables import baselines_table
 from .gain_table import gain_table
 from .gold_table import gold_table
@@ -17,6 +16,7 @@ from .plan_table import plan_table
 from .rates_table import rates_table
 from .remark_table import remark_table
 from .run_tables import ablation_table, runs_table
+from .setting_table import setting_table
 from .sums_table import seeds_table, sums_table, twins_table
 
 #: The name of a block -> its Markdown.
@@ -35,7 +35,7 @@ TABLES: dict[str, Callable[[], str]] = {
     FOUR_DIGITS: partial(seeds_table, FOUR_DIGITS),
     TWINS: twins_table,
     "arguments-length": partial(length_table, next(one for one in EXPERIMENTS if one.recipe == "arguments")),
-    "critic": partial(critic_table, [one for one in EXPERIMENTS if "critic" in one.parts]),
+    **{part: partial(setting_table, part, [one for one in EXPERIMENTS if part in one.parts]) for part in SETTINGS},
     PLAN: plan_table,
     "speed": lambda: report.page(report.newest()),
     "speed-keys": lambda: report.key_table(report.newest()),

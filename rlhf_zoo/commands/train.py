@@ -156,18 +156,25 @@ def run(
         raise ZooError(f"{given} is of further rounds, and there is one: give --rounds 2, or leave it out.")
     if labels not in (None, *LABELS):
         check_judge_name(str(labels))
-    with run_context(recipe, run_flags(ctx, recipe), **options) as (context, publisher):
+    flags = run_flags(ctx, recipe)
+    processes.join()
+    if rounds > 1 and processes.count() > 1:
+        raise ZooError("Further rounds run in one process: leave out --rounds, or start it without a launcher.")
+    with run_context(recipe, flags, **options) as (context, publisher):
         from rich.console import Console
 
         from ..stages import pipeline
 
         console = Console(stderr=as_json)
-        say(context.recipe, context.flags)
+        if processes.first():
+            say(context.recipe, context.flags)
         if rounds > 1:
             from ..stages import rounds as further
 
             labels = further.check_labels(context, labels)
         path = pipeline.run(context, console, publisher)
+        if path is None:  # the first process says what came of it
+            return
         if rounds > 1:
             opened = partial(publishing, patience=options["patience"])
             runs = further.run_rounds(context, console, opened, rounds=rounds, labels=str(labels), pairs=round_pairs)

@@ -69,8 +69,10 @@ def _foresee(context: RunContext) -> None:
 def check(context: RunContext) -> None:
     """Raises ZooError for what can be seen to be wrong before anything trains, in what comes last too."""
     quiet()
-    for stage in context.recipe.stages:
-        _check_begun(context, stage)
+    if processes.first():  # which alone knows of --restart
+        for stage in context.recipe.stages:
+            _check_begun(context, stage)
+    processes.wait()
     asked = to_train(context)
     if context.round is not None:  # its pairs are the run's own
         asked.pop("reward", None)
@@ -88,7 +90,7 @@ def check(context: RunContext) -> None:
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
         check_prompts(context, source)
         check_judges(context, anew=context.restart)
-        if not context.restart:
+        if processes.first() and not context.restart:
             context.record("eval").check_recipe(context.recipe.name)
 
 
@@ -101,24 +103,32 @@ def claim(context: RunContext, publisher: Publisher | None) -> None:
             claim_repository(context, stage)
 
 
-def run(context: RunContext, console: Any, publisher: Publisher | None = None) -> Path:
-    """Runs every stage of the recipe that is not finished, publishes, and returns the path of summary.json."""
+def run(context: RunContext, console: Any, publisher: Publisher | None = None) -> Path | None:
+    """Runs every stage of the recipe that is not finished, publishes, and returns the path of summary.json.
+
+    Of several processes all run the stages. Then the first goes on alone, and the others return None.
+    """
     check(context)
     claim(context, publisher)
-    evaluates = "ppo" in context.recipe.stages
-    context = replace(context, checked=True)
     if context.restart:
         _forget(context)
-        context = replace(context, restart=False)
+    processes.wait()
+    evaluates = "ppo" in context.recipe.stages
+    context = replace(context, checked=True, restart=False)
     trained = False
     for stage in [*context.recipe.stages, *(["eval"] if evaluates else [])]:
-        console.rule(f"[bold]{stage}")
+        if processes.first():
+            console.rule(f"[bold]{stage}")
         done = run_stage(context, stage, publisher)
         trained = trained or done
+        if not processes.first():
+            continue
         if not done:
             console.print(f"{stage} was finished before; --restart does it again.")
         else:
             console.print(said(context, stage))
+    if not processes.part():
+        return None
     try:
         if publisher is not None:
             publisher.drain()

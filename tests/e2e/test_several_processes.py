@@ -87,15 +87,13 @@ def same_weights(one: Path, two: Path) -> None:
 def runs(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The recipe's run in one process, and in two."""
     root = tmp_path_factory.mktemp("runs")
-    for stage in ("sft", "reward", "ppo", "eval"):
-        done = zoo(
-            stage, recipe, "--output_dir", root / "one", "--hub", "local", home=root / "home-one", PYTHONPATH=TESTS
-        )
-        assert done.returncode == 0, done.stderr
-        codes, said = in_two(stage, recipe, "--output_dir", root / "two", "--hub", "local", home=root / "home-two")
-        assert codes == [0, 0], said
-        # torch's own warning is switched off in a process of its own, but not where torch is imported already.
-        assert [line for line in errors(said[1]) if "reducer.cpp" not in line] == [], "the first process speaks for all"
+    done = zoo("run", recipe, "--output_dir", root / "one", "--hub", "local", home=root / "home-one", PYTHONPATH=TESTS)
+    assert done.returncode == 0, done.stderr
+    codes, said = in_two("run", recipe, "--output_dir", root / "two", "--hub", "local", home=root / "home-two")
+    assert codes == [0, 0], said
+    # torch's own warning is switched off in a process of its own, but not where torch is imported already.
+    assert [line for line in errors(said[1]) if "reducer.cpp" not in line] == [], "the first process speaks for all"
+    assert "Everything is in" in (root / "stdout-0").read_text() and (root / "stdout-1").read_text() == ""
     return root / "one", root / "two"
 
 
@@ -114,6 +112,7 @@ def test_two_processes_leave_what_one_does(runs: tuple[Path, Path]) -> None:
     close(*(json.loads((run / "eval" / "evaluation.json").read_text()) for run in (two, one)), where="evaluation")
     assert (two / "eval" / "samples.jsonl").read_text().count("\n") == 2
     assert not (two / LOCK).exists()
+    assert (two / "summary.json").is_file()
 
 
 def cut(run: Path, stage: str, step: int, to: Path) -> Path:
@@ -163,6 +162,19 @@ def test_a_mistake_is_said_once(recipe: Path, tmp_path: Path, flags: tuple[str, 
     codes, stderr = in_two(*found, home=tmp_path / "home")
     assert codes[0] == 2 and codes[1] != 0
     assert sum(one.count("Error: ") for one in stderr) == 1 and said in stderr[0]
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_run_begins_again_with_other_keys(recipe: Path, runs: tuple[Path, Path], tmp_path: Path) -> None:
+    shutil.copytree(runs[1], tmp_path / "run")
+    more = ("--restart", "--sft.learning_rate", "2e-3")
+    codes, said = in_two(
+        "run", recipe, "--output_dir", tmp_path / "run", "--hub", NOWHERE, *more, home=tmp_path / "home"
+    )
+    assert codes == [0, 0], said
+    before, after = (StageRecord(run / "sft").read()["fingerprint"] for run in (runs[1], tmp_path / "run"))
+    assert before != after
 
 
 @pytest.mark.full
