@@ -4,8 +4,8 @@
     #80235                                                 the answer alone, as most lines have it
     5+0+0=05 4+9+0=13 3+8+1=12 2+7+1=10 1+6+1=08 #80235    worked out, as some do: from the last digit,
                                                            digit + digit + carry = carry and digit
-    #79235 #80235 #80335                                   guesses, one of them right, and never the last: none unless
-                                                           they are asked for
+    #80225 #80235 #80245 #80255                            guesses ten apart, one of them right, and never the last:
+                                                           none unless they are asked for
 
 Every line that is no list of guesses is right. Which numbers are trained with and which are tested on is decided by
 their hash alone, whatever the seed: no number of a test problem stands in any line or training prompt.
@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import ZooError
 
 MARKER = "#"
-GUESSES = 6
+GUESSES = 8
 _WORKED = re.compile(rf"(\d\+\d\+\d=\d\d )+{MARKER}\d+")
 
 Rows = list[dict[str, str]]
@@ -122,9 +122,6 @@ def _line(a: int, b: int, rng: random.Random, worked: float, guessed: float) -> 
 
 
 def _guesses(right: int, rng: random.Random) -> list[int]:
-    """Numbers in rising order: the right one, which is not the last, and others off by one in one of its digits."""
-    places = [10**place for place in range(len(str(right)))]
-    found = {right, right + rng.choice(places)}
-    while len(found) < GUESSES:
-        found.add(right + rng.choice((-1, 1)) * rng.choice(places))
-    return sorted(found)
+    """Numbers ten apart, of which the right one is not the last: they end in its last digit, which is soon learned."""
+    first = right - 10 * rng.randrange(GUESSES - 1)
+    return [first + 10 * place for place in range(GUESSES)]
