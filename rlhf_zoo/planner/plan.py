@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
 
@@ -223,8 +224,8 @@ class _Shapes:
 
 
 def smallest_change(stage: str, keys: SimpleNamespace, device: Device, estimate: Any) -> Change | None:
-    """The first that suffices: of keys that leave the results as they are but for rounding, one, then several of them;
-    only then one or several of those that do not.
+    """The first that suffices: of keys that leave the results as they are but for rounding one, then two, then several,
+    and only then one or several of those that do not.
 
     Of several those are taken back that are not needed. estimate: (stage, keys) -> StagePlan.
     """
@@ -242,9 +243,11 @@ def smallest_change(stage: str, keys: SimpleNamespace, device: Device, estimate:
             return None  # a key that does not go with the others is no mend
         return Change(changed, size) if size <= device.room * GIB else None
 
-    rows = [alike[: place + 1] for place in range(len(alike))]
+    several: list[list[dict[str, Any]]] = []
+    if fits(alike) is not None:
+        several = [*map(list, combinations(alike, 2)), *(alike[: place + 1] for place in range(len(alike)))]
     more = [[*alike, *other[: place + 1]] for place in range(len(other))]
-    for tried in ([[one] for one in alike], rows, [[one] for one in other], more):
+    for tried in ([[one] for one in alike], several, [[one] for one in other], more):
         enough = next((taken for taken in tried if fits(taken) is not None), None)
         if enough is None:
             continue

@@ -1,6 +1,8 @@
 """The planner: bytes of a model's passes without its memory, formulas, what fits, and rates that were measured."""
 
+import random
 import re
+from itertools import combinations
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +18,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.planner import memory, tracing
 from rlhf_zoo.planner.devices import CARDS, Device, parse_device
 from rlhf_zoo.planner.memory import GIB, Held, TrainingPass
-from rlhf_zoo.planner.plan import make_plan
+from rlhf_zoo.planner.plan import _alike, make_plan, smallest_change, stage_keys_of
 from rlhf_zoo.planner.seconds import RATES
 from rlhf_zoo.planner.shapes import known, new_shape, shape_of
 from rlhf_zoo.planner.tracing import tracer
@@ -167,6 +169,36 @@ def test_a_change_makes_it_fit_and_is_small():
     assert make_plan(recipe, Device("GPU", 1), prompt=512, stages=["ppo"]).changes == {"ppo": None}
     small = make_plan(recipe, Device("GPU", 12), prompt=512, stages=["ppo"]).changes["ppo"]
     assert small is not None and small.keys["use_peft"] is True
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_smaller_change_would_do(seed):
+    """Of keys that save at random: with one or two keys none has fewer, and of more none can be left out."""
+    rng = random.Random(seed)
+    keys = stage_keys_of("ppo", load_recipe("imdb-gpt2").stages["ppo"], where="here")
+    device = Device("GPU", 100)
+    saves = {}
+
+    def estimate(stage, own):
+        changed = sorted((name, str(value)) for name, value in vars(own).items() if value != getattr(keys, name))
+        saved = sum(saves.setdefault(one, rng.uniform(1, 10)) for one in changed)
+        return SimpleNamespace(peak=(100 + over - saved) * GIB)
+
+    def fits(changes):
+        return estimate("ppo", SimpleNamespace(**{**vars(keys), **changes})).peak <= device.room * GIB
+
+    over = rng.uniform(-6, 22)
+    found = smallest_change("ppo", keys, device, estimate)
+    if found is None:
+        return
+    assert fits(found.keys)
+    parts = list(_alike("ppo", keys, device))
+    if any(all(found.keys.get(name) == value for name, value in one.items()) for one in parts):
+        fewest = [one for one in parts if fits(one)] or [a | b for a, b in combinations(parts, 2) if fits(a | b)]
+        assert not fewest or found.keys in fewest
+    for one in parts:
+        if one.items() <= found.keys.items():
+            assert not fits({name: value for name, value in found.keys.items() if name not in one})
 
 
 def test_shards_lora_and_few_bits_need_less():
