@@ -62,7 +62,18 @@ def load_causal(path: str | Path, *, how: Loading = FLOAT32, **hub: Any) -> PreT
     kinds = getattr(model.config, "architectures", None) or []
     if kinds and all(str(kind).endswith(CLASSIFIERS) for kind in kinds):
         raise ZooError(f"The model {path} is a {kinds[0]}, which writes nothing: give a policy, not a reward model.")
+    leave_out_router_logits(model)
     return model
+
+
+def leave_out_router_logits(model: PreTrainedModel) -> None:
+    """A mixture of experts then computes no loss of its own in passes that do not ask for one.
+
+    trl trains with it and says so in the configuration, which is saved; decoding step by step it cannot be computed.
+    """
+    config = model.config.get_text_config()
+    if getattr(config, "output_router_logits", False):
+        config.output_router_logits = False
 
 
 def _base_of(files: ModelFiles) -> tuple[str, str | None]:

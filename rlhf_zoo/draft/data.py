@@ -79,6 +79,8 @@ def look_at_data(name: str) -> Source:
 
     Raises ZooError for what cannot be loaded.
     """
+    if Path(name).is_file():
+        raise ZooError(f"{name} is a file: put it into a folder as train.jsonl, a test.jsonl beside it, and give that.")
     repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
     commit = None
     if not Path(name).is_dir():

@@ -62,6 +62,8 @@ def look_at_model(name: str) -> ModelFacts:
         raise ZooError(f"{what} has an encoder, and PPO rolls out decoder-only models: give another.")
     tokenizer = load_tokenizer(repo, name=what, revision=commit)
     text = model.config.get_text_config()
+    if getattr(text, "num_attention_heads", None) is None:
+        raise ZooError(f"{what} has no attention, and PPO's sampler keeps keys and values: give another.")
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return ModelFacts(

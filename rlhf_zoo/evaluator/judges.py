@@ -229,11 +229,18 @@ def settled_pairs(pairs: Dataset, prefer: Callable[[str, str, random.Random], in
 
 
 def check_names(
-    names: Sequence[str], llm: LLMConfig, *, labeled: Labeled | None = None, seed: int = 1, hub: Hub | None = CLIENT
+    names: Sequence[str],
+    llm: LLMConfig,
+    *,
+    labeled: Labeled | None = None,
+    seed: int = 1,
+    hub: Hub | None = CLIENT,
+    headline: bool = True,
 ) -> None:
     """Raises ZooError for a judge that cannot be had, as far as that can be told before models are loaded.
 
-    labeled: rows for the classifier; None does not look at them. hub: None is not asked what it has.
+    labeled: rows for the classifier; None does not look at them. hub: None is not asked what it has. headline: the
+    first is a headline's, and scores single completions.
     """
     doubled = next((name for name in names if list(names).count(name) > 1), None)
     if doubled is not None:
@@ -264,7 +271,7 @@ def check_names(
             HubVotes(argument)
             if hub is not None:
                 _check_on_hub(name, argument, None, repo_type="dataset", hub=replace(hub, source=None))
-        if place == 0 and kind in ("pairs", "votes"):
+        if headline and place == 0 and kind in ("pairs", "votes"):
             raise ZooError(
                 f"The first judge scores single completions, and {name} only says which of two is preferred: name "
                 "another before it, such as classifier."
@@ -284,14 +291,15 @@ def open_panel(
     use_cpu: bool = False,
     same_labels: Path | None = None,
     hub: Hub = CLIENT,
+    headline: bool = True,
 ) -> Panel:
     """Opens the judges by name, the first as the headline's, under `title` and `description` where they are given.
 
     labeled: rows with text and label for the classifier, read where it is named. folder: where an LLM's answers are
     kept. lexicon: a folder of opinion words, a judge of its own. same_labels: where the reward model of that judge is.
-    Raises ZooError for a judge that cannot be had.
+    headline: as in `check_names`. Raises ZooError for a judge that cannot be had.
     """
-    check_names(names, llm, hub=hub)
+    check_names(names, llm, hub=hub, headline=headline)
     scoring: list[Judge] = []
     comparing: list[PairJudge] = []
     votes: list[str] = []
@@ -395,7 +403,7 @@ def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str
     except ZooError as error:
         if isinstance(error.__cause__, (RepositoryNotFoundError, RevisionNotFoundError)):
             raise
-        log.info("Whether the judge %s exists cannot be checked now: %s", judge, error)
+        log.warning("Whether the judge %s exists cannot be checked now: %s", judge, error)
         return False
     return True
 

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
 from ..decoding import forward
@@ -33,9 +34,31 @@ from ..model_files import first_line
 from ..models import is_peft
 from .memory import Numbers, ReadingPass, TrainingPass
 
+#: Experts as they are run here: as many rows as tokens have experts, all through the weights of one. Which rows go to
+#: which expert is known from data alone, and changes no size.
+EXPERTS = "rlhf-zoo-traced"
 #: Two layers each, as some architectures have two kinds in turn.
 DEPTHS = 2, 4
 KINDS: Mapping[str, Any] = {"policy": AutoModelForCausalLM, "classifier": AutoModelForSequenceClassification}
+
+
+def _experts(self: Any, states: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+    """transformers' grouped_mm in shapes. states: (tokens, hidden); chosen, shares: (tokens, experts of each)."""
+
+    def linear(rows: Tensor, name: str) -> Tensor:
+        weight = getattr(self, name)[0]
+        with torch.autocast("cpu", enabled=False):  # which leaves grouped_mm alone
+            out = rows.to(weight.dtype) @ (weight if self.is_transposed else weight.T)
+        return out + getattr(self, f"{name}_bias")[0] if self.has_bias else out
+
+    rows = states[torch.arange(chosen.numel(), device=states.device) // chosen.shape[-1]]
+    inner = linear(rows, "gate_up_proj" if self.has_gate else "up_proj")
+    inner = self._apply_gate(inner) if self.has_gate else self.act_fn(inner)
+    out = linear(inner, "down_proj") * shares.reshape(-1, 1)
+    return out.view(*chosen.shape, -1).sum(dim=1).to(states.dtype)
+
+
+ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _experts)
 
 
 class _Ledger(TorchDispatchMode):
@@ -116,6 +139,7 @@ class Tracer:
         if self.kind.attention is not None:
             # What a GPU alone computes saves as much as what is computed in its place here.
             how["attn_implementation"] = "eager" if self.kind.attention == "eager" else "sdpa"
+        config._experts_implementation = EXPERTS
         with torch.device("meta"):
             model = KINDS[self.kind.what].from_config(config, **how)
             if self._peft is not None:
@@ -167,6 +191,10 @@ class Tracer:
                 for name, module in _trunk(model).named_modules()
                 if isinstance(module, nn.Linear | Conv1D) and "lora_" not in name
             }
+            for module in _trunk(model).modules():
+                if hasattr(module, "_apply_gate"):  # experts, of which a token goes through some
+                    some = getattr(text, "num_experts_per_tok", 1)
+                    linear |= {id(one): one.numel() * some // len(one) for one in module.parameters() if one.ndim == 3}
             return [
                 sum(each.numel() for each in parameters),
                 sum(each.numel() for each in parameters if each.requires_grad),

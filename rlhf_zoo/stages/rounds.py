@@ -63,9 +63,13 @@ def check_labels(context: RunContext, labels: str | None) -> str:
     name = config.names[0] if labels == JUDGE else labels
     if kind_of(name)[0] == SAME_LABELS:
         raise ZooError(f"--labels {SAME_LABELS} would repeat the labels that are there: name another judge.")
-    names = list(dict.fromkeys([config.names[0], name]))
     check_names(
-        names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=context.shared.seed, hub=context.hub
+        [name],
+        config.asked_llm,
+        labeled=lambda: labeled_rows(context),
+        seed=context.shared.seed,
+        hub=context.hub,
+        headline=False,
     )
     return name
 
@@ -190,13 +194,14 @@ def _labeler(context: RunContext) -> Labeler:
             for prompt, one, other in zip(prompts, first, second, strict=True)
         ]
     panel = open_panel(
-        list(dict.fromkeys([config.names[0], labels])),
+        [labels],
         llm=config.asked_llm,
         labeled=lambda: labeled_rows(context),
         folder=context.round.folder.parent,
         seed=seed,
         use_cpu=context.settings("ppo").trainer.use_cpu,
         hub=context.hub,
+        headline=False,
     )
     if kind_of(labels)[0] in ("llm", "pairs"):
         comparing = panel.comparing[-1]

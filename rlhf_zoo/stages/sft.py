@@ -16,7 +16,7 @@ from ..hub.pull import fetch
 from ..hub.refs import NOT_LOADED, ask, came_from, resolve
 from ..hub.refusals import refusals_as
 from ..model_files import load_tokenizer
-from ..models import build_causal, load_causal
+from ..models import build_causal, leave_out_router_logits, load_causal
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import data_source, parts, stage_source
 from ..runs.layout import conversational, fitting, sft_text
@@ -82,7 +82,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         left_out.update(spared | ({"max_prompt_length": cut} if cut else {}))
         if held_out is not None:
             held_out, _ = fitting(held_out, tokenizer, data.max_prompt_length, of=source.location)
-        return make_trainer(
+        trainer = make_trainer(
             finite_steps(SFTTrainer),
             own,
             model=model,
@@ -91,6 +91,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             processing_class=tokenizer,
             peft_config=adapter,
         )
+        leave_out_router_logits(trainer.model)  # which trl asks for by itself
+        return trainer
 
     return train_stage(
         context,

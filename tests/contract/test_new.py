@@ -214,6 +214,7 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
         (["--prompts", "asked", "--reward", "length"], "asked hold no answers that SFT could learn from: name texts"),
         (["--preferences", "trl-lib/tldr", "--judge", "clasifier"], "clasifier"),
         (["--preferences", "nowhere"], "The data set nowhere is no folder and cannot be found"),
+        (["--preferences", "asked/train.jsonl"], "asked/train.jsonl is a file: put it into a folder as train.jsonl"),
     ],
 )
 def test_what_no_recipe_can_be_made_of_is_said_and_nothing_written(words: list[str], said: str) -> None:

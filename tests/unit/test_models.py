@@ -16,6 +16,7 @@ from transformers import (
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
+    MixtralConfig,
     PreTrainedModel,
     Qwen2Config,
 )
@@ -194,3 +195,16 @@ def test_every_dropout_is_switched_off() -> None:
             disable_dropout(model)
             assert torch.equal(model(input_ids=IDS).logits, model(input_ids=IDS).logits), type(model)
     assert not any(m.p for model in models for m in model.modules() if isinstance(m, nn.Dropout))
+
+
+def test_a_mixture_of_experts_decodes_after_trl_has_trained_it(tmp_path: Path) -> None:
+    """trl writes `output_router_logits: true` into the checkpoint; its loss has no shape in a step of decoding."""
+    config = MixtralConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    model = load_causal(tmp_path)
+    assert not model.config.output_router_logits
+    ids = torch.ones(2, 4, dtype=torch.long)
+    assert model.generate(ids, attention_mask=ids, max_new_tokens=3, do_sample=False).shape == (2, 7)

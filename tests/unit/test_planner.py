@@ -43,10 +43,14 @@ def test_shapes_have_the_parameters_that_are_published(name):
     assert tracer(shape.config, what, trains=False).numbers.everything == wanted
 
 
+MIXTURE = {"model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+
+
+@pytest.mark.parametrize("more", [{}, MIXTURE], ids=["dense", "a mixture of experts"])
 @pytest.mark.parametrize("half", [False, True])
-def test_what_a_pass_saves_is_what_a_real_one_saves(half):
+def test_what_a_pass_saves_is_what_a_real_one_saves(half, more):
     """Of a real model of this size: bytes of the tensors that autograd keeps, each storage once, weights left out."""
-    config = config_of()
+    config = config_of(**more)
     traced = tracer(config, "policy").training(rows=3, length=24, half=half, checkpointing=False)
     model = AutoModelForCausalLM.from_config(config).train()
     weights = {weight.untyped_storage().data_ptr() for weight in (*model.parameters(), *model.buffers())}

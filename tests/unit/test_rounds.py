@@ -102,6 +102,15 @@ def test_new_pairs_lie_beside_the_older_ones(first: RunContext, labels: str, lon
         _make_pairs(this, first, wanted=31)
 
 
+def test_others_label_where_the_headline_is_judged_by_the_same_labels(first: RunContext) -> None:
+    flags = {"recipe": {"evaluation.judge": "same-labels"}, "reward": {"judge_share": 0.3}}
+    first = replace(first, flags=flags)
+    assert check_labels(first, JUDGE) == JUDGE
+    assert _make_pairs(second(first, JUDGE), first, wanted=30)["new"] > 0
+    with pytest.raises(ZooError, match="same-labels would repeat the labels that are there"):
+        check_labels(first, None)
+
+
 @pytest.mark.parametrize(("labels", "same"), [(JUDGE, True), ("gold", False)])
 def test_a_judge_that_labeled_acquits_nobody(first: RunContext, labels: str, same: bool) -> None:
     first = replace(first, flags={"reward": {"preference": "test_rounds:prefer_short"}})
