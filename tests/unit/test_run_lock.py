@@ -174,7 +174,7 @@ def test_several_processes_without_a_launcher_are_refused(
     arguments = (recipe, "--output_dir", str(tmp_path / "run"), "--hub", NOWHERE)
     assert main(monkeypatch, "sft", *arguments) == 2
     assert "RANK is not set: start the processes with `accelerate launch`" in capsys.readouterr().err
-    assert main(monkeypatch, "run", *arguments) == 2
+    assert main(monkeypatch, "sweep", *arguments, "--grid", "kl_coef=0.1") == 2
     said = capsys.readouterr().err
     assert said.startswith("Error: WORLD_SIZE is 2, and this command runs in one process: start it without torchrun")
     assert not (tmp_path / "run").exists()
