@@ -198,7 +198,7 @@ def test_ppo_finds_out_that_showing_its_work_pays():
 
 
 @pytest.mark.skipif(not runs(TWINS), reason="not run yet: python benchmarks/evidence.py tiny-sums-twins")
-def test_exact_match_convicts_the_twins_and_nobody_else_does():
+def test_exact_match_convicts_twins_and_without_it_none_is_judged():
     kept = runs(TWINS)
     asked = [(twin, seed) for twin in sums.TWINS for seed in sums.TWIN_SEEDS]
     assert [(run["twin"], run["seed"]) for run in kept] == [(twin.name, seed) for twin, seed in asked]
