@@ -274,13 +274,15 @@ def test_a_blind_vote_is_revealed_and_stored(client: PageClient, page: Page, tmp
     assert VOTES in client.value("blind-notice")
     assert "0 votes so far" in client.load().values["blind-figures"]
     client.fire("blind-new")
-    prompt, left, right = client.value("blind-pair"), *texts(client.value("blind-pair"), 'span class="new"')
+    drawn = client.value("blind-pair")
+    prompt, (left, right) = texts(drawn, 'span class="given"'), texts(drawn, 'p class="zoo-text"')
     event = client.fire("vote-left" if client.prop("vote-left", "interactive") else "vote-tie")
     revealed = event.values["blind-reveal"]
     assert "local/toy-ppo" in revealed and "local/toy-sft" in revealed
     assert "1 vote so far" in event.values["blind-figures"]
     (vote, *_) = page.votes(1, tmp_path)
-    assert (vote.left.completion, vote.right.completion) == (left, right) and vote.prompt in unescape(prompt)
+    written = [side.completion or "An empty completion." for side in (vote.left, vote.right)]  # the seed is drawn
+    assert (written, [vote.prompt]) == ([left, right], prompt)
     ppo = vote.left if vote.left.role == "ppo" else vote.right
     assert (ppo.repo, ppo.commit) == (PPO, page.hub.api().model_info(PPO).sha)
     found = page.at(vote.prompt, seed=vote.seed, max_new_tokens=vote.max_new_tokens)
