@@ -108,7 +108,8 @@ def show(made: Plan) -> None:
             click.echo(f"Seconds of {stage.stage}: not known, as nothing was measured on such a device.")
             continue
         parts = ", ".join(f"{name} {value:.3g}" for name, value in spent.seconds.items() if value)
-        click.echo(f"Seconds of {stage.stage}: {spent.total:.3g} {unit} at most ({parts}), {spent.said}.")
+        in_all = made.in_all(stage.stage)
+        click.echo(f"Seconds of {stage.stage}: {spent.total:.3g} {unit} at most{in_all}: {parts}; {spent.said}.")
     for one in made.assumed:
         click.echo(f"Assumed: {one}.")
 

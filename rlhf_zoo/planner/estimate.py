@@ -127,7 +127,7 @@ def _supervised(
         update_head=2 * tokens * numbers.width * numbers.vocabulary * 3 if head else 0,
         trained=numbers.trained,
     )
-    about = {"rows": rows, "tokens": length, "micro_batches": steps}
+    about = {"rows": rows, "tokens": length, "micro_batches": steps, **_updates(keys)}
     return StagePlan(stage, {"model": held}, {"step": _on(device, need)}, about, work, half)
 
 
@@ -139,6 +139,13 @@ class PPOModels:
     rewards: Sequence[Reward] = ()
     value: Shape | None = None
     exact: bool = False
+
+
+def _updates(keys: SimpleNamespace, episodes: int = 0) -> dict[str, int]:
+    """How many a stage makes where its keys say so, and not the size of its data. episodes: of an update of PPO."""
+    if episodes and keys.total_episodes is not None:
+        return {"updates": math.ceil(keys.total_episodes / episodes)}
+    return {"updates": keys.max_steps} if keys.max_steps > 0 else {}
 
 
 def ppo_plan(keys: SimpleNamespace, models: PPOModels, device: Device, *, prompt: int) -> StagePlan:
@@ -222,7 +229,7 @@ class _PPO:
         }
         about = {
             "prompt": self.prompt, "response": self.response, "rows": self.rows, "sampled_at_once": self._at_once()[0],
-            "micro_batch": self.micro, "read_at_once": self.read,
+            "micro_batch": self.micro, "read_at_once": self.read, **_updates(keys, self.rows * device.count),
         }  # fmt: skip
         found = {name: _on(device, need) for name, need in phases.items()}
         return StagePlan("ppo", self.held, found, about, self._work(), self.half)

@@ -23,7 +23,7 @@ PROMPT = 512
 LORA: Mapping[str, Any] = {"use_peft": True, "lora_target_modules": ["all-linear"], "dtype": "bfloat16"}
 _BOTH = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "optim",
-    "learning_rate",
+    "learning_rate", "max_steps",
 )  # fmt: skip
 _KEYS = {
     "sft": ("max_length",),
@@ -34,6 +34,7 @@ _KEYS = {
         "metric_for_best_model", "kl_coef", "kl_target", "kl_in", "kl_estimator", "critic", "critic_lora",
         "reward_model_path", "reward_model_loader", "reward_label", "value_model_name_or_path", "offload_frozen",
         "rollout_engine", "rollout_graphs", "fsdp2", "max_prompt_length",
+        "total_episodes",
     ),
 }  # fmt: skip
 
@@ -81,11 +82,20 @@ class Plan:
         said = f"Plan for {self.device}: {', '.join(parts)} GiB"
         spent = self.durations.get("ppo")
         if spent is not None:
-            said += f", about {spent.total:.3g} s an update of PPO"
+            said += f", about {spent.total:.3g} s an update of PPO{self.in_all('ppo')}"
         misfits = [stage for stage, change in self.changes.items()]
         if misfits:
             said += f"; {' and '.join(misfits)} may not fit: `rlhf-zoo plan {self.recipe}` says what would"
         return said + "."
+
+    def in_all(self, stage: str) -> str:
+        """How long a stage takes that says how many updates it makes, as the end of a sentence on one; else nothing."""
+        [updates] = [one.about.get("updates") for one in self.stages if one.stage == stage]
+        spent = self.durations[stage]
+        if spent is None or updates is None:
+            return ""
+        hours = spent.total * updates / 3600
+        return f" ({updates:,} of them: {f'{hours:,.1f} h' if hours >= 1 else f'{60 * hours:.1f} min'})"
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -158,6 +158,19 @@ def test_the_table_of_four_models_of_7b():
         assert f"| {name} | {' | '.join(f'{part / GIB:.1f}' for part in parts)} |" in PAGE
 
 
+def test_updates_are_counted_where_the_keys_say_how_many():
+    def counted(gpu, **keys):
+        recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2}, per_device_train_batch_size=8, **keys)
+        made = make_plan(recipe, parse_device(gpu), prompt=64, stages=["ppo"])
+        return made.stages[0].about.get("updates"), made.in_all("ppo")
+
+    keys = {"gradient_accumulation_steps": 4, "num_generations": 2, "total_episodes": 1000}
+    for gpu in ("h100", "h100:4"):
+        updates, said = counted(gpu, **keys)
+        assert updates == 16 and said.startswith(" (16 of them: "), "a batch is of all processes"
+    assert counted("h100", max_steps=7)[0] == 7 and counted("h100") == (None, "")
+
+
 def test_a_change_makes_it_fit_and_is_small():
     """Of what is told the keys are those of the recipe, and with them the same device is enough."""
     recipe = four_models(
@@ -246,7 +259,8 @@ def test_rates_are_those_of_the_measurements():
 def test_a_command_says_the_plan_in_a_line_and_refuses_nothing(capsys):
     say(load_recipe("tiny-world"), {"ppo": {"use_cpu": True}}, stage="ppo")
     assert re.fullmatch(
-        r"Plan for cpu \([\d.]+ GiB\): ppo [\d.]+ GiB, about .* s an update of PPO\.\n", capsys.readouterr().err
+        r"Plan for cpu \([\d.]+ GiB\): ppo [\d.]+ GiB, about .* s an update of PPO \(40 of them: [\d.]+ min\)\.\n",
+        capsys.readouterr().err,
     )
     unknown = Recipe(
         "mine", Path("mine"), {"description": "M."}, {"sft": {"model_name_or_path": "no/where"}, "ppo": {}}
