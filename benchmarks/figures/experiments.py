@@ -34,10 +34,12 @@ class Setting:
     flags: tuple[str, ...]
 
 
+#: On a CPU: transformers refuses bf16 where it was not told to compute there, and torch's kernel of attention is slow.
+_BF16 = ("--ppo.bf16", "true", "--ppo.use_cpu", "true", "--ppo.attn_implementation", "eager")
 #: By the part that compares them.
 SETTINGS = {
     "critic": Setting("separate", "shared", "critic: shared", ("--ppo.critic", "shared")),
-    "bf16": Setting("float32", "bf16", "bf16: true", ("--ppo.bf16", "true", "--ppo.attn_implementation", "eager")),
+    "bf16": Setting("float32", "bf16", "bf16: true", _BF16),
 }
 
 

@@ -37,7 +37,7 @@ def runs_table(experiment: Experiment) -> str:
         rows.append(
             [f"win rate over SFT, by the {name}", control if name == next(iter(runs[0]["judges"])) else "", *cells]
         )
-    if "win_rate_at_equal_length" in runs[0]:
+    if all("win_rate_at_equal_length" in run for _, of, _ in columns[1:] for run in of):
         cells = [spread([run["win_rate_at_equal_length"]["value"] for run in of], 3) for _, of, _ in columns[1:]]
         rows.append([f"win rate over SFT at equal length, by the {next(iter(runs[0]['judges']))}", "", *cells])
     rows += [*_answer_rows(columns), *trivial_rows([of for _, of, _ in columns[1:]])]
