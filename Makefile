@@ -52,7 +52,7 @@ lint: .venv/test.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/demo.stamp .venv-trl/bench.stamp ## PPO beside TRL 1.12 and a floor, half an hour; ARGS="eos --rounds 3"
+bench: .venv/demo.stamp .venv-trl/bench.stamp ## PPO beside TRL 1.12 and a floor, about an hour; ARGS="eos --rounds 3"
 	$(BIN)/python benchmarks/bench.py $(ARGS)
 	$(BIN)/python benchmarks/calibrate.py
 
