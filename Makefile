@@ -52,8 +52,12 @@ lint: .venv/test.stamp
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/demo.stamp .venv-trl/bench.stamp ## PPO beside TRL 1.12 and a floor, about an hour; ARGS="eos --rounds 3"
+bench: .venv/demo.stamp .venv-trl/bench.stamp ## PPO beside TRL 1.12 and a floor, over an hour; ARGS="eos --rounds 3"
 	$(BIN)/python benchmarks/bench.py $(ARGS)
+ifndef ARGS
+	$(BIN)/python benchmarks/bench.py eos wide --settings separate --sides ours --rounds 1 --levers
+	$(BIN)/python benchmarks/bench.py --profile
+endif
 	$(BIN)/python benchmarks/calibrate.py
 
 # Where packages were brought along (docs/gpu.md), nothing is installed.

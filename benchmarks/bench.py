@@ -104,6 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(key, end=": ", flush=True)
                 report["parts"][key] = part = _measured(side, point, setting, keys, updates=given.updates)
                 versions = part.pop("versions")
+                if side != PEER:
+                    versions["rlhf-zoo"] = _commit()
                 report["versions"][PEER if side == PEER else "here"] = versions
                 path.write_text(json.dumps(report, indent=1) + "\n")
                 seconds = sorted(update["seconds"] for update in part["updates"])
@@ -192,6 +194,13 @@ def _children() -> float:
 
 def _threads() -> int:
     return int(os.environ.get("OMP_NUM_THREADS", "2"))
+
+
+def _commit() -> str:
+    """Of this trainer, "+" where files differ from it."""
+    git = ("git", "describe", "--always", "--abbrev=7", "--dirty=+", "--exclude=*")
+    done = subprocess.run(git, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "?"
 
 
 def _read(path: str) -> str:

@@ -40,19 +40,24 @@ exact = ExactMatch(marker=MARKER)
 
 @dataclass(frozen=True)
 class Variant:
-    """The recipe with other data or another reward. corpus: arguments of its data; without any, and so with the same
-    data, its PPO starts from the recipe's SFT policy. prompts: for the verdict, where so few answers are right that the
-    recipe's are too few."""
+    """The recipe with other data or another reward. corpus, steps: arguments of its data, and steps of SFT on it.
+
+    Without any, and so with the same data, its PPO starts from the recipe's SFT policy. prompts: for the verdict, where
+    so few answers are right that the recipe's are too few.
+    """
 
     name: str
     reward: str | None = None
     corpus: Mapping[str, Any] | None = None
+    steps: int | None = None
     prompts: int | None = None
 
     def command(self, seed: int, runs: str) -> list[str]:
         words = _words("run", f"{runs}/{self.folder(seed).name}", seed)
         if self.corpus:
             words += ["--corpus_args", json.dumps(self.corpus)]
+        if self.steps:
+            words += ["--sft.max_steps", str(self.steps)]
         if self.prompts:
             words += ["--evaluation.checkpoint_prompts", str(self.prompts)]
         return words if self.reward is None else [*words, "--ppo.reward_funcs", json.dumps([self.reward, WATCHED])]
@@ -66,7 +71,8 @@ TWINS = (
     Variant(
         "anywhere",
         "rlhf_zoo.corpora.tiny_sums:anywhere",
-        corpus={"digits": 3, "worked": 0, "guessed": 0.3},
+        corpus={"digits": 3, "lines": 12000, "worked": 0, "guessed": 0.4, "off": 2},
+        steps=1400,
         prompts=400,
     ),
 )

@@ -91,15 +91,19 @@ class ActorCritic(nn.Module):
             loss=policy_loss,
         )
         # What the LM head is given is the trunk's output at the response positions, whatever the architecture.
-        values = self.value_model(found.states).squeeze(-1) if shared else response_values(self.value_model, samples)
+        values = self.value_of(found.states) if shared else response_values(self.value_model, samples)
         kl = None if ref_logits is None or found.logits is None else exact_kl(found.logits, ref_logits)
         said = None if texts is None else text_logprobs(self.policy, texts.ids, texts.attention)
         return Said(found.logprobs, found.entropy, values, kl, said, found.loss)
 
+    def value_of(self, states: Any) -> Tensor:
+        """V of what the policy's head reads, (…, H) -> (…) float32, where critic and policy share a trunk."""
+        return self.value_model(states).squeeze(-1)
+
     def values(self, samples: Samples) -> Tensor:
         """V of the state before each response token, (B, T) float32; what lies outside the mask is meaningless."""
         if self.shared:
-            return self.value_model(response_states(self.policy, samples)).squeeze(-1)
+            return self.value_of(response_states(self.policy, samples))
         return response_values(self.value_model, samples)
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +15,16 @@ from transformers import Cache, DynamicCache
 
 from .errors import ZooError
 from .kv_cache import can_join, cut, join, new_cache
+
+
+class Next(NamedTuple):
+    """Of the next token of N rows: logits (N, V), and what the model's head read, (N, H); None where it has none."""
+
+    logits: Tensor
+    states: Tensor | None
+
+    def rows(self, index: Tensor | slice) -> Next:
+        return Next(self.logits[index], None if self.states is None else self.states[index])
 
 
 class Decoder(Protocol):
@@ -28,11 +39,11 @@ class Decoder(Protocol):
     def room(self, lengths: Sequence[int], rest: Tensor) -> int:
         """How many prompts may begin, the first of `lengths`; rest (R,): tokens that rows may still draw."""
 
-    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Tensor, Tensor]:
-        """Rows that begin: the logits (N, V) of their first tokens, and which of the call they are, (N,)."""
+    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Next, Tensor]:
+        """Rows that begin: what their first tokens are drawn from, and which of the call they are, (N,)."""
 
-    def step(self) -> tuple[Tensor, Tensor]:
-        """One token further: logits (R, V), and which rows of the call they are of, (R,)."""
+    def step(self) -> tuple[Next, Tensor]:
+        """One token further, and which rows of the call it is of, (R,)."""
 
     def keep(self, tokens: Tensor, leaving: Tensor) -> None:
         """tokens drawn from the logits of the last pass, (N,); rows whose `leaving` is True are done."""
@@ -64,13 +75,13 @@ class GrowingDecoder:
                 return count
         return 0
 
-    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Tensor, Tensor]:
-        logits, mask, cache = prefilled(self.model, prompts, pad_id)
+    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Next, Tensor]:
+        found, mask, cache = prefilled(self.model, prompts, pad_id)
         where = torch.tensor(list(rows), device=mask.device)
         self._now = _Running(where, cache, mask, where, can_join(cache, self.model))
-        return logits, where
+        return found, where
 
-    def step(self) -> tuple[Tensor, Tensor]:
+    def step(self) -> tuple[Next, Tensor]:
         now, self._running = self._running, None
         assert now is not None
         now.seen = pad(now.seen, (0, 1), value=True)
@@ -130,32 +141,51 @@ def staying(leaving: Tensor) -> Tensor:
     return order
 
 
-def prefilled(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Tensor, Tensor, DynamicCache]:
-    """Logits (B, V) after prompts, their mask (B, P) and their cache. Equal prompts are computed once."""
+def prefilled(model: Any, prompts: Sequence[Sequence[int]], pad_id: int) -> tuple[Next, Tensor, DynamicCache]:
+    """What follows B prompts, their mask (B, P) and their cache. Equal prompts are computed once."""
     places: dict[tuple[int, ...], int] = {}
     place = [places.setdefault(tuple(prompt), len(places)) for prompt in prompts]
     ids, mask = left_pad(list(places), pad_id, next(model.parameters()).device)
     cache = new_cache(model)
-    logits = forward(model, ids, mask, positions_of(mask), cache)
+    found = forward(model, ids, mask, positions_of(mask), cache)
     _check_filled(cache, model)
     if len(places) < len(prompts):
         again: Any = torch.tensor(place, device=mask.device)
         cache.reorder_cache(again)
-        logits, mask = logits[again], mask[again]
-    return logits, mask, cache
+        found, mask = found.rows(again), mask[again]
+    return found, mask, cache
 
 
-def forward(model: Any, ids: Tensor, seen: Tensor, positions: Tensor, cache: Cache) -> Tensor:
-    """Logits (B, V) after the last of ids (B, I), which `cache` has not seen yet; seen (B, L): columns that count."""
-    out = model(
-        input_ids=ids,
-        attention_mask=seen.long(),
-        position_ids=positions,
-        past_key_values=cache,
-        use_cache=True,
-        **({"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}),
-    )
-    return out.logits[:, -1]
+def forward(model: Any, ids: Tensor, seen: Tensor, positions: Tensor, cache: Cache) -> Next:
+    """What follows the last of ids (B, I), which `cache` has not seen yet; seen (B, L): columns that count."""
+    with watched(model.get_output_embeddings()) as states:
+        out = model(
+            input_ids=ids,
+            attention_mask=seen.long(),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            **({"logits_to_keep": 1} if takes(model, "logits_to_keep") else {}),
+        )
+    return Next(out.logits[:, -1], states[-1][:, -1] if states else None)
+
+
+@contextmanager
+def watched(head: Any, *, skipped: bool = False) -> Iterator[list[Tensor]]:
+    """While open, a list of what a head is given; skipped: the head hands a sliver of it on, and computes nothing."""
+    seen: list[Tensor] = []
+    if head is None:
+        yield seen
+        return
+    hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    if skipped:
+        head.forward = lambda states: states[..., :1]
+    try:
+        yield seen
+    finally:
+        hook.remove()
+        if skipped:
+            del head.forward
 
 
 def left_pad(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.device | str) -> tuple[Tensor, Tensor]:

@@ -23,14 +23,14 @@ from torch.distributed.tensor import DTensor
 from transformers import Cache
 from transformers.cache_utils import StaticLayer
 
-from .decoding import base_of, forward, prefilled, staying
+from .decoding import Next, base_of, forward, prefilled, staying
 from .kv_cache import can_join, new_cache
 
 COLUMNS = 128  # the columns of a step are a multiple of this
 GRAPHS = 64  # the least recently used is forgotten where more were captured
 
 # A function that computes a step -> one that does the same again, into the same tensor.
-Capture = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
+Capture = Callable[[Callable[[], Next]], Callable[[], Next]]
 
 
 def bucket(rows: int) -> int:
@@ -109,7 +109,7 @@ class FixedDecoder:
         self._place = place = _Place(torch.zeros((), dtype=torch.long, device=device))
         self._layers = [FixedLayer(size, columns, place) for _ in new_cache(model).layers]
         self._cache = Cache(layers=[*self._layers])
-        self._graphs: OrderedDict[tuple[int, int], Callable[[], Tensor]] = OrderedDict()
+        self._graphs: OrderedDict[tuple[int, int], Callable[[], Next]] = OrderedDict()
         self.rows = torch.zeros(0, dtype=torch.long, device=device)
         self._at = 0
         self._began: tuple[Tensor, Tensor, Cache] | None = None
@@ -126,13 +126,13 @@ class FixedDecoder:
     def room(self, lengths: Sequence[int], rest: Tensor) -> int:
         return min(len(lengths), self.size - len(self.rows))
 
-    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Tensor, Tensor]:
-        logits, mask, cache = prefilled(self.model, prompts, pad_id)
+    def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[Next, Tensor]:
+        found, mask, cache = prefilled(self.model, prompts, pad_id)
         where = torch.tensor(list(rows), device=mask.device)
         self._began = where, mask, cache
-        return logits, where
+        return found, where
 
-    def step(self) -> tuple[Tensor, Tensor]:
+    def step(self) -> tuple[Next, Tensor]:
         count = len(self.rows)
         if self._at % COLUMNS == 0:  # a step of more columns, or past the last: are there as many that count?
             self._shift(int(self._seen[:count, : self._at].sum(1).max()) - self._at)
@@ -140,10 +140,10 @@ class FixedDecoder:
         self._seen[:rows, self._at] = 1  # in idle rows too: a row that sees nothing makes NaN
         self._positions[count:rows] = 0  # and a position past the last is an error in a learned table
         self._place.column.fill_(self._at)
-        logits = self._graph(rows, columns)()[:count]
+        found = self._graph(rows, columns)().rows(slice(count))
         self._at += 1
         self._positions[:count] += 1
-        return logits, self.rows
+        return found, self.rows
 
     def keep(self, tokens: Tensor, leaving: Tensor) -> None:
         order = staying(leaving)
@@ -159,12 +159,12 @@ class FixedDecoder:
             self.rows = self.rows[order]
         self._tokens[: len(order), 0] = tokens[order]
 
-    def _graph(self, rows: int, columns: int) -> Callable[[], Tensor]:
+    def _graph(self, rows: int, columns: int) -> Callable[[], Next]:
         """The step of this shape, captured where it is new."""
         shape = rows, columns
         if shape not in self._graphs:
 
-            def step() -> Tensor:
+            def step() -> Next:
                 self._place.rows, self._place.columns = shape
                 inputs = self._tokens[:rows], self._seen[:rows, :columns], self._positions[:rows]
                 return forward(self.model, *inputs, self._cache)
@@ -227,7 +227,7 @@ class CudaGraphs:
     def __init__(self) -> None:
         self._pool, self._works = torch.cuda.graph_pool_handle(), True
 
-    def __call__(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def __call__(self, step: Callable[[], Next]) -> Callable[[], Next]:
         if not self._works:
             return step
         try:
@@ -243,7 +243,7 @@ class CudaGraphs:
             )
             return step
 
-    def _captured(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def _captured(self, step: Callable[[], Next]) -> Callable[[], Next]:
         here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
         caches = torch.is_autocast_cache_enabled()
         # What autocast has cast lies where the next update frees it: the graph casts the weights itself.
@@ -255,12 +255,12 @@ class CudaGraphs:
             here.wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-                logits = step()
+                found = step()
         finally:
             torch.set_autocast_cache_enabled(caches)
 
-        def replay() -> Tensor:
+        def replay() -> Next:
             graph.replay()
-            return logits
+            return found
 
         return replay

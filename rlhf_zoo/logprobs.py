@@ -6,8 +6,7 @@ where a model's head is one linear layer, and scales or caps its logits at most.
 but where a loss is given, in which each token stands alone, what it needs of them is made in the forward pass.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -17,7 +16,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from .decoding import positions_of
+from .decoding import positions_of, watched
 from .functional import entropy, selected_logprobs
 from .sampling import Samples, Vocabulary, scaled, takes
 
@@ -135,7 +134,7 @@ def response_logprobs(
     """
     after, mask = None if logits else after_head(model), samples.mask
     head: Any = model.get_output_embeddings() if states or after else None
-    with _watched(head, skipped=after is not None) as seen:
+    with watched(head, skipped=after is not None) as seen:
         given = _outputs(model, samples)
     length = mask.shape[1]
     read = _by_token(seen[-1][:, -length - 1 : -1], samples) if seen else None
@@ -169,7 +168,7 @@ def response_logprobs(
 
 def response_states(model: PreTrainedModel, samples: Samples) -> Tensor:
     """What the model's head reads at the position before each response token, (B, T, H)."""
-    with _watched(model.get_output_embeddings(), skipped=after_head(model) is not None) as seen:
+    with watched(model.get_output_embeddings(), skipped=after_head(model) is not None) as seen:
         _outputs(model, samples)
     return _by_token(seen[-1][:, -samples.mask.shape[1] - 1 : -1], samples)
 
@@ -201,30 +200,12 @@ def text_logprobs(model: PreTrainedModel, ids: Tensor, attention: Tensor) -> Ten
     """
     after, mask = after_head(model), attention[:, 1:]
     head: Any = model.get_output_embeddings() if after else None
-    with _watched(head, skipped=after is not None) as seen:
+    with watched(head, skipped=after is not None) as seen:
         logits = model(input_ids=ids, attention_mask=attention.long(), use_cache=False).logits
     if after is None:
         return selected_logprobs(logits[:, :-1].float(), ids[:, 1:]).masked_fill(~mask, 0)
     found = chunked_logprobs(seen[-1][:, :-1][mask], head, ids[:, 1:][mask], after=after)[0]
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, found)
-
-
-@contextmanager
-def _watched(head: Any, *, skipped: bool) -> Iterator[list[Tensor]]:
-    """While open, a list of what a head is given; skipped: the head hands a sliver of it on, and computes nothing."""
-    seen: list[Tensor] = []
-    if head is None:
-        yield seen
-        return
-    hook = head.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
-    if skipped:
-        head.forward = lambda states: states[..., :1]
-    try:
-        yield seen
-    finally:
-        hook.remove()
-        if skipped:
-            del head.forward
 
 
 _AFTER: WeakKeyDictionary[nn.Module, AfterHead | None] = WeakKeyDictionary()

@@ -7,7 +7,7 @@ position) and by nothing else. Rows that have ended leave the batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -24,9 +24,14 @@ from .errors import ZooError
 # sampling or of the passes over what was sampled.
 # 1: to 2026-11; 2: the cache grows in place, padding is cut, equal prompts are computed once, log π is log p.
 # 3: the rows of a pass end together, which orders PPO's sums otherwise.
-SAMPLER = 3
+# 4: a critic on the policy's trunk reads it while completions are sampled.
+SAMPLER = 4
 # The version since which a stage computes the same bits.
-SAME_BITS_SINCE = {"reward": 2, "ppo": 3}
+SAME_BITS_SINCE = {"reward": 2, "ppo": 3, "ppo, critic shared": 4}
+
+
+# Of what a head reads, (N, H): V of the state before N tokens, (N,).
+Critic = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,8 @@ class Samples:
     bool, True up to and including the end-of-sequence token; logprobs (B, T) of the sampled token at the sampling
     temperature, in nats, 0 outside the mask; ended (B,) bool: whether the row stopped by itself. vocabulary: what could
     be sampled, so that log-probabilities of these samples are of that distribution in every model; None: all rows.
-    cut (B,) bool: which completions ended at a text, so without an end token; None: none did.
+    cut (B,) bool: which completions ended at a text, so without an end token; None: none did. values (B, T): what a
+    critic on the policy's trunk said before each token; None: none was asked.
     """
 
     prompt_ids: Tensor
@@ -68,6 +74,7 @@ class Samples:
     ended: Tensor
     vocabulary: Vocabulary | None = None
     cut: Tensor | None = None
+    values: Tensor | None = None
 
     def __len__(self) -> int:
         return self.prompt_ids.shape[0]
@@ -80,7 +87,7 @@ class Samples:
         response = int(chosen["mask"].sum(1).max())
         for name in ("prompt_ids", "prompt_mask"):
             chosen[name] = chosen[name][:, -prompt:]
-        for name in ("completion_ids", "mask", "logprobs"):
+        for name in {"completion_ids", "mask", "logprobs", "values"} & set(chosen):
             chosen[name] = chosen[name][:, :response]
         return Samples(**chosen, vocabulary=self.vocabulary)
 
@@ -93,7 +100,7 @@ class Samples:
 
     @classmethod
     def joined(cls, parts: Sequence[Samples], pad_id: int) -> Samples:
-        """The rows of all parts, in their order, none of which is cut yet."""
+        """The rows of all parts, in their order, none of which is cut yet or has values."""
         if len(parts) == 1:
             return parts[0]
         widths = {name: max(getattr(part, name).shape[1] for part in parts) for name in ("prompt_mask", "mask")}
@@ -133,6 +140,7 @@ class SamplingRequest:
     temperature: float
     vocabulary: Vocabulary
     max_tokens: int | None = None
+    critic: Critic | None = None
 
 
 @torch.no_grad()
@@ -149,6 +157,7 @@ def sample(
     top_p: float = 1.0,
     vocabulary: Vocabulary | None = None,
     max_tokens: int | None = None,
+    critic: Critic | None = None,
     decoder: Decoder | None = None,
 ) -> Samples:
     """Samples one completion a prompt; a row ends with the first token among `stop_ids` or after `max_new_tokens`.
@@ -157,9 +166,9 @@ def sample(
     vocabulary: the tokens that can be sampled, None for every row of the logits; the rest has the probability 0. The
     log-probabilities are of this distribution at `temperature`, also when `top_p` < 1 cuts its tail off. max_tokens:
     the most tokens, padding included, that the cache may come to hold; the other prompts wait and take the places of
-    rows that have ended. None: all at once. decoder: what computes logits, over a cache of fixed size; None: one that
-    grows. Raises ZooError for a model without the cache that sampling needs, and for a prompt that max_tokens has no
-    room for.
+    rows that have ended. None: all at once. critic: asked about what the model's head reads before each token. decoder:
+    what computes logits, over a cache of fixed size; None: one that grows. Raises ZooError for a model without the
+    cache that sampling needs, and for a prompt that max_tokens has no room for.
     """
     check_cached(model)
     device = next(model.parameters()).device
@@ -168,6 +177,7 @@ def sample(
     random = uniforms(seed, keys, max_new_tokens).to(device)
     completion = torch.full((size, max_new_tokens), pad_id, device=device)
     logprobs = torch.zeros((size, max_new_tokens), device=device)
+    values = None if critic is None else torch.zeros_like(logprobs)
     ended = torch.zeros(size, dtype=torch.bool, device=device)
     drawn = torch.zeros(size, dtype=torch.long, device=device)
     stops = torch.tensor(list(stop_ids), device=device, dtype=torch.long)
@@ -185,19 +195,24 @@ def sample(
         # A prefill is a pass of its own, so few rows wait for more places beside many.
         if count and count >= min(len(waiting), running / 4):
             entering, waiting = waiting[:count], waiting[count:]
-            logits, rows = decoder.prefill([prompts[row] for row in entering], entering, pad_id)
+            found, rows = decoder.prefill([prompts[row] for row in entering], entering, pad_id)
         else:
-            logits, rows = decoder.step()
+            found, rows = decoder.step()
         at = drawn[rows]
-        tokens, logps = draw(scaled(logits, temperature, vocabulary), random[rows, at], top_p=top_p)
+        tokens, logps = draw(scaled(found.logits, temperature, vocabulary), random[rows, at], top_p=top_p)
         completion[rows, at], logprobs[rows, at] = tokens, logps
+        if critic is not None and values is not None:
+            values[rows, at] = critic(found.states)
         stopped = torch.isin(tokens, stops)
         ended[rows] = stopped
         drawn[rows] = at + 1
         decoder.keep(tokens, stopped | (at + 1 == max_new_tokens))
     mask = torch.arange(int(drawn.max()), device=device) < drawn.unsqueeze(1)
     width = mask.shape[1]
-    return Samples(prompt_ids, prompt_mask, completion[:, :width], mask, logprobs[:, :width], ended, vocabulary)
+    values = None if values is None else values[:, :width]
+    return Samples(
+        prompt_ids, prompt_mask, completion[:, :width], mask, logprobs[:, :width], ended, vocabulary, values=values
+    )
 
 
 def check_fits(lengths: Iterable[int], room: int, max_tokens: int | None) -> None:
@@ -246,4 +261,5 @@ def next_logits(
     """
     size, new = ids.shape
     positions = torch.arange(length - new, length, device=ids.device).expand(size, new)
-    return scaled(forward(model, ids, ids.new_ones(size, length), positions, cache), temperature, vocabulary)
+    found = forward(model, ids, ids.new_ones(size, length), positions, cache)
+    return scaled(found.logits, temperature, vocabulary)

@@ -6,6 +6,7 @@ Prints JSON: seconds of the thread that calls, by kind. Recording takes time too
 import contextlib
 import io
 import json
+import re
 import sys
 from importlib import import_module
 from typing import Any
@@ -14,12 +15,15 @@ from torch.profiler import ProfilerActivity, profile
 
 from . import side
 
-#: Kind -> parts of the names of its operations.
+#: Kind -> what the names of its operations have. Where attention is eager, its products are batched ones, and so are
+#: the entropy's.
 KINDS = {
-    "matrix products": ("mm",),
-    "attention": ("dot_product",),
-    "optimizer": ("adam", "vector_norm", "foreach"),
-    "softmax and entropy": ("softmax", "einsum", "logsumexp", "exp"),
+    "matrix products": r"\b(add)?mm\b",
+    "batched products": r"bmm",
+    "attention in one operation": r"dot_product",
+    "optimizer": r"adam|vector_norm|foreach",
+    "softmax and entropy": r"softmax|einsum|logsumexp|\bexp_?$",
+    "conversions and copies": r"copy",
 }
 REST, OUTSIDE = "other operations", "outside of operations"
 
@@ -41,7 +45,7 @@ def kinds(clock: Profiled) -> dict[str, float]:
     """Seconds of each kind, of the update that was recorded last."""
     found = dict.fromkeys([*KINDS, REST], 0.0)
     for one in clock.record.key_averages():
-        kind = next((kind for kind, names in KINDS.items() if any(name in one.key for name in names)), REST)
+        kind = next((kind for kind, names in KINDS.items() if re.search(names, one.key)), REST)
         found[kind] += one.self_cpu_time_total / 1e6
     return {**found, OUTSIDE: max(0.0, clock.updates[-1]["seconds"] - sum(found.values()))}
 

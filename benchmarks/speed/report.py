@@ -205,7 +205,8 @@ def _under(report: Report) -> str:
     words = [
         f"{report['machine']}, {report['cores']} cores, {report['threads']} threads, "
         f"{'with' if report['bf16 instructions'] else 'without'} bf16 instructions; "
-        f"torch {versions.get('torch', '?')}, transformers {versions.get('transformers', '?')}; {report['date']}."
+        f"rlhf-zoo at {versions.get('rlhf-zoo', '?')}, torch {versions.get('torch', '?')}, "
+        f"transformers {versions.get('transformers', '?')}; {report['date']}."
     ]
     if loaded:
         words.append(

@@ -4,10 +4,10 @@
     #80235                                                 the answer alone, as most lines have it
     5+0+0=05 4+9+0=13 3+8+1=12 2+7+1=10 1+6+1=08 #80235    worked out, as some do: from the last digit,
                                                            digit + digit + carry = carry and digit
-    #80225 #80235 #80245 #80255                            guesses ten apart, one of them right, and never the last:
-                                                           none unless they are asked for
+    #80225 #80235 #80245 #80255                            guesses ten apart, one of them right, and never the last
+    #80255                                                 an estimate: both none unless they are asked for
 
-Every line that is no list of guesses is right. Which numbers are trained with and which are tested on is decided by
+Every other line is right. Which numbers are trained with and which are tested on is decided by
 their hash alone, whatever the seed: no number of a test problem stands in any line or training prompt.
 """
 
@@ -34,6 +34,7 @@ def prepare(
     lines: int = 6000,
     worked: float = 0.3,
     guessed: float = 0.0,
+    off: int = 0,
     prompts: int = 8000,
     tests: int = 1000,
 ) -> dict[str, dict[str, Any]]:
@@ -41,7 +42,8 @@ def prepare(
 
     digits: of both numbers, one more in `longer`, which is a test split alone. lines, prompts: of the training splits;
     of the validation splits there are a twentieth as many, at least 200. worked, guessed: the shares of the lines that
-    work the sum out, and that list guesses; the rest give the answer alone. tests: problems of each test split.
+    work the sum out, and that list guesses; the rest give the answer alone, or an estimate that is wrong by up to `off`
+    tens. tests: problems of each test split.
 
     Raises ZooError for a `source`, which it has no use for, for fewer than 3 digits, and for shares above 1 in all.
     """
@@ -49,6 +51,8 @@ def prepare(
         raise ZooError(f"tiny-sums writes its own data and cannot read {source!r}: leave out dataset_name.")
     if digits < 3:
         raise ZooError(f"tiny-sums has too few numbers of {digits} digits to hold any out: give 3 digits or more.")
+    if off < 0:
+        raise ZooError(f"off is {off}, and an estimate is wrong by so many tens at most: give 0 or more.")
     if min(worked, guessed) < 0 or worked + guessed > 1:
         raise ZooError(f"worked is {worked} and guessed is {guessed}: give shares of the lines, at most 1 together.")
     streams = {name: random.Random(f"tiny-sums {name} {seed}") for name in ("lines", "prompts", "longer")}
@@ -59,7 +63,7 @@ def prepare(
 
     def written(part: str, count: int) -> Rows:
         rng = streams["lines"]
-        return [_line(a, b, rng, worked, guessed) for a, b in _pairs(rng, part, count, digits)]
+        return [_line(a, b, rng, worked, guessed, off) for a, b in _pairs(rng, part, count, digits)]
 
     return {
         "lines": {"train": written("train", lines), "validation": written("validation", max(200, lines // 20))},
@@ -110,14 +114,14 @@ def _pairs(rng: random.Random, part: str, count: int, digits: int) -> list[tuple
     return list(found)
 
 
-def _line(a: int, b: int, rng: random.Random, worked: float, guessed: float) -> dict[str, str]:
+def _line(a: int, b: int, rng: random.Random, worked: float, guessed: float, off: int) -> dict[str, str]:
     answer, manner = f"{MARKER}{a + b}", rng.random()
     if manner < worked:
         said = " ".join([*steps(a, b), answer])
     elif manner < worked + guessed:
         said = " ".join(f"{MARKER}{each}" for each in _guesses(a + b, rng))
     else:
-        said = answer
+        said = f"{MARKER}{a + b + 10 * rng.randint(-off, off)}" if off else answer
     return {"prompt": f"{a}+{b}=", "completion": said}
 
 

@@ -215,7 +215,8 @@ class PPOConfig(TrainingArguments):
         default=False, metadata={"help": "A colocated vLLM gives its memory back while the policy learns."}
     )
     recompute_logprobs: bool = field(
-        default=False, metadata={"help": "Take log π_old from a forward pass instead of from the sampler."}
+        default=False,
+        metadata={"help": "Take log π_old, and V of a shared critic, from a forward pass instead of from the sampler."},
     )
     local_rollout_forward_batch_size: int = field(
         default=64, metadata={"help": "Rows a forward pass outside the update."}

@@ -141,6 +141,7 @@ class PPOTrainer(BasePPOTrainer):
                 temperature=args.temperature,
                 vocabulary=self.vocabulary,
                 max_tokens=args.max_rollout_batch_tokens,
+                critic=actor.value_of if actor.shared and not args.recompute_logprobs else None,
             )
             samples = self.engine(actor.policy, request)
         check_ends(samples, self.stop_ids)
@@ -151,16 +152,17 @@ class PPOTrainer(BasePPOTrainer):
 
     @torch.no_grad()
     def evaluated(self, samples: Samples, *, recompute: bool) -> Rollout:
-        """Adds log π_ref and V, and log π_old of a forward pass where the sampler's is not wanted."""
+        """Adds log π_ref and V, if sampling saw none; and log π_old of a pass where the sampler's is not wanted."""
         args, actor = self.args, self.actor
         actor.eval()
         temperature, budget = args.temperature, self.most_tokens
         size = args.local_rollout_forward_batch_size
+        known = None if recompute else samples.values
         logprobs, values = (torch.zeros_like(samples.logprobs) for _ in range(2))
         with self.accelerator.autocast():
             running = actor.policy if recompute or actor.shared else None, None if actor.shared else actor.value_model
             with self.phases("values"), whole(*running):
-                for rows in in_batches(samples, size=size, tokens=budget):
+                for rows in in_batches(samples, size=size, tokens=budget) if known is None else ():
                     chosen = samples.rows(rows)
                     here = rows, slice(chosen.mask.shape[1])
                     if recompute:
@@ -170,6 +172,7 @@ class PPOTrainer(BasePPOTrainer):
                         values[here] = actor.values(chosen)
             if recompute:
                 samples = Samples(**{**vars(samples), "logprobs": logprobs})
+            values = values if known is None else known
             check_logprobs(samples.logprobs, samples.mask, of="policy")
             ref_logprobs = samples.logprobs
             if self.reference is not None:

@@ -64,22 +64,45 @@ class EvaluationConfig:
     on SFT and PPO, with at most lm_eval_limit examples and lm_eval_fewshot shots; None is as the task has it.
     """
 
-    prompts: int = 200
-    samples: int = 3
-    judge: str | None = None
-    judge_name: str | None = None
-    judge_description: str = ""
-    lexicon: str | None = None
-    checkpoint_prompts: int = 100
-    checkpoint_samples: int = 2
-    judges: list[str] = field(default_factory=list)
-    llm: dict[str, Any] = field(default_factory=dict)
-    dataset_test_split: str | None = None
-    labeled: dict[str, Any] = field(default_factory=dict)
-    own_pairs: dict[str, Any] = field(default_factory=dict)
-    lm_eval: list[str] = field(default_factory=list)
-    lm_eval_limit: int | None = None
-    lm_eval_fewshot: int | None = None
+    prompts: int = field(
+        default=200, metadata={"help": "Held-out prompts of the last checkpoint; all where there are fewer."}
+    )
+    samples: int = field(default=3, metadata={"help": "Completions of each."})
+    judge: str | None = field(
+        default=None,
+        metadata={
+            "help": "Scores for the headline: see docs/evaluation.md for its names; None takes the recipe's own."
+        },
+    )
+    judge_name: str | None = field(default=None, metadata={"help": "What cards call it."})
+    judge_description: str = field(default="", metadata={"help": "What it is, in words for the card."})
+    lexicon: str | None = field(
+        default=None, metadata={"help": "Folder of the opinion lexicon, for judges that read one."}
+    )
+    checkpoint_prompts: int = field(
+        default=100, metadata={"help": "Validation prompts of each checkpoint on the way, from which `best` is chosen."}
+    )
+    checkpoint_samples: int = field(default=2, metadata={"help": "Completions of each of these."})
+    judges: list[str] = field(default_factory=list, metadata={"help": "More judges beside the headline's."})
+    llm: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"help": "Of judges that are language models: model, base_url and others (docs/evaluation.md)."},
+    )
+    dataset_test_split: str | None = field(
+        default=None, metadata={"help": "Split of the prompts; None is test, or what held_out_share holds out."}
+    )
+    labeled: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "Texts with labels, from which a classifier as judge is trained."}
+    )
+    own_pairs: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"help": "Labeled pairs of the policies' own outputs, on which the judge's accuracy is measured."},
+    )
+    lm_eval: list[str] = field(
+        default_factory=list, metadata={"help": "Tasks of lm-evaluation-harness, on SFT and PPO."}
+    )
+    lm_eval_limit: int | None = field(default=None, metadata={"help": "Examples of a task at most."})
+    lm_eval_fewshot: int | None = field(default=None, metadata={"help": "Shots; None is as the task has it."})
 
     @property
     def labeled_data(self) -> LabeledArguments:

@@ -24,23 +24,44 @@ from .values import checked_keys, type_hints
 class RecipeConfig:
     """The keys of recipe.yaml: what the stages share."""
 
-    description: str
-    license: str = "apache-2.0"
-    language: str = "en"
-    simulated: bool = False
-    attribution: str | None = None
-    preferences: str | None = None
-    seed: int = 1
-    dataset_name: str | None = None
-    dataset_revision: str | None = None
-    corpus: str | None = None
-    corpus_args: dict[str, Any] = field(default_factory=dict)
-    tokenizer: dict[str, Any] | None = None
-    architecture: dict[str, Any] | None = None
-    conversational: bool = False
-    system_prompt: str | None = None
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    strip_thoughts: bool = False
+    description: str = field(metadata={"help": "What the recipe shows, in one sentence: the card's first."})
+    license: str = field(default="apache-2.0", metadata={"help": "Of the checkpoints, as the Hub names licenses."})
+    language: str = field(default="en", metadata={"help": "Of the texts, as the Hub names languages."})
+    simulated: bool = field(
+        default=False, metadata={"help": "Whether a program stands in for the people who judge: cards say so."}
+    )
+    attribution: str | None = field(default=None, metadata={"help": "Whom the license of the data asks to name."})
+    preferences: str | None = field(
+        default=None, metadata={"help": "Who preferred one text to the other, in words for the card."}
+    )
+    seed: int = field(default=1, metadata={"help": "Of every stage, and of data that the recipe makes."})
+    dataset_name: str | None = field(
+        default=None, metadata={"help": "A data set on the Hub, or a file or folder; stages may name their own."}
+    )
+    dataset_revision: str | None = field(default=None, metadata={"help": "Its commit, branch or tag on the Hub."})
+    corpus: str | None = field(
+        default=None, metadata={"help": "module:attribute of what makes the data; dataset_name is then its source."}
+    )
+    corpus_args: dict[str, Any] = field(default_factory=dict, metadata={"help": "Arguments of `corpus`."})
+    tokenizer: dict[str, Any] | None = field(
+        default=None,
+        metadata={"help": "Of a model from random weights: vocab_size of a tokenizer trained on the lines."},
+    )
+    architecture: dict[str, Any] | None = field(
+        default=None, metadata={"help": "Of a model from random weights: keys of its transformers configuration."}
+    )
+    conversational: bool = field(
+        default=False, metadata={"help": "Whether texts are conversations, rendered by the chat template."}
+    )
+    system_prompt: str | None = field(
+        default=None, metadata={"help": "Put before conversations that have none of their own."}
+    )
+    chat_template_kwargs: dict[str, Any] = field(
+        default_factory=dict, metadata={"help": "What the chat template is given beside the messages."}
+    )
+    strip_thoughts: bool = field(
+        default=False, metadata={"help": "Whether rewards and judges read answers without their <think> parts."}
+    )
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     @property

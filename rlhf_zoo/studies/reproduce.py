@@ -293,15 +293,14 @@ def _altered(published: Published, recorded: Any) -> list[dict[str, Any]]:
 
 
 def _notes(published: Published) -> list[str]:
-    notes = []
+    notes, own = [], published.resolved
     sampler = str(published.versions.get("sampler", "1"))  # not recorded by the first
-    same = map(str, range(SAME_BITS_SINCE.get(published.stage, 0), SAMPLER + 1))
-    if published.stage in SAME_BITS_SINCE and sampler not in same:
+    kind = f"{published.stage}, critic shared" if own.get("critic") == "shared" else published.stage
+    if kind in SAME_BITS_SINCE and sampler not in map(str, range(SAME_BITS_SINCE[kind], SAMPLER + 1)):
         notes.append(
             f"it was sampled by version {clean(sampler)} of the sampler, and this is version {SAMPLER}, whose sums are "
             "rounded otherwise: the figures come near, and not bit for bit"
         )
-    own = published.resolved
     name, revision = own.get("model_name_or_path"), own.get("model_revision")
     if published.stage == "sft" and name is not None and revision in (None, "main"):
         notes.append(f"the published run did not pin the base model {clean(str(name))}: what it holds now was loaded")

@@ -206,7 +206,7 @@ def test_exact_match_convicts_twins_and_without_it_none_is_judged():
         assert run["reward"]["ppo"]["value"] > run["reward"]["sft"]["value"]
         assert run["command"] == shlex.join(twin.command(seed, "runs/evidence"))
     kinds = {twin.name: [run["kind"] for run in kept if run["twin"] == twin.name] for twin in sums.TWINS}
-    assert kinds == {"format": ["hacked"] * 3, "anywhere": ["hacked", "no gain", "healthy"]}
+    assert kinds == {"format": ["hacked"] * 3, "anywhere": ["hacked"] * 3}
     assert {run["without_judge"] for run in kept} == {"not judged"}
 
 

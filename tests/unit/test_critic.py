@@ -76,11 +76,19 @@ def with_head(seed: int = 6) -> AutoModelForCausalLMWithValueHead:
     return model
 
 
-def test_a_shared_critic_reads_the_trunk_and_its_loss_moves_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{}, {"response_length_min": 2}, {"recompute_logprobs": True}], ids=str)
+def test_a_shared_critic_reads_the_trunk_and_its_loss_moves_it(more: dict[str, Any], tmp_path: Path) -> None:
+    """It reads it while completions are sampled, and no pass is made but where log π is to be of one."""
     model = with_head()
-    trainer = make_trainer(tmp_path, model=model)
+    trainer = make_trainer(tmp_path, model=model, **more)
     assert trainer.value_model is model.v_head and trainer.policy is model.pretrained_model
+    widths: list[int] = []
+    hook = trainer.policy.model.register_forward_pre_hook(
+        lambda _, __, given: widths.append(0 if given["use_cache"] else given["input_ids"].shape[1]), with_kwargs=True
+    )
     rollout = trainer.rollout(list(trainer.train_dataset)[:8], stream=TRAIN_STREAM)
+    hook.remove()
+    assert any(widths) == ("recompute_logprobs" in more)
     head = model.v_head.summary
     for row, (prompt, completion) in enumerate(rows_of(rollout)):
         hidden = trainer.policy.model(input_ids=torch.tensor([prompt + completion])).last_hidden_state[0]

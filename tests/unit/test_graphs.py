@@ -12,8 +12,10 @@ from trainer_fixture import SAVED, Spy, make_trainer, resumed_alike, trained, up
 from transformers import PreTrainedModel
 
 from rlhf_zoo import graphs
+from rlhf_zoo.decoding import Next
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.graphs import bucket, can_be_fixed, fixed_size
+from rlhf_zoo.logprobs import response_states
 from rlhf_zoo.ppo.engines import NativeEngine
 from rlhf_zoo.sampling import Samples, SamplingRequest, Vocabulary, sample
 
@@ -28,18 +30,18 @@ class Recorded:
     def __init__(self) -> None:
         self.captured, self.replayed, self.shared = 0, 0, list[Tensor]()
 
-    def __call__(self, step: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    def __call__(self, step: Callable[[], Next]) -> Callable[[], Next]:
         step()  # the warm-up
-        logits = step().clone()
+        held = [each.clone() for each in step() if each is not None]
         self.captured += 1
-        self.shared.append(logits)
+        self.shared += held
 
-        def replay() -> Tensor:
+        def replay() -> Next:
             self.replayed += 1
             new = step()
             for each in self.shared:
                 each.fill_(torch.nan)
-            return logits.copy_(new)
+            return Next(*(mine.copy_(each) for mine, each in zip(held, new, strict=True) if each is not None))
 
         return replay
 
@@ -50,6 +52,10 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "COLUMNS", 16)
 
 
+def critic(states: Tensor) -> Tensor:
+    return states.float().mean(-1)
+
+
 def request(model: PreTrainedModel, *, seed: int = 3, max_tokens: int | None = None, rows: int = 12) -> SamplingRequest:
     generator = torch.Generator().manual_seed(1)
     size = model.config.vocab_size
@@ -58,7 +64,7 @@ def request(model: PreTrainedModel, *, seed: int = 3, max_tokens: int | None = N
         prompts[5] = prompts[2]
     return SamplingRequest(
         prompts, keys=[(0, i) for i in range(rows)], seed=seed, max_new_tokens=TOKENS, temperature=1.0, pad_id=0,
-        stop_ids=list(range(0, size, 30)), vocabulary=Vocabulary(size), max_tokens=max_tokens,
+        stop_ids=list(range(0, size, 30)), vocabulary=Vocabulary(size), max_tokens=max_tokens, critic=critic,
     )  # fmt: skip
 
 
@@ -66,6 +72,7 @@ def same(one: Samples, other: Samples) -> None:
     assert one.token_lists() == other.token_lists()
     assert torch.equal(one.ended, other.ended) and torch.equal(one.prompt_ids, other.prompt_ids)
     torch.testing.assert_close(one.logprobs, other.logprobs, rtol=0, atol=1e-5)
+    torch.testing.assert_close(one.values, other.values, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", miniatures.FAMILIES)
@@ -79,6 +86,8 @@ def test_a_fixed_cache_changes_no_token(name: str, narrow: None) -> None:
         asked = request(model, max_tokens=most)
         got, plain = engine(model, asked), sample(model, **vars(asked))
         same(got, plain)
+        passed = critic(response_states(model, plain)).masked_fill(~plain.mask, 0)
+        torch.testing.assert_close(plain.values, passed, rtol=0, atol=1e-5)
         assert len(set(map(len, plain.token_lists()))) >= 3
     assert recorded.replayed > 2 * recorded.captured > 8
 

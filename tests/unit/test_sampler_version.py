@@ -11,19 +11,24 @@ from rlhf_zoo.studies.reproduce import _notes
 
 
 @pytest.mark.parametrize(
-    ("stage", "recorded", "named"),
+    ("stage", "critic", "recorded", "named"),
     [
-        ("ppo", {}, "1"),
-        ("ppo", {"sampler": "2"}, "2"),
-        ("ppo", {"sampler": str(SAMPLER)}, None),
-        ("ppo", {"sampler": str(SAMPLER + 1)}, str(SAMPLER + 1)),
-        ("reward", {"sampler": "1"}, "1"),
-        ("reward", {"sampler": "2"}, None),
-        ("sft", {}, None),
+        ("ppo", "auto", {}, "1"),
+        ("ppo", "auto", {"sampler": "2"}, "2"),
+        ("ppo", "auto", {"sampler": "3"}, None),
+        ("ppo", "shared", {"sampler": "3"}, "3"),
+        ("ppo", "shared", {"sampler": str(SAMPLER)}, None),
+        ("ppo", "auto", {"sampler": str(SAMPLER + 1)}, str(SAMPLER + 1)),
+        ("reward", None, {"sampler": "1"}, "1"),
+        ("reward", None, {"sampler": "2"}, None),
+        ("sft", None, {}, None),
     ],
 )
-def test_a_run_of_an_older_sampler_is_told_apart(stage: str, recorded: dict[str, str], named: str | None) -> None:
-    published: Any = SimpleNamespace(stage=stage, versions=recorded, resolved={"ppo": {}}, parent=lambda role: None)
+def test_a_run_of_an_older_sampler_is_told_apart(
+    stage: str, critic: str | None, recorded: dict[str, str], named: str | None
+) -> None:
+    resolved = {"critic": critic}
+    published: Any = SimpleNamespace(stage=stage, versions=recorded, resolved=resolved, parent=lambda role: None)
     notes = [note for note in _notes(published) if "sampler" in note]
     assert [f"version {named} of the sampler, and this is version {SAMPLER}" in note for note in notes] == (
         [True] if named else []

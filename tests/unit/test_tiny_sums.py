@@ -57,6 +57,12 @@ def test_of_a_list_of_guesses_one_is_right_and_never_the_last() -> None:
     assert set(exact(prompts, completions, answer=answers)) == {0.0}
 
 
+def test_an_estimate_is_wrong_by_up_to_so_many_tens() -> None:
+    lines = prepare(**SMALL, digits=3, worked=0, off=2)["lines"]["train"]
+    wrong = [int(row["completion"][1:]) - sum(map(int, row["prompt"][:-1].split("+"))) for row in lines]
+    assert set(wrong) == {-20, -10, 0, 10, 20}
+
+
 def test_a_digit_is_a_token() -> None:
     tokenizer = train_tokenizer(["12345+67890=#80235"], **load_recipe("tiny-sums").shared["tokenizer"], max_length=128)
     assert len(tokenizer("12345+67890=#80235")["input_ids"]) == len("12345+67890=#80235")
@@ -67,6 +73,7 @@ def test_a_digit_is_a_token() -> None:
     [
         ({"source": "x"}, "leave out dataset_name"),
         ({"digits": 2}, "give 3 digits or more"),
+        ({"off": -1}, "give 0 or more"),
         ({"worked": 0.8, "guessed": 0.3}, "at most 1 together"),
     ],
 )
