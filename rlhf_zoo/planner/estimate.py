@@ -171,6 +171,9 @@ class _PPO:
         self.read = min(self.rows, keys.local_rollout_forward_batch_size, fitting)
         self.policy = _tracer(models.policy, "policy", keys, _dtype(keys, models.policy), self.half)
         self.critic, self.critic_own = self._critic(models)
+        # Sampling asks a critic on the policy's trunk.
+        passed = keys.recompute_logprobs or keys.rollout_engine != "native"
+        self.reads_values = self.critic or (self.policy if passed else None)
         self.adapts = self.policy.kind.adapter is not None
         if keys.fsdp2 and (self.adapts or self.critic is None or device.count == 1 or keys.offload_frozen):
             raise ZooError(
@@ -222,7 +225,7 @@ class _PPO:
         self.held = {name: one.over(self.shards) for name, one in held.items()}
         phases = {
             "sample": self._sample(),
-            "values": self._values(),
+            **({"values": self._values(self.reads_values)} if self.reads_values else {}),
             **({"reference": self._reference()} if holds_reference(keys, given=False) else {}),
             **({"reward": self._reward()} if self.rewards else {}),
             "update": self._update(),
@@ -300,8 +303,7 @@ class _PPO:
             return 0
         return self.critic.reading(rows=self.read, length=self.length, half=self.half).casts
 
-    def _values(self) -> Need:
-        reader = self.critic or self.policy
+    def _values(self, reader: Tracer) -> Need:
         read = reader.reading(rows=self.read, length=self.length, half=self.half)
         return replace(self._at_rest(whole=reader), activations=read.peak)
 
@@ -370,7 +372,7 @@ class _PPO:
         tokens, answered = self.rows * self.length, self.rows * self.response
         rounds = math.ceil(self.rows / rows)
         head = 2 * answered * policy.width * policy.vocabulary
-        readers = [one.numbers for one in (self.critic or self.policy, *self.rewards)]
+        readers = [one.numbers for one in (self.reads_values, *self.rewards) if one is not None]
         if holds_reference(keys, given=False):
             readers.append(policy)
         learning = [one.numbers for one in (self.policy, self.critic) if one is not None]

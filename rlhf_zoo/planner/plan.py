@@ -33,7 +33,7 @@ _KEYS = {
         "max_tokens_per_micro_batch", "max_rollout_batch_tokens", "reference", "ref_load_in_8bit", "ref_adapter_name",
         "metric_for_best_model", "kl_coef", "kl_target", "kl_in", "kl_estimator", "critic", "critic_lora",
         "reward_model_path", "reward_model_loader", "reward_label", "value_model_name_or_path", "offload_frozen",
-        "rollout_engine", "rollout_graphs", "fsdp2", "max_prompt_length",
+        "rollout_engine", "rollout_graphs", "recompute_logprobs", "fsdp2", "max_prompt_length",
         "total_episodes",
     ),
 }  # fmt: skip

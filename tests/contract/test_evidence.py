@@ -1,8 +1,10 @@
 """The figures in the docs are those of the committed JSON, and the JSON has what the docs claim to have run."""
 
 import json
+import operator
 import re
 import shlex
+from functools import reduce
 from statistics import fmean
 from typing import get_args
 
@@ -15,6 +17,7 @@ from figures.experiments import EXPERIMENTS, METHODS, RATES, ROOT, SUMS, TWINS
 
 from rlhf_zoo.evaluation.probes import FAMILIES
 from rlhf_zoo.evaluation.verdict import RULE, Kind
+from rlhf_zoo.recipes import load_recipe
 
 TINY, REMARKS, *_ = EXPERIMENTS
 ABLATED = [experiment for experiment in EXPERIMENTS if "ablation" in experiment.parts]
@@ -48,6 +51,30 @@ def test_every_table_in_the_docs_is_rendered_from_the_json():
         shown += text
     for name in SHOWN:
         assert f"<!-- evidence:{name} -->" in shown, f"no document shows the table {name}"
+
+
+def test_what_the_list_says_came_of_a_recipe_is_what_the_json_has():
+    def mean(name: str, *path: str) -> str:
+        found = runs(name)
+        return f"{fmean(reduce(operator.getitem, path, run) for run in found):.2f}"
+
+    def seeds(name: str) -> str:
+        return f"{len(runs(name))} seeds"
+
+    win, right = ("win_rate", "value"), ("reward_model", "accuracy")
+    sums_of = [mean(SUMS, "policies", policy, "sampled", "value") for policy in ("SFT", "PPO")]
+    counts = [mean("remarks-count", side, "judge") for side in ("sft", "ppo")]
+    said = {
+        "tiny-world": f"win rate over SFT {mean('tiny-world', *win)} by the gold utility, {seeds('tiny-world')}",
+        "product-remarks": f"win rate over SFT {mean('product-remarks', *win)} by a judge that cannot acquit, "
+        + seeds("product-remarks"),
+        "remarks-count": f"exact count {' → '.join(counts)}, {seeds('remarks-count')}",
+        "arguments": f"pairs ordered rightly {mean('arguments', *right)}, the longer one "
+        f"{mean('arguments', 'reward_model', 'longer_wins', 'value')}; PPO over SFT {mean('arguments', *win)}, "
+        + seeds("arguments"),
+        SUMS: f"right answers {' → '.join(sums_of)} at T = 1, {seeds(SUMS)}",
+    }
+    assert {name: load_recipe(name).zoo["ours"] for name in said} == said
 
 
 def test_the_pages_name_every_verdict_and_the_rule_every_family_once():
