@@ -7,7 +7,7 @@ import pytest
 from zoo_process import zoo
 
 from rlhf_zoo.recipes import copy_recipe
-from rlhf_zoo.shelf import shelf
+from rlhf_zoo.shelf import Row, shelf
 from rlhf_zoo.smoke.models import families, make_tokenizer
 
 ROWS = shelf()
@@ -20,15 +20,17 @@ def test_a_third_is_in_the_fast_tier() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(row.name, marks=[] if row in FAST else pytest.mark.full) for row in ROWS]
+    "row", [pytest.param(row, id=row.name, marks=[] if row in FAST else pytest.mark.full) for row in ROWS]
 )
-def test_every_stage_trains_in_miniature(name: str, tmp_path: Path) -> None:
-    done = zoo("smoke", name, "--json", "--keep", tmp_path / "kept", home=tmp_path)
+def test_every_stage_trains_in_miniature(row: Row, tmp_path: Path) -> None:
+    """And has its card."""
+    done = zoo("smoke", row.name, "--json", "--keep", tmp_path / "kept", home=tmp_path)
     assert done.returncode == 0, (done.stdout, done.stderr[-2000:])
     found = json.loads(done.stdout)
-    assert (found["recipe"], found["passed"], found["error"]) == (name, True, None)
+    assert (found["recipe"], found["passed"], found["error"]) == (row.name, True, None)
     evaluation = json.loads((tmp_path / "kept/run/eval/evaluation.json").read_text())
-    assert evaluation["n"] > 0 and (tmp_path / "kept/run/ppo/README.md").is_file()
+    assert evaluation["n"] > 0
+    assert [(tmp_path / "kept/run" / stage / "README.md").is_file() for stage in row.stages] == [True] * len(row.stages)
 
 
 def test_a_stage_that_fails_is_named(tmp_path: Path) -> None:
