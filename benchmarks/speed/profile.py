@@ -18,8 +18,8 @@ from . import side
 #: Kind -> what the names of its operations have. Where attention is eager, its products are batched ones, and so are
 #: the entropy's.
 KINDS = {
-    "matrix products": r"\b(add)?mm\b",
-    "batched products": r"bmm",
+    "matrix products": r"\b(add)?mm_?$",
+    "batched products": r"bmm_?$",
     "attention in one operation": r"dot_product",
     "optimizer": r"adam|vector_norm|foreach",
     "softmax and entropy": r"softmax|einsum|logsumexp|\bexp_?$",

@@ -86,7 +86,9 @@ class EvaluationConfig:
     judges: list[str] = field(default_factory=list, metadata={"help": "More judges beside the headline's."})
     llm: dict[str, Any] = field(
         default_factory=dict,
-        metadata={"help": "Of judges that are language models: model, base_url and others (docs/evaluation.md)."},
+        metadata={
+            "help": "Of judges that are language models: criterion, price, budget and others (docs/evaluation.md)."
+        },
     )
     dataset_test_split: str | None = field(
         default=None, metadata={"help": "Split of the prompts; None is test, or what held_out_share holds out."}
