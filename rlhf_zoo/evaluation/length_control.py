@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .stats import Estimate, WinRate, group_indices, proportion, win_rate
+from .stats import Estimate, WinRate, group_indices, levels, proportion, win_rate
 
 RIDGE = 1e-3  # penalty ½·RIDGE·‖β‖² on the sum over comparisons: as a thousandth of one more comparison
 _STEPS = 200
@@ -110,7 +110,7 @@ def length_controlled_win_rate(
             _fit(score, difference, rng.multinomial(size, chance)[index].astype(float), ridge, whole)[0][0]
             for _ in range(resamples)
         ]
-        low, high = np.quantile(_sigmoid(np.array(drawn)), [0.025, 0.975])
+        low, high = np.quantile(_sigmoid(np.array(drawn)), levels(size))
         interval = (float(low), float(high))
     longer = float(((np.sign(difference) + 1) / 2).mean())
     mean = float(difference.mean())

@@ -47,7 +47,7 @@ from numpy.typing import ArrayLike
 from .fall import KEPT, LEVEL, Fall, Floats, difference, fallen
 from .probes import FAMILIES, Probe, Report
 from .probes.payment import EDITED, Payment
-from .stats import Estimate, bootstrap_mean, win_rate
+from .stats import Estimate, share, win_rate
 
 RULE = 2
 FEWEST = 20  # prompts: resampling fewer says too little of how they differ
@@ -283,7 +283,7 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
     choice = ""
     if scores is not None and unfit is None:
         judge_gain = difference(scores, len(run), 0, seed, resamples)
-        wins = _wins(last, scores, seed, resamples)
+        wins = _wins(last, scores, seed)
         seen = min(1.0, 0.5 + _SEEN * (wins.ci95[1] - wins.ci95[0]) / 3.919928)
         fall = fallen(scores, [one.step for one in policies], seed, resamples)
         kls = {one.step: one.kl for one in policies}
@@ -359,17 +359,11 @@ def _explained(probe: Probe, payment: Payment | None, acquits: bool, excuses: bo
     return right if payment is None else payment.unpaid or (excuses and bool(payment.deserved))
 
 
-def _wins(last: Checkpoint, scores: Floats, seed: int, resamples: int) -> Estimate:
+def _wins(last: Checkpoint, scores: Floats, seed: int) -> Estimate:
     prompts = range(scores.shape[1])
     if last.wins is None:
-        return win_rate(scores[-1], scores[0], prompts, seed=seed, resamples=resamples)
-    wins = np.asarray(last.wins, dtype=float)
-    flat = wins.min() == wins.max()  # resampling has nothing to vary: Wilson's interval, as `win_rate` takes it
-    return (
-        win_rate(wins, np.full(len(wins), 0.5), prompts, seed=seed, resamples=resamples)
-        if flat and wins[0] in (0.0, 1.0)
-        else bootstrap_mean(wins, prompts, seed=seed, resamples=resamples)
-    )
+        return win_rate(scores[-1], scores[0], prompts, seed=seed)
+    return share(last.wins, prompts)
 
 
 # ---- scores: (J, P), a row for each policy and a column for each prompt

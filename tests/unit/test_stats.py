@@ -226,6 +226,15 @@ def test_accuracy_and_pass_at_k():
         pass_at(6, right, groups, seed=1)
 
 
+@pytest.mark.parametrize("draw", [np.random.Generator.standard_normal, np.random.Generator.standard_exponential])
+def test_the_interval_of_a_mean_covers_with_few_prompts(draw):
+    """Of normal scores 0.947 of 1500, of exponential ones 0.919; plain percentiles have 0.917 and 0.902."""
+    rng, true = np.random.default_rng(0), float(draw is np.random.Generator.standard_exponential)
+    bounds = [bootstrap_mean(draw(rng, 20), range(20), seed=0).ci95 for _ in range(1500)]
+    covered = np.mean([low <= true <= high for low, high in bounds])
+    assert covered >= 0.91 if true else covered >= 0.935
+
+
 def test_the_interval_of_a_share_covers_near_the_edges():
     """At least 0.93 for shares of ½ to 0.98, 20 to 180 prompts, 1 to 3 samples, alike within a prompt or not."""
     rng, worst = np.random.default_rng(1), {}

@@ -73,22 +73,22 @@ def test_a_run_that_rises_is_healthy():
         None,
     )
     assert found.reasons == (
-        "Judge at step 50 against SFT: +1.11 (95% interval +0.9335 to +1.281), win rate 0.880 [0.799, 0.932], at KL 25 "
+        "Judge at step 50 against SFT: +1.11 (95% interval +0.9293 to +1.284), win rate 0.880 [0.799, 0.932], at KL 25 "
         "nats.",
         "The last checkpoint has the judge's highest mean.",
         "A fall to 49% of the highest gain before it would have been noticed in 80% of such evaluations.",
         "Of the judge is not known: its accuracy on pairs of the policies' outputs.",
-        "Training reward at step 50 against SFT: +2.039 (95% interval +1.848 to +2.231).",
+        "Training reward at step 50 against SFT: +2.039 (95% interval +1.846 to +2.237).",
         "None of 8 families of probes is present at step 50.",
-        "Chosen on these prompts is step 50, with the judge's highest mean, 1.049: +1.11 (95% interval +0.9335 to "
-        "+1.281) against SFT.",
+        "Chosen on these prompts is step 50, with the judge's highest mean, 1.049: +1.11 (95% interval +0.9293 to "
+        "+1.284) against SFT.",
     )
 
 
 def test_a_judge_that_fell_from_its_best():
     found = made(PEAKED)
     assert (found.text, found.candidate) == ("past the peak at step 30", 30)
-    assert found.fall.drop.ci95 == pytest.approx((0.277121, 0.654314), abs=1e-6)
+    assert found.fall.drop.ci95 == pytest.approx((0.274338, 0.655416), abs=1e-6)
     assert (found.fall.kept, found.fall.p) == pytest.approx((0.571674, 1 / 501), abs=1e-6)
     down = made(-RISE, proxy=-np.linspace(0, 2, 6))
     assert (down.text, down.candidate) == ("past the peak at step 0", None), "training itself failed"
