@@ -4,6 +4,7 @@
     python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE, RECIPE-ablation, -ensemble,
                                                        # -ensemble-reward, -baselines, -critic, -bf16, or probe-rates,
                                                        # which reads tiny-world's runs
+    python benchmarks/evidence.py objections           # what was held against version 1 of the verdict
     python benchmarks/evidence.py gold-2               # the second gold utility: what fools it, and who agrees with it
     python benchmarks/evidence.py remark-judges        # what a judge of product remarks may rest on
     python benchmarks/evidence.py tiny-sums            # sums over seeds, beside what could be had for less
@@ -26,6 +27,7 @@ from functools import partial
 from pathlib import Path
 
 import gold
+import objections
 import plan_check
 import remark_judges
 import sums
@@ -35,6 +37,7 @@ from figures.experiments import (
     FOUR_DIGITS,
     GOLD,
     METHODS,
+    OBJECTIONS,
     PAID_BY,
     PLAN,
     RATES,
@@ -73,7 +76,7 @@ SUMS_PARTS = {
 
 def main(arguments: Sequence[str] | None = None) -> None:
     names = [experiment.name(part) for experiment in EXPERIMENTS for part in experiment.parts]
-    names += [RATES, GOLD, REMARK_JUDGES, PLAN, *SUMS_PARTS]
+    names += [RATES, GOLD, OBJECTIONS, REMARK_JUDGES, PLAN, *SUMS_PARTS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(names)}; all when left out")
     only = parser.add_mutually_exclusive_group()
@@ -96,6 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             keep.write(RATES, read_json(made))
     if not (asked.render or asked.keep) and (not asked.parts or GOLD in asked.parts):
         keep.write(GOLD, gold.measured())
+    if not (asked.render or asked.keep) and (not asked.parts or OBJECTIONS in asked.parts):
+        keep.write(OBJECTIONS, objections.measured())
     if not (asked.render or asked.keep) and (not asked.parts or REMARK_JUDGES in asked.parts):
         if keep.finished(remark_judges.RUN):
             keep.write(REMARK_JUDGES, remark_judges.measured())

@@ -2,42 +2,39 @@
 
 `docs/evidence/gold-2-pairs.json` holds 200 pairs of completions: samples of policies, lines, constants, templates and
 corrupted texts. A language model ordered them three times, each time anew, knowing the facts and what a good remark is,
-and not the formula; the utility was frozen before that, and before any PPO was trained on it.
+and not the formula; the utility was frozen before that, and before any PPO was trained on it. `gold-2-own.json` holds
+120 pairs of what SFT and PPO of tiny-world's seed 1 wrote to one prompt, in order by the same means.
 
-    python benchmarks/evidence.py gold-2      # all of this
-    python benchmarks/gold.py --by-pair RUN   # intervals of a finished run of tiny-world, by prompt and by pair
+    python benchmarks/evidence.py gold-2
 """
 
-import argparse
 import hashlib
 import json
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 from figures import keep
 from figures.experiments import EXPERIMENTS, GOLD, ROOT
+from figures.pairs import NAMED, NAMES
 
 from rlhf_zoo.corpora import tiny_world, tiny_world_2
 from rlhf_zoo.corpora.tiny_world.grammar import spellings, subjects
-from rlhf_zoo.corpora.tiny_world.lexicon import ASPECTS, PRODUCTS, VAGUE, VERDICTS, Aspect
-from rlhf_zoo.evaluation.stats import bootstrap_mean, proportion, share
-from rlhf_zoo.record import read_json
+from rlhf_zoo.corpora.tiny_world.lexicon import ASPECTS, VAGUE, VERDICTS, Aspect
+from rlhf_zoo.evaluation.stats import proportion, share
 
 FOLDER = ROOT / "docs" / "evidence"
-PAIRS = FOLDER / f"{GOLD}-pairs.json"
-NAMED = [(product, aspect) for product in sorted(PRODUCTS) for aspect in PRODUCTS[product]]
+PAIRS, OWN = FOLDER / f"{GOLD}-pairs.json", FOLDER / f"{GOLD}-own.json"
 
 Pair = dict[str, Any]
 Utility = Callable[[str], float]
 
 
 def measured() -> dict[str, Any]:
-    pairs = json.loads(PAIRS.read_text(encoding="utf-8"))
+    pairs, own = (json.loads(path.read_text(encoding="utf-8")) for path in (PAIRS, OWN))
     return {
         "command": f"python benchmarks/evidence.py {GOLD}",
         "rated_by": "a language model, three times",
@@ -45,6 +42,7 @@ def measured() -> dict[str, Any]:
         "raters_agree": raters_agree(pairs),
         "agreement": {"2": agreement(pairs, tiny_world_2.utility), "1": agreement(pairs, tiny_world.utility)},
         "by_sources": by_sources(pairs),
+        "own": {"raters_agree": raters_agree(own), "agreement": agreement(own, tiny_world_2.utility)},
         "worth": {str(version): worth(world) for version, world in ((1, tiny_world), (2, tiny_world_2))},
         "on_test_prompts": [
             {"seed": run["seed"], **on_test_prompts(run["seed"], run["gain"]["prompts"])}
@@ -182,7 +180,6 @@ def beaten(utility: Utility, constant: str, lines: Sequence[str]) -> float:
     return float(np.mean(won))
 
 
-NAMES = {one: pair for pair in NAMED for one in subjects(*pair)}
 OPENINGS = sorted(NAMES, key=len, reverse=True)
 
 
@@ -190,45 +187,3 @@ def informed(world: Any) -> float:
     """The mean utility of the true praise with a verdict: what a policy that knows its product can write."""
     texts = (f"{subjects(*pair)[2]} {world.FACTS[pair][1]}, and i love it." for pair in NAMED)
     return fmean(map(world.utility, texts))
-
-
-def by_pair(run: Path) -> dict[str, Any]:
-    """Figures of a finished run's last checkpoint, with 95% intervals that resample prompts, and pairs.
-
-    A pair is a product and an aspect, and has eight openings, each of which counts as a prompt in the card's intervals.
-    """
-    seed = read_json(run / "summary.json")["seed"]
-    rows = _rows(run / "eval" / "samples.jsonl")
-    sft, ppo = (np.array([row[side]["judge"] for row in rows]) for side in ("sft", "ppo"))
-    over = read_json(run / "eval" / "over_training.json")
-    scores = np.array(over["judge"], dtype=float)
-    validation = [row["prompt"] for row in _rows(run / "data" / "prompts" / "validation.jsonl")][: scores.shape[1]]
-    test = [row["prompt"] for row in rows]
-
-    def mean(values: Any, groups: Sequence[Hashable]) -> dict[str, Any]:
-        return bootstrap_mean(values, groups, seed=seed).to_json()
-
-    def both(values: Any, prompts: Sequence[str], interval: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-        grouped = {"by_prompt": prompts, "by_pair": [NAMES[prompt] for prompt in prompts]}
-        return {name: {**interval(values, groups), "groups": len(set(groups))} for name, groups in grouped.items()}
-
-    return {
-        "judge": both(ppo, test, mean),
-        "judge's gain": both(ppo - sft, test, mean),
-        "win rate": both((np.sign(ppo - sft) + 1) / 2, test, lambda *of: share(*of).to_json()),
-        "judge's gain, validation": both(scores[-1] - scores[0], validation, mean),
-    }
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file]
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--by-pair", type=Path, metavar="RUN", required=True, help="a finished run of tiny-world")
-    for figure, each in by_pair(parser.parse_args().by_pair).items():
-        for how, one in each.items():
-            low, high = one["ci95"]
-            print(f"{figure}, {how.replace('_', ' ')} ({one['groups']}): {one['value']:.3f} [{low:.3f}, {high:.3f}]")

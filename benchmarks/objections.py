@@ -1,12 +1,13 @@
 """What was held against version 1 of the verdict, measured again under the rule of today; it takes seconds.
 
-    python benchmarks/objections.py
+    python benchmarks/evidence.py objections
 
 The rates of hackers and honest policies are `probe_rates.py`'s; here is what needs no texts.
 """
 
 import re
 from collections.abc import Mapping, Sequence
+from itertools import product
 from math import sqrt
 from typing import Any
 
@@ -17,7 +18,7 @@ from figures.experiments import EXPERIMENTS
 from rlhf_zoo.evaluation.frontier import NEAR
 from rlhf_zoo.evaluation.length_control import length_controlled_win_rate
 from rlhf_zoo.evaluation.probes import Report
-from rlhf_zoo.evaluation.stats import bootstrap_mean, proportion
+from rlhf_zoo.evaluation.stats import bootstrap_mean, proportion, share
 from rlhf_zoo.evaluation.verdict import Checkpoint, Evidence, Standing, decide
 
 PROMPTS, CHECKPOINTS, LABELED = 100, 4, 200
@@ -97,13 +98,40 @@ def falls(runs: Sequence[Mapping[str, Any]]) -> list[int]:
     return [int(one.group(1)) for one in said if one]
 
 
-if __name__ == "__main__":
-    for checked in (True, False):
-        print(
-            f"a judge that tosses coins, {'on labeled pairs' if checked else 'unchecked'}: {coin(400, checked=checked)}"
-        )
-    print(f"chords: {chords()}")
-    print(f"as good and one deviation longer: {at_equal_length(better=0, longer=1, draws=200)}")
-    print(f"better, and longer by that alone: {at_equal_length(better=0.75, longer=0, draws=200)}")
-    for experiment in EXPERIMENTS:
-        print(f"falls noticed, {experiment.recipe}: {falls(keep.load(experiment.name('runs'))['runs'])} %")
+def coverage(trials: int) -> list[dict[str, float]]:
+    """How often the 95% interval of a share holds it, by share, prompts, samples of a prompt and their likeness."""
+    rng, found = np.random.default_rng(1), []
+    for p, prompts, samples, alike in product((0.5, 0.8, 0.95, 0.98), (20, 48, 180), (1, 3), (0.001, 0.5)):
+        spread = (1 - alike) / alike
+        rates = rng.beta(p * spread, (1 - p) * spread, size=(trials, prompts))
+        won = rng.random((trials, prompts, samples)) < rates[:, :, None]
+        groups = np.repeat(np.arange(prompts), samples).tolist()
+        bounds = [share(one.ravel().astype(float), groups).ci95 for one in won]
+        held = float(np.mean([low <= p <= high for low, high in bounds]))
+        found.append({"share": p, "prompts": prompts, "samples": samples, "alike": alike, "covered": held})
+    return found
+
+
+def of_means(trials: int) -> list[dict[str, Any]]:
+    """The same of means of prompts' scores, normal and exponential."""
+    rng, found = np.random.default_rng(1), []
+    for prompts, (name, true) in product((20, 48, 180), {"normal": 0.0, "exponential": 1.0}.items()):
+        draw = rng.standard_normal if name == "normal" else rng.standard_exponential
+        bounds = [bootstrap_mean(draw(prompts), range(prompts), seed=0).ci95 for _ in range(trials)]
+        held = float(np.mean([low <= true <= high for low, high in bounds]))
+        found.append({"scores": name, "prompts": prompts, "covered": held})
+    return found
+
+
+def measured() -> dict[str, Any]:
+    return {
+        "schema": 2,
+        "command": "python benchmarks/evidence.py objections",
+        "coin": {name: coin(400, checked=name == "checked") for name in ("checked", "unchecked")},
+        "chords": chords(),
+        "as good, one deviation longer": at_equal_length(better=0, longer=1, draws=200),
+        "better, and longer by that alone": at_equal_length(better=0.75, longer=0, draws=200),
+        "falls": {one.recipe: falls(keep.load(one.name("runs"))["runs"]) for one in (TINY, REMARKS)},
+        "coverage": coverage(2000),
+        "coverage of means": of_means(2000),
+    }

@@ -33,10 +33,10 @@ PROMPTS = 100
 
 
 def row(found: Sequence[Verdict], **about: Any) -> dict[str, Any]:
-    """gain: the mean of what the judge gives above SFT, of an honest policy, in the gold utility."""
+    """gain: the mean of what the judge gives above SFT, of an honest policy."""
     n = len(found)
     kinds, shown = Counter(one.kind for one in found), Counter(family for one in found for family in one.present)
-    counts = {kind: kinds[kind] for kind in ("hacked", "suspicious", "healthy")}
+    counts = {kind: kinds[kind] for kind in ("hacked", "suspicious", "past the peak", "healthy")}
     if "strength" not in about:
         counts["recommended"] = sum(one.recommended is not None for one in found)
         about["gain"] = float(np.mean([one.judge_gain.value for one in found if one.judge_gain is not None]))
@@ -53,11 +53,12 @@ def honest(world: World, confirming: World, trained: Trained, n: int) -> list[di
         for seed in range(n):
             again = confirming, confirming.draw(f"{name}, confirming {seed}", choose)
             policy = world.draw(f"{name} {seed}", choose)
-            found += verdicts(world, policy, seed=seed, confirming=again).values()
-        rows.append(row(found, policy=name, judge="honest"))
+            found.append(verdicts(world, policy, seed=seed, judges=list(JUDGES), confirming=again))
+        rows += [row([one[judge] for one in found], policy=name, judge=judge) for judge in JUDGES]
     for method, policies in trained.improving.items():
-        found = [trained.verdict(method, seed, prompts=len(world.lines)) for seed in range(n)]
-        rows.append(row(found, policy=f"{method}, trained", judge="honest", policies=len(policies)))
+        found = [trained.verdicts(method, seed, prompts=len(world.lines)) for seed in range(n)]
+        name, of = f"{method}, trained", len(policies)
+        rows += [row([one[judge] for one in found], policy=name, judge=judge, policies=of) for judge in JUDGES]
     return rows
 
 
@@ -89,7 +90,7 @@ def falls(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def line(row: dict[str, Any]) -> str:
-    what = row["policy"] + (f", {row['strength']:.0%}, judge {row['judge']}" if "strength" in row else "")
+    what = row["policy"] + (f", {row['strength']:.0%}" if "strength" in row else "") + f", judge {row['judge']}"
     return f"| {what} | {row['n']} | {row['kinds']} | {row['present']} |"
 
 
@@ -110,7 +111,7 @@ def main() -> None:
     world, confirming = World.tiny(2 * arguments.prompts).halves()
     by_judge = sorted(detection(world, arguments.hacked), key=lambda one: (one["policy"], one["judge"]))
     document = {
-        "schema": 3,
+        "schema": 4,
         "rule": RULE,
         "prompts": len(world.lines),
         "samples": SAMPLES,

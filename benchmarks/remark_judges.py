@@ -91,7 +91,7 @@ def _policies(judge: Scores, samples: Sequence[Mapping[str, Any]], constants: Se
     sft = judge(prompts, [row["sft"]["completion"] for row in samples])
 
     def over(texts: Sequence[str]) -> dict[str, Any]:
-        return win_rate(judge(prompts, texts), sft, prompts, seed=1).to_json()
+        return win_rate(judge(prompts, texts), sft, prompts).to_json()
 
     rates = [over([text] * len(samples)) for text in constants]
     return {

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from figures.experiments import EXPERIMENTS, Experiment
 from figures.keep import finished
-from worlds import SAMPLES, Scores, confirmed, decided, gold, noisy_gold
+from worlds import JUDGES, SAMPLES, Scores, confirmed, decided, gold, noisy_gold
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.probes import Completions
@@ -64,8 +64,8 @@ class Trained:
         )
         return bootstrap_mean(np.subtract(ours, theirs), range(len(ours)), seed=0).ci95[0] > 0
 
-    def verdict(self, method: str, seed: int, *, prompts: int) -> Verdict:
-        """By an honest judge, of one of the method's policies in turn: some of the prompts choose, the rest confirm."""
+    def verdicts(self, method: str, seed: int, *, prompts: int) -> dict[str, Verdict]:
+        """By each judge, of one of the method's policies in turn: some of the prompts choose, the rest confirm."""
         policies = self.improving[method]
         rng, noise = random.Random(f"{method} {seed}"), random.Random(f"noise {seed}")
         asked = rng.sample(list(self.sft), k=len(self.sft))
@@ -74,8 +74,11 @@ class Trained:
             [_drawn(one, part, rng, honest) for one in (policies[seed % len(policies)], self.sft)]
             for part in (asked[:prompts], asked[prompts:])
         )
-        found = decided(ours, theirs, self.reward, honest, seed=seed)["honest"]
-        return confirmed(found, again[0], again[1], honest, seed=seed)
+        found = decided(ours, theirs, self.reward, honest, seed=seed, judges=list(JUDGES))
+        return {
+            name: confirmed(one, *again, honest if name == "honest" else self.reward, seed=seed)
+            for name, one in found.items()
+        }
 
 
 def _drawn(policy: Policy, prompts: Sequence[str], rng: random.Random, judge: Scores) -> Completions:

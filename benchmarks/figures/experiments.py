@@ -15,6 +15,8 @@ PAID_BY = {"single": None, "worst": "worst", "less-variance": "mean_minus_varian
 #: How often the verdict errs, in a simulated world.
 RATES = "probe-rates"
 GOLD = "gold-2"
+#: What was held against version 1 of the verdict, and what needs no texts to be measured again.
+OBJECTIONS = "objections"
 #: What a judge of product remarks may rest on.
 REMARK_JUDGES = "remark-judges"
 #: Sums with a reward that a program checks, two rewards that are hacked, and shorter sums.
@@ -53,7 +55,7 @@ class Experiment:
     their folders under RLHF_ZOO_DATA.
     weaker: a larger β, run as long as the recipe's, by which PPO can be read at the lower KL of a baseline. small: a
     smaller one, under which one reward model, and several, pay for `episodes` episodes. gold: the judge is the truth
-    itself; only then are there such runs.
+    itself; only then are there such runs. dpo_betas: those of DPO, where its default has none near PPO's KL.
     """
 
     recipe: str
@@ -63,6 +65,7 @@ class Experiment:
     ppo_seeds: int = 3
     weaker: float = 0.3
     small: float = 0.02
+    dpo_betas: str = ""
     data: tuple[tuple[str, str], ...] = ()
     gold: bool = False
     studied: tuple[str, ...] = PARTS
@@ -117,7 +120,8 @@ class Experiment:
         return [*self._words("ensemble", self.seeds[0], data, runs), "--seeds", str(self.ppo_seeds)]
 
     def baseline(self, method: str, data: str, runs: str = "runs/evidence") -> list[str]:
-        return [*self._words("baseline", self.seeds[0], data, runs), "--method", method]
+        asked = ["--beta", self.dpo_betas] if method == "dpo" and self.dpo_betas else []
+        return [*self._words("baseline", self.seeds[0], data, runs), "--method", method, *asked]
 
     def set_directory(self, part: str, seed: int, runs: Path) -> Path:
         """Of a run with the setting of that part."""

@@ -11,6 +11,7 @@ from rlhf_zoo.record import StageRecord, read_json, write_text
 
 from .experiments import METHODS, PAID_BY, ROOT, SETTINGS, Experiment
 from .gain import stored
+from .pairs import by_pair
 
 FOLDER = ROOT / "docs" / "evidence"
 PROBE_KEYS = ("name", "family", "value", "threshold", "two_sided", "effect", "least", "p", "fired")
@@ -65,8 +66,10 @@ def finished(run: Path) -> bool:
 
 def kept_runs(experiment: Experiment, runs: Path) -> dict[str, Any]:
     """The finished runs over seeds."""
-    found = [experiment.directory(seed, runs) for seed in experiment.seeds]
-    return {"schema": 2, "recipe": experiment.recipe, "runs": [_kept(run) for run in found if finished(run)]}
+    found = [run for seed in experiment.seeds if finished(run := experiment.directory(seed, runs))]
+    more = [{"by_pair": by_pair(run)} if experiment.gold else {} for run in found]
+    kept = [{**_kept(run), **pairs} for run, pairs in zip(found, more, strict=True)]
+    return {"schema": 2, "recipe": experiment.recipe, "runs": kept}
 
 
 def kept_ablation(experiment: Experiment, runs: Path) -> dict[str, Any]:

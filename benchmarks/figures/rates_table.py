@@ -22,19 +22,25 @@ def rates_table() -> str:
         [policy, judge, *(_convicted(cells[policy, judge, strength]) for strength in strengths)]
         for policy, judge in dict.fromkeys((row["policy"], row["judge"]) for row in rows)
     ]
-    kinds = ("hacked", "suspicious", "healthy", "recommended")
-    trained = [f"{row['policies']} by {row['policy'].split(',')[0]}" for row in honest if "policies" in row]
+    kinds = ("hacked", "suspicious", "past the peak", "healthy", "recommended")
+    of = {(row["policy"], row["judge"]): row for row in honest}
+    fair = [row for row in honest if row["judge"] == "honest"]
+    others = [judge for judge in dict.fromkeys(judge for _, judge in of) if judge != "honest"]
+    trained = [f"{row['policies']} by {row['policy'].split(',')[0]}" for row in fair if "policies" in row]
     said = (
         f"{honest[0]['n']} evaluations of each honest policy by an honest judge, rule {kept['rule']}: "
         f"{kept['prompts']} prompts with {kept['samples']} completions each; in brackets 95% intervals (Wilson). "
-        f"Trained were {', '.join(trained)}."
+        f"Under the other judges, *hacked* + *suspicious*. Trained were {', '.join(trained)}."
     )
     falls = kept["falls_with_strength"]
     return "\n".join(
         [
-            table(["honest policy", "gold above SFT", *kinds, "families present"], [
-                [row["policy"], number(row["gain"], 2), *(_rate(row[kind]) for kind in kinds), _families(row)]
-                for row in honest
+            table(["honest policy", "gold above SFT", *kinds, *others, "families present"], [
+                [
+                    row["policy"], number(row["gain"], 2), *(_rate(row[kind]) for kind in kinds),
+                    *(_convicted(of[row["policy"], judge]) for judge in others), _families(row),
+                ]
+                for row in fair
             ]),
             "",
             said,

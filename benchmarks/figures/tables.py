@@ -12,10 +12,11 @@ from .gain_table import gain_table
 from .gold_table import gold_table
 from .length_table import length_table
 from .paid_table import paid_table
+from .pairs import pairs_table
 from .plan_table import plan_table
 from .rates_table import rates_table
 from .remark_table import remark_table
-from .run_tables import ablation_table, runs_table
+from .run_tables import ablation_table, kept, runs_table
 from .setting_table import setting_table
 from .sums_table import seeds_table, sums_table, twins_table
 
@@ -27,6 +28,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{one.name("ensemble-reward"): partial(paid_table, one) for one in EXPERIMENTS if one.gold},
     **{one.name("baselines"): partial(baselines_table, one) for one in EXPERIMENTS if "baselines" in one.parts},
     **{f"{one.recipe}-gain": partial(gain_table, one) for one in EXPERIMENTS if one.gold},
+    **{f"{one.recipe}-pairs": lambda one=one: pairs_table(kept(one, "runs")) for one in EXPERIMENTS if one.gold},
     RATES: rates_table,
     GOLD: gold_table,
     REMARK_JUDGES: remark_table,

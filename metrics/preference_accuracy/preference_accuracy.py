@@ -9,7 +9,7 @@ from rlhf_zoo.evaluation import metrics  # From: git+https://github.com/rlhf-zoo
 
 _DESCRIPTION = """
 The share of held-out preference pairs whose chosen side the reward model scores higher, a tie counting as wrong, with a
-95% interval: Wilson's over pairs, and with prompts a percentile bootstrap over these.
+95% interval: Wilson's over pairs, and with prompts with as many trials as leave the spread over these.
 """
 
 _INPUTS = """
@@ -17,9 +17,8 @@ Args:
     predictions (list of float): the reward model's scores of the chosen sides.
     references (list of float): its scores of the rejected sides, in the same order.
     prompts (list of str, optional): the prompt of each row. Completions of one prompt are not independent: the
-        interval then resamples whole prompts. With `add_batch`, load the configuration "by_prompt", in which it is a
+        interval is then by prompts. With `add_batch`, load the configuration "by_prompt", in which it is a
         column, or hand all of them to `compute`.
-    seed (int): of the bootstrap, default 0.
 Returns:
     value: the accuracy, 0 to 1.
     ci95: its 95% interval, [low, high].
@@ -58,5 +57,5 @@ class PreferenceAccuracy(evaluate.Metric):
             reference_urls=["https://arxiv.org/abs/2009.01325"],
         )
 
-    def _compute(self, *, predictions, references, prompts=None, seed=0):
-        return metrics.preference_accuracy(predictions, references, prompts, seed=seed).to_json()
+    def _compute(self, *, predictions, references, prompts=None):
+        return metrics.preference_accuracy(predictions, references, prompts).to_json()

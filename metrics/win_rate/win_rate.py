@@ -9,8 +9,8 @@ from rlhf_zoo.evaluation import metrics  # From: git+https://github.com/rlhf-zoo
 
 _DESCRIPTION = """
 The share of comparisons that the predictions win, a tie counting one half, with a 95% interval. A comparison is one
-judge's score of two completions of the same prompt. The interval is a percentile bootstrap over prompts; where every
-comparison went the same way it is Wilson's.
+judge's score of two completions of the same prompt. The interval is Wilson's with as
+many trials as leave the spread over prompts.
 """
 
 _INPUTS = """
@@ -18,10 +18,9 @@ Args:
     predictions (list of float): the judge's scores of the policy's completions; higher is better.
     references (list of float): its scores of the other policy's completions, of the same prompts in the same order.
     prompts (list of str, optional): the prompt of each row. Completions of one prompt are not independent: the
-        interval then resamples whole prompts. With `add_batch`, load the configuration "by_prompt", in which it is a
+        interval is then by prompts. With `add_batch`, load the configuration "by_prompt", in which it is a
         column, or hand all of them to `compute`.
     tolerance (float): scores that differ by no more are a tie, default 0.
-    seed (int): of the bootstrap, default 0.
 Returns:
     value: the win rate, 0 to 1.
     ci95: its 95% interval, [low, high].
@@ -57,5 +56,5 @@ class WinRate(evaluate.Metric):
             reference_urls=["https://arxiv.org/abs/2009.01325"],
         )
 
-    def _compute(self, *, predictions, references, prompts=None, tolerance=0.0, seed=0):
-        return metrics.win_rate_of_scores(predictions, references, prompts, tolerance=tolerance, seed=seed).to_json()
+    def _compute(self, *, predictions, references, prompts=None, tolerance=0.0):
+        return metrics.win_rate_of_scores(predictions, references, prompts, tolerance=tolerance).to_json()

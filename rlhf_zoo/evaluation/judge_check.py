@@ -146,7 +146,7 @@ def check_pairs(
     reward_margins: (N,) what the training reward gives the chosen side beyond the other. Raises ValueError where there
     are no pairs, lengths differ, or a score is not finite.
     """
-    accuracy = win_rate(chosen, rejected, prompts, seed=seed)
+    accuracy = win_rate(chosen, rejected, prompts)
     margins = np.subtract(np.asarray(chosen, dtype=float), np.asarray(rejected, dtype=float))
     shared = None if reward_margins is None else shared_errors(margins, reward_margins, prompts, seed=seed)
     if not probabilities:

@@ -94,7 +94,7 @@ def length_controlled_win_rate(
         raise ValueError("A length must be a number that is not negative.")
     if not ridge > 0:
         raise ValueError(f"The ridge penalty must be above 0, not {ridge}: without one, all wins have no finite fit.")
-    plain = win_rate(score, 1 - score, groups, seed=seed)
+    plain = win_rate(score, 1 - score, groups)
     difference = sides[0] - sides[1]
     everything = np.ones(len(score))
     whole, scale = _fit(score, difference, everything, ridge, np.zeros(2))

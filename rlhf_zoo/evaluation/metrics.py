@@ -59,19 +59,16 @@ def win_rate_of_scores(
     prompts: Sequence[Hashable] | None = None,
     *,
     tolerance: float = 0.0,
-    seed: int = 0,
 ) -> WinRate:
     """`stats.win_rate` of scores (N,) against scores (N,) on the same prompt; without prompts each row is its own."""
     a, b = _pair(ours, theirs, ("predictions", "references"))
-    return win_rate(a, b, _groups(prompts, len(a)), tolerance=tolerance, seed=seed)
+    return win_rate(a, b, _groups(prompts, len(a)), tolerance=tolerance)
 
 
-def preference_accuracy(
-    chosen: ArrayLike, rejected: ArrayLike, prompts: Sequence[Hashable] | None = None, *, seed: int = 0
-) -> Estimate:
+def preference_accuracy(chosen: ArrayLike, rejected: ArrayLike, prompts: Sequence[Hashable] | None = None) -> Estimate:
     """The share of pairs whose chosen side (N,) scores higher than its rejected side (N,); a tie counts as wrong.
 
-    The interval is Wilson's over pairs, and with prompts that of `stats.share`, which draws nothing.
+    The interval is Wilson's over pairs, and with prompts that of `stats.share`.
     """
     good, bad = _pair(chosen, rejected, ("predictions", "references"))
     right = good > bad

@@ -152,7 +152,7 @@ def compare_pairs(
         places += [as_first, 1 - as_second]
         places_of += [label, label]
     return PairReport(
-        win_rate=win_rate(scores, [1 - score for score in scores], labels, seed=seed),
+        win_rate=win_rate(scores, [1 - score for score in scores], labels),
         agreement=proportion(agreed, len(read)) if read else None,
         shown_first=bootstrap_mean(places, places_of, seed=seed) if places else None,
         unparsed=sum(None in verdict.details.get("orders", []) for verdict in verdicts),

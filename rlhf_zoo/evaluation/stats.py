@@ -191,15 +191,12 @@ def win_rate(
     b: ArrayLike,
     groups: Sequence[Hashable],
     *,
-    seed: int,
-    resamples: int = 2000,
     tolerance: float = 0.0,
 ) -> WinRate:
     """How often `a` (N,) beats `b` (N,) on the same prompt and sample; |a − b| ≤ tolerance is a tie, counted one half.
 
-    The interval is that of `share`, which draws nothing: `seed` and `resamples` are taken for the sake of callers.
+    The interval is that of `share`.
     """
-    del seed, resamples
     difference = _checked(a, groups)[0] - _checked(b, groups)[0]
     tied = np.abs(difference) <= tolerance
     estimate = share(np.where(tied, 0.5, difference > 0), groups)
@@ -255,7 +252,7 @@ def _t_quantile(freedom: int) -> float:
     return z + sum(term / freedom**power for power, term in enumerate(terms, start=1))
 
 
-def accuracy(correct: ArrayLike, groups: Sequence[Hashable], *, seed: int) -> Estimate:
+def accuracy(correct: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
     """The share of right answers (N,), 1 or 0: with Wilson's interval where each prompt has one, else by prompts.
 
     groups: (N,) the prompt of each. Raises ValueError for what `bootstrap_mean` would refuse.
@@ -266,7 +263,7 @@ def accuracy(correct: ArrayLike, groups: Sequence[Hashable], *, seed: int) -> Es
     return share(right, groups)
 
 
-def pass_at(k: int, correct: ArrayLike, groups: Sequence[Hashable], *, seed: int) -> Estimate:
+def pass_at(k: int, correct: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
     """The chance that one of k answers is right: the mean over prompts of 1 − C(n − c, k)/C(n, k), unbiased.
 
     Of a prompt's n answers c are right. Chen et al. 2021, arXiv:2107.03374, eq. 1. correct: (N,) 1 or 0; groups: (N,)

@@ -283,7 +283,7 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
     choice = ""
     if scores is not None and unfit is None:
         judge_gain = difference(scores, len(run), 0, seed, resamples)
-        wins = _wins(last, scores, seed)
+        wins = _wins(last, scores)
         seen = min(1.0, 0.5 + _SEEN * (wins.ci95[1] - wins.ci95[0]) / 3.919928)
         fall = fallen(scores, [one.step for one in policies], seed, resamples)
         kls = {one.step: one.kl for one in policies}
@@ -359,10 +359,10 @@ def _explained(probe: Probe, payment: Payment | None, acquits: bool, excuses: bo
     return right if payment is None else payment.unpaid or (excuses and bool(payment.deserved))
 
 
-def _wins(last: Checkpoint, scores: Floats, seed: int) -> Estimate:
+def _wins(last: Checkpoint, scores: Floats) -> Estimate:
     prompts = range(scores.shape[1])
     if last.wins is None:
-        return win_rate(scores[-1], scores[0], prompts, seed=seed)
+        return win_rate(scores[-1], scores[0], prompts)
     return share(last.wins, prompts)
 
 

@@ -54,17 +54,17 @@ class Ballot(Protocol):
     def right(self) -> Contender: ...
 
 
-def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable], *, seed: int, resamples: int = 2000) -> WinRate:
+def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable]) -> WinRate:
     """How often a side is preferred, of scores (N,): 1 won, ½ tied, 0 lost. prompts: (N,) the prompt of each vote.
 
-    From `FEW_PROMPTS` prompts on the interval resamples whole prompts (`stats.win_rate`). Below, it is Wilson's with
+    From `FEW_PROMPTS` prompts on the interval is that of `stats.win_rate`. Below, it is Wilson's with
     as many trials as there are prompts, however many votes each had; of a number of wins that is not whole, both
     neighbours are taken. Raises ValueError where there are no votes or a score is none of the three.
     """
     sample = np.asarray(scores, dtype=float)
     if not np.isin(sample, (0.0, 0.5, 1.0)).all():
         raise ValueError("A vote counts 1, 1/2 or 0.")
-    found = win_rate(sample, 1 - sample, prompts, seed=seed, resamples=resamples)
+    found = win_rate(sample, 1 - sample, prompts)
     size = len(set(prompts))
     if size >= FEW_PROMPTS:
         return found
@@ -217,7 +217,7 @@ def _tally(votes: Sequence[Ballot], seed: int) -> dict[str, Any]:
             prompts.append(vote.prompt)
     rate = None
     if scores:
-        rate = {**preference_rate(scores, prompts, seed=seed).to_json(), "prompts": len(set(prompts))}
+        rate = {**preference_rate(scores, prompts).to_json(), "prompts": len(set(prompts))}
     return {"counts": counts, "win_rate": rate}
 
 

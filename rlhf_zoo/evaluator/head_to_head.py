@@ -186,10 +186,8 @@ class HeadToHead:
             reading: {
                 **{
                     side: {
-                        "accuracy": accuracy(right[side], self.groups, seed=self.seed).to_json(),
-                        "pass_at": {
-                            str(k): pass_at(k, right[side], self.groups, seed=self.seed).to_json() for k in sizes
-                        },
+                        "accuracy": accuracy(right[side], self.groups).to_json(),
+                        "pass_at": {str(k): pass_at(k, right[side], self.groups).to_json() for k in sizes},
                     }
                     for side in _SIDES
                 },
@@ -263,7 +261,7 @@ class HeadToHead:
         ours, theirs = self.measured[side].judges[judge], self.measured["sft"].judges[judge]
         by_prompt = list(map(str, self.groups))
         found: dict[str, Any] = metric("win_rate").compute(
-            predictions=ours, references=theirs, prompts=by_prompt, tolerance=TIE, seed=self.seed
+            predictions=ours, references=theirs, prompts=by_prompt, tolerance=TIE
         )
         return found
 

@@ -65,6 +65,6 @@ def _score(
     return TrivialScore(
         policy,
         judge=bootstrap_mean(judged, groups, seed=seed),
-        win_rate=win_rate(judged, found.measured["sft"].judges[found.judge], groups, seed=seed, tolerance=TIE),
+        win_rate=win_rate(judged, found.measured["sft"].judges[found.judge], groups, tolerance=TIE),
         reward=bootstrap_mean(reward, groups, seed=seed) if len(reward) else None,
     )

@@ -157,7 +157,7 @@ class PPOTrainer(BasePPOTrainer):
         actor.eval()
         temperature, budget = args.temperature, self.most_tokens
         size = args.local_rollout_forward_batch_size
-        known = None if recompute else samples.values
+        known, samples = None if recompute else samples.values, replace(samples, values=None)
         logprobs, values = (torch.zeros_like(samples.logprobs) for _ in range(2))
         with self.accelerator.autocast():
             running = actor.policy if recompute or actor.shared else None, None if actor.shared else actor.value_model
@@ -171,7 +171,7 @@ class PPOTrainer(BasePPOTrainer):
                     else:
                         values[here] = actor.values(chosen)
             if recompute:
-                samples = Samples(**{**vars(samples), "logprobs": logprobs})
+                samples = replace(samples, logprobs=logprobs)
             values = values if known is None else known
             check_logprobs(samples.logprobs, samples.mask, of="policy")
             ref_logprobs = samples.logprobs

@@ -261,7 +261,7 @@ def _at_equal_kl(points: Sequence[Point], sft: Point, ppo: Point, others: Sequen
     if found is not None:
         # Of a mixture KL is linear in its share, and not √KL: what it was read at is told.
         return {"inside": True, **_compared(found, ppo, seed), "kl": ppo.mean_kl}
-    reach = sorted(one.mean_kl for one in line)
+    reach = sorted(max(0.0, one.mean_kl) for one in line)  # a mean of log-ratios may lie below
     outside = f"outside its range: KL {reach[0]:.2f} to {reach[-1]:.2f}, and PPO's is {ppo.mean_kl:.2f}"
     if reach[0] <= ppo.mean_kl <= reach[-1]:
         below, above = max(one for one in reach if one <= ppo.mean_kl), min(one for one in reach if one >= ppo.mean_kl)

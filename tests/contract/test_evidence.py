@@ -13,7 +13,7 @@ import objections
 import pytest
 import sums
 from figures import gain_table, keep, setting_table, tables
-from figures.experiments import EXPERIMENTS, METHODS, RATES, ROOT, SUMS, TWINS
+from figures.experiments import EXPERIMENTS, METHODS, OBJECTIONS, RATES, REMARK_JUDGES, ROOT, SUMS, TWINS
 
 from rlhf_zoo.evaluation.probes import FAMILIES
 from rlhf_zoo.evaluation.verdict import RULE, Kind
@@ -156,18 +156,20 @@ def test_the_json_is_small_and_knows_no_machine(name):
     assert len(text) < 200_000
     for word in ("/work", "/tmp", "/home", '"repos"', '"hub"', '"worst":', '"completion"'):
         assert word not in text, word
-    assert json.loads(text)["schema"] == (3 if name == RATES else 2)
+    assert json.loads(text)["schema"] == (4 if name == RATES else 2)
 
 
 def test_what_the_docs_say_of_the_rule():
     """Of honest policies next to none are accused; every hacker of all completions is found; strength never helps."""
     kept = keep.load(RATES)
     assert kept["rule"] == RULE and kept["falls_with_strength"] == []
-    for row in kept["honest"]:
+    fair = [row for row in kept["honest"] if row["judge"] == "honest"]
+    for row in fair:
         assert row["n"] >= 400 and row["hacked"]["value"] <= 0.01 and row["suspicious"]["value"] <= 0.1, row["policy"]
-    again = kept["honest"][0]
+    assert all(row["hacked"]["value"] <= 0.01 for row in kept["honest"])
+    again = fair[0]
     assert again["policy"].startswith("SFT") and again["recommended"]["value"] <= 0.05
-    trained = {row["policy"]: row for row in kept["honest"] if "policies" in row}
+    trained = {row["policy"]: row for row in fair if "policies" in row}
     assert list(trained) == ["PPO, trained", "DPO, trained", "RLOO, trained"]
     assert all(row["policies"] >= 2 and row["gain"] > 0.5 for row in trained.values())
     for row in kept["hacked"]:
@@ -248,6 +250,9 @@ def test_what_was_held_against_the_first_rule_has_the_figures_of_today():
     for found in (checked, unchecked):
         assert f"{found['healthy']:.3f} and {found['recommended']:.3f}" in row("a judge that tosses coins")
     assert checked["healthy"] == 0 and unchecked["healthy"] < 0.06
+    told = keep.load(OBJECTIONS)
+    assert told["coin"] == {"checked": checked, "unchecked": unchecked}
+    assert len(told["coverage"]) == 48 and min(one["covered"] for one in told["coverage"]) >= 0.93
     missed = objections.chords()
     short = missed["left_out"].values()
     said = row("readings at equal KL")
@@ -258,6 +263,11 @@ def test_what_was_held_against_the_first_rule_has_the_figures_of_today():
     said = row("the win rate at equal length")
     assert f"{better['printed']:.3f} for {better['truth']:.3f}" in said and better["warned"] == 0
     assert f"at {longer['printed']:.2f}" in said and longer["warned"] == 1
+    kept = {one["name"]: one for one in keep.load(REMARK_JUDGES)["judges"]}
+    for name, form in {"orientation and weakest link": "{:+.2f} ({:+.2f} to {:+.2f})", "classifier": "{:+.2f}"}.items():
+        for pairs in ("labeled", "own"):
+            excess = kept[name][pairs]["excess"]
+            assert form.format(excess["value"], *excess["ci95"]) in row("the judge of product-remarks"), (name, pairs)
     tiny, remarks = (objections.falls(runs(one.name("runs"))) for one in (TINY, REMARKS))
     said = row("power is unstated")
     assert len(tiny) == 10 and len(remarks) == 3

@@ -84,7 +84,7 @@ def test_means_of_prompts_give_the_intervals_of_their_completions() -> None:
     found = estimate(by_prompt(ours, 3), n=30, seed=5)
     assert found.n == 30 and found.value == pytest.approx(direct.value) and found.ci95 == pytest.approx(direct.ci95)
     won = by_prompt(wins(ours[:, None], theirs[:, None])[:, 0], 3)
-    direct = win_rate(ours, theirs, groups, seed=5)
+    direct = win_rate(ours, theirs, groups)
     assert rate(won, n=30).ci95 == pytest.approx(direct.ci95)
     assert rate(np.ones(20), n=60).ci95 == proportion(20, 20).ci95, "winning everywhere is not certainty"
 

@@ -88,26 +88,26 @@ VALUES = st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3), st.integers(
 @settings(deadline=None, max_examples=60)
 def test_win_rate_properties(rows):
     a, b, groups = (list(column) for column in zip(*rows, strict=True))
-    ours, theirs = (win_rate(*pair, groups, seed=0, resamples=50) for pair in ((a, b), (b, a)))
+    ours, theirs = (win_rate(*pair, groups) for pair in ((a, b), (b, a)))
     wins = sum(x > y for x, y in zip(a, b, strict=True))
     ties = sum(x == y for x, y in zip(a, b, strict=True))
     assert ours.value == pytest.approx((wins + ties / 2) / len(rows))
     assert ours.ties == theirs.ties == pytest.approx(ties / len(rows))
     assert ours.value + theirs.value == pytest.approx(1)
     assert 0 <= ours.ci95[0] <= ours.ci95[1] <= 1
-    assert win_rate(a, a, groups, seed=0, resamples=50) == WinRate(0.5, (0.5, 0.5), len(rows), 1.0)
+    assert win_rate(a, a, groups) == WinRate(0.5, (0.5, 0.5), len(rows), 1.0)
 
 
 def test_win_rate_golden():
-    result = win_rate([3, 1, 2, 5], [1, 1, 4, 0], ["p", "p", "q", "r"], seed=0)
+    result = win_rate([3, 1, 2, 5], [1, 1, 4, 0], ["p", "p", "q", "r"])
     assert (result.value, result.ties, result.n) == (0.625, 0.25, 4)
-    assert win_rate([1.0, 1.05], [1.04, 1.0], [0, 1], seed=0, tolerance=0.1).ties == 1.0
+    assert win_rate([1.0, 1.05], [1.04, 1.0], [0, 1], tolerance=0.1).ties == 1.0
     assert result.to_json() == {"value": 0.625, "ci95": list(result.ci95), "n": 4, "ties": 0.25}
 
 
 def test_unanimous_wins_are_not_certain():
     """9 completions of 3 prompts all win: 3 independent comparisons leave much open."""
-    result = win_rate(np.ones(9), np.zeros(9), [0, 0, 0, 1, 1, 1, 2, 2, 2], seed=0)
+    result = win_rate(np.ones(9), np.zeros(9), [0, 0, 0, 1, 1, 1, 2, 2, 2])
     assert result.value == 1.0 and result.n == 9
     assert result.ci95 == proportion(3, 3).ci95 and result.ci95[0] == pytest.approx(0.4385, abs=1e-4)
 
@@ -217,13 +217,13 @@ def test_accuracy_and_pass_at_k():
     for k in (1, 2, 5):
         chosen = [list(itertools.combinations(right[start : start + 5], k)) for start in range(0, 20, 5)]
         wanted = np.mean([np.mean([max(one) for one in every]) for every in chosen])
-        found = pass_at(k, right, groups, seed=1)
+        found = pass_at(k, right, groups)
         assert found.value == pytest.approx(wanted) and found.n == 4 and found.ci95[0] <= wanted <= found.ci95[1]
-    assert accuracy(right, groups, seed=1) == share(right, groups)
-    assert accuracy(right, range(20), seed=1) == proportion(8, 20)
-    assert accuracy([1] * 20, groups, seed=1).ci95 == proportion(4, 4).ci95
+    assert accuracy(right, groups) == share(right, groups)
+    assert accuracy(right, range(20)) == proportion(8, 20)
+    assert accuracy([1] * 20, groups).ci95 == proportion(4, 4).ci95
     with pytest.raises(ValueError, match="pass@6 needs 6 answers a prompt"):
-        pass_at(6, right, groups, seed=1)
+        pass_at(6, right, groups)
 
 
 @pytest.mark.parametrize("draw", [np.random.Generator.standard_normal, np.random.Generator.standard_exponential])

@@ -7,7 +7,7 @@ from statistics import fmean
 
 import gold
 import pytest
-from figures import keep
+from figures import keep, pairs
 from figures.experiments import GOLD
 
 from rlhf_zoo.corpora import tiny_world, tiny_world_2
@@ -52,8 +52,8 @@ def test_templates_of_a_runs_own_prompts_stand_beside_its_policies() -> None:
 
 def test_intervals_by_what_a_prompt_names_are_wider_than_by_its_spelling(tmp_path: Path) -> None:
     """The judge says the same of all spellings, so that they tell no more than one."""
-    prompts = [one for pair in gold.NAMED[:6] for one in gold.subjects(*pair)]
-    worth = {one: float(place) for place, pair in enumerate(gold.NAMED[:6]) for one in gold.subjects(*pair)}
+    prompts = [one for pair in pairs.NAMED[:6] for one in gold.subjects(*pair)]
+    worth = {one: float(place) for place, pair in enumerate(pairs.NAMED[:6]) for one in gold.subjects(*pair)}
     rows = [{"prompt": one, "sft": {"judge": 2.5}, "ppo": {"judge": worth[one]}} for one in prompts]
     (tmp_path / "eval").mkdir()
     (tmp_path / "data" / "prompts").mkdir(parents=True)
@@ -62,12 +62,14 @@ def test_intervals_by_what_a_prompt_names_are_wider_than_by_its_spelling(tmp_pat
     (tmp_path / "eval" / "over_training.json").write_text(json.dumps(over))
     for path in ("eval/samples.jsonl", "data/prompts/validation.jsonl"):
         (tmp_path / path).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = gold.by_pair(tmp_path)
+    found = pairs.by_pair(tmp_path)
     assert found["win rate"]["by_pair"]["value"] == 0.5 and found["judge's gain"]["by_pair"]["value"] == 0
     for each in found.values():
         assert (each["by_prompt"]["groups"], each["by_pair"]["groups"]) == (48, 6)
         prompt, pair = (high - low for low, high in (each[by]["ci95"] for by in ("by_prompt", "by_pair")))
         assert pair > 1.8 * prompt
+    row = pairs.pairs_table([{"command": "a", "by_pair": found}] * 2).splitlines()[3]
+    assert row.startswith("| judge's gain | 0.00 | ") and row.endswith(" (6) | 0 of 2 |")
 
 
 def test_what_a_remark_earns() -> None:

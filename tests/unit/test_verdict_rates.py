@@ -51,6 +51,8 @@ def test_trained_policies_are_those_that_improve_the_gold_and_are_confirmed_on_o
     trained = Trained(policy(1), {"PPO": [worse, good, better]}, lambda prompts, texts: list(map(gold, prompts, texts)))
     assert trained.improving == {"PPO": [good, better]}
     for seed in range(4):
-        found = trained.verdict("PPO", seed, prompts=30)
+        by_judge = trained.verdicts("PPO", seed, prompts=30)
+        found = by_judge["honest"]
         assert (found.kind, found.recommended, found.confirmed.n) == ("healthy", 1, 30), found.reasons
-    assert found == trained.verdict("PPO", 3, prompts=30)
+    assert found == trained.verdicts("PPO", 3, prompts=30)["honest"]
+    assert list(by_judge) == list(JUDGES) and by_judge["fooled"].kind == "not judged"

@@ -289,31 +289,31 @@ def test_what_cannot_hold_votes_is_said(journal):
 def test_a_preference_rate_by_hand():
     """Many prompts, one vote each: the bootstrap comes to the normal interval of a binomial."""
     scores = [1.0] * 60 + [0.5] * 20 + [0.0] * 20
-    found = preference_rate(scores, range(100), seed=1)
+    found = preference_rate(scores, range(100))
     assert (found.value, found.n, found.ties) == (0.7, 100, 0.2)
     # The variance of a score is 0.6 + 0.25·0.2 − 0.7² = 0.16, so the interval is 0.7 ± 1.96·0.04.
     assert found.ci95 == pytest.approx((0.7 - 0.0784, 0.7 + 0.0784), abs=0.008)
-    thrice = preference_rate(scores * 3, [*range(100)] * 3, seed=1)
+    thrice = preference_rate(scores * 3, [*range(100)] * 3)
     assert (thrice.n, thrice.ci95) == (300, pytest.approx(found.ci95)), "prompts count, not votes"
 
 
 def test_votes_on_one_prompt_are_not_many_observations():
     scores = [1.0] * 70 + [0.0] * 30
-    apart = preference_rate(scores, range(100), seed=1)
-    together = preference_rate(scores, [0] * 100, seed=1)
+    apart = preference_rate(scores, range(100))
+    together = preference_rate(scores, [0] * 100)
     assert apart.value == together.value == 0.7
     assert apart.ci95[1] - apart.ci95[0] < 0.2 and together.ci95 == (0.0, 1.0), "one prompt says next to nothing"
-    ten = preference_rate([1.0] * 7 + [0.0] * 3, range(10), seed=1)
+    ten = preference_rate([1.0] * 7 + [0.0] * 3, range(10))
     assert ten.ci95 == proportion(7, 10).ci95
-    half = preference_rate([1.0, 0.5, 0.0, 1.0, 1.0], range(5), seed=1)  # 3.5 of 5
+    half = preference_rate([1.0, 0.5, 0.0, 1.0, 1.0], range(5))  # 3.5 of 5
     assert half.ci95 == (proportion(3, 5).ci95[0], proportion(4, 5).ci95[1])
 
 
 def test_scores_that_are_none():
     with pytest.raises(ValueError, match="counts 1, 1/2 or 0"):
-        preference_rate([0.3], ["a"], seed=1)
+        preference_rate([0.3], ["a"])
     with pytest.raises(ValueError):
-        preference_rate([], [], seed=1)
+        preference_rate([], [])
     with pytest.raises(ValueError):
         elo([], [], [], [], seed=1)
 
