@@ -53,11 +53,7 @@ lint: .venv/test.stamp
 	$(BIN)/lint-imports
 
 bench: .venv/demo.stamp .venv-trl/bench.stamp ## PPO beside TRL 1.12 and a floor, over an hour; ARGS="eos --rounds 3"
-	$(BIN)/python benchmarks/bench.py $(ARGS)
-ifndef ARGS
-	$(BIN)/python benchmarks/bench.py eos wide --settings separate --sides ours --rounds 1 --levers
-	$(BIN)/python benchmarks/bench.py --profile
-endif
+	$(BIN)/python benchmarks/bench.py $(or $(ARGS),--all)
 	$(BIN)/python benchmarks/calibrate.py
 
 # Where packages were brought along (docs/gpu.md), nothing is installed.
@@ -95,7 +91,8 @@ evidence: .venv/demo.stamp ## every figure of the docs, resumable; writes docs/e
 .venv-trl/bench.stamp:
 	$(PYTHON) -m venv .venv-trl
 	.venv-trl/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
-	.venv-trl/bin/pip install --quiet --disable-pip-version-check trl==1.12.0 transformers==5.23.0 accelerate datasets pandas rich
+	.venv-trl/bin/pip install --quiet --disable-pip-version-check trl==1.12.0 transformers==5.23.0 accelerate==1.15.0 datasets==5.2.0 \
+	  pandas==3.1.1 rich==15.0.0
 	touch $@
 
 clean:

@@ -1,5 +1,6 @@
 """PPO here beside TRL 1.12.0's PPOTrainer and beside a floor, on equal work: `make bench`.
 
+    python benchmarks/bench.py --all             # all that docs/performance.md shows, the parts below one after another
     python benchmarks/bench.py                   # four points, four settings, two rounds
     python benchmarks/bench.py full eos --settings separate --rounds 3
     python benchmarks/bench.py --set '{"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}'
@@ -53,6 +54,14 @@ LEVERS: list[dict[str, Any]] = [
     {"without": "logits in chunks"}, {"without": "one pass of the head"}, {"max_tokens_per_micro_batch": 1_000_000},
     {"optim": "adamw_torch"},
 ]  # fmt: skip
+_OURS = ("eos", "wide", "--sides", "ours", "--rounds", "1", "--settings")
+#: What --all runs, in order.
+ALL: list[tuple[str, ...]] = [
+    (),
+    (*_OURS, "separate bf16", "shared bf16", "--set", '{"max_tokens_per_micro_batch": 2048}'),
+    (*_OURS, "separate", "--levers"),
+    ("--profile",),
+]
 POINTS = ("full", "eos", "wide", "long", "tiny")
 
 
@@ -70,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--again", action="store_true", help="measure anew what the file has")
     only.add_argument("--profile", action="store_true", help="only see what the operations of an update are")
+    only.add_argument("--all", action="store_true", help="points, keys, levers and profiles, in one file")
     only.add_argument("--write-docs", action="store_true", help="only put the newest figures into the docs")
     given = parser.parse_args(arguments)
     given.set += LEVERS if given.levers else []
@@ -77,6 +87,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         DOCUMENT.write_text(rendered(DOCUMENT.read_text(encoding="utf-8")), encoding="utf-8")
         draw(newest(), DOCUMENT.with_suffix(".svg"))
         return 0
+    path = given.output or RESULTS / f"{datetime.date.today().isoformat()}-{_machine()}.json"
+    if given.all:
+        return next((code for part in ALL if (code := main([*part, "--output", str(path)]))), 0)
     if unknown := set(given.points) - set(POINTS):
         parser.error(f"no point is called {', '.join(sorted(unknown))}: choose from {', '.join(POINTS)}")
     if unknown := {name for keys in given.set for name in keys} - _keys(given):
@@ -85,7 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(
             f"{PEER_PYTHON} is missing: run `make bench`, which installs TRL there, or give --sides ours floor"
         )
-    path = given.output or RESULTS / f"{datetime.date.today().isoformat()}-{_machine()}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     report = _begun(path, given)
     points = given.points or POINTS[:-1]
@@ -104,9 +116,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(key, end=": ", flush=True)
                 report["parts"][key] = part = _measured(side, point, setting, keys, updates=given.updates)
                 versions = part.pop("versions")
-                if side != PEER:
-                    versions["rlhf-zoo"] = _commit()
-                report["versions"][PEER if side == PEER else "here"] = versions
+                kept = report["versions"].setdefault(PEER if side == PEER else "here", {})
+                if side != PEER:  # a file that went on after a commit has both
+                    known = kept.get("rlhf-zoo", _commit())
+                    versions["rlhf-zoo"] = known if _commit() in known.split(", ") else f"{known}, {_commit()}"
+                kept |= versions
                 path.write_text(json.dumps(report, indent=1) + "\n")
                 seconds = sorted(update["seconds"] for update in part["updates"])
                 print(f"{seconds[len(seconds) // 2]:.2f} s an update, {part['net_mib']:.0f} MiB", flush=True)
@@ -157,14 +171,21 @@ def _measured(side: str, point: str, setting: str, keys: dict[str, Any], *, upda
     command = [python, "-m", SIDES[side], point, "--updates", str(updates), *SETTINGS[setting]]
     if side == "ours":
         command += ["--set", json.dumps(keys)]
+    load, said = _watched(command)
+    return {"load": load, **said}
+
+
+def _profiled(side: str, point: str, setting: str) -> dict[str, Any]:
+    load, kinds = _watched([sys.executable, "-m", "speed.profile", side, point, *SETTINGS[setting]])
+    return {"load": load, "kinds": kinds}
+
+
+def _watched(command: Sequence[str]) -> tuple[float, dict[str, Any]]:
+    """Cores that others used meanwhile, and what the process said."""
     busy, own, began = _busy(), _children(), time.monotonic()
     said = _said(command)
     took = time.monotonic() - began
-    return {"load": max(0.0, (_busy() - busy) - (_children() - own)) / took, **said}
-
-
-def _profiled(side: str, point: str, setting: str) -> dict[str, float]:
-    return _said([sys.executable, "-m", "speed.profile", side, point, *SETTINGS[setting]])
+    return max(0.0, (_busy() - busy) - (_children() - own)) / took, said
 
 
 def _said(command: Sequence[str]) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """The floor: `python -m speed.floor POINT` in benchmarks/.
 
-The passes that an update of this algorithm cannot do without, in plain torch, the fastest known form of each. Rows lie
-end to end, without padding; finished rows leave the batch, which is sorted by lengths known beforehand; the head sees
-response positions alone, and its log-probabilities have a backward pass of their own; weights of a kind are one matrix;
-AdamW is fused. Nothing is checked, logged, saved or decoded.
+The passes that an update of this algorithm cannot do without, in plain torch, the fastest form of each that we know.
+Rows lie end to end, without padding, about `MOST` tokens in a pass; finished rows leave the batch, which is sorted by
+lengths known beforehand; the head sees response positions alone, and its log-probabilities have a backward pass of
+their own; weights of a kind are one matrix; AdamW is fused. Nothing is checked, logged, saved or decoded.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from .points import EPOCHS, POINTS, RATE, TEMPERATURE, Point, build_models
 
 Attend = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 BASE = 10_000.0  # of rotary positions, as Llama's configuration has it
+MOST = 2_048
 CLIP, VALUE_CLIP, VALUE_WEIGHT, KL_WEIGHT, LAMBDA = 0.2, 0.2, 0.1, 0.05, 0.95
 
 
@@ -113,10 +115,19 @@ class Packed:
         tokens = [token for response in responses for token in response]
         return cls(torch.tensor(ids), torch.tensor(positions), sizes, torch.tensor(before), torch.tensor(tokens))
 
+    @classmethod
+    def parts(cls, prompts: Sequence[Sequence[int]], responses: Sequence[Sequence[int]]) -> list[Packed]:
+        """In order, in as few parts of about equally many tokens as `MOST` asks for."""
+        sizes = [len(prompt) + len(response) for prompt, response in zip(prompts, responses, strict=True)]
+        count, each = -(-sum(sizes) // MOST), [0, *accumulate(sizes)]
+        cuts = sorted({min(range(len(each)), key=lambda row: abs(each[row] - part * each[-1] / count))
+                       for part in range(count + 1)})  # fmt: skip
+        return [cls.of(prompts[low:high], responses[low:high]) for low, high in pairwise(cuts)]
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor, _: int = 0) -> Tensor:
-        """Each row attends to itself."""
-        rows = zip(*(x.transpose(0, 1).split(self.sizes, 1) for x in (q, k, v)), strict=True)
-        return torch.cat([F.scaled_dot_product_attention(*row, is_causal=True) for row in rows], 1).transpose(0, 1)
+        """Each row attends to itself. With a batch of one, as torch has no kernel of attention without a batch."""
+        rows = zip(*(x.transpose(0, 1).unsqueeze(0).split(self.sizes, 2) for x in (q, k, v)), strict=True)
+        return torch.cat([F.scaled_dot_product_attention(*row, is_causal=True) for row in rows], 2)[0].transpose(0, 1)
 
     def seen_by(self, trunk: Trunk) -> Tensor:
         """The hidden states of all tokens."""
@@ -204,43 +215,48 @@ class Floor:
         dtype = self.policy.dtype
         with torch.no_grad():
             with clock.phase("rollout"):
-                responses, logprobs, states = sample(self.policy, self.bias, prompts, lengths)
+                responses, logprobs, sampled = sample(self.policy, self.bias, prompts, lengths)
                 old = torch.stack([each for row in logprobs for each in row])
-                packed = Packed.of(prompts, responses)
+                parts = Packed.parts(prompts, responses)
             with clock.phase("reference"):
-                hidden = packed.seen_by(self.reference)[packed.before]
-                ref = LogProbs.apply(hidden, self.reference.embedding, self.bias, packed.tokens, dtype)
+                found = []
+                for packed in parts:
+                    hidden = packed.seen_by(self.reference)[packed.before]
+                    found.append(LogProbs.apply(hidden, self.reference.embedding, self.bias, packed.tokens, dtype))
+                ref = torch.cat(found)
             with clock.phase("values"):
                 if self.shared:  # sampling has seen them
-                    hidden = torch.stack([each for row in states for each in row])
+                    hidden = torch.stack([each for row in sampled for each in row])
                 else:
-                    hidden = packed.seen_by(self.critic)[packed.before]
+                    hidden = torch.cat([packed.seen_by(self.critic)[packed.before] for packed in parts])
                 values = (hidden.float() @ self.value.t()).squeeze(-1)
             with clock.phase("reward"):
-                last = packed.seen_by(self.reward)[torch.tensor(packed.sizes).cumsum(0) - 1]
-                scores = (last.float() @ self.score.t()).squeeze(-1)
+                last = [packed.seen_by(self.reward)[torch.tensor(packed.sizes).cumsum(0) - 1] for packed in parts]
+                scores = (torch.cat(last).float() @ self.score.t()).squeeze(-1)
         with clock.phase("update"):
             rewards = -KL_WEIGHT * (old - ref)
             rewards[torch.tensor(lengths).cumsum(0) - 1] += scores
             gains = advantages(rewards, values, lengths)
             returns, gains = gains + values, (gains - gains.mean()) / gains.std()
             for _ in range(EPOCHS):
-                self.learn(packed, old, values, gains, returns)
-        clock.tokens = len(packed.tokens)
+                self.learn(parts, old, values, gains, returns)
+        clock.tokens = len(old)
 
-    def learn(self, packed: Packed, old: Tensor, values: Tensor, gains: Tensor, returns: Tensor) -> None:
-        """One optimizer step."""
+    def learn(self, parts: Sequence[Packed], *of_tokens: Tensor) -> None:
+        """One optimizer step. of_tokens: log π_old, values, advantages and returns of all of them."""
         self.optimizer.zero_grad()
-        hidden = packed.seen_by(self.policy)[packed.before]
-        new = LogProbs.apply(hidden, self.policy.embedding, self.bias, packed.tokens, self.policy.dtype)
-        if not self.shared:
-            hidden = packed.seen_by(self.critic)[packed.before]
-        foretold = (hidden.float() @ self.value.t()).squeeze(-1)
-        ratio = (new - old).exp()
-        policy = torch.max(-gains * ratio, -gains * ratio.clamp(1 - CLIP, 1 + CLIP)).mean()
-        near = foretold.clamp(values - VALUE_CLIP, values + VALUE_CLIP)
-        value = torch.max((foretold - returns).square(), (near - returns).square()).mean() / 2
-        (policy + VALUE_WEIGHT * value).backward()
+        shares = zip(*(each.split([len(packed.tokens) for packed in parts]) for each in of_tokens), strict=True)
+        for packed, (old, values, gains, returns) in zip(parts, shares, strict=True):
+            hidden = packed.seen_by(self.policy)[packed.before]
+            new = LogProbs.apply(hidden, self.policy.embedding, self.bias, packed.tokens, self.policy.dtype)
+            if not self.shared:
+                hidden = packed.seen_by(self.critic)[packed.before]
+            foretold = (hidden.float() @ self.value.t()).squeeze(-1)
+            ratio = (new - old).exp()
+            policy = torch.max(-gains * ratio, -gains * ratio.clamp(1 - CLIP, 1 + CLIP))
+            near = foretold.clamp(values - VALUE_CLIP, values + VALUE_CLIP)
+            value = torch.max((foretold - returns).square(), (near - returns).square()) / 2
+            ((policy + VALUE_WEIGHT * value).sum() / len(of_tokens[0])).backward()
         for part in self.parts:
             nn.utils.clip_grad_norm_(part, 1.0)
         self.optimizer.step()

@@ -24,6 +24,8 @@ KINDS = {
     "optimizer": r"adam|vector_norm|foreach",
     "softmax and entropy": r"softmax|einsum|logsumexp|\bexp_?$",
     "conversions and copies": r"copy",
+    "elementwise": r"::(add|sub|mul|div|neg|pow|r?sqrt|sum|mean|amax|silu|sin|cos|where|clamp|max|min)\w*$",
+    "gathering and filling": r"::(cat|stack|_?index\w*|gather|scatter\w*|embedding\w*|fill_|zero_|masked\w*)$",
 }
 REST, OUTSIDE = "other operations", "outside of operations"
 

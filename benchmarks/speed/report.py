@@ -143,17 +143,25 @@ def phase_table(report: Report) -> str:
 
 
 def profile_table(report: Report) -> str:
-    """What share of an update each kind of operation takes, a row for each point, side and setting."""
+    """What share of an update each kind of operation takes, and all of it in seconds, recorded and as it is.
+
+    A row for each point, side and setting. What was recorded while others used the machine is left out.
+    """
     profiles = report.get("profiles", {})
     if not profiles:
         return NOTHING
-    kinds = list(next(iter(profiles.values())))
-    rows = []
+    kinds = list(dict.fromkeys(kind for found in profiles.values() for kind in found["kinds"]))
+    timed, rows = quiet(report), []
     for key, found in profiles.items():
         point, side, setting = key.split(" | ")
-        whole = sum(found.values())
-        rows.append([point, f"{side}, {setting}", *(f"{found[kind] / whole:.0%}" for kind in kinds)])
-    return text.table(["point", "side", *kinds], rows)
+        if found["load"] is not None and found["load"] > QUIET:  # None: of a file that did not say
+            continue
+        whole = sum(found["kinds"].values())
+        rows.append([
+            point, f"{side}, {setting}", *(f"{found['kinds'].get(kind, 0.0) / whole:.0%}" for kind in kinds),
+            text.number(whole, 2), _middle(timed.get((point, side, setting), {})),
+        ])  # fmt: skip
+    return text.table(["point", "side", *kinds, "s, recorded", "s"], rows)
 
 
 def draw(report: Report, path: Path) -> None:

@@ -1,13 +1,14 @@
 """benchmarks/bench.py: its sides do the same work, its floor computes what the models do; its file goes on."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import bench
 import pytest
 import torch
-from speed import floor, ours, points, report
+from speed import floor, ours, points, report, side
 
 from rlhf_zoo import sampling
 from rlhf_zoo.functional import selected_logprobs
@@ -24,8 +25,8 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("settings", report.SETTINGS.values(), ids=report.SETTINGS)
 def test_trainer_and_floor_sample_as_many_tokens(settings: tuple, capsys: pytest.CaptureFixture) -> None:
     seen = []
-    for side in (ours, floor):
-        side.main(["tiny", "--updates", "2", *settings])
+    for one in (ours, floor):
+        one.main(["tiny", "--updates", "2", *settings])
         seen.append(json.loads(capsys.readouterr().out.splitlines()[-1]))
     lengths = [min(length, TINY.response) for length in TINY.lengths(3 * TINY.batch)][TINY.batch :]
     wanted = [sum(lengths[: TINY.batch]), sum(lengths[TINY.batch :])]
@@ -70,6 +71,18 @@ def test_the_floor_computes_what_the_models_do() -> None:
     own = models.policy.model.layers[0].mlp
     both = torch.cat([own.gate_proj.weight.grad, own.up_proj.weight.grad])
     torch.testing.assert_close(trunk.layers[0].up.grad, both, atol=1e-5, rtol=1e-4)
+
+
+def test_the_floor_learns_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, lengths, learned = TINY.prompts(TINY.batch), TINY.lengths(TINY.batch), []
+    for most in (2_048, 20):
+        monkeypatch.setattr(floor, "MOST", most)
+        torch.manual_seed(0)
+        one = floor.Floor(TINY, shared=False, dtype=torch.float32)
+        one.update(side.Clock(), prompts, lengths)
+        learned.append(torch.cat([each.detach().flatten() for part in one.parts for each in part]))
+    assert len(floor.Packed.parts(prompts, prompts)) > 1 and not torch.equal(*learned)
+    torch.testing.assert_close(*learned, atol=1e-5, rtol=1e-4)
 
 
 def test_gae_end_to_end_is_that_of_each_row() -> None:
@@ -119,9 +132,31 @@ def test_a_run_that_was_stopped_goes_on(
         report.table(parts)
 
 
-def test_the_operations_of_an_update_are_told_by_kind(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+def test_the_operations_of_an_update_are_told_by_kind(tmp_path: Path) -> None:
     path = tmp_path / "figures.json"
     assert bench.main(["tiny", "--profile", "--settings", "shared", "--output", str(path)]) == 0
-    assert "| tiny | floor, shared |" in capsys.readouterr().out
-    for found in json.loads(path.read_text())["profiles"].values():
-        assert found["matrix products"] > 0 and found["optimizer"] > 0 and sum(found.values()) < 60
+    measured = json.loads(path.read_text())
+    for found in measured["profiles"].values():
+        kinds = found["kinds"]
+        assert kinds["matrix products"] > 0 and kinds["optimizer"] > 0 and kinds["elementwise"] > 0
+        assert sum(kinds.values()) < 60
+        found["load"] = 0.0
+    measured["profiles"]["tiny | ours | shared"]["load"] = 1.0
+    shown = report.profile_table(measured)
+    assert "| tiny | floor, shared |" in shown and "ours" not in shown, "what others disturbed is left out"
+
+
+def test_all_is_measured_into_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, asked = tmp_path / "figures.json", []
+
+    def turns(points: Any, given: Any) -> list[Any]:
+        asked.append((given.output, len(given.set)))
+        return []
+
+    monkeypatch.setattr(bench, "PEER_PYTHON", Path(sys.executable))
+    monkeypatch.setattr(bench, "_turns", turns)
+    monkeypatch.setattr(bench, "_profiled", lambda *of: {"load": 0.0, "kinds": {"elementwise": 1.0}})
+    monkeypatch.setattr(bench, "draw", lambda *of: None)
+    assert bench.main(["--all", "--output", str(path)]) == 0
+    assert asked == [(path, 0), (path, 1), (path, 4)]
+    assert len(json.loads(path.read_text())["profiles"]) == 4 * 4 * 2
