@@ -2,8 +2,8 @@
 
     python benchmarks/evidence.py                      # all of it, resumable; what is finished is not run again
     python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE, RECIPE-ablation, -ensemble,
-                                                       # -ensemble-reward, -baselines, -critic, -bf16, or probe-rates,
-                                                       # which reads tiny-world's runs
+                                                       # -ensemble-reward, -baselines, -critic, -bf16, -sweep,
+                                                       # -rounds, or probe-rates, which reads tiny-world's runs
     python benchmarks/evidence.py objections           # what was held against version 1 of the verdict
     python benchmarks/evidence.py gold-2               # the second gold utility: what fools it, and who agrees with it
     python benchmarks/evidence.py remark-judges        # what a judge of product remarks may rest on
@@ -60,6 +60,7 @@ DOCUMENTS = (
     "recipes/remarks-count/README.md",
     "recipes/arguments/README.md",
     "docs/evaluation.md",
+    "docs/experiments.md",
     "docs/baselines.md",
     "docs/performance.md",
     "recipes/tiny-sums/README.md",
@@ -154,6 +155,16 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
         if not (base / "ensemble" / "overview.json").is_file():
             _call(experiment.ensemble(data, runs), base)
         return
+    if part == "sweep":
+        if not (base / "sweep" / "overview.json").is_file():
+            _call(experiment.sweep(data, runs), base)
+        return
+    if part == "rounds":
+        for seed in (one for one in experiment.setting_seeds if one in seeds):
+            directory = experiment.directory(seed, RUNS)
+            if keep.finished(directory) and not (directory / "rounds.json").is_file():
+                _call(experiment.rounds(seed, data, runs), directory)
+        return
     if part == "ensemble-reward":
         for by in PAID_BY:
             pay(experiment, by, data, runs)
@@ -221,10 +232,12 @@ def collect(experiment: Experiment, part: str) -> None:
         "ensemble": keep.kept_ensemble,
         "ensemble-reward": keep.kept_paid,
         "baselines": keep.kept_baselines,
+        "sweep": keep.kept_sweep,
+        "rounds": keep.kept_rounds,
         **{part: partial(keep.kept_setting, part) for part in SETTINGS},
     }
     kept = makers[part](experiment, RUNS)
-    if any(kept.get(key) for key in ("runs", "methods", "models")):
+    if any(kept.get(key) for key in ("runs", "methods", "models", "over_seeds")):
         keep.write(experiment.name(part), kept)
     else:
         print(f"{experiment.name(part)}: nothing finished in {_shown(RUNS)}, so nothing is kept", file=sys.stderr)

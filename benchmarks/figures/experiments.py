@@ -9,7 +9,10 @@ from rlhf_zoo.studies.ablate import Variant, variants
 ROOT = Path(__file__).parents[2]
 #: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.
 RUNS = Path(os.environ.get("RLHF_ZOO_EVIDENCE_RUNS", ROOT / "runs" / "evidence")).absolute()
-PARTS = ("runs", "ablation", "ensemble", "ensemble-reward", "baselines", "critic", "bf16")
+PARTS = ("runs", "ablation", "ensemble", "ensemble-reward", "baselines", "critic", "bf16", "sweep", "rounds")
+#: Those that need a judge who is the truth itself.
+OF_GOLD = ("ensemble-reward", "sweep", "rounds")
+GRID = "kl_coef=0.02,0.05,0.1"
 #: What PPO is paid by under a small β: the name of a run -> reward_ensemble, None for one reward model.
 PAID_BY = {"single": None, "worst": "worst", "less-variance": "mean_minus_variance"}
 #: How often the verdict errs, in a simulated world.
@@ -76,7 +79,7 @@ class Experiment:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        return tuple(part for part in self.studied if part != "ensemble-reward" or self.gold)
+        return tuple(part for part in self.studied if part not in OF_GOLD or self.gold)
 
     @property
     def setting_seeds(self) -> tuple[int, ...]:
@@ -118,6 +121,12 @@ class Experiment:
 
     def ensemble(self, data: str, runs: str = "runs/evidence") -> list[str]:
         return [*self._words("ensemble", self.seeds[0], data, runs), "--seeds", str(self.ppo_seeds)]
+
+    def sweep(self, data: str, runs: str = "runs/evidence") -> list[str]:
+        return [*self._words("sweep", self.seeds[0], data, runs), "--grid", GRID, "--seeds", str(self.ppo_seeds)]
+
+    def rounds(self, seed: int, data: str, runs: str = "runs/evidence") -> list[str]:
+        return [*self.run(seed, data, runs), "--rounds", "2", "--labels", "gold"]
 
     def baseline(self, method: str, data: str, runs: str = "runs/evidence") -> list[str]:
         asked = ["--beta", self.dpo_betas] if method == "dpo" and self.dpo_betas else []

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,26 @@ def kept_ensemble(experiment: Experiment, runs: Path) -> dict[str, Any]:
         return {}
     found = read_json(path)
     return {**found, "schema": 2, "command": _public(found["command"])}
+
+
+def kept_sweep(experiment: Experiment, runs: Path) -> dict[str, Any]:
+    """The sweep of the first seed's run; {} where it is not finished."""
+    path = experiment.directory(experiment.seeds[0], runs) / "sweep" / "overview.json"
+    if not path.is_file():
+        return {}
+    command = shlex.join(experiment.sweep("$RLHF_ZOO_DATA"))
+    return {"schema": 2, "command": command, **{key: read_json(path)[key] for key in ("recipe", "grid", "over_seeds")}}
+
+
+def kept_rounds(experiment: Experiment, runs: Path) -> dict[str, Any]:
+    """The rounds of each seed's run that has several."""
+    kept = []
+    for seed in experiment.setting_seeds:
+        path = experiment.directory(seed, runs) / "rounds.json"
+        for one in read_json(path)["rounds"] if path.is_file() else ():
+            kept.append({"seed": seed, **{key: one[key] for key in one if key not in ("directory", "repo")}})
+    command = shlex.join(experiment.rounds(experiment.seeds[0], "$RLHF_ZOO_DATA"))
+    return {"schema": 2, "recipe": experiment.recipe, "command": command, "runs": kept}
 
 
 def _each(groups: Iterable[list[dict[str, Any]]]) -> list[dict[str, Any]]:

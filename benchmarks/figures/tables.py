@@ -18,6 +18,7 @@ from .rates_table import rates_table
 from .remark_table import remark_table
 from .run_tables import ablation_table, kept, runs_table
 from .setting_table import setting_table
+from .several_table import rounds_table, sweep_table
 from .sums_table import seeds_table, sums_table, twins_table
 
 #: The name of a block -> its Markdown.
@@ -29,6 +30,8 @@ TABLES: dict[str, Callable[[], str]] = {
     **{one.name("baselines"): partial(baselines_table, one) for one in EXPERIMENTS if "baselines" in one.parts},
     **{f"{one.recipe}-gain": partial(gain_table, one) for one in EXPERIMENTS if one.gold},
     **{f"{one.recipe}-pairs": lambda one=one: pairs_table(kept(one, "runs")) for one in EXPERIMENTS if one.gold},
+    **{f"{one.recipe}-sweep": partial(sweep_table, one) for one in EXPERIMENTS if one.gold},
+    **{f"{one.recipe}-rounds": partial(rounds_table, one) for one in EXPERIMENTS if one.gold},
     RATES: rates_table,
     GOLD: gold_table,
     REMARK_JUDGES: remark_table,

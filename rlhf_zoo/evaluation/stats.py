@@ -151,7 +151,7 @@ def _interval(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: in
 def levels(groups: int) -> tuple[float, float]:
     """Which quantiles of resamples bound 95%: as far out as Student's t and n for n − 1 in the variance would have it.
 
-    Plain percentiles are too narrow with few groups (Hesterberg 2015, The American Statistician 69:371, §5.3).
+    Plain percentiles are too narrow with few groups (Hesterberg 2015, The American Statistician 69:371).
     """
     if groups == 1:
         return 0.025, 0.975

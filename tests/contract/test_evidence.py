@@ -28,7 +28,7 @@ SHOWN = [
     name for name in tables.TABLES if name not in {one.name("baselines") for one in EXPERIMENTS if one not in COMPARED}
 ]
 #: What may not have been run yet, of those that were run.
-LATER = ("baselines", "critic", "bf16", "ensemble-reward")
+LATER = ("baselines", "critic", "bf16", "ensemble-reward", "sweep", "rounds")
 RUN = [experiment for experiment in EXPERIMENTS if keep.load(experiment.name("runs"))]
 KEPT = [one.name(part) for one in RUN for part in one.parts if part not in LATER or keep.load(one.name(part))]
 KEPT += [RATES, *(part for part in evidence.SUMS_PARTS if keep.load(part))]
@@ -172,6 +172,11 @@ def test_what_the_docs_say_of_the_rule():
     trained = {row["policy"]: row for row in fair if "policies" in row}
     assert list(trained) == ["PPO, trained", "DPO, trained", "RLOO, trained"]
     assert all(row["policies"] >= 2 and row["gain"] > 0.5 for row in trained.values())
+    by = {(row["policy"], row["judge"]): row["suspicious"]["value"] for row in kept["honest"]}
+    unchecked = [by[policy, "fooled, unchecked"] for policy in trained]
+    page = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
+    assert f"so in {100 * min(unchecked):.0f} to {max(unchecked):.0%}" in page
+    assert all(0.08 < by[policy, "fooled"] < 0.12 for policy in ("PPO, trained", "RLOO, trained"))
     for row in kept["hacked"]:
         if row["strength"] == 1:
             convicted = row["hacked"]["value"]

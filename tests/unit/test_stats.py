@@ -4,6 +4,7 @@ import itertools
 import math
 
 import numpy as np
+import objections
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -226,25 +227,15 @@ def test_accuracy_and_pass_at_k():
         pass_at(6, right, groups)
 
 
-@pytest.mark.parametrize("draw", [np.random.Generator.standard_normal, np.random.Generator.standard_exponential])
-def test_the_interval_of_a_mean_covers_with_few_prompts(draw):
-    """Of normal scores 0.947 of 1500, of exponential ones 0.919; plain percentiles have 0.917 and 0.902."""
-    rng, true = np.random.default_rng(0), float(draw is np.random.Generator.standard_exponential)
-    bounds = [bootstrap_mean(draw(rng, 20), range(20), seed=0).ci95 for _ in range(1500)]
-    covered = np.mean([low <= true <= high for low, high in bounds])
-    assert covered >= 0.91 if true else covered >= 0.935
+def test_the_interval_of_a_mean_covers_with_few_prompts():
+    """Plain percentiles of 20 prompts have 0.92 where scores are normal, and 0.90 where exponential."""
+    found = {(one["scores"], one["prompts"]): one["covered"] for one in objections.of_means(1000)}
+    assert found["normal", 20] >= 0.935 and found["exponential", 20] >= 0.9 and min(found.values()) >= 0.9
 
 
 def test_the_interval_of_a_share_covers_near_the_edges():
     """At least 0.93 for shares of ½ to 0.98, 20 to 180 prompts, 1 to 3 samples, alike within a prompt or not."""
-    rng, worst = np.random.default_rng(1), {}
-    for p, prompts, samples, alike in itertools.product((0.5, 0.8, 0.95, 0.98), (20, 48, 180), (1, 3), (0.001, 0.5)):
-        spread = (1 - alike) / alike
-        rates = rng.beta(p * spread, (1 - p) * spread, size=(400, prompts))
-        won = rng.random((400, prompts, samples)) < rates[:, :, None]
-        groups = np.repeat(np.arange(prompts), samples).tolist()
-        bounds = [share(one.ravel().astype(float), groups).ci95 for one in won]
-        worst[p, prompts, samples, alike] = np.mean([low <= p <= high for low, high in bounds])
+    worst = [one["covered"] for one in objections.coverage(400)]
     noise = 2.5 * math.sqrt(0.93 * 0.07 / 400)  # of 400 trials, for the worst of 48 cells
-    assert min(worst.values()) >= 0.93 - noise, min(worst, key=worst.get)
-    assert np.mean(list(worst.values())) <= 0.975, "no wider than it has to be"
+    assert min(worst) >= 0.93 - noise
+    assert np.mean(worst) <= 0.975, "no wider than it has to be"
