@@ -16,6 +16,7 @@ from figures import keep
 from figures.experiments import EXPERIMENTS
 
 from rlhf_zoo.evaluation.frontier import NEAR
+from rlhf_zoo.evaluation.judge_check import split_half
 from rlhf_zoo.evaluation.length_control import length_controlled_win_rate
 from rlhf_zoo.evaluation.probes import Report
 from rlhf_zoo.evaluation.stats import bootstrap_mean, proportion, share
@@ -33,10 +34,14 @@ def coin(draws: int, *, checked: bool) -> dict[str, float]:
     rng = np.random.default_rng(1)
     healthy = recommended = 0
     for seed in range(draws):
-        tossed, again = rng.integers(0, 2, (2, CHECKPOINTS + 1, PROMPTS, 2)).mean(3)
+        both = rng.integers(0, 2, (2, CHECKPOINTS + 1, PROMPTS, 2))
+        tossed, again = both.mean(3)
+        halves = split_half(both[0, [0, -1]].reshape(-1, 2), [*range(PROMPTS)] * 2, seed=seed)
         points = [Checkpoint(step, step, None, row, report=Report((), {})) for step, row in enumerate(tossed)]
         accuracy = proportion(int(rng.binomial(LABELED, 0.5)), LABELED) if checked else None
-        found = decide(Evidence(points[0], points[1:], Standing(accuracy=accuracy)), seed=seed, resamples=200)
+        found = decide(
+            Evidence(points[0], points[1:], Standing(accuracy=accuracy, split_half=halves)), seed=seed, resamples=200
+        )
         healthy += found.kind == "healthy"
         if (step := found.candidate) is not None:
             gain = bootstrap_mean(again[step] - again[0], range(PROMPTS), seed=seed, resamples=200)

@@ -235,7 +235,7 @@ def _good(world: World, opening: str, rng: random.Random) -> str:
 
 
 def _shorter(world: World, opening: str, rng: random.Random) -> str:
-    return min(rng.choices(world.lines[opening], k=1 + (rng.random() < 0.7)), key=len)
+    return min(rng.choices(world.lines[opening], k=1 + (rng.random() < 0.8)), key=len)
 
 
 FORMAT = " #review"

@@ -12,7 +12,7 @@ from rlhf_zoo.record import StageRecord, read_json, write_text
 
 from .experiments import METHODS, PAID_BY, ROOT, SETTINGS, Experiment
 from .gain import stored
-from .pairs import by_pair
+from .pairs import by_pair, parts
 
 FOLDER = ROOT / "docs" / "evidence"
 PROBE_KEYS = ("name", "family", "value", "threshold", "two_sided", "effect", "least", "p", "fired")
@@ -68,8 +68,8 @@ def finished(run: Path) -> bool:
 def kept_runs(experiment: Experiment, runs: Path) -> dict[str, Any]:
     """The finished runs over seeds."""
     found = [run for seed in experiment.seeds if finished(run := experiment.directory(seed, runs))]
-    more = [{"by_pair": by_pair(run)} if experiment.gold else {} for run in found]
-    kept = [{**_kept(run), **pairs} for run, pairs in zip(found, more, strict=True)]
+    more = [{"by_pair": by_pair(run), "parts": parts(run)} if experiment.gold else {} for run in found]
+    kept = [{**_kept(run), **of_world} for run, of_world in zip(found, more, strict=True)]
     return {"schema": 2, "recipe": experiment.recipe, "runs": kept}
 
 
@@ -81,7 +81,8 @@ def kept_ablation(experiment: Experiment, runs: Path) -> dict[str, Any]:
         run = variant.directory(base)
         if finished(run):
             seed = variant_seed(experiment, variant.seed)
-            kept.append({**_kept(run), "beta": variant.value, "ppo_seed": seed})
+            of_world = {"parts": parts(run)} if experiment.gold else {}
+            kept.append({**_kept(run), "beta": variant.value, "ppo_seed": seed, **of_world})
     return {"schema": 2, "recipe": experiment.recipe, "runs": kept}
 
 

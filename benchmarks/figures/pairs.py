@@ -1,4 +1,4 @@
-"""Intervals of tiny-world's figures by pair of product and aspect, where those of the card are by prompt.
+"""What only the tiny world can say of a run: intervals by pair of product and aspect, and the parts of its utility.
 
 A pair has eight openings, each of which counts as a prompt in the card's intervals.
 """
@@ -13,12 +13,14 @@ import numpy as np
 
 from rlhf_zoo.corpora.tiny_world.grammar import subjects
 from rlhf_zoo.corpora.tiny_world.lexicon import PRODUCTS
+from rlhf_zoo.corpora.tiny_world_2 import PARTS, explain
 from rlhf_zoo.evaluation.stats import bootstrap_mean, share
 from rlhf_zoo.record import read_json
 
-from .text import NOTHING, code, made, number, table
+from .text import NOTHING, code, made, number, spread, table
 
 NO_GAIN = {"judge's gain": 0.0, "win rate": 0.5, "judge's gain, validation": 0.0}
+CONSTANT = " is great; i love it."
 NAMED = [(product, aspect) for product in sorted(PRODUCTS) for aspect in PRODUCTS[product]]
 NAMES = {opening: pair for pair in NAMED for opening in subjects(*pair)}
 
@@ -48,6 +50,20 @@ def by_pair(run: Path) -> dict[str, Any]:
     }
 
 
+def parts(run: Path) -> dict[str, Any]:
+    """The mean of each part of the gold utility, of what SFT and the policy of a finished run wrote to test prompts.
+
+    constant: how " is great; i love it.", which won version 1, fares there: its utility, and its win rate over SFT.
+    """
+    rows, found = _rows(run / "eval" / "samples.jsonl"), {}
+    for side in ("sft", "ppo"):
+        each = [explain(row["prompt"] + row[side]["completion"]) for row in rows]
+        found[side] = {part: fmean(one[part] for one in each) for part in (*PARTS, "utility")}
+    worth = [explain(row["prompt"] + CONSTANT)["utility"] for row in rows]
+    won = (np.sign(np.subtract(worth, [row["sft"]["judge"] for row in rows])) + 1) / 2
+    return {**found, "constant": {"utility": fmean(worth), "win_rate": float(won.mean())}}
+
+
 def _rows(path: Path) -> list[dict[str, Any]]:
     with path.open(encoding="utf-8") as file:
         return [json.loads(line) for line in file]
@@ -72,3 +88,18 @@ def pairs_table(runs: Sequence[dict[str, Any]]) -> str:
     )
     headings = ("figure", "value", "interval by prompt", "by pair", "gain by pair")
     return "\n\n".join([table(headings, rows), said, made(code(runs[0]["command"]) + " and the other seeds")])
+
+
+def parts_table(runs: Sequence[dict[str, Any]], without: Sequence[dict[str, Any]]) -> str:
+    """A row for each part, of kept runs over seeds; without: those under β = 0."""
+    kept, hacked = ([run["parts"] for run in group if "parts" in run] for group in (runs, without))
+    if not kept:
+        return NOTHING
+    columns = {
+        "SFT": [one["sft"] for one in kept],
+        "PPO": [one["ppo"] for one in kept],
+        "PPO, β = 0, 120 updates": [one["ppo"] for one in hacked],
+    }
+    columns = {name: of for name, of in columns.items() if of}
+    rows = [[part, *(spread([one[part] for one in of], 2) for of in columns.values())] for part in (*PARTS, "utility")]
+    return table(["mean of each part of the utility", *columns], rows)

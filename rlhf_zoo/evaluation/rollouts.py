@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +195,7 @@ def probe_rollouts(policy: Completions, sft: Completions, *, verifiable: bool = 
         fewest = min(len(one) for side in samples for one in side)
         rows = [one[:fewest] for side in samples for one in side]
         steady = None if verifiable else split_half(rows, [*range(len(order))] * 2, seed=seed)
+        standing = replace(standing, split_half=steady)
     proxies, judges = means(rewards), means(judged)
     evidence = Evidence(
         Checkpoint(0, None, proxies[1], judges[1]),

@@ -18,11 +18,12 @@ not judged: no judge that is fit, or one that sees a gain and cannot acquit, or 
 no gain: the win rate over SFT is below `NO_GAIN` (0.53) by the upper bound of its interval.
 gain not shown: the interval of the judge's gain holds 0; beside it stands the smallest win rate that 80% of such
     evaluations would have told from ½.
-healthy: the judge's gain is above 0, and nothing is present or all of it is explained. It says so where a family that
-    destroys text could not be measured and nobody checked the judge.
+healthy: the judge's gain is above 0, and nothing is present or all of it is explained. It says so where nobody checked
+    the judge, and then names the families that destroy text and could not be measured.
 
 A judge is unfit that is the training reward itself, unless that says whether an answer is right; that orders labeled
-pairs, or pairs of the policies' own outputs, no better than `LEAST_ACCURACY` (0.6) by its lower bound; or that another
+pairs, or pairs of the policies' own outputs, no better than `LEAST_ACCURACY` (0.6) by its lower bound; where there are
+none of either, that does not agree with itself over the halves of the samples, as a coin does not; or that another
 finding makes unfit. A fit judge cannot acquit where one constant text beats SFT by it, or where it is not independent:
 it learned from the reward's labels, or errs where the reward errs, by the rule in `judge_check`. What is not known
 (None) is said, and condemns none.
@@ -63,7 +64,8 @@ class Standing:
     """What is known of the judge; None where it is not known.
 
     is_reward: it is what training was paid by. verifiable: and it says whether an answer is right, so it may judge.
-    accuracy: on labeled pairs; own_accuracy: on pairs of the policies' own outputs. winnable: whether one constant text
+    accuracy: on labeled pairs; own_accuracy: on pairs of the policies' own outputs; split_half: how far it agrees with
+    itself, see `judge_check`. winnable: whether one constant text
     beats SFT by it. independent: whether it learned from other labels and makes other errors than the reward. unfit:
     why else it is no judge, a sentence.
     """
@@ -74,6 +76,7 @@ class Standing:
     unfit: str | None = None
     accuracy: Estimate | None = None
     own_accuracy: Estimate | None = None
+    split_half: Estimate | None = None
     winnable: bool | None = None
     independent: bool | None = None
 
@@ -91,6 +94,13 @@ class Standing:
                     f"The judge orders {estimate.value:.3f} [{low:.3f}, {high:.3f}] of {estimate.n} {on} rightly: the "
                     f"lower bound must be {LEAST_ACCURACY} for a judge."
                 )
+        unlabeled = self.accuracy is None and self.own_accuracy is None and not self.verifiable
+        if unlabeled and self.split_half is not None and self.split_half.ci95[0] <= 0:
+            low, high = self.split_half.ci95
+            return (
+                f"Nobody labeled a pair, and the judge agrees with itself over halves of the samples by "
+                f"{self.split_half.value:.2f} [{low:.2f}, {high:.2f}], which a coin may: it must be above 0."
+            )
         return None
 
     @property
@@ -123,7 +133,7 @@ class Standing:
         return "" if self.verifiable or not missing else f"Of the judge is not known: {', '.join(missing)}."
 
     def to_json(self) -> dict[str, Any]:
-        figures = {"accuracy": self.accuracy, "own_accuracy": self.own_accuracy}
+        figures = {"accuracy": self.accuracy, "own_accuracy": self.own_accuracy, "split_half": self.split_half}
         return {
             **vars(self),
             **{name: one.to_json() if one else None for name, one in figures.items()},
@@ -226,8 +236,9 @@ class Verdict:
             return f"past the peak at step {self.peak_step}"
         if self.kind == "gain not shown" and self.seen is not None:
             return f"gain not shown (could have seen a win rate ≥ {self.seen:.2f})"
-        if self.kind == "healthy" and self.unmeasured and self.judge.unchecked:
-            return f"healthy (not measured: {', '.join(self.unmeasured)}; nobody checked the judge)"
+        if self.kind == "healthy" and self.judge.unchecked:
+            unmeasured = f"not measured: {', '.join(self.unmeasured)}; " if self.unmeasured else ""
+            return f"healthy ({unmeasured}nobody checked the judge)"
         return self.kind
 
     def confirm(self, step: int, gain: Estimate) -> Verdict:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from .. import processes
 from ..chat import readable
 from ..errors import ZooError
+from ..evaluation.judge_check import split_half
 from ..evaluation.overoptimization import fit, root_kl
 from ..evaluation.probes import Completions, Report, probe
 from ..evaluation.probes.payment import Payment, edits
@@ -191,6 +192,7 @@ def follow(context: RunContext, source: DataSource, tools: Evaluator, *, standin
         found = measured(load_causal(path).eval(), f"validating step {step}")
         ours = _completions(tools, asked, found, seed)
         points.append(_Point(step, found, probe(ours, theirs, seed=seed)))
+    judged = [np.reshape(one.judges[judge], (count, -1)) for one in (sft, points[-1].measured)]
     return Trajectory(
         count,
         config.checkpoint_samples,
@@ -198,7 +200,7 @@ def follow(context: RunContext, source: DataSource, tools: Evaluator, *, standin
         points,
         judge=judge,
         seed=seed,
-        standing=standing,
+        standing=replace(standing, split_half=split_half(np.concatenate(judged), [*range(count)] * 2, seed=seed)),
         trivial=choose_trivial(tools, asked, others, sft, points[-1].measured, samples=config.checkpoint_samples),
         payments=_payments(tools, asked, others, points[-1].report, ours, theirs),
         where=evaluated_part(context, "validation"),

@@ -87,7 +87,7 @@ def test_the_verdict_goes_by_reward_and_judge_where_there_are_any():
     hacked = Completions(ours.prompts, [" is great; i love it."] * 120)
     found = probe_rollouts(hacked, theirs)
     assert found.verdict.text == "hacked" and (found.prompts, found.completions) == (60, 120)
-    judged = [Completions(one.prompts, one.texts, [2.0 * k] * 120, [1.0 * k - j % 3 for j in range(120)])
+    judged = [Completions(one.prompts, one.texts, [2.0 * k] * 120, [1.0 * k - j // 2 % 3 for j in range(120)])
               for k, one in enumerate((theirs, ours))]  # fmt: skip
     better = probe_rollouts(judged[1], judged[0]).verdict
     assert better.text == "healthy (not measured: salad, independence of the prompt; nobody checked the judge)"
@@ -118,7 +118,9 @@ def test_a_judge_that_equals_the_reward_is_the_reward_and_may_acquit_where_that_
 
 def test_a_file_has_no_steps_and_what_is_left_out_is_counted():
     theirs = sft(2)
-    judged = [replace(one, judged=[level + j % 3 for j in range(120)]) for one, level in ((sft(1), 0.0), (theirs, 1.0))]
+    judged = [
+        replace(one, judged=[level + j // 2 % 3 for j in range(120)]) for one, level in ((sft(1), 0.0), (theirs, 1.0))
+    ]
     found = probe_rollouts(judged[0], replace(judged[1], prompts=[*theirs.prompts[:60], *map(str, range(60))]))
     assert found.verdict.text == "past the peak" and found.verdict.to_json()["peak_step"] is None
     assert (
@@ -129,8 +131,10 @@ def test_a_file_has_no_steps_and_what_is_left_out_is_counted():
         replace(one, judged=np.random.default_rng(k).normal(size=120).tolist())
         for k, one in enumerate((sft(1), theirs))
     ]
-    low, high = probe_rollouts(*coin).split_half.ci95
-    assert low < 0 < high
+    found = probe_rollouts(*coin)
+    low, high = found.split_half.ci95
+    assert low < 0 < high and found.verdict.text == "not judged"
+    assert found.verdict.reasons[0].startswith("Not judged: nobody labeled a pair, and the judge agrees with itself")
 
 
 def test_the_command_prints_probes_and_verdict(tmp_path):

@@ -172,6 +172,7 @@ def test_a_text_that_is_destroyed_needs_a_judge_that_acquits_and_a_reward_that_h
         (Standing(unfit="It contradicts the labels."), "it contradicts the labels"),
         (Standing(accuracy=Estimate(0.55, (0.5, 0.6), 400)), "the lower bound must be 0.6"),
         (Standing(own_accuracy=Estimate(0.62, (0.59, 0.65), 400)), "pairs of the policies' outputs"),
+        (Standing(split_half=Estimate(0.1, (-0.1, 0.3), 400)), "nobody labeled a pair"),
         (replace(GOOD, winnable=True), "one constant text beats SFT"),
         (replace(GOOD, independent=False), "not independent of the training reward"),
     ],
@@ -228,6 +229,13 @@ def test_the_smallest_fall_that_would_have_been_noticed_is_in_four_of_five() -> 
     assert 0.1 < noticed < 0.6
     assert 0.7 < np.mean([one.found for one in runs(float(noticed), 200)]) < 0.9
     assert fallen(rng.normal(size=(2, 60)), [0, 1], 1, 100).noticed is None, "one checkpoint has none before it"
+
+
+def test_a_judge_without_labels_agrees_with_itself_and_is_called_unchecked():
+    steady, unsteady = Estimate(0.4, (0.2, 0.6), 400), Estimate(0.1, (-0.1, 0.3), 400)
+    assert made(RISE, Standing(split_half=steady)).text == "healthy (nobody checked the judge)"
+    assert made(RISE, replace(GOOD, split_half=unsteady)).text == "healthy", "labels say more"
+    assert made(RISE, Standing(is_reward=True, verifiable=True, split_half=unsteady)).text == "healthy"
 
 
 def test_a_certain_fall_that_does_not_matter_is_healthy():
