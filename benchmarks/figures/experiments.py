@@ -171,6 +171,7 @@ EXPERIMENTS = (
         (1, 2, 3),
         beta=0.12,
         episodes=5120,
+        dpo_betas="0.06,0.12,0.24,0.36,0.48",
         data=(PROS_CONS, ("--evaluation.lexicon", "opinion_lexicon")),
     ),
     Experiment("remarks-count", (1, 2, 3), beta=0.05, data=(PROS_CONS,), studied=("runs",)),
