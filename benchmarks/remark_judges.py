@@ -22,7 +22,7 @@ from rlhf_zoo.corpora.product_remarks import lexicon
 from rlhf_zoo.corpora.remark_judge import Orientation, Steps, learn, tokens_of
 from rlhf_zoo.evaluation.judge_check import check_pairs
 from rlhf_zoo.evaluation.judges import ClassifierJudge, LexiconJudge
-from rlhf_zoo.evaluation.stats import proportion, win_rate
+from rlhf_zoo.evaluation.stats import correlation, proportion, win_rate
 from rlhf_zoo.model_files import load_tokenizer
 from rlhf_zoo.models import load_classifier
 from rlhf_zoo.record import StageRecord, read_json
@@ -49,6 +49,7 @@ def measured(run: Path = RUN) -> dict[str, Any]:
     samples = _rows(run / "eval" / "samples.jsonl")
     trivial = read_json(run / "eval" / "evaluation.json")["trivial"]["policies"]
     texts = [one["text"] for one in trivial if one["kind"] == "constant"]
+    words = _words_of(_rows(run / "data" / "preferences" / "train.jsonl"))
     sources = defaultdict(list)
     for row in own:
         first, second = sorted((row["chosen_from"], row["rejected_from"]))
@@ -62,7 +63,12 @@ def measured(run: Path = RUN) -> dict[str, Any]:
             for of, each in sorted(sources.items())
         ],
         "judges": [
-            {"name": name, **_tried(judge, pairs, margins), **_policies(judge, samples, texts)}
+            {
+                "name": name,
+                **_tried(judge, pairs, margins),
+                "words": _beside_words(judge, words, pairs["labeled"]),
+                **_policies(judge, samples, texts),
+            }
             for name, judge in _judges(learned).items()
         ],
     }
@@ -83,6 +89,29 @@ def _tried(judge: Scores, pairs: Mapping[str, Sequence[Mapping]], margins: Mappi
         assert shared.excess is not None  # the reward model errs on some pairs, and not on others
         found[name] = {"accuracy": check.accuracy.to_json(), "excess": shared.excess.to_json()}
     return found
+
+
+def _words_of(pairs: Sequence[Mapping[str, Any]]) -> Scores:
+    """A bag of words, fitted on the pairs that the reward model learned from."""
+    sides = ((row["prompt"] + row[side], label) for row in pairs for side, label in (("chosen", 1), ("rejected", 0)))
+    return ClassifierJudge.train([{"text": text, "label": label} for text, label in sides], seed=1)
+
+
+def _beside_words(judge: Scores, words: Scores, pairs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Rank correlation of both on labeled texts; how often the judge errs, in all and where the words do."""
+    prompts = [row["prompt"] for row in pairs]
+    of_judge, of_words = (
+        [np.asarray(one(prompts, [row[side] for row in pairs]), dtype=float) for side in ("chosen", "rejected")]
+        for one in (judge, words)
+    )
+    errs, words_err = (chosen <= rejected for chosen, rejected in (of_judge, of_words))
+    together = correlation(np.concatenate(of_judge), np.concatenate(of_words), prompts * 2, seed=1, ranks=True)
+    assert together is not None  # neither gives all texts the same
+    return {
+        "correlation": together.to_json(),
+        "errs": proportion(int(errs.sum()), len(errs)).to_json(),
+        "errs_where_words_err": proportion(int(errs[words_err].sum()), int(words_err.sum())).to_json(),
+    }
 
 
 def _policies(judge: Scores, samples: Sequence[Mapping[str, Any]], constants: Sequence[str]) -> dict[str, Any]:

@@ -22,6 +22,8 @@ def remark_table() -> str:
             judge["name"],
             *(estimate(judge[on]["accuracy"]) for on in ("labeled", "own")),
             *(estimate(judge[on]["excess"], sign=True) for on in ("labeled", "own")),
+            number(judge["words"]["correlation"]["value"], 2),
+            *(number(judge["words"][key]["value"], 2) for key in ("errs_where_words_err", "errs")),
             *(number(judge[policy]["value"], 2) for policy in ("constant", "ppo")),
         ]
         for judge in kept["judges"]
@@ -33,6 +35,9 @@ def remark_table() -> str:
         "right on own outputs",
         "excess, labeled",
         "excess, own outputs",
+        "rank correlation with words",
+        "errs where words err",
+        "errs",
         "best constant over SFT",
         "PPO over SFT",
     ]
@@ -44,7 +49,9 @@ def remark_table() -> str:
             table(headings, rows),
             "",
             f"{numbers[0]} held-out pairs of the reward model, and {numbers[1]} of the policies' own outputs. The "
-            "excess is by how much more the judge errs where the reward model errs. In brackets 95% intervals. "
+            "excess is by how much more the judge errs where the reward model errs. *Words* is a bag of words, "
+            "fitted on the pairs that the reward model learned from; beside it figures are on labeled pairs. In "
+            "brackets 95% intervals. "
             f"Readers: {kept['ordered_by']}, all three alike in {estimate(kept['readers_agree'])} of the pairs. They "
             f"prefer PPO to SFT in {estimate(ppo)} of {ppo['n']} pairs, a constant to SFT in {estimate(constant)} of "
             f"{constant['n']}, and a constant to PPO in {estimate(over)} of {over['n']}.",

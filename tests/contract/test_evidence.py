@@ -286,6 +286,9 @@ def test_what_was_held_against_the_first_rule_has_the_figures_of_today():
         for pairs in ("labeled", "own"):
             excess = kept[name][pairs]["excess"]
             assert form.format(excess["value"], *excess["ci95"]) in row("the judge of product-remarks"), (name, pairs)
+        found = {key: one["value"] for key, one in kept[name]["words"].items()}
+        for said in ("{correlation:.2f}", "in {errs_where_words_err:.0%} ", "{errs:.0%}"):
+            assert said.format(**found) in row("the judge of product-remarks"), (name, said)
     tiny, remarks = (objections.falls(runs(one.name("runs"))) for one in (TINY, REMARKS))
     said = row("power is unstated")
     assert len(tiny) == 10 and len(remarks) == 3
