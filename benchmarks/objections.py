@@ -1,4 +1,4 @@
-"""What was held against version 1 of the verdict, measured again under the rule of today; it takes seconds.
+"""What was held against version 1 of the verdict, measured again under the rule of today; it takes about two minutes.
 
     python benchmarks/evidence.py objections
 
