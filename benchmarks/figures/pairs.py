@@ -102,4 +102,5 @@ def parts_table(runs: Sequence[dict[str, Any]], without: Sequence[dict[str, Any]
     }
     columns = {name: of for name, of in columns.items() if of}
     rows = [[part, *(spread([one[part] for one in of], 2) for of in columns.values())] for part in (*PARTS, "utility")]
-    return table(["mean of each part of the utility", *columns], rows)
+    commands = [code(group[0]["command"]) + " and the other seeds" for group in (runs, without) if group]
+    return "\n\n".join([table(["mean of each part of the utility", *columns], rows), made(*commands)])

@@ -228,7 +228,6 @@ def test_accuracy_and_pass_at_k():
 
 
 def test_the_interval_of_a_mean_covers_with_few_prompts():
-    """Plain percentiles of 20 prompts have 0.92 where scores are normal, and 0.90 where exponential."""
     found = {(one["scores"], one["prompts"]): one["covered"] for one in objections.of_means(1000)}
     assert found["normal", 20] >= 0.935 and found["exponential", 20] >= 0.9 and min(found.values()) >= 0.9
 
