@@ -1,9 +1,10 @@
 """The metric modules of `metrics/`, loadable by `evaluate.load(path)`, and the figures that they return.
 
-`evaluate` copies a module's script into a cache and imports it there, so a script holds the module's description and
-its columns, and what it computes stands here. Errors are ValueErrors, as those of `evaluate` are.
+`evaluate.load` copies a module's script into a cache and imports it there, so a script holds the module's description
+and its columns, and what it computes stands here. Errors are ValueErrors, as those of `evaluate` are.
 """
 
+import runpy
 from collections.abc import Hashable, Sequence
 from functools import cache
 from pathlib import Path
@@ -36,15 +37,15 @@ def metric_folder(name: str) -> Path:
 
 
 def load_metric(name: str, config_name: str | None = None) -> Any:
-    """The `evaluate.Metric` of a name in METRICS, from the files that came with the package; no request is made.
+    """The `evaluate.Metric` of a name in METRICS, from the file that came with the package; no request is made.
 
-    config_name: "by_prompt" for a column of prompts. Rows are kept in memory, so that several processes need no lock.
-    Raises ZooError for a name that is none.
+    config_name: "by_prompt" for a column of prompts. Rows are kept in memory, so that several processes need no lock,
+    and no cache has a part: `evaluate.load` imports from the first cache on the path, which with several Hubs in one
+    process may be another than it copied to. Raises ZooError for a name that is none.
     """
-    folder = metric_folder(name)
-    import evaluate
-
-    return evaluate.load(str(folder), config_name=config_name, keep_in_memory=True)
+    script = runpy.run_path(str(metric_folder(name) / f"{name}.py"))
+    kind = "".join(part.capitalize() for part in name.split("_"))
+    return script[kind](config_name=config_name, keep_in_memory=True)
 
 
 @cache

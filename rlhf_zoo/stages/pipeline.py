@@ -110,6 +110,7 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
     """
     check(context)
     claim(context, publisher)
+    processes.wait()  # until none reads what --restart takes away
     if context.restart:
         _forget(context)
     processes.wait()

@@ -5,6 +5,7 @@ import json
 import math
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import evaluate
@@ -25,11 +26,8 @@ FOLDER = ROOT / "metrics"
 
 @pytest.fixture(scope="module", autouse=True)
 def _own_caches(tmp_path_factory):
-    """`evaluate` copies scripts into a cache that its configuration names at import."""
-    folder = tmp_path_factory.mktemp("evaluate")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evaluate.config.HF_MODULES_CACHE", folder / "modules")
-        patch.setattr("evaluate.config.HF_METRICS_CACHE", folder / "metrics")
+        patch.setattr("evaluate.config.HF_METRICS_CACHE", tmp_path_factory.mktemp("evaluate"))
         yield
 
 
@@ -45,6 +43,18 @@ def test_every_folder_is_a_metric():
         loaded = metrics.load_metric(name)
         assert isinstance(loaded, evaluate.Metric)
         assert (loaded.name, loaded.module_type) == (name, "metric")
+
+
+def test_another_version_in_a_cache_is_not_imported(monkeypatch, tmp_path):
+    """As of a release before, in a cache that came onto the path earlier than that of the Hub in use."""
+    old = tmp_path / "evaluate_modules" / "metrics" / "win_rate"
+    old.mkdir(parents=True)
+    for folder in (old, *old.parents[:2]):
+        (folder / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "evaluate_modules"]:
+        monkeypatch.delitem(sys.modules, name)
+    assert metrics.load_metric("win_rate").compute(predictions=[1.0], references=[0.0])["value"] == 1.0
 
 
 def test_unknown_names(monkeypatch, tmp_path):
