@@ -51,15 +51,16 @@ SIDES = {PEER: "speed.peer", "ours": "speed.ours", "floor": "speed.floor"}
 QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRL_EXPERIMENTAL_SILENCE": "1", "CI": "1"}
 # What makes an update fast, off: one at a time.
 LEVERS: list[dict[str, Any]] = [
-    {"without": "logits in chunks"}, {"without": "one pass of the head"}, {"max_tokens_per_micro_batch": 1_000_000},
-    {"optim": "adamw_torch"},
+    *({"without": lever} for lever in ("logits in chunks", "one pass of the head", "rows alike in length")),
+    {"without": "draw by blocks"}, {"max_tokens_per_micro_batch": 1_000_000}, {"optim": "adamw_torch"},
+    {"gradient_checkpointing": True}, {"max_rollout_batch_tokens": 1024}, {"num_ppo_epochs": 1},
 ]  # fmt: skip
-_OURS = ("eos", "wide", "--sides", "ours", "--rounds", "1", "--settings")
+_OURS = ("--sides", "ours", "--first", "3", "--rounds", "1", "--settings")
 #: What --all runs, in order.
 ALL: list[tuple[str, ...]] = [
     (),
-    (*_OURS, "separate bf16", "shared bf16", "--set", '{"max_tokens_per_micro_batch": 2048}'),
-    (*_OURS, "separate", "--levers"),
+    ("eos", "wide", *_OURS, "separate", "--levers"),
+    ("eos", "wide", "long", *_OURS, "separate bf16", "shared bf16", "--set", '{"max_tokens_per_micro_batch": 512}'),
     ("--profile",),
 ]
 POINTS = ("full", "eos", "wide", "long", "tiny")
@@ -71,10 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--first", type=int, default=1, metavar="N", help="the number of the first round, default 1")
     parser.add_argument("--updates", type=int, default=3, help="counted updates of a process, after one of warm-up")
     more = "also this trainer with these keys of PPOConfig, beside itself without; can be given several times"
     parser.add_argument("--set", action="append", type=json.loads, default=[], metavar="JSON", help=more)
-    parser.add_argument("--levers", action="store_true", help="the same, with each lever of an update off in turn")
+    parser.add_argument("--levers", action="store_true", help="the same, with each lever off, or on, in turn")
     parser.add_argument("--output", type=Path, help="the JSON file")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--again", action="store_true", help="measure anew what the file has")
@@ -154,7 +156,7 @@ def _begun(path: Path, given: argparse.Namespace) -> dict[str, Any]:
 
 def _turns(points: Sequence[str], given: argparse.Namespace) -> Iterator[tuple[str, str, str, dict[str, Any], int]]:
     """Side, point, setting, keys and round in the order of the clock: what is compared runs one after another."""
-    for number in range(1, given.rounds + 1):
+    for number in range(given.first, given.first + given.rounds):
         for point in points:
             for setting in given.settings:
                 for side in given.sides:

@@ -8,14 +8,37 @@ import torch
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
-from rlhf_zoo import PPOConfig, PPOTrainer, logprobs, sampling
+from rlhf_zoo import PPOConfig, PPOTrainer, draws, logprobs, sampling
+from rlhf_zoo.ppo import processes
 from rlhf_zoo.ppo import trainer as ppo_trainer
 
 from . import side
 from .points import EPOCHS, POINTS, RATE, TEMPERATURE, build_models, word_tokenizer
 
-#: What no key of the configuration switches off: the name of a lever -> the function that it is, which then says None.
-LEVERS = {"logits in chunks": (logprobs, "after_head"), "one pass of the head": (ppo_trainer, "token_loss")}
+
+def nothing(*_: Any, **__: Any) -> None:
+    """What a fast path says where it does not fit."""
+
+
+def in_order(samples: Any, rows: Any = None, *, size: int, tokens: int | None = None) -> list[Any]:
+    """`logprobs.in_batches`, of rows as they come."""
+    batches: list[Any] = []
+    for row in (torch.arange(len(samples)) if rows is None else rows.sort().values).split(1):
+        longer = torch.cat([batches[-1], row]) if batches else row
+        if batches and len(longer) <= size and (tokens is None or logprobs.tokens_of(samples, longer) <= tokens):
+            batches[-1] = longer
+        else:
+            batches.append(row)
+    return batches
+
+
+#: What no key of the configuration switches off: the name of a lever -> the functions that it is, and what stands in.
+LEVERS: dict[str, list[tuple[Any, str, Any]]] = {
+    "logits in chunks": [(logprobs, "after_head", nothing)],
+    "one pass of the head": [(ppo_trainer, "token_loss", nothing)],
+    "rows alike in length": [(module, "in_batches", in_order) for module in (logprobs, ppo_trainer, processes)],
+    "draw by blocks": [(draws, "_inverse_cdf_by_blocks", draws._inverse_cdf)],
+}
 
 
 class Follow(TrainerCallback):
@@ -73,7 +96,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = side.asked(arguments)
     point, clock = POINTS[given.point], side.Clock()
     if lever := given.set.pop("without", None):
-        setattr(*LEVERS[lever], lambda *_, **__: None)
+        for replaced in LEVERS[lever]:
+            setattr(*replaced)
     count = point.batch * (given.updates + 1)
     lengths = point.lengths(count)
     device = "cuda" if torch.cuda.is_available() else "cpu"

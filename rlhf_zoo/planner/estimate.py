@@ -14,7 +14,7 @@ from ..errors import ZooError
 from ..graphs import COLUMNS, bucket
 from ..kv_cache import ROOM
 from ..logprobs import CHUNK, CHUNK_ELSEWHERE
-from ..ppo.config import TOKENS_ON_CPU, holds_reference
+from ..ppo.config import holds_reference, usual_tokens
 from ..runs.shares import divided
 from . import memory
 from .devices import Device
@@ -165,7 +165,7 @@ class _PPO:
         self.prompts = rows * steps
         self.rows = self.prompts * keys.num_generations
         self.minibatch = math.ceil(self.rows / keys.num_mini_batches)
-        budget = keys.max_tokens_per_micro_batch or (TOKENS_ON_CPU if device.cpu else None)
+        budget = keys.max_tokens_per_micro_batch or usual_tokens(cpu=device.cpu, bf16=self.half)
         fitting = self.rows if budget is None else max(budget // self.length, 1)
         self.micro = min(self.minibatch, fitting, self.minibatch if keys.max_tokens_per_micro_batch else rows)
         self.read = min(self.rows, keys.local_rollout_forward_batch_size, fitting)

@@ -13,8 +13,8 @@ from ..rewards.model import REWARD_OUTPUTS
 from ..tokenizer import stop_ids
 from ..truncation import Truncation
 
-# More at a time make a CPU no faster, and cost memory.
-TOKENS_ON_CPU = 512
+# More at a time make a CPU no faster, and cost memory; but each pass in bf16 casts all weights (docs/performance.md).
+TOKENS_ON_CPU, BF16_TOKENS_ON_CPU = 512, 2048
 ONE_OF = {
     "kl_in": ("reward", "loss"),
     "action_level": ("token", "sequence"),
@@ -225,8 +225,8 @@ class PPOConfig(TrainingArguments):
         default=None,
         metadata={
             "help": "Tokens of a forward pass, padding included, rows alike in length; in the update instead of "
-            "per_device_train_batch_size rows, elsewhere beside the rows. None: 512 beside the rows on a CPU, the rows "
-            "alone on a GPU."
+            "per_device_train_batch_size rows, elsewhere beside the rows. None: beside the rows 512 on a CPU and 2048 "
+            "in bf16 there, the rows alone on a GPU."
         },
     )
     fsdp2: bool = field(
@@ -300,7 +300,7 @@ class PPOConfig(TrainingArguments):
     @property
     def tokens_at_once(self) -> int | None:
         """The most tokens of a forward pass, padding included; None where only rows are counted."""
-        return self.max_tokens_per_micro_batch or (TOKENS_ON_CPU if self.device.type == "cpu" else None)
+        return self.max_tokens_per_micro_batch or usual_tokens(cpu=self.device.type == "cpu", bf16=bool(self.bf16))
 
     @property
     def episodes_per_update(self) -> int:
@@ -385,6 +385,11 @@ def _check_engine(args: Any) -> None:
     of_colocated = {"vllm_gpu_memory_utilization", "vllm_enable_sleep_mode"}.intersection(given)
     if args.vllm_mode == "server" and of_colocated:
         raise ZooError(f"{min(of_colocated)} is of a colocated vLLM, and vllm_mode is 'server': give it to the server.")
+
+
+def usual_tokens(*, cpu: bool, bf16: bool) -> int | None:
+    """The most tokens of a forward pass where a run gives no number: none on a GPU."""
+    return (BF16_TOKENS_ON_CPU if bf16 else TOKENS_ON_CPU) if cpu else None
 
 
 def holds_reference(args: Any, *, given: bool) -> bool:

@@ -18,7 +18,8 @@ TINY = points.POINTS["tiny"]
 
 @pytest.fixture(autouse=True)
 def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    for patched in ((sampling, "uniforms"), *ours.LEVERS.values()):
+    levers = [(module, name) for lever in ours.LEVERS.values() for module, name, _ in lever]
+    for patched in ((sampling, "uniforms"), *levers):
         monkeypatch.setattr(*patched, getattr(*patched))
 
 
@@ -43,8 +44,8 @@ def test_a_trainer_without_a_lever_does_the_same_work(keys: dict[str, Any], caps
     ours.main(["tiny", "--updates", "1", "--set", json.dumps(keys)])
     (update,) = json.loads(capsys.readouterr().out.splitlines()[-1])["updates"]
     assert update["tokens"] == sum(min(each, TINY.response) for each in TINY.lengths(2 * TINY.batch)[TINY.batch :])
-    if "without" in keys:
-        assert getattr(*ours.LEVERS[keys["without"]])() is None
+    for module, name, instead in ours.LEVERS.get(keys.get("without", ""), ()):
+        assert getattr(module, name) is instead
 
 
 def test_the_floor_computes_what_the_models_do() -> None:
@@ -158,5 +159,5 @@ def test_all_is_measured_into_one_file(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(bench, "_profiled", lambda *of: {"load": 0.0, "kinds": {"elementwise": 1.0}})
     monkeypatch.setattr(bench, "draw", lambda *of: None)
     assert bench.main(["--all", "--output", str(path)]) == 0
-    assert asked == [(path, 0), (path, 1), (path, 4)]
+    assert asked == [(path, 0), (path, len(bench.LEVERS)), (path, 1)]
     assert len(json.loads(path.read_text())["profiles"]) == 4 * 4 * 2
