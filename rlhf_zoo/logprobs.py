@@ -7,6 +7,7 @@ but where a loss is given, in which each token stands alone, what it needs of th
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -50,21 +51,40 @@ class Spoken(NamedTuple):
     loss: Tensor | None = None
 
 
-def in_batches(samples: Samples, rows: Tensor | None = None, *, size: int, tokens: int | None = None) -> list[Tensor]:
+def in_batches(
+    samples: Samples, rows: Tensor | None = None, *, size: int, tokens: int | None = None, even: bool = False
+) -> list[Tensor]:
     """Splits `rows`, by default all, into batches of at most `size`, alike in length: less padding is computed.
 
-    tokens: the most that a batch may have, its padding included; a row that has more is alone.
+    tokens: the most that a batch may have, its padding included; a row that has more is alone. even: of the fewest
+    batches those with the least padding, instead of batches each as full as can be from the shortest row on.
     """
     if rows is None:
         rows = torch.arange(len(samples), device=samples.mask.device)
     lengths = (samples.prompt_mask[rows].sum(1) + samples.mask[rows].sum(1)).tolist()
+    order = sorted(range(len(lengths)), key=lengths.__getitem__)
+    if even and tokens is not None:
+        bounds = _even([lengths[row] for row in order], size=size, tokens=tokens)
+        return [rows[order[begin:end]] for begin, end in pairwise(bounds)]
     batches: list[list[int]] = []
-    for row in sorted(range(len(lengths)), key=lengths.__getitem__):  # the longest so far
+    for row in order:  # the longest so far
         full = not batches or len(batches[-1]) == size
         if full or (tokens is not None and (len(batches[-1]) + 1) * lengths[row] > tokens):
             batches.append([])
         batches[-1].append(row)
     return [rows[batch] for batch in batches]
+
+
+def _even(lengths: Sequence[int], *, size: int, tokens: int) -> list[int]:
+    """Where to cut rows of rising lengths, 0 and their number included, for the fewest batches and then padding."""
+    best = [(0, 0, 0)]  # of the first rows: batches, tokens in them, and where the last batch begins
+    for end, longest in enumerate(lengths, start=1):
+        begins = range(max(end - min(size, max(tokens // longest, 1)), 0), end)
+        best.append(min((best[begin][0] + 1, best[begin][1] + (end - begin) * longest, begin) for begin in begins))
+    bounds = [len(lengths)]
+    while bounds[-1]:
+        bounds.append(best[bounds[-1]][2])
+    return bounds[::-1]
 
 
 def tokens_of(samples: Samples, rows: Tensor) -> int:

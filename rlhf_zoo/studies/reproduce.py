@@ -298,7 +298,7 @@ def _notes(published: Published) -> list[str]:
     kinds = {
         published.stage: True,
         "critic shared": own.get("critic") == "shared",
-        "bf16 on a CPU": own.get("bf16") and own.get("use_cpu") and not own.get("max_tokens_per_micro_batch"),
+        "passes of other sizes": own.get("max_tokens_per_micro_batch") or (own.get("bf16") and own.get("use_cpu")),
     }
     since = [version for kind, version in SAME_BITS_SINCE.items() if kinds.get(kind)]
     if since and sampler not in map(str, range(max(since), SAMPLER + 1)):

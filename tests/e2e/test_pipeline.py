@@ -1,6 +1,7 @@
 """A whole recipe through the command line: what it leaves on the disk and on the Hub, and that nothing stops it."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -151,6 +152,7 @@ def test_summary_is_the_contracts_and_what_json_prints(base):
 def test_what_a_run_says(base):
     said = (base.folder / "stderr").read_text()
     assert "Hub: the embedded Hub (no --hub" in said and "Publishing to local/tiny-world-*" in said
+    assert re.search(r"^Plan for cpu \(.* GiB\): sft [\d.]+, reward [\d.]+, ppo [\d.]+ GiB, about ", said, re.MULTILINE)
     assert "came back from the Hub" not in said and "weights equal by sha256" in said
     for noise in ("Warning", "warn(", "Traceback", "Generating train split"):
         assert noise not in said
@@ -231,6 +233,7 @@ def test_running_it_again_changes_nothing_and_other_settings_are_refused(base):
     # How it is evaluated later does not touch what was trained.
     done = base.zoo(*base.command("ppo", "--evaluation.lexicon", "none"))
     assert done.returncode == 0 and "ppo was finished before in run" in done.stdout
+    assert re.search(r"^Plan for cpu \(.* GiB\): ppo [\d.]+ GiB, about ", done.stderr, re.MULTILINE)
     assert (tree(base.path), tree(base.root)) == before
 
 

@@ -1,11 +1,14 @@
 """Chunked log-probabilities equal the plain ones, values and gradients, whatever a model makes of its head's output."""
 
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 import torch
 from families import tiny_model
+from hypothesis import strategies as st
 from miniatures import FAMILIES, load
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -166,6 +169,27 @@ def test_batches_are_alike_in_length_and_within_their_tokens() -> None:
             assert tokens is None or len(rows) == 1 or tokens_of(samples, rows) <= tokens
     assert len(in_batches(samples, size=64, tokens=36)) < 12
     assert in_batches(samples, torch.tensor([5, 1]), size=1)[0].tolist() == [1]
+
+
+@hypothesis.given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(1, 4), st.integers(1, 24))
+def test_even_batches_are_few_and_have_the_least_padding(lengths: list[int], size: int, tokens: int) -> None:
+    """Of all ways to cut rows of rising lengths."""
+
+    def cost(batches: list[list[int]]) -> tuple[int, int]:
+        return len(batches), sum(len(one) * max(one) for one in batches)
+
+    mask = torch.arange(9) < torch.tensor(lengths).unsqueeze(1)
+    samples = Samples(mask.long()[:, :1], mask[:, :1], mask.long()[:, 1:], mask[:, 1:], mask[:, 1:].float(), mask[:, 0])
+    batches = in_batches(samples, size=size, tokens=tokens, even=True)
+    assert sorted(torch.cat(batches).tolist()) == list(range(len(lengths)))
+    found = [[lengths[row] for row in batch.tolist()] for batch in batches]
+    ordered, ways = sorted(lengths), []
+    for cuts in product([False, True], repeat=len(lengths) - 1):
+        bounds = [0, *(place for place, cut in enumerate(cuts, start=1) if cut), len(lengths)]
+        way = [ordered[begin:end] for begin, end in pairwise(bounds)]
+        if all(len(one) == 1 or (len(one) <= size and len(one) * max(one) <= tokens) for one in way):
+            ways.append(cost(way))
+    assert cost(found) == min(ways)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -20,7 +20,7 @@ from rlhf_zoo.studies.reproduce import _notes
         ("ppo", {"critic": "shared"}, {"sampler": str(SAMPLER)}, None),
         ("ppo", {"bf16": True}, {"sampler": "4"}, None),
         ("ppo", {"critic": "shared", "bf16": True, "use_cpu": True}, {"sampler": "4"}, "4"),
-        ("ppo", {"bf16": True, "use_cpu": True, "max_tokens_per_micro_batch": 64}, {"sampler": "4"}, None),
+        ("ppo", {"max_tokens_per_micro_batch": 64}, {"sampler": "4"}, "4"),
         ("ppo", {}, {"sampler": str(SAMPLER + 1)}, str(SAMPLER + 1)),
         ("reward", {}, {"sampler": "1"}, "1"),
         ("reward", {}, {"sampler": "2"}, None),
