@@ -49,6 +49,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{part: partial(setting_table, part, [one for one in EXPERIMENTS if part in one.parts]) for part in SETTINGS},
     PLAN: plan_table,
     "speed": lambda: report.page(report.newest()),
+    "speed-aims": lambda: report.aims_table(report.newest()),
     "speed-keys": lambda: report.key_table(report.newest()),
     "speed-phases": lambda: report.phase_table(report.newest()),
     "speed-profile": lambda: report.profile_table(report.newest()),

@@ -3,7 +3,7 @@
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,15 @@ SETTINGS = {
     "shared bf16": ("--shared", "--bf16"),
 }
 PHASES = ("rollout", "reference", "values", "reward", "update")
+#: What was aimed at: a heading, the setting, beside whom, and the figure for each point.
+FAST, NEAR = {"full": 2.8, "eos": 3.5, "wide": 6.0, "long": 3.5}, {"full": 1.15, "eos": 1.15, "long": 1.15}
+AIMS: list[tuple[str, str, str, Mapping[str, float]]] = [
+    ("faster than TRL, same algorithm", "separate", PEER, {"full": 1.4, "eos": 1.9, "wide": 3.0, "long": 2.1}),
+    ("faster than TRL, bf16 alone", "separate bf16", PEER, FAST),
+    ("faster than TRL, shared trunk and bf16", "shared bf16", PEER, FAST),
+    *((f"seconds by the floor's, {setting}", setting, "floor", NEAR) for setting in SETTINGS),
+]
+MEMORY = {"full": 0.5, "eos": 0.5, "wide": 0.4, "long": 0.4}
 QUIET = 0.3  # cores that others use while a process runs, above which its seconds are not to be trusted
 BUSY = 0.7  # of its threads' time that a process computes, below which it was waiting for cores
 NOTHING = "Nothing was measured yet: `make bench` does."
@@ -63,14 +72,14 @@ def seconds(part: Report) -> float:
     return statistics.median(update["seconds"] for update in part["updates"])
 
 
-def ratio(over: Mapping[int, Report], under: Mapping[int, Report]) -> float | None:
-    """The median over rounds of the ratio of seconds within each round; None where no round has both."""
+def ratios(over: Mapping[int, Report], under: Mapping[int, Report]) -> list[float]:
+    """The ratio of seconds within each round that has both."""
     both = sorted(over.keys() & under.keys())
     for number in both:
         tokens = [[update["tokens"] for update in one[number]["updates"]] for one in (over, under)]
         if tokens[0] != tokens[1]:
             raise SystemExit(f"Round {number} compares unequal work: {tokens[0]} and {tokens[1]} tokens.")
-    return statistics.median(seconds(over[number]) / seconds(under[number]) for number in both) if both else None
+    return [seconds(over[number]) / seconds(under[number]) for number in both]
 
 
 def table(report: Report) -> str:
@@ -85,8 +94,8 @@ def table(report: Report) -> str:
         other = point, PEER, "separate"
         peer, here, floor = (timed.get(key, {}) for key in (other, (point, side, setting), (point, "floor", setting)))
         rows.append([
-            point, setting, _middle(peer), _middle(here), _times(ratio(peer, here)), _middle(floor),
-            _times(ratio(here, floor)), f"{_mib(rounds, 'peak'):,.0f}",
+            point, setting, _middle(peer), _middle(here), _times(ratios(peer, here)), _middle(floor),
+            _times(ratios(here, floor)), f"{_mib(rounds, 'peak'):,.0f}",
             f"{_mib(rounds):,.0f}", _share(rounds, parts.get(other, {})),
         ])  # fmt: skip
     headings = [
@@ -102,6 +111,39 @@ def table(report: Report) -> str:
         f"/ {PEER}",
     ]
     return f"{text.table(headings, rows)}\n\n{_under(report)}"
+
+
+def aims_table(report: Report) -> str:
+    """What was aimed at and what was seen, in bold where it is reached, with the range over rounds."""
+    parts, timed = parts_of(report), quiet(report)
+    points = [point for point in MEMORY if (point, "ours", "separate") in parts]
+    rows = []
+    for heading, setting, beside, aims in AIMS:
+        cells = []
+        for point in points:
+            here, floor = (timed.get((point, side, setting), {}) for side in ("ours", "floor"))
+            peer = timed.get((point, PEER, "separate"), {})
+            seen = ratios(peer, here) if beside == PEER else ratios(here, floor)
+            more = ""
+            if beside == PEER and (best := ratios(peer, floor)):
+                more = f"; the floor {statistics.median(best):.2f}"
+            cells.append(_aim(aims.get(point), seen, more, least=beside == PEER))
+        rows.append([heading, *cells])
+    kept = [[_mib(parts[point, "ours", "separate"]) / _mib(parts[point, PEER, "separate"])]
+            if (point, PEER, "separate") in parts else [] for point in points]  # fmt: skip
+    cells = [_aim(MEMORY[point], share, "", least=False) for point, share in zip(points, kept, strict=True)]
+    rows.append(["net memory by TRL's, same algorithm", *cells])
+    return text.table(["aim", *points], rows) if points else NOTHING
+
+
+def _aim(aim: float | None, seen: Sequence[float], more: str, *, least: bool) -> str:
+    if not seen:
+        return "–"
+    middle = statistics.median(seen)
+    reached = aim is not None and (middle >= aim if least else middle <= aim)
+    spread = f" ({min(seen):.2f} to {max(seen):.2f})" if len(seen) > 1 else ""
+    sign = "" if aim is None else f"{'≥' if least else '≤'} {aim:g}: "
+    return f"{sign}{'**' * reached}{middle:.2f}{'**' * reached}{spread}{more}"
 
 
 def page(report: Report) -> str:
@@ -121,7 +163,7 @@ def key_table(report: Report) -> str:
     for (point, side, setting), rounds in parts.items():
         plain, _, keys = setting.partition(", ")
         if keys and (without := parts.get((point, side, plain))):
-            faster = _times(ratio(timed[point, side, plain], timed[point, side, setting]))
+            faster = _times(ratios(timed[point, side, plain], timed[point, side, setting]))
             peer = _share(rounds, parts.get((point, PEER, "separate"), {}))
             rows.append([point, plain, text.code(keys), faster, f"{_mib(rounds):,.0f}", _share(rounds, without), peer])
     return (
@@ -198,8 +240,8 @@ def _mib(rounds: Mapping[int, Report], which: str = "net") -> float:
     return statistics.median(part[f"{which}_mib"] for part in rounds.values())
 
 
-def _times(value: float | None) -> str:
-    return "–" if value is None else f"{value:.2f} ×"
+def _times(seen: Sequence[float]) -> str:
+    return f"{statistics.median(seen):.2f} ×" if seen else "–"
 
 
 def _share(rounds: Mapping[int, Report], peer: Mapping[int, Report]) -> str:
