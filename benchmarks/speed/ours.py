@@ -20,7 +20,7 @@ def nothing(*_: Any, **__: Any) -> None:
     """What a fast path says where it does not fit."""
 
 
-def in_order(samples: Any, rows: Any = None, *, size: int, tokens: int | None = None) -> list[Any]:
+def in_order(samples: Any, rows: Any = None, *, size: int, tokens: int | None = None, **_: Any) -> list[Any]:
     """`logprobs.in_batches`, of rows as they come."""
     batches: list[Any] = []
     for row in (torch.arange(len(samples)) if rows is None else rows.sort().values).split(1):
