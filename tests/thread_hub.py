@@ -53,11 +53,11 @@ class ThreadHub(Hub):
 @pytest.fixture
 def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands in this process find a Hub that does not answer."""
-    from rlhf_zoo.commands import common
-    from rlhf_zoo.hub.connect import Hub as Connected
+    from rlhf_zoo.hub import connect
 
-    hub = Connected("other", "http://127.0.0.1:9", "a test")
-    monkeypatch.setattr(common, "settle_hub", lambda *_, **__: contextlib.nullcontext(hub))
+    hub = connect.Hub("other", "http://127.0.0.1:9", "a test")
+    # Not of a module that commands import names from: what they import under the patch they keep.
+    monkeypatch.setattr(connect, "connect", lambda *_: contextlib.nullcontext(hub))
 
 
 @pytest.fixture
