@@ -271,7 +271,7 @@ def run_context(
                 os.environ[name] = value
         quiet_hub()
         point_clients()
-        yield replace(context, restart=False, publish=False), None
+        yield replace(context, publish=False), None
         return
     before = dict(os.environ)
     found, directory = settle_run(recipe, output_dir=output_dir, namespace=namespace)

@@ -211,7 +211,7 @@ def data_source(context: RunContext, *, again: bool = False) -> DataSource:
     given.
     """
     with processes.first_alone():
-        return _data_source(context, again=again)
+        return _data_source(context, again=again and processes.first())
 
 
 def _data_source(context: RunContext, *, again: bool) -> DataSource:

@@ -69,7 +69,7 @@ def _foresee(context: RunContext) -> None:
 def check(context: RunContext) -> None:
     """Raises ZooError for what can be seen to be wrong before anything trains, in what comes last too."""
     quiet()
-    if processes.first():  # which alone knows of --restart
+    if processes.first():  # which alone brings lost files back
         for stage in context.recipe.stages:
             _check_begun(context, stage)
     processes.wait()
@@ -111,7 +111,7 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
     check(context)
     claim(context, publisher)
     processes.wait()  # until none reads what --restart takes away
-    if context.restart:
+    if context.restart and processes.first():
         _forget(context)
     processes.wait()
     evaluates = "ppo" in context.recipe.stages

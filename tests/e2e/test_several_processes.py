@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import miniatures
 import pytest
 import schemas
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from zoo_process import COMMAND, environment, errors, free_port, hubs_over, loopback, together, zoo
 
 from rlhf_zoo.record import StageRecord, timeless
@@ -175,6 +176,18 @@ def test_a_run_begins_again_with_other_keys(recipe: Path, runs: tuple[Path, Path
     assert codes == [0, 0], said
     before, after = (StageRecord(run / "sft").read()["fingerprint"] for run in (runs[1], tmp_path / "run"))
     assert before != after
+
+
+@pytest.mark.full
+@pytest.mark.timeout(300)
+def test_a_stage_begins_again_with_another_base_in_all_processes(recipe: Path, tmp_path: Path) -> None:
+    base = miniatures.save("Qwen3", tmp_path / "base")
+    asked = ("sft", recipe, "--output_dir", tmp_path / "run", "--hub", NOWHERE, "--model_name_or_path", base)
+    for more in ((), ("--restart",)):
+        codes, said = in_two(*asked, "--max_steps", "1", *more, home=tmp_path / "home")
+        assert codes == [0, 0], said
+        weights = base / "model.safetensors"
+        save_file({name: value * 2 for name, value in load_file(weights).items()}, weights, metadata={"format": "pt"})
 
 
 @pytest.mark.full

@@ -8,7 +8,7 @@ from typing import Any
 import bench
 import pytest
 import torch
-from speed import floor, ours, points, report, side
+from speed import floor, ours, padding, points, report, side
 
 from rlhf_zoo import sampling
 from rlhf_zoo.functional import selected_logprobs
@@ -84,6 +84,12 @@ def test_the_floor_learns_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
         learned.append(torch.cat([each.detach().flatten() for part in one.parts for each in part]))
     assert len(floor.Packed.parts(prompts, prompts)) > 1 and not torch.equal(*learned)
     torch.testing.assert_close(*learned, atol=1e-5, rtol=1e-4)
+
+
+def test_padding_is_a_share_and_the_least_where_batches_are_even() -> None:
+    plain, even = (padding.padding(TINY, tokens=40, even=even) for even in (False, True))
+    assert 0 < even <= plain < 1
+    assert padding.padding(TINY, tokens=1, even=True) == 0, "a row of its own has none"
 
 
 def test_gae_end_to_end_is_that_of_each_row() -> None:
