@@ -218,10 +218,10 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
     context, tokenizer = model.context or MOST_TOKENS, model.tokenizer
     ppo = readings["ppo"]
     lengths = sorted(len(_ids(row, tokenizer, conversational)) for row in ppo.rows)
-    texts = sorted(_text_length(text, tokenizer) for text in _texts(readings, conversational))
-    usual, longest = lengths[int(0.95 * (len(lengths) - 1))], texts[int(0.95 * (len(texts) - 1))]
+    texts, answers = _lengths(readings, tokenizer, conversational)
+    usual, longest = _usual(lengths), _usual(texts)
     prompt = min(_up(usual), context - max(8, context // 8))
-    response = min(MOST_RESPONSE, context - prompt)
+    response = min(MOST_RESPONSE, context - prompt, _up(2 * _usual(answers)) if answers else MOST_RESPONSE)
     if lengths[0] > prompt:
         raise ZooError(
             f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, and {model.name} reads {context}, of "
@@ -241,7 +241,8 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
         "max_length", min(context, MOST_TOKENS, max(16, _up(longest))), f"95 of 100 texts have at most {longest} tokens"
     )
     said("max_prompt_length", prompt, f"95 of 100 of {len(lengths)} prompts have at most {usual} tokens")
-    said("response_length", response, f"at most {MOST_RESPONSE}, and what prompts leave of the context")
+    known = f"95 of 100 answers have at most {_usual(answers)} tokens: twice that; " if answers else ""
+    said("response_length", response, f"{known}at most {MOST_RESPONSE}, and what prompts leave of the context")
     if test := ppo.keys["dataset_test_split"]:
         [there] = [part.splits[test] for part in ppo.data.parts if part.configuration == ppo.keys["dataset_config"]]
         asked = min(asked, there)
@@ -264,6 +265,11 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
     }  # fmt: skip
 
 
+def _usual(lengths: Sequence[int]) -> int:
+    """What 95 of 100 stay below. lengths: rising."""
+    return lengths[int(0.95 * (len(lengths) - 1))]
+
+
 def _up(length: int) -> int:
     """The next multiple of 32, so that a longer row of those that nobody looked at is not left out by a token."""
     return -(-length // 32) * 32
@@ -273,18 +279,26 @@ def _ids(row: Mapping[str, Any], tokenizer: Any, conversational: bool) -> list[i
     return prompt_ids((as_turns(row) if conversational else row)["prompt"], tokenizer)
 
 
-def _texts(readings: Mapping[str, Reading], conversational: bool) -> Iterator[Any]:
-    """The whole texts or conversations that SFT and the reward model read."""
+def _lengths(readings: Mapping[str, Reading], tokenizer: Any, conversational: bool) -> tuple[list[int], list[int]]:
+    """Tokens, rising, of the whole texts that SFT and the reward model read, and of those answers that stand apart."""
+    texts, answers = [], []
+    for prompt, text in _texts(readings, conversational):
+        texts.append(len(reading_ids(text, tokenizer, ended=True)))
+        if prompt is not None:
+            answers.append(max(texts[-1] - len(prompt_ids(prompt, tokenizer)), 1))
+    return sorted(texts), sorted(answers)
+
+
+def _texts(readings: Mapping[str, Reading], conversational: bool) -> Iterator[tuple[Any, Any]]:
+    """The same texts or conversations, each with its prompt, or with None where that does not stand apart."""
     for row in readings["sft"].rows:
-        yield sft_text({**row, **as_turns(row)} if conversational else row, "text")
+        shaped = {**row, **as_turns(row)} if conversational else row
+        prompt = shaped["messages"][:-1] if "messages" in shaped else shaped.get("prompt")
+        yield prompt if "messages" in shaped or "completion" in shaped else None, sft_text(shaped, "text")
     for row in readings["reward"].rows if "reward" in readings else ():
         turns = as_turns(row) if conversational else row
         for side in ("chosen", "rejected"):
-            yield whole(turns["prompt"], turns[side])
-
-
-def _text_length(text: Any, tokenizer: Any) -> int:
-    return len(reading_ids(text, tokenizer, ended=True))
+            yield turns["prompt"], whole(turns["prompt"], turns[side])
 
 
 def _fitting(about: dict[str, Any], model: ModelFacts, wish: Wish, said: _Said) -> tuple[dict[str, str], Plan]:

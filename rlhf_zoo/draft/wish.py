@@ -43,6 +43,13 @@ class Wish:
     def __post_init__(self) -> None:
         # As --judge takes them.
         object.__setattr__(self, "rewards", tuple(name.removeprefix("reward:") for name in self.rewards))
+        functions = self.functions
+        rewards = tuple(name if name in functions else _lasting(name) for name in self.rewards)
+        object.__setattr__(self, "rewards", rewards)
+        for name in ("model", "preferences", "prompts", "texts"):
+            object.__setattr__(self, name, _lasting(getattr(self, name)))
+        if self.judge is not None and self.judge.startswith("reward:"):
+            object.__setattr__(self, "judge", f"reward:{_lasting(self.judge.removeprefix('reward:'))}")
 
     def check(self) -> None:
         """Raises ZooError for what no recipe can be made of; it imports nothing, so that this is said at once."""
@@ -66,3 +73,8 @@ class Wish:
             raise ZooError("Nothing says what is better: give --preferences, or --reward with --prompts.")
         if self.preferences is None and self.prompts is None:
             raise ZooError("There are no prompts to answer: give --prompts, or --preferences, whose prompts are taken.")
+
+
+def _lasting(name: str | None) -> str | None:
+    """A folder by a name that holds wherever the recipe is run from; any other name as it is."""
+    return str(Path(name).absolute()) if name is not None and Path(name).is_dir() else name

@@ -89,7 +89,8 @@ class PairCheck:
         low, high = self.accuracy.ci95
         return (
             f"The judge contradicts the labels: it scores the chosen side higher in {self.accuracy.value:.3f} "
-            f"[{low:.3f}, {high:.3f}] of {self.accuracy.n} labeled pairs; look for swapped labels in what it learned."
+            f"[{low:.3f}, {high:.3f}] of {self.accuracy.n} labeled pairs; look for swapped labels, or too few "
+            "steps, in what it learned."
         )
 
     def to_json(self) -> dict[str, Any]:

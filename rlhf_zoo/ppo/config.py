@@ -13,8 +13,7 @@ from ..rewards.model import REWARD_OUTPUTS
 from ..tokenizer import stop_ids
 from ..truncation import Truncation
 
-# More at a time cost memory. Each pass in bf16 casts all weights; in float32 1,024 would be faster, with all sums in
-# another order than published runs have (docs/performance.md).
+# More at a time cost memory. Each pass in bf16 casts all weights (docs/performance.md).
 TOKENS_ON_CPU, BF16_TOKENS_ON_CPU = 512, 2048
 ONE_OF = {
     "kl_in": ("reward", "loss"),

@@ -1,9 +1,9 @@
 """`rlhf-zoo new`: a recipe for any model and data of public forms, which is valid before anybody edits it."""
 
-import importlib.util
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -115,8 +115,28 @@ def test_the_label_of_a_reward_model_is_guessed_and_said(capsys: pytest.CaptureF
     assert re.search(r"reward_label: good \(GUESSED: the last of bad, good", capsys.readouterr().out)
     assert recipe()["ppo"]["reward_label"] == "good"
     zoo("recipes", "validate", "mine")
-    with pytest.raises(ZooError, match="The judge reward:two has 2 outputs, and a judge has one: name another model"):
+    with pytest.raises(ZooError, match=r"The judge reward:\S+/two has 2 outputs, and a judge has one: name"):
         zoo("new", "other", *words, "--judge", "reward:two")
+
+
+def test_a_recipe_runs_from_another_folder_than_it_was_written_in(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
+    on_disk("GPT-2", "trl-lib/tldr-preference")
+    zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/tldr-preference", "--judge", "rule:length")
+    keys = recipe()
+    assert Wish("base", judge="reward:base").judge == f"reward:{place / 'base'}"
+    (place / "elsewhere").mkdir()
+    monkeypatch.chdir(place / "elsewhere")
+    for name in (keys["sft"]["model_name_or_path"], keys["recipe"]["dataset_name"]):
+        assert Path(name).is_dir()
+
+
+def test_answers_may_be_twice_as_long_as_those_of_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+    miniatures.save("GPT-2", Path("base"))
+    for words, most in ((1, 32), (5, 64), (40, 96)):  # of 128 tokens that the model reads
+        rows = [{"prompt": f"what is {row}?", "chosen": " yes" * words, "rejected": " no"} for row in range(24)]
+        schemas.write_data(Path(f"pairs{words}"), rows)
+        zoo("new", f"mine{words}", "--model", "base", "--preferences", f"pairs{words}", "--judge", "rule:length")
+        assert recipe(f"mine{words}")["ppo"]["response_length"] == most, capsys.readouterr().out
 
 
 def test_columns_of_any_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,9 +201,10 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
 ) -> None:
     on_disk("Qwen3-Base", "trl-lib/tldr")
     monkeypatch.setattr("rlhf_zoo.draft.recipe.best_device", lambda: torch.device("cuda"))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name, find=importlib.util.find_spec: find(name) or name)
+    there = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: name))
+    monkeypatch.setattr("rlhf_zoo.draft.recipe.importlib", there)
     needed = {}
-    for gib in (1, 0.0001):
+    for gib in (1, 0.00005):
         made = draft(Wish("base", prompts="trl-lib/tldr", rewards=["length"], gib=gib), title="mine")
         needed[gib] = {name: yaml.safe_load(text) for name, text in made.files.items()}
         assert needed[gib]["recipe.yaml"]["evaluation"]["judge"] == "rule:length"
@@ -192,9 +213,9 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
         assert "# what is rewarded" in made.files["ppo.yaml"] and "added to" not in made.files["ppo.yaml"]
     assert not {"use_peft", "dtype", "optim"} & needed[1]["ppo.yaml"].keys()
     for stage in ("sft", "ppo"):
-        keys = needed[0.0001][f"{stage}.yaml"]
+        keys = needed[0.00005][f"{stage}.yaml"]
         assert (keys["use_peft"], keys["dtype"], keys["optim"], keys["bf16"]) == (True, "bfloat16", "adamw_8bit", None)
-    sizes = needed[0.0001]["ppo.yaml"]
+    sizes = needed[0.00005]["ppo.yaml"]
     assert sizes["max_rollout_batch_tokens"] == sizes["max_prompt_length"] + sizes["response_length"]
     assert "max_rollout_batch_tokens" not in needed[1]["ppo.yaml"]
 
@@ -207,7 +228,7 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
             "has the columns prompt, completion, and preferences have the columns chosen",
         ),
         (["--preferences", "asked"], "has the columns prompt, and preferences have the columns chosen and rejected"),
-        (["--preferences", "trl-lib/ultrafeedback_binarized"], "are conversations, and base has no chat template"),
+        (["--preferences", "trl-lib/ultrafeedback_binarized"], "has no chat template: take a model"),
         (["--prompts", "trl-lib/tldr"], "Nothing says what is better: give --preferences, or --reward with --prompts."),
         (["--reward", "numeric_match"], "There are no prompts to answer: give --prompts"),
         (["--prompts", "trl-lib/tldr", "--reward", "numeric_mach"], "no model's name, did you mean 'numeric_match'?"),

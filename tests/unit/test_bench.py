@@ -8,7 +8,7 @@ from typing import Any
 import bench
 import pytest
 import torch
-from speed import floor, ours, padding, points, report, side
+from speed import floor, ours, padding, passes, points, report, side
 
 from rlhf_zoo import sampling
 from rlhf_zoo.functional import selected_logprobs
@@ -172,3 +172,10 @@ def test_all_is_measured_into_one_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert bench.main(["--all", "--output", str(path)]) == 0
     assert asked == [(path, 0), (path, len(bench.LEVERS)), (path, 1)]
     assert len(json.loads(path.read_text())["profiles"]) == 4 * 4 * 2
+
+
+def test_passes_of_each_size_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
+    passes.main(["tiny", "12", "1,3", "--bf16"])
+    rows = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [(int(row[1]), int(row[2])) for row in rows] == [(1, 12), (3, 36)]
+    assert all(float(row[3]) > 0 for row in rows)
