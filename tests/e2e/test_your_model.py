@@ -52,7 +52,7 @@ def test_the_page_from_start_to_end(place: tuple[Path, dict[str, str]]) -> None:
             run(command, place)
     folder = place[0]
     found = json.loads((folder / "runs/my-model/eval/evaluation.json").read_text())
-    assert found["judge"]["name"] == f"reward:{JUDGE}" and not found["judge"]["is_training_reward"]
+    assert found["judge"]["name"] == f"reward:{folder / JUDGE}" and not found["judge"]["is_training_reward"]
     ppo = json.loads((folder / "runs/my-model/ppo/run.json").read_text())
     assert ppo["status"] == "finished" and {"best", "step-000003"} <= ppo["repo"]["tags"].keys()
     assert "bfloat16" in (folder / "runs/my-model/ppo/README.md").read_text()
