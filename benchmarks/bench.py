@@ -52,7 +52,8 @@ QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRL_EXPERIMENT
 # What makes an update fast, off: one at a time.
 LEVERS: list[dict[str, Any]] = [
     *({"without": lever} for lever in ("logits in chunks", "one pass of the head", "rows alike in length")),
-    {"without": "draw by blocks"}, {"max_tokens_per_micro_batch": 1_000_000}, {"optim": "adamw_torch"},
+    {"without": "real tokens as padding"}, {"without": "draw by blocks"},
+    {"max_tokens_per_micro_batch": 1_000_000}, {"optim": "adamw_torch"},
     {"gradient_checkpointing": True}, {"max_rollout_batch_tokens": 1024}, {"num_ppo_epochs": 1},
 ]  # fmt: skip
 _OURS = ("--sides", "ours", "--first", "3", "--rounds", "1", "--settings")

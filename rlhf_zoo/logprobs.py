@@ -17,12 +17,10 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from .decoding import positions_of, watched
+from .decoding import filled, positions_of, watched
 from .functional import entropy, selected_logprobs
 from .sampling import Samples, Vocabulary, scaled, takes
 
-# What a pass costs besides its tokens, as a share of the most that it may have (benchmarks/speed/passes.py).
-PASS = 0.1
 # Numbers in a chunk of logits: on a CPU what its caches hold, elsewhere what keeps the device busy.
 CHUNK, CHUNK_ELSEWHERE = 2**22, 2**26
 
@@ -53,32 +51,39 @@ class Spoken(NamedTuple):
     loss: Tensor | None = None
 
 
-def in_batches(samples: Samples, rows: Tensor | None = None, *, size: int, tokens: int | None = None) -> list[Tensor]:
+def in_batches(
+    samples: Samples, rows: Tensor | None = None, *, size: int, tokens: int | None = None, even: bool = False
+) -> list[Tensor]:
     """Splits `rows`, by default all, into batches of at most `size`, alike in length: less padding is computed.
 
-    tokens: the most that a batch may have, its padding included; a row that has more is alone. Batches are those that
-    cost least, by their tokens and `PASS` for each of them; without `tokens` as full as can be from the shortest on.
+    tokens: the most that a batch may have, its padding included; a row that has more is alone. even: of the fewest
+    batches those with the least padding, instead of batches each as full as can be from the shortest row on.
     """
     if rows is None:
         rows = torch.arange(len(samples), device=samples.mask.device)
     lengths = (samples.prompt_mask[rows].sum(1) + samples.mask[rows].sum(1)).tolist()
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    if tokens is None:
-        bounds = [*range(0, len(order), size), len(order)]
-    else:
-        bounds = _cuts([lengths[row] for row in order], size=size, tokens=tokens)
-    return [rows[order[begin:end]] for begin, end in pairwise(bounds)]
+    if even and tokens is not None:
+        bounds = _even([lengths[row] for row in order], size=size, tokens=tokens)
+        return [rows[order[begin:end]] for begin, end in pairwise(bounds)]
+    batches: list[list[int]] = []
+    for row in order:  # the longest so far
+        full = not batches or len(batches[-1]) == size
+        if full or (tokens is not None and (len(batches[-1]) + 1) * lengths[row] > tokens):
+            batches.append([])
+        batches[-1].append(row)
+    return [rows[batch] for batch in batches]
 
 
-def _cuts(lengths: Sequence[int], *, size: int, tokens: int) -> list[int]:
-    """Where to cut rows of rising lengths, 0 and their number included, for the least cost."""
-    best = [(0.0, 0)]  # of the first rows: what they cost, and where their last batch begins
+def _even(lengths: Sequence[int], *, size: int, tokens: int) -> list[int]:
+    """Where to cut rows of rising lengths, 0 and their number included, for the fewest batches and then padding."""
+    best = [(0, 0, 0)]  # of the first rows: batches, tokens in them, and where the last batch begins
     for end, longest in enumerate(lengths, start=1):
         begins = range(max(end - min(size, max(tokens // longest, 1)), 0), end)
-        best.append(min((best[begin][0] + (end - begin) * longest + PASS * tokens, begin) for begin in begins))
+        best.append(min((best[begin][0] + 1, best[begin][1] + (end - begin) * longest, begin) for begin in begins))
     bounds = [len(lengths)]
     while bounds[-1]:
-        bounds.append(best[bounds[-1]][1])
+        bounds.append(best[bounds[-1]][2])
     return bounds[::-1]
 
 
@@ -103,7 +108,7 @@ def _outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
     places = torch.arange(-width, 0, device=ids.device) + (ids.shape[1] - _behind(samples))
     seen = seen.gather(1, places.clamp(min=0)) & (places >= 0)
     out = model(
-        input_ids=ids.gather(1, places.clamp(min=0)),
+        input_ids=filled(ids.gather(1, places.clamp(min=0)), seen),
         attention_mask=seen.long(),
         position_ids=positions_of(seen),
         use_cache=False,
@@ -216,7 +221,7 @@ def text_logprobs(model: PreTrainedModel, ids: Tensor, attention: Tensor) -> Ten
     after, mask = after_head(model), attention[:, 1:]
     head: Any = model.get_output_embeddings() if after else None
     with watched(head, skipped=after is not None) as seen:
-        logits = model(input_ids=ids, attention_mask=attention.long(), use_cache=False).logits
+        logits = model(input_ids=filled(ids, attention), attention_mask=attention.long(), use_cache=False).logits
     if after is None:
         return selected_logprobs(logits[:, :-1].float(), ids[:, 1:]).masked_fill(~mask, 0)
     found = chunked_logprobs(seen[-1][:, :-1][mask], head, ids[:, 1:][mask], after=after)[0]

@@ -25,11 +25,10 @@ from .errors import ZooError
 # 1: to 2026-11; 2: the cache grows in place, padding is cut, equal prompts are computed once, log π is log p.
 # 3: the rows of a pass end together, which orders PPO's sums otherwise.
 # 4: a critic on the policy's trunk reads it while completions are sampled.
-# 5: a pass in bf16 on a CPU has up to 2,048 tokens.
-# 6: a pass in float32 on a CPU has up to 1,024 tokens, and rows are cut into passes by what these cost.
-SAMPLER = 6
-# The version since which a stage computes the same bits.
-SAME_BITS_SINCE = {"reward": 2, "ppo": 6}
+# 5: a pass in bf16 on a CPU has up to 2,048 tokens; where passes have other than 512, their padding is the least.
+SAMPLER = 5
+# The version since which a stage, or PPO of a kind, computes the same bits.
+SAME_BITS_SINCE = {"reward": 2, "ppo": 3, "critic shared": 4, "passes of other sizes": 5}
 
 
 # Of what a head reads, (N, H): V of the state before N tokens, (N,).

@@ -8,7 +8,7 @@ import torch
 from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 
-from rlhf_zoo import PPOConfig, PPOTrainer, draws, logprobs, sampling
+from rlhf_zoo import PPOConfig, PPOTrainer, decoding, draws, logprobs, sampling
 from rlhf_zoo.ppo import processes
 from rlhf_zoo.ppo import trainer as ppo_trainer
 
@@ -32,11 +32,17 @@ def in_order(samples: Any, rows: Any = None, *, size: int, tokens: int | None = 
     return batches
 
 
+def as_given(ids: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
+    """`decoding.filled`, of padding that stays the pad token."""
+    return ids
+
+
 #: What no key of the configuration switches off: the name of a lever -> the functions that it is, and what stands in.
 LEVERS: dict[str, list[tuple[Any, str, Any]]] = {
     "logits in chunks": [(logprobs, "after_head", nothing)],
     "one pass of the head": [(ppo_trainer, "token_loss", nothing)],
     "rows alike in length": [(module, "in_batches", in_order) for module in (logprobs, ppo_trainer, processes)],
+    "real tokens as padding": [(module, "filled", as_given) for module in (decoding, logprobs)],
     "draw by blocks": [(draws, "_inverse_cdf_by_blocks", draws._inverse_cdf)],
 }
 

@@ -4,7 +4,6 @@ import torch
 from figures import text
 
 from rlhf_zoo.logprobs import in_batches, tokens_of
-from rlhf_zoo.ppo.config import BF16_TOKENS_ON_CPU, TOKENS_ON_CPU
 from rlhf_zoo.sampling import Samples
 
 from .points import POINTS, Point
@@ -21,22 +20,22 @@ def samples_of(point: Point, update: int) -> Samples:
     return Samples(prompts.long(), prompts, mask.long(), mask, mask.float(), mask[:, 0])
 
 
-def padding(point: Point, *, tokens: int) -> float:
+def padding(point: Point, *, tokens: int, even: bool) -> float:
     """The share, over some updates."""
     seen = computed = 0
     for update in range(1, UPDATES + 1):
         samples = samples_of(point, update)
         seen += int(samples.prompt_mask.sum() + samples.mask.sum())
-        batches = in_batches(samples, size=len(samples), tokens=tokens)
+        batches = in_batches(samples, size=len(samples), tokens=tokens, even=even)
         computed += sum(tokens_of(samples, rows) for rows in batches)
     return 1 - seen / computed
 
 
 if __name__ == "__main__":
-    budgets = 512, TOKENS_ON_CPU, BF16_TOKENS_ON_CPU
+    ways = {"512": (512, False), "512, even": (512, True), "2,048": (2048, False), "2,048, even": (2048, True)}
     rows = [
-        [name, *(f"{padding(point, tokens=tokens):.0%}" for tokens in budgets)]
+        [name, *(f"{padding(point, tokens=tokens, even=even):.0%}" for tokens, even in ways.values())]
         for name, point in POINTS.items()
         if name in ("full", "eos", "wide", "long")
     ]
-    print(text.table(["point", *(f"{tokens:,}" for tokens in budgets)], rows))
+    print(text.table(["point", *ways], rows))

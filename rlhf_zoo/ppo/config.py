@@ -14,7 +14,7 @@ from ..tokenizer import stop_ids
 from ..truncation import Truncation
 
 # More at a time cost memory. Each pass in bf16 casts all weights (docs/performance.md).
-TOKENS_ON_CPU, BF16_TOKENS_ON_CPU = 1024, 2048
+TOKENS_ON_CPU, BF16_TOKENS_ON_CPU = 512, 2048
 ONE_OF = {
     "kl_in": ("reward", "loss"),
     "action_level": ("token", "sequence"),
@@ -225,7 +225,7 @@ class PPOConfig(TrainingArguments):
         default=None,
         metadata={
             "help": "Tokens of a forward pass, padding included, rows alike in length; in the update instead of "
-            "per_device_train_batch_size rows, elsewhere beside the rows. None: beside the rows 1024 on a CPU and 2048 "
+            "per_device_train_batch_size rows, elsewhere beside the rows. None: beside the rows 512 on a CPU and 2048 "
             "in bf16 there, the rows alone on a GPU."
         },
     )

@@ -121,7 +121,7 @@ def _mean_metrics(seen: Sequence[Mapping[str, float]], rows: Sequence[int]) -> d
 
 
 def shares(
-    rows: Tensor, samples: Samples, *, size: int, tokens: int | None, process: int, processes: int
+    rows: Tensor, samples: Samples, *, size: int, tokens: int | None, even: bool, process: int, processes: int
 ) -> list[Tensor]:
     """The micro-batches of a minibatch that this process computes, as `in_batches` has them; as many in every process.
 
@@ -129,7 +129,10 @@ def shares(
     one.
     """
     order = samples.mask[rows].sum(1).argsort(stable=True)
-    dealt = [in_batches(samples, rows[order][one::processes], size=size, tokens=tokens) for one in range(processes)]
+    dealt = [
+        in_batches(samples, rows[order][one::processes], size=size, tokens=tokens, even=even)
+        for one in range(processes)
+    ]
     return dealt[process] + [rows[:0]] * (max(map(len, dealt)) - len(dealt[process]))
 
 

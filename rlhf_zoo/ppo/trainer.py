@@ -36,6 +36,7 @@ from .base import (
     TRAIN_STREAM,
     BasePPOTrainer,
 )
+from .config import TOKENS_ON_CPU
 from .custom_loop import GivenScores, given_samples, given_scored, prompt_row
 from .frozen import at_hand
 from .guards import (
@@ -295,6 +296,7 @@ class PPOTrainer(BasePPOTrainer):
             samples,
             size=len(rows) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
             tokens=self.most_tokens,
+            even=self.most_tokens != TOKENS_ON_CPU,  # whose sums keep the order that runs before had
             process=args.process_index,
             processes=args.world_size,
         )

@@ -295,8 +295,13 @@ def _altered(published: Published, recorded: Any) -> list[dict[str, Any]]:
 def _notes(published: Published) -> list[str]:
     notes, own = [], published.resolved
     sampler = str(published.versions.get("sampler", "1"))  # not recorded by the first
-    since = SAME_BITS_SINCE.get(published.stage, 1)
-    if published.stage in SAME_BITS_SINCE and sampler not in map(str, range(since, SAMPLER + 1)):
+    kinds = {
+        published.stage: True,
+        "critic shared": own.get("critic") == "shared",
+        "passes of other sizes": own.get("max_tokens_per_micro_batch") or (own.get("bf16") and own.get("use_cpu")),
+    }
+    since = [version for kind, version in SAME_BITS_SINCE.items() if kinds.get(kind)]
+    if since and sampler not in map(str, range(max(since), SAMPLER + 1)):
         notes.append(
             f"it was sampled by version {clean(sampler)} of the sampler, and this is version {SAMPLER}, whose sums are "
             "rounded otherwise: the figures come near, and not bit for bit"

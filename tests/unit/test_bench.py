@@ -86,9 +86,10 @@ def test_the_floor_learns_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(*learned, atol=1e-5, rtol=1e-4)
 
 
-def test_padding_is_a_share_of_what_passes_have() -> None:
-    assert 0 < padding.padding(TINY, tokens=40) < 1
-    assert padding.padding(TINY, tokens=1) == 0, "a row of its own has none"
+def test_padding_is_a_share_and_the_least_where_batches_are_even() -> None:
+    plain, even = (padding.padding(TINY, tokens=40, even=even) for even in (False, True))
+    assert 0 < even <= plain < 1
+    assert padding.padding(TINY, tokens=1, even=True) == 0, "a row of its own has none"
 
 
 def test_gae_end_to_end_is_that_of_each_row() -> None:

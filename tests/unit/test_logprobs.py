@@ -1,5 +1,6 @@
 """Chunked log-probabilities equal the plain ones, values and gradients, whatever a model makes of its head's output."""
 
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,10 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from rlhf_zoo import logprobs
 from rlhf_zoo.functional import selected_logprobs
-from rlhf_zoo.logprobs import PASS, after_head, in_batches, response_logprobs, text_logprobs, tokens_of
+from rlhf_zoo.logprobs import after_head, in_batches, response_logprobs, text_logprobs, tokens_of
 from rlhf_zoo.ppo import config
 from rlhf_zoo.ppo.trainer import PPOTrainer
-from rlhf_zoo.sampling import Samples, Vocabulary
+from rlhf_zoo.sampling import Samples, Vocabulary, sample
 
 HOLES = Vocabulary(15, (4, 9))
 # What is done to a head's output, and a head that is no plain one.
@@ -159,6 +160,23 @@ def test_models_that_alone_can_say_keep_their_forward_pass(monkeypatch: pytest.M
         assert_equal(*both_ways(monkeypatch, model, some()))
 
 
+def test_the_pad_token_reaches_no_number_of_a_real_one() -> None:
+    """Not even where its embedding is NaN, nor by way of the cache."""
+    given, pad_id, vocabulary = some(15), 16, Vocabulary(16)
+    prompts = given.prompt_ids.masked_fill(~given.prompt_mask, pad_id)
+    completions = given.completion_ids.masked_fill(~given.mask, pad_id)
+    samples = replace(given, prompt_ids=prompts, completion_ids=completions, vocabulary=vocabulary)
+    how: Any = {"seed": 0, "max_new_tokens": 4, "stop_ids": [], "pad_id": pad_id, "vocabulary": vocabulary}
+    found = []
+    for embedding in (0.0, float("nan")):
+        model = make_policy(tie_word_embeddings=False)
+        model.get_input_embeddings().weight.data[pad_id] = embedding
+        drawn = sample(model, [[3], [5, 4, 3]], keys=[(0,), (1,)], **how)
+        of_texts = text_logprobs(model, completions, given.mask)
+        found.append((response_logprobs(model, samples).logprobs, of_texts, drawn.logprobs))
+    assert all(map(torch.equal, *found))
+
+
 def test_batches_are_alike_in_length_and_within_their_tokens() -> None:
     samples = Samples(*(torch.cat([x] * 4) for x in list(vars(some()).values())[:6]))
     for size, tokens in ((64, 20), (2, 1000), (3, None), (64, 1)):
@@ -172,15 +190,15 @@ def test_batches_are_alike_in_length_and_within_their_tokens() -> None:
 
 
 @hypothesis.given(st.lists(st.integers(1, 9), min_size=1, max_size=7), st.integers(1, 4), st.integers(1, 24))
-def test_batches_cost_least(lengths: list[int], size: int, tokens: int) -> None:
+def test_even_batches_are_few_and_have_the_least_padding(lengths: list[int], size: int, tokens: int) -> None:
     """Of all ways to cut rows of rising lengths."""
 
-    def cost(batches: list[list[int]]) -> float:
-        return sum(len(one) * max(one) + PASS * tokens for one in batches)
+    def cost(batches: list[list[int]]) -> tuple[int, int]:
+        return len(batches), sum(len(one) * max(one) for one in batches)
 
     mask = torch.arange(9) < torch.tensor(lengths).unsqueeze(1)
     samples = Samples(mask.long()[:, :1], mask[:, :1], mask.long()[:, 1:], mask[:, 1:], mask[:, 1:].float(), mask[:, 0])
-    batches = in_batches(samples, size=size, tokens=tokens)
+    batches = in_batches(samples, size=size, tokens=tokens, even=True)
     assert sorted(torch.cat(batches).tolist()) == list(range(len(lengths)))
     found = [[lengths[row] for row in batch.tolist()] for batch in batches]
     ordered, ways = sorted(lengths), []
@@ -189,7 +207,7 @@ def test_batches_cost_least(lengths: list[int], size: int, tokens: int) -> None:
         way = [ordered[begin:end] for begin, end in pairwise(bounds)]
         if all(len(one) == 1 or (len(one) <= size and len(one) * max(one) <= tokens) for one in way):
             ways.append(cost(way))
-    assert cost(found) == pytest.approx(min(ways))
+    assert cost(found) == min(ways)
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -224,7 +242,8 @@ def test_a_run_with_any_option_is_the_plain_run(tmp_path: Path, monkeypatch: pyt
         run = trained(tmp_path, **given | options)
         assert distance(snapshot(plain), snapshot(run)) < 1e-5, name
         for mine, theirs in zip(updates_of(plain), updates_of(run), strict=True):
-            here = {key: value for key, value in theirs.items() if "mismatch" not in key}
+            # In a quarter that no score reaches, returns are rounding alone.
+            here = {key: value for key, value in theirs.items() if "mismatch" not in key and "quarter" not in key}
             assert here == pytest.approx({key: mine[key] for key in here}, rel=1e-4, abs=1e-5, nan_ok=True), name
         if "max_tokens_per_micro_batch" in options:
             assert all(rows == 1 or tokens <= 30 for rows, tokens in run.sizes)
