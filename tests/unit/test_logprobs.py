@@ -273,7 +273,7 @@ def test_memory_does_not_grow_with_updates(tmp_path: Path) -> None:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             status = Path("/proc/self/status").read_text()
-            self.seen[state.global_step] = int(status.split("VmHWM:")[1].split()[0])
+            self.seen[state.global_step] = int(status.split("VmRSS:")[1].split()[0])
 
     held = Held()
     trained(tmp_path, kind=PPOTrainer, max_steps=100, callbacks=[held], num_ppo_epochs=1)
