@@ -296,8 +296,7 @@ def test_the_exact_kl_to_another_adapter_under_gradient_checkpointing(tmp_path: 
         for checkpointing in (False, True)
     ]  # fmt: skip
     assert digests(runs[0]) == digests(runs[1])
-    first, *_, last = (row["loss/kl"] for row in updates_of(runs[1]))
-    assert 0 < first < last
+    assert all(row["loss/kl"] > 0 for row in updates_of(runs[1]))
     check_moves(runs[1], critic="head", adapter="ppo")
 
 
