@@ -200,7 +200,8 @@ def filled(ids: Tensor, mask: Tensor) -> Tensor:
     """Token ids (B, L) with each row's first real token in place of its padding, which no real token looks at.
 
     The pad token's own embedding begins at zero, and training may move it just beside: of such numbers a model makes
-    subnormal ones, and a CPU takes far longer to multiply these. Elsewhere nothing changes, to the last bit.
+    subnormal ones, and a CPU takes far longer to multiply these. No bit of real tokens changes, but in a mixture
+    of experts, which computes padding among them: last bits of its gradients.
     """
     return torch.where(mask, ids, ids.gather(1, mask.long().argmax(1, keepdim=True)))
 

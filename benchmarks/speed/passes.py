@@ -83,17 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
             seen[each].append(seconds(loss))
     table = []
     for rows in given.rows:
-        tokens, (here, floor) = (
-            rows * given.length,
-            (statistics.median(seen[rows, make][1:]) for make in (trainers, floors)),
-        )
-        table.append(
-            [
-                f"{rows}",
-                f"{tokens:,}",
-                *(f"{each:.1f}" for each in (here * 1e3, here / tokens * 1e6, floor / tokens * 1e6)),
-            ]
-        )
+        here, floor = (statistics.median(seen[rows, make][1:]) for make in (trainers, floors))
+        tokens = rows * given.length
+        figures = here * 1e3, here / tokens * 1e6, floor / tokens * 1e6
+        table.append([str(rows), f"{tokens:,}", *(f"{each:.1f}" for each in figures)])
     print(text.table(["rows", "tokens", "ms", "µs a token", "floor, µs a token"], table))
 
 
