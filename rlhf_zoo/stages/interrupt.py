@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
 import threading
 from types import FrameType
 
 from .. import processes
+
+STDERR = 2
 
 
 class Stopped(KeyboardInterrupt):
@@ -39,6 +41,7 @@ class Interruptible:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
-        if not processes.first():
-            return
-        print(f"\nSaving {self._what} after the step under way; Ctrl-C again aborts at once.", file=sys.stderr)  # noqa: T201
+        if processes.first():
+            # A signal may come while a progress bar is being written, when stderr's own buffer refuses a second write.
+            said = f"\nSaving {self._what} after the step under way; Ctrl-C again aborts at once.\n"
+            os.write(STDERR, said.encode())

@@ -1,0 +1,31 @@
+"""Ctrl-C that waits for the step under way."""
+
+import io
+import signal
+import sys
+
+import pytest
+
+from rlhf_zoo.stages.interrupt import Interruptible
+
+
+class Interrupting(io.RawIOBase):
+    """Where a signal comes while it is being written to."""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data, /) -> int:
+        signal.raise_signal(signal.SIGINT)
+        return len(data)
+
+
+def test_a_signal_amid_a_progress_bar(monkeypatch, capfd):
+    with Interruptible("the ppo stage") as interrupt, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(Interrupting()), line_buffering=True))
+        print("ppo: 17%", file=sys.stderr, flush=True)
+        patch.undo()
+        assert interrupt.requested
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert capfd.readouterr().err == "\nSaving the ppo stage after the step under way; Ctrl-C again aborts at once.\n"
