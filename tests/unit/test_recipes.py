@@ -29,6 +29,15 @@ def test_shipped_recipes_have_readmes_and_stages():
         assert f"rlhf-zoo run {name}" in readme or f"-m rlhf_zoo.cli run {name}" in readme or "/README.md" in readme
 
 
+def test_a_published_recipe_leaves_decay_and_clipping_to_no_default():
+    published = [one for name in list_recipes() if (one := load_recipe(name)).zoo.get("published")]
+    assert len(published) > 8
+    for recipe in published:
+        for stage, keys in recipe.stages.items():
+            if keys["learning_rate"]:  # at the rate 0 nothing is trained
+                assert keys.keys() >= {"weight_decay", "max_grad_norm"}, (recipe.name, stage)
+
+
 def test_a_recipe_extends_another_key_by_key(tmp_path):
     write(tmp_path / "base", recipe="description: B.\nseed: 3\n", sft="max_steps: 1\npacking: true\n", zoo="a: 1\n")
     folder = write(tmp_path / "mine", recipe="extends: base\ndescription: M.\n", sft="max_steps: 2\n", ppo="lam: 1\n")
@@ -90,14 +99,12 @@ def test_what_is_no_recipe(tmp_path, text, message):
         load_recipe(write(tmp_path / "mine", ppo=text))
 
 
-def test_a_date_is_text(tmp_path):
-    found = load_recipe(write(tmp_path / "mine", ppo="model_revision: 2024-01-31\nnone: 2024-13-45\n"))
-    assert found.stages["ppo"] == {"model_revision": "2024-01-31", "none": "2024-13-45"}
-
-
-def test_merged_keys_are_not_doubled_ones(tmp_path):
+def test_a_date_is_text_and_a_merged_key_is_no_doubled_one(tmp_path):
     text = "base: &base {a: 1, b: 2}\nmore:\n  <<: *base\n  a: 3\n"
-    assert load_recipe(write(tmp_path / "mine", sft=text)).stages["sft"]["more"] == {"a": 3, "b": 2}
+    dates = "model_revision: 2024-01-31\nnone: 2024-13-45\n"
+    found = load_recipe(write(tmp_path / "mine", sft=text, ppo=dates))
+    assert found.stages["ppo"] == {"model_revision": "2024-01-31", "none": "2024-13-45"}
+    assert found.stages["sft"]["more"] == {"a": 3, "b": 2}
 
 
 def test_unreadable_files(tmp_path):
