@@ -72,9 +72,9 @@ def rendered() -> str:
 
 
 def newest() -> list[Path]:
-    """The newest file of each machine: DATE-MACHINE.json."""
+    """The newest file of each machine, DATE-MACHINE.json, the newest machine first: it stands for any CPU."""
     by_machine = {re.sub(r"^[\d-]{11}", "", path.name): path for path in sorted(RESULTS.glob("*.json"))}
-    return [*by_machine.values()]
+    return sorted(by_machine.values(), reverse=True)
 
 
 def of_file(path: Path) -> list[Rates]:

@@ -24,6 +24,7 @@ PHASES = ("rollout", "reference", "values", "reward", "update")
 FAST, NEAR = {"full": 2.8, "eos": 3.5, "wide": 6.0, "long": 3.5}, {"full": 1.15, "eos": 1.15, "long": 1.15}
 AIMS: list[tuple[str, str, str, Mapping[str, float]]] = [
     ("faster than TRL, same algorithm", "separate", PEER, {"full": 1.4, "eos": 1.9, "wide": 3.0, "long": 2.1}),
+    ("faster than TRL, shared trunk", "shared", PEER, FAST),
     ("faster than TRL, bf16 alone", "separate bf16", PEER, FAST),
     ("faster than TRL, shared trunk and bf16", "shared bf16", PEER, FAST),
     *((f"seconds by the floor's, {setting}", setting, "floor", NEAR) for setting in SETTINGS),
