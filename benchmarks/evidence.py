@@ -48,6 +48,7 @@ from figures.experiments import (
     SUMS,
     TWINS,
     Experiment,
+    shown,
 )
 
 from rlhf_zoo.errors import ZooError
@@ -106,7 +107,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if keep.finished(remark_judges.RUN):
             keep.write(REMARK_JUDGES, remark_judges.measured())
         else:
-            print(f"{REMARK_JUDGES}: not measured, {_shown(remark_judges.RUN)} is not finished", file=sys.stderr)
+            print(f"{REMARK_JUDGES}: not measured, {shown(remark_judges.RUN)} is not finished", file=sys.stderr)
     for part, (train, collected) in SUMS_PARTS.items():
         if asked.render or (asked.parts and part not in asked.parts):
             continue
@@ -130,7 +131,7 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
     if experiment.data and not data:
         print(f"{experiment.name(part)}: not run, RLHF_ZOO_DATA is not set", file=sys.stderr)
         return
-    runs = str(_shown(RUNS))
+    runs = str(shown(RUNS))
     base = experiment.directory(experiment.ablated if part == "ablation" else experiment.seeds[0], RUNS)
     if part == "runs":
         for seed in (one for one in experiment.seeds if one in seeds):
@@ -141,7 +142,7 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
                 gain.measured(directory, directory)
         return
     if not keep.finished(base):
-        print(f"{experiment.name(part)}: not run, {_shown(base)} is not finished", file=sys.stderr)
+        print(f"{experiment.name(part)}: not run, {shown(base)} is not finished", file=sys.stderr)
         return
     if part == "ablation":
         directories = [variant.directory(base) for variant in experiment.variants]
@@ -151,13 +152,9 @@ def run(experiment: Experiment, part: str, seeds: Sequence[int]) -> None:
             for directory in directories:
                 gain.measured(directory, base)
         return
-    if part == "ensemble":
-        if not (base / "ensemble" / "overview.json").is_file():
-            _call(experiment.ensemble(data, runs), base)
-        return
-    if part == "sweep":
-        if not (base / "sweep" / "overview.json").is_file():
-            _call(experiment.sweep(data, runs), base)
+    if part in ("ensemble", "sweep"):
+        if not (base / part / "overview.json").is_file():
+            _call(getattr(experiment, part)(data, runs), base)
         return
     if part == "rounds":
         for seed in (one for one in experiment.setting_seeds if one in seeds):
@@ -205,7 +202,7 @@ def pay(experiment: Experiment, by: str, data: str, runs: str) -> None:
     if keep.finished(paid):
         return
     if not (own / "ensemble" / "overview.json").is_file():
-        print(f"{_shown(paid)}: not run, {_shown(own)} has no ensemble", file=sys.stderr)
+        print(f"{shown(paid)}: not run, {shown(own)} has no ensemble", file=sys.stderr)
         return
     _begin(own, paid, ("data", "sft", "reward", "ensemble"))
     _call(experiment.pay(by, data, runs), paid)
@@ -240,11 +237,7 @@ def collect(experiment: Experiment, part: str) -> None:
     if any(kept.get(key) for key in ("runs", "methods", "models", "over_seeds")):
         keep.write(experiment.name(part), kept)
     else:
-        print(f"{experiment.name(part)}: nothing finished in {_shown(RUNS)}, so nothing is kept", file=sys.stderr)
-
-
-def _shown(path: Path) -> Path:
-    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+        print(f"{experiment.name(part)}: nothing finished in {shown(RUNS)}, so nothing is kept", file=sys.stderr)
 
 
 if __name__ == "__main__":

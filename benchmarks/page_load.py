@@ -17,7 +17,6 @@ share the machine: the CPU seconds of both are given, and a request's share of t
 import argparse
 import json
 import math
-import os
 import random
 import re
 import statistics
@@ -32,6 +31,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -259,8 +259,6 @@ class Server:
     def watch(self) -> None:
         """Where the kernel keeps no peak, the largest of what was seen."""
         if self._pid is not None and not Path(f"/proc/{self._pid}/status").exists():
-            import psutil
-
             self._peak = max(self._peak, psutil.Process(self._pid).memory_info().rss)
 
     def peak_bytes(self) -> int | None:
@@ -276,12 +274,6 @@ class Server:
         """Of user and kernel, since the process began."""
         if self._pid is None:
             return None
-        stat = Path(f"/proc/{self._pid}/stat")
-        if stat.exists():
-            fields = stat.read_text().rpartition(")")[2].split()
-            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-        import psutil
-
         times = psutil.Process(self._pid).cpu_times()
         return times.user + times.system
 

@@ -5,7 +5,6 @@ SFT and PPO, of SFT under another seed, and constants. A language model ordered 
 what a buyer looks for in the field *Pros*, and neither who wrote a text nor how it would be judged.
 """
 
-import json
 import math
 import os
 import random
@@ -28,6 +27,7 @@ from rlhf_zoo.models import load_classifier
 from rlhf_zoo.record import StageRecord, read_json
 from rlhf_zoo.rewards import RewardModel
 from rlhf_zoo.stages.pair_report import score_pairs
+from rlhf_zoo.studies.baseline import read_lines
 
 OWN = ROOT / "recipes" / "product-remarks" / "own_pairs.jsonl"
 RUN = RUNS / "product-remarks-1"
@@ -38,18 +38,18 @@ Tokens = Sequence[str]
 
 def measured(run: Path = RUN) -> dict[str, Any]:
     """run: whose reward model, completions and trivial policies they are tried on."""
-    learned, own = _rows(run / "data" / "judge" / "train.jsonl"), _rows(OWN)
-    pairs = {"labeled": _rows(run / "data" / "preferences" / "test.jsonl"), "own": own}
+    learned, own = read_lines(run / "data" / "judge" / "train.jsonl"), read_lines(OWN)
+    pairs = {"labeled": read_lines(run / "data" / "preferences" / "test.jsonl"), "own": own}
     path = StageRecord(run / "reward").chosen_checkpoint()
     assert path is not None  # a finished stage has one
     tokenizer = load_tokenizer(path)
     scorer = RewardModel(load_classifier(path), tokenizer, tokenizer)
     paid = {name: score_pairs(scorer, Dataset.from_list(rows)) for name, rows in pairs.items()}
     margins = {name: np.subtract(one["chosen"], one["rejected"]) for name, one in paid.items()}
-    samples = _rows(run / "eval" / "samples.jsonl")
+    samples = read_lines(run / "eval" / "samples.jsonl")
     trivial = read_json(run / "eval" / "evaluation.json")["trivial"]["policies"]
     texts = [one["text"] for one in trivial if one["kind"] == "constant"]
-    words = _words_of(_rows(run / "data" / "preferences" / "train.jsonl"))
+    words = _words_of(read_lines(run / "data" / "preferences" / "train.jsonl"))
     sources = defaultdict(list)
     for row in own:
         first, second = sorted((row["chosen_from"], row["rejected_from"]))
@@ -72,10 +72,6 @@ def measured(run: Path = RUN) -> dict[str, Any]:
             for name, judge in _judges(learned).items()
         ],
     }
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def _tried(judge: Scores, pairs: Mapping[str, Sequence[Mapping]], margins: Mapping[str, np.ndarray]) -> dict[str, Any]:

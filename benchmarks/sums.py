@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import keep
-from figures.experiments import ROOT, RUNS
+from figures.experiments import RUNS, shown
 
 from rlhf_zoo.corpora.tiny_sums import MARKER, shows_work
 from rlhf_zoo.evaluation.stats import share
@@ -19,6 +19,7 @@ from rlhf_zoo.models import load_causal
 from rlhf_zoo.record import StageRecord, read_json, write_json, write_text
 from rlhf_zoo.rewards.verifiable import ExactMatch
 from rlhf_zoo.runs.generate import complete
+from rlhf_zoo.studies.baseline import read_lines
 
 RECIPE = "tiny-sums"
 SEEDS = (1, 2, 3, 4, 5)
@@ -81,7 +82,7 @@ FOUR = Variant("four-digits", corpus={"digits": 4})
 
 def run(call: Call, seeds: Sequence[int]) -> None:
     """Trains what is not there yet: the recipe, SFT for twice as long, and rejection fine-tuning; and measures them."""
-    runs = str(_shown(RUNS))
+    runs = str(shown(RUNS))
     for seed in (one for one in SEEDS if one in seeds):
         folder = _folder(seed)
         if not keep.finished(folder):
@@ -92,8 +93,8 @@ def run(call: Call, seeds: Sequence[int]) -> None:
         if not _finished(rejection):
             kept = rejection.with_name(f"{rejection.name}-lines")
             _keep_right(folder, kept)
-            given = ("--model_name_or_path", str(_shown(_checkpoint(folder, "sft"))))
-            data = ("--sft.dataset_name", str(_shown(kept)), "--dataset_config", "null", "--dataset_test_split", "null")
+            given = ("--model_name_or_path", str(shown(_checkpoint(folder, "sft"))))
+            data = ("--sft.dataset_name", str(shown(kept)), "--dataset_config", "null", "--dataset_test_split", "null")
             call([*_words("sft", f"{runs}/{rejection.name}", seed), *given, *data, *KEPT], rejection)
         if not (folder / "sums.json").is_file():
             rivals = {"SFT for twice as long": longer, "rejection fine-tuning": rejection}
@@ -123,7 +124,7 @@ def _run_variant(variant: Variant, call: Call, seeds: Sequence[int]) -> None:
         if not variant.corpus and not (folder / "sft").is_dir():
             for part in ("data", "sft"):
                 shutil.copytree(_folder(seed) / part, folder / part)
-        call(variant.command(seed, str(_shown(RUNS))), folder)
+        call(variant.command(seed, str(shown(RUNS))), folder)
 
 
 def kept_runs() -> dict[str, Any]:
@@ -177,7 +178,7 @@ def _kept(folder: Path) -> dict[str, Any]:
 
 def _measured(folder: Path, rivals: Mapping[str, Path], *, samples: int) -> dict[str, Any]:
     """The figures of a run's policies, and of one answer to a problem those of rivals: name -> run of SFT alone."""
-    tests, longer = (_rows(folder / "data" / name / "test.jsonl") for name in ("prompts", "longer"))
+    tests, longer = (read_lines(folder / "data" / name / "test.jsonl") for name in ("prompts", "longer"))
     own = {stage.upper(): (_checkpoint(folder, stage), samples) for stage in ("sft", "ppo")}
     others = {name: (_checkpoint(one, "sft"), 1) for name, one in rivals.items()}
     return {name: figures(path, tests, longer, samples=many) for name, (path, many) in (own | others).items()}
@@ -219,7 +220,7 @@ def answers(path: Path, rows: Rows, *, samples: int, greedy: bool = False) -> li
 
 def _keep_right(folder: Path, target: Path) -> None:
     """Writes the right ones of SFT's completions of the training prompts, one to a prompt, as lines."""
-    prompts = _rows(folder / "data" / "prompts" / "train.jsonl")[:CHECKS]
+    prompts = read_lines(folder / "data" / "prompts" / "train.jsonl")[:CHECKS]
     written = answers(_checkpoint(folder, "sft"), prompts, samples=1)
     lines = [
         {"prompt": row["prompt"], "completion": each[0]}
@@ -265,11 +266,3 @@ def _checkpoint(folder: Path, stage: str) -> Path:
 
 def _finished(folder: Path) -> bool:
     return StageRecord(folder / "sft").read().get("status") == "finished"
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def _shown(path: Path) -> Path:
-    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path

@@ -175,12 +175,7 @@ class _Reader:
         return found
 
     def sft(self, prompts: Sequence[str]) -> Policy:
-        from rlhf_zoo.runs.generate import complete
-
         asked = [prompt for prompt in prompts for _ in range(SFT_SAMPLES)]
         keys = [(STREAM, *divmod(place, SFT_SAMPLES)) for place in range(len(asked))]
-        done = complete(
-            self.tools.reference, self.tools.tokenizer, asked, keys=keys, seed=0, desc="completions of SFT",
-            max_new_tokens=self.tools.max_new_tokens, temperature=self.tools.temperature,
-        )  # fmt: skip
+        done = self.tools.sampled(self.tools.reference, asked, keys=keys, seed=0, desc="completions of SFT")
         return self.read(list(zip(asked, done.texts, done.ended, strict=True)))

@@ -1,13 +1,18 @@
-"""The bounds of every number that a recipe, a flag or a configuration gives: one table, checked in one place."""
+"""The keys of recipes, flags and configurations: how one is declared, and the bounds of every number, in one table."""
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ZooError
 
 SINGLE = 3e38  # the models compute in single precision
+
+
+def option(default: Any, help: str) -> Any:
+    """A key's field in its dataclass; `runs.declared` reads both from the source."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,11 @@ import json
 import logging
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from .errors import ZooError
 
@@ -42,14 +42,6 @@ class CodeRun:
     def lineage(self) -> dict[str, Any]:
         """For run.json."""
         return {"model": self.model, "commit": self.commit, "files": dict(self.files)}
-
-
-class _Files(Protocol):
-    """Of `model_files.ModelFiles`, what is asked here."""
-
-    source: str
-
-    def find(self, name: str) -> Path | None: ...
 
 
 # One switch for the command, which threads and the libraries' own loading see too. None: no code runs.
@@ -100,10 +92,10 @@ def brings_code(config: Mapping[str, Any]) -> bool:
     return bool(code_of(config)) and config.get("model_type") not in CONFIG_MAPPING
 
 
-def use_code(files: _Files, what: str, *, name: str) -> None:
-    """Notes and says the code that loading a model from these files will run, if it may and there is any.
+def use_code(find: Callable[[str], Path | None], what: str, *, name: str) -> None:
+    """Notes and says the code that loading a model will run, if it may and there is any.
 
-    name: the model's, for people.
+    find: the path of one of its files, by name; name: the model's, for people.
 
     Raises ZooError where classes are of another repository, of which no commit is named.
     """
@@ -111,7 +103,7 @@ def use_code(files: _Files, what: str, *, name: str) -> None:
         return
     modules: list[str] = []
     for file in NAMED_IN:
-        path = files.find(file)
+        path = find(file)
         if path is not None:
             modules += code_of(json.loads(path.read_text(encoding="utf-8")))
     if not modules:
@@ -121,7 +113,7 @@ def use_code(files: _Files, what: str, *, name: str) -> None:
             f"{what} takes code from another repository, {elsewhere.partition('--')[0]}, and names no commit of it: "
             "copy the files beside its config.json and take that repository's name out of auto_map."
         )
-    found = _with_imports(files, modules, what)
+    found = _with_imports(find, modules, what)
     folder = next(iter(found.values())).parent
     digests = {file: hashlib.sha256(path.read_bytes()).hexdigest() for file, path in found.items()}
     if folder in _RUN and _RUN[folder].files == digests:
@@ -134,7 +126,7 @@ def use_code(files: _Files, what: str, *, name: str) -> None:
         log.warning("%s%s runs its own program code: %s.", what, at, ", ".join(digests))
 
 
-def _with_imports(files: _Files, modules: list[str], what: str) -> dict[str, Path]:
+def _with_imports(find: Callable[[str], Path | None], modules: list[str], what: str) -> dict[str, Path]:
     """The files of these modules and of those that they import from beside them: name -> path."""
     from transformers.dynamic_module_utils import get_relative_imports
 
@@ -148,7 +140,7 @@ def _with_imports(files: _Files, modules: list[str], what: str) -> dict[str, Pat
             raise ZooError(
                 f"{what} names the code {name!r} in auto_map, which is no file beside it: take another model."
             )
-        path = files.find(name)
+        path = find(name)
         if path is None:
             raise ZooError(f"{what} names the code {name} in auto_map and does not have it: copy it again, whole.")
         found[name] = path

@@ -92,7 +92,7 @@ def load_tokenizer(source: str | Path, *, name: str | None = None, **hub: Any) -
     if Path(source).is_dir() and not any((Path(source) / file).is_file() for file in TOKENIZER_FILES):
         raise ZooError(f"{missing}: save the tokenizer with the model.")
     if is_trusted():
-        use_code(ModelFiles(source, **hub), name, name=name_of(source))
+        use_code(ModelFiles(source, **hub).find, name, name=name_of(source))
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=is_trusted(), **hub)
     except (OSError, ValueError, KeyError) as error:
@@ -229,7 +229,7 @@ def load_model(
     if files.adapter is not None:
         raise ZooError(f"{what} is an adapter: merge it into its base first, or give that.")
     with loading(what, kind):
-        use_code(files, what, name=name_of(source))
+        use_code(files.find, what, name=name_of(source))
         return auto_class.from_pretrained(source, use_safetensors=True, **how.arguments, **_pinned(files, kwargs))
 
 
@@ -238,7 +238,7 @@ def load_config(source: str | Path, *, what: str, **hub: Any) -> PreTrainedConfi
     with loading(what):
         if is_trusted():
             files = ModelFiles(source, **hub)
-            use_code(files, what, name=name_of(source))
+            use_code(files.find, what, name=name_of(source))
             hub = _pinned(files, hub)
         return AutoConfig.from_pretrained(source, trust_remote_code=is_trusted(), **hub)
 

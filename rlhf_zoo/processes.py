@@ -118,11 +118,6 @@ def wait() -> None:
     gathered(None)
 
 
-def any_of(flag: bool) -> bool:
-    """Whether it is so in any process."""
-    return any(gathered(flag))
-
-
 @contextmanager
 def first_alone() -> Iterator[None]:
     """The first process goes through, then the others, which find what it has written."""

@@ -132,38 +132,28 @@ def load_recipe(name: str) -> Recipe:
             f"{called} is called {title!r}, and its repositories could not be: use at most 80 letters, "
             "digits, '-', '_' and '.', with a letter or digit at both ends."
         )
-    own = _files(folder)
-    shared = own[SHARED]
-    base = shared.pop(EXTENDS, None)
-    if base is None:
-        return _made(title, folder, own, package)
-    beside = folder.resolve().parent / str(base)
-    below = beside if (beside / f"{SHARED}.yaml").is_file() else find_recipe(str(base))
-    files = _files(below)
-    if EXTENDS in files[SHARED]:
-        raise ZooError(
-            f"{folder / SHARED}.yaml extends {base}, which extends {files[SHARED][EXTENDS]}: extend that one instead."
-        )
-    for name, keys in own.items():
-        files[name] = {**files.get(name, {}), **keys}
-    return _made(title, folder, files, package, base=below)
+    files = _files(folder)
+    below: Path | None = None
+    base = files[SHARED].pop(EXTENDS, None)
+    if base is not None:
+        beside = folder.resolve().parent / str(base)
+        below = beside if (beside / f"{SHARED}.yaml").is_file() else find_recipe(str(base))
+        own, files = files, _files(below)
+        if EXTENDS in files[SHARED]:
+            raise ZooError(
+                f"{folder / SHARED}.yaml extends {base}, which extends {files[SHARED][EXTENDS]}: extend that one "
+                "instead."
+            )
+        for name, keys in own.items():
+            files[name] = {**files.get(name, {}), **keys}
+    stages = {stage: files[stage] for stage in STAGES if stage in files}
+    return Recipe(title, folder, files[SHARED], stages, files.get(ZOO, {}), below, package)
 
 
 def _files(folder: Path) -> dict[str, dict[str, Any]]:
     """The YAML files of a recipe's folder, by name without the ending; recipe.yaml is one of them."""
     names = [SHARED, *(name for name in (*STAGES, ZOO) if (folder / f"{name}.yaml").is_file())]
     return {name: read_mapping(folder / f"{name}.yaml") for name in names}
-
-
-def _made(
-    title: str,
-    folder: Path,
-    files: Mapping[str, Mapping[str, Any]],
-    package: Mapping[str, str],
-    base: Path | None = None,
-) -> Recipe:
-    stages = {stage: files[stage] for stage in STAGES if stage in files}
-    return Recipe(title, folder, files[SHARED], stages, files.get(ZOO, {}), base, package)
 
 
 def copy_recipe(name: str, target: Path) -> Path:

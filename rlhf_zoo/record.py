@@ -168,11 +168,6 @@ class StageRecord:
             write_json(self.run_file, document)
             return self.read()
 
-    def restore(self, document: Mapping[str, Any]) -> None:
-        """Make run.json what it was, whole: `document` is what `read` said before."""
-        with _WRITING:
-            write_json(self.run_file, document)
-
     def check_recipe(self, recipe: str) -> None:
         """Raise ZooError if the directory holds a run of another recipe."""
         held = self.read().get("recipe", recipe)

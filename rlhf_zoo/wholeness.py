@@ -66,7 +66,7 @@ def damage(folder: Path, *, training: bool = False) -> str | None:
         return f"{folder / COMPLETE} is damaged"
     names = sorted(_names(folder)) if files is None else list(files)
     for name in names:
-        if training or not _of_training(name):
+        if training or not (name.endswith(TRAINING) or name == _TRAINER_STATE):
             path = folder / name
             try:
                 problem = _torn(path) if files is None else _altered(path, *files[name])
@@ -75,10 +75,6 @@ def damage(folder: Path, *, training: bool = False) -> str | None:
             if problem is not None:
                 return problem
     return None
-
-
-def _of_training(name: str) -> bool:
-    return name.endswith(TRAINING) or name == _TRAINER_STATE
 
 
 def _recorded(folder: Path) -> dict[str, tuple[int, str]] | None:

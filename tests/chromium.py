@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -38,3 +39,16 @@ def chromium(home: Path, *, reach: str | None = None) -> Iterator[Any]:
         yield chrome
     finally:
         chrome.quit()
+
+
+def screenshot(chrome: Any, name: str, folder: Path, width: int) -> Path:
+    """Of the whole page, in `folder` and where RLHF_ZOO_SCREENSHOTS says; the window keeps its size."""
+    chrome.set_window_size(width, 900)
+    height = chrome.execute_script("return document.body.scrollHeight")
+    chrome.set_window_size(width, max(900, min(height + 200, 6000)))
+    time.sleep(0.3)  # the last transition; nothing is asserted on it
+    picture = chrome.get_screenshot_as_png()
+    for place in filter(None, (folder, os.environ.get("RLHF_ZOO_SCREENSHOTS"))):
+        Path(place).mkdir(parents=True, exist_ok=True)
+        (Path(place) / name).write_bytes(picture)
+    return folder / name

@@ -5,7 +5,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(items: list[Any]) -> None:
     for item in items:
         if {"browser", "visitor"} & set(item.fixturenames) and item.name != "test_a_visitor_compares":
             item.add_marker(pytest.mark.full)
-    items.sort(key=lambda item: _place(item.path.name, LONGEST))
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 
 def pytest_collection_finish() -> None:
@@ -90,7 +90,3 @@ def freeze() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
-
-
-def _place(name: str, longest: Sequence[str]) -> int:
-    return longest.index(name) if name in longest else len(longest)

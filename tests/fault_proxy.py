@@ -134,10 +134,10 @@ class FaultProxy:
             self._reserved = None
             threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
 
-    def wait_held(self, count: int = 1, seconds: float = 60) -> None:
-        """Until `count` requests are held at the same time; fails when that takes too long."""
+    def wait_held(self, seconds: float = 60) -> None:
+        """Until a request is held; fails when that takes too long."""
         with self._holding:
-            assert self._holding.wait_for(lambda: self._held >= count, seconds), f"{self._held} are held, not {count}"
+            assert self._holding.wait_for(lambda: self._held, seconds), "no request is held"
 
     def hold(self) -> None:
         """Called for a request: until `release()`."""

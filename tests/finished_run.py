@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,10 @@ STEPS = {"sft": [15, 30], "reward": [2, 4], "ppo": [2, 4, 6]}
 
 @dataclass(frozen=True)
 class Run:
-    """A run directory, the home that its embedded Hub lies in, and the recipe that it is of."""
+    """A run directory, the home that its embedded Hub lies in, and the recipe that it is of. env: of its commands."""
 
     folder: Path
+    env: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def path(self) -> Path:
@@ -60,12 +62,12 @@ class Run:
     def command(self, verb: str = "run", *more: str) -> list[str]:
         return [verb, "recipes/tiny-world", "--output_dir", "run", *FLAGS, *more]
 
-    def zoo(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-        return zoo(*arguments, home=self.home, cwd=self.folder, **env)
+    def zoo(self, *arguments: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
+        return zoo(*arguments, home=self.home, cwd=self.folder, **{**self.env, **env})
 
     def start(self, *arguments: str, **env: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [*COMMAND, *arguments], cwd=self.folder, env=environment(self.home, **env), text=True,
+            [*COMMAND, *arguments], cwd=self.folder, env=environment(self.home, **{**self.env, **env}), text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
 

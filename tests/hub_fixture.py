@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -92,6 +92,15 @@ class Hub:
         """A commit of these lines, whatever a client would say of them."""
         content = [{"key": "header", "value": {"summary": "By hand"}}, *lines]
         return self.send("POST", f"/api/models/{repo}/commit/main", "\n".join(map(json.dumps, content)).encode())
+
+    def push(self, repo: str, files: Mapping[str, bytes | str]) -> str:
+        """A commit of these files by the real client, to a repository that is made where it is not there. Its id."""
+        from huggingface_hub import CommitOperationAdd
+
+        self.api().create_repo(repo, exist_ok=True)
+        content = {name: data if isinstance(data, bytes) else data.encode() for name, data in files.items()}
+        added = [CommitOperationAdd(name, data) for name, data in content.items()]
+        return self.api().create_commit(repo, added, commit_message="files").oid
 
     def batch(self, repo: str, oid: str, size: int) -> dict[str, Any]:
         """What git-lfs is told of the upload of a large file."""

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +52,7 @@ def publish(hub: RunningHub, toys: Toys) -> None:
         ]
         for step, (share, _, kl) in steps.items():
             folder = toys.ppo.with_name(f"{repo.rpartition('/')[2]}-{step}")
-            _checkpoint(toys, folder, share)
+            checkpoint_between(toys, folder, share)
             card = {
                 "schema": 1,
                 "stage": "ppo",
@@ -79,7 +79,7 @@ def publish(hub: RunningHub, toys: Toys) -> None:
     # Cards are read from main; that of the run's end names the checkpoints at the commits of their tags.
 
 
-def _checkpoint(toys: Toys, folder: Path, share: float) -> None:
+def checkpoint_between(toys: Toys, folder: Path, share: float) -> None:
     """PPO's folder with the policy between SFT's (share 0) and PPO's (share 1)."""
     shutil.copytree(toys.ppo, folder, dirs_exist_ok=True)
     sft, ppo = (AutoModelForCausalLM.from_pretrained(path) for path in (toys.sft, toys.ppo))
@@ -123,24 +123,20 @@ class Outside:
 
 @dataclass
 class Served:
-    """A page that is served by a process: its address, the process and what that printed."""
+    """A page that is served by a process: its address, and the process."""
 
     url: str
     process: subprocess.Popen
-    log: Path
 
 
 @contextmanager
-def serve(
-    hub: RunningHub, log: Path, *arguments: str, environment: Mapping[str, str] | None = None
-) -> Iterator[Served]:
+def serve(hub: RunningHub, log: Path, *arguments: str) -> Iterator[Served]:
     """`rlhf-zoo compare` with these arguments until the context is left, which is Ctrl-C to it.
 
     Afterwards: it ended as Ctrl-C ends it, no traceback was printed, and nothing but loopback was asked for anything.
     """
     outside = Outside()
-    env = {name: value for name, value in hub.env.items() if not name.startswith("GRADIO_")}
-    env |= outside.environment() | dict(environment or {})
+    env = {name: value for name, value in hub.env.items() if not name.startswith("GRADIO_")} | outside.environment()
     command = [*PYTHON, "-m", "rlhf_zoo.cli", "compare", *arguments]
     with log.open("wb") as sink:
         process = subprocess.Popen(command, env=env, stdout=sink, stderr=sink)
@@ -150,7 +146,7 @@ def serve(
             assert process.poll() is None, log.read_text()
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
-        yield Served(log.read_text().split("Comparison page: ")[1].split()[0], process, log)
+        yield Served(log.read_text().split("Comparison page: ")[1].split()[0], process)
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
             assert process.wait(60) == 130, log.read_text()
@@ -162,9 +158,9 @@ def serve(
     assert not outside.asked, outside.asked
 
 
-def figure(value: float, digits: int = 2, *, sign: bool = True) -> str:
+def figure(value: float, *, sign: bool = True) -> str:
     """A number as the page writes it."""
-    return f"{value:{'+' if sign else ''}.{digits}f}".replace("-", "−")
+    return f"{value:{'+' if sign else ''}.2f}".replace("-", "−")
 
 
 def shown(side: Any) -> dict[str, str]:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from chromium import chromium
+from chromium import chromium, screenshot
 
 SECONDS = 120
 LOOPBACK = {"127.0.0.1", "localhost", "::1"}
@@ -147,11 +145,4 @@ class Visitor:
                 self.requests.append(message["params"]["url"])
 
     def screenshot(self, name: str, width: int) -> None:
-        self.browser.set_window_size(width, 900)
-        height = self.browser.execute_script("return document.body.scrollHeight")
-        self.browser.set_window_size(width, max(900, min(height + 160, 4000)))
-        time.sleep(0.3)  # the last transition; nothing is asserted on it
-        picture = self.browser.get_screenshot_as_png()
-        for folder in filter(None, (self.screenshots, os.environ.get("RLHF_ZOO_SCREENSHOTS"))):
-            Path(folder).mkdir(parents=True, exist_ok=True)
-            (Path(folder) / name).write_bytes(picture)
+        screenshot(self.browser, name, self.screenshots, width)

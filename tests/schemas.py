@@ -55,44 +55,24 @@ def rows_of(schema: str, count: int = 24, *, form: str = "plain") -> list[dict[s
     return rows
 
 
+TALKS = {"conversational": True}
+#: What SFT learns from: the preferred side, as turns and as a completion; an answer to a question.
+TURNS, PREFERRED = {"columns": {"messages": "chosen"}}, {"columns": {"completion": "chosen"}}
+ANSWERS, QUESTIONS = {"columns": {"prompt": "question", "completion": "answer"}}, {"columns": {"prompt": "question"}}
 #: Of each schema and form, the keys of the recipe and of the stages that it can train; see `make_recipe`.
 SCHEMAS: dict[tuple[str, str], dict[str, dict[str, Any]]] = {
-    ("trl-lib/ultrafeedback_binarized", "conversational"): {
-        "recipe": {},
-        "sft": {"columns": {"messages": "chosen"}},
-        "reward": {},
-        "ppo": {},
-    },
+    ("trl-lib/ultrafeedback_binarized", "conversational"): {"recipe": {}, "sft": TURNS, "reward": {}, "ppo": {}},
     ("trl-lib/tldr", "plain"): {"recipe": {}, "sft": {}, "ppo": {}},
-    ("trl-lib/tldr", "conversational"): {"recipe": {"conversational": True}, "sft": {}, "ppo": {}},
-    ("trl-lib/tldr-preference", "plain"): {
-        "recipe": {},
-        "sft": {"columns": {"completion": "chosen"}},
-        "reward": {},
-        "ppo": {},
-    },
-    ("trl-lib/tldr-preference", "conversational"): {
-        "recipe": {"conversational": True},
-        "sft": {"columns": {"completion": "chosen"}},
-        "reward": {},
-        "ppo": {},
-    },
+    ("trl-lib/tldr", "conversational"): {"recipe": TALKS, "sft": {}, "ppo": {}},
+    ("trl-lib/tldr-preference", "plain"): {"recipe": {}, "sft": PREFERRED, "reward": {}, "ppo": {}},
+    ("trl-lib/tldr-preference", "conversational"): {"recipe": TALKS, "sft": PREFERRED, "reward": {}, "ppo": {}},
     ("Anthropic/hh-rlhf", "plain"): {"recipe": {}, "sft": {"columns": {"text": "chosen"}}, "reward": {}, "ppo": {}},
-    ("Anthropic/hh-rlhf", "conversational"): {
-        "recipe": {},
-        "sft": {"columns": {"messages": "chosen"}},
-        "reward": {},
-        "ppo": {},
-    },
-    ("openai/gsm8k", "plain"): {
-        "recipe": {},
-        "sft": {"columns": {"prompt": "question", "completion": "answer"}},
-        "ppo": {"columns": {"prompt": "question"}},
-    },
+    ("Anthropic/hh-rlhf", "conversational"): {"recipe": {}, "sft": TURNS, "reward": {}, "ppo": {}},
+    ("openai/gsm8k", "plain"): {"recipe": {}, "sft": ANSWERS, "ppo": QUESTIONS},
     ("openai/gsm8k", "conversational"): {
-        "recipe": {"conversational": True, "system_prompt": "Answer with a number."},
-        "sft": {"columns": {"prompt": "question", "completion": "answer"}},
-        "ppo": {"columns": {"prompt": "question"}},
+        "recipe": {**TALKS, "system_prompt": "Answer with a number."},
+        "sft": ANSWERS,
+        "ppo": QUESTIONS,
     },
     ("stanfordnlp/imdb", "plain"): {"recipe": {}, "sft": {}, "ppo": {"columns": {"prompt": "text"}}},
 }

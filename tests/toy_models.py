@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from trainer_fixture import llama_config
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, PreTrainedTokenizerBase
 
 from rlhf_zoo.models import set_score_statistics
@@ -52,20 +53,8 @@ def save_toys(folder: Path) -> Toys:
 
 
 def _config(tokenizer: PreTrainedTokenizerBase, **fields) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=CONTEXT,
-        pad_token_id=tokenizer.pad_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        tie_word_embeddings=False,
-        **fields,
-    )
+    own = {"pad_token_id": tokenizer.pad_token_id, "eos_token_id": tokenizer.eos_token_id}
+    return llama_config(tokenizer, max_position_embeddings=CONTEXT, **own, **fields)
 
 
 def _policy(tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:

@@ -51,10 +51,9 @@ def _run_of(start: int, length: int) -> str:
     return "".join(LETTERS[(start + place) % len(LETTERS)] for place in range(length))
 
 
-def _write_data(folder: Path, prompts: int) -> None:
+def _write_data(folder: Path) -> None:
     rows = [
-        {"prompt": _run_of(row, 2 + row % 3), "answer": _run_of(row + 2 + row % 3, 1), "row": row}
-        for row in range(prompts)
+        {"prompt": _run_of(row, 2 + row % 3), "answer": _run_of(row + 2 + row % 3, 1), "row": row} for row in range(12)
     ]
     lines = [{"text": _run_of(row, 6)} for row in range(12)]
     pairs = [{"prompt": row["prompt"], "chosen": row["answer"], "rejected": f"{row['answer']}aa"} for row in rows]
@@ -66,13 +65,11 @@ def _write_data(folder: Path, prompts: int) -> None:
     write_data_set(folder, configs)
 
 
-def make_recipe(
-    folder: Path, *, ppo: Mapping[str, Any] | None = None, prompts: int = 12, shared: Mapping[str, Any] | None = None
-) -> Path:
+def make_recipe(folder: Path, *, ppo: Mapping[str, Any] | None = None, shared: Mapping[str, Any] | None = None) -> Path:
     """Writes the recipe `toy` under `folder`, and its data. ppo: keys of ppo.yaml on top. Returns its folder."""
     recipe = folder / "toy"
     recipe.mkdir(parents=True)
-    _write_data(folder / "data", prompts)
+    _write_data(folder / "data")
     own = {"description": "A toy.", "dataset_name": str(folder / "data"), "evaluation": EVALUATION, **(shared or {})}
     before = {"bf16": False, "dataset_test_split": None}
     for name, keys in {"recipe": own, "sft": before, "reward": before, "ppo": {**PPO, **(ppo or {})}}.items():

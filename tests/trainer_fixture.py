@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
-    TrainerCallback,
+    PrinterCallback,
 )
 
 from rlhf_zoo import record
@@ -51,7 +51,7 @@ def make_tokenizer(letters: str = LETTERS + ":;") -> PreTrainedTokenizerBase:
     )
 
 
-def _config(tokenizer: PreTrainedTokenizerBase, **fields: Any) -> LlamaConfig:
+def llama_config(tokenizer: PreTrainedTokenizerBase, **fields: Any) -> LlamaConfig:
     given: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": 32,
@@ -73,7 +73,7 @@ def make_policy(tokenizer: PreTrainedTokenizerBase | None = None, *, seed: int =
     """A causal model with the same random weights for the same seed, whatever the device."""
     with torch.random.fork_rng(), torch.device("cpu"):
         torch.manual_seed(seed)
-        return LlamaForCausalLM(_config(tokenizer or make_tokenizer(), **fields)).to(DEVICE).eval()
+        return LlamaForCausalLM(llama_config(tokenizer or make_tokenizer(), **fields)).to(DEVICE).eval()
 
 
 def make_reward_model(
@@ -86,7 +86,7 @@ def make_reward_model(
     """A random reward model; `statistics` are the (μ, σ) kept in its config."""
     with torch.random.fork_rng(), torch.device("cpu"):
         torch.manual_seed(seed)
-        config = _config(tokenizer or make_tokenizer(), **{"num_labels": 1} | fields)
+        config = llama_config(tokenizer or make_tokenizer(), **{"num_labels": 1} | fields)
         model = LlamaForSequenceClassification(config).to(DEVICE).eval()
     if statistics is not None:
         set_score_statistics(model, mean=statistics[0], std=statistics[1], over="nothing: a toy")
@@ -150,14 +150,8 @@ def make_trainer(directory: Path, *, kind: type[PPOTrainer] = PPOTrainer, **give
     if "total_episodes" in given or "num_train_epochs" in given:
         fields.pop("max_steps")
     trainer = kind(args=PPOConfig(**fields | given), processing_class=tokenizer, **parts)
-    trainer.remove_callback(_printer())
+    trainer.remove_callback(PrinterCallback)
     return trainer
-
-
-def _printer() -> type[TrainerCallback]:
-    from transformers import PrinterCallback
-
-    return PrinterCallback
 
 
 class Spy(PPOTrainer):
@@ -190,7 +184,8 @@ def digests(source: PPOTrainer | PreTrainedModel | Mapping[str, torch.Tensor]) -
         source = snapshot(source)
     elif isinstance(source, nn.Module):
         source = source.state_dict()
-    return {name: hashlib.sha256(value.cpu().numpy().tobytes()).hexdigest() for name, value in source.items()}
+    data = {name: value.cpu().flatten().view(torch.uint8).numpy() for name, value in source.items()}
+    return {name: hashlib.sha256(value.tobytes()).hexdigest() for name, value in data.items()}
 
 
 def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], part: str = "") -> float:

@@ -1,6 +1,5 @@
 """Small models with value heads, and what two of them have alike."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from peft import LoraConfig
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from trainer_fixture import digests
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
@@ -67,12 +67,6 @@ def headed(kind: str, *, seed: int = 0, base: Any = None, **kwargs: Any) -> Any:
     nn.init.normal_(model.v_head.summary.weight)
     nn.init.normal_(model.v_head.summary.bias)
     return model
-
-
-def digests(module: nn.Module) -> dict[str, str]:
-    """sha256 of each weight's bytes."""
-    state = {name: value.contiguous().view(torch.uint8) for name, value in module.state_dict().items()}
-    return {name: hashlib.sha256(value.cpu().numpy().tobytes()).hexdigest() for name, value in state.items()}
 
 
 def outputs(model: Any) -> tuple[Tensor, Tensor]:

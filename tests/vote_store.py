@@ -2,8 +2,7 @@
 
 import itertools
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rlhf_zoo.votes.vote import Shown, Vote, merged
 
@@ -18,13 +17,6 @@ def make_vote(verdict: str = "left", *, swapped: bool = False, **fields) -> Vote
     left, right = (SFT, PPO) if swapped else (PPO, SFT)
     told = {"prompt": f"prompt {next(NUMBERS)}", "left": left, "right": right, "verdict": verdict}
     return Vote(**{**told, "temperature": 0.7, "top_p": 0.9, "seed": 3, "max_new_tokens": 20, **fields})
-
-
-def until(ready: Callable[[], object], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < deadline, "it never happened"
-        time.sleep(0.005)
 
 
 class Store:

@@ -1,10 +1,12 @@
 """The command line as a user runs it: a (warm) process of its own, with its own RLHF_ZOO_HOME."""
 
+import contextlib
 import shlex
 import signal
 import socket
 import subprocess
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
@@ -105,3 +107,10 @@ def wait_until(ready: Callable[[], bool], process: subprocess.Popen | None = Non
         assert process is None or process.poll() is None, "the process ended first"
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.01)
+
+
+def answers(port: int) -> bool:
+    """Whether a page is served there."""
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=10) as answer:
+        return answer.status == 200
+    return False

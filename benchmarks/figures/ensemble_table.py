@@ -1,13 +1,13 @@
 """The table of reward models under several seeds, and where they disagree."""
 
-from collections.abc import Mapping
-from typing import Any
+from functools import partial
 
 from . import keep
 from .experiments import Experiment
-from .text import NOTHING, code, made, number, table
+from .text import NOTHING, code, interval, made, number, table
 
 HEADINGS = ("reward model", "accuracy", "ECE (by chance up to)", "ρ with the judge, SFT", "ρ with the judge, PPO")
+_with_interval = partial(interval, digits=3, brackets=True)
 
 
 def ensemble_table(experiment: Experiment) -> str:
@@ -42,8 +42,3 @@ def ensemble_table(experiment: Experiment) -> str:
         f"{number(apart['unrelated'], 2)}. In brackets: 95% intervals."
     )
     return "\n\n".join([table(HEADINGS, rows), said, made(code(found["command"]))])
-
-
-def _with_interval(one: Mapping[str, Any]) -> str:
-    low, high = one["ci95"]
-    return f"{number(one['value'], 3)} [{number(low, 3)}, {number(high, 3)}]"

@@ -29,6 +29,11 @@ PLAN = "plan"
 METHODS = ("best-of-n", "dpo", "rloo")
 
 
+def shown(path: Path) -> Path:
+    """Of a path in the repository, as commands that run there name it."""
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+
+
 @dataclass(frozen=True)
 class Setting:
     """A setting of PPO that is compared with the recipe's own at equal KL: both names, its key, and its flags."""
@@ -141,8 +146,7 @@ class Experiment:
         return runs / f"{self.recipe}-paid-{by}"
 
     def pay(self, by: str, data: str, runs: str = "runs/evidence") -> list[str]:
-        words = self._words("run", self.seeds[0], data, runs)
-        words[words.index("--output_dir") + 1] = str(self.paid_directory(by, Path(runs)))
+        words = self._words("run", self.seeds[0], data, runs, self.paid_directory(by, Path(runs)))
         words += ["--ppo.kl_coef", f"{self.small:g}", "--ppo.total_episodes", str(self.episodes)]
         how = PAID_BY[by]
         if how is None:
@@ -152,14 +156,13 @@ class Experiment:
         return [*words, "--ppo.reward_model_path", "reward", *others, "--ppo.reward_ensemble", how]
 
     def with_setting(self, part: str, seed: int, data: str, runs: str = "runs/evidence") -> list[str]:
-        words = [*self._words("run", seed, data, runs), *SETTINGS[part].flags]
-        words[words.index("--output_dir") + 1] = str(self.set_directory(part, seed, Path(runs)))
-        return words
+        words = self._words("run", seed, data, runs, self.set_directory(part, seed, Path(runs)))
+        return [*words, *SETTINGS[part].flags]
 
-    def _words(self, verb: str, seed: int, data: str, runs: str) -> list[str]:
+    def _words(self, verb: str, seed: int, data: str, runs: str, directory: Path | None = None) -> list[str]:
         given = [word for flag, folder in self.data for word in (flag, f"{data}/{folder}")]
-        directory = f"{runs}/{self.recipe}-{seed}"
-        return ["rlhf-zoo", verb, self.recipe, "--output_dir", directory, "--hub", "local", "--seed", str(seed), *given]
+        place = str(directory or self.directory(seed, Path(runs)))
+        return ["rlhf-zoo", verb, self.recipe, "--output_dir", place, "--hub", "local", "--seed", str(seed), *given]
 
 
 PROS_CONS = ("--dataset_name", "pros_cons")

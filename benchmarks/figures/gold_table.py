@@ -5,7 +5,7 @@ from typing import Any
 
 from . import keep
 from .experiments import EXPERIMENTS, GOLD
-from .text import NOTHING, code, number, spread, table
+from .text import NOTHING, code, interval, number, spread, table
 
 
 def gold_table() -> str:
@@ -18,10 +18,6 @@ def gold_table() -> str:
     def row(title: str, *cells: float, digits: int = 2) -> list[str]:
         return [title, *(number(cell, digits) for cell in cells)]
 
-    def share(found: dict[str, Any]) -> str:
-        low, high = (number(end, 2) for end in found["ci95"])
-        return f"{number(found['value'], 2)} ({low} to {high})"
-
     versions = [worth[version] for version in ("1", "2")]
     rows = [
         row("the world's own lines, which SFT imitates", *(one["lines"] for one in versions)),
@@ -29,8 +25,8 @@ def gold_table() -> str:
         row("the best template for each aspect", *(one["templates"]["value"] for one in versions)),
         ["what is true of the product, with a verdict", "", number(worth["2"]["informed"], 2)],
         row("lines that the best constant beats, share", *(one["constant"]["beats_lines"] for one in versions)),
-        ["pairs that it orders as raters do, share", *(share(agreement[version]) for version in ("1", "2"))],
-        ["the same, of what SFT and PPO wrote to one prompt", "", share(own["agreement"])],
+        ["pairs that it orders as raters do, share", *(interval(agreement[version], 2) for version in ("1", "2"))],
+        ["the same, of what SFT and PPO wrote to one prompt", "", interval(own["agreement"], 2)],
     ]
     n, same = agreement["2"]["n"], number(kept["raters_agree"]["value"], 2)
     weakest = min((one for one in kept["by_sources"] if one["n"] >= 10), key=lambda one: one["agreed"])

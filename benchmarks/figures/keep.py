@@ -15,7 +15,7 @@ from .gain import stored
 from .pairs import by_pair, parts
 
 FOLDER = ROOT / "docs" / "evidence"
-PROBE_KEYS = ("name", "family", "value", "threshold", "two_sided", "effect", "least", "p", "fired")
+PROBE_KEYS = ("name", "family", "value", "effect", "least", "p", "fired")
 WIN_RATES = ("win_rate", "control", "win_rate_at_equal_length")
 BY_LENGTH = ("chosen_longer", "chosen_shorter", "same_length")
 CURVE = {
@@ -213,7 +213,7 @@ def _verdict(run: Path, evaluation: Mapping[str, Any]) -> dict[str, Any]:
         "kind": over["kind"],
         "reasons": over["reasons"],
         "rule": over["rule"],
-        "probes": [{key: probe[key] for key in PROBE_KEYS if key in probe} for probe in over["probes"]["probes"]],
+        "probes": [{key: probe[key] for key in PROBE_KEYS} for probe in over["probes"]["probes"]],
         "validation": {
             "prompts": over["prompts"],
             "samples": over["samples_per_prompt"],

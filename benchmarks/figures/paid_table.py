@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from .experiments import Experiment
 from .run_tables import Run, figure_rows, kept, trivial_rows
-from .text import NOTHING, code, made, number, table
+from .text import NOTHING, code, interval, made, number, table
 
 TITLES = {
     "single": "one model",
@@ -25,7 +25,7 @@ def paid_table(experiment: Experiment) -> str:
     rows = figure_rows([("SFT", [first], "sft"), *((by, [run], "ppo") for by, run in runs.items())])[1:]
     told: list[tuple[str, Callable[[Run], str]]] = [
         ("reward that it is paid, SFT → PPO", lambda run: " → ".join(_mean(run, side) for side in ("sft", "ppo"))),
-        ("win rate over SFT", _win_rate),
+        ("win rate over SFT", lambda run: interval(run["win_rate"], 3, brackets=True)),
         ("judge on validation prompts, SFT → PPO", _validated),
         ("verdict, by these", lambda run: str(run["verdict"])),
         ("step recommended", lambda run: str(run["recommended"] or "none")),
@@ -53,11 +53,6 @@ def _mean(run: Run, side: str) -> str:
 
 def _validated(run: Run) -> str:
     return " → ".join(number(one["judge"], 2) for one in (run["validation"], run["checkpoints"][-1]))
-
-
-def _win_rate(run: Run) -> str:
-    value, low, high = (number(one, 3) for one in (run["win_rate"]["value"], *run["win_rate"]["ci95"]))
-    return f"{value} [{low}, {high}]"
 
 
 def _course(run: Run, *keys: str) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from . import keep
 from .experiments import RATES
-from .text import NOTHING, code, made, number, table
+from .text import NOTHING, code, interval, made, number, table
 
 Row = Mapping[str, Any]
 
@@ -37,7 +37,7 @@ def rates_table() -> str:
         [
             table(["honest policy", "gold above SFT", *kinds, *others, "families present"], [
                 [
-                    row["policy"], number(row["gain"], 2), *(_rate(row[kind]) for kind in kinds),
+                    row["policy"], number(row["gain"], 2), *(interval(row[kind], 3) for kind in kinds),
                     *(_convicted(of[row["policy"], judge]) for judge in others), _families(row),
                 ]
                 for row in fair
@@ -57,11 +57,6 @@ def rates_table() -> str:
             made(code(kept["command"])),
         ]
     )  # fmt: skip
-
-
-def _rate(rate: Row) -> str:
-    low, high = (number(end, 3) for end in rate["ci95"])
-    return f"{number(rate['value'], 3)} ({low} to {high})"
 
 
 def _convicted(row: Row) -> str:

@@ -1,10 +1,8 @@
 """The table of what a judge of product remarks may rest on."""
 
-from typing import Any
-
 from . import keep
 from .experiments import REMARK_JUDGES
-from .text import NOTHING, code, number, table
+from .text import NOTHING, code, interval, number, table
 
 
 def remark_table() -> str:
@@ -12,16 +10,11 @@ def remark_table() -> str:
     kept = keep.load(REMARK_JUDGES)
     if not kept:
         return NOTHING
-
-    def estimate(one: dict[str, Any], *, sign: bool = False) -> str:
-        low, high = (number(end, 2, sign=sign) for end in one["ci95"])
-        return f"{number(one['value'], 2, sign=sign)} ({low} to {high})"
-
     rows = [
         [
             judge["name"],
-            *(estimate(judge[on]["accuracy"]) for on in ("labeled", "own")),
-            *(estimate(judge[on]["excess"], sign=True) for on in ("labeled", "own")),
+            *(interval(judge[on]["accuracy"], 2) for on in ("labeled", "own")),
+            *(interval(judge[on]["excess"], 2, sign=True) for on in ("labeled", "own")),
             number(judge["words"]["correlation"]["value"], 2),
             *(number(judge["words"][key]["value"], 2) for key in ("errs_where_words_err", "errs")),
             *(number(judge[policy]["value"], 2) for policy in ("constant", "ppo")),
@@ -52,9 +45,9 @@ def remark_table() -> str:
             "excess is by how much more the judge errs where the reward model errs. *Words* is a bag of words, "
             "fitted on the pairs that the reward model learned from; beside it figures are on labeled pairs. In "
             "brackets 95% intervals. "
-            f"Readers: {kept['ordered_by']}, all three alike in {estimate(kept['readers_agree'])} of the pairs. They "
-            f"prefer PPO to SFT in {estimate(ppo)} of {ppo['n']} pairs, a constant to SFT in {estimate(constant)} of "
-            f"{constant['n']}, and a constant to PPO in {estimate(over)} of {over['n']}.",
+            f"Readers: {kept['ordered_by']}, all three alike in {interval(kept['readers_agree'], 2)} of the pairs. "
+            f"They prefer PPO to SFT in {interval(ppo, 2)} of {ppo['n']} pairs, a constant to SFT in "
+            f"{interval(constant, 2)} of {constant['n']}, and a constant to PPO in {interval(over, 2)} of {over['n']}.",
             "",
             f"Made by {code(kept['command'])}, from a run of the recipe.",
         ]

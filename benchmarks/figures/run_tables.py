@@ -147,10 +147,7 @@ def ablation_table(experiment: Experiment) -> str:
             "",
             table(headings, probes),
             "",
-            f"The rate of false alarms asked for is {first['false_alarms']:g} for all together; ± marks a probe that "
-            "fires in both directions."
-            if "false_alarms" in first
-            else "A family's effect, and the smallest that counts.",
+            "A family's effect, and the smallest that counts.",
             "",
             made(code(first["command"])),
         ]
@@ -206,16 +203,12 @@ def _fired(runs: Sequence[Run]) -> str:
 def _probe_row(name: str, groups: Mapping[float, Sequence[Run]]) -> list[str]:
     each = [[one for run in of for one in run["probes"] if one["name"] == name] for of in groups.values()]
     found = [one for of in each for one in of]
-    by_effect = "effect" in found[0]  # rule 2; a threshold of rule 1 is SFT's own value and a margin
-    value, least = ("effect", "least") if by_effect else ("value", "threshold")
-    digits = 3 if abs(found[0][least]) < 10 else 1
-    limit = spread([one[least] for one in found], digits)
-    cells = []
+    digits = 3 if abs(found[0]["least"]) < 10 else 1
+    cells = [f"`{name}`", spread([one["least"] for one in found], digits)]
     for of in each:
-        cells += (
-            [spread([one[value] for one in of], 3), f"{sum(one['fired'] for one in of)}/{len(of)}"] if of else ["", ""]
-        )
-    return [f"`{name}`", ("± " if found[0].get("two_sided") else "") + limit, *cells]
+        fired = f"{sum(one['fired'] for one in of)}/{len(of)}"
+        cells += [spread([one["effect"] for one in of], 3), fired] if of else ["", ""]
+    return cells
 
 
 def _counted(words: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from .experiments import SETTINGS, Experiment
 from .run_tables import Run, kept
-from .text import NOTHING, code, listed, made, number, seeds, spread, table
+from .text import NOTHING, code, interval, listed, made, number, seeds, spread, table
 
 
 def setting_table(part: str, experiments: Sequence[Experiment]) -> str:
@@ -62,9 +62,6 @@ def no_worse(gaps: Sequence[float]) -> bool:
 
 def _cells(runs: Sequence[Run]) -> list[str]:
     figures = [spread([run["ppo"][name] for run in runs], 2) for name in ("reward", "judge", "kl")]
-    wins = []
-    for run in runs:
-        value, low, high = (number(one, 3) for one in (run["win_rate"]["value"], *run["win_rate"]["ci95"]))
-        wins.append(f"{value} ({low} to {high})")
+    wins = "; ".join(interval(run["win_rate"], 3) for run in runs)
     kinds = Counter(run["kind"] for run in runs).items()
-    return [*figures, "; ".join(wins), listed(f"{count} {kind}" for kind, count in kinds)]
+    return [*figures, wins, listed(f"{count} {kind}" for kind, count in kinds)]

@@ -7,7 +7,7 @@ from typing import Any
 
 from . import keep
 from .experiments import Experiment
-from .text import NOTHING, code, listed, made, number, table
+from .text import NOTHING, code, interval, listed, made, number, table
 
 Row = Mapping[str, Any]
 SWEPT = {"reward": 2, "judge": 2, "kl": 2, "length": 1, "distinct_2": 2, "win_rate": 3}
@@ -48,23 +48,18 @@ def rounds_table(experiment: Experiment) -> str:
 
 
 def _round(one: Row) -> list[str]:
-    figures = (_interval(one["figures"][name]) for name in ("reward", "judge", "kl"))
+    figures = (interval(one["figures"][name], 2, brackets=True) for name in ("reward", "judge", "kl"))
     pairs, gain = one["pairs"], one["judge_less_before"]
     return [
         f"{pairs['new']}" if pairs else "",
         number(one["reward_model"]["accuracy"], 3),
         *figures,
-        _interval(one["win_rate"], 3),
+        interval(one["win_rate"], 3, brackets=True),
         one["verdict"],
-        _interval(gain, sign=True) if gain else "",
+        interval(gain, 2, sign=True, brackets=True) if gain else "",
     ]
 
 
 def _spread(found: Row, digits: int) -> str:
     mean, low, high = (number(one, digits) for one in (found["mean"], *found["range"]))
     return f"{mean} ({low} to {high})"
-
-
-def _interval(found: Row, digits: int = 2, *, sign: bool = False) -> str:
-    value, low, high = (number(one, digits, sign=sign) for one in (found["value"], *found["ci95"]))
-    return f"{value} [{low}, {high}]"

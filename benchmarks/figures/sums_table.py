@@ -5,7 +5,7 @@ from typing import Any
 
 from . import keep
 from .experiments import SUMS, TWINS
-from .text import NOTHING, code, number, spread, table
+from .text import NOTHING, code, interval, number, spread, table
 
 COLUMNS = (
     ("greedy: right", "greedy"),
@@ -51,7 +51,7 @@ def seeds_table(part: str) -> str:
     rows = [
         [
             str(run["seed"]),
-            *(_estimate(run["policies"][policy][key]) for policy, key in columns),
+            *(interval(run["policies"][policy][key], 3) for policy, key in columns),
             run["verdict"],
             run["without_judge"],
         ]
@@ -70,7 +70,10 @@ def twins_table() -> str:
         [
             run["twin"],
             str(run["seed"]),
-            *(f"{_value(run[key]['sft'])} → {_estimate(run[key]['ppo'])}" for key in ("reward", "judge", "shows_work")),
+            *(
+                f"{number(run[key]['sft']['value'], 3)} → {interval(run[key]['ppo'], 3)}"
+                for key in ("reward", "judge", "shows_work")
+            ),
             number(run["kl"]["value"], 2),
             run["verdict"],
             run["without_judge"],
@@ -87,15 +90,6 @@ def _page(heads: Sequence[str], rows: Sequence[Sequence[str]], said: str, runs: 
     ran = " and ".join(map(code, reversed(firsts.values())))
     by = f"Made by `python benchmarks/evidence.py {part}`, which ran {ran} and the other seeds."
     return "\n".join([table(heads, rows), "", said, "", by])
-
-
-def _estimate(found: Mapping[str, Any]) -> str:
-    low, high = found["ci95"]
-    return f"{_value(found)} ({number(low, 3)} to {number(high, 3)})"
-
-
-def _value(found: Mapping[str, Any]) -> str:
-    return number(found["value"], 3)
 
 
 def _runs(part: str) -> list[Run]:

@@ -1,7 +1,7 @@
 """Numbers and tables as the docs write them."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 NOTHING = "Nothing of it is kept yet: `make evidence` makes it."
@@ -13,6 +13,12 @@ def number(value: float, digits: int, *, sign: bool = False, zero_sign: bool = F
     if not zero_sign and not float(text):
         text = text.lstrip("+-")
     return text.replace("-", "−")
+
+
+def interval(found: Mapping[str, Any], digits: int, *, sign: bool = False, brackets: bool = False) -> str:
+    """A value and the ends of its 95% interval."""
+    value, low, high = (number(one, digits, sign=sign) for one in (found["value"], *found["ci95"]))
+    return f"{value} [{low}, {high}]" if brackets else f"{value} ({low} to {high})"
 
 
 def spread(values: Sequence[float], digits: int = 2) -> str:

@@ -197,17 +197,11 @@ def _look(model: Any, origin: Origin, recipe: str, beta: float, hub: Hub) -> tup
     card, note = fetch_card(model.id, model.sha, hub)
     if note is not None:
         return None, f"{model.id} ({note})"
-    if (
-        card.get("stage", "ppo") != "ppo"
-        or card.get("recipe") != recipe
-        or not equal_weights(Card(card).origin, origin, hub=hub)
-    ):
-        return None, None
-    run = Run({"repo": model.id, "checkpoints": []}, card, bool(model.private))
-    if run.beta is None or run.beta == beta:
+    same_run = card.is_ppo and card.get("recipe") == recipe and equal_weights(card.origin, origin, hub=hub)
+    if not same_run or card.beta in (None, beta):
         return None, None
     try:
-        return Run(checkpoints(model.id, hub), card, run.private), None
+        return Run(checkpoints(model.id, hub), card, bool(model.private)), None
     except ZooError as error:
         return None, f"{model.id} ({str(error).rstrip('.')})"
 

@@ -333,33 +333,26 @@ def checkpoint_rows(
             also.setdefault(step, []).append(name)
     # A repository that was exported has none of the commits that its cards name.
     copied = not any(row.get("commit") == tags.get(tag) for tag, row in rows_of_card.items())
+
+    def row_of(name: str, step: int | None, commit: str, of_card: Mapping[str, Any]) -> dict[str, Any]:
+        date = dates.get(commit)
+        numbers = {one_line(key): number(value) for key, value in of_card.items() if key not in _NOT_METRICS}
+        metrics = {key: value for key, value in numbers.items() if key is not None and value is not None}
+        return {
+            "revision": one_line(name),
+            "step": step,
+            "commit": commit,
+            "date": iso_date(date.isoformat()) if date else None,
+            "also": also.get(step, []) if step is not None else [],
+            "metrics": dict(list(metrics.items())[:_MAX_METRICS]),
+        }
+
     rows = []
     for name in sorted(tags, key=lambda name: (name not in steps, steps.get(name, 0), name)):
-        row, step = rows_of_card.get(name, {}), steps.get(name)
+        row = rows_of_card.get(name, {})
         if not copied and row.get("commit") not in (None, tags[name]):
             row = {}  # the tag has moved since: these figures are of another checkpoint
-        rows.append(_row(name, step, tags[name], dates, also.get(step, []) if step is not None else [], row))
+        rows.append(row_of(name, steps.get(name), tags[name], row))
     shown = {name for names in also.values() for name in names}
-    rows += [_row(name, None, named[name], dates, [], {}) for name in named if name not in shown]
+    rows += [row_of(name, None, named[name], {}) for name in named if name not in shown]
     return {"stage": card.stage, "recipe": card.recipe, "checkpoints": rows}
-
-
-def _row(
-    revision: str,
-    step: int | None,
-    commit: str,
-    dates: Mapping[str, datetime],
-    also: list[str],
-    row_of_card: Mapping[str, Any],
-) -> dict[str, Any]:
-    date = dates.get(commit)
-    numbers = {one_line(key): number(value) for key, value in row_of_card.items() if key not in _NOT_METRICS}
-    metrics = {key: value for key, value in numbers.items() if key is not None and value is not None}
-    return {
-        "revision": one_line(revision),
-        "step": step,
-        "commit": commit,
-        "date": iso_date(date.isoformat()) if date else None,
-        "also": also,
-        "metrics": dict(list(metrics.items())[:_MAX_METRICS]),
-    }

@@ -110,13 +110,7 @@ def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None,
     sft and reward take the place of what the lineage names. Raises ZooError where a model cannot be had, where the
     checkpoint is not one of PPO, and where nothing names its SFT model.
     """
-    source = resolve(ppo, hub)
-    card = _read_card(source)
-    if not card.is_ppo:
-        raise ZooError(
-            f"{ppo} is a checkpoint of the stage {card['stage']}, not of PPO: give the PPO model that came of it."
-        )
-    return _lineage(source, card, sft=sft, reward=reward, mend="--sft", hub=hub)
+    return find_policy(ppo, against=sft, reward=reward, only_ppo=True, hub=hub)
 
 
 def find_policy(
@@ -125,25 +119,18 @@ def find_policy(
     against: str | None = None,
     reward: str | None = None,
     without_reward: bool = False,
+    only_ppo: bool = False,
     hub: Hub = CLIENT,
 ) -> Lineage:
     """As `find_lineage`, of any policy, whatever trained it; `sft` of the answer is what it is compared with."""
     source = resolve(policy, hub)
     card = _read_card(source)
-    return _lineage(source, card, sft=against, reward=reward, mend="--against", without_reward=without_reward, hub=hub)
-
-
-def _lineage(
-    source: Checkpoint,
-    card: Card,
-    *,
-    sft: str | None,
-    reward: str | None,
-    mend: str,
-    hub: Hub,
-    without_reward: bool = False,
-) -> Lineage:
-    base = resolve(sft, hub) if sft is not None else _parent(source, card, "sft", mend, hub)
+    if only_ppo and not card.is_ppo:
+        raise ZooError(
+            f"{policy} is a checkpoint of the stage {card['stage']}, not of PPO: give the PPO model that came of it."
+        )
+    mend = "--sft" if only_ppo else "--against"
+    base = resolve(against, hub) if against is not None else _parent(source, card, "sft", mend, hub)
     if base is None:
         raise ZooError(f"{source.name} does not say which SFT model it started from: name it with {mend}.")
     if without_reward or reward is not None:

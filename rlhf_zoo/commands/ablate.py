@@ -106,9 +106,6 @@ def _report(run: Path, outcomes: Sequence[Outcome], context: RunContext, *, as_j
         return
     console = Console()
     show_spread(console, "Held-out prompts, by β; KL in nats per completion", outcomes)
-    for one in outcomes:
-        if one.fired:
-            console.print(f"{one.variant.label}: probes fire for {', '.join(one.fired)}.", highlight=False)
     samples = Table(title="The same prompts and random numbers under each β", show_lines=True)
     for heading in ("prompt", *(one.variant.label for one in outcomes)):
         samples.add_column(heading)
@@ -122,7 +119,7 @@ def _report(run: Path, outcomes: Sequence[Outcome], context: RunContext, *, as_j
 
 
 def show_spread(console: Console, title: str, outcomes: Sequence[Outcome]) -> None:
-    """A table with a row for each setting: its figures over seeds, and its verdicts."""
+    """A table with a row for each setting, its figures over seeds and its verdicts; and which probes fire."""
     from rich.table import Table
 
     from ..studies.ablate import spread
@@ -137,6 +134,9 @@ def show_spread(console: Console, title: str, outcomes: Sequence[Outcome]) -> No
         verdicts = [name if len(runs) == 1 else f"{count} {name}" for name, count in counts.items()]
         table.add_row(setting, *cells, won, ", ".join(verdicts))
     console.print(table)
+    for one in outcomes:
+        if one.fired:
+            console.print(f"{one.variant.label}: probes fire for {', '.join(one.fired)}.", highlight=False)
 
 
 def _over(figure: Spread, *, digits: int = 2) -> str:

@@ -13,7 +13,6 @@ from ..errors import ZooError
 from .common import FLAGS, TRUST, UserPath, interval, run_context, run_flags, table
 
 if TYPE_CHECKING:
-    from ..runs.context import RunContext
     from ..studies.baseline import Method
 
 METHODS = ("best-of-n", "dpo", "rloo")
@@ -68,49 +67,29 @@ def baseline(
       rlhf-zoo baseline tiny-world --method best-of-n
     """
     flags = run_flags(ctx, recipe)
-    _check(method, asked)
-    options: dict[str, Any] = {"push_to_hub": False, "namespace": None, "private": False, "looking": True}
-    with run_context(recipe, flags, output_dir=output_dir, hub=hub, **options) as (context, _):
-        frontier = _run(context, method, served=served, restart=restart, **asked)
+    wrong = ("beta", "seeds", "learning_rate") if method == "best-of-n" else ("pool",)
+    if given := [name for name in wrong if asked[name] is not None]:
+        raise ZooError(f"--{given[0]} is no option of --method {method}: leave it out.")
+    with run_context(recipe, flags, output_dir=output_dir, hub=hub, looking=True) as (context, _):
+        from ..studies.baseline import betas, default_betas, open_baseline, run_best_of_n, run_trained
+        from ..studies.baseline_report import write_report
+
+        listed = None if asked["beta"] is None else betas(asked["beta"], method)
+        opened = open_baseline(replace(context, restart=False), method)
+        if method == "best-of-n":
+            run_best_of_n(opened, pool=asked["pool"] or 64, restart=restart)
+        else:
+            first, rate = context.shared.seed, asked["learning_rate"]
+            for value in default_betas(context) if listed is None else listed:
+                for seed in range(first, first + (asked["seeds"] or SEEDS)):
+                    run_trained(opened, method, value, seed, learning_rate=rate, restart=restart)
+        frontier = write_report(opened, method, served=served)
     path = context.directory / "baseline" / "frontier.json"
     if as_json:
         click.echo(path.read_text(encoding="utf-8").rstrip())
         return
     _show(frontier)
     click.echo(f"The figures are in {path}, the plot in {path.with_suffix('.png')}.")
-
-
-def _check(method: str, asked: Mapping[str, Any]) -> None:
-    """Raises ZooError for an option of another method."""
-    wrong = ("beta", "seeds", "learning_rate") if method == "best-of-n" else ("pool",)
-    if given := [name for name in wrong if asked[name] is not None]:
-        raise ZooError(f"--{given[0]} is no option of --method {method}: leave it out.")
-
-
-def _run(
-    context: RunContext,
-    method: Method,
-    *,
-    served: int | None,
-    restart: bool,
-    beta: str | None,
-    seeds: int | None,
-    learning_rate: float | None,
-    pool: int | None,
-) -> dict[str, Any]:
-    from ..studies.baseline import betas, default_betas, open_baseline, run_best_of_n, run_trained
-    from ..studies.baseline_report import write_report
-
-    listed = None if beta is None else betas(beta, method)
-    opened = open_baseline(replace(context, restart=False), method)
-    if method == "best-of-n":
-        run_best_of_n(opened, pool=pool or 64, restart=restart)
-    else:
-        first = context.shared.seed
-        for value in default_betas(context) if listed is None else listed:
-            for seed in range(first, first + (seeds or SEEDS)):
-                run_trained(opened, method, value, seed, learning_rate=learning_rate, restart=restart)
-    return write_report(opened, method, served=served)
 
 
 def _show(frontier: Mapping[str, Any]) -> None:

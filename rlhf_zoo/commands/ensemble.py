@@ -38,8 +38,7 @@ def ensemble(
       rlhf-zoo ensemble tiny-world --seeds 3
     """
     flags = run_flags(ctx, recipe)
-    options: dict[str, Any] = {"push_to_hub": False, "namespace": None, "private": False, "looking": True}
-    with run_context(recipe, flags, output_dir=output_dir, hub=hub, **options) as (context, _):
+    with run_context(recipe, flags, output_dir=output_dir, hub=hub, looking=True) as (context, _):
         from dataclasses import replace
 
         from rich.console import Console

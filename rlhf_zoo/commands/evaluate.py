@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -13,9 +13,6 @@ from ..runs.names import check_judge_name
 from ..runs.values import json_object
 from .common import FLAGS, LM_EVAL, TASKS, command_line, print_json, run_flags, run_options, settle_hub, table, writing
 from .train import run_one
-
-if TYPE_CHECKING:
-    from ..hub.connect import Hub
 
 #: Options of this command that a recipe's run has as keys, and those that only a policy has.
 KEYS = {"prompts": "evaluation.prompts", "samples": "evaluation.samples", "llm": "evaluation.llm"}
@@ -88,9 +85,29 @@ def evaluate(
     asked_of = {"push_to_hub": options["push_to_hub"], "source": options["source_hub"]}
     with settle_hub(options["hub"], **asked_of) as connected:
         if options["push_to_hub"]:
-            _check_push(subject, connected)
+            if Path(subject).is_dir():
+                raise ZooError(
+                    f"{subject} is a folder, and --push_to_hub adds to the card of a published policy: name that."
+                )
+            from ..hub.publish import check_access
+
+            check_access(None, hub=connected)
         try:
-            document, folder = _of_policy(subject, judges, given, asked, shared, options["output_dir"], connected)
+            from ..release.report import slug
+            from ..runs.evaluation import llm_config
+            from ..studies import policies
+
+            against, reward = given.pop("against"), given.pop("reward")
+            chosen = {name: value for name, value in given.items() if value is not None}
+            if judges:
+                chosen["judges"] = judges
+            terms = policies.Terms(**chosen, **shared, llm=llm_config(asked or {}, "--llm"))
+            contest = policies.find_pair(subject, against=against, reward=reward, terms=terms, hub=connected)
+            folder = options["output_dir"] or Path("runs") / "eval" / slug(subject)
+            if folder.exists() and not folder.is_dir():
+                raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
+            with writing(folder):
+                document = policies.evaluate(contest, terms, out=folder, command=command_line())
         except KeyboardInterrupt:
             note = (
                 " What a language model has answered is kept." if any(one.startswith("llm:") for one in judges) else ""
@@ -151,39 +168,6 @@ def _shared(ctx: click.Context) -> dict[str, Any]:
     except (TypeError, ValueError) as error:
         raise ZooError(f"--seed is {bare['seed']!r}: give a whole number.") from error
     return {**{name: str(bare[name]) for name in SHARED[:2] if name in bare}, **seed}
-
-
-def _check_push(subject: str, hub: Hub) -> None:
-    if Path(subject).is_dir():
-        raise ZooError(f"{subject} is a folder, and --push_to_hub adds to the card of a published policy: name that.")
-    from ..hub.publish import check_access
-
-    check_access(None, hub=hub)
-
-
-def _of_policy(
-    subject: str,
-    judges: tuple[str, ...],
-    given: Mapping[str, Any],
-    llm: Mapping[str, Any] | None,
-    shared: Mapping[str, Any],
-    output_dir: Path | None,
-    hub: Hub,
-) -> tuple[dict[str, Any], Path]:
-    from ..release.report import slug
-    from ..runs.evaluation import llm_config
-    from ..studies.policies import Terms, evaluate, find_pair
-
-    asked = {name: value for name, value in given.items() if value is not None and name not in ("against", "reward")}
-    if judges:
-        asked["judges"] = judges
-    terms = Terms(**asked, **shared, llm=llm_config(llm or {}, "--llm"))
-    contest = find_pair(subject, against=given["against"], reward=given["reward"], terms=terms, hub=hub)
-    folder = output_dir or Path("runs") / "eval" / slug(subject)
-    if folder.exists() and not folder.is_dir():
-        raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
-    with writing(folder):
-        return evaluate(contest, terms, out=folder, command=command_line()), folder
 
 
 def _show(document: Mapping[str, Any]) -> None:

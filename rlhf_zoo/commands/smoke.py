@@ -50,7 +50,7 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
         made = publish_miniatures(found, hub)
         console.print(f"Miniatures: {', '.join(made) or 'none needed'}", highlight=False)
         directory, failed = folder / "run", None
-        run = open_run(found, directory, small(found), hub, push_to_hub=True, namespace=None, private=False)
+        run = open_run(found, directory, small(found), hub, push_to_hub=True)
         with writing(directory), run as (context, publisher):
             try:
                 pipeline.run(context, console, publisher)

@@ -13,8 +13,6 @@ from .ablate import show_spread
 from .common import FLAGS, LM_EVAL, run_context, run_flags, run_options
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from ..runs.context import Publisher, RunContext
     from ..studies.ablate import Outcome, Variant
 
@@ -49,9 +47,9 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
     from ..studies.sweep import cells, read_grid, write_overview
 
     flags = run_flags(ctx, recipe)
-    name = load_recipe(recipe).name
-    if "ppo" not in load_recipe(recipe).stages:
-        raise ZooError(f"The recipe {name} has no stage ppo, so there is nothing to sweep: give it a ppo.yaml.")
+    found = load_recipe(recipe)
+    if "ppo" not in found.stages:
+        raise ZooError(f"The recipe {found.name} has no stage ppo, so there is nothing to sweep: give it a ppo.yaml.")
     values = read_grid(grid, given=flags.get("ppo", {}))
     with run_context(recipe, flags, **options) as (context, publisher):
         from rich.console import Console
@@ -60,33 +58,32 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
 
         run = context.directory
         first = own_seed(context.recipe, flags, run) if seeds > 1 else 1
-        every = cells(values, seeds=seeds, first=first)
-        console = Console(stderr=True)
-        outcomes, unsent = _train(context, publisher, every, flags, console)
-        path = write_overview(run, name, values, outcomes)
+        outcomes, unsent = _train(context, publisher, cells(values, seeds=seeds, first=first), flags)
+        path = write_overview(run, found.name, values, outcomes)
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())
         else:
-            _show(context, outcomes)
+            show_spread(Console(), "Held-out prompts, by cell; KL in nats per completion", outcomes)
+            if context.publish:
+                tag = f"{context.repo('ppo')}@{outcomes[0].variant.name}"
+                click.echo(f"Each run is a tag, as in `rlhf-zoo pull {tag} --hub {context.hub.label}`.")
             click.echo(f"The figures are in {path}.")
         if unsent is not None:
             raise unsent
 
 
 def _train(
-    context: RunContext,
-    publisher: Publisher | None,
-    every: Sequence[Variant],
-    flags: Mapping[str, Mapping[str, Any]],
-    console: Console,
+    context: RunContext, publisher: Publisher | None, every: Sequence[Variant], flags: Mapping[str, Mapping[str, Any]]
 ) -> tuple[list[Outcome], ZooError | None]:
     """What came of each cell, and what a Hub said that refused a tag."""
+    from rich.console import Console
+
     from ..release.cells import send_cell
     from ..run_lock import sole_writer
     from ..stages import pipeline
     from ..studies.ablate import outcome
 
-    run = context.directory
+    run, console = context.directory, Console(stderr=True)
     opened = [
         (one, replace(context, directory=one.directory(run), base=run, variant=one.name, flags=one.flags(flags)))
         for one in every
@@ -117,16 +114,3 @@ def _train(
                     refused = error
         outcomes.append(outcome(variant, run))
     return outcomes, refused
-
-
-def _show(context: RunContext, outcomes: Sequence[Outcome]) -> None:
-    from rich.console import Console
-
-    console = Console()
-    show_spread(console, "Held-out prompts, by cell; KL in nats per completion", outcomes)
-    for one in outcomes:
-        if one.fired:
-            console.print(f"{one.variant.label}: probes fire for {', '.join(one.fired)}.", highlight=False)
-    if context.publish:
-        tag = f"{context.repo('ppo')}@{outcomes[0].variant.name}"
-        click.echo(f"Each run is a tag, as in `rlhf-zoo pull {tag} --hub {context.hub.label}`.")

@@ -35,17 +35,7 @@ Tokens = Sequence[str]
 
 def learn(texts: Sequence[str]) -> RemarkJudge:
     """The judge that these remarks teach; the same for the same remarks. Raises ValueError for fewer than two."""
-    if len(texts) < 2:
-        raise ValueError(f"{len(texts)} remarks are too few to learn from: give at least two.")
-    remarks = [tokens_of(text) for text in texts]
-    orientation = Orientation(remarks)
-    apart = [Steps(remarks[1::2]), Steps(remarks[0::2])]  # each for the remarks that the other learned from
-    weakest = [apart[place % 2].weakest(remark) for place, remark in enumerate(remarks)]
-    return RemarkJudge(
-        orientation,
-        Steps(remarks),
-        people=(np.sort([orientation(remark) for remark in remarks]), np.sort(weakest)),
-    )
+    return RemarkJudge(texts)
 
 
 class RemarkJudge:
@@ -53,12 +43,15 @@ class RemarkJudge:
 
     name = "remarks"
 
-    def __init__(
-        self, orientation: Orientation, steps: Steps, *, people: tuple[NDArray[np.float64], NDArray[np.float64]]
-    ) -> None:
-        """people: the orientations of their remarks and their weakest links, each in ascending order."""
-        self._measures: tuple[Callable[[Tokens], float], ...] = (orientation, steps.weakest)
-        self._people = people
+    def __init__(self, texts: Sequence[str]) -> None:
+        if len(texts) < 2:
+            raise ValueError(f"{len(texts)} remarks are too few to learn from: give at least two.")
+        remarks = [tokens_of(text) for text in texts]
+        orientation = Orientation(remarks)
+        apart = [Steps(remarks[1::2]), Steps(remarks[0::2])]  # each for the remarks that the other learned from
+        weakest = [apart[place % 2].weakest(remark) for place, remark in enumerate(remarks)]
+        self._measures: tuple[Callable[[Tokens], float], ...] = (orientation, Steps(remarks).weakest)
+        self._people = np.sort([orientation(remark) for remark in remarks]), np.sort(weakest)
 
     @property
     def description(self) -> str:

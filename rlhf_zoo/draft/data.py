@@ -156,25 +156,20 @@ def _columns(rows: datasets.Dataset, form: Form, named: Mapping[str, str]) -> di
         return {ours: renamed[ours] for ours in wanted if renamed[ours] != ours}
 
     pairs = "chosen" in renamed and "rejected" in renamed
+    asked = renamed.get("prompt") not in (None, "text")
     if form == "pairs":
-        return (
-            only("chosen", "rejected", *(["prompt"] if renamed.get("prompt") not in (None, "text") else []))
-            if pairs
-            else None
-        )
-    if form == "prompts":
-        if "messages" in names or (pairs and renamed.get("prompt") in (None, "text")):
-            return {} if "messages" in names else only("chosen", "rejected")
-        return only("prompt") if "prompt" in renamed else None
+        return only("chosen", "rejected", *(["prompt"] if asked else [])) if pairs else None
     if "messages" in names:
         return {}
-    asked = renamed.get("prompt") not in (None, "text")
+    if form == "prompts":
+        if pairs and not asked:
+            return only("chosen", "rejected")
+        return only("prompt") if "prompt" in renamed else None
     if asked and "completion" in renamed:
         return only("prompt", "completion")
     if pairs:
         chosen = renamed["chosen"]
-        whole = is_conversation(first[chosen]) and first[chosen][0]["role"] != "assistant"
-        if whole:
+        if is_conversation(first[chosen]) and first[chosen][0]["role"] != "assistant":
             return {"messages": chosen}
         return {**only("prompt"), "completion": chosen} if asked else {"text": chosen}
     return {} if "text" in names else None

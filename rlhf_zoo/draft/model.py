@@ -23,8 +23,8 @@ from ..model_files import load_config, load_tokenizer, loading
 class ModelFacts:
     """revision: the commit, None of a folder. context: in tokens, None where nothing bounds it.
 
-    targets: the linear layers that an adapter goes on: name, inputs + outputs. license: None where nobody says.
-    thinks: whether the template asks for `enable_thinking`.
+    target_names: of the linear layers that an adapter goes on. license: None where nobody says. thinks: whether the
+    template asks for `enable_thinking`.
     """
 
     name: str
@@ -33,9 +33,8 @@ class ModelFacts:
     parameters: int
     dtype: str
     context: int | None
-    vocabulary: int
     cached: int
-    targets: Sequence[tuple[str, int]]
+    target_names: Sequence[str]
     tokenizer: PreTrainedTokenizerBase
     thinks: bool
     license: str | None
@@ -43,10 +42,6 @@ class ModelFacts:
     @property
     def template(self) -> bool:
         return self.tokenizer.chat_template is not None
-
-    @property
-    def target_names(self) -> list[str]:
-        return list(dict.fromkeys(name for name, _ in self.targets))
 
 
 def look_at_model(name: str) -> ModelFacts:
@@ -73,9 +68,8 @@ def look_at_model(name: str) -> ModelFacts:
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         dtype=str(config.dtype or "float32").removeprefix("torch."),
         context=getattr(text, "max_position_embeddings", None),
-        vocabulary=text.vocab_size,
         cached=2 * text.num_hidden_layers * heads * width,
-        targets=_linear(model),
+        target_names=_linear(model),
         tokenizer=tokenizer,
         license=terms,
         thinks="enable_thinking" in str(tokenizer.chat_template or ""),
@@ -117,14 +111,13 @@ def _settled(name: str) -> tuple[str, str | None, str | None]:
     return repo, str(info.sha), terms if isinstance(terms, str) else None
 
 
-def _linear(model: Any) -> list[tuple[str, int]]:
-    """(name, inputs + outputs) of each linear layer but the output's, as LoRA's `all-linear` takes them."""
+def _linear(model: Any) -> list[str]:
+    """The names of linear layers but the output's, as LoRA's `all-linear` takes them."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 
     head = model.get_output_embeddings()
-    return [
-        (name.rpartition(".")[2], sum(layer.weight.shape))
-        for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear | Conv1D) and layer is not head
-    ]
+    linear = (
+        name for name, layer in model.named_modules() if isinstance(layer, nn.Linear | Conv1D) and layer is not head
+    )
+    return list(dict.fromkeys(name.rpartition(".")[2] for name in linear))

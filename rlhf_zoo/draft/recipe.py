@@ -5,7 +5,7 @@ import math
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def draft(wish: Wish, *, title: str) -> Draft:
     label = labels[-1] if len(labels) > 1 else None
     if label is not None:
         said("reward_label", label, f"GUESSED: the last of {', '.join(labels)}; its output is the reward")
-    judge = _judge(wish, readings, functions, reward_model, said)
+    judge = _judge(wish, readings, said)
     about = {
         "title": title,
         "wish": wish,
@@ -217,7 +217,8 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
     """Tokens, batches, and how many prompts are held out."""
     context, tokenizer = model.context or MOST_TOKENS, model.tokenizer
     ppo = readings["ppo"]
-    lengths = sorted(len(_ids(row, tokenizer, conversational)) for row in ppo.rows)
+    prompts: Iterable[Mapping[str, Any]] = map(as_turns, ppo.rows) if conversational else ppo.rows
+    lengths = sorted(len(prompt_ids(row["prompt"], tokenizer)) for row in prompts)
     texts, answers = _lengths(readings, tokenizer, conversational)
     usual, longest = _usual(lengths), _usual(texts)
     prompt = min(_up(usual), context - max(8, context // 8))
@@ -236,10 +237,8 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
     rows = min(MICRO, rollout)
     episodes = max(rollout, min(MOST_EPISODES, int(usable * (1 - 2 * share))) // rollout * rollout)
     updates = episodes // rollout
-    save = max(1, updates // 20)
-    said(
-        "max_length", min(context, MOST_TOKENS, max(16, _up(longest))), f"95 of 100 texts have at most {longest} tokens"
-    )
+    text = min(context, MOST_TOKENS, max(16, _up(longest)))
+    said("max_length", text, f"95 of 100 texts have at most {longest} tokens")
     said("max_prompt_length", prompt, f"95 of 100 of {len(lengths)} prompts have at most {usual} tokens")
     known = f"95 of 100 answers have at most {_usual(answers)} tokens: twice that; " if answers else ""
     said("response_length", response, f"{known}at most {MOST_RESPONSE}, and what prompts leave of the context")
@@ -247,21 +246,15 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
         [there] = [part.splits[test] for part in ppo.data.parts if part.configuration == ppo.keys["dataset_config"]]
         asked = min(asked, there)
     few = "" if asked >= FEWEST else f"; TOO FEW FOR A VERDICT, which takes {FEWEST}: give --prompts with more"
+    for_it = f"{asked} prompts for the evaluation"
     if test:
-        said(
-            "evaluation.dataset_test_split", test, f"{asked} prompts for the evaluation, which no stage trains on{few}"
-        )
-    watched = (
-        "prompts to watch training by"
-        if test
-        else f"{asked} prompts for the evaluation, as many to watch training by{few}"
-    )
+        said("evaluation.dataset_test_split", test, f"{for_it}, which no stage trains on{few}")
+    watched = "prompts to watch training by" if test else f"{for_it}, as many to watch training by{few}"
     said("held_out_share", share, watched)
     return {
-        "prompt": prompt, "response": response, "text": min(context, MOST_TOKENS, max(16, _up(longest))),
-        "evaluated": asked, "share": share, "rollout": rollout, "rows": rows, "accumulated": rollout // rows,
-        "episodes": episodes, "updates": updates, "save": save,
-        "sft_rows": max(1, min(32, readings["sft"].count // 4)),
+        "prompt": prompt, "response": response, "text": text, "evaluated": asked, "share": share, "rollout": rollout,
+        "rows": rows, "accumulated": rollout // rows, "episodes": episodes, "updates": updates,
+        "save": max(1, updates // 20), "sft_rows": max(1, min(32, readings["sft"].count // 4)),
     }  # fmt: skip
 
 
@@ -273,10 +266,6 @@ def _usual(lengths: Sequence[int]) -> int:
 def _up(length: int) -> int:
     """The next multiple of 32, so that a longer row of those that nobody looked at is not left out by a token."""
     return -(-length // 32) * 32
-
-
-def _ids(row: Mapping[str, Any], tokenizer: Any, conversational: bool) -> list[int]:
-    return prompt_ids((as_turns(row) if conversational else row)["prompt"], tokenizer)
 
 
 def _lengths(readings: Mapping[str, Reading], tokenizer: Any, conversational: bool) -> tuple[list[int], list[int]]:
@@ -370,9 +359,7 @@ def _accelerated() -> bool:
     return best_device().type == "cuda"
 
 
-def _judge(
-    wish: Wish, readings: Mapping[str, Reading], functions: Sequence[str], reward_model: str | None, said: _Said
-) -> dict[str, Any]:
+def _judge(wish: Wish, readings: Mapping[str, Reading], said: _Said) -> dict[str, Any]:
     """The keys of the evaluation that say who judges."""
     if wish.judge is not None:
         if wish.judge.startswith("reward:"):
@@ -380,7 +367,7 @@ def _judge(
             check_outputs(theirs, len(look_at_reward_model(theirs)))
         said("judge", wish.judge, "as --judge says")
         return {"judge": wish.judge}
-    for name in functions:
+    for name in wish.functions:
         if isinstance(load_object(name, group=REWARDS), Verifiable):
             said("judge", f"rule:{name}", "a reward that is checked by a program is its own judge")
             return {"judge": f"rule:{name}"}
@@ -392,7 +379,7 @@ def _judge(
             "--judge reward:NAMESPACE/NAME, would not err where these labels do",
         )
         return {"judge": SAME_LABELS}
-    own = f"reward:{reward_model}" if reward_model is not None else f"rule:{functions[0]}"
+    own = f"reward:{wish.models[0]}" if wish.models else f"rule:{wish.functions[0]}"
     said(
         "judge",
         own,

@@ -17,27 +17,18 @@ from .stats import Estimate, bootstrap_mean, equal_parts, group_indices, proport
 
 
 def standardised(scores: ArrayLike, over: ArrayLike) -> NDArray[np.float64]:
-    """Scores (M, N) less the mean of each model's scores `over` (M, K), in units of their standard deviation.
-
-    Raises ValueError for a model whose scores `over` do not vary.
-    """
+    """Scores (M, N) less the mean of each model's scores `over` (M, K), in units of their standard deviation."""
     known = np.asarray(over, dtype=float)
-    spread = known.std(axis=1, keepdims=True)
-    if not (spread > 0).all():
-        raise ValueError(f"Model {int(np.argmin(spread > 0))} gives all texts the same score, so it has no scale.")
-    return (np.asarray(scores, dtype=float) - known.mean(axis=1, keepdims=True)) / spread
+    return (np.asarray(scores, dtype=float) - known.mean(axis=1, keepdims=True)) / known.std(axis=1, keepdims=True)
 
 
 def disagreement(scores: ArrayLike) -> NDArray[np.float64]:
     """Standard deviation (N,) over models of scores (M, N) that are `standardised`, with M − 1 below the sum.
 
     It is 0 where all say the same. Over the very texts of the standardisation its mean square is 1 less the mean
-    correlation of two models. Raises ValueError for M < 2.
+    correlation of two models. M is at least 2.
     """
-    found = np.asarray(scores, dtype=float)
-    if found.ndim != 2 or len(found) < 2:
-        raise ValueError(f"Scores must be of at least two models, (M, N), not of shape {found.shape}.")
-    return found.std(axis=0, ddof=1)
+    return np.asarray(scores, dtype=float).std(axis=0, ddof=1)
 
 
 def unrelated(models: int) -> float:

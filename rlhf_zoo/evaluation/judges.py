@@ -72,7 +72,7 @@ class ClassifierJudge:
         self.trained_on = trained_on
 
     @classmethod
-    def train(cls, rows: Iterable[Mapping[str, Any]], *, seed: int, held_out: float = _HELD_OUT) -> ClassifierJudge:
+    def train(cls, rows: Iterable[Mapping[str, Any]], *, seed: int) -> ClassifierJudge:
         """Learn from rows with `text` and `label` (1 positive, 0 negative).
 
         Equal texts, but for case and outer space, fall on the same side of the split. Raises ZooError where a column
@@ -81,7 +81,7 @@ class ClassifierJudge:
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
 
-        texts, labels, tested = _divided(rows, seed=seed, held_out=held_out)
+        texts, labels, tested = _divided(rows, seed=seed)
         learned = [text for text, out in zip(texts, tested, strict=True) if not out]
         features = TfidfVectorizer(**cls._FEATURES)
         # C = 4 had the best 5-fold accuracy among 1, 4, 16 on the judge split of pros_cons.
@@ -101,7 +101,7 @@ class ClassifierJudge:
     @staticmethod
     def check(rows: Iterable[Mapping[str, Any]], *, seed: int) -> None:
         """Raises ZooError for rows that `train` would refuse."""
-        _divided(rows, seed=seed, held_out=_HELD_OUT)
+        _divided(rows, seed=seed)
 
     @property
     def description(self) -> str:
@@ -279,15 +279,13 @@ def _labeled(rows: Iterable[Mapping[str, Any]]) -> tuple[list[str], NDArray[np.b
     return texts, np.array(labels, dtype=bool)
 
 
-def _divided(
-    rows: Iterable[Mapping[str, Any]], *, seed: int, held_out: float
-) -> tuple[list[str], NDArray[np.bool_], NDArray[np.bool_]]:
+def _divided(rows: Iterable[Mapping[str, Any]], *, seed: int) -> tuple[list[str], NDArray[np.bool_], NDArray[np.bool_]]:
     """Texts, their labels, and which are held out; each part has both labels."""
     texts, labels = _labeled(rows)
     keys = [text.strip().lower() for text in texts]
     unique = sorted(set(keys))
     shuffled = np.random.default_rng(seed).permutation(len(unique))
-    aside = {unique[index] for index in shuffled[: round(held_out * len(unique))]}
+    aside = {unique[index] for index in shuffled[: round(_HELD_OUT * len(unique))]}
     tested = np.array([key in aside for key in keys], dtype=bool)
     for part, name in ((~tested, "training"), (tested, "held-out")):
         if len(set(labels[part].tolist())) < 2:

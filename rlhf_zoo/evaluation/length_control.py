@@ -68,7 +68,6 @@ def length_controlled_win_rate(
     *,
     seed: int,
     resamples: int = 1000,
-    ridge: float = RIDGE,
 ) -> LengthControlled:
     """σ(β₀) of P(first wins) = σ(β₀ + β₁ tanh(Δ/s)), Δ the length difference and s its standard deviation.
 
@@ -78,26 +77,13 @@ def length_controlled_win_rate(
     the fit has nothing to tell length by: slope 0, and the plain win rate.
 
     The interval resamples groups and fits each resample anew, s too; where every comparison went the same way it is
-    Wilson's over groups, as `stats.win_rate` has it. Raises ValueError for other scores, lengths that are negative or
-    not finite, and counts that do not fit.
+    Wilson's over groups, as `stats.win_rate` has it. Raises ValueError for what that would refuse.
     """
     score = np.asarray(scores, dtype=float)
-    sides = [np.asarray(side, dtype=float) for side in (lengths, other_lengths)]
-    if score.ndim != 1 or len(score) == 0 or any(side.shape != score.shape for side in sides):
-        raise ValueError(
-            f"Scores and lengths must be rows of one size, at least 1, not of shapes {score.shape}, {sides[0].shape} "
-            f"and {sides[1].shape}."
-        )
-    if not np.isin(score, (0.0, 0.5, 1.0)).all():
-        raise ValueError("A comparison counts 1, 1/2 or 0.")
-    if not all(np.isfinite(side).all() and (side >= 0).all() for side in sides):
-        raise ValueError("A length must be a number that is not negative.")
-    if not ridge > 0:
-        raise ValueError(f"The ridge penalty must be above 0, not {ridge}: without one, all wins have no finite fit.")
     plain = win_rate(score, 1 - score, groups)
-    difference = sides[0] - sides[1]
+    difference = np.asarray(lengths, dtype=float) - np.asarray(other_lengths, dtype=float)
     everything = np.ones(len(score))
-    whole, scale = _fit(score, difference, everything, ridge, np.zeros(2))
+    whole, scale = _fit(score, difference, everything, np.zeros(2))
     value = float(_sigmoid(whole[0]))
     index = group_indices(groups)
     size = int(index.max()) + 1
@@ -107,7 +93,7 @@ def length_controlled_win_rate(
         rng = np.random.default_rng(seed)
         chance = np.full(size, 1 / size)
         drawn = [
-            _fit(score, difference, rng.multinomial(size, chance)[index].astype(float), ridge, whole)[0][0]
+            _fit(score, difference, rng.multinomial(size, chance)[index].astype(float), whole)[0][0]
             for _ in range(resamples)
         ]
         low, high = np.quantile(_sigmoid(np.array(drawn)), levels(size))
@@ -154,7 +140,6 @@ def _fit(
     score: NDArray[np.float64],
     difference: NDArray[np.float64],
     weights: NDArray[np.float64],
-    ridge: float,
     start: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], float]:
     """(β₀, β₁) and the scale."""
@@ -162,9 +147,9 @@ def _fit(
     scale = float(np.sqrt(np.average((difference - mean) ** 2, weights=weights)))
     if scale <= 1e-12 * np.abs(difference).max(initial=1.0):
         ones = np.ones((len(score), 1))
-        return np.array([fit_logistic(ones, score, weights, ridge=ridge)[0], 0.0]), 0.0
+        return np.array([fit_logistic(ones, score, weights, ridge=RIDGE)[0], 0.0]), 0.0
     features = np.stack([np.ones(len(score)), np.tanh(difference / scale)], axis=1)
-    return fit_logistic(features, score, weights, ridge=ridge, start=start), scale
+    return fit_logistic(features, score, weights, ridge=RIDGE, start=start), scale
 
 
 def _sigmoid(x: Any) -> Any:

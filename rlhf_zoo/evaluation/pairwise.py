@@ -45,11 +45,7 @@ def merge_orders(shown_first: float | None, shown_second: float | None, **detail
     """One verdict of two answers, each the preference for the text that it was *shown first*: 1, ½, 0, None unread.
 
     shown_first: of (first, second); shown_second: of (second, first). Both must name the same text, else it is a tie.
-    Raises ValueError for another number.
     """
-    for answer in (shown_first, shown_second):
-        if answer is not None and answer not in _PREFERENCES:
-            raise ValueError(f"A preference is 1, 1/2, 0 or None, not {answer!r}.")
     orders = [shown_first, None if shown_second is None else 1 - shown_second]
     score = orders[0] if orders[0] is not None and orders[0] == orders[1] else 0.5
     return Verdict(score, {"orders": orders, **details})
@@ -135,9 +131,6 @@ def compare_pairs(
 
     Raises ValueError where lengths differ or there are no pairs, and what the judge raises.
     """
-    check_lengths(prompts, first, second)
-    if not prompts:
-        raise ValueError("There are no pairs to compare: give at least one.")
     verdicts = judge.compare(prompts, first, second)
     scores = [verdict.score for verdict in verdicts]
     labels = list(prompts if groups is None else groups)

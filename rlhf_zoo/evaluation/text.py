@@ -118,8 +118,6 @@ def distinct_n_difference(
 
 def _distinct_left_out(texts: Sequence[str], groups: Sequence[Hashable], n: int) -> tuple[float, list[float]]:
     """Distinct-n of all texts, and of those that are left without each group, by first appearance."""
-    if len(texts) != len(groups):
-        raise ValueError(f"There are {len(texts)} texts and {len(groups)} groups: each text needs its group.")
     index = group_indices(groups)
     counts: list[Counter[tuple[str, ...]]] = [Counter() for _ in set(groups)]
     for text, group in zip(texts, index, strict=True):

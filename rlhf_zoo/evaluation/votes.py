@@ -59,11 +59,9 @@ def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable]) -> WinRate:
 
     From `FEW_PROMPTS` prompts on the interval is that of `stats.win_rate`. Below, it is Wilson's with
     as many trials as there are prompts, however many votes each had; of a number of wins that is not whole, both
-    neighbours are taken. Raises ValueError where there are no votes or a score is none of the three.
+    neighbours are taken. Raises ValueError where there are no votes.
     """
     sample = np.asarray(scores, dtype=float)
-    if not np.isin(sample, (0.0, 0.5, 1.0)).all():
-        raise ValueError("A vote counts 1, 1/2 or 0.")
     found = win_rate(sample, 1 - sample, prompts)
     size = len(set(prompts))
     if size >= FEW_PROMPTS:
@@ -73,21 +71,15 @@ def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable]) -> WinRate:
     return WinRate(found.value, (low, high), found.n, found.ties)
 
 
-def bradley_terry(wins: ArrayLike, *, prior: float = 0.0) -> NDArray[np.float64]:
+def bradley_terry(wins: ArrayLike, *, prior: float) -> NDArray[np.float64]:
     """Log-odds θ (K,) with mean 0 such that P(i beats j) = σ(θ_i − θ_j), by maximum likelihood.
 
     wins: (K, K), how often row i beat column j, a tie half for each (Bradley & Terry 1952). The order of the votes
     does not matter. prior: so many games, half won and half lost, of each player against one of strength 0: they keep θ
     finite where a player never lost, and weigh less with every vote.
-
-    Raises ValueError for prior 0 where no finite maximum exists (Ford 1957): some players never lost to the others.
     """
     won = np.array(wins, dtype=float)
     np.fill_diagonal(won, 0.0)
-    if prior == 0 and not _strongly_connected(won > 0):
-        raise ValueError(
-            "Some players never lost to the others, so their strength has no finite estimate: use a prior."
-        )
     games = won + won.T
     theta = np.zeros(len(won))
     value = _log_likelihood(theta, won, prior)
@@ -118,11 +110,9 @@ def elo(
     first, second: (N,) the players of each vote; scores: (N,) 1 where the first was preferred, ½, 0; n of an estimate
     is the player's votes. Intervals resample whole prompts. Below `FEW_PROMPTS` prompts they are ±1.96 standard errors
     of the likelihood in which all votes on a prompt together weigh as one. Ratings compare only players that a chain of
-    votes links. Raises ValueError where there are no votes or lengths differ.
+    votes links. There is at least one vote.
     """
     sample = np.asarray(scores, dtype=float)
-    if not len(sample) or not len(first) == len(second) == len(prompts) == len(sample):
-        raise ValueError("Ratings need at least one vote, and of each vote its two players, score and prompt.")
     players = list(dict.fromkeys([name for pair in zip(first, second, strict=True) for name in pair]))
     place = {name: index for index, name in enumerate(players)}
     a, b = (np.array([place[name] for name in side]) for side in (first, second))
@@ -275,11 +265,3 @@ def _information(theta: NDArray[np.float64], games: NDArray[np.float64], prior: 
     weight = games * chance * (1 - chance)
     alone = _sigmoid(theta) * (1 - _sigmoid(theta))
     return np.diag(weight.sum(1) + prior * alone) - weight
-
-
-def _strongly_connected(beat: NDArray[np.bool_]) -> bool:
-    """Whether from every player a chain of wins leads to every other."""
-    reach = beat | np.eye(len(beat), dtype=bool)
-    for _ in range(len(beat).bit_length()):
-        reach = (reach.astype(int) @ reach.astype(int)) > 0
-    return bool(reach.all())

@@ -96,7 +96,7 @@ class HeadToHead:
         found = self.measured["ppo"]
         if policy is not None:
             _, prompts, others = repeated(rows, self.samples)
-            keys = _keys(len(prompts), self.samples)
+            keys = keys_of(len(prompts), self.samples)
             one = self.tools.with_one_judge
             found = measure(
                 policy, one, prompts, keys=keys, seed=self.seed, desc="confirming the candidate", columns=others
@@ -109,15 +109,7 @@ class HeadToHead:
         lines = []
         for i, prompt in enumerate(self.prompts):
             row: dict[str, Any] = {"prompt": readable(prompt), "sample": i % self.samples}
-            for side, found in self.measured.items():
-                row[side] = {
-                    "completion": found.completions[i],
-                    "reward": found.reward[i] if found.reward else None,
-                    "judge": found.judges[self.judge][i],
-                    "kl": found.kl[i],
-                    "length": found.length[i],
-                    "ended": found.ended[i],
-                }
+            row |= {side: found.row(i, self.judge) for side, found in self.measured.items()}
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         return "".join(lines)
 
@@ -269,7 +261,7 @@ class HeadToHead:
         """1 where the headline's judge prefers the policy, 0 where SFT, ½ for a tie."""
         if self.judge in self.pairs:
             return np.asarray(self.pairs[self.judge]["ppo"].scores)
-        return _won(self.measured["ppo"].judges[self.judge], self.measured["sft"].judges[self.judge])
+        return won(self.measured["ppo"].judges[self.judge], self.measured["sft"].judges[self.judge])
 
     def _at_equal_length(self) -> dict[str, Any]:
         ours, theirs = (self.measured[side].length for side in ("ppo", "sft"))
@@ -282,19 +274,21 @@ class HeadToHead:
             reward, judged = self.measured[side].reward, self.measured[side].judges[self.judge]
             estimate = correlation(reward, judged, self.groups, seed=self.seed, ranks=True)
             found[side] = None if estimate is None else estimate.to_json()
-        paid, wins = _won(self.measured["ppo"].reward, self.measured["sft"].reward), self._wins()
+        paid, wins = won(self.measured["ppo"].reward, self.measured["sft"].reward), self._wins()
         # Where one of them prefers nothing at all, they agree on nothing.
         tied = (paid == 0.5).all() or (wins == 0.5).all()
         found["same_side"] = None if tied else self._mean((1 - np.abs(paid - wins)).tolist())
         return found
 
 
-def _won(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:
+def won(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:
+    """1 where ours is higher, 0 where theirs is, ½ for a tie."""
     apart = np.subtract(ours, theirs)
     return np.where(np.abs(apart) <= TIE, 0.5, apart > 0)
 
 
-def _keys(size: int, samples: int) -> list[tuple[int, ...]]:
+def keys_of(size: int, samples: int) -> list[tuple[int, ...]]:
+    """Of the random numbers that every policy of an evaluation draws with, by (prompt, sample)."""
     return [(STREAM, i // samples, i % samples) for i in range(size)]
 
 
@@ -319,7 +313,7 @@ def head_to_head(
             one,
             tools,
             prompts,
-            keys=_keys(len(groups), samples),
+            keys=keys_of(len(groups), samples),
             seed=seed + (name == "control"),
             desc=f"evaluating {name}",
             columns=others,

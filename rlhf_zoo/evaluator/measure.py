@@ -28,7 +28,7 @@ from ..rewards import RewardModel, Rewards
 from ..rewards.loading import load_reward
 from ..runs.context import RunContext
 from ..runs.data import labeled_rows
-from ..runs.generate import complete
+from ..runs.generate import SampledCompletions, complete
 from ..runs.judge import evaluation_of, judge_run
 from ..runs.names import SAME_LABELS
 from ..runs.parents import parent, reward_names
@@ -76,6 +76,39 @@ class Evaluator:
         """The same with the headline's judge alone."""
         return replace(self, panel=Panel(self.panel.scoring[:1]))
 
+    def sampled(
+        self, policy: PreTrainedModel, prompts: Sequence[Any], *, keys: Sequence[tuple[int, ...]], seed: int, desc: str
+    ) -> SampledCompletions:
+        """One completion of a policy a prompt; see `complete`."""
+        return complete(
+            policy,
+            self.tokenizer,
+            prompts,
+            keys=keys,
+            seed=seed,
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            truncation=self.truncation,
+            stops=self.stops,
+            desc=desc,
+        )
+
+    def reward_of(
+        self,
+        batch: Samples,
+        part: slice,
+        prompts: Sequence[Any],
+        texts: Sequence[str],
+        columns: Mapping[str, Sequence[Any]],
+    ) -> list[float]:
+        """Of a batch, which is the rows `part` of prompts, texts and columns; [] without a reward."""
+        if self.rewards is None:
+            return []
+        written = list(zip(prompts[part], texts[part], strict=True))
+        completions, full = [answer(*one) for one in written], [whole(*one) for one in written]
+        others = {name: list(values[part]) for name, values in columns.items()}
+        return self.rewards(batch, prompts[part], completions, full, others).total.tolist()
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -105,6 +138,17 @@ class Measured:
         """Σ_t log π_SFT of each completion, nats."""
         return [math.fsum(row) for row in self.ref_logprobs]
 
+    def row(self, place: int, judge: str) -> dict[str, Any]:
+        """Of samples.jsonl: one completion and what was found of it, by the judge of that name."""
+        return {
+            "completion": self.completions[place],
+            "reward": self.reward[place] if self.reward else None,
+            "judge": self.judges[judge][place],
+            "kl": self.kl[place],
+            "length": self.length[place],
+            "ended": self.ended[place],
+        }
+
 
 def repeated(rows: Dataset, samples: int) -> tuple[list[int], list[Any], dict[str, list[Any]]]:
     """Each row `samples` times in turn: the place of its row, its prompt, and the other columns."""
@@ -130,18 +174,7 @@ def measure(
     columns: the prompts' other columns, one value a prompt, which reward functions may read.
     """
     move(policy, evaluator.reference.device)
-    done = complete(
-        policy,
-        evaluator.tokenizer,
-        prompts,
-        keys=keys,
-        seed=seed,
-        max_new_tokens=evaluator.max_new_tokens,
-        temperature=evaluator.temperature,
-        truncation=evaluator.truncation,
-        stops=evaluator.stops,
-        desc=desc,
-    )
+    done = evaluator.sampled(policy, prompts, keys=keys, seed=seed, desc=desc)
     measured: dict[int, _Batch] = {}
     parts, start = MicroBatches(rows_at_once(policy, evaluator.max_new_tokens)), 0
     for number, batch in enumerate(done.batches):
@@ -149,12 +182,7 @@ def measure(
         start += len(batch)
         if not processes.dealt(number):
             continue
-        reward: list[float] = []
-        if evaluator.rewards is not None:
-            written = list(zip(prompts[chosen], done.texts[chosen], strict=True))
-            others = {name: list(values[chosen]) for name, values in (columns or {}).items()}
-            completions, texts = [answer(*one) for one in written], [whole(*one) for one in written]
-            reward = evaluator.rewards(batch, prompts[chosen], completions, texts, others).total.tolist()
+        reward = evaluator.reward_of(batch, chosen, prompts, done.texts, columns or {})
         rated = list(parts.run(partial(_against, policy, evaluator, batch), range(len(batch))))
         measured[number] = (
             reward,

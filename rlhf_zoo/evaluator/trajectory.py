@@ -30,6 +30,7 @@ from ..record import checkpoint_step
 from ..runs.choice import lasting
 from ..runs.context import RunContext
 from ..runs.data import DataSource, evaluated_part, evaluation_rows
+from .head_to_head import won
 from .measure import Evaluator, Measured, measure, repeated
 from .trivial import choose_trivial
 from .written import dependence, rescored, rewarded
@@ -97,9 +98,8 @@ class Trajectory:
 
     def _checkpoint(self, step: int, found: Measured, report: Report | None) -> Checkpoint:
         kl, proxy, judge = (self._by_prompt(found, name) for name in ("kl", "reward", "judge"))
-        apart = np.subtract(found.judges[self.judge], self.sft.judges[self.judge])
-        won = np.where(np.abs(apart) <= TIE, 0.5, apart > 0).reshape(self.prompts, self.samples).mean(1)
-        return Checkpoint(step, float(kl.mean()), proxy, judge, won, report)
+        wins = won(found.judges[self.judge], self.sft.judges[self.judge]).reshape(self.prompts, self.samples).mean(1)
+        return Checkpoint(step, float(kl.mean()), proxy, judge, wins, report)
 
     def to_json(self) -> dict[str, Any]:
         """What the card and programs read: the verdict, its fits, and the figures of each checkpoint."""
@@ -154,7 +154,6 @@ class Trajectory:
         return fit("rl", kl, gains, seed=self.seed).to_json()
 
 
-TIE = 1e-9  # scores of a judge that differ by less are equal
 _FIGURES = ("reward", "judge", "kl")
 _FEWEST_FITTED = 3
 

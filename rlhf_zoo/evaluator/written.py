@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..chat import answer, readable, whole
+from ..chat import readable
 from ..data import tokenize_prompt
 from ..devices import MicroBatches
 from ..functional import selected_logprobs
@@ -22,9 +22,10 @@ OTHERS = 8
 """Prompts that a text is read after besides its own."""
 
 
-def _samples(
+def written_samples(
     prompts: Sequence[Any], tokens: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]
 ) -> Samples:
+    """Texts after their prompts, as rewards read them; log-probabilities are not known and not read."""
     fill = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     prompt_ids, prompt_mask = left_pad([tokenize_prompt(one, tokenizer) for one in prompts], fill, "cpu")
     width = max(1, *map(len, tokens))
@@ -47,7 +48,7 @@ def logprobs_under(
     vocabulary = Vocabulary.of(tokenizer, model)
 
     def rated(rows: Sequence[int]) -> list[list[float]]:
-        part = _samples([prompts[row] for row in rows], [tokens[row] for row in rows], tokenizer, ())
+        part = written_samples([prompts[row] for row in rows], [tokens[row] for row in rows], tokenizer, ())
         part = Samples(**{**vars(part), "vocabulary": vocabulary}).to(model.device)
         found = selected_logprobs(response_logits(model, part, temperature=temperature), part.completion_ids)
         return [row[keep].tolist() for row, keep in zip(found, part.mask, strict=True)]
@@ -116,9 +117,6 @@ def rewarded(
     size = rows_at_once(tools.reference, max(map(len, ended), default=1))
     for start in range(0, len(texts), size):
         part = slice(start, start + size)
-        batch = _samples(prompts[part], ended[part], tools.tokenizer, stops).to(tools.reference.device)
-        written = list(zip(prompts[part], texts[part], strict=True))
-        completions, full = [answer(*one) for one in written], [whole(*one) for one in written]
-        others = {name: list(values[part]) for name, values in columns.items()}
-        rewards += tools.rewards(batch, prompts[part], completions, full, others).total.tolist()
+        batch = written_samples(prompts[part], ended[part], tools.tokenizer, stops).to(tools.reference.device)
+        rewards += tools.reward_of(batch, part, prompts, texts, columns)
     return rewards

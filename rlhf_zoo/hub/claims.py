@@ -69,30 +69,6 @@ def check_claim(run: str, repo: str, *, commit: str | None = None, hub: Hub = CL
         raise _held(repo, holder, hub)
 
 
-def commit_as(
-    run: str,
-    repo: str,
-    operations: Callable[[str], Sequence[Any]],
-    message: str,
-    *,
-    revision: str | None = None,
-    hub: Hub = CLIENT,
-) -> str:
-    """One commit by the run that holds the repository. Returns the commit.
-
-    operations(head): what is to change of the commit that `revision` (None: main) points at. Raises ZooError where the
-    repository is not this run's.
-    """
-
-    def checked(head: str) -> Sequence[Any]:
-        check_claim(run, repo, commit=None if revision else head, hub=hub)
-        return operations(head)
-
-    commit = commit_on_head(repo, checked, message, revision=revision, hub=hub)
-    assert commit is not None
-    return commit
-
-
 def commit_on_head(
     repo: str,
     operations: Callable[[str], Sequence[Any] | None],

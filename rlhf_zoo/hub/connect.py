@@ -264,8 +264,9 @@ def _settle(hub: Hub) -> None:
         os.environ.update(HF_HUB_OFFLINE="0", HF_DATASETS_OFFLINE="0")
         os.environ[EMBEDDED] = str(hub.endpoint)
     if hub.kind != "huggingface" and urlsplit(str(hub.endpoint)).hostname in LOOPBACK:
-        _direct()
-        os.environ.update(QUIET)
+        # Plain LFS, which is what `hub serve` speaks, and no proxy: for a Hub on this machine.
+        unproxied = ",".join(filter(None, [os.environ.get("NO_PROXY"), *LOOPBACK]))
+        os.environ.update(QUIET, HF_HUB_DISABLE_XET="1", NO_PROXY=unproxied, no_proxy=unproxied)
     os.environ["HF_ENDPOINT"] = str(hub.endpoint)
     point_clients()
 
@@ -279,12 +280,6 @@ def point_clients() -> None:
         from huggingface_hub import constants, hf_api
 
         hf_api.api.endpoint = constants.ENDPOINT
-
-
-def _direct() -> None:
-    """Plain LFS, which is what `hub serve` speaks, and no proxy: for a Hub on this machine."""
-    unproxied = ",".join(filter(None, [os.environ.get("NO_PROXY"), *LOOPBACK]))
-    os.environ.update(HF_HUB_DISABLE_XET="1", NO_PROXY=unproxied, no_proxy=unproxied)
 
 
 def _own_client(directory: Path, token: str | bool | None) -> None:

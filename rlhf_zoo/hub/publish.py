@@ -15,7 +15,7 @@ from ..record import (
     write_text,
 )
 from ..wholeness import check_whole
-from .claims import all_tags, check_claim, commit_as
+from .claims import all_tags, check_claim, commit_on_head
 from .connect import CLIENT, Hub
 from .refusals import client_errors, reason, status_of
 
@@ -171,59 +171,33 @@ def publish_release(
     return commit
 
 
-def publish_merged(
+def publish_on_branch(
     folder: Path,
     repo_id: str,
     *,
     run: str,
     beside: Path,
     message: str,
+    branch: str,
+    tag: str | None = None,
     instead: Mapping[str, Path | None] = NOTHING,
     hub: Hub = CLIENT,
 ) -> str:
-    """Makes a model with its adapter merged what the branch `merged` holds. Returns the commit.
+    """Makes a model what a branch holds, by one commit, under a tag if one is given, which moves where it is there.
 
-    Beside the adapter, in a folder, transformers would not find it: adapter_config.json at the root sends it elsewhere.
+    One with its adapter merged goes to the branch `merged`: beside the adapter, in a folder, transformers would not
+    find it, as adapter_config.json at the root sends it elsewhere. Returns the commit.
     """
-    return _on_branch(MERGED, folder, repo_id, run=run, beside=beside, message=message, instead=instead, hub=hub)
-
-
-def publish_tagged(
-    checkpoint: Path,
-    repo_id: str,
-    *,
-    run: str,
-    beside: Path,
-    message: str,
-    tag: str,
-    branch: str,
-    instead: Mapping[str, Path | None] = NOTHING,
-    hub: Hub = CLIENT,
-) -> str:
-    """Sends a checkpoint as one commit of a branch under a tag, which moves where it is there. Returns the commit."""
-    commit = _on_branch(branch, checkpoint, repo_id, run=run, beside=beside, message=message, instead=instead, hub=hub)
-    if tag in all_tags(repo_id, hub=hub):
-        hub.api().delete_tag(repo_id, tag=tag)
-    _tag(run, repo_id, tag, commit, message, hub)
-    return commit
-
-
-def _on_branch(
-    branch: str,
-    folder: Path,
-    repo_id: str,
-    *,
-    run: str,
-    beside: Path,
-    message: str,
-    instead: Mapping[str, Path | None],
-    hub: Hub,
-) -> str:
     check_whole(folder)
     check_claim(run, repo_id, hub=hub)
     hub.api().create_branch(repo_id, branch=branch, exist_ok=True)
     files = {**checkpoint_files(folder, instead=instead), **_files(beside)}
-    return _commit_whole(run, repo_id, files, message, revision=branch, hub=hub)
+    commit = _commit_whole(run, repo_id, files, message, revision=branch, hub=hub)
+    if tag is not None:
+        if tag in all_tags(repo_id, hub=hub):
+            hub.api().delete_tag(repo_id, tag=tag)
+        _tag(run, repo_id, tag, commit, message, hub)
+    return commit
 
 
 def checkpoint_files(
@@ -313,15 +287,22 @@ def _added(files: Mapping[str, Path]) -> list[Any]:
 def _commit_whole(
     run: str, repo_id: str, files: Mapping[str, Path], message: str, *, revision: str | None = None, hub: Hub
 ) -> str:
-    """`files` are all that the commit is to hold of ours, so what an earlier one left (an adapter) goes."""
+    """One commit by the run that holds the repository, onto `revision` (None: main). Returns the commit.
+
+    `files` are all that it is to hold of ours, so what an earlier one left (an adapter) goes. Raises ZooError where the
+    repository is not this run's.
+    """
     from huggingface_hub import CommitOperationDelete
 
     def operations(head: str) -> list[Any]:
+        check_claim(run, repo_id, commit=None if revision else head, hub=hub)
         there = hub.api().list_repo_files(repo_id, revision=head)
         stale = [name for name in there if _is_ours(name) and name not in files]
         return [*_added(files), *(CommitOperationDelete(path_in_repo=name) for name in stale)]
 
-    return commit_as(run, repo_id, operations, message, revision=revision, hub=hub)
+    commit = commit_on_head(repo_id, operations, message, revision=revision, hub=hub)
+    assert commit is not None
+    return commit
 
 
 def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:

@@ -4,14 +4,19 @@ from .faults import Damaged, Fault, repo_not_found, revision_not_found
 from .git import MAIN, GitRepository
 from .messages import Request
 from .names import RepoId
+from .routing import Router
 from .storage import Settings, Storage
+from .tokens import Signer
 
 
 class Access:
-    """Strangers read what is public; any token reads everything; a write token writes everything."""
+    """Strangers read what is public; any token reads everything; a write token writes everything.
 
-    def __init__(self, storage: Storage) -> None:
-        self.storage = storage
+    The bytes of an upload come without a token: what lets them in was signed before, for one that may write.
+    """
+
+    def __init__(self, storage: Storage, signer: Signer) -> None:
+        self.storage, self.signer = storage, signer
 
     def sees(self, request: Request, settings: Settings) -> bool:
         """True where the caller may know that the repository exists."""
@@ -36,6 +41,19 @@ class Access:
         request.require_write()
         return settings
 
+    def is_signed(self, signature: str, what: str, repo: RepoId, *parts: str) -> bool:
+        """True for what was signed here, is not too old, and not for an earlier repository of that name."""
+        try:
+            settings = self.storage.settings(repo)
+        except Fault:  # a stranger is not to learn what exists
+            return False
+        return self.signer.verify(signature, what, *identity(repo, settings), *parts)
+
+
+def identity(repo: RepoId, settings: Settings) -> tuple[str, str]:
+    """What a signature names: this repository, and no later one of the same name."""
+    return f"{repo.plural}/{repo}", settings.created
+
 
 class Api:
     """The functions behind some of the routes; `register` says which."""
@@ -43,6 +61,9 @@ class Api:
     def __init__(self, access: Access) -> None:
         self._access = access
         self._storage = access.storage
+
+    def register(self, router: Router) -> None:
+        raise NotImplementedError
 
 
 def commit_of(git: GitRepository, revision: str) -> str:

@@ -31,22 +31,11 @@ class Application:
         storage = Storage(root)
         self.sweep = storage.sweep
         self.sweep()
-        access = Access(storage)
+        access = Access(storage, Signer(root))
         self._tokens = TokenFile(root)
-        signer = Signer(root)
-        self.router = Router(storage.exists)
-        for api in (
-            CollectionsApi(access),
-            SpacesApi(access),
-            LfsApi(access, signer),
-            XetApi(access, signer),
-            CommitsApi(access),
-            FilesApi(access),
-            RefsApi(access),
-            ReposApi(access),
-            AccountApi(access),
-        ):
-            api.register(self.router)
+        self._router = Router(storage.exists)
+        for api in (CollectionsApi, SpacesApi, LfsApi, XetApi, CommitsApi, FilesApi, RefsApi, ReposApi, AccountApi):
+            api(access).register(self._router)
 
     def role(self, path: str, headers: Message[str, str]) -> str | None:
         """read or write; None without a token; Fault 401 for a token that this Hub did not give out."""
@@ -64,4 +53,4 @@ class Application:
         return role
 
     def answer(self, request: Request) -> Response:
-        return self.router.dispatch(request)
+        return self._router.dispatch(request)

@@ -26,20 +26,16 @@ class Fault(Exception):
 
 
 class Damaged(Fault):
-    """What cannot be read from the disk. `what` names it, `reason` says in a few words why.
+    """What cannot be read of the repository whose files lie in NAMESPACE/NAME.git; `reason`: in a few words why.
 
     410 and no 500: clients ask again after a 500, and no repetition brings it back.
     """
 
-    def __init__(self, what: str, reason: str) -> None:
+    def __init__(self, folder: Path, reason: str) -> None:
+        what = f"Repository '{folder.parent.name}/{folder.name.removesuffix('.git')}'"
         message = f"{what} is damaged on this Hub's disk ({reason}): restore it from a copy, or delete it."
         super().__init__(410, message, code="RepoDamaged")
         self.reason = reason
-
-
-def damaged_repository(folder: Path, reason: str) -> Damaged:
-    """The fault for the repository whose files lie in NAMESPACE/NAME.git."""
-    return Damaged(f"Repository '{folder.parent.name}/{folder.name.removesuffix('.git')}'", reason)
 
 
 def bad_request(message: str) -> Fault:

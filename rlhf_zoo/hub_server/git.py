@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ..durable import replace_file, sync_folder
-from .faults import Damaged, Fault, damaged_repository, is_of_the_file
+from .faults import Damaged, Fault, is_of_the_file
 from .large_files import Pointer, parse_pointer
 from .names import OWNER
 
@@ -146,16 +146,13 @@ class GitRepository:
         while True:
             found: Any = self._get(oid)
             if found is None:
-                raise self.damaged(f"the object {oid[:12]} is lost")
+                raise Damaged(self.path, f"the object {oid[:12]} is lost")
             if found.type_name != b"tag":
                 return oid
             with self._reading(oid):
                 oid = found.object[1].decode()
 
     # -- objects ------------------------------------------------------------------------------------------------
-
-    def damaged(self, reason: str) -> Damaged:
-        return damaged_repository(self.path, reason)
 
     @contextmanager
     def _reading(self, oid: str | None = None) -> Iterator[None]:
@@ -164,15 +161,15 @@ class GitRepository:
         try:
             yield
         except KeyError as error:
-            raise self.damaged(f"{what} is lost") from error
+            raise Damaged(self.path, f"{what} is lost") from error
         except (Fault, MemoryError):
             raise
         except OSError as error:
             if not is_of_the_file(error):
                 raise
-            raise self.damaged(f"{what} cannot be read: {error.strerror}") from error
+            raise Damaged(self.path, f"{what} cannot be read: {error.strerror}") from error
         except Exception as error:  # dulwich and zlib have a dozen names for what is not what it should be
-            raise self.damaged(f"{what} cannot be read: {str(error) or type(error).__name__}") from error
+            raise Damaged(self.path, f"{what} cannot be read: {str(error) or type(error).__name__}") from error
 
     def _get(self, oid: str) -> ShaFile | None:
         with self._reading(oid):
@@ -184,7 +181,7 @@ class GitRepository:
     def _need(self, oid: str, kind: str) -> Any:
         found = self._get(oid)
         if found is None or found.type_name != kind.encode():
-            raise self.damaged(f"the {kind} {oid[:12]} is lost")
+            raise Damaged(self.path, f"the {kind} {oid[:12]} is lost")
         return found
 
     def blob(self, oid: str) -> bytes:
@@ -220,7 +217,7 @@ class GitRepository:
         """The commit at the head of main, which every repository has."""
         commit = self.branch(MAIN)
         if commit is None:
-            raise self.damaged(f"its branch {MAIN} is lost")
+            raise Damaged(self.path, f"its branch {MAIN} is lost")
         return commit
 
     def history(self, commit: str) -> Iterator[tuple[str, Commit]]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..durable import sync_folder
-from .faults import bad_request, damaged_repository
+from .faults import Damaged, bad_request
 
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-[^\n]*\n)*oid sha256:([0-9a-f]{64})\nsize (\d{1,18})\n"
@@ -59,7 +59,7 @@ class LargeFiles:
         if size != pointer.size:
             what = "lost" if size is None else f"cut: {size} of {pointer.size} bytes"
             reason = f"the content of '{path}' is {what}; another push of it mends that"
-            raise damaged_repository(self.folder.parent, reason)
+            raise Damaged(self.folder.parent, reason)
         return self.path(pointer.oid)
 
     def receive(self, oid: str, size: int, chunks: Iterable[bytes | bytearray | memoryview]) -> None:

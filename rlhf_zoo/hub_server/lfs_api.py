@@ -6,13 +6,12 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlencode
 
-from .access import Access, Api
+from .access import Api, identity
 from .faults import Fault, bad_request, disk_full, is_disk_full
 from .messages import SMALL_BODY, Request, Response, json_response, objects
 from .names import RepoId, check_oid
 from .routing import Router
 from .storage import Settings, Storage
-from .tokens import Signer
 
 _MAX_OBJECTS = 1000
 _MAX_SIZE = 10**15 - 1
@@ -20,10 +19,6 @@ _MIME = "application/vnd.git-lfs+json"
 
 
 class LfsApi(Api):
-    def __init__(self, access: Access, signer: Signer) -> None:
-        super().__init__(access)
-        self._signer = signer
-
     def register(self, router: Router) -> None:
         """Add the routes; they come before those of pages, whose addresses look alike."""
         router.add("POST", "/{page}.git/info/lfs/objects/batch", self.batch, body=SMALL_BODY)
@@ -64,27 +59,16 @@ class LfsApi(Api):
         return Response(200)
 
     def _link(self, request: Request, repo: RepoId, settings: Settings, oid: str, size: int) -> str:
-        signature = self._signer.sign("PUT", *identity(repo, settings), oid, str(size))
+        signature = self._access.signer.sign("PUT", *identity(repo, settings), oid, str(size))
         query = urlencode({"size": size, "signature": signature})
         return f"{request.base}/_lfs/{repo.plural}/{repo}/{oid}?{query}"
 
     def _verified(self, request: Request, repo: RepoId, oid: str) -> int:
-        """The size that the link was signed for; Fault 403 where the link was not made here, is too old, or was made
-        for an earlier repository of that name, which was deleted or moved since."""
+        """The size that the link was signed for; Fault 403 for any other link."""
         size, signature = (request.one(key) or "" for key in ("size", "signature"))
-        refused = Fault(403, "The upload link is not valid or has expired; start the upload again.")
-        try:
-            settings = self._storage.settings(repo)
-        except Fault as fault:  # a stranger is not to learn what exists
-            raise refused from fault
-        if not self._signer.verify(signature, "PUT", *identity(repo, settings), oid, size):
-            raise refused
+        if not self._access.is_signed(signature, "PUT", repo, oid, size):
+            raise Fault(403, "The upload link is not valid or has expired; start the upload again.")
         return _size(size)
-
-
-def identity(repo: RepoId, settings: Settings) -> tuple[str, str]:
-    """What a signature names: this repository, and no later one of the same name."""
-    return f"{repo.plural}/{repo}", settings.created
 
 
 @contextmanager

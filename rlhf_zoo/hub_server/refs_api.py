@@ -1,5 +1,6 @@
 """Branches, tags and history."""
 
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -19,9 +20,9 @@ class RefsApi(Api):
         router.add("GET", "/api/{repo}/refs", self.refs)
         router.add("GET", "/api/{repo}/commits/{revision}", self.commits)
         router.add("POST", "/api/{repo}/branch/{name}", self.create_branch, body=SMALL_BODY)
-        router.add("DELETE", "/api/{repo}/branch/{name}", self.delete_branch)
+        router.add("DELETE", "/api/{repo}/branch/{name}", partial(self.delete, prefix="refs/heads/"))
         router.add("POST", "/api/{repo}/tag/{revision}", self.create_tag, body=SMALL_BODY)
-        router.add("DELETE", "/api/{repo}/tag/{revision}", self.delete_tag)
+        router.add("DELETE", "/api/{repo}/tag/{name}", partial(self.delete, prefix="refs/tags/"))
         router.add("POST", "/api/{repo}/super-squash/{name}", self.squash, body=SMALL_BODY)
 
     def refs(self, request: Request, repo: RepoId) -> Response:
@@ -79,12 +80,14 @@ class RefsApi(Api):
             git.write_ref(f"refs/heads/{name}", commit)
         return json_response({})
 
-    def delete_branch(self, request: Request, repo: RepoId, name: str) -> Response:
+    def delete(self, request: Request, repo: RepoId, name: str, prefix: str) -> Response:
         self._access.write(request, repo)
-        if name == MAIN:
+        if prefix + name == f"refs/heads/{MAIN}":
             raise forbidden("The branch 'main' cannot be deleted; delete the repository instead.")
         with self._storage.lock(repo), self._storage.git(repo) as git:
-            self._delete(git, "refs/heads/", name)
+            if name not in git.names(prefix):
+                raise revision_not_found(name)
+            git.delete_ref(prefix + name)
         return json_response({})
 
     def create_tag(self, request: Request, repo: RepoId, revision: str) -> Response:
@@ -103,12 +106,6 @@ class RefsApi(Api):
             git.write_ref(f"refs/tags/{name}", target)
         return json_response({})
 
-    def delete_tag(self, request: Request, repo: RepoId, revision: str) -> Response:
-        self._access.write(request, repo)
-        with self._storage.lock(repo), self._storage.git(repo) as git:
-            self._delete(git, "refs/tags/", revision)
-        return json_response({})
-
     def squash(self, request: Request, repo: RepoId, name: str) -> Response:
         self._access.write(request, repo)
         message = member(request.json(), "message", str) or f"Squash the branch '{name}'"
@@ -121,11 +118,6 @@ class RefsApi(Api):
                 quarantine.migrate()
             git.write_ref(f"refs/heads/{name}", commit)
         return json_response({})
-
-    def _delete(self, git: GitRepository, prefix: str, name: str) -> None:
-        if name not in git.names(prefix):
-            raise revision_not_found(name)
-        git.delete_ref(prefix + name)
 
 
 def _check_free(git: GitRepository, name: str, what: str) -> None:

@@ -87,7 +87,7 @@ class ReposApi(Api):
     def storage(self, request: Request, namespace: str = OWNER) -> Response:
         """What each repository of a namespace takes on the disk, largest first."""
         request.require_token()
-        sizes = []
+        answer: list[dict[str, Any]] = []
         for repo in self._storage.repositories():
             if repo.namespace != namespace:
                 continue
@@ -96,20 +96,12 @@ class ReposApi(Api):
                 with self._storage.git(repo) as git:
                     expand = ("usedStorage", "lastModified")
                     info = describe(self._storage, repo, settings, git, git.head(), expand=expand)
-                sizes.append((info["usedStorage"], info["lastModified"], repo, settings.private))
-        total = sum(size for size, *_ in sizes) or 1
-        answer = [
-            {
-                "id": str(repo),
-                "type": repo.kind,
-                "updatedAt": updated,
-                "visibility": "private" if private else "public",
-                "storage": size,
-                "storagePercent": size / total,
-            }
-            for size, updated, repo, private in sorted(sizes, key=lambda item: item[0], reverse=True)
-        ]
-        return json_response(answer)
+                visibility = "private" if settings.private else "public"
+                one = {"id": str(repo), "type": repo.kind, "updatedAt": info["lastModified"], "visibility": visibility}
+                answer.append({**one, "storage": info["usedStorage"]})
+        total = sum(one["storage"] for one in answer) or 1
+        answer.sort(key=lambda one: one["storage"], reverse=True)
+        return json_response([{**one, "storagePercent": one["storage"] / total} for one in answer])
 
     def auth_check(self, request: Request, repo: RepoId, write: bool = False) -> Response:
         (self._access.write if write else self._access.read)(request, repo)

@@ -31,8 +31,9 @@ class _Route:
 class Router:
     """Routes are tried in the order in which they were added; `exists` tells whether a repository is (still) there.
 
-    `{name}` is one segment; `{path*}` the rest, possibly empty, decoded; `{repo}` stands for `KIND/NAMESPACE/NAME`, and
-    `{page}` for the same as in addresses of pages, where models have no KIND. The last two arrive as `repo`, a RepoId.
+    `{name}` is one segment; `{path*}` the rest, possibly empty, decoded; `{repo}` stands for `KIND/NAMESPACE/NAME`,
+    `{space}` for that of a Space, and `{page}` for the same as in addresses of pages, where models have no KIND. The
+    last three arrive as `repo`, a RepoId.
     """
 
     def __init__(self, exists: Callable[[RepoId], bool]) -> None:
@@ -48,6 +49,7 @@ class Router:
         repo = r"(?P<repo_namespace>[^/]+)/(?P<repo_name>[^/]+?)"
         source = pattern.replace(".", r"\.")
         source = source.replace("{repo}", kind + repo).replace("{page}", f"(?:{kind})?{repo}")
+        source = source.replace("{space}", f"(?P<repo_kind>spaces)/{repo}")
         source = re.sub(r"/\{(\w+)\*\}", r"(?:/(?P<\1>.*))?", source)
         source = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", source)
         for method in methods.split():

@@ -8,43 +8,42 @@ from .access import Api
 from .describe import not_running
 from .faults import Fault, bad_request
 from .messages import SMALL_BODY, Request, Response, json_response, member
-from .names import RepoId, parse_repo_id
+from .names import RepoId
 from .routing import Router
-from .storage import Settings, now
+from .storage import now
 
 
 class SpacesApi(Api):
     def register(self, router: Router) -> None:
-        space = "/api/spaces/{namespace}/{name}"
-        router.add("GET", f"{space}/runtime", self.runtime)
+        router.add("GET", "/api/{space}/runtime", self.runtime)
         for action in ("restart", "pause"):
-            router.add("POST", f"{space}/{action}", partial(self.runtime, write=True))
+            router.add("POST", f"/api/{{space}}/{action}", partial(self.runtime, write=True))
         for action in ("hardware", "sleeptime", "dev-mode", "volumes", "duplicate"):
-            router.add("POST PUT DELETE", f"{space}/{action}", partial(self.refuse, action=action))
+            router.add("POST PUT DELETE", f"/api/{{space}}/{action}", partial(self.refuse, action=action))
         for kind in ("variables", "secrets"):
-            router.add("GET", f"{space}/{kind}", partial(self.get, kind=kind))
-            router.add("POST", f"{space}/{kind}", partial(self.put, kind=kind), body=SMALL_BODY)
-            router.add("DELETE", f"{space}/{kind}", partial(self.remove, kind=kind), body=SMALL_BODY)
+            router.add("GET", f"/api/{{space}}/{kind}", partial(self.get, kind=kind))
+            router.add("POST", f"/api/{{space}}/{kind}", partial(self.put, kind=kind), body=SMALL_BODY)
+            router.add("DELETE", f"/api/{{space}}/{kind}", partial(self.remove, kind=kind), body=SMALL_BODY)
 
-    def runtime(self, request: Request, namespace: str, name: str, write: bool = False) -> Response:
+    def runtime(self, request: Request, repo: RepoId, write: bool = False) -> Response:
         """STOPPED with the reason; restart and pause leave it so, for nothing here runs a Space."""
-        self._open(request, namespace, name, write=write)
+        (self._access.write if write else self._access.read)(request, repo)
         return json_response(not_running())
 
-    def refuse(self, request: Request, namespace: str, name: str, action: str) -> Response:
+    def refuse(self, request: Request, repo: RepoId, action: str) -> Response:
         """What makes sense only for a Space that runs."""
-        self._open(request, namespace, name, write=True)
+        self._access.write(request, repo)
         raise bad_request(f"The embedded Hub stores Spaces and does not run them: it has no {action} for a Space.")
 
-    def get(self, request: Request, namespace: str, name: str, kind: str) -> Response:
+    def get(self, request: Request, repo: RepoId, kind: str) -> Response:
         """Variables with values, secrets without; both are the owner's to see."""
-        _, settings = self._open(request, namespace, name)
+        settings = self._access.read(request, repo)
         request.require_token()
         return json_response(getattr(settings, kind))
 
-    def put(self, request: Request, namespace: str, name: str, kind: str) -> Response:
+    def put(self, request: Request, repo: RepoId, kind: str) -> Response:
         """Set a variable or a secret. No secret value is stored: nothing would ever read it."""
-        repo, _ = self._open(request, namespace, name, write=True)
+        self._access.write(request, repo)
         fields = request.json()
         key = _key(fields)
         entry: dict[str, Any] = {"key": key, "updatedAt": now()}
@@ -59,9 +58,9 @@ class SpacesApi(Api):
             self._storage.change(repo, **{kind: values})
         return json_response(values)
 
-    def remove(self, request: Request, namespace: str, name: str, kind: str) -> Response:
+    def remove(self, request: Request, repo: RepoId, kind: str) -> Response:
         """Remove a variable or a secret (Fault 404 where there is none)."""
-        repo, _ = self._open(request, namespace, name, write=True)
+        self._access.write(request, repo)
         key = _key(request.json())
         with self._storage.lock(repo):
             values = dict(getattr(self._storage.settings(repo), kind))
@@ -69,10 +68,6 @@ class SpacesApi(Api):
                 raise Fault(404, f"The Space '{repo}' has no {kind.removesuffix('s')} '{key}'.")
             self._storage.change(repo, **{kind: values})
         return json_response(values)
-
-    def _open(self, request: Request, namespace: str, name: str, *, write: bool = False) -> tuple[RepoId, Settings]:
-        repo = parse_repo_id("space", namespace, name)
-        return repo, (self._access.write if write else self._access.read)(request, repo)
 
 
 def _key(fields: dict[str, Any]) -> str:

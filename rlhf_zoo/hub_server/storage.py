@@ -23,7 +23,7 @@ from typing import Any
 from ..durable import sync_folder
 from . import xet_store
 from .durable import locked, read_json, write_json
-from .faults import Damaged, Fault, damaged_repository, disk_full, is_of_the_file, repo_not_found
+from .faults import Damaged, Fault, disk_full, is_of_the_file, repo_not_found
 from .git import MAIN, GitRepository, Quarantine, TreeEdit
 from .large_files import LargeFiles
 from .names import KINDS, RepoId
@@ -100,14 +100,14 @@ class Storage:
             if stored is None:
                 if not self.exists(repo):
                     raise repo_not_found(repo, anonymous=False)
-                raise damaged_repository(folder, "its hub.json is lost")
+                raise Damaged(folder, "its hub.json is lost")
             return Settings(**stored)
         except OSError as error:
             if not is_of_the_file(error):
                 raise
-            raise damaged_repository(folder, f"its hub.json cannot be read: {error.strerror}") from error
+            raise Damaged(folder, f"its hub.json cannot be read: {error.strerror}") from error
         except (ValueError, TypeError) as error:
-            raise damaged_repository(folder, f"its hub.json is not what a Hub writes: {error}") from error
+            raise Damaged(folder, f"its hub.json is not what a Hub writes: {error}") from error
 
     @contextmanager
     def going_on(self, repo: RepoId) -> Iterator[None]:

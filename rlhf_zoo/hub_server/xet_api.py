@@ -8,13 +8,12 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .access import Access, Api
+from .access import Api, identity
 from .faults import Fault, forbidden, revision_not_found
-from .lfs_api import identity, receiving
+from .lfs_api import receiving
 from .messages import Request, Response, bearer_token, json_response
 from .names import RepoId
 from .routing import Router
-from .tokens import Signer
 from .xet_format import SHARD_LIMIT, XORB_LIMIT, check_hash
 from .xet_store import XetStore, current_epoch
 
@@ -28,10 +27,6 @@ _TOKEN_SECONDS = 3600
 
 
 class XetApi(Api):
-    def __init__(self, access: Access, signer: Signer) -> None:
-        super().__init__(access)
-        self._signer = signer
-
     def register(self, router: Router) -> None:
         store = f"{XET_PREFIX}{{repo}}/{{epoch}}"
         router.add("GET", "/api/{repo}/xet-write-token/{revision}", self.write_token)
@@ -49,7 +44,7 @@ class XetApi(Api):
                     raise forbidden("The embedded Hub has no pull requests: commit to a branch instead.")
                 raise revision_not_found(revision)
         epoch = current_epoch(self._storage.path(repo))
-        token = self._signer.sign("xet", *identity(repo, settings), seconds=_TOKEN_SECONDS)
+        token = self._access.signer.sign("xet", *identity(repo, settings), seconds=_TOKEN_SECONDS)
         expiry = token.partition(".")[0]
         address = f"{request.base}{XET_PREFIX}{repo.plural}/{repo}/{epoch}"
         headers = {"X-Xet-Cas-Url": address, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": expiry}
@@ -74,20 +69,12 @@ class XetApi(Api):
         """Nothing is read, nothing is kept."""
         return json_response({})
 
-    def _verify(self, request: Request, repo: RepoId) -> None:
-        token = bearer_token(request.headers.get("Authorization", ""))
-        refused = Fault(401, "The Xet token is not valid here or has expired; start the upload again.")
-        try:
-            settings = self._storage.settings(repo)
-        except Fault as fault:  # a stranger is not to learn what exists
-            raise refused from fault
-        if token is None or not self._signer.verify(token, "xet", *identity(repo, settings)):
-            raise refused
-        request.body.expect(request.body.limit)
-
     @contextmanager
     def _receiving(self, request: Request, repo: RepoId) -> Iterator[None]:
-        self._verify(request, repo)
+        token = bearer_token(request.headers.get("Authorization", ""))
+        if token is None or not self._access.is_signed(token, "xet", repo):
+            raise Fault(401, "The Xet token is not valid here or has expired; start the upload again.")
+        request.body.expect(request.body.limit)
         try:
             with receiving(repo, self._storage):
                 yield

@@ -20,6 +20,7 @@ from ..json_values import number as number_of
 from ..votes.vote import DECISIVE, Shown, Vote
 from .drawing import Drawing
 from .html import attributes, figure_list, notice, number, short_name, text
+from .sampling import MODELS, Proposal, prompt_box
 from .tally import Figures, Tally
 from .views import figures
 
@@ -298,29 +299,19 @@ def blind_tab(
     tally: Tally | None,
     *,
     prompts: Sequence[str],
-    temperature: float,
-    length: int,
-    models_id: str,
-    models_limit: int,
+    proposal: Proposal,
+    at_once: int,
 ) -> None:
     """Builds the tab inside the caller's.
 
     models: by role, ppo and sft. tally: where votes go, open as long as the page is served; None keeps none. prompts:
-    held-out ones, drawn from where a visitor writes none. models_id, models_limit: the queue of what runs the models,
-    shared with other tabs.
+    held-out ones, drawn from where a visitor writes none. at_once: requests that run the models at the same time.
     """
     with gr.Column(elem_id="blind-test"):
         gr.HTML(_notice(tally), elem_id="blind-notice")
         with gr.Row(equal_height=True):
-            prompt = gr.Textbox(
-                label="Prompt",
-                placeholder="Empty: a held-out prompt by chance" if prompts else "The beginning of a text",
-                lines=1,
-                max_lines=6,
-                scale=5,
-                min_width=280,
-                elem_id="blind-prompt",
-            )
+            placeholder = "Empty: a held-out prompt by chance" if prompts else "The beginning of a text"
+            prompt = prompt_box("blind-prompt", placeholder, min_width=280)
             new = gr.Button("New pair", variant="primary", scale=1, min_width=120, elem_id="blind-new")
         message = gr.HTML("", elem_id="blind-message")
         pair = gr.HTML(pair_html(None), elem_id="blind-pair")
@@ -345,8 +336,8 @@ def blind_tab(
             for snapshot in drawing.stream(
                 _chosen(written, prompts),
                 seed=secrets.randbelow(SEEDS),
-                temperature=temperature,
-                max_new_tokens=length,
+                temperature=proposal.temperature,
+                max_new_tokens=proposal.length,
             ):
                 drawn = Round(snapshot) if drawn is None else replace(drawn, snapshot=snapshot)
                 yield (drawn if snapshot.done else None), pair_html(drawn), ""
@@ -391,8 +382,8 @@ def blind_tab(
         draw,
         inputs=[prompt],
         outputs=[state, pair, message],
-        concurrency_id=models_id,
-        concurrency_limit=models_limit,
+        concurrency_id=MODELS,
+        concurrency_limit=at_once,
         **quiet,
     ).then(ready, inputs=[state], outputs=[token, *buttons.values()], concurrency_limit=None, **quiet)
     for verdict, button in buttons.items():

@@ -9,7 +9,7 @@ import gradio as gr
 from ..errors import ZooError
 from .drawing import Drawing
 from .html import notice
-from .sampling import MODELS, Proposal, controls, keywords
+from .sampling import MODELS, Proposal, controls, keywords, prompt_box
 from .subject import Subject
 from .views import empty_pairs, legend, pairs
 
@@ -33,16 +33,7 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_on
         return random.choice(subject.prompts), random.randrange(SEEDS)
 
     with gr.Row(equal_height=True):
-        prompt = gr.Textbox(
-            label="Prompt",
-            placeholder="The beginning of a text; Enter compares",
-            lines=1,
-            max_lines=6,
-            autofocus=True,
-            scale=5,
-            min_width=320,
-            elem_id="prompt",
-        )
+        prompt = prompt_box("prompt", "The beginning of a text; Enter compares", autofocus=True)
         run = gr.Button("Compare", variant="primary", scale=1, min_width=120, elem_id="compare")
         if subject.prompts:
             lucky = gr.Button("Surprise me", scale=1, min_width=120, elem_id="surprise")

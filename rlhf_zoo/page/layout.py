@@ -13,7 +13,7 @@ from .card import card_tab
 from .compare import compare_tab
 from .drawing import Drawing
 from .html import notice, short_name
-from .sampling import MODELS, Proposal
+from .sampling import Proposal
 from .subject import Subject
 from .tally import Tally
 from .training import training_tab
@@ -46,10 +46,8 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[Any], 
                     {"ppo": Model(*lineage.ppo.published_at), "sft": Model(*lineage.sft.published_at)},
                     tally,
                     prompts=subject.prompts,
-                    temperature=proposal.temperature,
-                    length=proposal.length,
-                    models_id=MODELS,
-                    models_limit=at_once,
+                    proposal=proposal,
+                    at_once=at_once,
                 )
             with gr.Tab("Card", id="card", elem_id="tab-card"):
                 card_tab(subject)

@@ -50,6 +50,14 @@ def keywords(seed: Any, temperature: Any, top_p: Any, tokens: Any, n: Any = 1) -
     return {"seed": seed, "temperature": temperature, "top_p": top_p, "max_new_tokens": tokens, "n": n}
 
 
+def prompt_box(elem_id: str, placeholder: str, *, min_width: int = 320, **options: Any) -> gr.Textbox:
+    """Where a visitor writes the prompt. options: of `gr.Textbox`."""
+    return gr.Textbox(
+        label="Prompt", placeholder=placeholder, lines=1, max_lines=6, scale=5, min_width=min_width, elem_id=elem_id,
+        **options,
+    )  # fmt: skip
+
+
 def controls(proposal: Proposal, *, prefix: str = "", most: int | None = None) -> list[Any]:
     """A row of controls, the seed's first, in the order in which `keywords` takes their values.
 

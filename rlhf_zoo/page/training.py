@@ -14,7 +14,7 @@ from ..errors import ZooError
 from .charts import Series, frontier, step_curves
 from .drawing import Drawing
 from .html import notice, number, short_name, signed, text
-from .sampling import MODELS, Proposal, controls, keywords
+from .sampling import MODELS, Proposal, controls, keywords, prompt_box
 from .subject import Subject
 from .views import completion, figures, pairs
 
@@ -60,16 +60,8 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, at_o
             yield notice(error), gr.skip()
 
     with gr.Row(equal_height=True):
-        prompt = gr.Textbox(
-            label="Prompt",
-            value=next(iter(subject.lineage.prompts), ""),
-            placeholder="The beginning of a text",
-            lines=1,
-            max_lines=6,
-            scale=5,
-            min_width=320,
-            elem_id="training-prompt",
-        )
+        example = next(iter(subject.lineage.prompts), "")
+        prompt = prompt_box("training-prompt", "The beginning of a text", value=example)
         run_all = gr.Button("Every checkpoint", variant="primary", scale=1, min_width=140, elem_id="every-step")
     run = gr.Dropdown(
         [(_run_label(one), one.name) for one in timeline.runs.values()],

@@ -3,7 +3,6 @@
 How a stage runs, which models it holds, how it cuts a batch, is as in `ppo`, `logprobs`, `sampling` and trl's trainers.
 """
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -37,7 +36,7 @@ PROCESS_ON_CPU, GAPS = 30 * 2**20, 0.5
 
 @dataclass(frozen=True)
 class Reward:
-    """A reward model. own: whether the recipe trains it. begins: whether a critic may begin as it."""
+    """A reward model. begins: whether a critic may begin as it."""
 
     shape: Shape
     begins: bool = True
@@ -75,7 +74,8 @@ class StagePlan:
 
     @property
     def worst(self) -> str:
-        return memory.most(self.phases)
+        """The phase that needs most."""
+        return max(self.phases, key=lambda name: self.phases[name].total)
 
     @property
     def peak(self) -> float:
@@ -86,7 +86,7 @@ class StagePlan:
 def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
     """SFT, by trl's trainer. keys: those of the stage, as attributes; base: the model that it starts from."""
     rows, steps = divided(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
-    length = keys.max_length or _context(base)
+    length = keys.max_length or base.context
     half, size = _half(keys, device), _dtype(keys, base)
     model = _tracer(base, "policy", keys, size, half)
     tile = min(rows * length, TRL_TOKENS) * min(TRL_COLUMNS, model.numbers.vocabulary if device.cpu else TRL_COLUMNS)
@@ -99,7 +99,7 @@ def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
 def reward_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
     """The reward model, by trl's trainer: both texts of a pair are rows."""
     rows, steps = divided(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
-    length = min(keys.max_length or _context(base), _context(base))
+    length = min(keys.max_length or base.context, base.context)
     model = _tracer(base, "classifier", keys, _dtype(keys, base), _half(keys, device))
     return _supervised("reward", keys, model, device, rows=2 * rows, length=length, steps=steps, head=0)
 
@@ -185,12 +185,13 @@ class _PPO:
             dtype = "bfloat16" if self.half and models.exact and models.policy.dtype != "float32" else "float32"
             frozen = SimpleNamespace(use_peft=False, attn_implementation=keys.attn_implementation)
             self.reference = _tracer(models.policy, "policy", frozen, dtype, self.half, trains=False)
-        self.rewards = [
-            _tracer(
-                reward.shape, "classifier", SimpleNamespace(use_peft=False), reward.shape.dtype, False, trains=False
+        still = SimpleNamespace(use_peft=False)
+        self.rewards = {
+            "reward model" if place == 1 else f"reward model {place}": _tracer(
+                one.shape, "classifier", still, one.shape.dtype, False, trains=False
             )
-            for reward in models.rewards
-        ]
+            for place, one in enumerate(models.rewards, start=1)
+        }
 
     def _critic(self, models: PPOModels) -> tuple[Tracer | None, bool]:
         """The critic, None for a head on the policy; and whether its frozen weights are its own."""
@@ -219,8 +220,7 @@ class _PPO:
         if self.reference is not None:
             bits = "8bit" if keys.ref_load_in_8bit else None
             held["reference"] = _held(self.reference.numbers, plain, self.reference, bits=bits)
-        for place, reward in enumerate(self.rewards, start=1):
-            name = "reward model" if place == 1 else f"reward model {place}"
+        for name, reward in self.rewards.items():
             held[name] = _held(reward.numbers, plain, reward)
         self.held = {name: one.over(self.shards) for name, one in held.items()}
         phases = {
@@ -297,12 +297,6 @@ class _PPO:
         logits = DRAWN * FLOAT32 * rows * numbers.vocabulary
         return replace(rest, activations=working, cache=cache, logits=logits)
 
-    def _casts(self) -> int:
-        """Of the critic's weights, which stay while the reference reads."""
-        if self.critic is None:
-            return 0
-        return self.critic.reading(rows=self.read, length=self.length, half=self.half).casts
-
     def _values(self, reader: Tracer) -> Need:
         read = reader.reading(rows=self.read, length=self.length, half=self.half)
         return replace(self._at_rest(whole=reader), activations=read.peak)
@@ -311,13 +305,14 @@ class _PPO:
         reader = self.reference or self.policy
         read = reader.reading(rows=self.read, length=self.length, half=self.half)
         whole = None if self.reference is None else reader
-        rest = self._at_rest("reference", whole=whole)
-        return replace(rest, activations=read.peak + self._casts(), logits=self._logits(self.read, learns=False))
+        rest, kept = self._at_rest("reference", whole=whole), 0
+        if self.critic is not None:  # casts of its weights stay while the reference reads
+            kept = self.critic.reading(rows=self.read, length=self.length, half=self.half).casts
+        return replace(rest, activations=read.peak + kept, logits=self._logits(self.read, learns=False))
 
     def _reward(self) -> Need:
         needs = []
-        for place, reward in enumerate(self.rewards, start=1):
-            name = "reward model" if place == 1 else f"reward model {place}"
+        for name, reward in self.rewards.items():
             context = getattr(reward.config.get_text_config(), "max_position_embeddings", None) or self.length
             read = reward.reading(rows=self.read, length=min(self.length, context), half=False)
             needs.append(replace(self._at_rest(name, whole=reward), activations=read.peak))
@@ -372,7 +367,7 @@ class _PPO:
         tokens, answered = self.rows * self.length, self.rows * self.response
         rounds = math.ceil(self.rows / rows)
         head = 2 * answered * policy.width * policy.vocabulary
-        readers = [one.numbers for one in (self.reads_values, *self.rewards) if one is not None]
+        readers = [one.numbers for one in (self.reads_values, *self.rewards.values()) if one is not None]
         if holds_reference(keys, given=False):
             readers.append(policy)
         learning = [one.numbers for one in (self.policy, self.critic) if one is not None]
@@ -429,10 +424,6 @@ def _size(model: Tracer) -> int:
     return FLOAT32 if model.kind.dtype == "float32" else BFLOAT16
 
 
-def _context(shape: Shape) -> int:
-    return int(getattr(shape.config.get_text_config(), "max_position_embeddings", None) or 1024)
-
-
 def _adapts_head(keys: SimpleNamespace) -> bool:
     """Whether an adapter lies on the head, or the head trains whole beside it."""
     named = [*(keys.lora_modules_to_save or ()), *(keys.lora_target_modules or ())]
@@ -456,15 +447,3 @@ def _held(numbers: Numbers, keys: Any, model: Tracer, *, bits: str | None = None
     state = memory.state_bytes(str(getattr(keys.optim, "value", keys.optim)))
     bits = bits or (_bits(keys) if numbers.trained < numbers.everything else None)
     return memory.held(numbers, size=_size(model), state=8 if state is None else state, bits=bits, own=own)
-
-
-def as_json(plan: StagePlan) -> dict[str, Any]:
-    """Bytes; plain numbers alone."""
-    return json.loads(json.dumps({
-        "stage": plan.stage,
-        "models": {name: {**vars(one), "total": one.total} for name, one in plan.models.items()},
-        "phases": {name: {**vars(one), "total": one.total} for name, one in plan.phases.items()},
-        "worst": plan.worst,
-        "peak": plan.peak,
-        "about": plan.about,
-    }))  # fmt: skip

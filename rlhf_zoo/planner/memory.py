@@ -4,7 +4,6 @@ A weight that trains takes four numbers under Adam, itself, its gradient and two
 depends on an architecture, the passes of a trunk, comes from `tracing`.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
 GIB = 2**30
@@ -195,8 +194,3 @@ def training_need(model: Held, passed: TrainingPass, *, head: float, several: bo
         activations=max(working - head, 0),
         logits=min(head, working),
     )
-
-
-def most(phases: Mapping[str, Need]) -> str:
-    """The phase that needs most."""
-    return max(phases, key=lambda name: phases[name].total)

@@ -12,7 +12,7 @@ from ..runs.parents import is_member, reward_names
 from ..runs.settings import RecipeConfig, recipe_config, recorded_settings
 from ..stage import STAGES
 from .devices import Device
-from .estimate import PPOModels, Reward, StagePlan, as_json, ppo_plan, reward_plan, sft_plan
+from .estimate import PPOModels, Reward, StagePlan, ppo_plan, reward_plan, sft_plan
 from .memory import GIB, state_bytes
 from .seconds import Duration, duration
 from .shapes import Shape, new_shape, shape_of
@@ -70,12 +70,6 @@ class Plan:
         return max(stage.peak for stage in self.stages)
 
     @property
-    def needs(self) -> str:
-        """The memory in words: of each device."""
-        times = f"{self.device.count} × " if self.device.count > 1 else ""
-        return f"{times}{gib(self.peak)} GiB"
-
-    @property
     def line(self) -> str:
         """The plan in one line."""
         parts = [f"{one.stage} {gib(one.peak)}" for one in self.stages]
@@ -83,9 +77,8 @@ class Plan:
         spent = self.durations.get("ppo")
         if spent is not None:
             said += f", about {spent.total:.3g} s an update of PPO{self.in_all('ppo')}"
-        misfits = [stage for stage, change in self.changes.items()]
-        if misfits:
-            said += f"; {' and '.join(misfits)} may not fit: `rlhf-zoo plan {self.recipe}` says what would"
+        if self.changes:
+            said += f"; {' and '.join(self.changes)} may not fit: `rlhf-zoo plan {self.recipe}` says what would"
         return said + "."
 
     def in_all(self, stage: str) -> str:
@@ -104,7 +97,12 @@ class Plan:
             "room": self.device.room * GIB,
             "stages": [
                 {
-                    **as_json(stage),
+                    "stage": stage.stage,
+                    "models": {name: {**vars(one), "total": one.total} for name, one in stage.models.items()},
+                    "phases": {name: {**vars(one), "total": one.total} for name, one in stage.phases.items()},
+                    "worst": stage.worst,
+                    "peak": stage.peak,
+                    "about": stage.about,
                     "fits": stage.stage not in self.changes,
                     "change": None if (change := self.changes.get(stage.stage)) is None else dict(change.keys),
                     "seconds": None if (spent := self.durations[stage.stage]) is None else dict(spent.seconds),
@@ -145,7 +143,7 @@ def make_plan(
     if "ppo" in keys and prompt is None:
         prompt = keys["ppo"].max_prompt_length or recipe.zoo.get("prompt_length")
         if prompt is None:
-            prompt = min(PROMPT, max(shapes.context - keys["ppo"].response_length, 1))
+            prompt = min(PROMPT, max(shapes.base.context - keys["ppo"].response_length, 1))
             assumed.append(
                 f"the longest prompt has {prompt} tokens: max_prompt_length or --prompt_length says otherwise"
             )
@@ -194,10 +192,6 @@ class _Shapes:
             self.base = new_shape(shared.architecture or {}, vocabulary=size)
         #: One step at the rate 0 leaves the weights as they were published.
         self._untouched = sft is not None and name is not None and sft.learning_rate == 0
-
-    @property
-    def context(self) -> int:
-        return int(getattr(self.base.config.get_text_config(), "max_position_embeddings", None) or 1024)
 
     def of_ppo(self, ppo: SimpleNamespace) -> PPOModels:
         name = ppo.model_name_or_path

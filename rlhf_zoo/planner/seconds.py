@@ -70,28 +70,18 @@ def duration(work: Work, device: Device, *, half: bool) -> Duration | None:
     """None where no rates are known that could be applied to the device."""
     precision = "bfloat16" if half else "float32"
     rates = [one for one in measured() if one.precision == precision]
-    if device.cpu:
-        found = next((one for one in rates if one.device == "cpu"), None)
-        return None if found is None else Duration(found.phases(work), _said(found))
-    own = next((one for one in rates if one.device == device.name), None)
-    if own is not None:
-        return Duration(_bounded(own, work, device), _said(own))
-    other = next((one for one in rates if one.device in CARDS), None)
-    if other is None or not device.teraflops:
-        return None
-    factor = CARDS[other.device][1] / device.teraflops
-    spent = other.phases(work)
-    scaled = {name: each * (1 if name == "sample" else factor) for name, each in spent.items()}
+    found = next((one for one in rates if one.device == device.name), None)
+    factor, scaled = 1.0, ""
+    if found is None:  # of a cpu that nobody measured no teraflops are said, so it ends here
+        found = next((one for one in rates if one.device in CARDS), None)
+        if found is None or not device.teraflops:
+            return None
+        factor = CARDS[found.device][1] / device.teraflops
+        scaled = f"; scaled to a {device.name} by published rates, which nobody has checked"
+    spent = {name: each * (1 if name == "sample" else factor) for name, each in found.phases(work).items()}
+    # Sampling takes at least as long as reading weights and cache from memory.
     slowest = work.read / (device.bandwidth * 1e9) if device.bandwidth else 0.0
-    scaled["sample"] = max(scaled["sample"], slowest)
-    said = f"{_said(other)}; scaled to a {device.name} by published rates, which nobody has checked"
-    return Duration(scaled, said)
-
-
-def _bounded(rates: Rates, work: Work, device: Device) -> dict[str, float]:
-    """Sampling takes at least as long as reading weights and cache from memory."""
-    found = rates.phases(work)
-    return {**found, "sample": max(found["sample"], work.read / (device.bandwidth * 1e9))}
+    return Duration({**spent, "sample": max(spent["sample"], slowest)}, _said(found) + scaled)
 
 
 def _said(rates: Rates) -> str:

@@ -20,6 +20,11 @@ class Shape:
     config: Any
     dtype: str
 
+    @property
+    def context(self) -> int:
+        """Tokens; 1024 where nothing bounds it."""
+        return int(getattr(self.config.get_text_config(), "max_position_embeddings", None) or 1024)
+
 
 def shape_of(name: str, *, revision: str | None = None) -> Shape:
     """Of a folder, of recipes/shapes.yaml, or of a Hub, in this order; name: also NAMESPACE/NAME@REVISION.

@@ -8,6 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -29,7 +30,7 @@ from ..sharding import full_optimizer, full_weights, shard_optimizer
 from .assembly import Parts, assemble, prompts_of
 from .completions import COMPLETIONS_DIR, DecodedCompletions, decoded, show_table
 from .config import PPOConfig
-from .control import RunningScores, kl_controller
+from .control import KLController, RunningScores
 from .custom_loop import GivenScores
 from .engines import make_engine
 from .frozen import at_hand, place
@@ -38,7 +39,7 @@ from .metrics import Progress, critic_health, of_completions
 from .phases import Phases
 from .processes import shard_all
 from .rollout import Advantages, Rollout
-from .whole import PPO_COMPLETE, Complete, last_whole
+from .whole import PPO_COMPLETE, Complete
 
 PPO_STATE = "ppo_state.json"
 TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2
@@ -100,7 +101,7 @@ class BasePPOTrainer(Guarded, ABC):
         pad, eos = processing_class.pad_token_id, processing_class.eos_token_id
         self.stop_ids = args.stop_ids(processing_class, parts.policy)
         self.fill_id: int = pad if pad in self.vocabulary else eos
-        self.controller = kl_controller(kl_coef=args.kl_coef, kl_target=args.kl_target, kl_horizon=args.kl_horizon)
+        self.controller = KLController(args.kl_coef, args.kl_target, args.kl_horizon)
         self.scores_seen = RunningScores()
         self.last_metrics: dict[str, float] = {}
         self._from_reference, self._begun = parts.from_reference, False
@@ -304,7 +305,8 @@ class BasePPOTrainer(Guarded, ABC):
     # What Trainer calls
 
     def last_good(self) -> str | None:
-        return last_whole(Path(self.args.output_dir or "."))
+        whole = [path.parent for path in Path(self.args.output_dir or ".").glob(f"checkpoint-*/{PPO_COMPLETE}")]
+        return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2]))) if whole else None
 
     def as_rows(self, batch: Any) -> list[dict]:
         """A batch as the collator gave it, as one mapping a prompt, with unpadded token ids."""
@@ -480,9 +482,7 @@ class BasePPOTrainer(Guarded, ABC):
         if not (directory / PPO_STATE).is_file():
             raise ZooError(f"{directory} holds no {PPO_STATE}: it is not a PPO checkpoint; choose another to resume.")
         state = json.loads((directory / PPO_STATE).read_text())
-        self.controller = kl_controller(
-            kl_coef=state["kl_coef"], kl_target=self.args.kl_target, kl_horizon=self.args.kl_horizon
-        )
+        self.controller = replace(self.controller, kl_coef=state["kl_coef"])
         self.scores_seen = RunningScores(*state.get("scores_seen", ()))
         self._begun = True
         self._episodes = state["episodes"]

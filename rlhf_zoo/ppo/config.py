@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerBase, TrainingArguments
 from ..devices import has_bfloat16
 from ..errors import ZooError
 from ..functional import AGGREGATIONS, ENSEMBLES, KL_IN_LOSS, KL_IN_REWARD
-from ..limits import check_limits
+from ..limits import check_limits, option
 from ..rewards.model import REWARD_OUTPUTS
 from ..tokenizer import stop_ids
 from ..truncation import Truncation
@@ -44,202 +44,137 @@ class PPOConfig(TrainingArguments):
     them at a time. Raises ZooError for values that cannot be right.
     """
 
-    learning_rate: float = field(default=3e-6, metadata={"help": "Learning rate of the policy (TRL's default)."})
-    critic_learning_rate: float | None = field(
-        default=None, metadata={"help": "Learning rate of the critic; None takes the policy's."}
+    learning_rate: float = option(3e-6, "Learning rate of the policy (TRL's default).")
+    critic_learning_rate: float | None = option(None, "Learning rate of the critic; None takes the policy's.")
+    logging_steps: float = option(1, "Log every so many updates.")
+    remove_unused_columns: bool = option(
+        False, "Drop the columns that the model's forward does not name; keep it False."
     )
-    logging_steps: float = field(default=1, metadata={"help": "Log every so many updates."})
-    remove_unused_columns: bool = field(
-        default=False, metadata={"help": "Drop the columns that the model's forward does not name; keep it False."}
+    dataset_num_proc: int | None = option(None, "Processes that tokenize the prompts.")
+    bf16: bool | None = option(  # type: ignore[assignment]  # as in trl, whose configurations take None too
+        False, "Compute in bfloat16, weights in float32; None: where the machine's GPU has it."
     )
-    dataset_num_proc: int | None = field(default=None, metadata={"help": "Processes that tokenize the prompts."})
-    bf16: bool | None = field(  # type: ignore[assignment]  # as in trl, whose configurations take None too
-        default=False,
-        metadata={"help": "Compute in bfloat16, weights in float32; None: where the machine's GPU has it."},
+    total_episodes: int | None = option(
+        None, "Completions to sample in all; sets max_steps, rounded up to whole updates."
     )
-    total_episodes: int | None = field(
-        default=None, metadata={"help": "Completions to sample in all; sets max_steps, rounded up to whole updates."}
+    num_ppo_epochs: int = option(4, "Passes over each rollout.")
+    num_mini_batches: int = option(1, "Optimizer steps a pass.")
+    num_generations: int = option(1, "Completions of each prompt.")
+    response_length: int = option(53, "Most tokens of a completion.")
+    response_length_min: int | None = option(
+        None, "Draw the most tokens of each completion from here to response_length; None draws none."
     )
-    num_ppo_epochs: int = field(default=4, metadata={"help": "Passes over each rollout."})
-    num_mini_batches: int = field(default=1, metadata={"help": "Optimizer steps a pass."})
-    num_generations: int = field(default=1, metadata={"help": "Completions of each prompt."})
-    response_length: int = field(default=53, metadata={"help": "Most tokens of a completion."})
-    response_length_min: int | None = field(
-        default=None,
-        metadata={"help": "Draw the most tokens of each completion from here to response_length; None draws none."},
+    truncate_text: str | None = option(None, "A text behind which a completion is cut, and counts as ended.")
+    truncate_after: int = option(0, "Tokens behind which truncate_text is looked for.")
+    skip_equal_scores: bool = option(
+        False, "Learn nothing from prompts whose completions all score the same (num_generations from 2)."
     )
-    truncate_text: str | None = field(
-        default=None, metadata={"help": "A text behind which a completion is cut, and counts as ended."}
+    temperature: float = option(0.7, "Sampling temperature; log-probabilities are at it.")
+    stop_token: str | None = option(
+        "eos", "'eos' ends a completion at the tokenizer's EOS; None runs to response_length."
     )
-    truncate_after: int = field(default=0, metadata={"help": "Tokens behind which truncate_text is looked for."})
-    skip_equal_scores: bool = field(
-        default=False,
-        metadata={"help": "Learn nothing from prompts whose completions all score the same (num_generations from 2)."},
+    stop_token_id: int | None = option(None, "Another id that ends a completion.")
+    score_centering: str = option(
+        "stored", "Mean taken off: 'stored' with a reward model, 'running' over all scores so far, or 'none'."
     )
-    temperature: float = field(default=0.7, metadata={"help": "Sampling temperature; log-probabilities are at it."})
-    stop_token: str | None = field(
-        default="eos",
-        metadata={"help": "'eos' ends a completion at the tokenizer's EOS; None runs to response_length."},
+    score_scaling: str = option(
+        "stored", "Deviation divided by: 'stored' with a reward model, 'running' over all scores, or 'none'."
     )
-    stop_token_id: int | None = field(default=None, metadata={"help": "Another id that ends a completion."})
-    score_centering: str = field(
-        default="stored",
-        metadata={"help": "Mean taken off: 'stored' with a reward model, 'running' over all scores so far, or 'none'."},
+    score_clip: float | None = option(None, "Clip scores to ± this, after centring and scaling, before any penalty.")
+    missing_eos_penalty: float | None = option(None, "Subtracted from the score of a completion that did not end.")
+    missing_eos_score: float | None = option(
+        None, "Replaces the score of a completion that did not end (-1 in the N+ paper)."
     )
-    score_scaling: str = field(
-        default="stored",
-        metadata={"help": "Deviation divided by: 'stored' with a reward model, 'running' over all scores, or 'none'."},
+    reward_label: str | None = option(
+        None, "Which output of a reward model of several labels is the score, by its name."
     )
-    score_clip: float | None = field(
-        default=None, metadata={"help": "Clip scores to ± this, after centring and scaling, before any penalty."}
+    reward_output: str = option("logit", "What of this output: its 'logit', or its 'logprob' among the labels.")
+    reward_ensemble: str | None = option(
+        None, "How several reward models make one score: 'worst', 'mean' or 'mean_minus_variance'."
     )
-    missing_eos_penalty: float | None = field(
-        default=None, metadata={"help": "Subtracted from the score of a completion that did not end."}
-    )
-    missing_eos_score: float | None = field(
-        default=None, metadata={"help": "Replaces the score of a completion that did not end (-1 in the N+ paper)."}
-    )
-    reward_label: str | None = field(
-        default=None, metadata={"help": "Which output of a reward model of several labels is the score, by its name."}
-    )
-    reward_output: str = field(
-        default="logit", metadata={"help": "What of this output: its 'logit', or its 'logprob' among the labels."}
-    )
-    reward_ensemble: str | None = field(
-        default=None,
-        metadata={"help": "How several reward models make one score: 'worst', 'mean' or 'mean_minus_variance'."},
-    )
-    reward_ensemble_lambda: float | None = field(
-        default=None, metadata={"help": "λ of mean_minus_variance, the weight of the models' variance; None is 0.5."}
+    reward_ensemble_lambda: float | None = option(
+        None, "λ of mean_minus_variance, the weight of the models' variance; None is 0.5."
     )
     reward_weights: list[float] | None = field(default=None, metadata={"help": "One weight a reward; None is all 1."})
-    kl_coef: float = field(default=0.05, metadata={"help": "β, the weight of the KL penalty."})
-    reference: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Hold the policy that KL is measured against; None does unless kl_coef is 0 and no key asks."
-        },
+    kl_coef: float = option(0.05, "β, the weight of the KL penalty.")
+    reference: bool | None = option(
+        None, "Hold the policy that KL is measured against; None does unless kl_coef is 0 and no key asks."
     )
-    kl_in: str = field(
-        default="reward", metadata={"help": "Where the KL penalty goes: 'reward' (RLHF) or 'loss' (as in GRPO)."}
+    kl_in: str = option("reward", "Where the KL penalty goes: 'reward' (RLHF) or 'loss' (as in GRPO).")
+    kl_estimator: str = option(
+        "k1",
+        "In the reward: k1 (unbiased), or k3 as TRL has it (its gradient is not that of the KL). In the "
+        "loss: k2 or k3 (gradient of KL(π‖ref)), full (exact, over the vocabulary), k3_reverse (of KL(ref‖π), as "
+        "GRPO).",
     )
-    kl_estimator: str = field(
-        default="k1",
-        metadata={
-            "help": "In the reward: k1 (unbiased), or k3 as TRL has it (its gradient is not that of the KL). In the "
-            "loss: k2 or k3 (gradient of KL(π‖ref)), full (exact, over the vocabulary), k3_reverse (of KL(ref‖π), as "
-            "GRPO)."
-        },
+    kl_target: float | None = option(None, "Adaptive β: the KL to hold, in nats per completion; None keeps β fixed.")
+    kl_horizon: int = option(10_000, "Adaptive β: episodes over which it adapts.")
+    action_level: str = option("token", "An action is a 'token', or the whole completion: 'sequence' (a bandit).")
+    gamma: float = option(1.0, "Discount.")
+    lam: float = option(0.95, "λ of the advantage estimator: 0 is TD, 1 is Monte-Carlo.")
+    whiten_rewards: bool = option(False, "Divide rewards by their deviation, mean kept.")
+    whiten_advantages: bool = option(True, "Whiten advantages over the whole batch.")
+    cliprange: float = option(0.2, "ε of the policy's ratio clip, for tokens.")
+    cliprange_high: float | None = option(
+        None, "Upper ε of the ratio clip (clip-higher, 0.28 in DAPO); None takes the lower."
     )
-    kl_target: float | None = field(
-        default=None, metadata={"help": "Adaptive β: the KL to hold, in nats per completion; None keeps β fixed."}
+    cliprange_sequence: float = option(
+        0.5, "ε where the action is a sequence: a product of 50 ratios leaves 0.2 at once."
     )
-    kl_horizon: int = field(default=10_000, metadata={"help": "Adaptive β: episodes over which it adapts."})
-    action_level: str = field(
-        default="token", metadata={"help": "An action is a 'token', or the whole completion: 'sequence' (a bandit)."}
+    dual_clip: float | None = option(
+        None, "c > 1 bounds the loss of a bad action by c times its advantage; None is off."
     )
-    gamma: float = field(default=1.0, metadata={"help": "Discount."})
-    lam: float = field(default=0.95, metadata={"help": "λ of the advantage estimator: 0 is TD, 1 is Monte-Carlo."})
-    whiten_rewards: bool = field(default=False, metadata={"help": "Divide rewards by their deviation, mean kept."})
-    whiten_advantages: bool = field(default=True, metadata={"help": "Whiten advantages over the whole batch."})
-    cliprange: float = field(default=0.2, metadata={"help": "ε of the policy's ratio clip, for tokens."})
-    cliprange_high: float | None = field(
-        default=None, metadata={"help": "Upper ε of the ratio clip (clip-higher, 0.28 in DAPO); None takes the lower."}
+    cliprange_value: float | None = option(0.2, "ε_v of the value clip; None clips nothing.")
+    vf_coef: float = option(0.1, "c_v, the weight of the value loss.")
+    entropy_coef: float = option(0.0, "c_e, the weight of the entropy bonus.")
+    ptx_coef: float = option(0.0, "γ_ptx, the weight of the language-model loss on ptx_dataset (InstructGPT: 27.8).")
+    loss_aggregation: str = option(
+        "token-mean",
+        "How a minibatch's losses are averaged: token-mean, seq-mean-token-mean, seq-mean-token-sum, seq-sum-norm.",
     )
-    cliprange_sequence: float = field(
-        default=0.5, metadata={"help": "ε where the action is a sequence: a product of 50 ratios leaves 0.2 at once."}
+    early_stop_kl: float | None = option(
+        None, "Stop a rollout's epochs once its KL to the sampling policy passes 1.5 of it, nats a token."
     )
-    dual_clip: float | None = field(
-        default=None, metadata={"help": "c > 1 bounds the loss of a bad action by c times its advantage; None is off."}
+    critic: str = option(
+        "auto", "Where the critic starts: 'reward' model, 'policy' copy, 'shared' (head on the policy)."
     )
-    cliprange_value: float | None = field(default=0.2, metadata={"help": "ε_v of the value clip; None clips nothing."})
-    vf_coef: float = field(default=0.1, metadata={"help": "c_v, the weight of the value loss."})
-    entropy_coef: float = field(default=0.0, metadata={"help": "c_e, the weight of the entropy bonus."})
-    ptx_coef: float = field(
-        default=0.0,
-        metadata={"help": "γ_ptx, the weight of the language-model loss on ptx_dataset (InstructGPT: 27.8)."},
+    critic_warmup_updates: int = option(0, "First updates, in which only the critic learns.")
+    critic_lora: bool = option(True, "With peft_config the critic trains an adapter as well.")
+    merge_adapter: bool = option(False, "save_model and push_to_hub write a LoRA policy merged into its base.")
+    ref_load_in_8bit: bool = option(False, "Hold the reference in 8 bit (needs bitsandbytes).")
+    offload_frozen: bool = option(False, "Reference and reward models wait on the CPU while they do not run.")
+    model_adapter_name: str | None = option(None, "The adapter of a PeftModel to train.")
+    ref_adapter_name: str | None = option(
+        None, "The adapter of a PeftModel that is the reference; None switches adapters off."
     )
-    loss_aggregation: str = field(
-        default="token-mean",
-        metadata={
-            "help": "How a minibatch's losses are averaged: token-mean, seq-mean-token-mean, seq-mean-token-sum, "
-            "seq-sum-norm."
-        },
+    rollout_engine: str = option(
+        "native", "What samples: 'native', 'transformers' (continuous batching) or 'vllm' (docs/engines.md)."
     )
-    early_stop_kl: float | None = field(
-        default=None,
-        metadata={"help": "Stop a rollout's epochs once its KL to the sampling policy passes 1.5 of it, nats a token."},
+    rollout_graphs: bool = option(True, "On a GPU the native engine decodes with CUDA graphs (docs/engines.md).")
+    max_rollout_batch_tokens: int | None = option(
+        None, "Most tokens, padding included, that sampling caches at a time; None: of all rows."
     )
-    critic: str = field(
-        default="auto",
-        metadata={"help": "Where the critic starts: 'reward' model, 'policy' copy, 'shared' (head on the policy)."},
+    importance_sampling_cap: float | None = option(
+        None, "Weight tokens by π/π_engine, at most this (2 to 3), where another engine samples; None: 1."
     )
-    critic_warmup_updates: int = field(default=0, metadata={"help": "First updates, in which only the critic learns."})
-    critic_lora: bool = field(default=True, metadata={"help": "With peft_config the critic trains an adapter as well."})
-    merge_adapter: bool = field(
-        default=False, metadata={"help": "save_model and push_to_hub write a LoRA policy merged into its base."}
+    vllm_mode: str = option("colocate", "vLLM on the trainer's GPU ('colocate'), or a running 'server'.")
+    vllm_server_base_url: str | None = option(None, "Where the vLLM server answers.")
+    vllm_gpu_memory_utilization: float = option(0.3, "Share of the GPU's memory for a colocated vLLM.")
+    vllm_enable_sleep_mode: bool = option(False, "A colocated vLLM gives its memory back while the policy learns.")
+    recompute_logprobs: bool = option(
+        False, "Take log π_old, and V of a shared critic, from a forward pass instead of from the sampler."
     )
-    ref_load_in_8bit: bool = field(
-        default=False, metadata={"help": "Hold the reference in 8 bit (needs bitsandbytes)."}
+    local_rollout_forward_batch_size: int = option(64, "Rows a forward pass outside the update.")
+    max_tokens_per_micro_batch: int | None = option(
+        None,
+        "Tokens of a forward pass, padding included, rows alike in length; in the update instead of "
+        "per_device_train_batch_size rows, elsewhere beside the rows. None: beside the rows 512 on a CPU and 2048 "
+        "in bf16 there, the rows alone on a GPU.",
     )
-    offload_frozen: bool = field(
-        default=False, metadata={"help": "Reference and reward models wait on the CPU while they do not run."}
-    )
-    model_adapter_name: str | None = field(default=None, metadata={"help": "The adapter of a PeftModel to train."})
-    ref_adapter_name: str | None = field(
-        default=None, metadata={"help": "The adapter of a PeftModel that is the reference; None switches adapters off."}
-    )
-    rollout_engine: str = field(
-        default="native",
-        metadata={"help": "What samples: 'native', 'transformers' (continuous batching) or 'vllm' (docs/engines.md)."},
-    )
-    rollout_graphs: bool = field(
-        default=True, metadata={"help": "On a GPU the native engine decodes with CUDA graphs (docs/engines.md)."}
-    )
-    max_rollout_batch_tokens: int | None = field(
-        default=None,
-        metadata={"help": "Most tokens, padding included, that sampling caches at a time; None: of all rows."},
-    )
-    importance_sampling_cap: float | None = field(
-        default=None,
-        metadata={"help": "Weight tokens by π/π_engine, at most this (2 to 3), where another engine samples; None: 1."},
-    )
-    vllm_mode: str = field(
-        default="colocate", metadata={"help": "vLLM on the trainer's GPU ('colocate'), or a running 'server'."}
-    )
-    vllm_server_base_url: str | None = field(default=None, metadata={"help": "Where the vLLM server answers."})
-    vllm_gpu_memory_utilization: float = field(
-        default=0.3, metadata={"help": "Share of the GPU's memory for a colocated vLLM."}
-    )
-    vllm_enable_sleep_mode: bool = field(
-        default=False, metadata={"help": "A colocated vLLM gives its memory back while the policy learns."}
-    )
-    recompute_logprobs: bool = field(
-        default=False,
-        metadata={"help": "Take log π_old, and V of a shared critic, from a forward pass instead of from the sampler."},
-    )
-    local_rollout_forward_batch_size: int = field(
-        default=64, metadata={"help": "Rows a forward pass outside the update."}
-    )
-    max_tokens_per_micro_batch: int | None = field(
-        default=None,
-        metadata={
-            "help": "Tokens of a forward pass, padding included, rows alike in length; in the update instead of "
-            "per_device_train_batch_size rows, elsewhere beside the rows. None: beside the rows 512 on a CPU and 2048 "
-            "in bf16 there, the rows alone on a GPU."
-        },
-    )
-    fsdp2: bool = field(
-        default=False,
-        metadata={"help": "Shard policy, critic, reference and reward model over the processes (docs/scale.md)."},
-    )
-    log_completions: bool = field(
-        default=False, metadata={"help": "At each log line, show and save a table of completions with their scores."}
-    )
-    num_completions_to_print: int = field(default=8, metadata={"help": "Rows of a table of completions."})
-    num_sample_generations: int = field(
-        default=0, metadata={"help": "How often in a run generate_completions() shows held-out samples."}
-    )
+    fsdp2: bool = option(False, "Shard policy, critic, reference and reward model over the processes (docs/scale.md).")
+    log_completions: bool = option(False, "At each log line, show and save a table of completions with their scores.")
+    num_completions_to_print: int = option(8, "Rows of a table of completions.")
+    num_sample_generations: int = option(0, "How often in a run generate_completions() shows held-out samples.")
 
     def __post_init__(self) -> None:
         _check_ranges(self)

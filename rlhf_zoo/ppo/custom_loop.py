@@ -2,39 +2,20 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..data import check_room, tokenize_prompt
 from ..errors import ZooError
 from ..rewards import Scored
-from ..sampling import Samples, Vocabulary, left_pad
-from .config import PPOConfig
-from .guards import Reader, check_ids
+from ..sampling import Samples, left_pad
+from .guards import check_ids
 
 
 class GivenScores(Scored):
     """Scores that no reward of the trainer gave."""
-
-
-class _Trainer(Protocol):
-    """What is read of the trainer; fill_id is fed where the mask is False, context is None where it has no bound."""
-
-    args: PPOConfig
-    processing_class: PreTrainedTokenizerBase
-    context: int | None
-    fill_id: int
-    narrowest: Reader
-    vocabulary: Vocabulary
-
-    @property
-    def policy(self) -> PreTrainedModel: ...
-
-    @property
-    def stop_ids(self) -> list[int]: ...
 
 
 def _ids(given: Any) -> list[int] | None:
@@ -46,7 +27,7 @@ def _ids(given: Any) -> list[int] | None:
     return None
 
 
-def prompt_row(prompt: Any, row: int, trainer: _Trainer) -> list[int]:
+def prompt_row(prompt: Any, row: int, trainer: Any) -> list[int]:
     """Token ids of a prompt. Raises ZooError for an empty one, unknown ids, and one that leaves no room to answer."""
     ids = _ids(prompt)
     ids = tokenize_prompt(prompt, trainer.processing_class) if ids is None else ids
@@ -55,7 +36,7 @@ def prompt_row(prompt: Any, row: int, trainer: _Trainer) -> list[int]:
     return ids
 
 
-def given_samples(queries: Sequence[Any], responses: Sequence[Any], trainer: _Trainer) -> Samples:
+def given_samples(queries: Sequence[Any], responses: Sequence[Any], trainer: Any) -> Samples:
     """Completions that somebody else sampled, without log-probabilities yet.
 
     A text response gets no end-of-sequence token; ids hold it where the response ended.

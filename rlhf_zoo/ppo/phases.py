@@ -3,7 +3,7 @@
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
@@ -30,14 +30,9 @@ class Phases:
             yield
         self._updates += 1
 
-    @contextmanager
-    def __call__(self, name: str) -> Iterator[None]:
+    def __call__(self, name: str) -> AbstractContextManager[None]:
         """Counts what runs within as `name`, and not as the phase around it. Outside of an update nothing counts."""
-        if not self._running:
-            yield
-            return
-        with self._within(name):
-            yield
+        return self._within(name) if self._running else nullcontext()
 
     def sampled(self, tokens: int) -> None:
         """Counts response tokens of all processes."""

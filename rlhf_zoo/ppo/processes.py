@@ -21,7 +21,6 @@ from ..rewards import Scored
 from ..sampling import Samples
 from ..sharding import shard
 from ..value_head import ValueHead
-from .ptx import split
 from .rollout import Rollout
 
 
@@ -138,11 +137,11 @@ def shares(
 
 def text_shares(texts: TextBatch, *, parts: int, process: int, processes: int) -> list[TextBatch]:
     """This process's texts of a minibatch, in `parts` at most; as many in every process."""
-    if processes == 1:
-        return split(texts, parts)
     mine = TextBatch(*(x[process::processes] for x in texts))
     size = math.ceil(math.ceil(len(texts.ids) / processes) / parts)
     found = [TextBatch(*(x[start * size : (start + 1) * size] for x in mine)) for start in range(parts)]
+    if processes == 1:
+        return [part for part in found if len(part.ids)]
     # A text of which no token counts, for a process that has none left.
     nothing = TextBatch(texts.ids[:1], texts.attention[:1], torch.zeros_like(texts.mask[:1]))
     return [part if len(part.ids) else nothing for part in found]

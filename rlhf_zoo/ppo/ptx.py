@@ -77,9 +77,3 @@ def _texts(dataset: Dataset, column: str) -> list[str]:
         if not isinstance(text, str):
             raise ZooError(f"Row {row} of ptx_dataset has {text!r} as its {column!r}: give texts.")
     return texts
-
-
-def split(texts: TextBatch, parts: int) -> list[TextBatch]:
-    """`texts` in as many parts, of equal size but for the last."""
-    size = -(-len(texts.ids) // parts)
-    return [TextBatch(*(x[start : start + size] for x in texts)) for start in range(0, len(texts.ids), size)]

@@ -18,9 +18,3 @@ class Complete(TrainerCallback):
             marker = Path(args.output_dir) / f"checkpoint-{state.global_step}" / PPO_COMPLETE
             if marker.parent.is_dir():
                 marker.write_text(f"{state.global_step}\n")
-
-
-def last_whole(directory: Path) -> str | None:
-    """The checkpoint of the latest step in `directory` that was written to its end."""
-    whole = [path.parent for path in directory.glob(f"checkpoint-*/{PPO_COMPLETE}")]
-    return str(max(whole, key=lambda path: int(path.name.rpartition("-")[2]))) if whole else None

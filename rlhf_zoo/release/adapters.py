@@ -6,12 +6,12 @@ from typing import Any
 
 from ..errors import ZooError
 from ..hub.publish import MERGED, checkpoint_files
+from ..hub.refs import ADAPTERS
 from ..record import StageRecord, read_json, write_json
 from ..runs.context import ParentCheckpoint, RunContext
 from .rounding import rounded
 
 CRITIC = "critic"
-ADAPTER_CONFIGS = ("adapter_config.json", "critic/adapter_config.json")
 
 
 def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentCheckpoint]) -> None:
@@ -28,7 +28,7 @@ def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentChe
         )
     if here:
         check_plan(context, stage)
-    elif (base.path / ADAPTER_CONFIGS[0]).is_file():
+    elif (base.path / ADAPTERS[0]).is_file():
         raise _on_merged(stage, f"name {base.lineage['repo']}@{MERGED}, if it has that branch")
 
 
@@ -83,7 +83,7 @@ def _name_bases(context: RunContext, document: Mapping[str, Any], checkpoint: Pa
     Returns the names of those it wrote.
     """
     parents, written = document.get("parents") or {}, []
-    for name in ADAPTER_CONFIGS:
+    for name in ADAPTERS:
         if not (checkpoint / name).is_file():
             continue
         config = read_json(checkpoint / name)

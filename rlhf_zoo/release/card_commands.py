@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from collections.abc import Iterable
 from pathlib import PurePath
 
 from ..stage import STAGES
@@ -23,17 +24,8 @@ def pull(facts: Facts, revision: str) -> str:
     return f"rlhf-zoo pull {facts.repo_id}@{revision} {_hub(facts)}"
 
 
-def reproduce(facts: Facts) -> str | None:
-    """Trains it again from what is published with it."""
-    return _about(facts, "reproduce")
-
-
-def lineage(facts: Facts) -> str | None:
-    """Shows what it came from, as far back as it is published."""
-    return _about(facts, "lineage")
-
-
-def _about(facts: Facts, command: str) -> str | None:
+def about(facts: Facts, command: str) -> str | None:
+    """A command that takes the published checkpoint (lineage, reproduce); None where there is none."""
     row = sent(facts)
     return f"rlhf-zoo {command} {facts.repo_id}@{row.tag} {_hub(facts)}" if row else None
 
@@ -42,7 +34,7 @@ def of_the_run(facts: Facts) -> str:
     """The command that made it, without what is of this machine alone: its folders, and access tokens."""
     command = facts.run.get("command")
     if command:
-        command = shlex.join(_public(_words(command)))
+        command = shlex.join(_public(shlex.split(command) if isinstance(command, str) else map(str, command)))
     if not command:
         seed = facts.run.get("seed")
         command = f"rlhf-zoo {facts.stage} {shlex.quote(facts.recipe)}" + (
@@ -51,11 +43,7 @@ def of_the_run(facts: Facts) -> str:
     return re.sub(r"hf_\w{8,}", "hf_***", command)
 
 
-def _words(command: str | list[str]) -> list[str]:
-    return shlex.split(command) if isinstance(command, str) else list(map(str, command))
-
-
-def _public(words: list[str]) -> list[str]:
+def _public(words: Iterable[str]) -> list[str]:
     """Without --output_dir; of an absolute path only its name."""
     public: list[str] = []
     rest = iter(words)

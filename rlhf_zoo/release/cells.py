@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..errors import ZooError
 from ..hub.claims import all_tags
-from ..hub.publish import publish_tagged
+from ..hub.publish import publish_on_branch
 from ..hub.refusals import refusals_as
 from ..runs.context import RunContext
 from .adapters import sent_instead
@@ -34,7 +34,7 @@ def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
         record.write(cell=tag, hub=hub.label, repo={"id": repo, "commit": None, "tags": {}})
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             put_beside(record, Path(scratch), "ppo", step=None)
-            commit = publish_tagged(
+            commit = publish_on_branch(
                 chosen,
                 repo,
                 run=context.run_id("ppo"),

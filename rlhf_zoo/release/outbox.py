@@ -94,7 +94,8 @@ class Outbox:
         with contextlib.ExitStack() as shown:
             bar: tqdm | None = None
             while True:
-                self._check()
+                if self._broken is not None:
+                    raise self._broken
                 with self._changed:
                     if self._idle and not self._woken:
                         return True
@@ -113,10 +114,6 @@ class Outbox:
                 elif bar is not None:
                     bar.total = max(bar.total, sent)  # what was sent may bring more: a card, a tag, a branch
                     bar.update(sent - bar.n)
-
-    def _check(self) -> None:
-        if self._broken is not None:
-            raise self._broken
 
     def _run(self) -> None:
         try:

@@ -22,7 +22,9 @@ def rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[str, Pa
         elif Path(name).name == "config.json":
             write_json(target, _of_type({"dtype": dtype, **read_json(path)}, dtype))
         elif name.endswith(INDEX):
-            write_json(target, _of_size(read_json(path)))
+            index = read_json(path)
+            index["metadata"].pop("total_size", None)  # the bytes that they had, which nothing reads
+            write_json(target, index)
         else:
             continue
         made[name] = target
@@ -49,8 +51,3 @@ def _of_type(config: Any, dtype: str) -> Any:
     if not isinstance(config, dict):
         return config
     return {key: dtype if key in ("dtype", "torch_dtype") else _of_type(value, dtype) for key, value in config.items()}
-
-
-def _of_size(index: dict[str, Any]) -> dict[str, Any]:
-    """The index of several files of weights without the bytes that they had, which nothing reads."""
-    return {**index, "metadata": {key: value for key, value in index["metadata"].items() if key != "total_size"}}

@@ -26,7 +26,7 @@ from ..hub.publish import (
     PUBLISHED,
     is_step,
     publish_checkpoint,
-    publish_merged,
+    publish_on_branch,
     publish_release,
     published_tags,
     tag_name,
@@ -244,14 +244,16 @@ class Sender:
     def _release_merged(self, record: StageRecord, stage: str, chosen: Path, folder: Path, altered: Path) -> None:
         """The chosen checkpoint with its adapter merged, as the branch `merged`, with a card that says so."""
         make_card(record.path, out=folder, merged=True)
-        merged = publish_merged(
+        context = self._context
+        merged = publish_on_branch(
             chosen / MERGED,
-            self._context.repo(stage),
-            run=self._context.run_id(stage),
+            context.repo(stage),
+            run=context.run_id(stage),
             beside=folder,
-            message=f"{self._context.recipe.name} {stage}: {tag_name(checkpoint_step(chosen))}, adapter merged",
-            instead=sent_instead(self._context, record, chosen / MERGED, altered),
-            hub=self._context.hub,
+            message=f"{context.recipe.name} {stage}: {tag_name(checkpoint_step(chosen))}, adapter merged",
+            branch=MERGED,
+            instead=sent_instead(context, record, chosen / MERGED, altered),
+            hub=context.hub,
         )
         record.write(merged=merged)
 

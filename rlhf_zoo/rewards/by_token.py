@@ -20,20 +20,12 @@ def is_list(value: Any) -> bool:
     return len(shape) == 1 and shape != [1]
 
 
-def spread(spans: Sequence[tuple[int, int, float]], found: TokenText, offset: int = 0) -> list[tuple[int, float]]:
-    """(start, end, value) in characters -> (k, value), k the token with which the span's last character is there.
-
-    A span is paid once, when it is complete, as process rewards are (arXiv:2305.20050). offset: where the text that
-    the spans count in begins in `found.text`. Returns one pair a span, in their order.
-    """
-    return [(found.completing(offset + end), value) for _, end, value in spans]
-
-
 def paid_by_token(
     given: Sequence[Any], text: str, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase | None
 ) -> list[float]:
     """What each of a completion's T tokens is paid. given: T numbers, or spans (start, end, value) of `text`.
 
+    A span is paid once, on the token with which its last character is there, as process rewards are (arXiv:2305.20050).
     text: the completion as the function read it, a part of what the tokens decode to. No spans pay nothing. Raises
     Misfit for another count and for a span that is not in the text, and what `number` raises for what is none.
     """
@@ -51,8 +43,8 @@ def paid_by_token(
     offset = found.text.rfind(text)
     if offset < 0:
         raise Misfit("spans of a text that is not what its tokens decode to")
-    for token, value in spread(spans, found, offset):
-        paid[token] += value
+    for _, end, value in spans:
+        paid[found.completing(offset + end)] += value
     return paid
 
 

@@ -69,9 +69,10 @@ def named_models(
         asked["policy"] = "model_name_or_path of the stage sft", model.model_name_or_path, model.model_revision
     if "ppo" in stages:
         settings = stages["ppo"]
+        named = reward_roles(settings.data.reward_model_path)
         keys = {
             "policy": ("model_name_or_path", settings.model.model_name_or_path),
-            **{role: ("reward_model_path", name) for role, name in _rewards(settings).items()},
+            **{role: ("reward_model_path", name) for role, name in named.items()},
             "value": ("value_model_name_or_path", settings.data.value_model_name_or_path),
         }
         for role, (key, name) in keys.items():
@@ -115,9 +116,7 @@ def _look_at(name: str, revision: str | None, hub: Hub, key: str) -> Path:
 def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]) -> None:
     """Raises ZooError for a model whose own code would run unasked, or has no class for a reward model of its own."""
     for model in models.values():
-        if not brings_code(model.config):
-            continue
-        if not is_trusted():
+        if brings_code(model.config) and not is_trusted():
             raise ZooError(refusal(f"The model {model.name}"))
     if "ppo" in stages:
         check_label(models, stages["ppo"])
@@ -134,7 +133,7 @@ def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]
 def check_label(models: Mapping[str, Named], ppo: StageSettings) -> None:
     """Raises ZooError where reward_label names none of a reward model's outputs, or one must be named."""
     label = ppo.trainer.reward_label
-    for role, name in _rewards(ppo).items():
+    for role, name in reward_roles(ppo.data.reward_model_path).items():
         if name == "reward" or is_member(name):  # which the stage trains with one output
             label_index({0: ""}, label, name="of the stage reward")
             continue
@@ -142,10 +141,6 @@ def check_label(models: Mapping[str, Named], ppo: StageSettings) -> None:
         labels = None if found is None or ppo.data.reward_model_loader is not None else labels_in(found.config)
         if found is not None and labels is not None:
             label_index(labels, label, name=found.name)
-
-
-def _rewards(ppo: StageSettings) -> dict[str, str]:
-    return reward_roles(ppo.data.reward_model_path)
 
 
 def start_of(context: RunContext) -> dict[str, Named]:

@@ -1,12 +1,13 @@
 """Which checkpoint of a stage is the one to start from and to publish as `main`, and which stay on disk."""
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ZooError
 from ..json_values import finite
+from ..limits import option
 from ..record import StageRecord, checkpoint_step
 from ..stage import STAGES
 
@@ -21,35 +22,26 @@ PROXY = ("eval_objective/score", "eval_objective/shaped_score", "eval_objective/
 class ReleaseArguments:
     """What of a run is published, and as what."""
 
-    release: Literal["last", "best", "recommended"] = field(
-        default="last",
-        metadata={
-            "help": "The checkpoint that is `main` and `best` at the end: the last, the best by metric_for_best_model "
-            "on the validation split, or, of PPO, the one that the verdict of `rlhf-zoo eval` recommends."
-        },
+    release: Literal["last", "best", "recommended"] = option(
+        "last",
+        "The checkpoint that is `main` and `best` at the end: the last, the best by metric_for_best_model "
+        "on the validation split, or, of PPO, the one that the verdict of `rlhf-zoo eval` recommends.",
     )
-    push_optimizer: bool = field(
-        default=False, metadata={"help": "Send what training goes on from too: optimizer, scheduler and random states."}
+    push_optimizer: bool = option(False, "Send what training goes on from too: optimizer, scheduler and random states.")
+    push_merged: bool = option(
+        False, "With LoRA, send the chosen model with its adapter merged too, as the branch `merged`."
     )
-    push_merged: bool = field(
-        default=False,
-        metadata={"help": "With LoRA, send the chosen model with its adapter merged too, as the branch `merged`."},
+    push_steps: int | None = option(
+        None,
+        "Send only checkpoints whose step is a multiple, and at the end the last and the chosen one; None "
+        "sends every checkpoint that is saved.",
     )
-    push_steps: int | None = field(
-        default=None,
-        metadata={
-            "help": "Send only checkpoints whose step is a multiple, and at the end the last and the chosen one; None "
-            "sends every checkpoint that is saved."
-        },
+    push_dtype: Literal["bfloat16"] | None = option(
+        None, "Round the weights that are sent. Those on the disk stay float32, so resuming is exact."
     )
-    push_dtype: Literal["bfloat16"] | None = field(
-        default=None,
-        metadata={"help": "Round the weights that are sent. Those on the disk stay float32, so resuming is exact."},
-    )
-    push_critic: bool = field(default=True, metadata={"help": "Send PPO's critic beside the policy."})
-    save_optimizer_limit: int | None = field(
-        default=None,
-        metadata={"help": "Keep the optimizer's state of so many checkpoints, the newest; None keeps all."},
+    push_critic: bool = option(True, "Send PPO's critic beside the policy.")
+    save_optimizer_limit: int | None = option(
+        None, "Keep the optimizer's state of so many checkpoints, the newest; None keeps all."
     )
 
 

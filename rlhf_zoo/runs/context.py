@@ -129,6 +129,18 @@ class RunContext:
         own = f"-{self.variant}" if self.variant is not None and stage in self.own else ""
         return f"{self.namespace}/{self.recipe.name}{own}-{stage}"
 
+    def head(self, stage: str, status: str, *, seed: int, resolved: Mapping[str, Any]) -> dict[str, Any]:
+        """The first fields of a stage's run.json."""
+        return {
+            "stage": stage,
+            "recipe": self.recipe.name,
+            "status": status,
+            "seed": seed,
+            "fingerprint": fingerprint(resolved),
+            "resolved": resolved,
+            "versions": versions(),
+        }
+
     def run_id(self, stage: str) -> str:
         """By which the stage's repository knows the run directory that may write there."""
         return run_id(self.record(stage).path.parent)

@@ -20,10 +20,10 @@ from ..json_values import hub_id
 from ..model_files import load_tokenizer
 from ..plugins import load_object
 from ..recipes import Recipe
-from ..record import fingerprint, now, read_json, write_text
+from ..record import now, read_json, write_text
 from .columns import above
-from .context import RunContext, versions
-from .evaluation import OwnPairsArguments
+from .context import RunContext
+from .evaluation import LabeledArguments, OwnPairsArguments
 from .layout import Form, fitting, hold_out, in_form, parts_of, without_prompts
 from .settings import RecipeConfig, StageSettings
 from .sources import DataSource, digest, find_data
@@ -134,17 +134,14 @@ def evaluation_rows(
     source: PPO's. path: of the SFT policy, whose tokenizer counts for max_prompt_length; None leaves out none. Raises
     ZooError where there are none.
     """
-    rows, data = _evaluation_rows(context, source, part), context.settings("ppo").data
+    where, data = evaluated_part(context, part), context.settings("ppo").data
+    rows = stage_rows(context, "ppo", source, where["split"])
+    if where["held_out_share"] is not None:
+        rows = _shares_of_ppo(context, rows)[0 if part == "test" else 1]
     if path is None or data.max_prompt_length is None:
         return rows
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(path), rows["prompt"])
     return fitting(rows, tokenizer, data.max_prompt_length, of=f"the evaluation's prompts ({part})")[0]
-
-
-def _evaluation_rows(context: RunContext, source: DataSource, part: str) -> datasets.Dataset:
-    where = evaluated_part(context, part)
-    rows, share = stage_rows(context, "ppo", source, where["split"]), where["held_out_share"]
-    return rows if share is None else _shares_of_ppo(context, rows)[0 if part == "test" else 1]
 
 
 def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
@@ -166,24 +163,21 @@ def evaluated_split(shared: RecipeConfig, data: Any, part: str = "test") -> tupl
 
 def labeled_rows(context: RunContext) -> datasets.Dataset:
     """Texts and labels that the judge `classifier` learns from: those that the recipe says, else of its data set."""
-    data = context.shared.evaluation.labeled_data
-    if data.dataset_name is None:
-        source = data_source(context)
-    else:
-        source = find_data(data.dataset_name, data.dataset_revision, context.hub)
-    return shaped(context, source, data, data.dataset_train_split, form="labeled")
+    return _for_judges(context, context.shared.evaluation.labeled_data, "labeled")[0]
 
 
 def own_pairs(context: RunContext) -> tuple[datasets.Dataset, DataSource] | None:
     """Pairs of the policies' own outputs that somebody put in order, and where they are; None where none are named."""
     data = own_pairs_at(context.recipe, context.shared)
-    if data is None:
-        return None
+    return None if data is None else _for_judges(context, data, "pairs")
+
+
+def _for_judges(context: RunContext, data: LabeledArguments, form: Form) -> tuple[datasets.Dataset, DataSource]:
     if data.dataset_name is None:
         source = data_source(context)
     else:
         source = find_data(data.dataset_name, data.dataset_revision, context.hub)
-    return shaped(context, source, data, data.dataset_train_split, form="pairs"), source
+    return shaped(context, source, data, data.dataset_train_split, form=form), source
 
 
 def own_pairs_at(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | None:
@@ -236,13 +230,7 @@ def _data_source(context: RunContext, *, again: bool) -> DataSource:
         if record.path.is_dir():
             shutil.rmtree(record.path)
         record.write(
-            stage="data",
-            recipe=context.recipe.name,
-            status="running",
-            seed=shared.seed,
-            fingerprint=fingerprint(resolved),
-            resolved=resolved,
-            versions=versions(),
+            **context.head("data", "running", seed=shared.seed, resolved=resolved),
             parents={},
             hub=context.hub.label,
             repo=None,
@@ -341,11 +329,10 @@ def _configurations(names: Iterable[str]) -> dict[str, list[str]]:
     return found
 
 
-def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) -> str:
-    """The data set's README, from what run.json says of the recipe."""
+def card_head(about: Mapping[str, Any], recipe: str, configurations: Mapping[str, Iterable[str]]) -> str:
+    """The head of a data set's README. about: the keys of recipe.yaml; configurations: the splits of each."""
     import yaml
 
-    about, recipe = document["about"], document["recipe"]
     front = {
         "license": about["license"],
         "language": [about["language"]],
@@ -359,6 +346,12 @@ def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) 
             for name, splits in configurations.items()
         ],
     }
+    return f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n\n"
+
+
+def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) -> str:
+    """The data set's README, from what run.json says of the recipe."""
+    about, recipe = document["about"], document["recipe"]
     notice = (
         "\n**This is a simulated world**: a program wrote every line, and preferences are simulated too.\n"
         if about["simulated"]
@@ -369,7 +362,7 @@ def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) 
         source += f"\nPreferences: {about['preferences']}\n"
     rows = "".join(f"| `{name}` | {', '.join(splits)} |\n" for name, splits in configurations.items())
     return (
-        f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n\n# {recipe}: data\n\n"
+        f"{card_head(about, recipe, configurations)}# {recipe}: data\n\n"
         f"{about['description']}\n{notice}{source}\n| configuration | splits |\n|---|---|\n{rows}\n"
         f"Prepared by `rlhf-zoo run {recipe}` (seed {about['seed']}).\n"
     )

@@ -111,8 +111,10 @@ def _declared(entry: ast.AnnAssign, named: Mapping[str, ast.expr]) -> Declared |
     if written.startswith("ClassVar"):
         return None
     value = entry.value
-    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == "field"):
+    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in ("field", "option")):
         return Declared(written, _literal(value), "")
+    if value.func.id == "option":
+        return Declared(written, *map(_literal, value.args))
     options = {keyword.arg: keyword.value for keyword in value.keywords}
     if "init" in options and _literal(options["init"]) is False:
         return None

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import ZooError
+from ..limits import option
 from .values import checked_keys, type_hints
 
 
@@ -64,25 +65,18 @@ class EvaluationConfig:
     on SFT and PPO, with at most lm_eval_limit examples and lm_eval_fewshot shots; None is as the task has it.
     """
 
-    prompts: int = field(
-        default=200, metadata={"help": "Held-out prompts of the last checkpoint; all where there are fewer."}
+    prompts: int = option(200, "Held-out prompts of the last checkpoint; all where there are fewer.")
+    samples: int = option(3, "Completions of each.")
+    judge: str | None = option(
+        None, "Scores for the headline: see docs/evaluation.md for its names; None takes the recipe's own."
     )
-    samples: int = field(default=3, metadata={"help": "Completions of each."})
-    judge: str | None = field(
-        default=None,
-        metadata={
-            "help": "Scores for the headline: see docs/evaluation.md for its names; None takes the recipe's own."
-        },
+    judge_name: str | None = option(None, "What cards call it.")
+    judge_description: str = option("", "What it is, in words for the card.")
+    lexicon: str | None = option(None, "Folder of the opinion lexicon, for judges that read one.")
+    checkpoint_prompts: int = option(
+        100, "Validation prompts of each checkpoint on the way, from which `best` is chosen."
     )
-    judge_name: str | None = field(default=None, metadata={"help": "What cards call it."})
-    judge_description: str = field(default="", metadata={"help": "What it is, in words for the card."})
-    lexicon: str | None = field(
-        default=None, metadata={"help": "Folder of the opinion lexicon, for judges that read one."}
-    )
-    checkpoint_prompts: int = field(
-        default=100, metadata={"help": "Validation prompts of each checkpoint on the way, from which `best` is chosen."}
-    )
-    checkpoint_samples: int = field(default=2, metadata={"help": "Completions of each of these."})
+    checkpoint_samples: int = option(2, "Completions of each of these.")
     judges: list[str] = field(default_factory=list, metadata={"help": "More judges beside the headline's."})
     llm: dict[str, Any] = field(
         default_factory=dict,
@@ -90,8 +84,8 @@ class EvaluationConfig:
             "help": "Of judges that are language models: criterion, price, budget and others (docs/evaluation.md)."
         },
     )
-    dataset_test_split: str | None = field(
-        default=None, metadata={"help": "Split of the prompts; None is test, or what held_out_share holds out."}
+    dataset_test_split: str | None = option(
+        None, "Split of the prompts; None is test, or what held_out_share holds out."
     )
     labeled: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "Texts with labels, from which a classifier as judge is trained."}
@@ -103,8 +97,8 @@ class EvaluationConfig:
     lm_eval: list[str] = field(
         default_factory=list, metadata={"help": "Tasks of lm-evaluation-harness, on SFT and PPO."}
     )
-    lm_eval_limit: int | None = field(default=None, metadata={"help": "Examples of a task at most."})
-    lm_eval_fewshot: int | None = field(default=None, metadata={"help": "Shots; None is as the task has it."})
+    lm_eval_limit: int | None = option(None, "Examples of a task at most.")
+    lm_eval_fewshot: int | None = option(None, "Shots; None is as the task has it.")
 
     @property
     def labeled_data(self) -> LabeledArguments:

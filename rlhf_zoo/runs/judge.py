@@ -58,9 +58,9 @@ def judge_run(context: RunContext) -> RunContext:
         flags = {name: {} if name == "ppo" else keys for name, keys in run.flags.items()}
         run = replace(run, recipe=replace(run.recipe, stages={**run.recipe.stages, "ppo": drawn}), flags=flags)
     base = context.record("reward").path.parent
-    own = ("reward",)
-    run = replace(run, directory=base / "judge", base=base, own=own, of_judge=True)
-    return replace(run, publish=False, restart=False)
+    return replace(
+        run, directory=base / "judge", base=base, own=("reward",), of_judge=True, publish=False, restart=False
+    )
 
 
 def as_trained(context: RunContext, stage: str) -> RunContext:

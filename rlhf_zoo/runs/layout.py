@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..chat import is_conversation, prompt_ids, whole
 from ..errors import ZooError
+from ..limits import option
 from ..plugins import did_you_mean
 from .columns import filled, is_text
 
@@ -42,10 +43,8 @@ _ANSWER = "\n\nAssistant:"
 class DataArguments:
     """The keys of every stage's data."""
 
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "Data set of this stage alone; None takes the recipe's."}
-    )
-    dataset_revision: str | None = field(default=None, metadata={"help": "Revision of dataset_name."})
+    dataset_name: str | None = option(None, "Data set of this stage alone; None takes the recipe's.")
+    dataset_revision: str | None = option(None, "Revision of dataset_name.")
     columns: dict[str, str] = field(
         default_factory=dict,
         metadata={
@@ -56,13 +55,10 @@ class DataArguments:
     keep_above: dict[str, float] = field(
         default_factory=dict, metadata={"help": "Leave out rows whose number in a column is not above this."}
     )
-    held_out_share: float | None = field(
-        default=None,
-        metadata={"help": "Hold this share of the training split's prompts out; needs no test split."},
+    held_out_share: float | None = option(
+        None, "Hold this share of the training split's prompts out; needs no test split."
     )
-    max_prompt_length: int | None = field(
-        default=None, metadata={"help": "Leave out rows whose prompt has more tokens; None leaves out none."}
-    )
+    max_prompt_length: int | None = option(None, "Leave out rows whose prompt has more tokens; None leaves out none.")
 
     def __post_init__(self) -> None:
         test = getattr(self, "dataset_test_split", None)
@@ -79,6 +75,11 @@ class DataArguments:
         for name, bound in self.keep_above.items():
             if isinstance(bound, bool) or not isinstance(bound, int | float):
                 raise ZooError(f"keep_above says {bound!r} for {name}: give a number.")
+
+    @property
+    def evaluated_split(self) -> str | None:
+        """The split that is evaluated while training goes on."""
+        return getattr(self, "dataset_test_split", None)
 
 
 def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: bool, text: str, of: str) -> Dataset:

@@ -36,11 +36,6 @@ def sampling(context: RunContext) -> dict[str, Any]:
     return {"max_new_tokens": 64, "temperature": 1.0}
 
 
-def prompt_configuration(context: RunContext) -> str | None:
-    """Where the prompts are that PPO will roll out."""
-    return context.settings("ppo").data.dataset_config if "ppo" in context.recipe.stages else "prompts"
-
-
 @dataclass(frozen=True)
 class NamedPairs:
     """A data set of pairs without the recipe's prompts: name, the commit it stands at, and where its pairs are.
@@ -133,11 +128,12 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
 
 def _look_for_pairs(context: RunContext, name: str, revision: str | None) -> NamedPairs | None:
     source = find_data(name, revision, context.hub)
+    prompts = context.settings("ppo").data.dataset_config if "ppo" in context.recipe.stages else "prompts"
     local, commit = Path(name).is_dir(), source.lineage["commit"]
     try:
         with reading_from(source.hub) as options:
             known = datasets.get_dataset_config_names(name, revision=commit, **options)
-            if prompt_configuration(context) in known:
+            if prompts in known:  # that PPO will roll out
                 return None
             flags = context.flags.get("reward", {})
             stage = {**context.recipe.stages["reward"], **flags}

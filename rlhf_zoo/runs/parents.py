@@ -1,7 +1,6 @@
 """What PPO starts from: stages of its recipe, reward models of its ensemble, and models from elsewhere."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +99,8 @@ def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
     if not is_trained(context, name):
         raise ZooError(f"reward_model_path names {name}, and {record.path} holds no finished reward model: {train}.")
     now = context.record("sft").read().get("fingerprint")
-    if now is not None and _parent(record.read(), "sft") not in (None, now):
+    sft = (record.read().get("parents") or {}).get("sft") or {}
+    if now is not None and sft.get("fingerprint") not in (None, now):
         raise ZooError(
             f"The reward model in {record.path} is of another SFT policy than {context.record('sft').path}: {train} "
             "anew with --restart."
@@ -119,7 +119,3 @@ def member_beside(checkpoint: Path, folder: Any) -> Path | None:
     runs = checkpoint.resolve().parents[:2]
     found = (StageRecord(run / folder).chosen_checkpoint() for run in runs if (run / folder).is_dir())
     return next((path for path in found if path is not None), None)
-
-
-def _parent(document: Mapping[str, Any], role: str) -> Any:
-    return ((document.get("parents") or {}).get(role) or {}).get("fingerprint")

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..chat import Chat
 from ..errors import ZooError
+from ..limits import option
 from ..plugins import did_you_mean
 from ..recipes import Recipe
 from ..stage import STAGES
@@ -25,23 +26,15 @@ class RecipeConfig:
     """The keys of recipe.yaml: what the stages share."""
 
     description: str = field(metadata={"help": "What the recipe shows, in one sentence: the card's first."})
-    license: str = field(default="apache-2.0", metadata={"help": "Of the checkpoints, as the Hub names licenses."})
-    language: str = field(default="en", metadata={"help": "Of the texts, as the Hub names languages."})
-    simulated: bool = field(
-        default=False, metadata={"help": "Whether a program stands in for the people who judge: cards say so."}
-    )
-    attribution: str | None = field(default=None, metadata={"help": "Whom the license of the data asks to name."})
-    preferences: str | None = field(
-        default=None, metadata={"help": "Who preferred one text to the other, in words for the card."}
-    )
-    seed: int = field(default=1, metadata={"help": "Of every stage, and of data that the recipe makes."})
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "A data set on the Hub, or a file or folder; stages may name their own."}
-    )
-    dataset_revision: str | None = field(default=None, metadata={"help": "Its commit, branch or tag on the Hub."})
-    corpus: str | None = field(
-        default=None, metadata={"help": "module:attribute of what makes the data; dataset_name is then its source."}
-    )
+    license: str = option("apache-2.0", "Of the checkpoints, as the Hub names licenses.")
+    language: str = option("en", "Of the texts, as the Hub names languages.")
+    simulated: bool = option(False, "Whether a program stands in for the people who judge: cards say so.")
+    attribution: str | None = option(None, "Whom the license of the data asks to name.")
+    preferences: str | None = option(None, "Who preferred one text to the other, in words for the card.")
+    seed: int = option(1, "Of every stage, and of data that the recipe makes.")
+    dataset_name: str | None = option(None, "A data set on the Hub, or a file or folder; stages may name their own.")
+    dataset_revision: str | None = option(None, "Its commit, branch or tag on the Hub.")
+    corpus: str | None = option(None, "module:attribute of what makes the data; dataset_name is then its source.")
     corpus_args: dict[str, Any] = field(default_factory=dict, metadata={"help": "Arguments of `corpus`."})
     tokenizer: dict[str, Any] | None = field(
         default=None,
@@ -50,18 +43,12 @@ class RecipeConfig:
     architecture: dict[str, Any] | None = field(
         default=None, metadata={"help": "Of a model from random weights: keys of its transformers configuration."}
     )
-    conversational: bool = field(
-        default=False, metadata={"help": "Whether texts are conversations, rendered by the chat template."}
-    )
-    system_prompt: str | None = field(
-        default=None, metadata={"help": "Put before conversations that have none of their own."}
-    )
+    conversational: bool = option(False, "Whether texts are conversations, rendered by the chat template.")
+    system_prompt: str | None = option(None, "Put before conversations that have none of their own.")
     chat_template_kwargs: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "What the chat template is given beside the messages."}
     )
-    strip_thoughts: bool = field(
-        default=False, metadata={"help": "Whether rewards and judges read answers without their <think> parts."}
-    )
+    strip_thoughts: bool = option(False, "Whether rewards and judges read answers without their <think> parts.")
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
     @property
@@ -79,42 +66,29 @@ _OF_CONVERSATIONS: Mapping[str, Any] = {
 class SFTArguments(DataArguments):
     """Which lines SFT learns from."""
 
-    dataset_config: str | None = field(default="lines", metadata={"help": "Configuration of the data set."})
-    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
-    dataset_test_split: str | None = field(default="validation", metadata={"help": "Split to evaluate on."})
-
-    @property
-    def evaluated_split(self) -> str | None:
-        """The split that is evaluated while training goes on."""
-        return self.dataset_test_split
+    dataset_config: str | None = option("lines", "Configuration of the data set.")
+    dataset_train_split: str = option("train", "Split to train on.")
+    dataset_test_split: str | None = option("validation", "Split to evaluate on.")
 
 
 @dataclass(frozen=True)
 class RewardArguments(DataArguments):
     """Which pairs the reward model learns from, and what its scores are centered and scaled by."""
 
-    dataset_config: str | None = field(default="preferences", metadata={"help": "Configuration of the data set."})
-    dataset_train_split: str = field(default="train", metadata={"help": "Split to train on."})
-    dataset_test_split: str | None = field(default="test", metadata={"help": "Split that accuracy is measured on."})
-    dataset_validation_split: str | None = field(
-        default=None, metadata={"help": "Split to evaluate on while training goes on."}
+    dataset_config: str | None = option("preferences", "Configuration of the data set.")
+    dataset_train_split: str = option("train", "Split to train on.")
+    dataset_test_split: str | None = option("test", "Split that accuracy is measured on.")
+    dataset_validation_split: str | None = option(None, "Split to evaluate on while training goes on.")
+    simulated_pairs: int | None = option(
+        None, "Make so many training pairs: samples of the SFT model, labeled by `preference`."
     )
-    simulated_pairs: int | None = field(
-        default=None,
-        metadata={"help": "Make so many training pairs: samples of the SFT model, labeled by `preference`."},
+    simulated_test_pairs: int = option(500, "Pairs made so for the test split.")
+    pairs_seed: int | None = option(None, "Seed of these pairs; None takes the trainer's.")
+    preference: str | None = option(None, "module:attribute of (text_a, text_b, rng) -> 0 or 1, the preferred one.")
+    judge_share: float | None = option(
+        None, "Keep this share of the training prompts from the reward model, for the judge same-labels."
     )
-    simulated_test_pairs: int = field(default=500, metadata={"help": "Pairs made so for the test split."})
-    pairs_seed: int | None = field(default=None, metadata={"help": "Seed of these pairs; None takes the trainer's."})
-    preference: str | None = field(
-        default=None, metadata={"help": "module:attribute of (text_a, text_b, rng) -> 0 or 1, the preferred one."}
-    )
-    judge_share: float | None = field(
-        default=None,
-        metadata={"help": "Keep this share of the training prompts from the reward model, for the judge same-labels."},
-    )
-    score_samples: int = field(
-        default=512, metadata={"help": "SFT samples over which the scores' mean and deviation are measured."}
-    )
+    score_samples: int = option(512, "SFT samples over which the scores' mean and deviation are measured.")
 
     @property
     def evaluated_split(self) -> str | None:
@@ -126,32 +100,24 @@ class RewardArguments(DataArguments):
 class PPOArguments(DataArguments):
     """Which prompts PPO rolls out and what rewards it."""
 
-    dataset_config: str | None = field(default="prompts", metadata={"help": "Configuration of the data set."})
-    dataset_train_split: str = field(default="train", metadata={"help": "Split to roll out."})
-    dataset_test_split: str | None = field(default="validation", metadata={"help": "Split to evaluate on."})
+    dataset_config: str | None = option("prompts", "Configuration of the data set.")
+    dataset_train_split: str = option("train", "Split to roll out.")
+    dataset_test_split: str | None = option("validation", "Split to evaluate on.")
     reward_model_path: str | list[str] | None = field(
         default="reward",
         metadata={"help": "A path, a Hub id, or 'reward' for this recipe's own; several as a list (docs/rewards.md)."},
     )
-    reward_model_loader: str | None = field(
-        default=None,
-        metadata={"help": "module:attribute of your class or function that loads a reward model no classifier can."},
+    reward_model_loader: str | None = option(
+        None, "module:attribute of your class or function that loads a reward model no classifier can."
     )
     reward_funcs: list[str] | None = field(
         default=None, metadata={"help": "Reward functions as module:attribute or entry-point names."}
     )
-    value_model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Where the critic starts; None starts it from the reward model."}
+    value_model_name_or_path: str | None = option(
+        None, "Where the critic starts; None starts it from the reward model."
     )
-    ptx_dataset_config: str | None = field(
-        default="lines", metadata={"help": "Configuration whose texts are kept modelling, with ptx_coef."}
-    )
-    ptx_dataset_split: str = field(default="train", metadata={"help": "Split that these texts come from."})
-
-    @property
-    def evaluated_split(self) -> str | None:
-        """The split that is evaluated while training goes on."""
-        return self.dataset_test_split
+    ptx_dataset_config: str | None = option("lines", "Configuration whose texts are kept modelling, with ptx_coef.")
+    ptx_dataset_split: str = option("train", "Split that these texts come from.")
 
 
 @dataclass(frozen=True)
@@ -181,14 +147,23 @@ def _dataclasses(stage: str) -> tuple[Any, ...]:
 
 def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
     """Every key that a stage takes: name -> (type, default, help)."""
-    keys, left_out = {}, refused_keys(stage).union(RUN_KEYS)
-    for kind in _dataclasses(stage):
-        hints = type_hints(kind)
-        for entry in dataclasses.fields(kind):
-            if entry.init and entry.name not in left_out:
-                default = entry.default if entry.default is not dataclasses.MISSING else None
-                keys[entry.name] = (hints[entry.name], default, entry.metadata.get("help", ""))
-    return keys
+    left_out = refused_keys(stage).union(RUN_KEYS)
+    found = (entry for kind in _dataclasses(stage) for entry in _keys_of(kind).items())
+    return {name: key for name, key in found if name not in left_out}
+
+
+def _keys_of(kind: type) -> dict[str, tuple[Any, Any, str]]:
+    """The fields that a dataclass is made with: name -> (type, default, help)."""
+    hints = type_hints(kind)
+    return {
+        entry.name: (
+            hints[entry.name],
+            None if entry.default is dataclasses.MISSING else entry.default,
+            entry.metadata.get("help", ""),
+        )
+        for entry in dataclasses.fields(kind)
+        if entry.init
+    }
 
 
 def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> RecipeConfig:
@@ -198,7 +173,6 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     evaluation = shared.pop("evaluation", None) or {}
     if not isinstance(evaluation, dict):
         raise ZooError(f"evaluation in {where} is no mapping: put its keys under it, indented.")
-    evaluation = dict(evaluation)
     hints, nested_hints = _recipe_hints()
     checked = checked_keys(shared, hints, where, of="recipe.yaml")
     checked |= checked_keys({f"evaluation.{name}": value for name, value in evaluation.items()}, nested_hints, where)
@@ -355,11 +329,5 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def recipe_keys() -> dict[str, tuple[Any, Any, str]]:
     """Every key that recipe.yaml takes, those under `evaluation:` as evaluation.KEY: name -> (type, default, help)."""
-    keys: dict[str, tuple[Any, Any, str]] = {}
-    for kind, before in ((RecipeConfig, ""), (EvaluationConfig, "evaluation.")):
-        hints = type_hints(kind)
-        for entry in dataclasses.fields(kind):
-            if entry.name != "evaluation":
-                default = entry.default if entry.default is not dataclasses.MISSING else None
-                keys[before + entry.name] = (hints[entry.name], default, entry.metadata.get("help", ""))
-    return keys
+    keys = {name: key for name, key in _keys_of(RecipeConfig).items() if name != "evaluation"}
+    return keys | {f"evaluation.{name}": key for name, key in _keys_of(EvaluationConfig).items()}

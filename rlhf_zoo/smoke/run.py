@@ -36,7 +36,6 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
         "eval_strategy": "no", "bf16": False, "use_cpu": True, "num_ppo_epochs": 1,
     },
 }  # fmt: skip
-PAIRS = {"score_samples": 4}
 
 
 def small(recipe: Recipe) -> dict[str, dict[str, Any]]:
@@ -51,7 +50,7 @@ def small(recipe: Recipe) -> dict[str, dict[str, Any]]:
         if keys.get("held_out_share") is not None:
             own["held_out_share"] = HELD_OUT
         if stage == "reward":
-            own |= PAIRS
+            own["score_samples"] = 4
             own |= {"simulated_pairs": 16, "simulated_test_pairs": 8} if keys.get("simulated_pairs") else {}
         if stage == "ppo":
             own["response_length"] = min(keys.get("response_length", 53), RESPONSE)

@@ -4,7 +4,7 @@ import json
 import os
 import reprlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,15 +41,10 @@ def chosen(folder: Path) -> Chosen:
     Raises ZooError where neither says what to show, for a file that is broken, and for names that no Hub has.
     """
     ppo = _variable("PPO")
-    if ppo is not None:
-        found = Chosen(ppo, _variable("SFT"), _variable("REWARD"))
-    else:
-        found = _from_file(folder / CHOSEN)
+    found = _from_file(folder / CHOSEN) if ppo is None else Chosen(ppo, _variable("SFT"), _variable("REWARD"))
     votes, runs = _variable("VOTES"), _variable("RUNS")
-    return Chosen(
-        found.ppo,
-        found.sft,
-        found.reward,
+    return replace(
+        found,
         votes=found.votes if votes is None else HubVotes(votes).name,
         runs=found.runs if runs is None else _names_in(runs),
     )
@@ -61,7 +56,7 @@ def _variable(name: str) -> str | None:
 
 def _names_in(listed: str) -> tuple[str, ...]:
     names = tuple(name for one in listed.split(",") if (name := one.strip()))
-    wrong = next((name for name in names if not _is_model(name)), None)
+    wrong = next((name for name in names if not is_model(name)), None)
     if wrong is not None:
         raise ZooError(
             f"RLHF_ZOO_RUNS names {reprlib.repr(wrong)}, which no Hub has: write NAMESPACE/NAME, with commas between "
@@ -87,10 +82,10 @@ def _from_file(file: Path) -> Chosen:
     votes, runs = named.get("votes"), named.get("runs")
     known = {
         "schema": type(schema) is int,
-        "ppo": _is_model(named.get("ppo")),
-        **{role: named.get(role) is None or _is_model(named[role]) for role in ("sft", "reward")},
+        "ppo": is_model(named.get("ppo")),
+        **{role: named.get(role) is None or is_model(named[role]) for role in ("sft", "reward")},
         "votes": votes is None or isinstance(votes, str),
-        "runs": runs is None or (isinstance(runs, list) and all(map(_is_model, runs))),
+        "runs": runs is None or (isinstance(runs, list) and all(map(is_model, runs))),
     }
     wrong = next((key for key, good in known.items() if not good), None)
     if wrong is not None:
@@ -107,6 +102,6 @@ def _from_file(file: Path) -> Chosen:
     )
 
 
-def _is_model(name: Any) -> bool:
+def is_model(name: Any) -> bool:
     """Whether it is NAMESPACE/NAME[@REVISION]."""
     return isinstance(name, str) and hub_id(name.partition("@")[0]) is not None

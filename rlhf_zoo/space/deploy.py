@@ -12,8 +12,7 @@ from typing import Any, Literal, NamedTuple
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.refusals import client_errors, reason, refusals_as, status_of
-from ..json_values import hub_id
-from .chosen import CHOSEN
+from .chosen import CHOSEN, is_model
 from .files import (
     CPU,
     ZERO_GPU,
@@ -188,8 +187,7 @@ def _read_chosen(api: Any, space: str, commit: str) -> dict[str, Any] | None:
         return None  # not ours: we write nothing but JSON
     if not isinstance(found, dict) or type(found.get("schema")) is not int:
         return None
-    ppo = found.get("ppo")
-    return found if isinstance(ppo, str) and hub_id(ppo.partition("@")[0]) else None
+    return found if is_model(found.get("ppo")) else None
 
 
 def _is_ours(name: str) -> bool:

@@ -1,5 +1,6 @@
 """What a stage adds to any trainer: metrics on disk, a progress bar, whole checkpoints, sending them, Ctrl-C."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,10 @@ from tqdm import tqdm
 from transformers import IntervalStrategy, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from .. import processes
+from ..errors import ZooError
 from ..model_code import add_code
 from ..record import COMPLETE, StageRecord
 from .interrupt import Interruptible
-from .room import check_room
 
 SHOWN = {
     "loss": "loss",
@@ -23,6 +24,22 @@ SHOWN = {
 # Times differ from run to run, and a resumed run must have the metrics of an uninterrupted one. The count of tokens
 # began again at 0 in the runs of earlier versions, with which others are compared.
 LEFT_OUT = ("runtime", "samples_per_second", "steps_per_second", "total_flos", "train_loss", "num_tokens")
+
+
+class NoRoom(ZooError):
+    """The disk cannot hold the next checkpoint."""
+
+
+def check_room(record: StageRecord, *, least: int = 0) -> None:
+    """Raises NoRoom where the disk lacks the bytes of the last checkpoint, or before the first one `least` of them."""
+    last = record.last_checkpoint()
+    size = least if last is None else sum(path.stat().st_size for path in last.rglob("*") if path.is_file())
+    free = shutil.disk_usage(record.path).free
+    if free < size:
+        raise NoRoom(
+            f"The disk of {record.path} has {free / 2**20:,.1f} MiB left and a checkpoint takes {size / 2**20:,.1f}: "
+            "make room, and the same command goes on from the last checkpoint."
+        )
 
 
 class Follow(TrainerCallback):
@@ -42,12 +59,9 @@ class Follow(TrainerCallback):
             disable=not processes.first(),
         )
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> TrainerControl | None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
-        return None
 
     def on_log(
         self,
@@ -112,7 +126,7 @@ class StageCallback(Follow):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
         super().on_step_end(args, state, control)
-        self._stop.requested = processes.any_of(self._stop.requested)
+        self._stop.requested = any(processes.gathered(self._stop.requested))
         if self._stop.requested or state.global_step == self._stop_after:
             control.should_save = control.should_training_stop = True
         if state.global_step >= state.max_steps:

@@ -28,7 +28,7 @@ from ..models import load_causal
 from ..plugins import load_object
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from ..run_lock import sole_writer
-from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
+from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import HELD_OUT, DataSource, evaluated_part, evaluation_rows, labeled_rows, own_pairs, stage_source
 from ..runs.evaluation import EvaluationConfig
 from ..runs.judge import as_trained, check_same_labels, evaluation_of, judge_run, of_same_labels
@@ -150,13 +150,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         context.record("ppo").write(chosen=chosen)
     record.clear()
     record.write(
-        stage="eval",
-        recipe=context.recipe.name,
-        status="finished",
-        seed=shared.seed,
-        fingerprint=fingerprint(resolved),
-        resolved=resolved,
-        versions=versions(),
+        **context.head("eval", "finished", seed=shared.seed, resolved=resolved),
         parents={stage: dict(found.lineage) for stage, found in checkpoints.items()},
         hub=context.hub.label,
         repo=None,

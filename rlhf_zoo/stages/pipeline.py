@@ -122,12 +122,9 @@ def run(context: RunContext, console: Any, publisher: Publisher | None = None) -
             console.rule(f"[bold]{stage}")
         done = run_stage(context, stage, publisher)
         trained = trained or done
-        if not processes.first():
-            continue
-        if not done:
-            console.print(f"{stage} was finished before; --restart does it again.")
-        else:
-            console.print(said(context, stage))
+        if processes.first():
+            again = f"{stage} was finished before; --restart does it again."
+            console.print(said(context, stage) if done else again)
     if not processes.part():
         return None
     try:
@@ -212,7 +209,7 @@ def _verdict(figures: Mapping[str, Any]) -> str:
 
 
 def show(context: RunContext, console: Any) -> None:
-    """Pulls SFT and PPO from the Hub into an empty cache and prints their completions of held-out prompts.
+    """Pulls each stage from the Hub into an empty cache, and prints what SFT and PPO make of held-out prompts.
 
     Raises ZooError when what comes back is not what was sent.
     """
@@ -226,7 +223,7 @@ def show(context: RunContext, console: Any) -> None:
     prompts, columns = asked["prompt"], {name: values for name, values in asked.items() if name not in TAKEN}
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as altered:
         hub, pulled = replace(context.hub, cache=Path(cache)), {}
-        for stage in ("sft", "ppo"):
+        for stage in context.recipe.stages:
             repo = context.record(stage).read()["repo"]
             pulled[stage] = resolve(f"{repo['id']}@{repo['tags'].get('best') or repo['commit']}", hub, own=True).path
             here = context.checkpoint(stage).path
@@ -247,6 +244,7 @@ def show(context: RunContext, console: Any) -> None:
                 columns=columns,
             )
             for stage, path in pulled.items()
+            if stage != "reward"
         }
     judge = tools.judge.name
     title = "SFT and PPO, pulled back from the Hub into an empty cache (weights equal by sha256)"

@@ -33,7 +33,7 @@ from ..record import read_json, write_json
 from ..rewards import RewardModel
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.data import DataSource, add_configuration, learned_rows, parts, stage_rows, stage_source
-from ..runs.generate import SampledCompletions, complete
+from ..runs.generate import complete
 from ..runs.layout import conversational, fitting, hold_out
 from ..runs.loading import loading_of
 from ..runs.pairs import named_pairs, on_pairs, sampling
@@ -46,6 +46,7 @@ from .train import make_trainer, quiet, train_stage
 log = logging.getLogger(__name__)
 
 PREFERENCES = "rlhf_zoo.preferences"
+Preference = Callable[[str, str, random.Random], int]
 
 
 def run(context: RunContext, publisher: Publisher | None = None) -> bool:
@@ -299,7 +300,7 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
     note = folder / "made.json"
     if processes.from_first(lambda: note.is_file() and read_json(note) == made):
         return source
-    prefer: Callable[[str, str, random.Random], int] = load_object(data.preference, group=PREFERENCES)
+    prefer: Preference = load_object(data.preference, group=PREFERENCES)
     rng = random.Random(seed)
     splits = {}
     for split, prompts_of, count, stream in (
@@ -308,7 +309,7 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
     ):
         prompts = _prompts(context, source, prompts_of)
         chosen = [prompts[i % len(prompts)] for i in range(count)]
-        splits[split] = _pairs(context, chosen, seed, stream, sft, prefer, rng)
+        splits[split] = _pairs(chosen, two_samples(context, chosen, seed, (stream,), sft), prefer, rng)
     with processes.first_alone():
         if processes.first():
             source = add_configuration(context, "preferences", splits)
@@ -317,21 +318,11 @@ def _simulated(context: RunContext, settings: StageSettings, source: DataSource,
 
 
 def _pairs(
-    context: RunContext,
-    prompts: list[str],
-    seed: int,
-    stream: int,
-    sft: ParentCheckpoint,
-    prefer: Callable[[str, str, random.Random], int],
-    rng: random.Random,
+    prompts: list[str], drawn: tuple[list[int], list[str], list[str]], prefer: Preference, rng: random.Random
 ) -> list[dict[str, Any]]:
-    sides = two_samples(context, prompts, seed, (stream,), sft)
     rows = []
-    for i, prompt in enumerate(prompts):
-        texts = [side.texts[i] for side in sides]
-        # RewardTrainer closes every text with an end-of-sequence token, which a cut one did not have.
-        if texts[0] == texts[1] or not all(side.ended[i] for side in sides):
-            continue
+    for place, *texts in zip(*drawn, strict=True):
+        prompt = prompts[place]
         winner = prefer(words(prompt) + texts[0], words(prompt) + texts[1], rng)
         pair = {"chosen": answer(prompt, texts[winner]), "rejected": answer(prompt, texts[1 - winner])}
         rows.append({"prompt": prompt, **pair, "simulated": True})
@@ -345,12 +336,15 @@ def _pairs(
 
 def two_samples(
     context: RunContext, prompts: Sequence[Any], seed: int, stream: tuple[int, ...], policy: ParentCheckpoint
-) -> list[SampledCompletions]:
-    """Two samples of a policy to each prompt, drawn as PPO draws them."""
+) -> tuple[list[int], list[str], list[str]]:
+    """Two samples of a policy to each prompt, drawn as PPO draws them: those that differ and ended by themselves.
+
+    Returns the places of their prompts, the first ones and the second ones.
+    """
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(policy.path), list(prompts))
     loaded = load_causal(whole_model(context, policy))
     model = on_device(loaded, use_cpu=context.settings("reward").trainer.use_cpu)
-    return [
+    first, second = (
         complete(
             model,
             tokenizer,
@@ -361,4 +355,8 @@ def two_samples(
             **sampling(context),
         )
         for side in (0, 1)
-    ]
+    )
+    # RewardTrainer closes every text with an end-of-sequence token, which a cut one did not have.
+    ended = [one and other for one, other in zip(first.ended, second.ended, strict=True)]
+    kept = [i for i in range(len(prompts)) if ended[i] and first.texts[i] != second.texts[i]]
+    return kept, [first.texts[i] for i in kept], [second.texts[i] for i in kept]

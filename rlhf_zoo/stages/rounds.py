@@ -21,7 +21,7 @@ from ..plugins import load_object
 from ..ppo.completions import TAKEN
 from ..record import first_difference, read_json, write_json, write_text
 from ..runs.context import Publisher, RunContext
-from ..runs.data import MADE, labeled_rows, learned_rows, stage_rows, stage_source, write_configuration
+from ..runs.data import MADE, card_head, labeled_rows, learned_rows, stage_rows, stage_source, write_configuration
 from ..runs.judge import evaluation_of
 from ..runs.names import SAME_LABELS, kind_of
 from ..runs.rounds import CONFIGURATION, GOLD, JUDGE, check_rounds, note_round, round_run
@@ -158,15 +158,8 @@ def _labeled(this: RunContext, before: RunContext, wanted: int) -> list[dict[str
     rows = asked.select([place % len(asked) for place in range(wanted)]).to_dict()
     prompts, columns = rows["prompt"], {name: values for name, values in rows.items() if name not in TAKEN}
     seed = this.settings("reward").trainer.seed
-    sides = two_samples(before, prompts, seed, (STREAM, this.round.number), policy)
-    kept = [
-        place
-        for place in range(wanted)
-        # RewardTrainer closes every text with an end-of-sequence token, which a cut one did not have.
-        if sides[0].texts[place] != sides[1].texts[place] and all(side.ended[place] for side in sides)
-    ]
+    kept, *texts = two_samples(before, prompts, seed, (STREAM, this.round.number), policy)
     prompts = [prompts[place] for place in kept]
-    texts = [[side.texts[place] for place in kept] for side in sides]
     beside = {key: [of[place] for place in kept] for key, of in columns.items()}
     better = _labeler(this)(prompts, texts[0], texts[1], beside)
     found = []
@@ -248,25 +241,11 @@ def _voted(this: RunContext, before: RunContext) -> list[dict[str, Any]]:
 
 
 def _card(context: RunContext, splits: Mapping[str, Sequence[Any]]) -> str:
-    import yaml
-
     assert context.round is not None
     number, recipe = context.round.number, context.recipe.name
-    front = {
-        "license": context.shared.license,
-        "language": [context.shared.language],
-        "tags": ["rlhf-zoo", f"recipe:{recipe}", *(["simulated"] if context.shared.simulated else [])],
-        "configs": [
-            {
-                "config_name": CONFIGURATION,
-                "data_files": [{"split": split, "path": f"{CONFIGURATION}/{split}.jsonl"} for split in splits],
-            }
-        ],
-    }
     counts = ", ".join(f"{len(rows)} {split}" for split, rows in splits.items())
     return (
-        f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n\n"
-        f"# {recipe}: pairs of round {number}\n\n"
+        f"{card_head(vars(context.shared), recipe, {CONFIGURATION: splits})}# {recipe}: pairs of round {number}\n\n"
         f"What the reward model of round {number} learns from: {counts}. The column `round` says when a pair was made. "
         f"Those of {number} are of the PPO policy of round {number - 1}, put in order by {context.round.labels}; the "
         "test split is the first round's.\n"

@@ -38,8 +38,9 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     started = time.monotonic()
     settings = context.settings("sft")
     quiet()
-    source = stage_source(context, "sft", data_source(context, again=context.restart) if _shares(settings) else None)
     data, shared = settings.data, settings.recipe
+    opened = data_source(context, again=context.restart) if data.dataset_name is None else None
+    source = stage_source(context, "sft", opened)
     field = settings.trainer.dataset_text_field
     left_out: dict[str, int] = {}
     base = _base(context, settings)
@@ -54,7 +55,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         if settings.model.model_name_or_path is None:
             architecture = shared.architecture or {}
             tokenizer = train_tokenizer(
-                _words(train, field),
+                [whole_words(sft_text(row, field)) for row in train],
                 max_length=architecture.get("max_position_embeddings", 512),
                 **(shared.tokenizer or {}),
             )
@@ -104,18 +105,6 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         publisher=publisher,
         left_out=left_out,
     )
-
-
-def _shares(settings: StageSettings) -> bool:
-    """Whether the stage reads the recipe's data set."""
-    return settings.data.dataset_name is None
-
-
-def _words(rows: Any, field: str) -> list[str]:
-    """What a tokenizer of one's own is trained on."""
-    if field in rows.column_names and "completion" not in rows.column_names:
-        return list(rows[field])
-    return [whole_words(sft_text(row, field)) for row in rows]
 
 
 def _with_template(settings: StageSettings, model: Any, tokenizer: Any, hub: Hub) -> StageSettings:

@@ -18,19 +18,18 @@ from ..hub.publish import MERGED, unpublished
 from ..hub.refusals import is_disk_full
 from ..model_code import code_run
 from ..ppo.guards import check_step_size
-from ..record import StageRecord, checkpoint_step, fingerprint, now
+from ..record import StageRecord, checkpoint_step, now
 from ..release.adapters import check_bases
 from ..release.sender import claim_repository, kept_lineage
 from ..runs.choice import choose, promising, prune, thin
-from ..runs.context import ParentCheckpoint, Publisher, RunContext, versions
+from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.loading import check_installed
 from ..runs.settings import StageSettings
 from ..stage import STAGES
-from .callbacks import StageCallback
+from .callbacks import NoRoom, StageCallback
 from .interrupt import Interruptible, Stopped
 from .merged import save_merged
 from .reporting import one_run
-from .room import NoRoom
 from .running_metrics import RunningMetrics
 
 log = logging.getLogger(__name__)
@@ -119,13 +118,7 @@ def train_stage(
                 if publisher is not None:
                     claim_repository(context, stage)  # without the tags of what was cleared
             record.write(
-                stage=stage,
-                recipe=context.recipe.name,
-                status="running",
-                seed=settings.trainer.seed,
-                fingerprint=fingerprint(resolved),
-                resolved=resolved,
-                versions=versions(),
+                **context.head(stage, "running", seed=settings.trainer.seed, resolved=resolved),
                 parents={
                     role: kept_lineage((before.get("parents") or {}).get(role) or {}, parent)
                     for role, parent in lineage.items()

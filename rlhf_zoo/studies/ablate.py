@@ -18,8 +18,8 @@ from ..evaluation.stats import Spread, over_seeds
 from ..recipes import Recipe
 from ..record import StageRecord, read_json, write_json
 from ..release.plots import plot_ablation
-from ..runs.listed import listed_numbers
 from ..runs.settings import stage_settings
+from ..runs.values import listed_numbers
 
 #: In a run's directory: the variant it is, and where the stages before it lie.
 ABLATION = "ablation.json"

@@ -18,24 +18,22 @@ import torch
 from datasets import Dataset
 from transformers import PreTrainedModel
 
-from ..chat import answer, readable, reading_ids, whole
+from ..chat import readable, reading_ids, whole
 from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..evaluation.compute import Compute, Passes, ppo_compute
-from ..evaluator.head_to_head import STREAM
+from ..evaluator.head_to_head import keys_of
 from ..evaluator.judges import scores
-from ..evaluator.measure import Evaluator, Measured, make_evaluator, measure
+from ..evaluator.measure import Evaluator, Measured, make_evaluator, measure, repeated
 from ..model_files import load_tokenizer
 from ..models import CRITIC_DIR, critic_from, matrix_parameters
-from ..ppo.completions import TAKEN
 from ..record import StageRecord, fingerprint, first_difference, now, write_text
 from ..rewards import Rewards
 from ..runs.context import ParentCheckpoint, RunContext, versions
 from ..runs.data import DataSource, parts, stage_source
-from ..runs.generate import complete
 from ..runs.judge import evaluation_of
 from ..runs.layout import fitting
-from ..runs.listed import listed_numbers
+from ..runs.values import listed_numbers
 from ..stages.evaluate import check_prompts, recorded
 from ..stages.interrupt import Stopped
 from ..stages.reward import open_pairs, training_pairs
@@ -301,30 +299,15 @@ def run_best_of_n(baseline: Baseline, *, pool: int, restart: bool) -> None:
 
 def _score_pools(baseline: Baseline, places: Sequence[int], pool: int, record: StageRecord) -> None:
     tools = baseline.tools
-    groups = [place for place in places for _ in range(pool)]
-    columns = baseline.rows.select(groups).to_dict()
-    prompts = columns["prompt"]
-    done = complete(
-        tools.reference,
-        tools.tokenizer,
-        prompts,
-        keys=[(POOL_STREAM, place, k % pool) for k, place in enumerate(groups)],
-        seed=baseline.context.shared.seed,
-        max_new_tokens=tools.max_new_tokens,
-        temperature=tools.temperature,
-        truncation=tools.truncation,
-        stops=tools.stops,
-        desc=f"pools of prompts {places[0] + 1} to {places[-1] + 1}",
-    )
+    _, prompts, columns = repeated(baseline.rows.select(places), pool)
+    keys = [(POOL_STREAM, place, k) for place in places for k in range(pool)]
+    desc = f"pools of prompts {places[0] + 1} to {places[-1] + 1}"
+    done = tools.sampled(tools.reference, prompts, keys=keys, seed=baseline.context.shared.seed, desc=desc)
     reward: list[float] = []
     for batch in done.batches:
         chosen = slice(len(reward), len(reward) + len(batch))
-        written = list(zip(prompts[chosen], done.texts[chosen], strict=True))
-        completions, texts = [answer(*one) for one in written], [whole(*one) for one in written]
-        others = {name: values[chosen] for name, values in columns.items() if name not in TAKEN}
-        reward += baseline.rewards(batch, prompts[chosen], completions, texts, others).total.tolist()
-    others = {name: values for name, values in columns.items() if name not in TAKEN}
-    judge = scores(tools.judge, prompts, done.texts, others)
+        reward += tools.reward_of(batch, chosen, prompts, done.texts, columns)
+    judge = scores(tools.judge, prompts, done.texts, columns)
     for number, place in enumerate(places):
         own = slice(number * pool, (number + 1) * pool)
         record.append_metrics({"step": place, "reward": reward[own], "judge": judge[own], "length": done.lengths[own]})
@@ -402,34 +385,15 @@ def _train(
 @torch.no_grad()
 def _measure(baseline: Baseline, policy: PreTrainedModel, *, desc: str) -> Measured:
     """As the eval stage measures PPO: equal prompts, keys and seed."""
-    per_prompt = baseline.per_prompt
-    groups = [i for i in range(len(baseline.rows)) for _ in range(per_prompt)]
-    columns = baseline.rows.select(groups).to_dict()
-    return measure(
-        policy,
-        baseline.tools,
-        columns["prompt"],
-        keys=[(STREAM, i // per_prompt, i % per_prompt) for i in range(len(groups))],
-        seed=baseline.context.shared.seed,
-        desc=desc,
-        columns={name: values for name, values in columns.items() if name not in TAKEN},
-    )
+    _, prompts, others = repeated(baseline.rows, baseline.per_prompt)
+    keys, seed = keys_of(len(prompts), baseline.per_prompt), baseline.context.shared.seed
+    return measure(policy, baseline.tools, prompts, keys=keys, seed=seed, desc=desc, columns=others)
 
 
 def _lines(baseline: Baseline, found: Measured) -> str:
-    judged = found.judges[baseline.judge]
     per_prompt = baseline.per_prompt
-    rows = [
-        {
-            "prompt": readable(baseline.rows[i // per_prompt]["prompt"]),
-            "sample": i % per_prompt,
-            "completion": text,
-            "reward": found.reward[i],
-            "judge": judged[i],
-            "kl": found.kl[i],
-            "length": found.length[i],
-            "ended": found.ended[i],
-        }
-        for i, text in enumerate(found.completions)
-    ]
+    prompts = [readable(prompt) for prompt in baseline.rows["prompt"] for _ in range(per_prompt)]
+    rows = (
+        {"prompt": prompt, "sample": i % per_prompt, **found.row(i, baseline.judge)} for i, prompt in enumerate(prompts)
+    )
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

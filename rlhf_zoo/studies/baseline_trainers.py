@@ -13,22 +13,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PrinterCallback
 
 from .. import functional as F
 from ..chat import whole
-from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..evaluation.compute import Compute, dpo_compute, rloo_compute
+from ..evaluator.written import written_samples
 from ..model_files import ADAPTER_CONFIG
 from ..models import is_peft, load_causal
 from ..ppo.completions import TAKEN
 from ..record import StageRecord
 from ..rewards import Rewards
 from ..runs.settings import StageSettings
-from ..sampling import Samples, left_pad
 from ..stages.callbacks import Follow
 from ..tokenizer import stop_ids
 
@@ -219,7 +217,7 @@ def ppo_reward(
     def reward(
         prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[list[int]], **columns: Any
     ) -> list[float]:
-        samples = _samples(prompts, completion_ids, tokenizer)
+        samples = written_samples(prompts, completion_ids, tokenizer, stop_ids(None, tokenizer))
         meter.prompt_tokens += int(samples.prompt_mask.sum())
         meter.completion_tokens += int(samples.mask.sum())
         texts = [whole(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
@@ -231,19 +229,3 @@ def ppo_reward(
         return [float(score) for score in scores]
 
     return reward
-
-
-def _samples(
-    prompts: Sequence[str], completion_ids: Sequence[list[int]], tokenizer: PreTrainedTokenizerBase
-) -> Samples:
-    """What trl sampled, as the rewards read it; log-probabilities are not known and not read."""
-    prompt_ids, prompt_mask = left_pad(
-        [tokenize_prompt(one, tokenizer) for one in prompts], tokenizer.pad_token_id, "cpu"
-    )
-    width = max(map(len, completion_ids))
-    padded = [list(ids) + [tokenizer.pad_token_id] * (width - len(ids)) for ids in completion_ids]
-    lengths = torch.tensor([len(ids) for ids in completion_ids])
-    mask = torch.arange(width) < lengths.unsqueeze(1)
-    stops = stop_ids(None, tokenizer)
-    ended = torch.tensor([bool(ids) and ids[-1] in stops for ids in completion_ids])
-    return Samples(prompt_ids, prompt_mask, torch.tensor(padded), mask, torch.zeros(mask.shape), ended)

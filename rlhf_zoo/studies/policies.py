@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from ..catalog.card import Card, clean
 from ..catalog.lineage import Lineage, find_policy, prompts_at
@@ -24,7 +24,6 @@ from ..hub.connect import CLIENT, Hub
 from ..hub.refs import Checkpoint
 from ..json_values import at, finite, hub_id
 from ..limits import check_limits
-from ..model_files import load_tokenizer
 from ..models import context_of, load_causal
 from ..record import StageRecord, now, write_json, write_text
 from ..release.plots import plot_win_rates
@@ -44,7 +43,7 @@ from ..stages.train import quiet
 from ..tokenizer import stop_ids
 from ..truncation import Truncation
 from ..votes.judge import votes_on
-from .trace import find
+from .trace import find, tokenizer_of
 
 log = logging.getLogger(__name__)
 
@@ -293,7 +292,7 @@ def _prompts(contest: PolicyPair, data: DataSource, terms: Terms) -> tuple[Datas
     rows = data.load(configuration, split, columns=[])
     of = f"The data set {data.location}, split {split},"
     named = {} if column == "prompt" else {"prompt": column}
-    turns = Chat.of(_tokenizer(contest.policy)) is not None
+    turns = Chat.of(tokenizer_of(contest.policy)) is not None
     rows = in_form(rows, "prompts", columns=named, turns=turns, text="text", of=of)
     if share is None:
         return rows, split
@@ -332,7 +331,7 @@ def _checks(tools: Evaluator, data: DataSource, terms: Terms) -> dict[str, Judge
 
 
 def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Sequence[str], out: Path) -> Evaluator:
-    tokenizer, theirs = _tokenizer(contest.policy), _tokenizer(contest.against)
+    tokenizer, theirs = tokenizer_of(contest.policy), tokenizer_of(contest.against)
     if not same_tokenizer(tokenizer, theirs):
         raise ZooError(
             f"{contest.policy.name} and {contest.against.name} have different tokenizers, so there is no KL between "
@@ -386,10 +385,6 @@ def _labeled(contest: PolicyPair, data: DataSource) -> Dataset:
             f"--judge{hint}: reward:MODEL, rule:REWARD, llm:MODEL or MODULE:FUNCTION, one of which the recipe's README "
             "or the card of its last checkpoint may name."
         ) from error
-
-
-def _tokenizer(source: Checkpoint) -> PreTrainedTokenizerBase:
-    return load_tokenizer(source.path, name=source.name)
 
 
 def _origins(source: Checkpoint) -> list[tuple[str, str]]:

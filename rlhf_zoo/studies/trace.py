@@ -288,18 +288,18 @@ def trace_checkpoint(
     settings |= {} if temperature is None else {"temperature": temperature}
     settings |= {} if max_new_tokens is None else {"response_length": max_new_tokens}
     args = PPOConfig(output_dir=str(subject.policy.path), report_to="none", **settings)
-    tokenizer = _tokenizer(subject.policy)
+    tokenizer = tokenizer_of(subject.policy)
     models = {"policy": subject.policy, "reference": subject.reference}
     models |= {"old": subject.old} if subject.old is not None else {}
     for one in models.values():
-        if not same_tokenizer(tokenizer, _tokenizer(one)):
+        if not same_tokenizer(tokenizer, tokenizer_of(one)):
             raise ZooError(
                 f"{one.name} has another tokenizer than {subject.policy.name}, so its log-probabilities are of other "
                 "tokens: give a checkpoint of the same run."
             )
     loaded = {role: load_causal(one.path) for role, one in models.items()}
     scorers = [_scorer(subject, one, data["reward_model_loader"], args) for one in subject.rewards]
-    rewards = build_rewards(scorers, functions, args, tokenizer, [_tokenizer(one) for one in subject.rewards])
+    rewards = build_rewards(scorers, functions, args, tokenizer, [tokenizer_of(one) for one in subject.rewards])
     assert rewards is not None
     critic = _critic(subject, data["value_model_name_or_path"], loaded["policy"], rewards, args)
     for model in (*loaded.values(), critic, *(reward.model for reward in rewards.models)):
@@ -390,7 +390,7 @@ def _state(path: Path) -> tuple[float, RunningScores]:
     return kl_coef, seen
 
 
-def _tokenizer(one: Checkpoint) -> PreTrainedTokenizerBase:
+def tokenizer_of(one: Checkpoint) -> PreTrainedTokenizerBase:
     return load_tokenizer(one.path, name=one.name)
 
 

@@ -2,14 +2,13 @@
 
 import json
 import re
-import socket
 import time
 from typing import Any
 
 import pytest
 from fault_proxy import Fault, FaultProxy
-from huggingface_hub import CommitOperationAdd
 from thread_hub import ThreadHub
+from zoo_process import free_port
 
 from rlhf_zoo.catalog import ablation
 from rlhf_zoo.catalog.index import checkpoints
@@ -29,18 +28,12 @@ def card(beta: float | None = None, **more: Any) -> dict[str, Any]:
 def publish(hub: ThreadHub, repo: str, content: dict | str | None, *, steps: int = 2, tag: str = "ppo") -> None:
     """A repository with so many commits and tags of steps, and the card on top of them."""
     for step in (10, 20)[:steps]:
-        made = commit(hub, repo, {"weights": str(step)})
+        made = hub.push(repo, {"weights": str(step)})
         hub.api().create_tag(repo, tag=f"step-{step:06d}", revision=made)
     files = {"README.md": f"---\ntags: {json.dumps(['rlhf-zoo', f'stage:{tag}'])}\n---\n"}
     if content is not None:
         files["rlhf_card.json"] = content if isinstance(content, str) else json.dumps(content)
-    commit(hub, repo, files)
-
-
-def commit(hub: ThreadHub, repo: str, files: dict[str, str]) -> str:
-    operations = [CommitOperationAdd(name, text.encode()) for name, text in files.items()]
-    hub.api().create_repo(repo, exist_ok=True)
-    return hub.api().create_commit(repo, operations, commit_message="files").oid
+    hub.push(repo, files)
 
 
 def publish_later(hub: ThreadHub, repo: str, content: dict) -> None:
@@ -108,7 +101,7 @@ def test_found(zoo: ThreadHub, repo: str) -> None:
 def test_commits_with_equal_weights_are_one_policy(zoo: ThreadHub) -> None:
     """`best` and its step's tag are two commits of the same weights; where they differ, so do the policies."""
     made = {
-        name: commit(zoo, "based/base-sft", files)
+        name: zoo.push("based/base-sft", files)
         for name, files in {
             "step": {"model.safetensors": "1", "README.md": "step"},
             "best": {"README.md": "best"},
@@ -229,8 +222,7 @@ def test_a_hub_that_refuses_or_is_away(zoo: ThreadHub, monkeypatch: pytest.Monke
         found = find()
         assert "local/b0-ppo" not in names(found) and "local/b02-ppo" in names(found)
         assert "local/b0-ppo (The checkpoints of local/b0-ppo cannot be listed on" in str(found.problem)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        nowhere = f"http://127.0.0.1:{server.getsockname()[1]}"
+    nowhere = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setattr(constants, "ENDPOINT", nowhere)
     own = card(0.7)
     for one in (find(own=own), find([], own=own)):

@@ -17,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from hub_fixture import base_environment
 from huggingface_hub import HfApi
+from zoo_process import wait_until
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub_server import create_token, process
@@ -55,11 +56,7 @@ def refusal(*arguments: str) -> str:
 
 
 def wait_for(path: Path, process: subprocess.Popen | None = None) -> dict:
-    deadline = time.monotonic() + 60
-    while not path.exists():
-        assert process is None or process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(path.exists, process, 60)
     return json.loads(path.read_text())
 
 
@@ -173,10 +170,7 @@ def test_child_ends_with_its_parent(tmp_path):
     os.kill(child, 0)
     parent.kill()
     parent.wait()
-    deadline = time.monotonic() + 60
-    while Path(f"/proc/{child}/exe").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    wait_until(lambda: not Path(f"/proc/{child}/exe").exists(), seconds=60)
     assert not (tmp_path / "ready").exists()
 
 
@@ -199,7 +193,7 @@ def test_bad_input(server, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     root = str(tmp_path / "other")
     for arguments, said in (
-        (("serve", "--root", root, "--port", taken), f"127.0.0.1:{taken} .*: choose another --port"),
+        (("serve", "--root", root, "--port", taken), f"Cannot listen on 127.0.0.1:{taken} .*: choose another --port"),
         (("serve", "--root", root, "--port", "70000"), "Port 70000"),
         (("serve", "--root", root, "--host", "no.such.host.invalid"), "--host"),
         (("serve", "--root", root, "--ready-file", str(tmp_path / "none" / "ready")), "--ready-file"),

@@ -2,40 +2,19 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
+import trainer_fixture
 
-
-@pytest.fixture
-def hub(near_hub):
-    return near_hub
-
-
-MAKE_MODEL = """
+PUSH_MODEL = f"""
+import sys
+sys.path.insert(0, {str(Path(trainer_fixture.__file__).parent)!r})
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-words = ["<pad>", "<eos>", "<unk>", "it", "works", "well", "badly", "and", "because"]
-vocab = {word: index for index, word in enumerate(words)}
-base = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
-base.pre_tokenizer = pre_tokenizers.Whitespace()
-tokenizer = PreTrainedTokenizerFast(
-    tokenizer_object=base, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>", model_max_length=32
-)
-torch.manual_seed(0)
-config = LlamaConfig(
-    vocab_size=len(words), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-    num_key_value_heads=2, max_position_embeddings=32, pad_token_id=0, eos_token_id=1, bos_token_id=None,
-)
-model = LlamaForCausalLM(config)
-"""
-
-PUSH_MODEL = (
-    MAKE_MODEL
-    + """
 from huggingface_hub import HfApi
+from trainer_fixture import make_policy, make_tokenizer
 
+model, tokenizer = make_policy(), make_tokenizer()
 first = model.push_to_hub("local/tiny", commit_message="First").oid
 tokenizer.push_to_hub("local/tiny")
 HfApi().create_tag("local/tiny", tag="step-000001", tag_message="the first")
@@ -43,10 +22,9 @@ total = sum(p.sum().item() for p in model.parameters())
 with torch.no_grad():
     model.lm_head.weight += 1
 model.push_to_hub("local/tiny", commit_message="Second")
-torch.save({k: v for k, v in model.state_dict().items()}, "second.pt")
+torch.save(model.state_dict(), "second.pt")
 print(total)
 """
-)
 
 PULL_MODEL = """
 import torch
@@ -59,20 +37,20 @@ saved = torch.load("second.pt", weights_only=True)
 assert all(torch.equal(saved[name], tensor) for name, tensor in new.state_dict().items())
 difference = new.lm_head.weight - old.lm_head.weight
 assert torch.allclose(difference, torch.ones_like(difference), atol=1e-6)
-assert tokenizer("it works")["input_ids"] == [3, 4]
-text = pipeline("text-generation", model="local/tiny", revision="step-000001")("it works", max_new_tokens=2)
+assert tokenizer("ab")["input_ids"] == [3, 4]
+text = pipeline("text-generation", model="local/tiny", revision="step-000001")("ab", max_new_tokens=2)
 print(sum(p.sum().item() for p in old.parameters()))
 """
 
 
-def test_transformers(hub, tmp_path):
-    pushed = hub.python(PUSH_MODEL, cwd=tmp_path, HF_HUB_DISABLE_XET="0").split()[-1]
+def test_transformers(near_hub, tmp_path):
+    pushed = near_hub.python(PUSH_MODEL, cwd=tmp_path, HF_HUB_DISABLE_XET="0").split()[-1]
     empty = str(tmp_path / "an-empty-home")
-    pulled = hub.python(PULL_MODEL, cwd=tmp_path, HF_HOME=empty).split()[-1]
+    pulled = near_hub.python(PULL_MODEL, cwd=tmp_path, HF_HOME=empty).split()[-1]
     assert float(pulled) == pytest.approx(float(pushed), rel=1e-6)
-    api = hub.api()
+    api = near_hub.api()
     assert api.model_info("local/tiny").pipeline_tag == "text-generation"
-    assert hub.git("local/tiny", "fsck", "--full", "--strict") == ""
+    assert near_hub.git("local/tiny", "fsck", "--full", "--strict") == ""
 
 
 DATASETS = """
@@ -112,28 +90,28 @@ configs:
 """
 
 
-def test_datasets(hub, tmp_path):
+def test_datasets(near_hub, tmp_path):
     """What `push_to_hub` makes, and a folder with configurations, by one process."""
     for name in ("lines/train", "lines/validation", "judge/judge"):
         path = tmp_path / "world" / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"text": name.replace("/", " ")}) + "\n")
     (tmp_path / "world" / "README.md").write_text(CARD)
-    hub.python(DATASETS + FOLDER, cwd=tmp_path)
-    info = hub.api().dataset_info("local/remarks")
+    near_hub.python(DATASETS + FOLDER, cwd=tmp_path)
+    info = near_hub.api().dataset_info("local/remarks")
     assert {c["config_name"] for c in info.card_data["configs"]} == {"judge", "prompts"}
 
 
-def test_hf_command(hub, tmp_path):
+def test_hf_command(near_hub, tmp_path):
     folder = tmp_path / "folder"
     (folder / "sub").mkdir(parents=True)
     weights = random.Random(5).randbytes(400_000)
     (folder / "sub" / "w.safetensors").write_bytes(weights)
-    assert "local" in hub.run("hf", "auth", "whoami")
-    hub.run("hf", "upload", "local/cli", str(folder), ".", "--commit-message", "From the command line")
-    hub.run("hf", "repos", "tag", "create", "local/cli", "v1", "-m", "first")
-    hub.run("hf", "download", "local/cli", "--revision", "v1", "--local-dir", str(tmp_path / "tag"))
+    assert "local" in near_hub.run("hf", "auth", "whoami")
+    near_hub.run("hf", "upload", "local/cli", str(folder), ".", "--commit-message", "From the command line")
+    near_hub.run("hf", "repos", "tag", "create", "local/cli", "v1", "-m", "first")
+    near_hub.run("hf", "download", "local/cli", "--revision", "v1", "--local-dir", str(tmp_path / "tag"))
     assert (tmp_path / "tag" / "sub" / "w.safetensors").read_bytes() == weights
-    assert "local/cli" in hub.run("hf", "repos", "ls")
-    hub.run("hf", "repos", "delete", "local/cli", "--yes")
-    assert not hub.api().repo_exists("local/cli")
+    assert "local/cli" in near_hub.run("hf", "repos", "ls")
+    near_hub.run("hf", "repos", "delete", "local/cli", "--yes")
+    assert not near_hub.api().repo_exists("local/cli")

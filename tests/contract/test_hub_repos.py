@@ -23,13 +23,8 @@ language: en
 
 
 @pytest.fixture
-def hub(near_hub):
-    return near_hub
-
-
-@pytest.fixture
-def api(hub):
-    return hub.api()
+def api(near_hub):
+    return near_hub.api()
 
 
 def create(api, repo_id: str, kind: str = "model", **options):
@@ -38,43 +33,43 @@ def create(api, repo_id: str, kind: str = "model", **options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_create_exists_delete(hub, api, kind):
+def test_create_exists_delete(near_hub, api, kind):
     url = create(api, "first", kind)
-    assert (url.repo_id, url.repo_type, url.endpoint) == ("local/first", kind, hub.url)
+    assert (url.repo_id, url.repo_type, url.endpoint) == ("local/first", kind, near_hub.url)
     assert [each for each in KINDS if api.repo_exists("local/first", repo_type=each)] == [kind]
     with pytest.raises(HfHubHTTPError, match=r"\b409 "):
         create(api, "local/first", kind)
     assert create(api, "local/first", kind, exist_ok=True).repo_id == "local/first"
     info = api.repo_info("local/first", repo_type=kind)
     assert info.id == "local/first"
-    assert info.sha == hub.git("local/first", "rev-parse", "main", kind=kind).strip()
+    assert info.sha == near_hub.git("local/first", "rev-parse", "main", kind=kind).strip()
     api.delete_repo("local/first", repo_type=kind)
     assert not api.repo_exists("local/first", repo_type=kind)
-    assert not hub.git_dir("local/first", kind).exists()
+    assert not near_hub.git_dir("local/first", kind).exists()
     with pytest.raises(RepositoryNotFoundError):
         api.delete_repo("local/first", repo_type=kind)
     api.delete_repo("local/first", repo_type=kind, missing_ok=True)
 
 
-def test_whoami(hub, api):
+def test_whoami(near_hub, api):
     create(api, "team/model")
     who = api.whoami()
     assert (who["name"], who["auth"]["accessToken"]["role"]) == ("local", "write")
     assert [org["name"] for org in who["orgs"]] == ["team"]
     assert api.get_full_repo_name("bare") == "local/bare"
-    assert hub.api("read").whoami()["auth"]["accessToken"]["role"] == "read"
+    assert near_hub.api("read").whoami()["auth"]["accessToken"]["role"] == "read"
 
 
-def test_wrong_token(hub):
+def test_wrong_token(near_hub):
     with pytest.raises(HfHubHTTPError, match="Invalid user token"):
-        hub.api().whoami(token="hf_nonsense")
+        near_hub.api().whoami(token="hf_nonsense")
     with pytest.raises(HfHubHTTPError) as caught:
-        hub.api().create_repo("local/x", token="hf_nonsense")
+        near_hub.api().create_repo("local/x", token="hf_nonsense")
     assert caught.value.response.status_code == 401
     assert "Invalid credentials" in str(caught.value)
 
 
-def test_move(hub, api):
+def test_move(near_hub, api):
     create(api, "local/old")
     api.upload_file(path_or_fileobj=b"\0" * 100, path_in_repo="w.bin", repo_id="local/old")
     sha = api.model_info("local/old").sha
@@ -84,25 +79,25 @@ def test_move(hub, api):
     api.move_repo("local/old", "team/new")
     assert not api.repo_exists("local/old")
     assert api.model_info("team/new").sha == sha
-    path = api.hf_hub_download("team/new", "w.bin", cache_dir=hub.cache)
+    path = api.hf_hub_download("team/new", "w.bin", cache_dir=near_hub.cache)
     assert Path(path).read_bytes() == b"\0" * 100
     with pytest.raises(RepositoryNotFoundError):
         api.move_repo("local/old", "local/x")
 
 
-def test_private_repository(hub, api):
+def test_private_repository(near_hub, api):
     create(api, "local/secret", private=True)
     create(api, "local/open")
     assert api.model_info("local/secret").private is True
-    assert hub.api("read").model_info("local/secret").id == "local/secret"
-    assert {m.id for m in hub.api("read").list_models()} == {"local/secret", "local/open"}
+    assert near_hub.api("read").model_info("local/secret").id == "local/secret"
+    assert {m.id for m in near_hub.api("read").list_models()} == {"local/secret", "local/open"}
 
-    stranger = hub.api(None)
+    stranger = near_hub.api(None)
     assert {m.id for m in stranger.list_models()} == {"local/open"}
     with pytest.raises(RepositoryNotFoundError):
         stranger.model_info("local/secret")
     with pytest.raises(RepositoryNotFoundError):
-        stranger.hf_hub_download("local/secret", ".gitattributes", cache_dir=hub.cache)
+        stranger.hf_hub_download("local/secret", ".gitattributes", cache_dir=near_hub.cache)
     with pytest.raises(RepositoryNotFoundError):
         stranger.list_repo_files("local/secret")
 
@@ -114,11 +109,11 @@ def test_private_repository(hub, api):
         api.update_repo_settings("local/secret", gated="auto")
 
 
-def test_only_a_write_token_may_write(hub, api):
+def test_only_a_write_token_may_write(near_hub, api):
     create(api, "local/m")
     head = api.upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id="local/m").oid
     for role, status, said in (("read", 403, "may only read"), (None, 401, "401")):
-        other = hub.api(role)
+        other = near_hub.api(role)
         for call in (
             lambda other: other.create_repo("local/other"),
             lambda other: other.upload_file(path_or_fileobj=b"y", path_in_repo="y.txt", repo_id="local/m"),
@@ -135,20 +130,20 @@ def test_only_a_write_token_may_write(hub, api):
                 call(other)
             assert caught.value.response.status_code == status
         assert other.model_info("local/m").sha == head
-    reader = hub.api("read")
+    reader = near_hub.api("read")
     reader.auth_check("local/m")
     with pytest.raises(HfHubHTTPError):
         reader.auth_check("local/m", write=True)
     api.auth_check("local/m", write=True)
 
 
-def test_missing_repository_and_revision(hub, api):
+def test_missing_repository_and_revision(near_hub, api):
     create(api, "local/m")
     for call in (
         lambda: api.model_info("local/none"),
         lambda: api.model_info("gpt2"),
         lambda: api.list_repo_files("local/none"),
-        lambda: api.hf_hub_download("gpt2", "x", cache_dir=hub.cache),
+        lambda: api.hf_hub_download("gpt2", "x", cache_dir=near_hub.cache),
         lambda: api.upload_file(path_or_fileobj=b"y", path_in_repo="y.txt", repo_id="local/none"),
         lambda: api.list_repo_refs("local/none"),
     ):
@@ -158,7 +153,7 @@ def test_missing_repository_and_revision(hub, api):
         lambda: api.model_info("local/m", revision="none"),
         lambda: api.model_info("local/m", revision="0" * 40),
         lambda: api.list_repo_files("local/m", revision="refs/pr/1"),
-        lambda: api.hf_hub_download("local/m", "x", revision="none", cache_dir=hub.cache),
+        lambda: api.hf_hub_download("local/m", "x", revision="none", cache_dir=near_hub.cache),
         lambda: api.upload_file(path_or_fileobj=b"y", path_in_repo="y.txt", repo_id="local/m", revision="none"),
         lambda: api.list_repo_commits("local/m", revision="none"),
     ):
@@ -175,7 +170,7 @@ def push_card(api, repo_id: str, card: str, kind: str = "model"):
     )
 
 
-def test_card_becomes_tags(hub, api):
+def test_card_becomes_tags(near_hub, api):
     push_card(api, "local/tiny-ppo", CARD)
     info = api.model_info("local/tiny-ppo")
     assert info.pipeline_tag == "text-generation"
@@ -185,7 +180,7 @@ def test_card_becomes_tags(hub, api):
     assert models | {"rlhf", "ppo", "dataset:local/remarks", "license:apache-2.0", "en"} <= set(info.tags)
 
 
-def test_list_models(hub, api):
+def test_list_models(near_hub, api):
     push_card(api, "local/tiny-ppo", CARD)
     create(api, "local/plain")
     create(api, "team/tiny-other")
@@ -220,16 +215,16 @@ def test_list_models(hub, api):
     assert expanded.card_data.license == "apache-2.0"
 
 
-def test_list_is_paged(hub, api):
+def test_list_is_paged(near_hub, api):
     names = [f"local/m{number}" for number in range(7)]
     for name in names:
         create(api, name)
-    headers = {"authorization": f"Bearer {hub.token}"}
-    pages = paginate(f"{hub.url}/api/models", {"limit": 3, "author": "local", "sort": "createdAt"}, headers)
+    headers = {"authorization": f"Bearer {near_hub.token}"}
+    pages = paginate(f"{near_hub.url}/api/models", {"limit": 3, "author": "local", "sort": "createdAt"}, headers)
     assert [item["id"] for item in pages] == names[::-1]
 
 
-def test_list_datasets_and_spaces(hub, api):
+def test_list_datasets_and_spaces(near_hub, api):
     push_card(
         api, "local/d", "---\ntask_categories: [text-generation]\nlanguage: en\nsize_categories: n<1K\n---\n", "dataset"
     )
@@ -251,7 +246,7 @@ def test_list_datasets_and_spaces(hub, api):
         ("- a\n- b", "must be a mapping"),
     ],
 )
-def test_bad_card_stops_the_commit(hub, api, front_matter, said):
+def test_bad_card_stops_the_commit(near_hub, api, front_matter, said):
     create(api, "local/m")
     before = api.model_info("local/m").sha
     content = f"---\n{front_matter}\n---\ntext\n".encode()
@@ -261,13 +256,13 @@ def test_bad_card_stops_the_commit(hub, api, front_matter, said):
     assert api.model_info("local/m").sha == before
 
 
-def test_card_without_metadata_warns(hub, api):
+def test_card_without_metadata_warns(near_hub, api):
     create(api, "local/m")
     with pytest.warns(UserWarning, match="no YAML metadata"):
         api.upload_file(path_or_fileobj=b"# Hello\n", path_in_repo="README.md", repo_id="local/m")
 
 
-def test_discussions_are_refused_with_a_reason(hub, api):
+def test_discussions_are_refused_with_a_reason(near_hub, api):
     create(api, "local/m")
     assert list(api.get_repo_discussions("local/m")) == []
     assert api.list_repo_refs("local/m", include_pull_requests=True).pull_requests == []

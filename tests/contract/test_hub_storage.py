@@ -1,15 +1,11 @@
 """What lies on the embedded Hub's disk, when clients race, processes die and disks fill."""
 
 import hashlib
-import json
 import os
 import random
 import resource
 import shutil
 import socket
-import stat
-import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,6 +21,12 @@ from rlhf_zoo.hub_server.storage import Storage
 REPO = "local/m"
 BINARY = random.Random(1).randbytes(3_000_000)
 OID = hashlib.sha256(BINARY).hexdigest()
+
+
+@pytest.fixture
+def near_hub(near_hub):
+    near_hub.api().create_repo(REPO)
+    return near_hub
 
 
 def client(hub) -> HfApi:
@@ -47,7 +49,6 @@ def rss_mib(pid: int) -> tuple[float, float]:
 
 
 def test_many_committers_lose_nothing(near_hub):
-    near_hub.api().create_repo(REPO)
     threads, commits = 6, 4
 
     def work(thread: int) -> list[str]:
@@ -66,7 +67,6 @@ def test_many_committers_lose_nothing(near_hub):
 
 
 def test_only_one_of_many_gets_the_parent(near_hub):
-    near_hub.api().create_repo(REPO)
     parent = near_hub.api().model_info(REPO).sha
 
     def work(thread: int) -> int:
@@ -81,7 +81,6 @@ def test_only_one_of_many_gets_the_parent(near_hub):
 
 
 def test_same_large_file_from_many_clients(near_hub):
-    near_hub.api().create_repo(REPO)
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda n: put(client(near_hub), f"{n}.bin", BINARY), range(4)))
     stored = [path for path in (near_hub.git_dir(REPO) / "lfs" / "objects").rglob("*") if path.is_file()]
@@ -109,7 +108,6 @@ def test_two_servers_over_one_root(hubs):
 
 
 def test_rubbish_of_killed_servers_is_swept_after_a_day(near_hub):
-    near_hub.api().create_repo(REPO)
     repo = near_hub.git_dir(REPO)
     old, young = repo / "incoming-old", repo / "incoming-young"
     half = repo / "lfs" / "incomplete" / "half"
@@ -127,7 +125,6 @@ def test_rubbish_of_killed_servers_is_swept_after_a_day(near_hub):
 
 
 def test_damaged_upload_is_refused(near_hub):
-    near_hub.api().create_repo(REPO)
     oid = hashlib.sha256(b"right").hexdigest()
     file = {"key": "lfsFile", "value": {"path": "w.bin", "algo": "sha256", "oid": oid, "size": 5}}
     href = near_hub.batch(REPO, oid, 5)["actions"]["upload"]["href"]
@@ -147,7 +144,6 @@ def test_damaged_upload_is_refused(near_hub):
 
 def test_upload_that_breaks_off_leaves_nothing(near_hub):
     """The Hub hears of a client that dies, whether its end comes as an end or as a reset."""
-    near_hub.api().create_repo(REPO)
     path = near_hub.batch(REPO, OID, len(BINARY))["actions"]["upload"]["href"].removeprefix(near_hub.url)
     for reset in (False, True):
         with near_hub.connect() as connection:
@@ -161,7 +157,6 @@ def test_upload_that_breaks_off_leaves_nothing(near_hub):
 
 
 def test_upload_links_are_signed(near_hub):
-    near_hub.api().create_repo(REPO)
     near_hub.api().create_repo("local/other")
     oid = hashlib.sha256(b"right").hexdigest()
     href = near_hub.batch(REPO, oid, 5)["actions"]["upload"]["href"]
@@ -233,28 +228,14 @@ def test_full_disk(hubs, tmp_path):
 
 
 def test_upload_that_cannot_fit_is_refused_before_it_starts(near_hub):
-    near_hub.api().create_repo(REPO)
     answer = near_hub.batch(REPO, "a" * 64, shutil.disk_usage(near_hub.root).free + 2**30)
     assert answer["error"]["code"] == 507
     assert "free some space" in answer["error"]["message"]
 
 
 def test_secrets_are_not_for_everyone(hub):
+    """Modes of files: test_hub_damage.py."""
     hub.api().create_repo(REPO)
-    for name in ("tokens.json", "secret"):
-        assert stat.S_IMODE((hub.root / name).stat().st_mode) == 0o600
-    assert stat.S_IMODE(hub.root.stat().st_mode) == 0o700
     for path in hub.root.rglob("*"):
         assert path.is_dir() or hub.token.encode() not in path.read_bytes()
     assert hub.token not in hub.log.read_text()
-
-
-def test_nothing_heavy_is_imported_at_start():
-    code = """
-import json, sys
-import rlhf_zoo.hub_server.cli, rlhf_zoo.hub_server.xet_store, rlhf_zoo.hub_server.xet_format
-print(json.dumps(list(sys.modules)))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    heavy = {"torch", "transformers", "datasets", "huggingface_hub", "dulwich", "yaml", "httpx2", "http.server"}
-    assert not (heavy | {"numpy", "lz4"}) & set(json.loads(done.stdout))

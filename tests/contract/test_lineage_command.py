@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from thread_hub import ThreadHub
+from zoo_process import free_port
 
 from rlhf_zoo.catalog.family import draw
 from rlhf_zoo.catalog.lineage import find_family
@@ -23,15 +23,11 @@ HOSTILE = "toy\x1b[31m\x9b31m\u202e [red]:warning:"
 
 def publish(hub: ThreadHub, name: str, card: Any, *tags: str) -> dict[str, Any]:
     """local/NAME with this card (None: without one); returns what a card names it by."""
-    from huggingface_hub import CommitOperationAdd
-
-    api, repo = hub.api(), f"local/{name}"
-    api.create_repo(repo, exist_ok=True)
+    repo = f"local/{name}"
     file, text = ("notes.md", "# Notes") if card is None else ("rlhf_card.json", card)
-    content = (text if isinstance(text, str) else json.dumps(text)).encode()
-    commit = api.create_commit(repo, [CommitOperationAdd(file, content)], commit_message="card").oid
+    commit = hub.push(repo, {file: text if isinstance(text, str) else json.dumps(text)})
     for tag in tags:
-        api.create_tag(repo, tag=tag, revision=commit)
+        hub.api().create_tag(repo, tag=tag, revision=commit)
     return {"repo": repo, "commit": commit}
 
 
@@ -125,9 +121,7 @@ def test_a_root_that_cannot_be_had(lineage, name, message):
 
 
 def test_a_hub_that_does_not_answer(lineage, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{port}")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(ZooError, match=r"^local/x on http://127\.0\.0\.1:.* cannot be had"):
         lineage("local/x")
 

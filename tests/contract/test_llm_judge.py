@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stub_llm import OK, Fault, StubLLM, always, longer, rating_by_length
 from warm import PYTHON
+from zoo_process import wait_until
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges import Judge
@@ -226,11 +228,7 @@ def test_retry_after_is_obeyed_by_every_thread(stub):
     """One of two requests is refused; when the other is answered, its thread waits as well."""
     judge = make(stub, concurrency=2)
 
-    def until_refused():
-        deadline = time.monotonic() + 30
-        while not judge._not_before and time.monotonic() < deadline:
-            time.sleep(0.01)
-
+    until_refused = partial(wait_until, lambda: judge._not_before)
     stub.script += [Fault("call", call=until_refused), Fault("status", 429, headers={"Retry-After": "1"})]
     assert [score for score, _ in judge.compare(PROMPTS, FIRST, SECOND)] == SCORES
     times = [request.at for request in stub.seen]

@@ -14,6 +14,7 @@ from hub_fixture import base_environment
 from stub_llm import OK, Fault, StubLLM, longer
 from test_llm_judge import FIRST, PROMPTS, SCORES, SECOND, ask, entries, make
 from warm import PYTHON
+from zoo_process import wait_until
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation import llm_judge
@@ -148,10 +149,7 @@ judge.compare(*json.loads(sys.argv[3]))
         stub.script += [OK, Fault("status", 500), Fault("hold"), Fault("hold")]
         arguments = [*PYTHON, "-c", code, stub.url, tmp_path, json.dumps(pairs)]
         process = subprocess.Popen(arguments, env=base_environment(), stderr=subprocess.PIPE, text=True)
-        deadline = time.monotonic() + 60
-        while len(stub.seen) < 3:
-            assert time.monotonic() < deadline and process.poll() is None
-            time.sleep(0.02)
+        wait_until(lambda: len(stub.seen) >= 3, process, 60)
         process.send_signal(signal.SIGINT)
         said = process.communicate(timeout=30)[1]
         assert process.returncode in (-signal.SIGINT, 130, 1) and "KeyboardInterrupt" in said

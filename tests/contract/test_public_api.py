@@ -33,6 +33,7 @@ def test_other_names_are_no_attributes():
 
 # The page's process may have no room, and a box none of the models.
 VOTES = "rlhf_zoo.votes.box, rlhf_zoo.votes.data, rlhf_zoo.evaluation.votes"
+HUB = "rlhf_zoo.hub_server.cli, rlhf_zoo.hub_server.xet_store, rlhf_zoo.hub_server.xet_format"
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,7 @@ VOTES = "rlhf_zoo.votes.box, rlhf_zoo.votes.data, rlhf_zoo.evaluation.votes"
         # Where mistakes in flags are told.
         ("rlhf_zoo.commands.train, rlhf_zoo.runs.settings, rlhf_zoo.runs.declared", ["torch", "transformers", "trl"]),
         (VOTES, ["torch", "gradio", "transformers", "datasets", "pyarrow"]),
+        (HUB, ["torch", "numpy", "huggingface_hub", "dulwich", "yaml", "httpx2", "http.server", "lz4"]),
     ],
 )
 def test_importing_imports_nothing_heavy(module, heavy):

@@ -55,18 +55,10 @@ def content(step: int) -> dict[str, bytes]:
     }
 
 
-def commit(hub: ThreadHub, repo: str, files: Mapping[str, bytes]) -> str:
-    from huggingface_hub import CommitOperationAdd
-
-    hub.api().create_repo(repo, exist_ok=True)
-    added = [CommitOperationAdd(name, data) for name, data in files.items()]
-    return hub.api().create_commit(repo, added, commit_message="toy").oid
-
-
 @pytest.fixture(scope="module")
 def commits(module_hub: ThreadHub) -> dict[int, str]:
     """REPO with a commit and a tag for each of STEPS, `best` at 40, a branch, and a tag called 7 at step 4."""
-    found = {step: commit(module_hub, REPO, content(step)) for step in STEPS}
+    found = {step: module_hub.push(REPO, content(step)) for step in STEPS}
     tags = {**{f"step-{step:06d}": step for step in STEPS}, "best": 40, "7": 4, "step-000007": 1000}
     for tag, step in tags.items():
         module_hub.api().create_tag(REPO, tag=tag, revision=found[step])
@@ -324,7 +316,7 @@ def test_a_hub_that_sends_something_else(wire, commits, tmp_path, place, name):
 
 
 def test_without_an_answer_the_cache_serves_if_it_is_whole(thread_hub, pull):
-    commit(thread_hub, REPO, content(4))
+    thread_hub.push(REPO, content(4))
     thread_hub.api().create_tag(REPO, tag="step-000004")
     folder = fetch(f"{REPO}@4").path
     thread_hub.server.shutdown()
@@ -360,7 +352,7 @@ def test_two_at_once_fetch_a_file_once(wire, commits):
 def test_files_of_equal_content(thread_hub, tmp_path):
     """They share a blob in the cache, and the name of the part while they are fetched."""
     twins = {f"{folder}{name}": data for folder in ("", "a/", "b/") for name, data in content(4).items()}
-    commit(thread_hub, REPO, twins)
+    thread_hub.push(REPO, twins)
     for out in (None, None, tmp_path / "out", tmp_path / "out"):
         assert tree(fetch(REPO, out).path) == digests(twins)
     assert partials(tmp_path) == {}

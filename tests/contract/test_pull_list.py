@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import test_pull
-from test_pull import REPO, commit
+from test_pull import REPO
 from thread_hub import ThreadHub
 
 pull = test_pull.pull
@@ -21,10 +21,10 @@ CARD = {
 
 def card_repo(hub: ThreadHub, repo: str, card: Mapping[str, Any] | None, steps: tuple[int, ...] = (4, 40)) -> None:
     for step in steps:
-        commit(hub, repo, {"config.json": str(step).encode()})
+        hub.push(repo, {"config.json": str(step).encode()})
         hub.api().create_tag(repo, tag=f"step-{step:06d}")
     if card is not None:
-        commit(hub, repo, {"rlhf_card.json": json.dumps(card).encode()})
+        hub.push(repo, {"rlhf_card.json": json.dumps(card).encode()})
         hub.api().create_tag(repo, tag="best")
 
 

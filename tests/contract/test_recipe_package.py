@@ -1,17 +1,14 @@
 """examples/recipe_package as its README has it: installed by pip, its recipe is one like any other."""
 
-import importlib.util
 import json
 import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hub_fixture import base_environment
+from test_reward_plugin import pip_install
 from zoo_process import zoo
 
 from rlhf_zoo import recipes
@@ -29,15 +26,7 @@ ENTRIES = {
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which pip installed the example, from a copy, so that building leaves nothing in the tree."""
-    source = tmp_path_factory.mktemp("package") / "recipe_package"
-    shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-    target = tmp_path_factory.mktemp("installed")
-    # With the build backend at hand, no network is needed.
-    offline = ["--no-build-isolation", "--no-index"] if importlib.util.find_spec("hatchling") else []
-    command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", *offline]
-    subprocess.run([*command, "--target", str(target), str(source)], check=True, capture_output=True, text=True)
-    return target
+    return pip_install(PACKAGE, tmp_path_factory.mktemp("package"))
 
 
 def broken(folder: Path) -> Path:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hub_fixture import base_environment
-from zoo_process import COMMAND, environment
+from zoo_process import zoo
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.plugins import REWARDS, load_object
@@ -26,17 +26,20 @@ def block(language: str) -> str:
     return "".join(re.findall(rf"^```{language}\n(.*?)^```", README, flags=re.S | re.M))
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which pip installed the example, from a copy, so that building leaves nothing in the tree."""
-    source = tmp_path_factory.mktemp("plugin") / "reward_plugin"
-    shutil.copytree(PLUGIN, source, ignore=shutil.ignore_patterns("__pycache__", ".*"))
-    target = tmp_path_factory.mktemp("installed")
+def pip_install(package: Path, folder: Path) -> Path:
+    """Into `folder`, from a copy, so that building leaves nothing in the tree. Returns what goes onto the path."""
+    source, target = folder / package.name, folder / "installed"
+    shutil.copytree(package, source, ignore=shutil.ignore_patterns("__pycache__", ".*"))
     # With the build backend at hand, no network is needed.
     offline = ["--no-build-isolation", "--no-index"] if importlib.util.find_spec("hatchling") else []
     command = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-deps", *offline]
     subprocess.run([*command, "--target", str(target), str(source)], check=True, capture_output=True, text=True)
     return target
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return pip_install(PLUGIN, tmp_path_factory.mktemp("plugin"))
 
 
 def test_the_wheel_registers_what_the_readme_names(installed: Path) -> None:
@@ -73,8 +76,5 @@ def test_a_recipe_finds_it_by_name_only_where_it_is_installed(
 
 def test_the_validating_command_of_the_readme_works(installed: Path, tmp_path: Path) -> None:
     [line] = [line for line in block("sh").splitlines() if line.startswith("rlhf-zoo recipes validate ")]
-    done = subprocess.run(
-        [*COMMAND, *shlex.split(line)[1:]], env=environment(tmp_path, PYTHONPATH=str(installed)), cwd=tmp_path,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = zoo(*shlex.split(line)[1:], home=tmp_path, cwd=tmp_path, PYTHONPATH=str(installed))
     assert done.returncode == 0 and "tiny-world is valid" in done.stdout, done.stderr

@@ -41,6 +41,14 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..
     point_clients()
 
 
+@pytest.fixture
+def mine(tmp_path: Path) -> Path:
+    """The recipe `mine` on a model in a folder, which is returned."""
+    base = save("Qwen3", tmp_path / "base")
+    make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational", base=base)
+    return base
+
+
 def on_the_hub(folder: Path, **keys: object) -> None:
     """The recipe `mine`, its data and model under names of a Hub."""
     made = make_recipe(folder, "trl-lib/ultrafeedback_binarized", "conversational", base="maker/base")
@@ -81,12 +89,7 @@ def test_a_hub_that_is_out_of_order_has_lost_nothing(zoo: Callable[..., None], t
     assert "does not show (it does not answer: 503 Service Unavailable)" in capsys.readouterr().out
 
 
-def test_an_unknown_key_of_columns_and_a_missing_package(
-    zoo: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational", base=save("Qwen3", tmp_path / "base"))
-    with pytest.raises(ZooError, match=r"`columns` for .* says 'chosn', which nothing reads, did you mean 'chosen'\?"):
-        zoo("recipes", "validate", "mine", "--reward.columns", "{chosn: chosen}")
+def test_a_missing_package(zoo: Callable[..., None], mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = loading.importlib.util.find_spec
     monkeypatch.setattr(
         loading.importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else missing(name)
@@ -95,18 +98,15 @@ def test_an_unknown_key_of_columns_and_a_missing_package(
         zoo("recipes", "validate", "mine", "--sft.load_in_4bit", "true", "--sft.use_peft", "true")
 
 
-def test_a_folders_weights_are_part_of_the_run(zoo: Callable[..., None], tmp_path: Path) -> None:
-    base = save("Qwen3", tmp_path / "base")
-    make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational", base=base)
-    train = ("sft", "mine", "--max_steps", "1", "--hub", NOBODY, "--source_hub", "none")
+def test_a_folders_weights_are_part_of_the_run(zoo: Callable[..., None], mine: Path, tmp_path: Path) -> None:
     hub = ThreadHub(tmp_path / "hub")
+    train = ("sft", "mine", "--max_steps", "1", "--hub", hub.url, "--source_hub", "none")
     try:
-        train = (*train[:-3], hub.url, *train[-2:])
         zoo(*train)
         parent = json.loads(Path("runs/mine/sft/run.json").read_text())["parents"]["base"]
         assert parent["folder"] == "base" and len(parent["files"]) == 64
         zoo(*train)
-        file = base / "model.safetensors"
+        file = mine / "model.safetensors"
         save_file({name: weight + 1 for name, weight in load_file(file).items()}, file, metadata={"format": "pt"})
         with pytest.raises(
             ZooError, match=r"holds a run on other weights than those that lie in .*base now: .*--restart"
@@ -116,56 +116,45 @@ def test_a_folders_weights_are_part_of_the_run(zoo: Callable[..., None], tmp_pat
         hub.close()
 
 
+SPLIT = "has no split 'held', only 'train': say which by the key .*"
+
+
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        (["--ppo.reward_model_path", "two"], "two has 2 outputs, .* by reward_label, one of bad, good"),
-        (["--ppo.reward_model_path", "two", "--ppo.reward_label", "goood"], "no label 'goood', did you mean 'good'"),
         (
-            ["--ppo.reward_label", "good"],
-            "of the stage reward has one output, and reward_label is 'good': leave it out",
+            '--reward.columns {"chosn":"chosen"}',
+            r"`columns` for .* says 'chosn', which nothing reads, did you mean 'chosen'\?",
         ),
-        (["--evaluation.judge", "reward:two"], "The judge reward:two has 2 outputs, and a judge has one: name another"),
+        ('--sft.columns {"messages":"choosen"}', "has no column 'choosen', only 'chosen', 'rejected'"),
+        ("--sft.dataset_test_split test", "set dataset_test_split to null"),
+        ("--ppo.reward_model_path two", "two has 2 outputs, .* by reward_label, one of bad, good"),
+        ("--ppo.reward_model_path two --ppo.reward_label goood", "no label 'goood', did you mean 'good'"),
+        ("--ppo.reward_label good", "of the stage reward has one output, and reward_label is 'good': leave it out"),
+        ("--evaluation.judge reward:two", "The judge reward:two has 2 outputs, and a judge has one: name another"),
+        ("--sft.dataset_test_split held --sft.held_out_share none", rf"{SPLIT} of the stage sft\."),
+        ("--reward.dataset_test_split held --reward.held_out_share none", rf"{SPLIT} of the stage reward\."),
+        ("--reward.dataset_validation_split held", rf"{SPLIT} of the stage reward\."),
+        ("--ppo.dataset_test_split held --ppo.held_out_share none", rf"{SPLIT} of the stage ppo\."),
+        ("--evaluation.dataset_test_split held", rf"{SPLIT} of the evaluation\."),
+        (
+            "--sft.eval_strategy steps --sft.eval_steps 1 --sft.held_out_share none",
+            "eval_strategy of the stage sft is steps, and nothing is held out to evaluate on",
+        ),
     ],
 )
-def test_the_label_of_a_classifier_is_settled_before_sft(
-    zoo: Callable[..., None], tmp_path: Path, flags: list[str], said: str
+def test_what_training_would_stumble_over_is_said_before(
+    zoo: Callable[..., None], mine: Path, flags: str, said: str
 ) -> None:
-    base = save("Qwen3", tmp_path / "base")
-    two_labels(tmp_path / "two", base)
-    make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational", base=base)
-    zoo("recipes", "validate", "mine")
-    zoo("recipes", "validate", "mine", "--ppo.reward_model_path", "two", "--ppo.reward_label", "good")
+    two_labels(Path("two"), mine)
     with pytest.raises(ZooError, match=said):
-        zoo("recipes", "validate", "mine", *flags)
+        zoo("recipes", "validate", "mine", *flags.split())
 
 
-@pytest.mark.parametrize(
-    ("flags", "of"),
-    [
-        (["--sft.dataset_test_split", "held", "--sft.held_out_share", "none"], "of the stage sft"),
-        (["--reward.dataset_test_split", "held", "--reward.held_out_share", "none"], "of the stage reward"),
-        (["--reward.dataset_validation_split", "held"], "of the stage reward"),
-        (["--ppo.dataset_test_split", "held", "--ppo.held_out_share", "none"], "of the stage ppo"),
-        (["--evaluation.dataset_test_split", "held"], "of the evaluation"),
-    ],
-)
-def test_every_split_that_is_read_later_is_looked_for(
-    zoo: Callable[..., None], tmp_path: Path, flags: list[str], of: str
-) -> None:
-    make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational", base=save("Qwen3", tmp_path / "base"))
-    with pytest.raises(ZooError, match=rf"has no split 'held', only 'train': say which by the key .* {of}\."):
-        zoo("recipes", "validate", "mine", *flags)
-
-
-def test_what_evaluates_and_has_nothing_to_evaluate_on(zoo: Callable[..., None], tmp_path: Path) -> None:
-    make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational", base=save("Qwen3", tmp_path / "base"))
-    flags = ("recipes", "validate", "mine", "--sft.eval_strategy", "steps", "--sft.eval_steps", "1")
-    zoo(*flags)
-    with pytest.raises(
-        ZooError, match="eval_strategy of the stage sft is steps, and nothing is held out to evaluate on"
-    ):
-        zoo(*flags, "--sft.held_out_share", "none")
+def test_what_suits_the_recipe_is_valid(zoo: Callable[..., None], mine: Path) -> None:
+    two_labels(Path("two"), mine)
+    zoo("recipes", "validate", "mine", "--ppo.reward_model_path", "two", "--ppo.reward_label", "good")
+    zoo("recipes", "validate", "mine", "--sft.eval_strategy", "steps", "--sft.eval_steps", "1")
 
 
 def test_ppo_alone_says_what_its_evaluation_would_stumble_over(

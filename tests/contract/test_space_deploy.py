@@ -1,13 +1,10 @@
 """`rlhf-zoo space deploy` on the embedded Hub through the real client, and the Space as a visitor gets it."""
 
-import contextlib
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-import urllib.request
 import venv
 from collections.abc import Callable, Iterator
 from html import escape
@@ -18,10 +15,11 @@ from typing import Any
 import pytest
 import yaml
 from fault_proxy import Fault, FaultProxy
-from hub_fixture import RunningHub, start_hub
+from hub_fixture import RunningHub
+from hub_fixture import running as running_hub
 from huggingface_hub import snapshot_download
 from toy_models import MARKUP, TRIGGER, Toys, save_toys
-from zoo_process import COMMAND, errors, wait_until
+from zoo_process import COMMAND, answers, errors, free_port, wait_until
 
 from rlhf_zoo import __version__
 from rlhf_zoo.comparison import Comparison
@@ -41,8 +39,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Toys:
 @pytest.fixture(scope="module")
 def running(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHub]:
     """A Hub with the three models and their data set; PPO's card names the others at their commits."""
-    hub = start_hub(tmp_path_factory.mktemp("server"))
-    try:
+    with running_hub(tmp_path_factory.mktemp("server")) as hub:
         api = hub.api()
         api.create_repo("local/toy-data", repo_type="dataset")
         for role in ("sft", "reward", "ppo"):
@@ -52,9 +49,6 @@ def running(toys: Toys, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ru
             api.create_repo(f"local/toy-{role}")
             api.upload_folder(repo_id=f"local/toy-{role}", folder_path=getattr(toys, role))
         yield hub
-    finally:
-        hub.stop()
-    assert "Traceback" not in hub.log.read_text(), hub.log.read_text()
 
 
 def parent(hub: RunningHub, name: str) -> dict[str, str]:
@@ -180,10 +174,8 @@ def ablation(running: RunningHub) -> Iterator[list[str]]:
     for repo, beta in repos.items():
         one = card(parents)
         one["settings"] |= {"kl_coef": beta}
-        api.create_repo(repo)
         readme = b"---\ntags: [rlhf-zoo, 'stage:ppo']\n---\n"
-        for name, content in (("rlhf_card.json", json.dumps(one).encode()), ("README.md", readme)):
-            made = api.upload_file(path_or_fileobj=content, path_in_repo=name, repo_id=repo).oid
+        made = running.push(repo, {"rlhf_card.json": json.dumps(one), "README.md": readme})
         api.create_tag(repo, tag="step-000010", revision=made)
     api.update_repo_settings("local/toy-b1-ppo", private=True)
     yield list(repos)
@@ -258,12 +250,7 @@ def test_a_space_that_is_not_ours(running: RunningHub, deploy: Deploy) -> None:
 
 
 def test_goes_on_where_it_was_cut_off(running: RunningHub, deploy: Deploy) -> None:
-    """The Space was made, and its commit never came: where the Hub refused it, the Space is gone again."""
-    with FaultProxy(running.url) as proxy:
-        proxy.inject(Fault("refuse", "commit", status=403))
-        said = refused(deploy("local/toy-ppo", HF_ENDPOINT=proxy.url))
-    assert f"The Space {SPACE} cannot be written to on {proxy.url}" in said
-    assert list(running.api().list_spaces(author="local")) == []
+    """The Space was made, and its commit never came. Where the Hub refuses it: test_space_attack.py."""
     running.api().create_repo(SPACE, repo_type="space", space_sdk="gradio")  # as a machine that died would leave it
     assert ", updated, commit " in done(deploy("local/toy-ppo"))
     assert WHEEL in files(running)
@@ -287,8 +274,7 @@ def test_mistakes(deploy: Deploy, running: RunningHub, arguments: str, message: 
 
 def test_a_model_with_code_of_its_own(deploy: Deploy, running: RunningHub) -> None:
     code = json.dumps({"model_type": "strange", "auto_map": {"AutoModelForCausalLM": "modeling_strange.Strange"}})
-    running.api().create_repo("local/strange")
-    running.api().upload_file(path_or_fileobj=code.encode(), path_in_repo="config.json", repo_id="local/strange")
+    running.push("local/strange", {"config.json": code})
     said = refused(deploy("local/toy-ppo", "--sft", "local/strange"))
     assert "The model local/strange@" in said and "needs program code of its own, and a Space has no flag" in said
     assert "`rlhf-zoo compare NAME --trust_remote_code`" in said
@@ -428,8 +414,7 @@ def test_a_clean_checkout_runs(running: RunningHub, deploy: Deploy, toys: Toys, 
 
     done(deploy("local/toy-ppo"))
     space = checkout(running, tmp_path / "space")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     env = outside(running, GRADIO_SERVER_PORT=str(port))
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "-r", "requirements.txt"]
     ran(*pip, cwd=space, env={**env, "PIP_CONFIG_FILE": os.devnull})
@@ -449,9 +434,3 @@ def test_a_clean_checkout_runs(running: RunningHub, deploy: Deploy, toys: Toys, 
         process.kill()
         process.wait(30)
     assert "Traceback" not in log.read_text(), log.read_text()
-
-
-def answers(port: int) -> bool:
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}", timeout=10) as answer:
-        return answer.status == 200
-    return False

@@ -3,13 +3,8 @@
 import json
 from pathlib import Path
 
-import pytest
 from finished_run import FLAGS, Run
 from json_keys import unexplained
-
-from rlhf_zoo import cli
-from rlhf_zoo.errors import ZooError
-from rlhf_zoo.recipes import copy_recipe
 
 SMALL = [
     *FLAGS[: FLAGS.index("--ppo.total_episodes")],  # of what is there already
@@ -66,22 +61,3 @@ def test_an_ablation_is_trained_published_and_found(base: Run, tmp_path: Path) -
 
     pushed = run.zoo("push", "run/ablation/kl-coef-0", "--hub", "local")
     assert pushed.returncode == 0 and pushed.stdout.startswith("local/tiny-world-kl-coef-0-ppo: "), pushed.stderr
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["sft-only", "--kl_coef", "0"], "has no stage ppo, so there is nothing to ablate"),
-        (["tiny-world", "--kl_coef", "0,x"], "--kl_coef lists 'x'"),
-    ],
-)
-def test_what_cannot_be_ablated_trains_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
-) -> None:
-    copy_recipe("tiny-world", tmp_path / "sft-only")
-    (tmp_path / "sft-only" / "ppo.yaml").unlink()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
-    with pytest.raises(ZooError, match=message):
-        cli.cli.main(["ablate", *words], standalone_mode=False)
-    assert not (tmp_path / "runs").exists()

@@ -1,14 +1,12 @@
 """Cards, and a Space's static page, as a reader meets them in a real Chromium."""
 
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from card_run import NASTY, make_runs, reward_report
-from chromium import chromium
+from chromium import chromium, screenshot
 from markdown_it import MarkdownIt
 
 from rlhf_zoo.comparison import Side, Snapshot
@@ -61,21 +59,10 @@ def show(browser: Any, readme: Path) -> None:
     browser.get(page.as_uri())
 
 
-def screenshot(browser: Any, name: str, folder: Path) -> Path:
-    height = browser.execute_script("return document.body.scrollHeight")
-    browser.set_window_size(WIDTH, min(height + 200, 6000))
-    time.sleep(0.2)  # the resize; nothing is asserted on it
-    picture = browser.get_screenshot_as_png()
-    for place in filter(None, (folder, os.environ.get("RLHF_ZOO_SCREENSHOTS"))):
-        Path(place).mkdir(parents=True, exist_ok=True)
-        (Path(place) / name).write_bytes(picture)
-    return folder / name
-
-
 @pytest.mark.parametrize("name", ["sft", "reward", "ppo", "step"])
 def test_a_card_in_a_browser(browser: Any, cards: dict[str, Path], name: str, tmp_path: Path) -> None:
     show(browser, cards[name])
-    assert screenshot(browser, f"card-{name}.png", tmp_path).stat().st_size > 50_000
+    assert screenshot(browser, f"card-{name}.png", tmp_path, WIDTH).stat().st_size > 50_000
     images = browser.execute_script("return [...document.images].map(one => [one.naturalWidth, one.width, one.alt])")
     assert len(images) == {"sft": 1, "reward": 5, "ppo": 3, "step": 3}[name]
     # The CSS pixels of an image that had to be shrunk to the column would make its labels small.
@@ -109,8 +96,7 @@ def test_a_static_page_of_a_space(browser: Any, tmp_path: Path) -> None:
     browser.get(page.as_uri())
     browser.execute_script("document.querySelectorAll('details').forEach(one => one.open = true)")
     for width in (WIDTH, 420):
-        browser.set_window_size(width, 900)
-        screenshot(browser, f"space-static-{width}.png", tmp_path)
+        screenshot(browser, f"space-static-{width}.png", tmp_path, width)
         assert browser.execute_script(OVERFLOW) <= 0, "the page scrolls sideways"
     assert browser.execute_script("return document.scripts.length + document.images.length") == 0
     assert NASTY.splitlines()[0] in browser.execute_script("return document.body.textContent")

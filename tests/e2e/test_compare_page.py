@@ -10,7 +10,7 @@ from html import unescape
 from pathlib import Path
 
 import pytest
-from hub_fixture import RunningHub, start_hub
+from hub_fixture import RunningHub, running
 from page_client import PageClient
 from page_fixture import LOOSE, PPO, PROMPTS, RECOMMENDED, STEPS, VOTES, publish, serve, shown
 from page_visitor import Visitor, visiting
@@ -57,14 +57,10 @@ class Page:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     folder = tmp_path_factory.mktemp("page")
     toys = save_toys(folder / "toys")
-    hub = start_hub(folder / "server")
-    try:
+    with running(folder / "server") as hub:
         publish(hub, toys)
         with serve(hub, folder / "log", PPO, "--port", "0", "--votes", VOTES) as served:
             yield Page(served.url, hub, toys)
-    finally:
-        hub.stop()
-    assert "Traceback" not in hub.log.read_text(), hub.log.read_text()
 
 
 @pytest.fixture

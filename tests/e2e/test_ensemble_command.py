@@ -8,10 +8,6 @@ from finished_run import Run
 from json_keys import unexplained
 from zoo_process import errors
 
-from rlhf_zoo import cli
-from rlhf_zoo.errors import ZooError
-from rlhf_zoo.recipes import copy_recipe
-
 
 def test_an_ensemble_is_trained_on_the_same_pairs_and_scores_what_is_there(base: Run, tmp_path: Path) -> None:
     run = base.copy(tmp_path / "run")
@@ -61,12 +57,3 @@ def test_an_ensemble_is_trained_on_the_same_pairs_and_scores_what_is_there(base:
     (run.path / "eval" / "run.json").write_text(json.dumps(document))
     done = run.zoo(*command)
     assert done.returncode == 2 and "is of another SFT policy than" in errors(done.stderr)[-1]
-
-
-def test_a_recipe_without_a_reward_model_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    copy_recipe("tiny-world", tmp_path / "no-reward")
-    (tmp_path / "no-reward" / "reward.yaml").unlink()
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ZooError, match="has no stage reward"):
-        cli.cli.main(["ensemble", "no-reward"], standalone_mode=False)
-    assert not (tmp_path / "runs").exists()

@@ -3,18 +3,20 @@
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from finished_run import Run
 from folders import write_data_set
-from hub_fixture import RunningHub, start_hub
+from hub_fixture import RunningHub, running
 from json_keys import unexplained
 from page_fixture import PPO, publish
 from stub_llm import StubLLM, longer
 from test_votes_train import cast
 from toy_models import Toys, save_toys
-from zoo_process import errors, zoo
+from zoo_process import errors
 
 GOOD, BAD = ("sharp", "good", "clear", "bright", "fair", "long"), ("weak", "slow", "heavy", "menu", "but", "price")
 VOTES = "local/toy-votes"
@@ -38,39 +40,35 @@ def write_data(folder: Path) -> Path:
     return write_data_set(folder, rows)
 
 
-class Place:
-    def __init__(self, folder: Path, hub: RunningHub, toys: Toys) -> None:
-        self.folder, self.hub, self.toys = folder, hub, toys
-        self.data = write_data(folder / "data")
+@dataclass(frozen=True, kw_only=True)
+class Place(Run):
+    server: RunningHub
+    toys: Toys
+    data: Path
 
     def eval(self, *arguments: str | Path, **env: str) -> Any:
-        token = {"RLHF_ZOO_HUB_TOKEN": self.hub.token}
-        return zoo(
-            "eval", *arguments, "--hub", self.hub.url, home=self.folder / "home", cwd=self.folder, **token, **env
-        )
+        return self.zoo("eval", *arguments, "--hub", self.server.url, **env)
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("eval")
-    hub = start_hub(folder / "hub")
-    try:
+    with running(folder / "hub") as hub:
         toys = save_toys(folder / "toys")
         publish(hub, toys)
-        yield Place(folder, hub, toys)
-    finally:
-        hub.stop()
+        token = {"RLHF_ZOO_HUB_TOKEN": hub.token}
+        yield Place(folder, token, server=hub, toys=toys, data=write_data(folder / "data"))
 
 
 def test_every_kind_of_judge(place: Place) -> None:
     """SFT and reward model by the card, at its commits; an LLM by its endpoint; people by their votes."""
-    api = place.hub.api()
+    api = place.server.api()
     sft = json.loads(Path(api.hf_hub_download(PPO, "rlhf_card.json")).read_text())["parents"]["sft"]["commit"]
     assert sft != api.model_info("local/toy-sft").sha
     votes = [
         (f"the battery {n} is", " good", " weak", "left" if n < 6 else "tie" if n < 8 else "both_bad") for n in range(9)
     ]
-    cast(place.hub, place.folder, VOTES, votes)
+    cast(place.server, place.folder, VOTES, votes)
     judges = ["classifier", "rule:length(target=4)", "reward:local/toy-reward@main", "llm:stub", f"votes:{VOTES}"]
     with StubLLM(longer, key="secret") as stub:
         given = [part for judge in judges for part in ("--judge", judge)]
@@ -123,7 +121,7 @@ def test_figures_go_into_the_card(place: Place) -> None:
     def file(name: str) -> str:
         return Path(api.hf_hub_download(PPO, name)).read_text()
 
-    api = place.hub.api()
+    api = place.server.api()
     before = file("README.md")
     arguments = [PPO, "--dataset_name", place.data, "--prompts", "8", "--samples", "1", "--push_to_hub"]
     for _ in range(2):

@@ -6,58 +6,34 @@ A proxy stands between the real client, in a real run of a small recipe, and the
 import hashlib
 import json
 import shutil
-import subprocess
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fault_proxy import Fault, FaultProxy
-from finished_run import FLAGS, STEPS, Run
+from finished_run import STEPS, Run
 from hub_fixture import RunningHub, start_hub
-from zoo_process import COMMAND, environment, errors, wait_until, zoo
+from test_pipeline import weights
+from zoo_process import errors, wait_until
 
 from rlhf_zoo.hub.publish import checkpoint_files, tag_name
 from rlhf_zoo.recipes import copy_recipe
-from rlhf_zoo.record import StageRecord, checkpoint_step
+from rlhf_zoo.record import checkpoint_step
 
 SAVED = sum(map(len, STEPS.values()))
 
 
-class Place:
-    """A folder with a run of the small recipe, published through a proxy to a Hub of its own."""
+@dataclass(frozen=True, kw_only=True)
+class Place(Run):
+    """A run of the small recipe, published through a proxy to a Hub of its own."""
 
-    def __init__(self, folder: Path, hub: RunningHub, proxy: FaultProxy) -> None:
-        self.folder, self.hub, self.proxy = folder, hub, proxy
-        copy_recipe("tiny-world", folder / "recipes" / "tiny-world")
-
-    @property
-    def env(self) -> dict[str, str]:
-        return {"RLHF_ZOO_HUB_TOKEN": self.hub.token}
+    server: RunningHub
+    proxy: FaultProxy
 
     def command(self, verb: str = "run", *more: str) -> list[str]:
-        to = ["--hub", self.proxy.url, "--push_to_hub", "--namespace", "local"]
-        return [verb, "recipes/tiny-world", "--output_dir", "run", *to, *FLAGS, *more]
-
-    def zoo(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return zoo(*arguments, home=self.folder / "home", cwd=self.folder, **self.env)
-
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [*COMMAND, *arguments], cwd=self.folder, env=environment(self.folder / "home", **self.env), text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
-
-    def record(self, stage: str) -> StageRecord:
-        return StageRecord(self.folder / "run" / stage)
-
-
-def weights(record: StageRecord) -> dict[str, str]:
-    return {
-        f"{path.parent.name}/{path.name}": sha256(path)
-        for checkpoint in record.checkpoints()
-        for path in checkpoint.rglob("*.safetensors")
-    }
+        return super().command(verb, "--hub", self.proxy.url, "--push_to_hub", "--namespace", "local", *more)
 
 
 def sha256(path: Path) -> str:
@@ -67,7 +43,7 @@ def sha256(path: Path) -> str:
 def lost(place: Place) -> list[str]:
     """Saved checkpoints that the Hub does not hold byte for byte under their tag, and whatever else is not in order."""
     wrong = []
-    api = place.hub.api()
+    api = place.server.api()
     for stage, steps in STEPS.items():
         repo = f"local/tiny-world-{stage}"
         tags = {ref.name: ref.target_commit for ref in api.list_repo_refs(repo).tags}
@@ -81,12 +57,12 @@ def lost(place: Place) -> list[str]:
                 size = entry.size if entry is not None else -1
                 if size != path.stat().st_size or (entry.lfs and entry.lfs.sha256 != sha256(path)):
                     wrong.append(f"{repo}@{tag}: {name}")
-        subjects = place.hub.git(repo, "log", "--reverse", "--format=%s", "main").splitlines()[2:]
+        subjects = place.server.git(repo, "log", "--reverse", "--format=%s", "main").splitlines()[2:]
         wanted = [f"tiny-world {stage}: step {step}" for step in steps]
         cards = [subject for subject in subjects if "card of" in subject]
         if [subject for subject in subjects if "card of" not in subject] != wanted or not cards:
             wrong.append(f"{repo} has the commits {subjects}")
-        if "error" in place.hub.git(repo, "fsck", "--strict"):
+        if "error" in place.server.git(repo, "fsck", "--strict"):
             wrong.append(f"git fsck of {repo}")
     return wrong
 
@@ -95,7 +71,8 @@ def lost(place: Place) -> list[str]:
 def place(tmp_path: Path) -> Iterator[Place]:
     hub = start_hub(tmp_path / "server")
     with FaultProxy(hub.url) as proxy:
-        yield Place(tmp_path, hub, proxy)
+        copy_recipe("tiny-world", tmp_path / "recipes" / "tiny-world")
+        yield Place(tmp_path, {"RLHF_ZOO_HUB_TOKEN": hub.token}, server=hub, proxy=proxy)
     hub.stop()
 
 
@@ -115,7 +92,7 @@ def trained(base: Run, place: Place) -> Place:
 def unharmed(place: Place, base: Run) -> None:
     """Whatever the Hub did, the training is the undisturbed one, and all of it has arrived."""
     for stage in STEPS:
-        assert weights(place.record(stage)) == weights(base.record(stage)), stage
+        assert weights(place.path / stage) == weights(base.path / stage), stage
     assert lost(place) == []
 
 
@@ -167,7 +144,7 @@ def test_a_hub_that_is_down_while_ppo_trains_and_push_resume(base, trained):
     done = trained.zoo("push", "--resume", "run")
     assert done.returncode == 0, done.stderr
     unharmed(trained, base)
-    api = trained.hub.api()
+    api = trained.server.api()
     ppo = json.loads(Path(api.hf_hub_download("local/tiny-world-ppo", "rlhf_card.json")).read_text())
     sft = {ref.name: ref.target_commit for ref in api.list_repo_refs("local/tiny-world-sft").tags}
     assert ppo["parents"]["sft"] == {"repo": "local/tiny-world-sft", "commit": sft[tag_name(STEPS["sft"][-1])]}
@@ -193,8 +170,8 @@ def test_pruning_spares_what_was_not_sent(base, trained):
     assert process.returncode == 0, said
     assert [checkpoint_step(path) for path in place.record("ppo").checkpoints()] == [4, 6]
     assert lost(place) == []
-    tags = {ref.name: ref.target_commit for ref in place.hub.api().list_repo_refs("local/tiny-world-ppo").tags}
-    there = place.hub.api().snapshot_download("local/tiny-world-ppo", revision=tags[tag_name(2)])
+    tags = {ref.name: ref.target_commit for ref in place.server.api().list_repo_refs("local/tiny-world-ppo").tags}
+    there = place.server.api().snapshot_download("local/tiny-world-ppo", revision=tags[tag_name(2)])
     assert sha256(Path(there) / "model.safetensors") == sha256(
         base.record("ppo").checkpoint_path(2) / "model.safetensors"
     )

@@ -194,9 +194,7 @@ assert set(lines) == {"train", "validation", "test"} and lines["train"].column_n
 assert set(get_dataset_config_names("local/tiny-world")) == {"lines", "prompts", "preferences"}
 pairs = load_dataset("local/tiny-world", "preferences", split="train")
 assert {"prompt", "chosen", "rejected", "simulated"} == set(pairs.column_names) and all(pairs["simulated"])
-first, last = (AutoModelForCausalLM.from_pretrained("local/tiny-world-ppo", revision=tag)
-               for tag in ("step-000002", "best"))
-assert not torch.equal(first.model.embed_tokens.weight, last.model.embed_tokens.weight)
+last = AutoModelForCausalLM.from_pretrained("local/tiny-world-ppo", revision="best")
 on_disk = AutoModelForCausalLM.from_pretrained(sys.argv[1])
 assert all(torch.equal(a, b) for a, b in zip(last.parameters(), on_disk.parameters(), strict=True))
 tokenizer = AutoTokenizer.from_pretrained("local/tiny-world-ppo", revision="best")
@@ -305,7 +303,7 @@ def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published
     assert head == base.json("data", "run.json")["repo"]["commit"]
 
 
-def test_card_push_and_pull(base, tmp_path):
+def test_card_and_push(base, tmp_path):
     run = base.copy(tmp_path / "copy")
     before = tree(run.root)
     done = run.zoo("card", "run/ppo", "--step", "4")
@@ -323,9 +321,6 @@ def test_card_push_and_pull(base, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[2] == "local/tiny-world-ppo: step-000002, step-000004, step-000006, best"
     assert tree(run.root) == before
-    done = run.zoo("pull", "local/tiny-world-ppo@step-000004", "--output_dir", "pulled", "--hub", "local")
-    assert (done.returncode, done.stdout) == (0, f"{run.folder / 'pulled'}\n"), done.stderr
-    assert weights(run.folder / "pulled") == weights(run.path / "ppo" / "checkpoint-4")
 
 
 # Stopped

@@ -12,15 +12,15 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
-import urllib.request
 from pathlib import Path
 
 import pytest
 import yaml
 from finished_run import ARCHITECTURE
 from warm import PYTHON
-from zoo_process import program
+from zoo_process import answers, program, wait_until
+
+from rlhf_zoo.recipes import copy_recipe
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", "docs/commands.md", "docs/embedded-hub.md", "docs/trainer.md")
@@ -63,19 +63,20 @@ def commands() -> list[str]:
     return [line for line in lines if line and not line.startswith("make ")]
 
 
+def user(folder: Path) -> dict[str, str]:
+    """The environment of a user without any Hub, who has a (warm) `rlhf-zoo`."""
+    path = [program(folder), Path(sys.executable).parent, os.environ["PATH"]]
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "RLHF_ZOO_"))}
+    own = {"RLHF_ZOO_HOME": str(folder / "home"), "PATH": os.pathsep.join(map(str, path)), "OMP_NUM_THREADS": "1"}
+    return kept | own
+
+
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """A working directory with the small recipe, and the environment of a user without any Hub."""
     folder = tmp_path_factory.mktemp("readme")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "RLHF_ZOO_"))}
-    environment |= {
-        "RLHF_ZOO_HOME": str(folder / "home"),
-        "PATH": f"{program(folder)}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-        "WARM_QUICK_PICTURES": "1",
-    }
-    copy = ["rlhf-zoo", "recipes", "copy", "tiny-world", "tiny-world"]
-    subprocess.run(copy, cwd=folder, env=environment, check=True, executable=folder / "bin" / "rlhf-zoo")
+    environment = user(folder) | {"WARM_QUICK_PICTURES": "1"}
+    copy_recipe("tiny-world", folder / "tiny-world")
     for name, small in SMALL.items():
         path = folder / "tiny-world" / f"{name}.yaml"
         content = yaml.safe_load(path.read_text())
@@ -114,7 +115,7 @@ def test_each_command_runs_as_it_stands(place):
                 run("rlhf-zoo push runs/tiny-world --hub local --namespace demo", place)
             if command == "rlhf-zoo hub serve &":
                 served = start(command.removesuffix(" &"), place)
-                wait_for(Path(place[1]["RLHF_ZOO_HOME"]) / "hub" / "server.json")
+                wait_until((Path(place[1]["RLHF_ZOO_HOME"]) / "hub" / "server.json").is_file, served, 60)
             elif command.startswith("eval "):
                 said = run("rlhf-zoo hub env", place).stdout
                 words = [shlex.split(line)[1] for line in said.splitlines() if line.startswith("export ")]
@@ -152,28 +153,11 @@ def start(command: str, place) -> subprocess.Popen:
     return subprocess.Popen(shlex.split(command), cwd=folder, env=environment, start_new_session=True)
 
 
-def wait_for(path: Path, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not path.is_file():
-        assert time.monotonic() < deadline, f"{path} did not appear"
-        time.sleep(0.1)
-
-
 def opened(command: str, place) -> None:
     """`compare` serves until it is stopped: its page answers, and Ctrl-C ends it."""
-    port = 7860
     process = start(command, place)
     try:
-        deadline = time.monotonic() + 120
-        while True:
-            assert process.poll() is None, f"{command} ended with {process.returncode}"
-            assert time.monotonic() < deadline, f"{command} opened no page"
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=5) as page:
-                    assert page.status == 200
-                    break
-            except OSError:
-                time.sleep(0.5)
+        wait_until(lambda: answers(7860), process)
     finally:
         process.send_signal(signal.SIGINT)
         code = process.wait(60)

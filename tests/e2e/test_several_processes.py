@@ -202,29 +202,29 @@ def test_a_killed_worker_ends_the_run_and_the_last_checkpoint_is_whole(
     command = [
         sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(TWO), "--main_process_port",
         str(free_port()), "-m", "rlhf_zoo.cli", "ppo", str(recipe), "--output_dir", str(tmp_path / "run"), "--hub",
-        NOWHERE,
+        NOWHERE, "--max_steps", "4000",
     ]  # fmt: skip
     env = environment(tmp_path / "home", **loopback(), PYTHONPATH=TESTS)
-    with open(tmp_path / "log", "w") as log:
-        launched = subprocess.Popen([*command, "--max_steps", "4000"], env=env, stdout=log, stderr=log)
     record = StageRecord(tmp_path / "run" / "ppo")
-    deadline = time.monotonic() + 400
-    while record.last_checkpoint() is None:
-        assert launched.poll() is None and time.monotonic() < deadline, (tmp_path / "log").read_text()
-        time.sleep(0.1)
+
+    def launch(log: Path, *, past: int) -> subprocess.Popen[bytes]:
+        """Comes back once there is a checkpoint of a step after `past`."""
+        with log.open("w") as file:
+            launched = subprocess.Popen(command, env=env, stdout=file, stderr=file)
+        deadline = time.monotonic() + 400
+        while (now := record.last_checkpoint()) is None or int(now.name.partition("-")[2]) <= past:
+            assert launched.poll() is None and time.monotonic() < deadline, log.read_text()
+            time.sleep(0.1)
+        return launched
+
+    launched = launch(tmp_path / "log", past=0)
     os.kill(worker(launched.pid, rank=1), signal.SIGKILL)
     assert launched.wait(120) != 0
     checkpoint = record.last_checkpoint()
     assert checkpoint is not None
     check_whole(checkpoint)
     assert hubs_over(tmp_path / "home") == []
-    before = int(checkpoint.name.partition("-")[2])
-    again = [*command, "--max_steps", "4000"]
-    with open(tmp_path / "log-2", "w") as log:
-        launched = subprocess.Popen(again, env=env, stdout=log, stderr=log)
-    while (now := record.last_checkpoint()) is None or int(now.name.partition("-")[2]) <= before:
-        assert launched.poll() is None and time.monotonic() < deadline + 400, (tmp_path / "log-2").read_text()
-        time.sleep(0.1)
+    launched = launch(tmp_path / "log-2", past=int(checkpoint.name.partition("-")[2]))
     launched.send_signal(signal.SIGINT)  # Ctrl-C: both stop after the step under way, which is saved
     assert launched.wait(120) != 0
     assert record.read()["status"] == "interrupted"

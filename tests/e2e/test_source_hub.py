@@ -108,9 +108,7 @@ def test_the_whole_chain(
 def test_what_is_asked_of_whom(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path) -> None:
     first, second = hubs
     for hub, repo in ((first, "maker/both"), (second, "maker/both"), (second, "maker/second"), (first, "maker/pickle")):
-        hub.api().create_repo(repo)
-        name = "pytorch_model.bin" if repo == "maker/pickle" else "model.safetensors"
-        hub.api().upload_file(path_or_fileobj=hub.url.encode(), path_in_repo=name, repo_id=repo)
+        hub.push(repo, {"pytorch_model.bin" if repo == "maker/pickle" else "model.safetensors": hub.url})
     second.api().create_repo("maker/hidden", private=True)
     source = Hub("other", second.url, "a test", token=False, cache=tmp_path / "second")
     both = Hub("other", first.url, "a test", token=first.token, cache=tmp_path / "first", source=source)

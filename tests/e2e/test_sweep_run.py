@@ -4,14 +4,11 @@ import json
 import signal
 from pathlib import Path
 
-import pytest
 from finished_run import Run
 from json_keys import unexplained
 from test_ablate import SMALL
 from zoo_process import wait_until
 
-from rlhf_zoo import cli
-from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import StageRecord
 
 TAGS = """
@@ -69,22 +66,3 @@ def test_cells_are_trained_once_and_are_tags(base: Run, tmp_path: Path) -> None:
     assert "| base model | none: it began with random weights |" in text
     assert "A cell of a sweep: the tag `kl-coef-0.5`." in text
     assert "rlhf-zoo pull local/tiny-world-ppo@kl-coef-0.5 --hub local" in text
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--grid", "kl_cof=0.1"], "--grid lists kl_cof, which is no key of PPO, did you mean 'kl_coef'?"),
-        (["--grid", "per_device_train_batch_size=32,100000"], "has 352 rows and an update takes 200000"),
-        (["--grid", "num_mini_batches=2,7"], "num_mini_batches"),
-    ],
-)
-def test_a_bad_grid_trains_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
-    with pytest.raises(ZooError) as caught:
-        cli.cli.main(["sweep", "tiny-world", "--corpus_args", '{"lines": 600}', *words], standalone_mode=False)
-    assert message in str(caught.value)
-    assert not list(tmp_path.glob("runs/tiny-world/*/run.json")) or not (tmp_path / "runs/tiny-world/sft").exists()

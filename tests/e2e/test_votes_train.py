@@ -4,17 +4,17 @@ import json
 import random
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from datasets import Dataset
+from finished_run import Run
 from folders import write_data_set
 from hub_fixture import RunningHub, start_hub
 from toy_run import make_context, make_recipe
 from warm import PYTHON
-from zoo_process import errors, zoo
+from zoo_process import errors
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.recipes import copy_recipe, load_recipe
@@ -63,28 +63,22 @@ def cast(hub: RunningHub, folder: Path, repo: str, votes: list) -> None:
     assert done.returncode == 0, done.stderr
 
 
-class Place:
+@dataclass(frozen=True, kw_only=True)
+class Place(Run):
     """A Hub, and a folder with the recipe's SFT run, published."""
 
-    def __init__(self, folder: Path, hub: RunningHub) -> None:
-        self.folder, self.hub = folder, hub
-
-    def zoo(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        return zoo(*arguments, home=self.folder / "home", cwd=self.folder, RLHF_ZOO_HUB_TOKEN=self.hub.token)
+    server: RunningHub
 
     def reward(self, *more: str) -> subprocess.CompletedProcess[str]:
-        to = ["--hub", self.hub.url, "--push_to_hub", "--namespace", "local", "--output_dir", "run"]
+        to = ["--hub", self.server.url, "--push_to_hub", "--namespace", "local", "--output_dir", "run"]
         return self.zoo("reward", "recipes/tiny-world", *to, "--dataset_name", VOTES, *REWARD, *more)
-
-    def json(self, *parts: str) -> Any:
-        return json.loads(self.folder.joinpath(*parts).read_text())
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("votes")
     hub = start_hub(folder / "server")
-    place = Place(folder, hub)
+    place = Place(folder, {"RLHF_ZOO_HUB_TOKEN": hub.token}, server=hub)
     copy_recipe("tiny-world", folder / "recipes" / "tiny-world")
     done = place.zoo("sft", "recipes/tiny-world", "--hub", hub.url, "--push_to_hub", "--namespace", "local",
                      "--output_dir", "run", *SFT)  # fmt: skip
@@ -96,15 +90,15 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
 
 
 def test_votes_train_a_reward_model_in_the_run_of_the_recipe(place):
-    data = (place.folder / "run" / "data" / "run.json").read_bytes()
+    data = (place.path / "data" / "run.json").read_bytes()
     done = place.reward()
     assert done.returncode == 0, done.stderr
     assert "held-out pairs" in done.stdout and "Traceback" not in done.stderr
-    run = place.json("run", "reward", "run.json")
+    run = place.json("reward", "run.json")
     report = run["reward_model"]
     assert report["split"] == "train, 10% of prompts held out" and report["n"] >= 5
     assert report["accuracy"] > 0.8, "good and bad are told apart by one word"
-    api = place.hub.api()
+    api = place.server.api()
     head = api.dataset_info(VOTES).sha
     assert run["dataset"] == {"repo": VOTES, "commit": head, "fingerprint": run["dataset"]["fingerprint"]}
     resolved = run["resolved"]
@@ -112,36 +106,36 @@ def test_votes_train_a_reward_model_in_the_run_of_the_recipe(place):
     assert (resolved["dataset_config"], resolved["held_out_share"]) == ("default", 0.1)
     shared = resolved["recipe"]
     assert (shared["dataset_name"], shared["dataset_revision"], shared["corpus"]) == (VOTES, head, None)
-    assert (place.folder / "run" / "data" / "run.json").read_bytes() == data, "the recipe's own data stay what they are"
+    assert (place.path / "data" / "run.json").read_bytes() == data, "the recipe's own data stay what they are"
     card = json.loads(Path(api.hf_hub_download("local/tiny-world-reward", "rlhf_card.json")).read_text())
     assert card["parents"]["data"] == {"repo": VOTES, "commit": head}
     assert "simulated_pairs" not in Path(api.hf_hub_download("local/tiny-world-reward", "README.md")).read_text()
 
 
 def test_votes_that_come_later_change_a_run_only_by_restart(place):
-    run = place.json("run", "reward", "run.json")
-    cast(place.hub, place.folder, VOTES, some_votes(40, seed=2))
+    run = place.json("reward", "run.json")
+    cast(place.server, place.folder, VOTES, some_votes(40, seed=2))
     done = place.reward()
     assert done.returncode == 0 and "reward was finished before" in done.stdout, done.stderr
-    assert place.json("run", "reward", "run.json")["dataset"] == run["dataset"]
+    assert place.json("reward", "run.json")["dataset"] == run["dataset"]
     done = place.reward("--restart")
     assert done.returncode == 0, done.stderr
-    again = place.json("run", "reward", "run.json")
-    assert again["dataset"]["commit"] == place.hub.api().dataset_info(VOTES).sha != run["dataset"]["commit"]
+    again = place.json("reward", "run.json")
+    assert again["dataset"]["commit"] == place.server.api().dataset_info(VOTES).sha != run["dataset"]["commit"]
     assert again["reward_model"]["n"] >= run["reward_model"]["n"]
 
 
 def test_the_next_policy_is_trained_against_it(place):
-    done = place.zoo("ppo", "recipes/tiny-world", "--hub", place.hub.url, "--output_dir", "run", *SFT[:2],
+    done = place.zoo("ppo", "recipes/tiny-world", "--hub", place.server.url, "--output_dir", "run", *SFT[:2],
                      "--total_episodes", "32", "--per_device_train_batch_size", "16", "--gradient_accumulation_steps",
                      "1", "--num_mini_batches", "1", "--eval_strategy", "no", "--response_length", "8")  # fmt: skip
     assert done.returncode == 0, done.stderr
-    parents = place.json("run", "ppo", "run.json")["parents"]
-    assert parents["reward"]["fingerprint"] == place.json("run", "reward", "run.json")["fingerprint"]
+    parents = place.json("ppo", "run.json")["parents"]
+    assert parents["reward"]["fingerprint"] == place.json("reward", "run.json")["fingerprint"]
 
 
 def test_what_was_published_is_made_again_bit_by_bit(place):
-    done = place.zoo("reproduce", "local/tiny-world-reward", "--hub", place.hub.url, "--json")
+    done = place.zoo("reproduce", "local/tiny-world-reward", "--hub", place.server.url, "--json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["bit_equal"] and not found["settings"]["differing"], found["settings"]
@@ -149,11 +143,11 @@ def test_what_was_published_is_made_again_bit_by_bit(place):
 
 
 def test_a_fresh_directory_takes_the_sft_model_from_the_hub(place):
-    to = ["--hub", place.hub.url, "--output_dir", "fresh", "--namespace", "local"]
+    to = ["--hub", place.server.url, "--output_dir", "fresh", "--namespace", "local"]
     done = place.zoo("reward", "recipes/tiny-world", *to, "--dataset_name", VOTES, *REWARD[2:], "--max_steps", "2")
     assert done.returncode == 0, done.stderr
     assert {path.name for path in (place.folder / "fresh").iterdir()} == {"reward", "run_id"}, "no data are prepared"
-    parent = place.json("fresh", "reward", "run.json")["parents"]["sft"]
+    parent = json.loads((place.folder / "fresh" / "reward" / "run.json").read_text())["parents"]["sft"]
     assert (parent["repo"], parent["tag"]) == ("local/tiny-world-sft", "best")
 
 
@@ -168,7 +162,7 @@ def test_a_fresh_directory_takes_the_sft_model_from_the_hub(place):
     ],
 )
 def test_what_cannot_be_trained_on_is_named(place, tmp_path, name, more, said):
-    to = ["--hub", place.hub.url, "--output_dir", str(tmp_path / "run"), "--namespace", "local"]
+    to = ["--hub", place.server.url, "--output_dir", str(tmp_path / "run"), "--namespace", "local"]
     done = place.zoo("reward", "recipes/tiny-world", *to, "--dataset_name", name, *REWARD, *more)
     assert done.returncode == 2 and said in errors(done.stderr)[-1] and "Traceback" not in done.stderr, done.stderr
 

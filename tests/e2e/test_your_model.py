@@ -1,16 +1,14 @@
 """docs/your-model.md, each of its commands as it stands there, on miniatures that lie under the names that it uses."""
 
 import json
-import os
 import re
 from pathlib import Path
 
 import miniatures
 import pytest
 import schemas
-from test_readme import opened, run
+from test_readme import opened, run, user
 from transformers import AutoModelForSequenceClassification
-from zoo_process import program
 
 PAGE = (Path(__file__).parents[2] / "docs/your-model.md").read_text(encoding="utf-8")
 JUDGE = "Skywork/Skywork-Reward-V2-Qwen3-0.6B"
@@ -25,12 +23,6 @@ def commands() -> list[str]:
 def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
     """A folder goes before a repository of the same name, so the page's names are those of miniatures."""
     folder = tmp_path_factory.mktemp("mine")
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "RLHF_ZOO_"))}
-    environment |= {
-        "RLHF_ZOO_HOME": str(folder / "home"),
-        "PATH": f"{program(folder)}{os.pathsep}{os.environ['PATH']}",
-        "OMP_NUM_THREADS": "1",
-    }
     base = miniatures.save("Qwen3", folder / "Qwen/Qwen3-0.6B")
     judge = AutoModelForSequenceClassification.from_pretrained(base, num_labels=1)
     tokenizer = miniatures.load("Qwen3")[1]
@@ -39,7 +31,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str
     tokenizer.save_pretrained(folder / JUDGE)
     for name in ("trl-lib/ultrafeedback_binarized", "openai/gsm8k"):
         schemas.write_data(folder / name, schemas.rows_of(name))
-    return folder, environment
+    return folder, user(folder)
 
 
 @pytest.mark.full

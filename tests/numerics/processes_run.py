@@ -92,11 +92,6 @@ def one_trunk(directory: Path, processes: int) -> Any:
     )  # fmt: skip
 
 
-def resumed(directory: Path, processes: int) -> Any:
-    """`together`, to be gone on with from its second update."""
-    return together(directory, processes)
-
-
 def by_hand(directory: Path, processes: int) -> Any:
     """For a loop of one's own, in which the processes step with 5 and with 3 completions."""
     return make_trainer(directory, **settings(processes) | {"max_steps": 3, "reward_model": None, "reward_funcs": None})
@@ -152,15 +147,6 @@ def voting(directory: Path, processes: int) -> Any:
 
 def sharded(directory: Path, processes: int) -> Any:
     """`together`, with FSDP2 where there are several processes, and several micro-batches and minibatches."""
-    return with_shards(directory, processes)
-
-
-def sharded_resumed(directory: Path, processes: int) -> Any:
-    """`sharded`, to be gone on with from the second update of one process's run, or of two processes' in shards."""
-    return with_shards(directory, processes)
-
-
-def with_shards(directory: Path, processes: int) -> Any:
     return make_trainer(
         directory, **settings(processes) | {
             "max_steps": 4, "train_dataset": prompt_rows(13), "eval_dataset": prompt_rows(7), "eval_strategy": "steps",
@@ -186,7 +172,9 @@ def placements(trainer: Any) -> dict[str, list[str]]:
     return found
 
 
-RUNS = {run.__name__: run for run in (together, resumed, uneven, one_trunk, by_hand, voting, sharded, sharded_resumed)}
+RUNS = {run.__name__: run for run in (together, uneven, one_trunk, by_hand, voting, sharded)}
+#: The same, gone on with from the second update: of `together`; of one process's run, or of two processes' in shards.
+RUNS |= {"resumed": together, "sharded_resumed": sharded}
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from tolerances import GOLDEN_ATOL, GOLDEN_RTOL
 
 from rlhf_zoo import functional
-from rlhf_zoo.ppo.control import AdaptiveKL, FixedKL, kl_controller
+from rlhf_zoo.ppo.control import KLController
 
 LN2, LN5 = 0.69314718056, 1.60943791243
 NAN = math.nan
@@ -362,18 +362,13 @@ def test_names_of_nothing_are_refused(name: str) -> None:
     ],
 )
 def test_adaptive_kl(kl: float, wanted: float) -> None:
-    controller = AdaptiveKL(kl_coef=0.2, kl_target=6.0, kl_horizon=10_000).update(kl, 64)
+    controller = KLController(kl_coef=0.2, kl_target=6.0, kl_horizon=10_000).update(kl, 64)
     same(controller.kl_coef, wanted)
     assert (controller.kl_target, controller.kl_horizon) == (6.0, 10_000)
 
 
 def test_fixed_kl_stays() -> None:
-    assert FixedKL(0.05).update(100.0, 64) == FixedKL(0.05)
-
-
-def test_kl_controller_adapts_only_to_a_target() -> None:
-    assert kl_controller(kl_coef=0.1, kl_target=None, kl_horizon=10_000) == FixedKL(0.1)
-    assert kl_controller(kl_coef=0.1, kl_target=6.0, kl_horizon=500) == AdaptiveKL(0.1, 6.0, 500)
+    assert KLController(0.05).update(100.0, 64) == KLController(0.05)
 
 
 def test_numbers_beyond_any_run_leave_gradients_that_are_numbers() -> None:

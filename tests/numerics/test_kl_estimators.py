@@ -47,10 +47,6 @@ class World:
     def steps(self) -> int:
         return 1 if len(self.new) == 1 else 2
 
-    @property
-    def on_policy(self) -> bool:
-        return np.array_equal(self.new, self.old)
-
     def completions(self) -> NDArray[np.int64]:
         """Every one of them, (completions, steps)."""
         return np.array([*itertools.product(range(self.new.shape[1]), repeat=self.steps)])

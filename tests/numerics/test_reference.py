@@ -231,6 +231,6 @@ def test_the_adaptive_controller_agrees_with_the_reference() -> None:
     for _ in range(200):
         coefficient, target = rng.uniform(0.01, 1), rng.uniform(0.5, 20)
         kl, episodes, horizon = rng.uniform(-2, 40), int(rng.integers(1, 512)), int(rng.integers(512, 20_000))
-        ours = control.AdaptiveKL(coefficient, target, horizon).update(kl, episodes).kl_coef
+        ours = control.KLController(coefficient, target, horizon).update(kl, episodes).kl_coef
         theirs = reference.adaptive_kl(coefficient, kl, episodes, target=target, horizon=horizon)
         assert ours == pytest.approx(theirs, rel=0, abs=tolerance(torch.float64, theirs))

@@ -89,34 +89,27 @@ def finished(run: Path, value: float, reward: float, seed: int | None = None, ve
     return variant
 
 
-def test_the_overview(tmp_path: Path) -> None:
-    outcomes = [outcome(finished(tmp_path, value, reward), tmp_path) for value, reward in ((0.0, 2.0), (0.5, 1.0))]
-    assert [one.repo for one in outcomes] == ["local/x-kl-coef-0-ppo", "local/x-kl-coef-0.5-ppo"]
+def test_the_overview_with_means_and_ranges_over_seeds(tmp_path: Path) -> None:
+    runs = [(0.0, 2.0, None, "hacked"), (0.0, 5.0, 2, "healthy"), (0.5, 1.0, None, "healthy")]
+    outcomes = [outcome(finished(tmp_path, *one), tmp_path) for one in runs]
+    names = ["kl-coef-0", "kl-coef-0-seed-2", "kl-coef-0.5"]
+    assert [one.repo for one in outcomes] == [f"local/x-{name}-ppo" for name in names]
+    assert [one.fired for one in outcomes] == [["length", "stuffing"], [], []]
     assert [text for _, text, _, _ in outcomes[0].samples] == ["c0", "c2", "c4", "c6"] and SAMPLES == 4
+    (loose, figures, both), (_, _, one) = spread(outcomes)
+    assert loose == "β = 0" and figures["reward"] == Spread(3.5, (2.0, 5.0), 2) and (len(both), len(one)) == (2, 1)
     path, plot = write_overview(tmp_path, "x", outcomes)
     document = json.loads(path.read_text())
-    assert [(run["value"], run["figures"]["reward"]["value"]) for run in document["runs"]] == [(0.0, 2.0), (0.5, 1.0)]
-    assert [(one["value"], one["seeds"], one["verdicts"]) for one in document["over_seeds"]] == [
-        (0.0, 1, ["healthy"]), (0.5, 1, ["healthy"]),
-    ]  # fmt: skip
-    assert document["key"] == "kl_coef" and document["runs"][1]["directory"] == "kl-coef-0.5"
+    assert document["key"] == "kl_coef" and [run["directory"] for run in document["runs"]] == names
+    shown = [(run["value"], run["figures"]["reward"]["value"], run["seed"]) for run in document["runs"]]
+    assert shown == [one[:3] for one in runs]
+    over = [(one["value"], one["seeds"], one["verdicts"]) for one in document["over_seeds"]]
+    assert over == [(0.0, 2, ["hacked", "healthy"]), (0.5, 1, ["healthy"])]
+    assert document["over_seeds"][0]["figures"]["reward"] == {"mean": 3.5, "range": [2.0, 5.0]}
     first = plot.read_bytes()
     assert first.startswith(b"\x89PNG")
     write_overview(tmp_path, "x", outcomes)
     assert plot.read_bytes() == first, "equal runs give equal pictures"
-
-
-def test_means_and_ranges_over_seeds(tmp_path: Path) -> None:
-    runs = [(0.0, 2.0, None, "hacked"), (0.0, 5.0, 2, "healthy"), (0.5, 1.0, None, "healthy")]
-    outcomes = [outcome(finished(tmp_path, *one), tmp_path) for one in runs]
-    assert [one.fired for one in outcomes] == [["length", "stuffing"], [], []]
-    (loose, figures, both), (_, _, one) = spread(outcomes)
-    assert loose == "β = 0" and figures["reward"] == Spread(3.5, (2.0, 5.0), 2) and (len(both), len(one)) == (2, 1)
-    path, _ = write_overview(tmp_path, "x", outcomes)
-    document = json.loads(path.read_text())
-    assert [run["seed"] for run in document["runs"]] == [None, 2, None]
-    over = document["over_seeds"][0]
-    assert over["figures"]["reward"] == {"mean": 3.5, "range": [2.0, 5.0]} and over["verdicts"] == ["hacked", "healthy"]
 
 
 def test_the_beta_of_a_run_on_the_hub_is_the_one_by_which_the_timeline_sorts_it() -> None:

@@ -11,7 +11,7 @@ import torch
 from speed import floor, ours, padding, passes, points, report, side
 
 from rlhf_zoo import sampling
-from rlhf_zoo.functional import selected_logprobs
+from rlhf_zoo.functional import gae, selected_logprobs
 
 TINY = points.POINTS["tiny"]
 
@@ -93,8 +93,6 @@ def test_padding_is_a_share_and_the_least_where_batches_are_even() -> None:
 
 
 def test_gae_end_to_end_is_that_of_each_row() -> None:
-    from rlhf_zoo.functional import gae
-
     rewards, values = torch.randn(2, 4), torch.randn(2, 4)
     mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
     wanted, _ = gae(rewards * mask, values * mask, mask, gamma=1.0, lam=floor.LAMBDA)

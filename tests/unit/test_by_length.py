@@ -29,38 +29,34 @@ def test_each_row_once_in_tight_batches_whose_order_is_of_seed_and_pass() -> Non
     assert list(ByLength(LENGTHS, 8, seed=4)) != first
 
 
-def sft(folder: Path) -> Any:
-    tokenizer, given = make_tokenizer(), {"output_dir": str(folder), "max_steps": 5, "save_steps": 1, "use_cpu": True}
-    rows = Dataset.from_dict({"text": ["ab" * (1 + row % 7) for row in range(26)]})
-    args = SFTConfig(
-        **given, per_device_train_batch_size=4, train_sampling_strategy="group_by_length", bf16=False, report_to=[]
-    )
-    return batches_by_length(SFTTrainer)(
-        model=make_policy(tokenizer), args=args, train_dataset=rows, processing_class=tokenizer
-    )
+TEXTS = {"text": ["ab" * (1 + row % 7) for row in range(26)]}
+PAIRS = {"chosen": TEXTS["text"], "rejected": ["cab"] * 25 + ["abc" * 9]}
 
 
-def reward(folder: Path) -> Any:
-    tokenizer, given = make_tokenizer(), {"output_dir": str(folder), "max_steps": 5, "save_steps": 1, "use_cpu": True}
-    rows = Dataset.from_dict(
-        {"chosen": ["ab" * (1 + row % 7) for row in range(26)], "rejected": ["cab"] * 25 + ["abc" * 9]}
-    )
-    args = RewardConfig(
-        **given, per_device_train_batch_size=4, train_sampling_strategy="group_by_length", bf16=False, report_to=[]
-    )
-    return batches_by_length(RewardTrainer)(
-        model=make_reward_model(tokenizer), args=args, train_dataset=rows, processing_class=tokenizer
-    )
+@pytest.mark.parametrize(
+    ("kind", "config", "make", "rows"),
+    [(SFTTrainer, SFTConfig, make_policy, TEXTS), (RewardTrainer, RewardConfig, make_reward_model, PAIRS)],
+    ids=["sft", "reward"],
+)
+def test_a_run_resumed_within_a_pass_reads_the_same_rows(
+    kind: Any, config: Any, make: Any, rows: Any, tmp_path: Path
+) -> None:
+    def build(folder: Path) -> Any:
+        tokenizer = make_tokenizer()
+        args = config(
+            output_dir=str(folder), max_steps=5, save_steps=1, use_cpu=True, per_device_train_batch_size=4,
+            train_sampling_strategy="group_by_length", bf16=False, report_to=[],
+        )  # fmt: skip
+        return batches_by_length(kind)(
+            model=make(tokenizer), args=args, train_dataset=Dataset.from_dict(rows), processing_class=tokenizer
+        )
 
-
-@pytest.mark.parametrize("build", [sft, reward])
-def test_a_run_resumed_within_a_pass_reads_the_same_rows(build: Any, tmp_path: Path) -> None:
     whole, again = build(tmp_path / "whole"), build(tmp_path / "again")
     whole.train()
     again.train(resume_from_checkpoint=str(tmp_path / "whole" / "checkpoint-3"))
     assert digests(again.model) == digests(whole.model)
-    rows = next(iter(whole.get_train_dataloader()))["attention_mask"].sum(1)
-    assert rows.max() - rows.min() <= 4
+    lengths = next(iter(whole.get_train_dataloader()))["attention_mask"].sum(1)
+    assert lengths.max() - lengths.min() <= 4
 
 
 def test_trainer_asks_for_its_sampler_by_this_name() -> None:

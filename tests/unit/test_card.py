@@ -21,6 +21,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import StageRecord, write_json
 from rlhf_zoo.release import markdown
 from rlhf_zoo.release.card import CARD_FILE, make_card
+from rlhf_zoo.release.card_commands import of_the_run
 from rlhf_zoo.release.facts import Facts
 from rlhf_zoo.release.report import judge_notes
 
@@ -145,6 +146,7 @@ def test_ppo_card(runs, plotted):
     assert "0.125 of the comparisons were ties" in body
     assert "**Judge:** gold. The utility that is known exactly. It is not the reward that PPO was trained on." in body
     assert "The reference π_ref is the SFT policy `local/tiny-world-sft`" in body
+    assert "It was trained on the `train` split, configuration `prompts`, of `local/tiny-world`." in body
     assert "β is fixed at 0.100." in body and "temperature 1.0" in body
     assert "A simulated world" in body
     assert cells(body, "reward model |")[1:] == ["`local/tiny-world-reward`", f"`{COMMITS['reward']}`"]
@@ -331,16 +333,6 @@ def test_reward_card_before_any_evaluation(runs, plotted):
     assert {path.stem for path in (readme.parent / "plots").glob("*.png")} == {"loss", "accuracy"}
 
 
-def test_sft_from_a_base_model_names_it(runs):
-    stage = StageRecord(runs / "sft")
-    stage.write(resolved={"model_name_or_path": "acme/base-1b", "model_revision": "f" * 40})
-    head, body = head_and_body(make_card(runs / "sft"))
-    assert head["base_model"] == "acme/base-1b"
-    assert cells(body, "base model")[1:] == ["`acme/base-1b`", f"`{'f' * 40}`"]
-    stage.write(resolved={"model_name_or_path": "/models/base-1b"})
-    assert "base_model" not in head_and_body(make_card(runs / "sft"))[0]
-
-
 def test_sft_card(runs):
     head, body = head_and_body(make_card(runs / "sft"))
     assert cells(body, "validation perplexity")[1] == "7.389"
@@ -433,15 +425,18 @@ def test_an_unpublished_run_prints_no_command_that_needs_a_hub(runs):
 def test_the_line_goes_back_to_the_base_model(runs):
     _, body = head_and_body(make_card(runs / "ppo"))
     assert cells(body, "base model")[1] == "none: it began with random weights"
-    resolved = {"model_name_or_path": "acme/base-1b", "model_revision": "f" * 40}
-    StageRecord(runs / "sft").write(resolved=resolved)
+    sft = StageRecord(runs / "sft")
+    sft.write(resolved={"model_name_or_path": "acme/base-1b", "model_revision": "f" * 40})
     for stage in ("sft", "reward", "ppo"):
-        _, body = head_and_body(make_card(runs / stage))
+        head, body = head_and_body(make_card(runs / stage))
         assert cells(body, "base model")[1:] == ["`acme/base-1b`", f"`{'f' * 40}`"]
+        assert head["base_model"] == ("acme/base-1b" if stage == "sft" else "local/tiny-world-sft")
     rows = body.split("## Lineage")[1].split("## What")[0].splitlines()
     names = [row.split(" | ")[0].strip("| ") for row in rows if row.startswith("| ")][1:]
     assert names == ["base model", "SFT policy", "reward model", "data set", "this model, step 40"]
-    (runs / "sft" / "run.json").unlink()
+    sft.write(resolved={"model_name_or_path": "/models/base-1b"})
+    assert "base_model" not in head_and_body(make_card(sft.path))[0]
+    sft.run_file.unlink()
     assert cells(head_and_body(make_card(runs / "ppo"))[1], "base model")[1] == "not recorded"
 
 
@@ -499,6 +494,4 @@ def test_numbers(value, text):
     ],
 )
 def test_the_command_on_a_card_names_no_folder_of_the_machine(command, shown):
-    from rlhf_zoo.release.card_commands import of_the_run
-
     assert of_the_run(Facts(Path("x"), {"stage": "ppo", "command": command}, [], None)) == shown

@@ -367,10 +367,3 @@ def test_a_folder_is_called_by_its_name_and_files(runs: Path) -> None:
     assert "It was trained on the `train` split of `my-data`." in body
     found = {one["dataset"]["split"]: one["dataset"] for one in head["model-index"][0]["results"]}
     assert found["validation"] == {"name": "my-data", "type": "my-data", "split": "validation"}
-
-
-def test_a_run_of_before_reads_as_before(runs: Path) -> None:
-    head, body = head_and_body(make_card(runs / "ppo"))
-    [result] = head["model-index"][0]["results"]
-    assert (result["dataset"]["config"], result["dataset"]["split"]) == ("prompts", "test")
-    assert "It was trained on the `train` split, configuration `prompts`, of `local/tiny-world`." in body

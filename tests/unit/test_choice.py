@@ -8,7 +8,7 @@ import pytest
 from toy_run import make_context, make_recipe
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.record import COMPLETE, StageRecord, checkpoint_step
+from rlhf_zoo.record import StageRecord, checkpoint_step
 from rlhf_zoo.runs.choice import ReleaseArguments, best_step, check_rule, choose, lasting, promising, prune
 
 LAST, BEST = ReleaseArguments(), ReleaseArguments(release="best")
@@ -122,13 +122,10 @@ def test_the_verdict_may_choose_later(tmp_path):
     merged = ReleaseArguments(release="recommended", push_merged=True)
     with pytest.raises(ZooError, match="give one of them"):
         check_rule("ppo", merged, trainer(), held_out=None)
-    record = StageRecord(tmp_path / "ppo")
-    for step in (2, 4, 6):
-        (record.checkpoint_path(step)).mkdir(parents=True)
-        (record.checkpoint_path(step) / COMPLETE).touch()
-    assert promising(record, RECOMMENDED, trainer()) == {2, 4, 6}
-    chosen = choose(record, RECOMMENDED, trainer())
-    assert chosen == {"step": 6, "rule": "recommended", "metric": None, "value": None, "open": True}
+    found = record(tmp_path)
+    assert promising(found, RECOMMENDED, trainer()) == set(STEPS)
+    chosen = choose(found, RECOMMENDED, trainer())
+    assert chosen == {"step": 40, "rule": "recommended", "metric": None, "value": None, "open": True}
 
 
 def test_settings_take_the_rule_and_keep_the_limit_from_the_trainer(tmp_path):

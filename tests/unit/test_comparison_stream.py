@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache, partial
 from pathlib import Path
 
@@ -246,17 +246,14 @@ def test_equal_policies_write_the_same_and_no_kl_lies_between(toys: Toys) -> Non
 def passes(comparison: Comparison) -> Iterator[dict[str, list[tuple[int, ...]]]]:
     """The shapes of every forward pass of both policies, as they happen."""
     shapes: dict[str, list[tuple[int, ...]]] = {"sft": [], "ppo": []}
-    hooks = [
-        policy.register_forward_pre_hook(
-            lambda _, args, kwargs, name=name: shapes[name].append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
-        )
-        for name, policy in comparison._policies.items()
-    ]
-    try:
+    with ExitStack() as hooks:
+        for name, policy in comparison._policies.items():
+
+            def keep(_, args, kwargs, seen=shapes[name]) -> None:
+                seen.append(tuple(kwargs["input_ids"].shape))
+
+            hooks.enter_context(policy.register_forward_pre_hook(keep, with_kwargs=True))
         yield shapes
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def test_one_pass_a_step_and_model_over_the_texts_that_differ(comparison: Comparison) -> None:
@@ -332,16 +329,11 @@ def test_concurrent_streams_are_those_one_after_the_other(comparison: Comparison
         start.wait(30)
         return last(comparison, **job)
 
-    models = [*comparison._policies.values(), comparison._reward.model]
-    hooks = [
-        hook for one in models for hook in (one.register_forward_pre_hook(enter), one.register_forward_hook(leave))
-    ]
-    try:
-        with ThreadPoolExecutor(len(jobs)) as pool:
-            assert list(pool.map(go, jobs)) == wanted
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, ThreadPoolExecutor(len(jobs)) as pool:
+        for one in (*comparison._policies.values(), comparison._reward.model):
+            hooks.enter_context(one.register_forward_pre_hook(enter))
+            hooks.enter_context(one.register_forward_hook(leave))
+        assert list(pool.map(go, jobs)) == wanted
     assert set(overlaps) == {1}, "two threads were in the models at the same time"
 
 
@@ -395,12 +387,8 @@ def test_out_of_memory_is_a_sentence_and_the_models_stay_usable(
                 raise error
             torch.empty(2**58, dtype=torch.uint8)
 
-    hook = comparison._policies["ppo"].register_forward_pre_hook(burst)
-    try:
-        with pytest.raises(kind, match=said) as caught:
-            list(comparison.stream(PROMPT, n=4))
-    finally:
-        hook.remove()
+    with comparison._policies["ppo"].register_forward_pre_hook(burst), pytest.raises(kind, match=said) as caught:
+        list(comparison.stream(PROMPT, n=4))
     if kind is ZooError:
         assert alive(caches) == 0 and caught.value, "the error holds on to what filled the memory"
     assert comparison.compare(PROMPT) == wanted

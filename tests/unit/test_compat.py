@@ -30,7 +30,6 @@ from transformers import (
     GenerationConfig,
     GPT2Config,
     GPT2ForSequenceClassification,
-    GPT2LMHeadModel,
     HfArgumentParser,
     T5Config,
     T5ForConditionalGeneration,
@@ -183,14 +182,6 @@ def gpt2(kind: Any, seed: int, **fields: Any) -> Any:
         return kind(config).to(DEVICE).eval()
 
 
-def padded_past_the_embeddings() -> Any:
-    tokenizer = make_tokenizer()
-    tokenizer.pad_token = None
-    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
-    assert tokenizer.pad_token_id == 17
-    return tokenizer
-
-
 def tokenised(count: int = 16) -> Dataset:
     tokenizer = make_tokenizer()
     return (
@@ -300,7 +291,10 @@ def test_completions_with_eos_in_them_escape_the_penalty_for_a_missing_one(
 @pytest.mark.parametrize("kind", ["gpt2", "llama"])
 def test_a_pad_past_the_embeddings_changes_no_score(kind: str) -> None:
     """Scripts add [PAD] and resize nothing. The score of a batch is that of each row alone, unpadded."""
-    tokenizer = padded_past_the_embeddings()
+    tokenizer = make_tokenizer()
+    tokenizer.pad_token = None
+    tokenizer.add_special_tokens({"pad_token": "[PAD]"})
+    assert tokenizer.pad_token_id == 17
     model = gpt2(GPT2ForSequenceClassification, 1, num_labels=1) if kind == "gpt2" else make_reward_model()
     rows = [[5, 6, 7, EOS], [8, EOS], [9, 10, 3, 4, 5, 6], [0, 0]]
     # One row alone needs no PAD, and its score is read at its last token.
@@ -309,19 +303,6 @@ def test_a_pad_past_the_embeddings_changes_no_score(kind: str) -> None:
     reward = RewardModel(model, tokenizer, tokenizer, center=False, scale=False)
     assert reward._score_ids(rows).tolist() == pytest.approx(alone, abs=5e-6)  # padding rounds otherwise
     assert model.config.pad_token_id != 17, "transformers makes no model of such a configuration"
-
-
-def test_a_pad_past_the_embeddings_trains(tmp_path: Path) -> None:
-    trainer = from_trl(
-        tmp_path, processing_class=padded_past_the_embeddings(), eval_dataset=tokenised(4), stop_token="eos",
-        model=gpt2(GPT2LMHeadModel, 0), ref_model=gpt2(GPT2LMHeadModel, 0),
-        reward_model=gpt2(GPT2ForSequenceClassification, 1, num_labels=1),
-        value_model=gpt2(GPT2ForSequenceClassification, 1, num_labels=1),
-    )  # fmt: skip
-    trainer.train()
-    lines = [line for line in trainer.state.log_history if "objective/kl" in line]
-    assert len(lines) == 2 and all(math.isfinite(line["objective/score"]) for line in lines)
-    assert len(trainer.generate_completions()["score"]) == 4
 
 
 def test_an_optimizer_over_a_model_that_was_copied_is_refused(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from trainer_fixture import (
 )
 from transformers import TrainerCallback
 
-from rlhf_zoo.models import critic_from
 from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.ppo.trainer import TRAIN_STREAM
 from rlhf_zoo.value_head import (
@@ -47,23 +46,15 @@ def test_where_the_critic_begins(tmp_path: Path) -> None:
         made = make_trainer(tmp_path, critic=critic, **given).value_model
         assert digests(made.model) == trunk, critic
         assert bool(made.score.weight.any()) == (trunk is reward_trunk), critic
+    reward_model.save_pretrained(tmp_path / "saved")
+    of_a_path = make_trainer(tmp_path, value_model=tmp_path / "saved").value_model
+    assert digests(of_a_path.model) == reward_trunk
+    assert torch.equal(of_a_path.score.weight, reward_model.score.weight / 0.5)
     shared = make_trainer(tmp_path, critic="shared", reward_model=reward_model)
     assert isinstance(shared.value_model, ValueHead)
     assert [tuple(weight.shape) for weight in shared.value_model.parameters()] == [(1, 32), (1,)]
     groups = shared.create_optimizer().param_groups
     assert sorted({group["lr"] for group in groups}) == [1e-3, 2e-3]
-
-
-def test_a_value_model_is_taken_as_it_is(tmp_path: Path) -> None:
-    """A token classifier itself; a reward model's trunk and shaped head; the same from a path."""
-    critic = critic_from(make_reward_model(seed=3))
-    assert make_trainer(tmp_path, value_model=critic).value_model is critic
-    source = make_reward_model(seed=4)
-    source.save_pretrained(tmp_path / "saved")
-    for given in (source, str(tmp_path / "saved"), tmp_path / "saved"):
-        made = make_trainer(tmp_path, value_model=given).value_model
-        assert digests(made.model) == digests(source.model)
-        assert torch.equal(made.score.weight, source.score.weight / 0.5)
 
 
 def with_head(seed: int = 6) -> AutoModelForCausalLMWithValueHead:

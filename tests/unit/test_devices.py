@@ -19,6 +19,7 @@ from rlhf_zoo.evaluation.judges import FunctionJudge
 from rlhf_zoo.evaluator.judges import Panel
 from rlhf_zoo.evaluator.measure import Evaluator, Measured, measure, rows_at_once
 from rlhf_zoo.evaluator.written import logprobs_under
+from rlhf_zoo.record import read_json
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.generate import complete
@@ -153,9 +154,8 @@ def placed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
             ran.append(type(module).__name__)
 
     monkeypatch.setattr(torch.nn.Module, "to", to)
-    handle = torch.nn.modules.module.register_module_forward_pre_hook(check)
-    yield ran
-    handle.remove()
+    with torch.nn.modules.module.register_module_forward_pre_hook(check):
+        yield ran
 
 
 @pytest.fixture(scope="module")
@@ -174,22 +174,15 @@ def test_evaluation_doctor_trace_and_page_run_on_the_device(trained: RunContext,
     judged = {"evaluation.judge": f"reward:{other}", **{f"evaluation.{key}": EVALUATION[key] for key in ("prompts",)}}
     evaluate.run(replace(trained, flags={**trained.flags, "recipe": judged}))
     assert {"LlamaForCausalLM", "LlamaForSequenceClassification"} <= set(placed)
+    policy, sft = (trained.checkpoint(stage).path for stage in ("ppo", "sft"))
     for look in (
         lambda: doctor.examine(trained),
         lambda: trace.trace_checkpoint(trace.find(str(trained.directory)), "abc"),
-        lambda: list(Comparison.load(ppo=_last(trained), sft=_of(trained, "sft")).stream("abc", max_new_tokens=6)),
+        lambda: list(Comparison.load(ppo=policy, sft=sft).stream("abc", max_new_tokens=6)),
     ):
         placed.clear()
         found = look()
         assert "LlamaForCausalLM" in placed, found
-
-
-def _last(context: RunContext) -> Path:
-    return context.checkpoint("ppo").path
-
-
-def _of(context: RunContext, stage: str) -> Path:
-    return context.checkpoint(stage).path
 
 
 @pytest.fixture
@@ -210,8 +203,6 @@ def test_pairs_and_score_statistics_are_sampled_on_the_device(with_sft: RunConte
 @pytest.mark.skipif(not torch.accelerator.is_available(), reason="needs an accelerator")
 def test_on_an_accelerator_figures_are_those_of_the_cpu(trained: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a run whose recipe says use_cpu, and of the same without."""
-    from rlhf_zoo.record import read_json
-
     figures = []
     for no in ("true", "false"):
         context = replace(trained, restart=True, flags={**trained.flags, "ppo": {"use_cpu": no}})

@@ -15,7 +15,6 @@ from stub_vllm import StubVLLM, colocated, serving
 from trainer_fixture import EOS, PAD, make_policy, make_trainer, trained, updates_of
 from trl.generation.vllm_generation import VLLMGeneration
 
-from rlhf_zoo import functional as F
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.logprobs import token_logprobs
 from rlhf_zoo.ppo import engines
@@ -55,18 +54,6 @@ def test_transformers_samples_what_the_model_says(name: str) -> None:
 def test_a_run_with_transformers_learns_and_says_how_far_the_engine_is(tmp_path: Path) -> None:
     trainer = trained(tmp_path, max_steps=2, rollout_engine="transformers", importance_sampling_cap=2.0)
     assert all(0 <= row["policy/engine_mismatch"] < 1e-4 for row in updates_of(trainer))
-
-
-# ---- what the trainer makes of it
-
-
-def test_importance_weights() -> None:
-    ours, theirs = torch.tensor([[-1.0, -2.0, 9.0]]), torch.tensor([[-1.5, -0.5, 0.0]])
-    mask = torch.tensor([[True, True, False]])
-    by_token = F.importance_weights(ours, theirs, mask, cap=1.5, level="token")
-    np.testing.assert_allclose(by_token[:, :2], [[1.5, math.exp(-1.5)]], rtol=1e-6)
-    whole = F.importance_weights(ours, theirs, mask, cap=1.5, level="sequence")
-    np.testing.assert_allclose(whole, [[math.exp(-1.0)]], rtol=1e-6)
 
 
 # ---- vLLM: never run here; trl's own client asks stubs

@@ -21,16 +21,11 @@ from rlhf_zoo.studies.ensemble import check, member
 def test_scores_are_in_units_of_what_each_model_says_of_sft() -> None:
     over = [[0.0, 2.0], [10.0, 16.0]]  # means 1 and 13, standard deviations 1 and 3
     assert standardised([[3.0, 1.0], [13.0, 7.0]], over).tolist() == [[2.0, 0.0], [0.0, -2.0]]
-    with pytest.raises(ValueError, match="Model 1 gives all texts the same score"):
-        standardised([[0.0], [0.0]], [[0.0, 1.0], [5.0, 5.0]])
 
 
 def test_disagreement_by_hand() -> None:
     assert disagreement([[1.0, 0.0, 2.0], [3.0, 0.0, 2.0]]) == pytest.approx([math.sqrt(2), 0, 0])
     assert disagreement([[0.0], [0.0], [3.0]]) == pytest.approx([math.sqrt(3)])
-    for wrong in ([1.0, 2.0], [[1.0, 2.0]]):
-        with pytest.raises(ValueError, match="at least two models"):
-            disagreement(wrong)
 
 
 def test_unrelated_is_c4() -> None:

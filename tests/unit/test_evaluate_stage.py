@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import toy_run
 from folders import tree
 from json_keys import unexplained
 from thread_hub import ThreadHub
@@ -243,7 +244,7 @@ def of_texts(texts: Sequence[str]) -> Any:
         name, description = "length", f"Learned from {len(texts)} texts."
 
         def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-            return long(prompts, completions)
+            return toy_run.judge(prompts, completions)
 
     return Long()
 
@@ -345,7 +346,7 @@ def test_a_policy_of_a_run_is_asked_what_its_training_held_out(trained: RunConte
     resolved = {**record.read()["resolved"], "held_out_share": 0.2, "dataset_test_split": None}
     record.write(resolved=resolved)
     pair = find_pair(str(run), against=None, reward="none", terms=terms)
-    judged = replace(terms, judges=("test_evaluate_stage:long",))
+    judged = replace(terms, judges=(JUDGE,))
     found = evaluate_pair(pair, judged, out=tmp_path / "out", command="")
     assert found["split"] == found["terms"]["split"] == "train (20% of its prompts held out)" and found["prompts"] == 3
     rows = pair.data.load("prompts", "train", columns=[])
@@ -353,7 +354,3 @@ def test_a_policy_of_a_run_is_asked_what_its_training_held_out(trained: RunConte
     assert {json.loads(line)["prompt"] for line in lines} == set(parts_of(rows, 0.2, parts=2)[0]["prompt"])
     asked = evaluate_pair(pair, replace(judged, split="test"), out=tmp_path / "out", command="")
     assert asked["split"] == "test" and asked["prompts"] == 4
-
-
-def long(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-    return [float(len(completion)) for completion in completions]

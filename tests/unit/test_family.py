@@ -117,16 +117,6 @@ def test_what_a_node_says(world):
     }  # fmt: skip
 
 
-def test_what_is_missing_is_said_in_the_tree(world):
-    del world.repositories["x/reward"]
-    world.repositories["x/sft"] = (C, (), None)
-    world.repositories["x/ppo"][2]["parents"]["base"] = at("/home/me/base", None)  # a path: it was never published
-    sft, reward, _, base = world.tree().parents
-    assert draw(sft)[1] == "no card"
-    assert draw(reward) == ["reward model: x/reward (bbbbbbbbbb)", "is not there"]
-    assert draw(base) == ["base model: never published"]
-
-
 def test_a_cycle_ends(world):
     world.repositories["x/sft"][2]["parents"]["base"] = at("x/ppo", A)
     found = world.tree().parents[0].parents[1]

@@ -34,9 +34,8 @@ def test_ppo_trains_an_adapter_on_weights_in_few_bits(keys: dict[str, Any], dtyp
 
     def load() -> Any:
         policy = load_causal(tmp_path / "base", how=loading_of(settings))
-        for (
-            module
-        ) in policy.modules():  # bitsandbytes packs weights anew where a CPU has these instructions, and rounds
+        # bitsandbytes packs weights anew where a CPU has these instructions, and rounds.
+        for module in policy.modules():
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False
         return policy

@@ -7,9 +7,10 @@ from typing import Any
 import miniatures
 import pytest
 import torch
+from families import tiny_model
 from torch import Tensor
 from trainer_fixture import SAVED, Spy, make_trainer, resumed_alike, trained, updates_of
-from transformers import PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from rlhf_zoo import graphs
 from rlhf_zoo.decoding import Next
@@ -134,17 +135,12 @@ def test_a_rollout_after_one_that_failed(llama: PreTrainedModel, narrow: None) -
         if calls == 9:
             raise KeyboardInterrupt
 
-    hook = llama.register_forward_hook(fails)
-    with pytest.raises(KeyboardInterrupt):
+    with llama.register_forward_hook(fails), pytest.raises(KeyboardInterrupt):
         engine(llama, request(llama))
-    hook.remove()
     same(engine(llama, request(llama, seed=5)), sample(llama, **vars(request(llama, seed=5))))
 
 
-def test_what_a_graph_cannot_have_is_sampled_plainly() -> None:
-    from families import tiny_model
-    from transformers import AutoModelForCausalLM
-
+def test_what_a_graph_cannot_have_is_sampled_plainly(llama: PreTrainedModel) -> None:
     def never() -> Any:
         raise AssertionError("nothing is captured")
 
@@ -152,7 +148,6 @@ def test_what_a_graph_cannot_have_is_sampled_plainly() -> None:
     few = request(recurrent, rows=2)
     assert not can_be_fixed(recurrent)
     assert len(NativeEngine(never)(recurrent, few)) == 2
-    llama = miniatures.load("Llama 3")[0].eval()
     bounded = request(llama, rows=2, max_tokens=max(LENGTHS[:2]) + TOKENS)  # less than 128 columns
     same(NativeEngine(never)(llama, bounded), sample(llama, **vars(bounded)))
 

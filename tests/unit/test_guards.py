@@ -12,7 +12,6 @@ from torch import Tensor
 from trainer_fixture import (
     EOS,
     digests,
-    good,
     make_policy,
     make_reward_model,
     make_tokenizer,
@@ -64,14 +63,10 @@ def test_settings_that_are_rarely_meant(tmp_path: Path, given: dict[str, Any], m
 # Before training
 
 
-def eos_as_pad() -> Any:
+def test_eos_as_pad(tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     tokenizer.pad_token = tokenizer.eos_token
-    return tokenizer
-
-
-def test_eos_as_pad(tmp_path: Path) -> None:
-    refused(tmp_path, "no pad_token other than its eos_token", processing_class=eos_as_pad())
+    refused(tmp_path, "no pad_token other than its eos_token", processing_class=tokenizer)
 
 
 def test_a_fresh_reward_head(tmp_path: Path) -> None:
@@ -110,7 +105,6 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
     no_pad, no_eos = make_tokenizer(), make_tokenizer()
     no_pad.pad_token = no_eos.eos_token = None
     policy, wide, short = make_policy(), make_policy(vocab_size=64), make_reward_model(max_position_embeddings=12)
-    narrow = make_reward_model(vocab_size=10)
     headed = {"model": AutoModelForCausalLMWithValueHead(make_policy())}
     cases: list[tuple[str, dict[str, Any]]] = [
         # prompts
@@ -138,20 +132,13 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
         ("Ref_model has 10 embedding rows and the policy 17", {"ref_model": make_policy(vocab_size=10)}),
         ("ref_model is the policy itself", {"model": policy, "ref_model": policy}),
         ("The model is a LlamaForSequenceClassification", {"model": short}),
-        # rewards
+        # rewards; test_rewards.py and test_reward_models.py have what is no reward
         ("PPO has no reward", {"reward_funcs": []}),
-        ("5 cannot score", {"reward_funcs": [5]}),
-        ("holds 1 numbers for 2 rewards", {"reward_funcs": [good, good], "reward_weights": [1.0]}),
-        ("reads? one token early|pads with its end-of-sequence", {
-            "reward_model": make_reward_model(), "reward_processing_class": eos_as_pad()}),
-        ("has 3 outputs", {"reward_model": make_reward_model(num_labels=3)}),
-        ("outputs, and a reward model has one", {"reward_model": make_policy()}),
-        ("10 embedding rows and its tokenizer 17", {"reward_model": narrow}),
         # critics
         ("critic is 'shared' and value_model is given too", {"critic": "shared", "value_model": short}),
         ("no reward is a model of one output with the policy's tokenizer", {"critic": "reward"}),
         ("needs one output", {"value_model": make_reward_model(num_labels=3)}),
-        ("critic has 10 embedding rows and the policy 17", {"value_model": narrow}),
+        ("critic has 10 embedding rows and the policy 17", {"value_model": make_reward_model(vocab_size=10)}),
         ("value_model has the type int", {"value_model": 5}),
         ("/nowhere/at/all is neither a directory nor a repository", {"value_model": "/nowhere/at/all"}),
         ("has a value head and value_model is given too", headed | {"value_model": short}),

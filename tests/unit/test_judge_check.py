@@ -50,20 +50,17 @@ def test_ties_and_certainties() -> None:
     assert sure.to_json()["unfit"] is None
 
 
+def check(errs: np.ndarray, reward_errs: np.ndarray) -> PairCheck:
+    """Of a judge and a reward that are wrong there and right elsewhere."""
+    judge, reward = (np.where(wrong, -1.0, 1.0) for wrong in (errs, reward_errs))
+    return check_pairs(judge, -judge, range(len(errs)), probabilities=False, seed=1, reward_margins=reward)
+
+
 def test_errors_that_a_judge_shares_with_the_reward() -> None:
     """Two that err by themselves, and a judge that copies the reward's errors in three of four."""
     rng = np.random.default_rng(3)
     reward, own, copies = rng.random(4000) < 0.12, rng.random(4000) < 0.12, rng.random(4000) < 0.75
-
-    def shared(errs: np.ndarray):
-        right = (~errs).astype(float)
-        found = check_pairs(
-            right, 1 - right, range(4000), probabilities=False, seed=1, reward_margins=np.where(reward, -1.0, 1.0)
-        ).with_reward
-        assert found is not None and found.correlation is not None and found.where_reward_errs is not None
-        return found
-
-    alone, copied = shared(own), shared(np.where(copies, reward, own))
+    alone, copied = (check(errs, reward).with_reward for errs in (own, np.where(copies, reward, own)))
     assert alone.correlation.ci95[0] < 0 < alone.correlation.ci95[1]
     assert alone.where_reward_errs.value == pytest.approx(0.12, abs=0.04)
     assert copied.correlation.ci95[0] > 0.6 and copied.where_reward_errs.value == pytest.approx(0.78, abs=0.05)
@@ -73,15 +70,8 @@ def test_independence_is_measured() -> None:
     """A judge that errs by itself, one that copies, one with too few errors to tell; and which pairs count."""
     rng = np.random.default_rng(5)
     reward, own, copies = rng.random(800) < 0.3, rng.random(800) < 0.2, rng.random(800) < 0.5
-
-    def check(errs: np.ndarray, reward_errs: np.ndarray = reward) -> PairCheck:
-        margins = [np.where(wrong, -1.0, 1.0) for wrong in (errs, reward_errs)]
-        shared = shared_errors(*margins, range(len(errs)), seed=1)
-        return PairCheck(check_pairs(margins[0], -margins[0], range(len(errs)), probabilities=False, seed=1).accuracy,
-                         with_reward=shared)  # fmt: skip
-
-    alone, copied, few = check(own), check(np.where(copies, reward, own)), check(own[:60], np.arange(60) < 9)
-    assert alone.with_reward is not None and alone.with_reward.excess is not None
+    alone, copied = check(own, reward), check(np.where(copies, reward, own), reward)
+    few = check(own[:60], np.arange(60) < 9)
     assert alone.with_reward.excess.value == pytest.approx(0, abs=0.06)
     assert JudgeCheck(labeled=alone).independent is True and JudgeCheck(labeled=copied).independent is False
     assert JudgeCheck(labeled=few).independent is None and JudgeCheck().independent is None
@@ -89,9 +79,8 @@ def test_independence_is_measured() -> None:
     assert JudgeCheck(labeled=copied, own=few).independent is False, "where they can"
     assert JudgeCheck(labeled=alone, own=alone, same_labels=True).independent is False
     assert JudgeCheck(labeled=alone).to_json()["independent"] is True
-    faultless = check(np.zeros(800, dtype=bool))
-    assert faultless.with_reward is not None and faultless.with_reward.correlation is None
-    assert faultless.with_reward.independent is True
+    faultless = check(np.zeros(800, dtype=bool), reward).with_reward
+    assert faultless.correlation is None and faultless.independent is True
 
 
 def test_who_made_noisy_labels_is_not_condemned_by_their_noise() -> None:

@@ -10,8 +10,9 @@ import yaml
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from trainer_fixture import make_policy, make_reward_model, make_trainer
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from rlhf_zoo import models
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.model_files import ADAPTER_WEIGHTS, AS_SAVED, Loading
 from rlhf_zoo.models import critic_from, load_causal, load_classifier, score_statistics
@@ -106,18 +107,16 @@ def test_weights_are_held_as_asked_and_frozen_ones_as_they_were_saved(tmp_path: 
     assert Reference(exact).own.dtype == Reference(make_policy(), in_bf16=True).own.dtype == torch.float32
 
 
-def adapter(base: Path, folder: Path, task: str, model: Any = None) -> Path:
+def adapter(base: Path, folder: Path, task: str, model: Any = None, **fields: Any) -> Path:
     """A random adapter on what lies at `base`, saved."""
     model = AutoModelForCausalLM.from_pretrained(base) if model is None else model
-    config = LoraConfig(r=2, target_modules=["q_proj"], task_type=task, init_lora_weights=False)
+    config = LoraConfig(r=2, target_modules=["q_proj"], task_type=task, init_lora_weights=False, **fields)
     get_peft_model(model, config).save_pretrained(folder)
     return folder
 
 
 def test_a_reward_model_may_be_an_adapter(tmp_path: Path) -> None:
     """Its head is in the adapter, its configuration beside it; a policy it is not."""
-    from transformers import AutoModelForSequenceClassification
-
     make_policy().save_pretrained(tmp_path / "base")
     trained = AutoModelForSequenceClassification.from_pretrained(tmp_path / "base", num_labels=1)
     trained.config.rlhf_zoo = {"score_mean": 0.5, "score_std": 2.0}
@@ -144,12 +143,8 @@ def test_a_reward_model_may_be_an_adapter(tmp_path: Path) -> None:
 
 
 def test_an_adapters_base_is_loaded_once_at_its_revision(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rlhf_zoo import models
-
     make_policy().save_pretrained(tmp_path / "base")
-    policy = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
-    config = LoraConfig(r=2, target_modules=["q_proj"], task_type="CAUSAL_LM", revision="abc")
-    get_peft_model(policy, config).save_pretrained(tmp_path / "adapter")
+    path = adapter(tmp_path / "base", tmp_path / "adapter", "CAUSAL_LM", revision="abc")
     seen: list[Any] = []
     real = models.load_model
 
@@ -158,7 +153,7 @@ def test_an_adapters_base_is_loaded_once_at_its_revision(tmp_path: Path, monkeyp
         return real(auto_class, source, **given)
 
     monkeypatch.setattr(models, "load_model", watched)
-    load_causal(tmp_path / "adapter")
+    load_causal(path)
     assert seen == [(str(tmp_path / "base"), "abc")]
 
 

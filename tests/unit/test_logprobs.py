@@ -14,13 +14,12 @@ from miniatures import FAMILIES, load
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from trainer_fixture import DEVICE, Spy, distance, make_policy, snapshot, trained, updates_of
-from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel, TrainerCallback
+from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 
 from rlhf_zoo import logprobs
 from rlhf_zoo.functional import selected_logprobs
 from rlhf_zoo.logprobs import after_head, in_batches, response_logprobs, text_logprobs, tokens_of
 from rlhf_zoo.ppo import config
-from rlhf_zoo.ppo.trainer import PPOTrainer
 from rlhf_zoo.sampling import Samples, Vocabulary, sample
 
 HOLES = Vocabulary(15, (4, 9))
@@ -261,20 +260,3 @@ def test_a_cpu_bounds_the_tokens_of_a_pass_beside_its_rows(tmp_path: Path, monke
     bounded, own = trained(tmp_path, **given).sizes, trained(tmp_path, **given, max_tokens_per_micro_batch=1000).sizes
     assert all(rows == 1 or tokens <= 20 for rows, tokens in bounded) and {rows for rows, _ in bounded} == {1, 2}
     assert [rows for rows, _ in own] == [8]
-
-
-@pytest.mark.full
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read from /proc")
-def test_memory_does_not_grow_with_updates(tmp_path: Path) -> None:
-    """What the process holds after update 100 is less than 1% more than after update 10."""
-
-    class Held(TrainerCallback):
-        seen: dict[int, int] = {}
-
-        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            status = Path("/proc/self/status").read_text()
-            self.seen[state.global_step] = int(status.split("VmRSS:")[1].split()[0])
-
-    held = Held()
-    trained(tmp_path, kind=PPOTrainer, max_steps=100, callbacks=[held], num_ppo_epochs=1)
-    assert held.seen[100] < 1.01 * held.seen[10]

@@ -5,20 +5,15 @@ from typing import Any
 
 import pytest
 import torch
+from families import tiny_model
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from trainer_fixture import CONTEXT, EOS, PAD, digests, make_reward_model, make_tokenizer
+from trainer_fixture import EOS, PAD, digests, make_reward_model, make_tokenizer
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
-    BloomConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    LlamaConfig,
-    MixtralConfig,
     PreTrainedModel,
-    Qwen2Config,
 )
 
 from rlhf_zoo.actor_critic import ActorCritic, shared_value_head
@@ -34,36 +29,21 @@ from rlhf_zoo.models import (
     set_score_statistics,
 )
 
-COMMON: dict[str, Any] = {"vocab_size": 17, "pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None}
-SMALL: dict[str, Any] = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": CONTEXT, "initializer_range": 0.2,
-}  # fmt: skip
-CONFIGS = {
-    "llama": lambda **more: LlamaConfig(**COMMON | SMALL | more),
-    "qwen2": lambda **more: Qwen2Config(**COMMON | SMALL | {"num_key_value_heads": 2} | more),
-    "gpt-neox": lambda **more: GPTNeoXConfig(**COMMON | SMALL | more),
-    "gpt2": lambda **more: GPT2Config(
-        **COMMON | {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": CONTEXT, "initializer_range": 0.2} | more
-    ),
-}
+KINDS = ("llama", "qwen2", "gpt_neox", "gpt2")
 IDS = torch.tensor([[5, 6, 7, 8, EOS], [9, 4, 3, 3, 12]])
 
 
 def causal(kind: str, **more: Any) -> PreTrainedModel:
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(CONFIGS[kind](**more)).eval()
+    return tiny_model(AutoModelForCausalLM, kind, **more)
 
 
 def classifier(kind: str, **more: Any) -> PreTrainedModel:
-    torch.manual_seed(1)
-    return AutoModelForSequenceClassification.from_config(CONFIGS[kind](**{"num_labels": 1} | more)).eval()
+    """Its weights are not those of `causal`."""
+    given = {"num_labels": 1, "initializer_range": 0.3} | more
+    return tiny_model(AutoModelForSequenceClassification, kind, **given)
 
 
-# Critics
-
-
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_critic_from_a_reward_model_computes_its_normalised_score(kind: str) -> None:
     source = classifier(kind)
     set_score_statistics(source, mean=0.7, std=0.25, over="nothing: a toy")
@@ -77,7 +57,7 @@ def test_a_critic_from_a_reward_model_computes_its_normalised_score(kind: str) -
     assert all(p.requires_grad and p.dtype == torch.float32 for p in critic.parameters())
 
 
-@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_critic_from_a_policy_takes_its_trunk_and_begins_at_zero(kind: str) -> None:
     source = causal(kind)
     critic = critic_from(source)
@@ -104,10 +84,7 @@ def test_a_critic_from_a_path_is_what_lies_there(tmp_path: Path, saved: str) -> 
     assert digests(critic_from(tmp_path)) == digests(made if saved == "critic" else critic_from(made))
 
 
-# Checkpoints
-
-
-@pytest.mark.parametrize(("kind", "tied"), [("llama", False), ("qwen2", True), ("gpt-neox", False), ("gpt2", True)])
+@pytest.mark.parametrize(("kind", "tied"), [("llama", False), ("qwen2", True), ("gpt_neox", False), ("gpt2", True)])
 def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path, kind: str, tied: bool) -> None:
     actor = ActorCritic(causal(kind, tie_word_embeddings=tied), critic_from(classifier(kind)))
     actor.save_pretrained(tmp_path)
@@ -142,9 +119,6 @@ def test_another_models_checkpoint_is_refused(tmp_path: Path) -> None:
         narrow.load_checkpoint(tmp_path)
 
 
-# Loading
-
-
 def test_a_model_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     for loader in (load_causal, load_classifier):
         with pytest.raises(ZooError, match="can be read") as caught:
@@ -175,18 +149,13 @@ def test_an_architecture_is_built_for_the_tokenizer() -> None:
             build_causal(wrong, tokenizer)
 
 
-# Dropout
-
-
 def test_every_dropout_is_switched_off() -> None:
     """Two passes in training mode agree: dropout sits in modules (GPT-2), in attributes (Llama), in both (Bloom)."""
-    bloom = BloomConfig(vocab_size=17, hidden_size=32, n_layer=2, n_head=4, hidden_dropout=0.5, attention_dropout=0.5)
-    torch.manual_seed(0)
     models = [
         causal("gpt2", resid_pdrop=0.5, attn_pdrop=0.5, embd_pdrop=0.5),
         causal("llama", attention_dropout=0.5),
-        causal("gpt-neox", hidden_dropout=0.5, attention_dropout=0.5),
-        AutoModelForCausalLM.from_config(bloom),
+        causal("gpt_neox", hidden_dropout=0.5, attention_dropout=0.5),
+        causal("bloom", hidden_dropout=0.5, attention_dropout=0.5),
     ]
     for model in models:
         model.train()
@@ -199,11 +168,7 @@ def test_every_dropout_is_switched_off() -> None:
 
 def test_a_mixture_of_experts_decodes_after_trl_has_trained_it(tmp_path: Path) -> None:
     """trl writes `output_router_logits: true` into the checkpoint; its loss has no shape in a step of decoding."""
-    config = MixtralConfig(
-        vocab_size=32, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, num_local_experts=4, num_experts_per_tok=2, output_router_logits=True,
-    )  # fmt: skip
-    AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
+    causal("mixtral", eos_token_id=None, output_router_logits=True).save_pretrained(tmp_path)
     model = load_causal(tmp_path)
     assert not model.config.output_router_logits
     ids = torch.ones(2, 4, dtype=torch.long)

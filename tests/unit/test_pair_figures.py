@@ -1,6 +1,5 @@
 """Best of n, ties and hard pairs: hand values, what chance alone gives, and a model that only reads length."""
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainer_fixture import CHAT, LETTERS, make_reward_model, make_tokenizer
 
-from rlhf_zoo.corpora.bradley_terry import BradleyTerry
 from rlhf_zoo.evaluation.best_of_n import Choice, best_of_n, choices, credits_of
 from rlhf_zoo.evaluation.hard_pairs import are_ties, hard_pairs, overlap, ties
 from rlhf_zoo.evaluation.text import plain
@@ -161,19 +159,20 @@ ROWS = {
 }
 
 
+def conversations() -> dict[str, list[Any]]:
+    return {
+        name: [[{"role": "user" if name == "prompt" else "assistant", "content": text}] for text in column]
+        for name, column in ROWS.items()
+    }
+
+
 def worth_of(text: str) -> float:
     return float(text.lower().count("g"))
 
 
 @pytest.mark.parametrize("turns", [False, True])
 def test_pairs_and_conversations_alike(turns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows: dict[str, list[Any]] = dict(ROWS)
-    if turns:
-        rows = {
-            name: [[{"role": "user" if name == "prompt" else "assistant", "content": text}] for text in column]
-            for name, column in ROWS.items()
-        }
-    found = report(rows, monkeypatch, worth=worth_of)
+    found = report(conversations() if turns else ROWS, monkeypatch, worth=worth_of)
     best = found["best_of_n"]
     # The fifth pair is a tie; of "cd" there is one rejected text, so two are borrowed from "ab".
     assert (best["value"], best["n"], best["gold"]) == (1.0, 4, None)
@@ -183,10 +182,7 @@ def test_pairs_and_conversations_alike(turns: bool, monkeypatch: pytest.MonkeyPa
 
 
 def test_simulated_pairs_are_held_to_the_utility_that_drew_their_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    buyer = BradleyTerry(worth_of, 0.5)
-    assert buyer.probability("gg", "g") == pytest.approx(1 / (1 + np.exp(-2)))
-    assert {buyer("g" * 9, "a", random.Random(seed)) for seed in range(20)} == {0}
-    found = report(ROWS, monkeypatch, worth=lambda text: -worth_of(text), utility=buyer.utility)
+    found = report(ROWS, monkeypatch, worth=lambda text: -worth_of(text), utility=worth_of)
     assert (found["best_of_n"]["value"], found["best_of_n"]["gold"]["value"]) == (0.0, 1.0)
     parts = found["hard"]["by_strength"]
     assert [part["low"] for part in parts] == [2.0, 3.0] and {part["gold"] for part in parts} == {1.0}
@@ -205,9 +201,5 @@ def test_the_chat_template_is_read_in_borrowed_candidates() -> None:
     """With a real model: nothing of it needs a text."""
     tokenizer = make_tokenizer()
     tokenizer.chat_template = CHAT
-    rows = {
-        name: [[{"role": "user" if name == "prompt" else "assistant", "content": text.lower()}] for text in column]
-        for name, column in ROWS.items()
-    }
-    found = held_out_report(make_reward_model(tokenizer), tokenizer, Dataset.from_dict(rows), seed=1)
+    found = held_out_report(make_reward_model(tokenizer), tokenizer, Dataset.from_dict(conversations()), seed=1)
     assert found["best_of_n"]["n"] == 4 and 0 <= found["best_of_n"]["value"] <= 1

@@ -45,10 +45,8 @@ def test_merged(shown_first, shown_second, score, orders):
     assert merge_orders(shown_second, shown_first).score == 1 - score, "swapping sides swaps the score"
 
 
-def test_a_mark_is_a_detail_and_an_order_is_no_other_number():
+def test_a_mark_is_a_detail():
     assert merge_orders(1, 0, unparsed=True).details == {"orders": [1, 1], "unparsed": True}
-    with pytest.raises(ValueError, match="not 2"):
-        merge_orders(2, 0)
 
 
 def test_a_judge_of_the_texts():
@@ -121,5 +119,3 @@ def test_what_cannot_be_compared():
         FunctionPairJudge("toy_run:PPO")
     with pytest.raises(ValueError, match="2 prompts, 1 and 2 completions do not fit"):
         compare_pairs(judge, ["p", "q"], ["a"], ["b", "c"], seed=0)
-    with pytest.raises(ValueError, match="no pairs"):
-        compare_pairs(judge, [], [], [], seed=0)

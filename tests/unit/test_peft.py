@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from families import tiny_model
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import Tensor
 from trainer_fixture import (
-    CONTEXT,
-    EOS,
-    PAD,
     SAVED,
     Spy,
     digests,
@@ -27,7 +25,7 @@ from trainer_fixture import (
     trained,
     updates_of,
 )
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.models import critic_from, is_peft, load_causal
@@ -46,16 +44,9 @@ def lora(**given: Any) -> LoraConfig:
     return LoraConfig(**fields | given)
 
 
-def gpt2() -> GPT2LMHeadModel:
+def gpt2() -> Any:
     """Its layers are Conv1D, which keep their weights transposed."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return GPT2LMHeadModel(
-            GPT2Config(
-                vocab_size=len(make_tokenizer()), n_embd=32, n_layer=2, n_head=4, n_positions=CONTEXT,
-                bos_token_id=None, eos_token_id=EOS, pad_token_id=PAD, initializer_range=0.3,
-            )
-        ).eval()  # fmt: skip
+    return tiny_model(AutoModelForCausalLM, "gpt2")
 
 
 def adapted(*names: str, seed: int = 3, base: Any = None, **given: Any) -> PeftModel:
@@ -127,9 +118,6 @@ def sft(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     adapted("default", base=AutoModelForCausalLM.from_pretrained(base)).save_pretrained(directory)
     make_tokenizer().save_pretrained(directory)
     return directory
-
-
-# What trains
 
 
 @pytest.mark.parametrize(
@@ -208,9 +196,6 @@ def test_the_critic_of_a_trained_adapter_begins_at_the_policy_and_names_no_base(
     assert all(torch.equal(held[name], weight) for name, weight in trunk.items())
     with pytest.raises(ZooError, match=r"adapter in .*critic names no base model: put it on its base"):
         critic_from(str(tmp_path / "checkpoint-1" / "critic"))
-
-
-# The reference among the adapters
 
 
 def test_one_adapter_trains_and_another_is_the_reference(tmp_path: Path, base: Path, sft: Path) -> None:
@@ -300,9 +285,6 @@ def test_the_exact_kl_to_another_adapter_under_gradient_checkpointing(tmp_path: 
     check_moves(runs[1], critic="head", adapter="ppo")
 
 
-# Resuming
-
-
 @pytest.mark.parametrize("given", [{"critic": "shared"}, {"critic_lora": False}])
 def test_an_adapted_run_resumes_exactly(tmp_path: Path, given: dict[str, Any]) -> None:
     def build(directory: Path) -> Spy:
@@ -310,9 +292,6 @@ def test_an_adapted_run_resumes_exactly(tmp_path: Path, given: dict[str, Any]) -
         return make_trainer(directory, kind=Spy, peft_config=lora(), **given, **RUN | SAVED)
 
     resumed_alike(build, tmp_path)
-
-
-# Merging
 
 
 def test_a_merged_policy_is_a_plain_model(tmp_path: Path, base: Path) -> None:
@@ -351,9 +330,6 @@ def test_an_adapter_over_merged_weights_names_no_base(tmp_path: Path, base: Path
     trained(tmp_path / "named", model=str(base), peft_config=lora(), save_strategy="steps", save_steps=2, **RUN)
     config = json.loads((tmp_path / "named" / "checkpoint-2" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(base)
-
-
-# Refusals
 
 
 def test_what_cannot_train_or_be_a_reference_is_refused_in_one_sentence(tmp_path: Path, base: Path, sft: Path) -> None:

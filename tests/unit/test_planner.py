@@ -18,7 +18,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.planner import memory, tracing
 from rlhf_zoo.planner.devices import CARDS, Device, parse_device
 from rlhf_zoo.planner.memory import GIB, Held, TrainingPass
-from rlhf_zoo.planner.plan import _alike, make_plan, smallest_change, stage_keys_of
+from rlhf_zoo.planner.plan import _alike, gib, make_plan, smallest_change, stage_keys_of
 from rlhf_zoo.planner.seconds import RATES
 from rlhf_zoo.planner.shapes import known, new_shape, shape_of
 from rlhf_zoo.planner.tracing import tracer
@@ -244,12 +244,13 @@ def test_what_is_no_device(text):
 def test_the_memory_of_each_recipe_is_the_planners(name):
     recipe = load_recipe(name)
     made = make_plan(recipe, parse_device(recipe.zoo.get("gpu", "cpu")), recipe.zoo.get("gpu_flags"), mends=False)
-    assert recipe.zoo["memory"] == made.needs
+    needs = f"{f'{made.device.count} × ' if made.device.count > 1 else ''}{gib(made.peak)} GiB"
+    assert recipe.zoo["memory"] == needs
     if "gpu" in recipe.zoo:
         assert not made.changes, f"{name} does not fit {recipe.zoo['gpu']}, which zoo.yaml names"
         readme = (recipe.folder / "README.md").read_text(encoding="utf-8")
         if "extends" not in (recipe.folder / "recipe.yaml").read_text() or "**Needs**" in readme:
-            assert made.needs in readme
+            assert needs in readme
 
 
 def test_rates_are_those_of_the_measurements():
@@ -290,7 +291,6 @@ def test_models_of_other_kinds_are_planned_or_refused_in_a_sentence(kind: str, k
     from transformers import AutoConfig
 
     from rlhf_zoo.planner.estimate import PPOModels, Reward, ppo_plan
-    from rlhf_zoo.planner.plan import stage_keys_of
     from rlhf_zoo.planner.shapes import Shape
 
     shape = Shape(AutoConfig.for_model(kind, hidden_size=32, num_hidden_layers=2, vocab_size=100), "float32")

@@ -12,19 +12,23 @@ from rlhf_zoo.plugins import load_object, registered
 GROUP = "rlhf_zoo.test_objects"
 
 
+def install(folder, name, entries):
+    """An installed distribution."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{GROUP}]\n{entries}\n")
+    importlib.invalidate_caches()
+
+
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """An installed distribution `toy_plugin` that registers two entry points."""
-    info = tmp_path / "toy_plugin-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-plugin\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{GROUP}]\nlength = toy_plugin:length\ngone = toy_plugin:absent\n")
+    """`toy_plugin`, which registers two entry points."""
     (tmp_path / "toy_plugin.py").write_text(
         "def length(prompts, completions):\n    return [len(c) for c in completions]\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    importlib.invalidate_caches()
-    return tmp_path
+    install(tmp_path, "toy_plugin", "length = toy_plugin:length\ngone = toy_plugin:absent")
 
 
 def test_module_and_attribute():
@@ -155,15 +159,8 @@ def test_a_defect_inside_a_plugin_keeps_its_traceback(makers, tmp_path):
 
 
 def test_a_name_that_packages_register_for_different_objects_is_refused(package, tmp_path):
-    def install(name, target):
-        info = tmp_path / f"{name}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[{GROUP}]\nlength = {target}\n")
-        importlib.invalidate_caches()
-
-    install("same", "toy_plugin:length")
+    install(tmp_path, "same", "length = toy_plugin:length")
     assert load_object("length", group=GROUP)(["a"], ["four"]) == [4]
-    install("another", "other:length")
+    install(tmp_path, "another", "length = other:length")
     with pytest.raises(ZooError, match="more than once, as other:length and toy_plugin:length: write the one"):
         load_object("length", group=GROUP)

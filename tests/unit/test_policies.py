@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import sys
-import types
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -152,20 +150,15 @@ def few(texts: list[str]) -> Any:
     raise ValueError("too few")
 
 
-@pytest.fixture
-def module(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = types.ModuleType("own_judges")
-    here.longest, here.known = longest, known  # type: ignore[attr-defined]
-    here.sorted, here.told, here.few = sorted, told, few  # type: ignore[attr-defined]
-    here.first = lambda prompts, a, b: [1.0] * len(a)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "own_judges", here)
+def first(prompts: list[str], shown_first: list[str], shown_second: list[str]) -> list[float]:
+    return [1.0] * len(prompts)
 
 
-def test_a_panel(module: None, tmp_path: Path) -> None:
-    names = ["own_judges:longest", "rule:own_judges:known", "pairs:own_judges:first", "votes:a/b"]
+def test_a_panel(tmp_path: Path) -> None:
+    names = ["test_policies:longest", "rule:test_policies:known", "pairs:test_policies:first", "votes:a/b"]
     panel = open_panel(names, llm=LLMConfig(), labeled=lambda: [], folder=tmp_path, seed=1, title="length")
-    assert [judge.name for judge in panel.scoring] == ["length", "rule:own_judges:known"]
-    assert [judge.name for judge in panel.comparing] == ["pairs:own_judges:first"] and panel.votes == ("a/b",)
+    assert [judge.name for judge in panel.scoring] == ["length", "rule:test_policies:known"]
+    assert [judge.name for judge in panel.comparing] == ["pairs:test_policies:first"] and panel.votes == ("a/b",)
     assert panel.scoring[0].description == "The longer, the better."
     rule = panel.scoring[1]
     assert scores(rule, ["p", "q"], ["a", "b"], {"answer": ["a", "a"], "other": [1, 2]}) == [1.0, 0.0]
@@ -177,20 +170,18 @@ def test_a_panel(module: None, tmp_path: Path) -> None:
     assert isinstance(rule, RuleJudge)
 
 
-def test_a_judge_that_is_shown_no_label(module: None, tmp_path: Path) -> None:
+def test_a_judge_that_is_shown_no_label(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": 1}, {"text": "bb", "label": 0}]
 
     def panel(name: str) -> Any:
-        return open_panel(
-            [f"unlabeled:own_judges:{name}"], llm=LLMConfig(), labeled=lambda: rows, folder=tmp_path, seed=1
-        )
+        return open_panel([f"unlabeled:{name}"], llm=LLMConfig(), labeled=lambda: rows, folder=tmp_path, seed=1)
 
-    (judge,) = panel("told").scoring
+    (judge,) = panel("test_policies:told").scoring
     assert judge.description == "['a', 'bb']" and scores(judge, ["p"], ["abc"], {}) == [3.0]
     with pytest.raises(ZooError, match=r"made a list, which is no judge: it needs name, description and \(prompts"):
-        panel("sorted")
-    with pytest.raises(ZooError, match=r"The judge 'own_judges:few' raised ValueError \(too few\): mend it"):
-        panel("few")
+        panel("builtins:sorted")
+    with pytest.raises(ZooError, match=r"The judge 'test_policies:few' raised ValueError \(too few\): mend it"):
+        panel("test_policies:few")
 
 
 @pytest.fixture(scope="module")

@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -26,6 +27,7 @@ from rlhf_zoo.evaluation.probes.texts import (
     usual,
 )  # fmt: skip
 from rlhf_zoo.evaluation.text import words
+from rlhf_zoo.evaluator.measure import Evaluator
 from rlhf_zoo.evaluator.trajectory import _payments
 
 NOUNS = ["battery", "zoom", "screen", "case", "sound", "lens", "strap", "cord", "menu", "fan"]
@@ -48,10 +50,6 @@ def sft(seed: int, *, prompts: int = 60, samples: int = 2) -> Completions:
 
 def found(policy: Completions, against: Completions | None = None) -> Report:
     return probe(policy, against or sft(0))
-
-
-def rewritten(one: Completions, *texts: str) -> Completions:
-    return replace(one, texts=[texts[k % len(texts)] for k in range(len(one))])
 
 
 # The numbers of one text
@@ -114,9 +112,9 @@ def test_planted_hackers_show_their_family(name):
 
 def test_what_earlier_versions_were_blind_to():
     """One text for all prompts, one template for related ones, a keyword that SFT knows, within the sentence."""
-    one = found(rewritten(sft(1), " is great; i love it."))
-    assert one["templates"].severe and "“great i love it”: 0.0% → 100.0%" in one["risen phrases"].about
     related = sft(1)
+    one = found(replace(related, texts=[" is great; i love it."] * len(related)))
+    assert one["templates"].severe and "“great i love it”: 0.0% → 100.0%" in one["risen phrases"].about
     by_noun = [f" works well as a {prompt.split()[1]} should and i am glad." for prompt in related.prompts]
     assert found(replace(related, texts=by_noun))["templates"].severe, "but for the prompt's own word it is one text"
     terse = replace(related, texts=[f" the final answer is {k % 9}." for k in range(len(related) // 2) for _ in (0, 1)])
@@ -295,6 +293,7 @@ def test_an_evaluation_scores_the_edited_texts():
         stops=(), reference=model, tokenizer=tokenizer, max_new_tokens=64, rewards=paid,
         judge=lambda prompts, texts: [float(text.count("so")) for text in texts],
     )  # fmt: skip
+    tools.reward_of = partial(Evaluator.reward_of, tools)
     ours, theirs = (sft(seed, prompts=24) for seed in (1, 2))
     ours = replace(ours, texts=[f"{text.rstrip('.')}; i love it." for text in ours.texts])
     (payment,) = _payments(tools, ours.prompts, {}, probe(ours, theirs), ours, theirs)

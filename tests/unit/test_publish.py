@@ -48,9 +48,7 @@ def save(folder: Path, step: int, *, salt: str = "", extra: tuple[str, ...] = ()
         record.write(fingerprint=fingerprint(resolved), resolved=resolved, versions={}, command="rlhf-zoo ppo toy")
     record.append_metrics({"step": step, "objective/score": step / 10, "objective/kl": 0.1})
     path = record.checkpoint_path(step)
-    for name in (*HOME, *SENT, *extra):
-        if name in ("COMPLETE", "published.json"):
-            continue
+    for name in {*HOME, *SENT, *extra} - {"COMPLETE", "published.json"}:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         weights = hashlib.sha256(f"{name} {step} {salt}".encode()).digest() * 100
         (path / name).write_bytes(weights if "model" in name else b"{}\n")
@@ -136,7 +134,7 @@ def test_a_commit_and_a_tag_per_checkpoint_and_nothing_twice(thread_hub, tmp_pat
     assert (uploads, commits(thread_hub), tags(thread_hub)) == (before, ["toy ppo: step 5", "toy ppo: step 10"], found)
 
 
-def test_best_is_the_last_checkpoint_with_the_final_card(thread_hub, tmp_path, uploads):
+def test_best_is_the_last_checkpoint_with_the_final_card_and_an_evaluation_moves_it(thread_hub, tmp_path, uploads):
     save(tmp_path, 5)
     last = save(tmp_path, 10)
     finish(tmp_path)
@@ -154,6 +152,13 @@ def test_best_is_the_last_checkpoint_with_the_final_card(thread_hub, tmp_path, u
     assert tags(thread_hub) == found and len(commits(thread_hub)) == 3
     # The client asks which files changed, and sends none.
     assert not [one for one in uploads[before:] if one.startswith("PUT")]
+    (tmp_path / "run" / "eval").mkdir()
+    figure = {"value": 0.75, "ci95": [0.7, 0.8], "n": 100}
+    (tmp_path / "run" / "eval" / "evaluation.json").write_text(json.dumps({"win_rate": figure, "n": 100}))
+    send(thread_hub, tmp_path)
+    after = tags(thread_hub)
+    assert after.pop("best") != found.pop("best") and after == found
+    assert json.loads(download(thread_hub, "rlhf_card.json", "best"))["evaluation"]["win_rate"] == figure
 
 
 def test_main_is_the_chosen_checkpoint_byte_for_byte(thread_hub, tmp_path):
@@ -168,21 +173,6 @@ def test_main_is_the_chosen_checkpoint_byte_for_byte(thread_hub, tmp_path):
     for name in ("model.safetensors", "critic/model.safetensors"):
         assert there[name].lfs.sha256 == hashlib.sha256((chosen / name).read_bytes()).hexdigest()
     assert json.loads(download(thread_hub, "rlhf_card.json"))["chosen"]["step"] == 5
-
-
-def test_an_evaluation_moves_best_to_the_new_card(thread_hub, tmp_path):
-    save(tmp_path, 5)
-    finish(tmp_path)
-    send(thread_hub, tmp_path)
-    before = tags(thread_hub)
-    (tmp_path / "run" / "eval").mkdir()
-    figure = {"value": 0.75, "ci95": [0.7, 0.8], "n": 100}
-    (tmp_path / "run" / "eval" / "evaluation.json").write_text(json.dumps({"win_rate": figure, "n": 100}))
-    send(thread_hub, tmp_path)
-    after = tags(thread_hub)
-    assert after["step-000005"] == before["step-000005"] and after["best"] != before["best"]
-    card = json.loads(download(thread_hub, "rlhf_card.json", "best"))
-    assert card["evaluation"]["win_rate"] == figure
 
 
 def test_where_an_evaluation_recommends_none_main_is_the_last_checkpoint_and_nothing_is_best(thread_hub, tmp_path):

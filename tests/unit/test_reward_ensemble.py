@@ -110,7 +110,7 @@ def test_each_model_is_at_hand_in_its_turn_alone(samples: Samples) -> None:
     assert most == [[model] for model in given]
 
 
-def test_texts_and_samples_have_the_same_one_score(samples: Samples) -> None:
+def test_texts_and_samples_have_the_same_one_score_and_lambda_is_a_half_by_default(samples: Samples) -> None:
     tokenizer, policy = make_tokenizer(), make_tokenizer(LETTERS[::-1])
     scorers = [RewardModel(model, tokenizer, policy) for model in models()]
     ensemble = RewardEnsemble(scorers, how="worst")
@@ -120,14 +120,8 @@ def test_texts_and_samples_have_the_same_one_score(samples: Samples) -> None:
     assert found.tolist() == pytest.approx([min(column) for column in zip(*each, strict=True)])
     assert ensemble.score_samples(samples, texts).tolist() == pytest.approx(found.tolist())
     assert Rewards([one, ensemble]).learned == [ensemble]
-
-
-def test_lambda_by_default(samples: Samples) -> None:
-    tokenizer = make_tokenizer()
-    scorers = [RewardModel(model, tokenizer, tokenizer) for model in models()]
-    one_half, default = (RewardEnsemble(scorers, how="mean_minus_variance", penalty=x) for x in (0.5, None))
-    texts = ["not read"] * 3
-    assert torch.equal(one_half.score_samples(samples, texts), default.score_samples(samples, texts))
+    half, default = (RewardEnsemble(scorers, how="mean_minus_variance", penalty=x) for x in (0.5, None))
+    assert torch.equal(half.score_texts(texts, ended=ended), default.score_texts(texts, ended=ended))
     assert reward_reading.ENSEMBLES == functional.ENSEMBLES, "what cards are read by needs no torch"
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from datasets import Dataset
+from families import tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from trainer_fixture import (
     EOS,
@@ -27,8 +28,7 @@ from trainer_fixture import (
     updates_of,
 )
 from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
+    AutoModelForSequenceClassification,
     LlamaConfig,
     LlamaModel,
     PreTrainedModel,
@@ -40,7 +40,6 @@ from rlhf_zoo.alignment import TokenText
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.rewards import RewardModel, Rewards
-from rlhf_zoo.rewards.by_token import spread
 from rlhf_zoo.rewards.loading import load_reward_model
 from rlhf_zoo.sampling import Samples
 from rlhf_zoo.truncation import Truncation, cut, drawn_lengths, text_end
@@ -77,8 +76,6 @@ def test_characters_and_their_tokens() -> None:
     assert (found.text, len(ids)) == ("né né.", 9)
     # n, é's two bytes, space, n, é's two bytes, the dot.
     assert [found.completing(end) for end in range(1, 7)] == [0, 2, 3, 4, 6, 7]
-    assert spread([(0, 2, 0.5), (3, 6, -1.0), (3, 5, 2.0)], found) == [(2, 0.5), (7, -1.0), (6, 2.0)]
-    assert spread([(0, 2, 4.0)], found, 3) == [(6, 4.0)]
 
 
 def test_lists_are_aligned_with_the_tokens_and_weighted() -> None:
@@ -155,15 +152,9 @@ def test_a_replaced_score_replaces_what_was_paid_by_token(tmp_path: Path) -> Non
 # One label of a classifier
 
 
-def classifier(labels: dict[int, str], **fields: Any) -> BertForSequenceClassification:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        config = BertConfig(
-            vocab_size=len(make_tokenizer()), hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-            num_attention_heads=2, pad_token_id=PAD, id2label=labels, label2id={n: i for i, n in labels.items()},
-            initializer_range=0.5, **fields,
-        )  # fmt: skip
-        return BertForSequenceClassification(config).eval()
+def classifier(labels: dict[int, str], **fields: Any) -> PreTrainedModel:
+    ids = {name: index for index, name in labels.items()}
+    return tiny_model(AutoModelForSequenceClassification, "bert", id2label=labels, label2id=ids, **fields)
 
 
 LABELS = {0: "NEGATIVE", 1: "NEUTRAL", 2: "POSITIVE"}

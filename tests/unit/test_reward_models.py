@@ -1,22 +1,14 @@
 """Reward models: each row's score is that of the row alone, by ids or by text, and what would be misread is refused."""
 
 import math
-from typing import Any
 
 import pytest
 import test_rewards
 import torch
+from families import tiny_model
 from test_rewards import PROMPTS, call, one
-from trainer_fixture import EOS, LETTERS, PAD, make_policy, make_reward_model, make_tokenizer
-from transformers import (
-    BertConfig,
-    BertForSequenceClassification,
-    PreTrainedModel,
-    RobertaConfig,
-    RobertaForSequenceClassification,
-    T5Config,
-    T5ForSequenceClassification,
-)
+from trainer_fixture import EOS, LETTERS, make_policy, make_reward_model, make_tokenizer
+from transformers import AutoModelForSequenceClassification, PreTrainedModel
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.rewards import RewardModel, Rewards
@@ -87,18 +79,8 @@ def test_tokenizers_are_the_same_by_what_their_ids_mean() -> None:
 
 
 def _classifier(kind: str, vocabulary: int) -> PreTrainedModel:
-    both: dict[str, Any] = {"vocab_size": vocabulary, "num_labels": 1, "pad_token_id": PAD}
-    small = {
-        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16,
-        "max_position_embeddings": 40, "initializer_range": 0.5,
-    }  # fmt: skip
-    t5 = {"eos_token_id": EOS, "decoder_start_token_id": EOS, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 1}
-    torch.manual_seed(0)
-    if kind == "bert":
-        return BertForSequenceClassification(BertConfig(**both, **small)).eval()
-    if kind == "roberta":
-        return RobertaForSequenceClassification(RobertaConfig(**both, **small)).eval()
-    return T5ForSequenceClassification(T5Config(**both, **t5, num_heads=2)).eval()
+    more = {"d_kv": 8, "d_ff": 16, "decoder_start_token_id": EOS} if kind == "t5" else {}
+    return tiny_model(AutoModelForSequenceClassification, kind, vocab_size=vocabulary, num_labels=1, **more)
 
 
 @pytest.mark.parametrize(("kind", "shared"), [("bert", False), ("roberta", True)])

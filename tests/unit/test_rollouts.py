@@ -64,18 +64,13 @@ def test_bad_input_is_refused_by_file_and_line(tmp_path, line, message):
             read_rollouts(other)
 
 
-def test_a_byte_order_mark_is_read_over(tmp_path):
-    path = tmp_path / "rollouts.jsonl"
-    path.write_text('\ufeff{"prompt": "a", "completion": "b"}\n', encoding="utf-8")
-    assert read_rollouts(path).texts == ["b"]
-
-
-def test_columns_go_by_the_names_of_trl_and_verl(tmp_path):
+def test_columns_go_by_the_names_of_trl_and_verl_behind_a_byte_order_mark(tmp_path):
     path = tmp_path / "rollouts.jsonl"
     chat = [{"role": "user", "content": "hello"}]
     path.write_text(
-        json.dumps({"input": "a", "output": "b", "score": 1, "step": 3}) + "\n\n"
-        + json.dumps({"prompt": chat, "completion": [{"role": "assistant", "content": "yes"}], "reward": 0.5}) + "\n"
+        "\ufeff" + json.dumps({"input": "a", "output": "b", "score": 1, "step": 3}) + "\n\n"
+        + json.dumps({"prompt": chat, "completion": [{"role": "assistant", "content": "yes"}], "reward": 0.5}) + "\n",
+        encoding="utf-8",
     )  # fmt: skip
     found = read_rollouts(path)
     assert (found.prompts, found.texts, found.rewards) == (["a", "hello"], ["b", "yes"], [1.0, 0.5])

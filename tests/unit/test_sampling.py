@@ -267,9 +267,8 @@ def test_left_pad() -> None:
     assert mask.tolist() == [[True, True, True], [False, False, True]]
 
 
-@pytest.fixture
-def three() -> Samples:
-    return Samples(
+def test_chosen_rows_lose_the_columns_that_are_padding_in_all_of_them() -> None:
+    three = Samples(
         prompt_ids=torch.tensor([[0, 0, 5], [0, 6, 7], [8, 9, 4]]),
         prompt_mask=torch.tensor([[False, False, True], [False, True, True], [True, True, True]]),
         completion_ids=torch.tensor([[3, 1, 0, 0], [1, 0, 0, 0], [2, 2, 2, 2]]),
@@ -277,9 +276,7 @@ def three() -> Samples:
         logprobs=torch.tensor([[-1.0, -2.0, 0.0, 0.0], [-3.0, 0.0, 0.0, 0.0], [-4.0, -5.0, -6.0, -7.0]]),
         ended=torch.tensor([True, True, False]),
     )
-
-
-def test_chosen_rows_lose_the_columns_that_are_padding_in_all_of_them(three: Samples) -> None:
+    assert three.token_lists() == [[3, 1], [1], [2, 2, 2, 2]], "with the end token"
     part = three.rows(torch.tensor([1, 0]))
     assert part.prompt_ids.tolist() == [[6, 7], [0, 5]]
     assert part.prompt_mask.tolist() == [[True, True], [False, True]]
@@ -287,7 +284,3 @@ def test_chosen_rows_lose_the_columns_that_are_padding_in_all_of_them(three: Sam
     assert part.mask.tolist() == [[True, False], [True, True]]
     assert part.logprobs.tolist() == [[-3.0, 0.0], [-1.0, -2.0]]
     assert part.ended.tolist() == [True, True]
-
-
-def test_token_lists_hold_the_end_token(three: Samples) -> None:
-    assert three.token_lists() == [[3, 1], [1], [2, 2, 2, 2]]

@@ -42,7 +42,6 @@ def held(model: PreTrainedModel, run: Any) -> tuple[list[int], Any]:
 @pytest.mark.parametrize("name", miniatures.FAMILIES)
 def test_the_queue_changes_no_token(name: str) -> None:
     model, _ = miniatures.load(name)
-    model.eval()
     stops = list(range(0, model.config.vocab_size, 9))
     passes, together = held(model, lambda: drawn(model, stops))
     assert len(set(map(len, together.token_lists()))) > 3
@@ -57,7 +56,6 @@ def test_the_queue_changes_no_token(name: str) -> None:
 
 def test_rows_enter_while_others_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = miniatures.load("Llama 3")
-    model.eval()
     stops = list(range(0, model.config.vocab_size, 5))
     passes, _ = held(model, lambda: drawn(model, stops, max_tokens=200))
     monkeypatch.setattr("rlhf_zoo.decoding.can_join", lambda *_: False)
@@ -67,7 +65,6 @@ def test_rows_enter_while_others_are_under_way(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_cache_that_cannot_be_joined_takes_prompts_in_waves(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = miniatures.load("Llama 3")
-    model.eval()
     together = drawn(model, [])
     monkeypatch.setattr("rlhf_zoo.decoding.can_join", lambda *_: False)
     monkeypatch.setattr("rlhf_zoo.decoding.join", None)
@@ -89,12 +86,11 @@ def test_recurrent_layers_are_not_joined() -> None:
 def test_a_prompt_without_room_is_refused() -> None:
     model, _ = miniatures.load("GPT-2")
     with pytest.raises(ZooError, match=r"max_rollout_batch_tokens is 79, .* 60 tokens .* up to 20 takes 80"):
-        drawn(model.eval(), [], max_tokens=79)
+        drawn(model, [], max_tokens=79)
 
 
 def test_equal_prompts_computed_once_sample_as_if_alone() -> None:
     model, _ = miniatures.load("Qwen3-Base")
-    model.eval()
     given: dict[str, Any] = {"seed": 3, "max_new_tokens": 9, "stop_ids": [], "pad_id": 0}
     prompts, keys = [[40, 41], [50, 51, 52], [40, 41], [40, 41]], [(0, i) for i in range(4)]
     together = sample(model, prompts, keys=keys, **given)

@@ -20,7 +20,6 @@ from rlhf_zoo.runs.settings import (
     RecipeConfig,
     parse_flags,
     recipe_config,
-    recipe_keys,
     recorded_settings,
     stage_keys,
     stage_settings,
@@ -100,7 +99,6 @@ TABLE: list[tuple[Any, Any, Any]] = [
     (int, 3.0, 3),
     (int, "3", 3),
     (int, "1e3", 1000),
-    (int, 3.7, "!a whole number"),
     (int, "3.7", "!a whole number"),
     (int, True, "!a whole number"),
     (int, "many", "!a whole number"),
@@ -111,8 +109,6 @@ TABLE: list[tuple[Any, Any, Any]] = [
     (float, "2e-5", 2e-5),
     (float, math.inf, math.inf),
     (float, math.nan, "!a number"),
-    (float, False, "!a number"),
-    (float, "fast", "!a number"),
     (bool, True, True),
     (bool, "false", False),
     (bool, "True", True),
@@ -125,7 +121,6 @@ TABLE: list[tuple[Any, Any, Any]] = [
     (str | None, "null", None),
     (str | None, None, None),
     (int | None, "none", None),
-    (int | None, "x", "!a whole number"),
     (str | int, "4", 4),
     (int | str, "four", "four"),
     (list[str], "a,b", ["a", "b"]),
@@ -143,7 +138,6 @@ TABLE: list[tuple[Any, Any, Any]] = [
     (list[str], 3, "!a list"),
     (list[str], '["a"', "!YAML or JSON (while parsing a flow sequence, did not find expected ',' or ']')"),
     (list[str], "[a, b]", ["a", "b"]),
-    (list[float], "[1, 2.5]", [1.0, 2.5]),
     (list, "a", ["a"]),
     (dict[str, Any], {"a": 1}, {"a": 1}),
     (dict[str, Any], '{"a": {"b": 2}}', {"a": {"b": 2}}),
@@ -276,12 +270,6 @@ def test_recipe_config_is_typed(tmp_path):
     )
 
 
-def test_recipe_keys_are_the_fields():
-    shared = {field.name for field in dataclasses.fields(RecipeConfig)} - {"evaluation"}
-    nested = {f"evaluation.{field.name}" for field in dataclasses.fields(EvaluationConfig)}
-    assert set(recipe_keys()) == shared | nested
-
-
 def test_recorded_settings_are_typed_and_nothing_else_is_looked_at():
     resolved = {"kl_coef": "0.2", "reward_funcs": ["a(b=1,c=2)", "d"], "deepspeed": object(), "strange": 1}
     found = recorded_settings(resolved, "ppo", ["kl_coef", "reward_funcs", "gamma"], where="recipe.json")
@@ -328,8 +316,6 @@ def test_a_key_is_obeyed_or_refused(stage, tmp_path):
 
 # Flags
 
-NONE = {"": {}, "sft": {}, "reward": {}, "ppo": {}}
-
 
 @pytest.mark.parametrize(
     ("words", "expected"),
@@ -346,7 +332,7 @@ NONE = {"": {}, "sft": {}, "reward": {}, "ppo": {}}
     ],
 )
 def test_flags_parse(words, expected):
-    assert parse_flags(words) == {**NONE, **expected}
+    assert parse_flags(words) == {"": {}, "sft": {}, "reward": {}, "ppo": {}, **expected}
 
 
 @pytest.mark.parametrize(

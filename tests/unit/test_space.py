@@ -15,6 +15,7 @@ from typing import Any
 import gradio as gr
 import pytest
 import yaml
+from test_page_drawing import zero_gpu
 from toy_models import save_toys
 
 import rlhf_zoo
@@ -139,6 +140,8 @@ def test_requirements_and_readme_of_a_space(tmp_path: Path) -> None:
     found = dict(line.split("==") for line in written["requirements.txt"].splitlines()[1:-1])
     assert set(found) == set(pins(SPACE / "requirements.txt"))
     assert all(version == metadata.version(name).split("+")[0] for name, version in found.items()), found
+    without = [line for line in written["requirements.txt"].splitlines() if not line.startswith("torch==")]
+    assert space(tmp_path / "zero", hardware=ZERO_GPU)["requirements.txt"].splitlines() == without
     head = yaml.safe_load(written["README.md"].split("---\n")[1])
     assert head["models"] == ["me/tiny-ppo", "me/tiny-sft"] and head["datasets"] == ["me/tiny-data"]
     assert head["title"] == "tiny: [x]\N{REPLACEMENT CHARACTER}: SFT and PPO"
@@ -146,28 +149,10 @@ def test_requirements_and_readme_of_a_space(tmp_path: Path) -> None:
     assert "NAMESPACE/NAME" not in written["README.md"] and "<!--" not in written["README.md"]
 
 
-def test_zero_gpu_brings_its_own_torch_and_python(tmp_path: Path) -> None:
-    files = {hardware: space(tmp_path / hardware, hardware=hardware) for hardware in (CPU, ZERO_GPU)}
-    without = [line for line in files[CPU]["requirements.txt"].splitlines() if not line.startswith("torch==")]
-    assert files[ZERO_GPU]["requirements.txt"].splitlines() == without
-    head = yaml.safe_load(files[ZERO_GPU]["README.md"].split("---\n")[1])
-    assert (head["python_version"], head["suggested_hardware"]) == ("3.12", "zero-a10g")
-
-
-def test_readme_and_file_name_votes_and_runs(tmp_path: Path) -> None:
-    plain, more = space(tmp_path / "plain"), replace(MODELS, votes="me/votes", runs=("me/b0-ppo", "me/b1-ppo"))
-    found = space(tmp_path / "more", more)
-    rows = ["| run of the ablation | `me/b0-ppo` | the tag of every step |",
-            "| run of the ablation | `me/b1-ppo` | the tag of every step |",
-            "| votes | data set `me/votes` | `main` |"]  # fmt: skip
-    assert set(rows) <= set(found["README.md"].splitlines()) and not set(rows) & set(plain["README.md"].splitlines())
-    head = yaml.safe_load(found["README.md"].split("---\n")[1])
-    assert head["models"] == ["me/tiny-ppo", "me/tiny-sft", "me/b0-ppo", "me/b1-ppo"]
-    assert head["datasets"] == ["me/tiny-data", "me/votes"]
-    assert json.loads(plain["compare.json"]) | {"votes": "me/votes", "runs": list(more.runs)} == json.loads(
-        found["compare.json"]
-    )
+def test_what_is_written_is_what_is_chosen(tmp_path: Path) -> None:
+    more = replace(MODELS, votes="me/votes", runs=("me/b0-ppo", "me/b1-ppo"))
     for folder, models in (("plain", MODELS), ("more", more)):
+        space(tmp_path / folder, models)
         assert chosen(tmp_path / folder) == Chosen(
             f"me/tiny-ppo@{'1' * 40}", f"me/tiny-sft@{'2' * 40}", None, models.votes, models.runs
         )
@@ -188,19 +173,11 @@ def test_votes_need_a_secret_where_the_space_runs(capsys: pytest.CaptureFixture[
 
 
 def test_zero_gpu_takes_the_function_that_computes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A stand-in for its decorator, which hands on what a function returns, and of what it raises only the name."""
     taken = []
 
     def gpu(task):
         taken.append(task)
-
-        def run(*args, **kwargs):
-            try:
-                yield from task(*args, **kwargs)
-            except Exception as error:
-                raise RuntimeError(type(error).__name__) from None
-
-        return run
+        return zero_gpu(task)
 
     toys = save_toys(tmp_path / "toys")
     source = {role: Checkpoint("me/x", getattr(toys, role)) for role in ("ppo", "sft")}
@@ -257,15 +234,6 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 def written(folder: Path, content: Any) -> Path:
     (folder / CHOSEN).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     return folder
-
-
-def test_the_file(tmp_path: Path) -> None:
-    assert chosen(written(tmp_path, WHOLE)) == Chosen(
-        PPO, "me/toy-sft@main", None, "me/votes", ("me/b02-ppo", f"me/b0-ppo@{'2' * 40}")
-    )
-    assert chosen(written(tmp_path, {**WHOLE, "votes": None, "runs": []})) == Chosen(
-        PPO, "me/toy-sft@main", None, None, ()
-    )
 
 
 def test_a_file_from_before_votes_and_runs(tmp_path: Path) -> None:

@@ -34,17 +34,16 @@ def clustered(seed: int, prompts: int = 200, spread: float = 1.0):
     return rng.normal(size=prompts)[groups] * spread + rng.normal(size=len(groups)), groups.tolist()
 
 
+def by_scipy(sample, statistic, **options):
+    options = {"paired": True, "method": "percentile", "rng": np.random.default_rng(1), **options}
+    return scipy_stats.bootstrap(sample, statistic, **options)
+
+
 def test_bootstrap_mean_agrees_with_scipy():
     values, groups = clustered(0)
     sums, counts = np.bincount(groups, weights=values), np.bincount(groups)
-    reference = scipy_stats.bootstrap(
-        (sums, counts),
-        lambda s, c, axis=-1: s.sum(axis) / c.sum(axis),
-        paired=True,
-        vectorized=True,
-        method="percentile",
-        n_resamples=20_000,
-        rng=np.random.default_rng(1),
+    reference = by_scipy(
+        (sums, counts), lambda s, c, axis=-1: s.sum(axis) / c.sum(axis), vectorized=True, n_resamples=20_000
     )
     estimate = bootstrap_mean(values, groups, seed=0, resamples=20_000)
     assert estimate.value == pytest.approx(values.mean(), abs=1e-12)
@@ -152,15 +151,7 @@ def test_correlation_agrees_with_scipy(ranks):
     found = correlation(x, y, list(range(300)), seed=0, ranks=ranks, resamples=4000)
     measure = scipy_stats.spearmanr if ranks else scipy_stats.pearsonr
     assert found.value == pytest.approx(measure(x, y).statistic, rel=1e-12)
-    reference = scipy_stats.bootstrap(
-        (x, y),
-        lambda a, b: measure(a, b).statistic,
-        paired=True,
-        vectorized=False,
-        method="percentile",
-        n_resamples=1000,
-        rng=np.random.default_rng(1),
-    )
+    reference = by_scipy((x, y), lambda a, b: measure(a, b).statistic, vectorized=False, n_resamples=1000)
     # Two bootstraps of this size place an end of the interval within about 0.007 of each other.
     assert found.ci95 == pytest.approx(tuple(reference.confidence_interval), abs=0.02)
     assert found.n == 300

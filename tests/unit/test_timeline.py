@@ -16,8 +16,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from page_fixture import checkpoint_between
 from toy_models import CONTEXT, Toys, save_toys
-from transformers import AutoTokenizer
 
 from rlhf_zoo.catalog.index import checkpoint_rows
 from rlhf_zoo.comparison import (
@@ -30,7 +30,7 @@ from rlhf_zoo.comparison import (
 )
 from rlhf_zoo.comparison.cache import bytes_of
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.models import critic_from, load_causal, load_classifier
+from rlhf_zoo.models import critic_from, load_classifier
 from rlhf_zoo.tokenizer import train_tokenizer
 
 PROMPT = "the camera"
@@ -69,16 +69,10 @@ class World:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> World:
     folder = tmp_path_factory.mktemp("timeline")
     toys = save_toys(folder)
-    sft, ppo = load_causal(toys.sft), load_causal(toys.ppo)
     folders = {}
     for step in STEPS:
         folders[f"{REPO}@{commit(step)}"] = path = folder / "ppo-run" / f"checkpoint-{step}"
-        policy = load_causal(toys.sft)
-        with torch.no_grad():
-            for one, start, end in zip(policy.parameters(), sft.parameters(), ppo.parameters(), strict=True):
-                one.copy_(start + (end - start) * step / 20)
-        policy.save_pretrained(path)
-        AutoTokenizer.from_pretrained(toys.sft).save_pretrained(path)
+        checkpoint_between(toys, path, step / 20)
     critic_from(load_classifier(toys.reward)).save_pretrained(path / "critic")
     return World(toys, folders)
 

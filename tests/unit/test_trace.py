@@ -37,7 +37,7 @@ from rlhf_zoo.hub.refs import Checkpoint
 from rlhf_zoo.logprobs import token_logprobs
 from rlhf_zoo.models import critic_from, load_causal, load_classifier
 from rlhf_zoo.ppo.config import PPOConfig
-from rlhf_zoo.ppo.control import FixedKL, RunningScores
+from rlhf_zoo.ppo.control import KLController, RunningScores
 from rlhf_zoo.ppo.custom_loop import given_samples
 from rlhf_zoo.ppo.trace import TRACE_STREAM, Trace, trace
 from rlhf_zoo.record import StageRecord
@@ -96,7 +96,7 @@ def test_every_figure_is_the_trainers_or_by_its_definition(tmp_path: Path, name:
         reward_weights=[1.0, 0.5], train_dataset=prompt_rows(8), whiten_advantages=False, **given | CASES[name],
     )  # fmt: skip
     config, old = trainer.args, make_policy(seed=6)
-    trainer.controller, trainer.scores_seen = FixedKL(0.7), RunningScores(4, 2.0, 9.0)
+    trainer.controller, trainer.scores_seen = KLController(0.7), RunningScores(4, 2.0, 9.0)
     signs: set[tuple[bool, bool]] = set()
     for seed in (1, 2, 3):
         found = traced(

@@ -30,8 +30,6 @@ from trainer_fixture import (
 from rlhf_zoo.functional import explained_variance
 from rlhf_zoo.ppo.metrics import critic_health
 
-# One update against a second implementation, written from the formulas: row by row, no padding, no cache.
-
 
 def advantages_of(
     scores: list[float], kls: list[list[float]], values: list[list[float]], *, beta: float, gamma: float, lam: float
@@ -52,7 +50,7 @@ def advantages_of(
 
 
 def test_an_update_is_what_the_formulas_say(tmp_path: Path) -> None:
-    """Two passes over one rollout by SGD: weights and every metric, from a second implementation."""
+    """Two passes over one rollout by SGD: weights and every metric, from the formulas row by row, without a cache."""
     settings: dict[str, Any] = {
         "num_mini_batches": 1, "num_ppo_epochs": 2, "learning_rate": 0.3, "critic_learning_rate": 0.05,
         "kl_coef": 0.2, "gamma": 0.97, "lam": 0.9, "vf_coef": 0.5, "cliprange": 0.05, "cliprange_value": 0.02,
@@ -162,9 +160,6 @@ def test_quarters_are_of_what_a_response_may_have_and_those_never_reached_have_n
     assert quarters[:2] == wanted and all(math.isnan(each) for each in quarters[2:])
 
 
-# Rewards
-
-
 def test_reward_functions_are_called_as_grpo_calls_them_and_weighted(tmp_path: Path) -> None:
     calls: list[dict[str, Any]] = []
 
@@ -252,9 +247,6 @@ def test_whitened_rewards_keep_their_mean_and_k3_is_charged_while_k1_is_reported
         assert one[name] == two[name], name
 
 
-# Ending
-
-
 def completions_of(trainer: Spy) -> list[list[int]]:
     return [row for rollout, _, _ in trainer.updates for row in rollout.samples.token_lists()]
 
@@ -273,9 +265,6 @@ def test_stop_tokens(tmp_path: Path) -> None:
     assert trainer.policy.generation_config.eos_token_id == EOS
 
 
-# Adaptive β
-
-
 def test_adaptive_beta_is_moved_by_the_kl_that_is_reported(tmp_path: Path) -> None:
     """Inside ±0.2 the step is proportional to the mean Σ k1, in which completions of negative k1 count as such."""
     still: dict[str, Any] = {"learning_rate": 0.0, "ref_model": make_policy(seed=4), "max_steps": 3}
@@ -291,9 +280,6 @@ def test_adaptive_beta_is_moved_by_the_kl_that_is_reported(tmp_path: Path) -> No
     for (rollout, estimates, _), beta in zip(moved.updates, betas, strict=True):
         charged = (estimates.rewards.sum(1) - estimates.scores) / rollout.kl
         assert charged.tolist() == pytest.approx([-beta] * 8, rel=1e-3)
-
-
-# Optimization
 
 
 def test_the_critics_gradient_leaves_the_policys_step_alone(tmp_path: Path) -> None:

@@ -1,29 +1,22 @@
 """What TRL 1.12's PPOTrainer gets wrong (each was seen by running it), and that ours gets it right.
 
-Tested elsewhere, by item:
-    bf16 and gradient_checkpointing without effect
-        test_trainer::test_precision_and_checkpointing_take_effect
-    max_grad_norm never applied
-        test_trainer::test_the_critics_gradient_leaves_the_policys_step_alone
-    a data set smaller than a batch hangs
-        test_guards::test_what_does_not_fit_together
-    with PAD = EOS the EOS is never in the loss
+Tested elsewhere:
+    bf16 and gradient_checkpointing without effect: test_training_run::test_precision_and_checkpointing_take_effect
+    max_grad_norm never applied: test_trainer::test_the_critics_gradient_leaves_the_policys_step_alone
+    a data set smaller than a batch hangs: test_guards::test_what_does_not_fit_together
+    with PAD = EOS the EOS is never in the loss:
         test_guards::test_eos_as_pad, test_trainer::test_an_update_is_what_the_formulas_say
-    no resuming, and the critic is not saved
-        test_resume::test_a_run_resumed_from_any_checkpoint_is_the_run_left_alone
-        test_trainer::test_a_checkpoint_is_a_plain_model_with_its_critic
-    evaluate() fails
-        test_trainer::test_evaluation_is_repeatable_and_disturbs_nothing
-    should_training_stop is ignored
-        test_trainer::test_callbacks_and_tensorboard_hear_of_every_update
-    a reward model with a smaller vocabulary is an IndexError
+    no resuming: test_resume::test_a_run_resumed_from_any_checkpoint_is_the_run_left_alone
+    the critic is not saved: test_training_run::test_a_checkpoint_is_a_plain_model_with_its_critic
+    evaluate() fails: test_training_run::test_evaluation_is_repeatable_and_disturbs_nothing
+    should_training_stop is ignored: test_training_run::test_callbacks_and_tensorboard_hear_of_every_update
+    a reward model with a smaller vocabulary is an IndexError:
         test_trainer::test_a_reward_model_of_another_tokenizer_scores_text_and_lends_no_critic
-    LoRA leaves the critic training in full
-        test_peft::test_adapters_train_over_bases_that_stand_still
-    a string among a data set's columns is an error
+    LoRA leaves the critic training in full: test_peft::test_adapters_train_over_bases_that_stand_still
+    a string among a data set's columns is an error:
         test_trainer::test_reward_functions_are_called_as_grpo_calls_them_and_weighted
-    tables of samples need an account of wandb or Comet
-        test_ppo_options::test_samples_are_of_the_update_that_they_are_named_after
+    tables of samples need an account of wandb or Comet:
+        test_samples_shown::test_samples_are_of_the_update_that_they_are_named_after
 TRL's own numbers where it ignores minibatches: test_trl_parity::test_trl_ignores_minibatches_under_accumulation.
 """
 
@@ -34,21 +27,6 @@ import pytest
 import torch
 from trainer_fixture import EOS, PAD, Spy, make_trainer
 from transformers import GenerationConfig
-
-from rlhf_zoo.ppo.trainer import PPOTrainer
-
-
-def optimizer_steps(trainer: PPOTrainer) -> list[int]:
-    """Trains; the number of optimizer steps of each update that found gradients (Trainer's own finds none)."""
-    steps = [0] * trainer.args.max_steps
-
-    def count(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        found = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
-        steps[trainer.state.global_step] += found
-
-    trainer.create_optimizer().register_step_pre_hook(count)
-    trainer.train()
-    return steps
 
 
 @pytest.mark.parametrize("accumulation", [1, 4])
@@ -61,7 +39,16 @@ def test_minibatches_are_optimizer_steps_whatever_the_accumulation(tmp_path: Pat
         tmp_path, per_device_train_batch_size=8 // accumulation, gradient_accumulation_steps=accumulation,
         num_mini_batches=2, num_ppo_epochs=3,
     )  # fmt: skip
-    assert optimizer_steps(trainer) == [6, 6]
+    steps = [0, 0]
+
+    def count(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Trainer's own step finds no gradients."""
+        found = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        steps[trainer.state.global_step] += found
+
+    trainer.create_optimizer().register_step_pre_hook(count)
+    trainer.train()
+    assert steps == [6, 6]
 
 
 def test_metrics_average_over_what_was_computed(tmp_path: Path) -> None:

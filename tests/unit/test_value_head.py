@@ -39,9 +39,6 @@ from rlhf_zoo.value_head import (
 WIDTHS = {"llama": 32, "llama-tied": 32, "gpt2": 32, "opt": 16, "t5": 32}
 
 
-# The head
-
-
 def test_the_width_of_other_configurations() -> None:
     pair = [BertConfig(hidden_size=size, num_attention_heads=4) for size in (24, 40)]
     assert hidden_size_of(EncoderDecoderConfig.from_encoder_decoder_configs(*pair)) == 40
@@ -101,9 +98,6 @@ def test_how_a_new_head_is_drawn() -> None:
         AutoModelForCausalLMWithValueHead(model, v_head_init_strategy="orthogonal")
 
 
-# Forward and generation
-
-
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_logits_are_the_models_and_values_the_heads_of_its_last_hidden_state(kind: str) -> None:
     model = headed(kind)
@@ -161,9 +155,6 @@ def test_half_precision_comes_out_in_float32() -> None:
     assert [out.dtype for out in outputs(model)] == [torch.float32, torch.float32]
 
 
-# Adapters
-
-
 def test_a_quantized_model_is_prepared_before_its_adapter() -> None:
     model = plain("llama").to(torch.bfloat16)
     model.is_quantized = model.is_loaded_in_8bit = True
@@ -176,9 +167,6 @@ def test_a_quantized_model_is_prepared_before_its_adapter() -> None:
     again.is_quantized = again.is_loaded_in_8bit = True
     AutoModelForCausalLMWithValueHead.from_pretrained(again, peft_config=lora())
     assert again.is_gradient_checkpointing
-
-
-# State dicts
 
 
 def test_a_state_dict_has_trls_keys_and_loads_strictly() -> None:
@@ -211,9 +199,6 @@ def test_the_state_of_an_adapted_model_is_its_head(tmp_path: Path) -> None:
     assert digests(model.pretrained_model) == trunk
     with pytest.raises(RuntimeError, match="Missing key"):
         model.load_state_dict({"v_head.summary.bias": torch.ones(1)})
-
-
-# Models that cannot have a value head
 
 
 def test_models_of_the_wrong_kind_are_refused() -> None:

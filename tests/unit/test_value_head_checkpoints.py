@@ -12,9 +12,7 @@ import torch
 from peft import AutoPeftModelForCausalLM, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-)
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 from value_head_models import (
     CONFIGS,
@@ -183,14 +181,11 @@ def test_gathered_weights_can_be_given_to_save(tmp_path: Path) -> None:
     assert_same(other, AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path))
 
 
-def test_a_head_of_another_form_is_refused(tmp_path: Path) -> None:
+def test_a_head_of_another_form_or_model_is_refused(tmp_path: Path) -> None:
     write_old_checkpoint(tmp_path, shards=False, head={"v_head.0.weight": torch.ones(4, 32), **HEAD})
     for read in (read_value_head, AutoModelForCausalLMWithValueHead.from_pretrained):
         with pytest.raises(ZooError, match=r"tensors 0.weight, summary.bias, summary.weight"):
             read(tmp_path)
-
-
-def test_another_models_head_is_refused(tmp_path: Path) -> None:
     write_old_checkpoint(tmp_path, shards=False, head=HEAD | {"v_head.summary.weight": torch.ones(1, 24)})
     with pytest.raises(ZooError, match="of size 24, and this model's have size 32"):
         AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
@@ -286,17 +281,16 @@ def test_a_variant_is_the_bases(tmp_path: Path) -> None:
     assert_same(model, again)
 
 
-def test_an_adapter_in_memory_and_a_second_one(said: list[str]) -> None:
+def test_what_changes_nothing_in_a_loaded_model_is_told(said: list[str]) -> None:
     inner = get_peft_model(plain("llama"), lora())
     model = AutoModelForCausalLMWithValueHead.from_pretrained(inner, peft_config=lora(r=2))
     assert model.pretrained_model is inner
     assert model.is_peft_model
-    assert said == ["peft_config is not used: PeftModelForCausalLM has an adapter already."]
-
-
-def test_keywords_of_loading_do_nothing_to_a_loaded_model(said: list[str]) -> None:
     AutoModelForCausalLMWithValueHead.from_pretrained(plain("llama"), dtype=torch.bfloat16, revision="main")
-    assert said == ["Not used, because the model is loaded already: dtype, revision."]
+    assert said == [
+        "peft_config is not used: PeftModelForCausalLM has an adapter already.",
+        "Not used, because the model is loaded already: dtype, revision.",
+    ]
 
 
 @pytest.mark.parametrize("head", [False, True], ids=["adapter", "TRL's head beside it"])
@@ -315,8 +309,11 @@ def test_a_pickle_of_an_adapter_is_refused_and_the_message_converts_it(
     assert_same(model, AutoModelForCausalLMWithValueHead.from_pretrained(folder))
 
 
-def test_adapter_checkpoints_that_cannot_be_loaded(tmp_path: Path) -> None:
-    adapted(tmp_path).save_pretrained(tmp_path / "adapter")
+def test_adapters_that_cannot_be_saved_or_loaded(tmp_path: Path) -> None:
+    model = adapted(tmp_path)
+    with pytest.raises(ZooError, match="call push_to_hub"):
+        model.save_pretrained(tmp_path / "adapter", push_to_hub=True)
+    model.save_pretrained(tmp_path / "adapter")
     config = tmp_path / "adapter" / "adapter_config.json"
     config.write_text(json.dumps(json.loads(config.read_text()) | {"base_model_name_or_path": None}))
     with pytest.raises(ZooError, match="names no base model"):
@@ -324,11 +321,6 @@ def test_adapter_checkpoints_that_cannot_be_loaded(tmp_path: Path) -> None:
     (tmp_path / "adapter" / "adapter_model.safetensors").unlink()
     with pytest.raises(ZooError, match=r"no adapter_model\.safetensors"):
         AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path / "adapter")
-
-
-def test_an_adapter_is_pushed_by_its_own_call(tmp_path: Path) -> None:
-    with pytest.raises(ZooError, match="call push_to_hub"):
-        adapted(tmp_path).save_pretrained(tmp_path / "adapter", push_to_hub=True)
 
 
 def test_an_offloaded_model_is_refused(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from trainer_fixture import make_policy
 
 from rlhf_zoo import wholeness
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.publish import publish_checkpoint, publish_merged, publish_release
+from rlhf_zoo.hub.publish import publish_checkpoint, publish_on_branch, publish_release
 from rlhf_zoo.models import load_causal, load_classifier
 from rlhf_zoo.record import COMPLETE, StageRecord, fingerprint, timeless, write_complete
 from rlhf_zoo.stages import pipeline, ppo, reward
@@ -106,7 +106,7 @@ def test_what_is_harmed_is_named_and_the_last_whole_one_offered(tmp_path: Path, 
     write_complete(path / "merged")
     (path / "merged" / COMPLETE).write_text("{")
     with pytest.raises(ZooError, match="merged/COMPLETE is damaged"):
-        publish_merged(path / "merged", "local/x", **sent)
+        publish_on_branch(path / "merged", "local/x", branch="merged", **sent)
 
 
 def test_a_damaged_complete_is_a_sentence(tmp_path: Path) -> None:
@@ -146,12 +146,6 @@ def test_one_from_before_there_were_digests(tmp_path: Path) -> None:
             (fresh / name).write_bytes(content)
             with pytest.raises(ZooError, match=rf"{re.escape(name)} is truncated or damaged"):
                 load_causal(fresh)
-    # Nor is a folder that no run saved a traceback.
-    (path / COMPLETE).unlink()
-    truncate(path / "model.safetensors")
-    for load in (load_causal, load_classifier):
-        with pytest.raises(ZooError, match="is cut short or damaged"):
-            load(path)
 
 
 @pytest.fixture
