@@ -42,7 +42,7 @@ _SETTINGS = (
 )  # fmt: skip
 _EVALUATION = (
     "judge", "reward_model", "sft", "ppo", "win_rate", "win_rate_at_equal_length", "control", "verdict", "recommended",
-    "over_training", "labeled", "lm_eval",
+    "over_training", "labeled", "lm_eval", "reference",
 )  # fmt: skip
 _PROMPTS_KEPT = 8
 

@@ -56,6 +56,21 @@ class OwnPairsArguments(LabeledArguments):
 
 
 @dataclass(frozen=True)
+class ReferenceArguments:
+    """Which answers SFT and PPO are compared with as well; the keys under `evaluation.reference`.
+
+    column: of PPO's data. temperature: of new samples for it; None takes those of the evaluation.
+    """
+
+    column: str | None = None
+    temperature: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.column is None:
+            raise ZooError("evaluation.reference names no column: give the one that holds the answers.")
+
+
+@dataclass(frozen=True)
 class EvaluationConfig:
     """How the eval stage compares PPO with SFT; the keys under `evaluation:` in recipe.yaml.
 
@@ -94,6 +109,10 @@ class EvaluationConfig:
         default_factory=dict,
         metadata={"help": "Labeled pairs of the policies' own outputs, on which the judge's accuracy is measured."},
     )
+    reference: dict[str, Any] = field(
+        default_factory=dict,
+        metadata={"help": "Answers that SFT and PPO are compared with as well: column, and temperature of samples."},
+    )
     lm_eval: list[str] = field(
         default_factory=list, metadata={"help": "Tasks of lm-evaluation-harness, on SFT and PPO."}
     )
@@ -113,6 +132,16 @@ class EvaluationConfig:
             return None
         given = checked_keys(self.own_pairs, type_hints(OwnPairsArguments), "evaluation.own_pairs", of="own pairs")
         return OwnPairsArguments(**given)
+
+    @property
+    def reference_answers(self) -> ReferenceArguments | None:
+        """None where the recipe names none. Raises ZooError as `labeled_data` does, and without a column."""
+        if not self.reference:
+            return None
+        given = checked_keys(
+            self.reference, type_hints(ReferenceArguments), "evaluation.reference", of="reference answers"
+        )
+        return ReferenceArguments(**given)
 
     @property
     def names(self) -> list[str]:

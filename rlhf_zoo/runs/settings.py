@@ -182,7 +182,8 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     shared = {name: value for name, value in checked.items() if name in hints}
     nested = {name.removeprefix("evaluation."): value for name, value in checked.items() if name in nested_hints}
     found = EvaluationConfig(**nested)
-    _ = found.asked_llm, found.labeled_data, found.own_pairs_data  # a mistake in their keys is told here
+    # A mistake in their keys is told here.
+    _ = found.asked_llm, found.labeled_data, found.own_pairs_data, found.reference_answers
     return RecipeConfig(**shared, evaluation=found)
 
 

@@ -19,6 +19,7 @@ from ..evaluator.harness import check_tasks, on_tasks
 from ..evaluator.head_to_head import HeadToHead, head_to_head
 from ..evaluator.judges import JUDGES_OF_LABELS, check_names, checked, checks_answers, settled_pairs
 from ..evaluator.measure import Evaluator, make_evaluator, training_rewards
+from ..evaluator.references import beside_references
 from ..evaluator.trajectory import Trajectory, follow
 from ..evaluator.trivial import score_trivial
 from ..hub.publish import NOTHING, checkpoint_files, published_tags, tag_name
@@ -106,9 +107,14 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
                 measured = score_trivial(found, followed.trivial, prompts)
             trivial = {"trivial": measured.to_json()}
         chosen = _choose(step, followed) if open_choice else None
+        beside = {}
+        if (answers := config.reference_answers) is not None:
+            path = checkpoints["ppo"].path
+            compared_with = beside_references(found, prompts, lambda: load_causal(path), **vars(answers))
+            beside = {"reference": compared_with}
         if not processes.first():
             return True
-        figures = {**found.to_json(), **trivial}
+        figures = {**found.to_json(), **trivial, **beside}
         if tools.panel.votes:
             figures["votes"] = {
                 name: votes_on(
@@ -183,7 +189,7 @@ def recorded(config: EvaluationConfig) -> dict[str, Any]:
     """
     later: dict[str, Any] = {
         "judges": [], "llm": {}, "dataset_test_split": None, "labeled": {}, "own_pairs": {}, "lm_eval": [],
-        "lm_eval_limit": None, "lm_eval_fewshot": None,
+        "lm_eval_limit": None, "lm_eval_fewshot": None, "reference": {},
     }  # fmt: skip
     return {key: value for key, value in asdict(config).items() if later.get(key) != value}
 
@@ -207,6 +213,12 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
         raise ZooError(
             f"The {_words(evaluated_part(context))} has {len(prompts)} prompts and evaluation.prompts asks for "
             f"{wanted}: lower it, or prepare more data."
+        )
+    answers = context.shared.evaluation.reference_answers
+    if answers is not None and answers.column not in prompts.column_names:
+        raise ZooError(
+            f"evaluation.reference names the column {answers.column}, and the evaluation's prompts have "
+            f"{', '.join(prompts.column_names)}: name one of these."
         )
     return prompts.select(range(wanted))
 

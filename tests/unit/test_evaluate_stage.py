@@ -30,10 +30,11 @@ from rlhf_zoo.recipes import load_recipe
 from rlhf_zoo.record import StageRecord, read_json
 from rlhf_zoo.release.card import make_card
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.data import own_pairs
+from rlhf_zoo.runs.data import own_pairs, stage_source
 from rlhf_zoo.runs.judge import judge_run, of_same_labels
 from rlhf_zoo.runs.layout import parts_of
 from rlhf_zoo.stages import evaluate, pipeline, ppo, reward
+from rlhf_zoo.stages.evaluate import check_prompts
 from rlhf_zoo.studies.policies import Terms, find_pair
 from rlhf_zoo.studies.policies import evaluate as evaluate_pair
 from rlhf_zoo.votes.data import HubVotes
@@ -123,6 +124,46 @@ def test_what_test_prompts_do_not_confirm_is_neither_main_nor_recommended(
     card = (ppo.path / "README.md").read_text()
     assert f"The recipe's rule is `recommended`: step **{step}**" in card
     assert ("recommends none; there is no tag `best`." in card) is (recommended is None)
+
+
+def test_answers_of_the_data_stand_beside_both_policies(trained: RunContext) -> None:
+    """By the length of a text: a sampled one is longer than the one letter of an answer, or as long."""
+    judged_by_length = judged(trained, JUDGE, reference={"column": "answer"})
+    assert evaluate.run(judged_by_length) is True
+    found = read_json(trained.record("eval").path / "evaluation.json")["reference"]
+    samples = (trained.record("eval").path / "samples.jsonl").read_text().splitlines()
+    lengths = [len(json.loads(line)["sft"]["completion"]) for line in samples[:: EVALUATION["samples"]]]
+    rows = check_prompts(trained, stage_source(trained, "ppo"))
+    apart = [length - len(answer) for length, answer in zip(lengths, rows["answer"], strict=True)]
+    assert found["sft"]["value"] == sum(1.0 if one > 0 else 0.5 if one == 0 else 0.0 for one in apart) / len(apart)
+    assert found["column"] == "answer" and found["temperature"] is None and found["ppo"]["n"] == len(rows)
+    make_card(trained.record("ppo").path)
+    assert (
+        "preferred by the judge to the data's answer (column answer) |"
+        in (trained.record("ppo").path / "README.md").read_text()
+    )
+
+    colder = judged(trained, JUDGE, reference={"column": "answer", "temperature": 0.01})
+    assert evaluate.run(colder) is True and evaluate.run(colder) is False
+    again = read_json(trained.record("eval").path / "evaluation.json")
+    assert again["reference"]["temperature"] == 0.01 and again["temperature"] != 0.01
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"column": "summary"}, "names the column summary, and the evaluation's prompts have .*answer.*: name one"),
+        ({"temperature": 0.5}, "evaluation.reference names no column"),
+        (
+            {"column": "answer", "temperature": 0.0},
+            "temperature in evaluation.reference is 0.0: completions are sampled, so",
+        ),
+        ({"colum": "answer"}, "evaluation.reference"),
+    ],
+)
+def test_answers_that_are_not_there(trained: RunContext, keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ZooError, match=message):
+        check_prompts(asked := judged(trained, JUDGE, reference=keys), stage_source(asked, "ppo"))
 
 
 class Silent:

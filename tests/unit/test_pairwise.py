@@ -1,6 +1,9 @@
 """Both orders of a pair make one verdict, and what a judge's liking for a place looks like in the report."""
 
+from types import SimpleNamespace
+
 import pytest
+from datasets import Dataset
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.pairwise import (
@@ -11,6 +14,7 @@ from rlhf_zoo.evaluation.pairwise import (
     merge_orders,
 )
 from rlhf_zoo.evaluation.stats import proportion, win_rate
+from rlhf_zoo.evaluator.references import beside_references
 
 PROMPTS = ["p", "q", "r", "s"]
 FIRST = ["long text", "a", "same", "longest of all"]
@@ -119,3 +123,19 @@ def test_what_cannot_be_compared():
         FunctionPairJudge("toy_run:PPO")
     with pytest.raises(ValueError, match="2 prompts, 1 and 2 completions do not fit"):
         compare_pairs(judge, ["p", "q"], ["a"], ["b", "c"], seed=0)
+
+
+def test_a_judge_of_pairs_compares_with_the_datas_answers():
+    """The first sample of each prompt; an answer is a conversation's last message, without special tokens."""
+    judge = FunctionPairJudge(by_length, name="longer")
+    tools = SimpleNamespace(
+        judge=SimpleNamespace(name="longer"), panel=SimpleNamespace(comparing=[judge]),
+        tokenizer=SimpleNamespace(all_special_tokens=["<eos>"]),
+    )  # fmt: skip
+    written = {"sft": ["aaa", "", "b", "long text"], "ppo": ["aaaa", "", "long text", ""]}
+    measured = {side: SimpleNamespace(completions=texts) for side, texts in written.items()}
+    answers = [[{"role": "assistant", "content": text}] for text in ("aaa<eos>", "bb<eos>")]
+    rows = Dataset.from_dict({"prompt": ["p", "q"], "answer": answers})
+    found = SimpleNamespace(tools=tools, measured=measured, samples=2, seed=0)
+    rates = beside_references(found, rows, lambda: None, column="answer")
+    assert (rates["sft"]["value"], rates["ppo"]["value"]) == (0.25, 1.0)
