@@ -124,6 +124,9 @@ class PageClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def has(self, elem_id: str) -> bool:
+        return elem_id in self._ids
+
     def value(self, elem_id: str) -> Any:
         """What the visitor sees in a component."""
         return self._props[self._id(elem_id)].get("value")
