@@ -1,5 +1,7 @@
 """Who may read and write which repository."""
 
+from abc import ABC, abstractmethod
+
 from .faults import Damaged, Fault, repo_not_found, revision_not_found
 from .git import MAIN, GitRepository
 from .messages import Request
@@ -55,15 +57,15 @@ def identity(repo: RepoId, settings: Settings) -> tuple[str, str]:
     return f"{repo.plural}/{repo}", settings.created
 
 
-class Api:
+class Api(ABC):
     """The functions behind some of the routes; `register` says which."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self._storage = access.storage
 
-    def register(self, router: Router) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def register(self, router: Router) -> None: ...
 
 
 def commit_of(git: GitRepository, revision: str) -> str:

@@ -220,6 +220,11 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
             f"evaluation.reference names the column {answers.column}, and the evaluation's prompts have "
             f"{', '.join(prompts.column_names)}: name one of these."
         )
+    if answers is not None and not all(isinstance(one, str | list) for one in prompts[answers.column]):
+        raise ZooError(
+            f"evaluation.reference names the column {answers.column}, in which not every prompt has a text or "
+            "messages: name one that holds answers."
+        )
     return prompts.select(range(wanted))
 
 

@@ -154,6 +154,7 @@ def test_answers_of_the_data_stand_beside_both_policies(trained: RunContext) -> 
     [
         ({"column": "summary"}, "names the column summary, and the evaluation's prompts have .*answer.*: name one"),
         ({"temperature": 0.5}, "evaluation.reference names no column"),
+        ({"column": "row"}, "in which not every prompt has a text or messages"),
         (
             {"column": "answer", "temperature": 0.0},
             "temperature in evaluation.reference is 0.0: completions are sampled, so",
