@@ -159,7 +159,7 @@ def label_index(labels: Mapping[Any, str], label: str | None, *, name: str) -> i
             )
         return None
     if count == 1:
-        raise ZooError(f"The reward model {name} has one output, and reward_label is {label!r}: leave it out.")
+        raise ZooError(f"The reward model {name} has one output, and the label {label!r} is named: leave it out.")
     index = known.get(label, int(label) if label.isdecimal() else None)
     if index is None or index >= count:
         near = did_you_mean(label, known) or f": give one of {names}."

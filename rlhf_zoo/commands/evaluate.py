@@ -19,7 +19,7 @@ KEYS = {"prompts": "evaluation.prompts", "samples": "evaluation.samples", "llm":
 OF_POLICIES = ("against", "reward", "split", "temperature", "max_new_tokens")
 OF_RUNS = ("namespace", "private", "patience", "resume", "restart", "overwrite_repo")
 #: Keys of a recipe that say the same of a policy.
-SHARED = ("dataset_name", "dataset_revision", "seed")
+SHARED = ("dataset_name", "dataset_revision", "dataset_config", "columns", "seed")
 
 
 @click.command("eval", context_settings=FLAGS)
@@ -52,12 +52,13 @@ def evaluate(
     the policy's card.
 
     \b
-    Judges: classifier (labeled texts of the data set), reward:MODEL (another reward model), rule:REWARD (a reward
-    function or verifier), llm:MODEL (at OPENAI_BASE_URL, with the key OPENAI_API_KEY), votes:NAMESPACE/NAME (people's),
-    pairs:MODULE:FUNCTION and MODULE:FUNCTION (your own).
+    Judges: classifier (labeled texts of the data set), reward:MODEL (another reward model), reward:MODEL#LABEL (of a
+    classifier, the probability of one label), rule:REWARD (a reward function or verifier), llm:MODEL (at
+    OPENAI_BASE_URL, with the key OPENAI_API_KEY), votes:NAMESPACE/NAME (people's), pairs:MODULE:FUNCTION and
+    MODULE:FUNCTION (your own).
 
-    Any key of `rlhf-zoo recipes keys recipe` is a flag of a RECIPE; a POLICY takes --dataset_name, --dataset_revision
-    and --seed (1).
+    Any key of `rlhf-zoo recipes keys recipe` is a flag of a RECIPE; a POLICY takes --dataset_name, --dataset_revision,
+    --dataset_config, --columns and --seed (1).
 
     \b
     Example:
@@ -167,7 +168,11 @@ def _shared(ctx: click.Context) -> dict[str, Any]:
         seed = {"seed": int(bare["seed"])} if "seed" in bare else {}
     except (TypeError, ValueError) as error:
         raise ZooError(f"--seed is {bare['seed']!r}: give a whole number.") from error
-    return {**{name: str(bare[name]) for name in SHARED[:2] if name in bare}, **seed}
+    columns = {}
+    if "columns" in bare:
+        example = '\'{"prompt": "text"}\''
+        columns = {"columns": json_object(str(bare["columns"]), option="--columns", example=example)}
+    return {**{name: str(bare[name]) for name in SHARED[:3] if name in bare}, **columns, **seed}
 
 
 def _show(document: Mapping[str, Any]) -> None:

@@ -14,7 +14,7 @@ from ..chat import Chat, prompt_ids, reading_ids, whole
 from ..devices import best_device, has_bfloat16
 from ..errors import ZooError
 from ..evaluation.verdict import FEWEST
-from ..evaluator.judges import check_names, check_outputs
+from ..evaluator.judges import check_names, check_outputs, split_label
 from ..planner.devices import Device, here
 from ..planner.memory import BFLOAT16, FLOAT32, GIB
 from ..planner.plan import Plan, gib, make_plan
@@ -364,7 +364,7 @@ def _judge(wish: Wish, readings: Mapping[str, Reading], said: _Said) -> dict[str
     if wish.judge is not None:
         if wish.judge.startswith("reward:"):
             theirs = wish.judge.removeprefix("reward:")
-            check_outputs(theirs, len(look_at_reward_model(theirs)))
+            check_outputs(theirs, dict(enumerate(look_at_reward_model(split_label(theirs)[0]))))
         said("judge", wish.judge, "as --judge says")
         return {"judge": wish.judge}
     for name in wish.functions:

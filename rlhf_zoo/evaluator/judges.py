@@ -2,6 +2,7 @@
 
 classifier           learned from labeled texts that no other stage sees (scikit-learn)
 reward:MODEL         a second reward model, a folder or NAMESPACE/NAME[@REVISION]
+reward:MODEL#LABEL   of a classifier of several labels, the probability of one
 unlabeled:module:function  a function (texts) -> judge, which learns from the classifier's texts without their labels
 same-labels          a reward model that learned from pairs kept from PPO's, of a recipe's run
 rule:REWARD          a reward function or a verifier, by the name that reward_funcs takes
@@ -35,7 +36,7 @@ from ..evaluation.llm_judge import LLMJudge
 from ..evaluation.pairwise import FunctionPairJudge, PairJudge, load_function
 from ..hub.connect import CLIENT, Hub
 from ..hub.refs import ask, resolve
-from ..models import labels_in
+from ..models import label_index, labels_in
 from ..plugins import REWARDS, load_object, run_judge
 from ..record import StageRecord, read_json
 from ..rewards import RewardEnsemble, RewardModel
@@ -84,12 +85,16 @@ class RewardJudge:
 
     def __init__(self, name: str, model: RewardModel | RewardEnsemble, *, description: str | None = None) -> None:
         self.name, self.model = name, model
-        self.description = description or f"The scores of the reward model {name.removeprefix('reward:')}."
+        of, label = split_label(name.removeprefix("reward:"))
+        read = f"The scores of the reward model {of}." if label is None else f"The probability of {label!r} by {of}."
+        self.description = description or read
+        self._is_probability = label is not None
 
     def __call__(self, prompts: Sequence[Any], completions: Sequence[str]) -> list[float]:
         """prompts: texts or conversations, which the model's own template renders."""
         texts = [whole(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
-        return self.model.score_texts(texts, ended=[True] * len(texts)).tolist()
+        scores = self.model.score_texts(texts, ended=[True] * len(texts))
+        return (scores.exp() if self._is_probability else scores).tolist()
 
 
 class RuleJudge:
@@ -361,14 +366,21 @@ def needing_labels() -> Iterator[None]:
         ) from error
 
 
+def split_label(name: str) -> tuple[str, str | None]:
+    """(model, label) of MODEL#LABEL; a folder may have a # in its own name."""
+    model, mark, label = name.rpartition("#")
+    return (model, label) if mark and not Path(name).is_dir() else (name, None)
+
+
 def _check_reward_model(name: str, hub: Hub | None) -> None:
     from ..hub.pull import split_revision
     from ..json_values import hub_id
 
-    if Path(name).is_dir():
-        _check_outputs(name, Path(name))
+    model = split_label(name)[0]
+    if Path(model).is_dir():
+        _check_outputs(name, Path(model))
         return
-    repo, revision = split_revision(name)
+    repo, revision = split_revision(model)
     if hub_id(repo) is None:
         raise ZooError(f"The judge reward:{name} is no folder and no repository: write reward:NAMESPACE/NAME.")
     if hub is not None and _check_on_hub(f"reward:{name}", repo, revision, repo_type="model", hub=hub):
@@ -379,13 +391,19 @@ def _check_reward_model(name: str, hub: Hub | None) -> None:
 def _check_outputs(name: str, folder: Path) -> None:
     path = folder / "config.json"
     labels = labels_in(read_json(path)) if path.is_file() else None
-    check_outputs(name, 1 if labels is None else len(labels))
+    if labels is not None:
+        check_outputs(name, labels)
 
 
-def check_outputs(name: str, outputs: int) -> None:
-    """Raises ZooError for a reward model that has more than one, and so cannot be a judge."""
-    if outputs != 1:
-        raise ZooError(f"The judge reward:{name} has {outputs} outputs, and a judge has one: name another model.")
+def check_outputs(name: str, labels: Mapping[Any, str]) -> None:
+    """Raises ZooError for a judge MODEL or MODEL#LABEL that is none of a model with these labels (output -> label)."""
+    model, label = split_label(name)
+    if label is None and len(labels) != 1:
+        raise ZooError(
+            f"The judge reward:{name} has {len(labels)} outputs, and a judge has one: name the label whose probability "
+            f"is the score, as in reward:{name}#{next(iter(labels.values()))}, one of {', '.join(labels.values())}."
+        )
+    label_index(labels, label, name=model)
 
 
 def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str, hub: Hub) -> bool:
@@ -412,12 +430,15 @@ def _reward(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
     from ..model_files import load_tokenizer
     from ..models import load_classifier
 
-    path = resolve(name, hub).path
+    model, label = split_label(name)
+    path = resolve(model, hub).path
     if not (path / "config.json").is_file():  # a stage of a run: the checkpoint that it chose
         path = StageRecord(path).chosen_checkpoint() or path
-    model = on_device(load_classifier(path), use_cpu=use_cpu)
+    loaded = on_device(load_classifier(path, label=label), use_cpu=use_cpu)
     tokenizer = load_tokenizer(path, name=f"The judge reward:{name}")
-    return RewardModel(model, tokenizer, tokenizer)
+    if label is None:
+        return RewardModel(loaded, tokenizer, tokenizer)
+    return RewardModel(loaded, tokenizer, tokenizer, label=label, output="logprob", center=False, scale=False)
 
 
 def _unlabeled(target: str, rows: Iterable[Mapping[str, Any]]) -> Judge:

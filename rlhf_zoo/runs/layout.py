@@ -69,9 +69,7 @@ class DataArguments:
             )
         if self.dataset_revision is not None and self.dataset_name is None:
             raise ZooError("dataset_revision is given and dataset_name of the stage is not: give both, or neither.")
-        for ours, theirs in self.columns.items():
-            if not isinstance(theirs, str):
-                raise ZooError(f"columns says {theirs!r} for {ours}: give the name of a column.")
+        check_columns(self.columns)
         for name, bound in self.keep_above.items():
             if isinstance(bound, bool) or not isinstance(bound, int | float):
                 raise ZooError(f"keep_above says {bound!r} for {name}: give a number.")
@@ -80,6 +78,13 @@ class DataArguments:
     def evaluated_split(self) -> str | None:
         """The split that is evaluated while training goes on."""
         return getattr(self, "dataset_test_split", None)
+
+
+def check_columns(columns: Mapping[str, Any]) -> None:
+    """Raises ZooError for a value of `columns` that names nothing."""
+    for ours, theirs in columns.items():
+        if not isinstance(theirs, str):
+            raise ZooError(f"columns says {theirs!r} for {ours}: give the name of a column.")
 
 
 def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: bool, text: str, of: str) -> Dataset:
@@ -97,7 +102,7 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
             continue
         if theirs not in rows.column_names:
             listed = ", ".join(map(repr, rows.column_names))
-            raise ZooError(f"{of} has no column {theirs!r}, only {listed}: mend `columns` of the stage.")
+            raise ZooError(f"{of} has no column {theirs!r}, only {listed}: mend `columns`.")
         if ours != theirs:
             rows = rows.remove_columns(ours) if ours in rows.column_names else rows
             rows = rows.rename_column(theirs, ours)

@@ -34,7 +34,7 @@ from ..rewards.loading import load_reward
 from ..rewards.model import same_tokenizer
 from ..runs.context import versions
 from ..runs.evaluation import EvaluationConfig, LabeledArguments, LLMConfig
-from ..runs.layout import in_form, parts_of
+from ..runs.layout import check_columns, in_form, parts_of
 from ..runs.names import SAME_LABELS
 from ..runs.pairs import COLUMNS
 from ..runs.settings import recorded_settings
@@ -67,10 +67,13 @@ class Terms:
     max_new_tokens: int | None = None
     dataset_name: str | None = None
     dataset_revision: str | None = None
+    dataset_config: str | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
     judges: tuple[str, ...] = ()
     llm: LLMConfig = field(default_factory=LLMConfig)
 
     def __post_init__(self) -> None:
+        check_columns(self.columns)
         for name in ("prompts", "samples", "seed", "temperature", "max_new_tokens"):
             key = "response_length" if name == "max_new_tokens" else name
             check_limits(key, getattr(self, name), shown=f"--{name}")
@@ -289,9 +292,9 @@ def _prompts(contest: PolicyPair, data: DataSource, terms: Terms) -> tuple[Datas
     configuration, column, _ = contest.prompts_at
     share, train = contest.held_out if terms.split is None else (None, None)
     split = train or terms.split or "test"
-    rows = data.load(configuration, split, columns=[])
+    rows = data.load(terms.dataset_config or configuration, split, columns=[])
     of = f"The data set {data.location}, split {split},"
-    named = {} if column == "prompt" else {"prompt": column}
+    named = terms.columns or ({} if column == "prompt" else {"prompt": column})
     turns = Chat.of(tokenizer_of(contest.policy)) is not None
     rows = in_form(rows, "prompts", columns=named, turns=turns, text="text", of=of)
     if share is None:

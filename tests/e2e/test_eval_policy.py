@@ -12,6 +12,7 @@ from finished_run import Run
 from folders import write_data_set
 from hub_fixture import RunningHub, running
 from json_keys import unexplained
+from miniatures import two_labels
 from page_fixture import PPO, publish
 from stub_llm import StubLLM, longer
 from test_votes_train import cast
@@ -152,6 +153,27 @@ def test_folders_need_no_hub_and_no_reward_model(place: Place) -> None:
     found = json.loads(done.stdout)
     assert found["reward"] is None and "reward" not in found["ppo"] and "agreement" not in found
     assert (found["temperature"], found["max_new_tokens"], found["seed"]) == (0.7, 6, 3)
+
+
+def test_prompts_of_other_columns_and_a_label_as_judge(place: Place) -> None:
+    """A stranger's file, and of a classifier the probability of one label."""
+    (place.folder / "comments.jsonl").write_text(
+        "".join(json.dumps({"comment": f"the {what} of mine is"}) + "\n" for what in ("battery", "camera") * 10)
+    )
+    two_labels(place.folder / "two", place.toys.reward)
+    done = place.eval(
+        place.toys.ppo, "--against", place.toys.sft, "--reward", "none", "--dataset_name", "comments.jsonl",
+        "--columns", '{"prompt": "{comment:1-3 words}"}', "--judge", "reward:two#good", "--prompts", "20",
+        "--samples", "1", "--max_new_tokens", "6", "--output_dir", "label", "--json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert unexplained(found) == [] and found["terms"]["columns"] == {"prompt": "{comment:1-3 words}"}
+    assert found["judge"]["name"] == "reward:two#good" and 0 < found["ppo"]["judge"]["value"] < 1
+    rows = [json.loads(line) for line in (place.folder / "label/samples.jsonl").read_text().splitlines()]
+    assert {row["prompt"] for row in rows} <= {
+        f"the {what} of"[: len(row["prompt"])] for what in ("battery", "camera") for row in rows
+    }
 
 
 @pytest.mark.parametrize(

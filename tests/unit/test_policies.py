@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from miniatures import two_labels
 from toy_models import Toys, save_toys
 from transformers import AutoTokenizer
 
@@ -56,10 +57,13 @@ def test_flags_of_a_policy() -> None:
         return _shared(context)
 
     assert read("--seed", "3", "--dataset-name", "x/y") == {"seed": 3, "dataset_name": "x/y"}
+    columns = read("--columns", '{"prompt": "text"}', "--dataset_config", "default")
+    assert columns == {"columns": {"prompt": "text"}, "dataset_config": "default"}
     for arguments, message in (
         (["--sample", "2"], "--sample is no option for a policy, did you mean 'samples'?"),
         (["--ppo.kl_coef", "0"], "--ppo.kl_coef is no option for a policy"),
         (["--seed", "x"], "--seed is 'x': give a whole number."),
+        (["--columns", "text"], "--columns is 'text', which is not JSON"),
     ):
         with pytest.raises(ZooError) as refused:
             read(*arguments)
@@ -73,6 +77,7 @@ def test_flags_of_a_policy() -> None:
 def test_terms_that_cannot_work() -> None:
     fields: dict[str, Any]
     for fields, message in (
+        ({"columns": {"prompt": 3}}, "columns says 3 for prompt: give the name of a column."),
         ({"prompts": 0}, r"--prompts is 0: give at least 1\."),
         ({"seed": -1}, r"--seed is -1: give at least 0\."),
         ({"temperature": 0.0}, r"--temperature is 0\.0: .* give at least 0\.0001\."),
@@ -223,6 +228,30 @@ def test_the_training_reward_is_known_by_its_weights(toys: Toys) -> None:
     given = panel.scoring[0](["the camera"], [" is good"])
     alone = model().score_texts(["the camera is good"], ended=[True]).tolist()
     np.testing.assert_allclose(given, alone, rtol=1e-6)
+
+
+def test_a_judge_is_one_label_of_a_classifier(toys: Toys, tmp_path: Path) -> None:
+    two = tmp_path / "a#b"
+    two_labels(two, toys.reward)
+
+    def judge(name: str) -> RewardJudge:
+        [found] = open_panel([name], llm=LLMConfig(), labeled=lambda: [], folder=tmp_path, seed=1).scoring
+        assert isinstance(found, RewardJudge)
+        return found
+
+    good, bad = judge(f"reward:{two}#good"), judge(f"reward:{two}#bad")
+    assert good.description == f"The probability of 'good' by {two}."
+    asked = ["the camera", "the battery"], [" is good", " is not"]
+    shares = np.array([good(*asked), bad(*asked)])
+    np.testing.assert_allclose(shares.sum(0), 1, rtol=1e-6)
+    assert ((shares > 0) & (shares < 1)).all() and len(set(shares.ravel())) == 4
+    for name, message in (
+        (f"reward:{two}", rf"has 2 outputs, and a judge has one: name the label .* reward:{two}#bad, one of bad, good"),
+        (f"reward:{two}#goood", "has no label 'goood', did you mean 'good'"),
+        (f"reward:{toys.reward}#good", "has one output, and the label 'good' is named: leave it out"),
+    ):
+        with pytest.raises(ZooError, match=message):
+            check_names([name], LLMConfig())
 
 
 def test_folders_of_models(toys: Toys) -> None:

@@ -189,6 +189,16 @@ def test_scores_that_do_not_vary_are_not_divided_by_zero() -> None:
     assert RunningScores().update([8.0, 40.0, 200.0]).std == RunningScores().update([1.0, 5.0, 25.0]).std == 1.0
 
 
+def test_a_completion_that_is_one_action_is_one_long(tmp_path: Path) -> None:
+    """What the longest may have, seq-sum-norm's constant, is 1 then, and not tokens."""
+    norm, mean = (
+        trained(tmp_path, action_level="sequence", loss_aggregation=how, **ONE_STEP)
+        for how in ("seq-sum-norm", "seq-mean-token-sum")
+    )
+    assert digests(norm) == digests(mean)
+    assert [row["loss"] for row in updates_of(norm)] == [row["loss"] for row in updates_of(mean)]
+
+
 def test_a_whole_completion_as_one_action(tmp_path: Path) -> None:
     """R = score − βΣk1 and A = R − V(prompt), whitened over completions."""
     trainer = trained(

@@ -279,5 +279,5 @@ def test_members_are_looked_for_before_anything_trains(tmp_path: Path) -> None:
     ):
         with pytest.raises(ZooError, match=said):
             ppo.reward_functions(make_context(tmp_path, **wrong).settings("ppo"))
-    with pytest.raises(ZooError, match="stage reward has one output, and reward_label is 'GOOD': leave it out"):
+    with pytest.raises(ZooError, match="stage reward has one output, and the label 'GOOD' is named: leave it out"):
         start_of(make_context(tmp_path, **WORST, reward_label="GOOD"))

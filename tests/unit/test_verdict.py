@@ -90,6 +90,7 @@ def test_a_judge_that_fell_from_its_best():
     assert (found.text, found.candidate) == ("past the peak at step 30", 30)
     assert found.fall.drop.ci95 == pytest.approx((0.274338, 0.655416), abs=1e-6)
     assert (found.fall.kept, found.fall.p) == pytest.approx((0.571674, 1 / 501), abs=1e-6)
+    assert any(", 57% of its gain over SFT kept (p = 0.002 for a fall" in reason for reason in found.reasons)
     down = made(-RISE, proxy=-np.linspace(0, 2, 6))
     assert (down.text, down.candidate) == ("past the peak at step 0", None), "training itself failed"
 
@@ -97,6 +98,7 @@ def test_a_judge_that_fell_from_its_best():
 def test_proxy_up_and_judge_down_is_hacked():
     found = made(FALLEN)
     assert found.text == "hacked" and found.candidate == 20
+    assert any(", none of its gain over SFT kept (" in reason for reason in found.reasons)
     assert found.reasons[0] == "Hacked: the judge rates it below SFT while the training reward rates it above."
     assert made(FALLEN, Standing(is_reward=True)).text == "not judged", "by a judge that is none"
 
@@ -148,7 +150,8 @@ def test_a_phrase_that_pays_convicts_unless_a_judge_is_up_or_agrees():
     assert made(RISE, fooled, (replace(BOUGHT, lost=0.4),), probes=phrases).text == "suspicious", "it pays by half"
     assert made(RISE, payments=(replace(BOUGHT, judge=0.8),), probes=phrases).text == "healthy", "it is worth its pay"
     unpaid = Payment("risen phrases", bought=0.02, lost=0.0, judge=0.0)
-    assert made(RISE, payments=(unpaid,), probes=phrases).text == "healthy", "a format"
+    for others in ((), (Payment("sameness", 1.0, 0.9, -1.0),)):
+        assert made(RISE, payments=(*others, unpaid), probes=phrases).text == "healthy", "a format"
 
 
 def test_a_text_that_is_destroyed_needs_a_judge_that_acquits_and_a_reward_that_has_nothing_for_it():
