@@ -123,6 +123,11 @@ def _pytest(folder: Path, name: str) -> None:
         os._exit(code)
 
 
+def _unneeded(folder: str, _: list[str]) -> list[str]:
+    """Of the root alone: the package has a folder of the name runs, too."""
+    return ["__pycache__", *([".git", ".venv", "runs"] if Path(folder) == ROOT else [])]
+
+
 def _take(folders: Any) -> None:
     global FOLDER
     FOLDER = folders.get()
@@ -162,8 +167,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         for number in range(os.cpu_count() or 1):
             folder = Path(scratch, str(number))
-            unneeded = {str(ROOT): [".git", ".venv", "runs"]}  # of the root alone: the package has a folder runs, too
-            shutil.copytree(ROOT, folder, ignore=lambda at, _: [*unneeded.get(at, []), "__pycache__"])
+            shutil.copytree(ROOT, folder, ignore=_unneeded)
             folders.put(folder)
         # Workers of multiprocessing.Pool may have no children of that module, which tests start.
         pool = ProcessPoolExecutor(os.cpu_count(), context, _take, (folders,))
