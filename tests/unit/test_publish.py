@@ -10,8 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hub_fixture import RunningHub
+from huggingface_hub.errors import HfHubHTTPError
 from thread_hub import ThreadHub
 from zoo_process import errors, zoo
 
@@ -67,9 +69,9 @@ def sender(
     hub: ThreadHub | RunningHub, folder: Path, *, stages: tuple[str, ...] = ("ppo",), again: bool = False, **fields: Any
 ) -> Sender:
     """What sends the run of `folder`. fields: of its context."""
-    recipe = Recipe("toy", folder, {"description": "A toy."}, {})
-    fields = {"directory": folder / "run", "namespace": "local", "publish": True} | fields
-    context = RunContext(recipe=recipe, hub=Hub("other", hub.url, "test"), **fields)
+    toy = Recipe("toy", folder, {"description": "A toy."}, {})
+    fields = {"recipe": toy, "directory": folder / "run", "namespace": "local", "publish": True} | fields
+    context = RunContext(hub=Hub("other", hub.url, "test"), **fields)
     return Sender(context, stages=stages, again=again)
 
 
@@ -159,6 +161,56 @@ def test_best_is_the_last_checkpoint_with_the_final_card_and_an_evaluation_moves
     after = tags(thread_hub)
     assert after.pop("best") != found.pop("best") and after == found
     assert json.loads(download(thread_hub, "rlhf_card.json", "best"))["evaluation"]["win_rate"] == figure
+
+
+def test_a_whole_run_has_a_collection(thread_hub, tmp_path, monkeypatch, caplog):
+    """Once all of its stages are released; where the Hub has none or refuses, that costs nothing else."""
+
+    def collections() -> list[str]:
+        return [one.title for one in thread_hub.api().list_collections(owner="local")]
+
+    save(tmp_path, 5)
+    finish(tmp_path)
+    both = Recipe("toy", tmp_path, {"description": "A toy."}, {"sft": {}, "ppo": {}})
+    due = sender(thread_hub, tmp_path, recipe=both)
+    due.send_all()
+    assert collections() == [] and due.due() == [], "SFT is not there"
+    due = sender(thread_hub, tmp_path)
+    assert due.due()[-1] == "the Collection of toy"
+
+    def refused(status: int) -> Any:
+        def collect(*_: Any, **__: Any) -> str:
+            answer = httpx.Response(status, request=httpx.Request("POST", thread_hub.url))
+            raise ZooError("The Collection cannot be made.") from HfHubHTTPError("no", response=answer)
+
+        return collect
+
+    noted = StageRecord(tmp_path / "run" / "ppo")
+    with monkeypatch.context() as patched:
+        patched.setattr("rlhf_zoo.release.sender.collect", refused(503))
+        with pytest.raises(HfHubHTTPError):
+            due.send_all()
+        assert "collection" not in noted.read(), "it is tried again"
+        patched.setattr("rlhf_zoo.release.sender.collect", refused(403))
+        due.send_all()
+        assert "The Collection cannot be made." in caplog.text and due.due() == []
+        assert noted.read()["collection"] == {"hub": thread_hub.url, "repos": [REPO], "slug": None}
+    noted.write(collection=None)
+    due.send_all()
+    assert collections() == ["toy: SFT, RM, PPO"] and due.due() == []
+    assert noted.read()["collection"]["slug"].startswith("local/toy-sft-rm-ppo")
+
+
+def test_with_push_steps_their_multiples_and_in_the_end_the_last_and_the_chosen(thread_hub, tmp_path):
+    for step in (5, 10, 15):
+        save(tmp_path, step)
+    record = StageRecord(tmp_path / "run" / "ppo")
+    record.write(resolved={**record.read()["resolved"], "push_steps": 10})
+    send(thread_hub, tmp_path)
+    assert list(tags(thread_hub)) == [tag_name(10)]
+    finish(tmp_path, 5)
+    send(thread_hub, tmp_path)
+    assert list(tags(thread_hub)) == ["best", *map(tag_name, (5, 10, 15))]
 
 
 def test_main_is_the_chosen_checkpoint_byte_for_byte(thread_hub, tmp_path):

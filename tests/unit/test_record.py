@@ -256,7 +256,11 @@ def test_the_marker_is_written_last(tmp_path, monkeypatch):
     synced = []
     sync = os.fsync
     monkeypatch.setattr(record.os, "fsync", lambda fd: (synced.append((path / "COMPLETE").exists()), sync(fd)))
+    folders = []
+    sync_folder = record.sync_folder
+    monkeypatch.setattr(record, "sync_folder", lambda folder: (folders.append(folder), sync_folder(folder)))
     stage.mark_complete(path)
+    assert {path, path / "critic"} <= set(folders)
     assert (path / "COMPLETE").is_file()
     assert synced[:4] == [False] * 4 and synced[-1] is True
     with pytest.raises(ValueError, match="checkpoint-N"):
@@ -270,6 +274,7 @@ def test_clear_takes_only_what_is_the_records(tmp_path):
     stage.write(stage="ppo")
     stage.append_metrics({"step": 1})
     checkpoint(stage, 1)
+    checkpoint(stage, 2, complete=False)
     (tmp_path / "notes.txt").write_text("mine")
     stage.clear()
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
@@ -311,8 +316,14 @@ def test_check_fingerprint(tmp_path):
     stage.check_fingerprint(resolved, recipe="tiny-world")
     stage.write(stage="ppo", recipe="tiny-world", fingerprint=fingerprint(resolved), resolved=resolved)
     stage.check_fingerprint(dict(reversed(resolved.items())), recipe="tiny-world")
-    with pytest.raises(ZooError, match=r"kl_coef = 0\.1, and this one has 0\.3.*--restart"):
+    with pytest.raises(ZooError, match=r"kl_coef = 0\.1, and this one has 0\.3: .*with --restart\.$"):
         stage.check_fingerprint({**resolved, "kl_coef": 0.3})
+    with pytest.raises(
+        ZooError, match=r"\(`rlhf-zoo ppo tiny-world --restart` leaves the other stages as they are\)\.$"
+    ):
+        stage.check_fingerprint({**resolved, "kl_coef": 0.3}, recipe="tiny-world")
+    with pytest.raises(ZooError, match=rf"this one has \"{'x' * 76}\.\.\.: "):
+        stage.check_fingerprint({**resolved, "kl_coef": "x" * 200})
     with pytest.raises(ZooError, match=r"model\.hidden_size = 128, and this one has nothing.*--restart"):
         stage.check_fingerprint({**resolved, "model": {}})
     with pytest.raises(ZooError, match=r"recipe 'tiny-world', not of 'product-remarks'.*--restart"):

@@ -19,6 +19,7 @@ from rlhf_zoo.evaluation.stats import (
     correlation,
     group_indices,
     jackknife,
+    over_seeds,
     pass_at,
     perplexity_difference,
     proportion,
@@ -135,6 +136,14 @@ def test_jackknife_of_the_mean_is_the_textbook_standard_error():
     half = 1.959964 * values.std(ddof=1) / math.sqrt(50)
     assert estimate.ci95 == pytest.approx((values.mean() - half, values.mean() + half), abs=1e-6)
     assert jackknife(0.5, [0.5], n=1).ci95 == (-math.inf, math.inf)
+
+
+def test_figures_over_seeds_have_an_interval_from_five_on():
+    few, many = over_seeds([1.0, 3.0]).to_json(), over_seeds([1.0, 2.0, 3.0, 4.0, 5.0]).to_json()
+    assert few == {"mean": 2.0, "range": [1.0, 3.0]}
+    half = scipy_stats.t.ppf(0.975, 4) * math.sqrt(2.5 / 5)
+    assert many.pop("ci95") == pytest.approx([3 - half, 3 + half], rel=5e-3)
+    assert many == {"mean": 3.0, "range": [1.0, 5.0]}
 
 
 def test_estimate_is_plain_json():
