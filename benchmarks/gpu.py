@@ -364,13 +364,16 @@ def tests(device: str, tiny: bool) -> dict[str, Any]:
     """The trainer's tests with models and tensors on the device."""
     chosen = ["tests/unit/test_sampling.py"] if tiny else TESTS
     with tempfile.TemporaryDirectory() as directory:
-        report, path = Path(directory) / "report.xml", os.pathsep.join(filter(None, sys.path))
+        report, said = Path(directory) / "report.xml", Path(directory) / "stderr"
+        path = os.pathsep.join(filter(None, sys.path))
         command = [
             sys.executable, "-m", "pytest", "-q", "--device", device, "-m", "not full", "-n", "auto",
             "-k", f"not ({ON_CPU})", "--timeout", "120", "--tb=short", "--junitxml", str(report), *chosen,
         ]  # fmt: skip
         began, cut = time.perf_counter(), None
-        process = subprocess.Popen(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path})
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        with said.open("w") as stderr:
+            process = subprocess.Popen(command, cwd=ROOT, env=env, stderr=stderr)
         try:
             process.wait()
         except TimeoutError as error:
@@ -379,6 +382,8 @@ def tests(device: str, tiny: bool) -> dict[str, Any]:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(20)
             process.kill()
+        if not report.is_file():
+            raise RuntimeError(f"pytest wrote no report: {said.read_text().strip()[-300:]}")
         counts: dict[str, int] = defaultdict(int)
         failed, skipped = [], []
         for case in ET.parse(report).iter("testcase"):
