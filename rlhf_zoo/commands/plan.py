@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -57,13 +58,17 @@ def plan(
             flags[stage] = {**LORA, **flags[stage]}
         if load_in_4bit and "load_in_4bit" in STAGES[stage].model_keys:
             flags[stage]["load_in_4bit"] = True
+    assumed: list[str] = []
     if device is None:
         device = here()
         if device.cpu and found.zoo.get("gpu"):
             device = parse_device(found.zoo["gpu"])
             for stage, keys in (found.zoo.get("gpu_flags") or {}).items():
+                assumed += [f"{stage}.{key} {json.dumps(keys[key])}, as the recipe's zoo.yaml says for {device.name}"
+                            for key in keys if key not in flags[stage]]  # fmt: skip
                 flags[stage] = {**keys, **flags[stage]}
     made = make_plan(found, device, flags, prompt=prompt_length)
+    made = replace(made, assumed=[*made.assumed, *assumed])
     if as_json:
         print_json(made.to_json())
         return
@@ -72,7 +77,7 @@ def plan(
 
 def show(made: Plan) -> None:
     """Prints a plan: a table of the phases of each stage, of its models, and what does not fit."""
-    from ..planner.plan import gib
+    from ..planner.plan import gib, seconds
 
     click.echo(f"{made.recipe} on {made.device}: GiB on each device\n")
     for stage in made.stages:
@@ -107,9 +112,9 @@ def show(made: Plan) -> None:
         if spent is None:
             click.echo(f"Seconds of {stage.stage}: not known, as nothing was measured on such a device.")
             continue
-        parts = ", ".join(f"{name} {value:.3g}" for name, value in spent.seconds.items() if value)
+        parts = ", ".join(f"{name} {seconds(value)}" for name, value in spent.seconds.items() if value)
         in_all = made.in_all(stage.stage)
-        click.echo(f"Seconds of {stage.stage}: {spent.total:.3g} {unit} at most{in_all}: {parts}; {spent.said}.")
+        click.echo(f"Seconds of {stage.stage}: {seconds(spent.total)} {unit} at most{in_all}: {parts}; {spent.said}.")
     for one in made.assumed:
         click.echo(f"Assumed: {one}.")
 

@@ -359,6 +359,13 @@ def _accelerated() -> bool:
     return best_device().type == "cuda"
 
 
+def _of_texts(name: str) -> str:
+    """A reward's name as that of a judge, which reads texts and no tokens."""
+    if getattr(load_object(name, group=REWARDS), "unit", None) != "tokens":
+        return name
+    return f"{name.removesuffix(')')}, unit='words')" if name.endswith(")") else f"{name}(unit='words')"
+
+
 def _judge(wish: Wish, readings: Mapping[str, Reading], said: _Said) -> dict[str, Any]:
     """The keys of the evaluation that say who judges."""
     if wish.judge is not None:
@@ -379,7 +386,7 @@ def _judge(wish: Wish, readings: Mapping[str, Reading], said: _Said) -> dict[str
             "--judge reward:NAMESPACE/NAME, would not err where these labels do",
         )
         return {"judge": SAME_LABELS}
-    own = f"reward:{wish.models[0]}" if wish.models else f"rule:{wish.functions[0]}"
+    own = f"reward:{wish.models[0]}" if wish.models else f"rule:{_of_texts(wish.functions[0])}"
     said(
         "judge",
         own,

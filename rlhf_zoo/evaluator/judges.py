@@ -103,7 +103,14 @@ class RuleJudge:
     def __init__(self, target: str, function: RewardFunction | None = None) -> None:
         """function: None is what the target names."""
         self.target = target
-        self._call = FunctionCall(target, function or load_object(target, group=REWARDS))
+        rule = function or load_object(target, group=REWARDS)
+        if getattr(rule, "unit", None) == "tokens":
+            name = target.partition("(")[0]
+            raise ZooError(
+                f"The judge rule:{target} counts tokens, and a judge reads texts: set its unit, as in "
+                f"rule:{name}(unit='words')."
+            )
+        self._call = FunctionCall(target, rule)
         self.name = f"rule:{target}"
 
     @property
@@ -133,7 +140,7 @@ class RuleJudge:
         try:
             returned = self._call.now(batch)
         except Exception as error:
-            raise self._call.fault(batch, error) from error
+            self._call.refuse(batch, error)
         found, _ = numbers(self._call.name, returned, batch)
         if found.isnan().any():
             row = int(found.isnan().nonzero()[0])

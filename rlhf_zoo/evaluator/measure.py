@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -274,9 +275,16 @@ def paid_functions(names: Sequence[str] | None, weights: Sequence[float] | None,
 
 
 def function_judges(tools: Evaluator, functions: Collection[str]) -> frozenset[str]:
-    """The names of the judges that are one of these functions."""
+    """The names of the judges that are one of these functions, in whatever unit they count."""
     judges = (one for one in tools.panel.scoring if isinstance(one, FunctionJudge | RuleJudge))
-    return frozenset(one.name for one in judges if one.target in functions)
+    paid = set(map(_without_unit, functions))
+    return frozenset(one.name for one in judges if _without_unit(one.target) in paid)
+
+
+def _without_unit(target: str) -> str:
+    """NAME(KEY=…) of a name that says a unit, too; NAME of one that says nothing else."""
+    rest = re.sub(r"""unit *= *(['"])\w+\1 *,? *|\)$""", "", target).rstrip(" ,(")
+    return rest.replace(" ", "")
 
 
 def reward_models(tools: Evaluator) -> frozenset[str]:

@@ -20,7 +20,9 @@ def client_errors() -> tuple[type[Exception], ...]:
 
 def is_disk_full(error: BaseException | None) -> bool:
     """Whether this machine's disk (or a quota) is to blame, and no Hub, by an exception or what caused it."""
-    while error is not None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:  # `raise error from error` is its own cause
+        seen.add(id(error))
         # safetensors raises an exception of its own, with the system's words in it.
         if getattr(error, "errno", None) in FULL or any(f"(os error {code})" in str(error) for code in FULL):
             return True

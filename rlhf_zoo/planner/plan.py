@@ -76,7 +76,7 @@ class Plan:
         said = f"Plan for {self.device}: {', '.join(parts)} GiB"
         spent = self.durations.get("ppo")
         if spent is not None:
-            said += f", about {spent.total:.3g} s an update of PPO{self.in_all('ppo')}"
+            said += f", about {seconds(spent.total)} s an update of PPO{self.in_all('ppo')}"
         if self.changes:
             said += f"; {' and '.join(self.changes)} may not fit: `rlhf-zoo plan {self.recipe}` says what would"
         return said + "."
@@ -112,6 +112,11 @@ class Plan:
             ],
             "assumed": list(self.assumed),
         }
+
+
+def seconds(value: float) -> str:
+    """Three digits, and none below a hundredth: what a call itself takes is not in it."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else "under 0.01"
 
 
 def gib(size: float) -> str:

@@ -11,7 +11,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -77,10 +77,14 @@ class FunctionCall:
         """As `now`, of a coroutine function."""
         return await self.function(**self._arguments(batch))
 
-    def fault(self, batch: Batch, error: Exception) -> ZooError:
-        """The sentence about an exception on a batch. It names the first row that raises by itself too."""
+    def refuse(self, batch: Batch, error: Exception) -> NoReturn:
+        """Raises the sentence about an exception on a batch, which may be one already."""
         if isinstance(error, ZooError):
-            return error
+            raise error
+        raise self._fault(batch, error) from error
+
+    def _fault(self, batch: Batch, error: Exception) -> ZooError:
+        """It names the first row that raises by itself too."""
         if misfit := self._misfit(batch):
             return misfit
         row = 0
@@ -146,12 +150,12 @@ def answers(calls: Sequence[FunctionCall], batch: Batch) -> dict[str, Any]:
             try:
                 returned[call.name] = call.now(batch)
             except Exception as error:
-                raise call.fault(batch, error) from error
+                call.refuse(batch, error)
     waiting = [call for call in calls if call.is_async]
     if waiting:
         for call, answer in zip(waiting, _wait(_together([call.soon(batch) for call in waiting])), strict=True):
             if isinstance(answer, Exception):
-                raise call.fault(batch, answer) from answer
+                call.refuse(batch, answer)
             returned[call.name] = answer
     return returned
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -98,15 +98,26 @@ class _Named:
             *others, last = map(repr, known)
             raise self._refuse(field, f"{', '.join(others)} or {last}")
 
-    def _answers(self, columns: Mapping[str, Any], column: str) -> list[list[Any] | None]:
-        """The accepted answers of each row, None where the row has none."""
-        if column not in columns:
-            known = ", ".join(repr(name) for name in columns if name not in SERVICES) or "no columns but the prompt"
+
+class Answered(_Named):
+    """One that reads the answers in a column of the prompts."""
+
+    column: str
+
+    def check_columns(self, names: Iterable[str]) -> None:
+        """Raises ZooError where prompts with these columns lack the one that holds the answers."""
+        column, others = self.column, [one for one in names if one not in (*SERVICES, "prompt")]
+        if column not in others:
+            known = ", ".join(map(repr, others)) or "no columns but the prompt"
             raise ZooError(
                 f"The reward {self.name} reads the column {column!r}, and the prompts have {known}: name the column of "
                 f"the answers, {self.name}(column=…)."
             )
-        return [_accepted(answer) for answer in columns[column]]
+
+    def _answers(self, columns: Mapping[str, Any]) -> list[list[Any] | None]:
+        """The accepted answers of each row, None where the row has none."""
+        self.check_columns(columns)
+        return [_accepted(answer) for answer in columns[self.column]]
 
 
 def _accepted(answer: Any) -> list[Any] | None:
@@ -127,7 +138,7 @@ def _after(text: str, marker: str | None) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExactMatch(_Named):
+class ExactMatch(Answered):
     """1 where a completion is the row's answer, 0 where it is not, None where the row has no answer.
 
     column: of the data set, holds the answer, or a list of accepted ones; what is no text is compared as `str` writes
@@ -159,7 +170,7 @@ class ExactMatch(_Named):
     def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         return [
             None if answers is None else float(self._matches(text_of(completion), answers))
-            for completion, answers in zip(completions, self._answers(columns, self.column), strict=True)
+            for completion, answers in zip(completions, self._answers(columns), strict=True)
         ]
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
@@ -252,7 +263,7 @@ def _value(match: re.Match[str], percent: str) -> float | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NumericMatch(_Named):
+class NumericMatch(Answered):
     """1 where a completion's number is the row's answer, 0 where it is another or none, None where the row has none.
 
     column: holds a number, a text that `read_number` reads, or a list of accepted ones. marker, percent: see
@@ -299,7 +310,7 @@ class NumericMatch(_Named):
             log_extra(f"{self.name}/read", list(numbers))
         return [
             None if answers is None else float(self._matches(number, answers))
-            for number, answers in zip(numbers, self._answers(columns, self.column), strict=True)
+            for number, answers in zip(numbers, self._answers(columns), strict=True)
         ]
 
     def _matches(self, number: float | None, answers: Sequence[Any]) -> bool:

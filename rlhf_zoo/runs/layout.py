@@ -243,8 +243,8 @@ def without_prompts(rows: Dataset, prompts: Iterable[Any], *, of: str) -> tuple[
     A prompt is the same as a text and as a user's only turn; of a dialogue in one text it is what its last answer
     follows. Raises ZooError where nothing is left.
     """
-    spared = set(map(_asked, prompts))
-    keep = [place for place, row in enumerate(rows) if _asked(_key(row)) not in spared]
+    spared = set(map(asked_by, prompts))
+    keep = [place for place, row in enumerate(rows) if asked_by(_key(row)) not in spared]
     left_out = len(rows) - len(keep)
     if not keep:
         raise ZooError(f"PPO's held_out_share takes every prompt of {of}: give more data, or lower it.")
@@ -253,7 +253,7 @@ def without_prompts(rows: Dataset, prompts: Iterable[Any], *, of: str) -> tuple[
     return rows.select(keep) if left_out else rows, left_out
 
 
-def _asked(prompt: Any) -> str:
+def asked_by(prompt: Any) -> str:
     """What a prompt asks, in whichever form it is."""
     if isinstance(prompt, str):
         return (prompt[: place + len(_ANSWER)] if (place := prompt.rfind(_ANSWER)) >= 0 else prompt).strip()

@@ -30,9 +30,19 @@ from ..plugins import load_object
 from ..record import checkpoint_step, fingerprint, now, write_json, write_text
 from ..run_lock import sole_writer
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
-from ..runs.data import HELD_OUT, DataSource, evaluated_part, evaluation_rows, labeled_rows, own_pairs, stage_source
+from ..runs.data import (
+    HELD_OUT,
+    DataSource,
+    evaluated_part,
+    evaluation_rows,
+    labeled_rows,
+    own_pairs,
+    stage_rows,
+    stage_source,
+)
 from ..runs.evaluation import EvaluationConfig
 from ..runs.judge import as_trained, check_same_labels, evaluation_of, judge_run, of_same_labels
+from ..runs.layout import asked_by
 from ..runs.names import SAME_LABELS
 from ..votes.judge import votes_on
 from . import reward
@@ -140,7 +150,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             "location": source.lineage["repo"],
             "revision": source.lineage["commit"],
             **where,
-            **_seen_by(context),
+            **_seen_by(context, prompts),
         },
         "simulated": shared.simulated,
         "reward_model": context.record("reward").read().get("reward_model"),
@@ -247,10 +257,28 @@ def check_judges(context: RunContext, *, anew: bool = False) -> None:
         lexicon(config.lexicon)
 
 
-def _seen_by(context: RunContext) -> dict[str, Any]:
-    """Of prompts that PPO holds out of a split: the stages that may have trained on them."""
+def trained_on(context: RunContext, prompts: Dataset) -> int:
+    """How many of the evaluation's prompts PPO trains on as well, which is said in a line."""
+    data = context.settings("ppo").data
+    if evaluated_part(context)["held_out_share"] is not None:
+        return 0
+    rows = stage_rows(context, "ppo", stage_source(context, "ppo"), data.dataset_train_split)
+    learned = set(map(asked_by, rows["prompt"]))
+    both = sum(asked_by(prompt) in learned for prompt in prompts["prompt"])
+    if both:
+        log.warning(
+            "%d of the evaluation's %d prompts are among those that PPO trains on: hold a share of these out "
+            "(held_out_share), or name another split (evaluation.dataset_test_split).",
+            both, len(prompts),
+        )  # fmt: skip
+    return both
+
+
+def _seen_by(context: RunContext, prompts: Dataset) -> dict[str, Any]:
+    """The evaluation's prompts that PPO trains on as well; of those that it holds out of a split, the stages that may
+    have trained on them."""
     if evaluated_part(context)["held_out_share"] is None:
-        return {}
+        return {"trained_on": both} if (both := trained_on(context, prompts)) else {}
     left_out = {stage: context.record(stage).read().get("left_out") or {} for stage in context.recipe.stages}
     return {"seen_by": [stage for stage, found in left_out.items() if stage != "ppo" and HELD_OUT not in found]}
 

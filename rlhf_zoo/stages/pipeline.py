@@ -28,7 +28,7 @@ from ..runs.loading import check_installed
 from ..runs.parents import check_members
 from ..stage import STAGES
 from . import evaluate, ppo
-from .evaluate import check_judges, check_prompts, same_weights
+from .evaluate import check_judges, check_prompts, same_weights, trained_on
 from .merged import whole_model
 from .summary import write_summary
 from .train import quiet
@@ -88,7 +88,7 @@ def check(context: RunContext) -> None:
         ppo.check_batch(settings, data)
         if "ppo" in to_train(context):
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
-        check_prompts(context, source)
+        trained_on(context, check_prompts(context, source))
         check_judges(context, anew=context.restart)
         if processes.first() and not context.restart:
             context.record("eval").check_recipe(context.recipe.name)

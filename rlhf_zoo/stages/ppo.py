@@ -13,6 +13,7 @@ from ..plugins import REWARDS, load_object
 from ..rewards import RewardFunction, Rewards
 from ..rewards.ensemble import check_ensemble
 from ..rewards.loading import find_loader, load_reward_model
+from ..rewards.verifiable import Answered
 from ..runs.choice import REWARD_METRICS, metric_name
 from ..runs.context import Publisher, RunContext
 from ..runs.data import DataSource, parts, stage_source, without_held_out
@@ -66,6 +67,9 @@ def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
     settings = context.settings("ppo")
     data = settings.data
     train, held_out, _ = parts(context, "ppo", source)
+    for function in reward_functions(settings):
+        if isinstance(function, Answered):
+            function.check_columns(train.column_names)
     texts = None
     if settings.trainer.ptx_coef > 0:
         keys = {"configuration": "ptx_dataset_config", "split": "ptx_dataset_split"}

@@ -292,7 +292,8 @@ def _prompts(contest: PolicyPair, data: DataSource, terms: Terms) -> tuple[Datas
     configuration, column, _ = contest.prompts_at
     share, train = contest.held_out if terms.split is None else (None, None)
     split = train or terms.split or "test"
-    rows = data.load(terms.dataset_config or configuration, split, columns=[])
+    keys = {"configuration": "--dataset_config", "split": "--split"}
+    rows = data.load(terms.dataset_config or configuration, split, columns=[], keys=keys)
     of = f"The data set {data.location}, split {split},"
     named = terms.columns or ({} if column == "prompt" else {"prompt": column})
     turns = Chat.of(tokenizer_of(contest.policy)) is not None

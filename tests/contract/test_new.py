@@ -27,6 +27,7 @@ from rlhf_zoo.recipes import load_recipe
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.studies.doctor import FAILED, examine
 
+BY_LENGTH = 'rule:length(unit="words")'
 PAGE = (Path(__file__).parents[2] / "docs/your-model.md").read_text(encoding="utf-8")
 
 
@@ -111,7 +112,7 @@ def test_the_label_of_a_reward_model_is_guessed_and_said(capsys: pytest.CaptureF
     on_disk("Qwen3", "trl-lib/tldr")
     miniatures.two_labels(Path("two"), Path("base"))
     words = ["--model", "base", "--prompts", "trl-lib/tldr", "--reward", "two"]
-    zoo("new", "mine", *words, "--judge", "rule:length")
+    zoo("new", "mine", *words, "--judge", BY_LENGTH)
     assert re.search(r"reward_label: good \(GUESSED: the last of bad, good", capsys.readouterr().out)
     assert recipe()["ppo"]["reward_label"] == "good"
     zoo("recipes", "validate", "mine")
@@ -121,7 +122,16 @@ def test_the_label_of_a_reward_model_is_guessed_and_said(capsys: pytest.CaptureF
 
 def test_a_recipe_runs_from_another_folder_than_it_was_written_in(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
     on_disk("GPT-2", "trl-lib/tldr-preference")
-    zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/tldr-preference", "--judge", "rule:length")
+    zoo(
+        "new",
+        "mine",
+        "--model",
+        "base",
+        "--preferences",
+        "trl-lib/tldr-preference",
+        "--judge",
+        BY_LENGTH,
+    )
     keys = recipe()
     assert Wish("base", judge="reward:base").judge == f"reward:{place / 'base'}"
     (place / "elsewhere").mkdir()
@@ -135,7 +145,16 @@ def test_answers_may_be_twice_as_long_as_those_of_the_data(capsys: pytest.Captur
     for words, most in ((1, 32), (5, 64), (40, 96)):  # of 128 tokens that the model reads
         rows = [{"prompt": f"what is {row}?", "chosen": " yes" * words, "rejected": " no"} for row in range(24)]
         schemas.write_data(Path(f"pairs{words}"), rows)
-        zoo("new", f"mine{words}", "--model", "base", "--preferences", f"pairs{words}", "--judge", "rule:length")
+        zoo(
+            "new",
+            f"mine{words}",
+            "--model",
+            "base",
+            "--preferences",
+            f"pairs{words}",
+            "--judge",
+            BY_LENGTH,
+        )
         assert recipe(f"mine{words}")["ppo"]["response_length"] == most, capsys.readouterr().out
 
 
@@ -144,7 +163,7 @@ def test_columns_of_any_name(capsys: pytest.CaptureFixture[str]) -> None:
     rows = schemas.rows_of("trl-lib/tldr-preference")
     named = {"prompt": "asked", "chosen": "better", "rejected": "worse"}
     schemas.write_data(Path("pairs"), [{named[name]: text for name, text in row.items()} for row in rows])
-    words = ["new", "mine", "--model", "base", "--preferences", "pairs", "--judge", "rule:length"]
+    words = ["new", "mine", "--model", "base", "--preferences", "pairs", "--judge", BY_LENGTH]
     with pytest.raises(ZooError, match=r"say which those are by --columns '\{chosen: …, rejected: …, prompt: …\}'"):
         zoo(*words)
     for wrong, said in (
@@ -207,7 +226,7 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
     for gib in (1, 0.00005):
         made = draft(Wish("base", prompts="trl-lib/tldr", rewards=["length"], gib=gib), title="mine")
         needed[gib] = {name: yaml.safe_load(text) for name, text in made.files.items()}
-        assert needed[gib]["recipe.yaml"]["evaluation"]["judge"] == "rule:length"
+        assert needed[gib]["recipe.yaml"]["evaluation"]["judge"] == "rule:length(unit='words')"
         why = next(why for what, _, why in made.said if what == "judge")
         assert "the reward itself says that training worked, not that answers got better" in why
         assert "# what is rewarded" in made.files["ppo.yaml"] and "added to" not in made.files["ppo.yaml"]

@@ -70,7 +70,13 @@ def test_every_kind_of_judge(place: Place) -> None:
         (f"the battery {n} is", " good", " weak", "left" if n < 6 else "tie" if n < 8 else "both_bad") for n in range(9)
     ]
     cast(place.server, place.folder, VOTES, votes)
-    judges = ["classifier", "rule:length(target=4)", "reward:local/toy-reward@main", "llm:stub", f"votes:{VOTES}"]
+    judges = [
+        "classifier",
+        'rule:length(target=4, unit="words")',
+        "reward:local/toy-reward@main",
+        "llm:stub",
+        f"votes:{VOTES}",
+    ]
     with StubLLM(longer, key="secret") as stub:
         given = [part for judge in judges for part in ("--judge", judge)]
         arguments = [f"{PPO}@step-40", *given, "--dataset_name", place.data, "--prompts", "20", "--samples", "2"]
@@ -82,7 +88,7 @@ def test_every_kind_of_judge(place: Place) -> None:
     assert found["policy"]["commit"] == api.model_info(PPO, revision="step-40").sha
     assert found["against"]["commit"] == sft
     assert found["n"] == 40 and found["prompts"] == 20 and found["max_new_tokens"] == 12 and found["temperature"] == 0.9
-    assert list(found["judges"]) == ["classifier", "rule:length(target=4)", "reward:local/toy-reward@main", "llm:stub"]
+    assert list(found["judges"]) == judges[:4]
     own = found["judges"]["reward:local/toy-reward@main"]
     assert own["is_training_reward"] and "it says that training worked" not in done.stderr, (
         "--json prints figures alone"

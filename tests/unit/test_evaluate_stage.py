@@ -137,7 +137,11 @@ def test_answers_of_the_data_stand_beside_both_policies(trained: RunContext) -> 
     apart = [length - len(answer) for length, answer in zip(lengths, rows["answer"], strict=True)]
     assert found["sft"]["value"] == sum(1.0 if one > 0 else 0.5 if one == 0 else 0.0 for one in apart) / len(apart)
     assert found["column"] == "answer" and found["temperature"] is None and found["ppo"]["n"] == len(rows)
+    document = read_json(trained.record("eval").path / "evaluation.json")
+    assert document["data"]["trained_on"] == len(rows), "the toy's splits hold the same prompts"
     make_card(trained.record("ppo").path)
+    readme = (trained.record("ppo").path / "README.md").read_text()
+    assert f"**{len(rows)} of which PPO trained on as well**" in readme and "which training never saw" not in readme
     assert (
         "preferred by the judge to the data's answer (column answer) |"
         in (trained.record("ppo").path / "README.md").read_text()

@@ -18,7 +18,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.planner import memory, tracing
 from rlhf_zoo.planner.devices import CARDS, Device, parse_device
 from rlhf_zoo.planner.memory import GIB, Held, TrainingPass
-from rlhf_zoo.planner.plan import _alike, gib, make_plan, smallest_change, stage_keys_of
+from rlhf_zoo.planner.plan import _alike, gib, make_plan, seconds, smallest_change, stage_keys_of
 from rlhf_zoo.planner.seconds import RATES
 from rlhf_zoo.planner.shapes import known, new_shape, shape_of
 from rlhf_zoo.planner.tracing import tracer
@@ -301,3 +301,7 @@ def test_models_of_other_kinds_are_planned_or_refused_in_a_sentence(kind: str, k
     else:
         with pytest.raises(ZooError, match=r"^A mamba has no attention, and what its states take is not known\.$"):
             ppo_plan(keys, models, parse_device("cpu"), prompt=32)
+
+
+def test_seconds_have_three_digits_at_most() -> None:
+    assert [seconds(one) for one in (3781.2, 12.345, 0.01234, 0.000115)] == ["3,781", "12.3", "0.0123", "under 0.01"]

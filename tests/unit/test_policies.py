@@ -101,6 +101,10 @@ def test_terms_that_cannot_work() -> None:
         (["classifier", "votes:nowhere"], "is no place for votes on a Hub"),
         (["classifier", "llm:x", "classifier"], "The judge classifier is named twice: name it once."),
         (["rule:numeric_matsh"], "numeric_matsh"),
+        (
+            ["rule:length(target=4)"],
+            "counts tokens, and a judge reads texts: set its unit, as in rule:length(unit='words').",
+        ),
         (["unlabeled:nowhere_at_all:f"], "There is no module 'nowhere_at_all'"),
         (["unlabelled:a:b"], "did you mean 'unlabeled:a:b'?"),
     ],
@@ -315,7 +319,10 @@ PAID = {
         (PAID, {"length(target=4)"}),
         ({**PAID, "reward_model_path": None, "reward_weights": [0, 2]}, {"rules:polite"}),
         ({**PAID, "reward_weights": None}, {"length(target=4)", "rules:polite"}),
-        ({**PAID, "reward_weights": [1.0]}, {"length(target=4)", "rules:polite"}),  # what cannot be read frees nobody
+        (
+            {**PAID, "reward_weights": [1.0]},
+            {"length(target=4)", "rules:polite"},
+        ),  # what cannot be read frees nobody
         ({**PAID, "reward_weights": "x"}, {"length(target=4)", "rules:polite"}),
         ({**PAID, "reward_funcs": [3]}, set()),
         ({**PAID, "reward_funcs": "rules:polite"}, set()),
@@ -331,8 +338,11 @@ def test_functions_that_a_policy_was_paid_by(
     finished(toys, tmp_path / "run", settings)
     terms = Terms(dataset_name="data")
     assert find_pair(str(tmp_path / "run"), against=None, reward=None, terms=terms).functions == paid
-    tools: Any = SimpleNamespace(panel=Panel([RuleJudge("length(target=4)"), RuleJudge("length(target=5)")]))
-    assert function_judges(tools, card.functions) == {"rule:length(target=4)"} & {f"rule:{name}" for name in paid}
+    names = ["length(target=4, unit='words')", "length(unit='words', target=5)"]
+    tools: Any = SimpleNamespace(panel=Panel([RuleJudge(name) for name in names]))
+    same = {f"rule:{names[0]}"} if "length(target=4)" in paid else set()
+    assert function_judges(tools, card.functions) == same, "in whatever unit it counts"
+    assert function_judges(tools, {"length(target=5)"}) == {f"rule:{names[1]}"}
 
 
 def test_answers_that_could_not_be_read_are_told() -> None:
@@ -343,7 +353,7 @@ def test_answers_that_could_not_be_read_are_told() -> None:
 
 
 def test_what_is_paid_for_is_asked_last() -> None:
-    paid, rule = LLMJudge("http://127.0.0.1:9", "m"), RuleJudge("length(target=4)")
+    paid, rule = LLMJudge("http://127.0.0.1:9", "m"), RuleJudge("length(target=4, unit='words')")
     assert cheapest_first([paid, rule]) == [rule, paid]
 
 
