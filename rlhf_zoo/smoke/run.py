@@ -76,7 +76,10 @@ def publish_miniatures(recipe: Recipe, hub: Hub) -> list[str]:
     Raises ZooError where zoo.yaml has none for it.
     """
     if not recipe.zoo:
-        raise ZooError(f"There is no {recipe.source('zoo')}, which says of what its models and data are miniatures.")
+        raise ZooError(
+            f"There is no {recipe.source('zoo')}, which says of what its models and data are miniatures: "
+            "write one as CONTRIBUTING.md has it, or run the recipe shortened, by --ppo.max_steps and the like."
+        )
     models, data = recipe.zoo.get("models") or {}, recipe.zoo.get("data") or {}
     texts = [json.dumps(rows, ensure_ascii=False) for keys in data.values() for rows in keys["rows"]]
     with tempfile.TemporaryDirectory() as scratch:
