@@ -83,8 +83,9 @@ def check(context: RunContext) -> None:
         data_source(context, again=context.restart and context.base is None)
     if "ppo" in context.recipe.stages:
         settings, source = context.settings("ppo"), stage_source(context, "ppo")
-        ppo.reward_functions(settings)
+        functions = ppo.reward_functions(settings)
         data = ppo.load_data(context, source)
+        ppo.check_answers(functions, data)
         ppo.check_batch(settings, data)
         if "ppo" in to_train(context):
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))

@@ -3,6 +3,7 @@
 import copy
 import logging
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,15 +68,20 @@ def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
     settings = context.settings("ppo")
     data = settings.data
     train, held_out, _ = parts(context, "ppo", source)
-    for function in reward_functions(settings):
-        if isinstance(function, Answered):
-            function.check_columns(train.column_names)
     texts = None
     if settings.trainer.ptx_coef > 0:
         keys = {"configuration": "ptx_dataset_config", "split": "ptx_dataset_split"}
         texts = source.load(data.ptx_dataset_config, data.ptx_dataset_split, columns=[], keys=keys)
         texts, _ = without_held_out(context, texts, of="ptx_coef")
     return {"train_dataset": train, "eval_dataset": held_out, "ptx_dataset": texts}
+
+
+def check_answers(functions: Sequence[Any], data: Mapping[str, Any]) -> str:
+    """Which columns hold answers that reward functions read. Raises ZooError where the prompts lack one."""
+    reading = [function for function in functions if isinstance(function, Answered)]
+    for function in reading:
+        function.check_columns(data["train_dataset"].column_names)
+    return ", ".join(function.column for function in reading) or "none is read"
 
 
 def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
@@ -134,6 +140,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
     def build() -> Any:
         data = load_data(context, source)
+        check_answers(functions, data)
         tokenizer = policy_tokenizer(context, parents["sft"].path, data)
         data, cut = within_length(settings, tokenizer, data)
         left_out.update({"max_prompt_length": cut} if cut else {})

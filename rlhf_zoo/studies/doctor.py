@@ -56,6 +56,7 @@ from ..stage import REWARD_ROLES
 from ..stages.evaluate import check_judges, check_prompts
 from ..stages.ppo import (
     build_trainer,
+    check_answers,
     check_batch,
     load_data,
     policy_tokenizer,
@@ -141,6 +142,7 @@ def examine(context: RunContext) -> list[Finding]:
         check("epochs", _epochs, "keys")
         check("reward functions", _functions, "keys")
         check("prompts", lambda settings: _prompts(settings, data_from), "keys")
+        check("answers", lambda *found: (None, check_answers(*found)), "reward functions", "prompts")
         check("batch", lambda *found: (None, check_batch(*found)), "keys", "prompts")
         check("models", lambda *found: _named(context), "keys")
         check("room", lambda *found: _room(data_from, *found), "models", "prompts", "batch")
@@ -166,7 +168,7 @@ def examine(context: RunContext) -> list[Finding]:
         check("end tokens", _rollout, "trainer")
         check("KL at the start", _kl, "trainer", "end tokens")
         check("ratio", _ratio, "trainer", "end tokens")
-        check("rewards", _rewards, "trainer", "end tokens")
+        check("rewards", lambda *found: _rewards(*found[:2]), "trainer", "end tokens", "answers")
         check("rewards add up", _sum, "trainer", "end tokens", "rewards")
     return found.findings
 

@@ -28,8 +28,8 @@ from rlhf_zoo.studies import doctor
 from rlhf_zoo.studies.doctor import FAILED, OK, SKIPPED, WARNING, Finding, examine
 
 CHECKS = [
-    "keys", "columns", "epochs", "reward functions", "prompts", "batch", "models", "room", "evaluation's prompts",
-    "judges",
+    "keys", "columns", "epochs", "reward functions", "prompts", "answers", "batch", "models", "room",
+    "evaluation's prompts", "judges",
     "sft checkpoint", "reward checkpoint", "value model", "policy", "tokenizer", "prompt length", "prompt ids",
     "policy's tokenizer", "reward head",
     "reward model's tokenizer", "reward reads the end", "trainer", "critic", "end tokens", "KL at the start", "ratio",
@@ -179,6 +179,10 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "reward name": (
         None, {"reward_funcs": f"{BUILT_IN}:lenght(target=20,unit='words')"}, "reward functions",
         "There is no 'lenght' in the module 'rlhf_zoo.rewards.verifiable', did you mean 'length'?",
+    ),
+    "no answers": (
+        None, {"reward_funcs": "exact_match(column='solution')"}, "answers",
+        "reads the column 'solution', and the prompts have 'answer', 'row': name the column of the answers",
     ),
     "weights": (None, {"reward_weights": "1,2"}, "reward functions", "reward_weights holds 2 numbers for 1 rewards"),
     "no labels": (
