@@ -208,7 +208,7 @@ def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
                 "" if accuracy is None else f"{accuracy:.3f}",
                 *(interval(one["figures"][name]) for name in ("reward", "judge", "kl")),
                 interval(one["win_rate"], digits=3),
-                one["verdict"] or "none",
+                (one["verdict"] or "none").partition(" (")[0],
                 "" if gain is None else interval(gain, sign="+"),
             ]
         )
