@@ -1,7 +1,8 @@
 """How many random mutants of what must not be wrong are caught: `python benchmarks/mutants.py --json FILE`.
 
 cosmic-ray proposes the mutations (`pip install cosmic-ray==8.7.0`) and a seed draws the sample. Each mutant meets the
-tests of its module, the quickest first, until one fails. Results go to a JSON that a second call goes on from.
+tests of its module, the quickest first, until one fails. Results go to a JSON that a second call goes on
+from, unless it is whole or of other mutants.
 """
 
 import argparse
@@ -162,6 +163,10 @@ def main() -> None:
     for library in ("datasets", "peft", "pytest", "sklearn.linear_model", "torch", "transformers.trainer", "trl"):
         __import__(library)
     results: list[dict[str, Any]] = json.loads(given.json.read_text())["mutants"] if given.json.is_file() else []
+    if len(results) == len(sample) or any(
+        not one.items() <= met.items() for one, met in zip(sample, results, strict=False)
+    ):
+        results = []
     left = sample[len(results) :]
     context = multiprocessing.get_context("fork")
     folders = context.SimpleQueue()

@@ -130,9 +130,10 @@ def show_spread(console: Console, title: str, outcomes: Sequence[Outcome]) -> No
     for setting, figures, runs in spread(outcomes):
         cells = [_over(figures[name]) for name in COLUMNS]
         won = f"{interval(runs[0].win_rate, digits=3)}" if len(runs) == 1 else _over(figures["win_rate"], digits=3)
-        # Of several runs without what a verdict says in brackets, which differs in each.
-        counts = Counter((run.verdict or "none").partition(" (" if len(runs) > 1 else "\n")[0] for run in runs)
-        verdicts = [name if len(runs) == 1 else f"{count} {name}" for name, count in counts.items()]
+        verdicts = [run.verdict or "none" for run in runs]
+        if len(runs) > 1:  # without what a verdict says in brackets, which differs in each
+            counts = Counter(verdict.partition(" (")[0] for verdict in verdicts)
+            verdicts = [f"{count} {name}" for name, count in counts.items()]
         table.add_row(setting, *cells, won, ", ".join(verdicts))
     console.print(table)
     for one in outcomes:

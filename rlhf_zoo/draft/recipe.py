@@ -359,11 +359,15 @@ def _accelerated() -> bool:
     return best_device().type == "cuda"
 
 
+WORDS = "unit='words'"
+
+
 def _of_texts(name: str) -> str:
     """A reward's name as that of a judge, which reads texts and no tokens."""
     if getattr(load_object(name, group=REWARDS), "unit", None) != "tokens":
         return name
-    return f"{name.removesuffix(')')}, unit='words')" if name.endswith(")") else f"{name}(unit='words')"
+    reward, _, given = name.removesuffix(")").partition("(")
+    return f"{reward}({', '.join(filter(None, (given, WORDS)))})"
 
 
 def _judge(wish: Wish, readings: Mapping[str, Reading], said: _Said) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from ..runs.data import (
     evaluation_rows,
     labeled_rows,
     own_pairs,
-    stage_rows,
+    parts,
     stage_source,
 )
 from ..runs.evaluation import EvaluationConfig
@@ -84,6 +84,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     if processes.from_first(lambda: done and not context.restart and not undecided):
         return False
     prompts, where = check_prompts(context, source, checkpoints["sft"].path), evaluated_part(context)
+    both = trained_on(prompts, parts(context, "ppo", source)[0])
     try:
         if SAME_LABELS in config.names:
             _train_judge(context)
@@ -150,7 +151,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             "location": source.lineage["repo"],
             "revision": source.lineage["commit"],
             **where,
-            **_seen_by(context, prompts),
+            **_seen_by(context),
+            **({"trained_on": both} if both else {}),
         },
         "simulated": shared.simulated,
         "reward_model": context.record("reward").read().get("reward_model"),
@@ -257,14 +259,10 @@ def check_judges(context: RunContext, *, anew: bool = False) -> None:
         lexicon(config.lexicon)
 
 
-def trained_on(context: RunContext, prompts: Dataset) -> int:
-    """How many of the evaluation's prompts PPO trains on as well, which is said in a line."""
-    data = context.settings("ppo").data
-    if evaluated_part(context)["held_out_share"] is not None:
-        return 0
-    rows = stage_rows(context, "ppo", stage_source(context, "ppo"), data.dataset_train_split)
-    learned = set(map(asked_by, rows["prompt"]))
-    both = sum(asked_by(prompt) in learned for prompt in prompts["prompt"])
+def trained_on(prompts: Dataset, learned: Dataset) -> int:
+    """How many of the evaluation's prompts stand among those that PPO trains on, which is said in a line."""
+    known = set(map(asked_by, learned["prompt"]))
+    both = sum(asked_by(prompt) in known for prompt in prompts["prompt"])
     if both:
         log.warning(
             "%d of the evaluation's %d prompts are among those that PPO trains on: hold a share of these out "
@@ -274,11 +272,10 @@ def trained_on(context: RunContext, prompts: Dataset) -> int:
     return both
 
 
-def _seen_by(context: RunContext, prompts: Dataset) -> dict[str, Any]:
-    """The evaluation's prompts that PPO trains on as well; of those that it holds out of a split, the stages that may
-    have trained on them."""
+def _seen_by(context: RunContext) -> dict[str, Any]:
+    """Of prompts that PPO holds out of a split: the stages that may have trained on them."""
     if evaluated_part(context)["held_out_share"] is None:
-        return {"trained_on": both} if (both := trained_on(context, prompts)) else {}
+        return {}
     left_out = {stage: context.record(stage).read().get("left_out") or {} for stage in context.recipe.stages}
     return {"seen_by": [stage for stage, found in left_out.items() if stage != "ppo" and HELD_OUT not in found]}
 

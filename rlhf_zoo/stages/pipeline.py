@@ -89,7 +89,7 @@ def check(context: RunContext) -> None:
         ppo.check_batch(settings, data)
         if "ppo" in to_train(context):
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
-        trained_on(context, check_prompts(context, source))
+        trained_on(check_prompts(context, source), data["train_dataset"])
         check_judges(context, anew=context.restart)
         if processes.first() and not context.restart:
             context.record("eval").check_recipe(context.recipe.name)
