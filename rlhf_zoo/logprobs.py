@@ -18,6 +18,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from .decoding import filled, positions_of, watched
+from .end_to_end import fed, lies_end_to_end
 from .functional import entropy, selected_logprobs
 from .sampling import Samples, Vocabulary, scaled, takes
 
@@ -52,26 +53,36 @@ class Spoken(NamedTuple):
 
 
 def in_batches(
-    samples: Samples, rows: Tensor | None = None, *, size: int, tokens: int | None = None, even: bool = False
+    samples: Samples,
+    rows: Tensor | None = None,
+    *,
+    size: int,
+    tokens: int | None = None,
+    even: bool = False,
+    end_to_end: bool = False,
 ) -> list[Tensor]:
     """Splits `rows`, by default all, into batches of at most `size`, alike in length: less padding is computed.
 
     tokens: the most that a batch may have, its padding included; a row that has more is alone. even: of the fewest
     batches those with the least padding, instead of batches each as full as can be from the shortest row on.
+    end_to_end: rows lie end to end, and none is padded.
     """
     if rows is None:
         rows = torch.arange(len(samples), device=samples.mask.device)
     lengths = (samples.prompt_mask[rows].sum(1) + samples.mask[rows].sum(1)).tolist()
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    if even and tokens is not None:
+    if even and tokens is not None and not end_to_end:
         bounds = _even([lengths[row] for row in order], size=size, tokens=tokens)
         return [rows[order[begin:end]] for begin, end in pairwise(bounds)]
     batches: list[list[int]] = []
+    filled = 0
     for row in order:  # the longest so far
-        full = not batches or len(batches[-1]) == size
-        if full or (tokens is not None and (len(batches[-1]) + 1) * lengths[row] > tokens):
+        after = filled + lengths[row] if end_to_end else (len(batches[-1]) + 1 if batches else 1) * lengths[row]
+        if not batches or len(batches[-1]) == size or (tokens is not None and after > tokens):
             batches.append([])
+            after = lengths[row]
         batches[-1].append(row)
+        filled = after
     return [rows[batch] for batch in batches]
 
 
@@ -87,9 +98,10 @@ def _even(lengths: Sequence[int], *, size: int, tokens: int) -> list[int]:
     return bounds[::-1]
 
 
-def tokens_of(samples: Samples, rows: Tensor) -> int:
-    """Tokens of a pass over these rows, padding included."""
-    return len(rows) * int((samples.prompt_mask[rows].sum(1) + samples.mask[rows].sum(1)).max())
+def tokens_of(samples: Samples, rows: Tensor, *, end_to_end: bool = False) -> int:
+    """Tokens of a pass over these rows, padding included; end to end they have none."""
+    lengths = samples.prompt_mask[rows].sum(1) + samples.mask[rows].sum(1)
+    return int(lengths.sum() if end_to_end else len(rows) * lengths.max())
 
 
 def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
@@ -97,13 +109,19 @@ def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
 
     Returns (B, T, V) of a policy, (B, T, 1) of a critic, in the model's type; outside the mask it says nothing.
     """
-    return _by_token(_outputs(model, samples), samples)
+    given, before_responses = _outputs(model, samples)
+    return before_responses(given)
 
 
-def _outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
-    """The same (B, T, ·), but rows end together: padding stands before a row alone, and as little as there can be."""
+def _outputs(model: PreTrainedModel, samples: Samples) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    """What the model gives, and how to take what a pass has at its positions for (B, T, ·), before response tokens.
+
+    Padding stands before a row alone, and as little as there can be; of rows end to end there is none.
+    """
     ids = torch.cat([samples.prompt_ids, samples.completion_ids], dim=1)
     seen = torch.cat([samples.prompt_mask, samples.mask], dim=1)
+    if lies_end_to_end(model):
+        return _end_to_end(model, ids, seen, samples.mask)
     length, width = samples.mask.shape[1], int(seen.sum(1).max())
     places = torch.arange(-width, 0, device=ids.device) + (ids.shape[1] - _behind(samples))
     seen = seen.gather(1, places.clamp(min=0)) & (places >= 0)
@@ -114,7 +132,21 @@ def _outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
         use_cache=False,
         **({"logits_to_keep": length + 1} if takes(model, "logits_to_keep") else {}),
     )
-    return out.logits[:, -length - 1 : -1]
+    return out.logits, lambda x: _by_token(x[:, -length - 1 : -1], samples)
+
+
+def _end_to_end(
+    model: PreTrainedModel, ids: Tensor, seen: Tensor, mask: Tensor
+) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
+    places = (seen.flatten().cumsum(0) - 1).view_as(seen)[:, -mask.shape[1] :][mask] - 1
+    kept = takes(model, "logits_to_keep")
+    given = fed(ids, seen, positions_of(seen)) | ({"logits_to_keep": places} if kept else {})
+
+    def before_responses(x: Tensor) -> Tensor:
+        found = x[0] if kept else x[0, places]
+        return x.new_zeros(*mask.shape, x.shape[-1]).masked_scatter(mask.unsqueeze(-1), found)
+
+    return model(**given, use_cache=False).logits, before_responses
 
 
 def _behind(samples: Samples) -> Tensor:
@@ -155,11 +187,10 @@ def response_logprobs(
     after, mask = None if logits else after_head(model), samples.mask
     head: Any = model.get_output_embeddings() if states or after else None
     with watched(head, skipped=after is not None) as seen:
-        given = _outputs(model, samples)
-    length = mask.shape[1]
-    read = _by_token(seen[-1][:, -length - 1 : -1], samples) if seen else None
+        given, before_responses = _outputs(model, samples)
+    read = before_responses(seen[-1]) if seen else None
     if after is None or read is None:
-        made = scaled(_by_token(given, samples), temperature, samples.vocabulary)
+        made = scaled(before_responses(given), temperature, samples.vocabulary)
         logprobs = selected_logprobs(made, samples.completion_ids)
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_learns):
             entropies = entropy(made)
@@ -189,8 +220,8 @@ def response_logprobs(
 def response_states(model: PreTrainedModel, samples: Samples) -> Tensor:
     """What the model's head reads at the position before each response token, (B, T, H)."""
     with watched(model.get_output_embeddings(), skipped=after_head(model) is not None) as seen:
-        _outputs(model, samples)
-    return _by_token(seen[-1][:, -samples.mask.shape[1] - 1 : -1], samples)
+        _, before_responses = _outputs(model, samples)
+    return before_responses(seen[-1])
 
 
 @torch.no_grad()
@@ -207,7 +238,7 @@ def token_logprobs(
     batch_size, tokens: the most rows and tokens of a pass, as `in_batches` has them.
     """
     out = torch.zeros_like(samples.logprobs)
-    for rows in in_batches(samples, size=batch_size, tokens=tokens):
+    for rows in in_batches(samples, size=batch_size, tokens=tokens, end_to_end=lies_end_to_end(model)):
         found = response_logprobs(model, samples.rows(rows), temperature=temperature).logprobs
         out[rows, : found.shape[1]] = found.to(out)
     return out

@@ -147,6 +147,7 @@ def make_trainer(directory: Path, *, kind: type[PPOTrainer] = PPOTrainer, **give
     }
     if os.environ.get("RLHF_ZOO_TEST_LEVERS"):
         fields |= {"max_tokens_per_micro_batch": 30, "max_rollout_batch_tokens": 90, "gradient_checkpointing": True}
+        fields["padding_free"] = given.get("rollout_engine") != "transformers"
     if "total_episodes" in given or "num_train_epochs" in given:
         fields.pop("max_steps")
     trainer = kind(args=PPOConfig(**fields | given), processing_class=tokenizer, **parts)

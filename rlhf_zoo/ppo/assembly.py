@@ -11,6 +11,7 @@ from transformers import MODEL_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..actor_critic import shared_value_head
 from ..data import PROMPT_TOKENS, prepare_prompts
+from ..end_to_end import lay_end_to_end
 from ..errors import ZooError
 from ..model_files import AS_SAVED, FLOAT32, first_line, load_tokenizer
 from ..models import (
@@ -127,6 +128,10 @@ def assemble(
     context = context_of(*models.values())
     if adapts and not isinstance(critic, ValueHead) and not is_peft(critic):
         critic = with_adapter(critic, config)
+    if args.padding_free:
+        for name in ("the policy", "the critic", "ref_model"):
+            if models[name] is not None:
+                lay_end_to_end(models[name], of=name)
     if args.stop_token_id is not None and args.stop_token_id not in vocabulary:
         raise ZooError(
             f"stop_token_id is {args.stop_token_id}, and the policy samples ids up to {vocabulary.size - 1} that the "

@@ -171,6 +171,9 @@ class PPOConfig(TrainingArguments):
         "per_device_train_batch_size rows, elsewhere beside the rows. None: beside the rows 512 on a CPU and 2048 "
         "in bf16 there, the rows alone on a GPU.",
     )
+    padding_free: bool = option(
+        False, "Rows of a forward pass of policy, critic and reference lie end to end, without padding."
+    )
     fsdp2: bool = option(False, "Shard policy, critic, reference and reward model over the processes (docs/scale.md).")
     log_completions: bool = option(False, "At each log line, show and save a table of completions with their scores.")
     num_completions_to_print: int = option(8, "Rows of a table of completions.")
@@ -302,6 +305,10 @@ def _check_engine(args: Any) -> None:
         )
     if engine != "native" and not args.rollout_graphs:
         raise ZooError(f"rollout_graphs is of the native engine, and rollout_engine is {engine!r}: leave it out.")
+    if engine == "transformers" and args.padding_free:
+        raise ZooError(
+            "padding_free has attention of its own, which rollout_engine 'transformers' has not: leave it out."
+        )
     if engine == "vllm" and args.max_rollout_batch_tokens is not None:
         raise ZooError(
             "max_rollout_batch_tokens bounds the cache of the other engines: give vllm_gpu_memory_utilization to vLLM."

@@ -119,19 +119,14 @@ def _mean_metrics(seen: Sequence[Mapping[str, float]], rows: Sequence[int]) -> d
     return found
 
 
-def shares(
-    rows: Tensor, samples: Samples, *, size: int, tokens: int | None, even: bool, process: int, processes: int
-) -> list[Tensor]:
-    """The micro-batches of a minibatch that this process computes, as `in_batches` has them; as many in every process.
+def shares(rows: Tensor, samples: Samples, *, process: int, processes: int, **how: Any) -> list[Tensor]:
+    """The micro-batches of a minibatch that this process computes, by `in_batches` and `how`; as many in every process.
 
     Processes wait for each other's gradients (and under FSDP for weights), so one that has no row left gets an empty
     one.
     """
     order = samples.mask[rows].sum(1).argsort(stable=True)
-    dealt = [
-        in_batches(samples, rows[order][one::processes], size=size, tokens=tokens, even=even)
-        for one in range(processes)
-    ]
+    dealt = [in_batches(samples, rows[order][one::processes], **how) for one in range(processes)]
     return dealt[process] + [rows[:0]] * (max(map(len, dealt)) - len(dealt[process]))
 
 

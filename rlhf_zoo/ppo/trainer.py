@@ -158,12 +158,13 @@ class PPOTrainer(BasePPOTrainer):
         actor.eval()
         temperature, budget = args.temperature, self.most_tokens
         size = args.local_rollout_forward_batch_size
+        passes: Any = {"size": size, "tokens": budget, "end_to_end": args.padding_free}
         known, samples = None if recompute else samples.values, replace(samples, values=None)
         logprobs, values = (torch.zeros_like(samples.logprobs) for _ in range(2))
         with self.accelerator.autocast():
             running = actor.policy if recompute or actor.shared else None, None if actor.shared else actor.value_model
             with self.phases("values"), whole(*running):
-                for rows in in_batches(samples, size=size, tokens=budget) if known is None else ():
+                for rows in in_batches(samples, **passes) if known is None else ():
                     chosen = samples.rows(rows)
                     here = rows, slice(chosen.mask.shape[1])
                     if recompute:
@@ -280,7 +281,7 @@ class PPOTrainer(BasePPOTrainer):
                 raise too_large()
             model.zero_grad()
             vars(progress).update(copy.deepcopy(before))
-            largest = max(tokens_of(rollout.samples, each) for each in micro_batches)
+            largest = max(tokens_of(rollout.samples, each, end_to_end=self.args.padding_free) for each in micro_batches)
             self.most_tokens = largest // 2
             log.warning("%d tokens do not fit the memory: %d in a micro-batch from here on.", largest, self.most_tokens)
         self.look(progress)
@@ -297,6 +298,7 @@ class PPOTrainer(BasePPOTrainer):
             size=len(rows) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
             tokens=self.most_tokens,
             even=self.most_tokens != TOKENS_ON_CPU,  # whose sums keep the order that runs before had
+            end_to_end=args.padding_free,
             process=args.process_index,
             processes=args.world_size,
         )

@@ -87,7 +87,7 @@ def one_trunk(directory: Path, processes: int) -> Any:
     return make_trainer(
         directory, **settings(processes) | {
             "max_steps": 3, "train_dataset": prompt_rows(24), "critic": "shared", "critic_warmup_updates": 1,
-            "activation_checkpointing": True,
+            "activation_checkpointing": True, "padding_free": True,
         },
     )  # fmt: skip
 
@@ -152,7 +152,7 @@ def sharded(directory: Path, processes: int) -> Any:
             "max_steps": 4, "train_dataset": prompt_rows(13), "eval_dataset": prompt_rows(7), "eval_strategy": "steps",
             "eval_steps": 2, "save_strategy": "steps", "save_steps": 2, "logging_steps": 1, "num_mini_batches": 2,
             "stop_token_id": 3, "optim": "adamw_torch", "learning_rate": 1e-3, "fsdp2": processes > 1,
-            "critic_learning_rate": 1e-3, "per_device_train_batch_size": 4 // processes,
+            "critic_learning_rate": 1e-3, "per_device_train_batch_size": 4 // processes, "padding_free": True,
             "reward_model": [make_reward_model(), make_reward_model(seed=5)], "reward_ensemble": "mean_minus_variance",
         },
     )  # fmt: skip

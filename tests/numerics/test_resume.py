@@ -56,7 +56,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "max_tokens_per_micro_batch": 40,
         "eval_dataset": prompt_rows(8), "eval_strategy": "steps", "eval_steps": 1,
     },
-    "log-every-3": {"logging_steps": 3, "kl_target": 0.3, "kl_horizon": 32},
+    "log-every-3": {"logging_steps": 3, "kl_target": 0.3, "kl_horizon": 32, "padding_free": True},
 }  # fmt: skip
 
 

@@ -214,15 +214,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "a budget of tokens": {"max_tokens_per_micro_batch": 30},
     "from a forward pass": {"recompute_logprobs": True, "max_tokens_per_micro_batch": 30},
     "activations made again": {"gradient_checkpointing": True},
+    "rows end to end": {"padding_free": True, "max_tokens_per_micro_batch": 30},
+    "rows end to end, activations made again": {"padding_free": True, "gradient_checkpointing": True},
 }
 
 
 class Sized(Spy):
     """Keeps how many rows and tokens each micro-batch has."""
 
+    def tokens(self, samples: Samples) -> int:
+        return tokens_of(samples, torch.arange(len(samples)), end_to_end=self.args.padding_free)
+
     def loss(self, model: Any, rollout: Any, *args: Any) -> Tensor:
         samples = rollout.samples
-        self.sizes = [*getattr(self, "sizes", []), (len(samples), tokens_of(samples, torch.arange(len(samples))))]
+        self.sizes = [*getattr(self, "sizes", []), (len(samples), self.tokens(samples))]
         return super().loss(model, rollout, *args)
 
 

@@ -1,0 +1,121 @@
+"""Rows that lie end to end say what rows with padding say, in each family that can be laid so; others are refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from families import tiny_model
+from peft import LoraConfig
+from torch import Tensor
+from trainer_fixture import DEVICE, distance, make_policy, snapshot, trained
+from transformers import AutoModelForCausalLM, AutoModelForTokenClassification
+
+from rlhf_zoo import logprobs
+from rlhf_zoo.end_to_end import NAME, lay_end_to_end, lies_end_to_end
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.logprobs import in_batches, response_logprobs, response_outputs, tokens_of
+from rlhf_zoo.models import critic_from, load_causal
+from rlhf_zoo.sampling import Samples, sample
+
+pytestmark = pytest.mark.attack
+
+# With learned positions and with turned ones, windows (of 16 tokens here), mixtures, norms before and behind.
+LAID = ["llama", "gpt2", "opt", "gpt_neox", "phi", "mistral", "mixtral", "qwen2", "qwen3", "gemma3_text", "olmo2"]
+# A state that runs on, positions by way of the mask, capped logits of attention, a window that the mask alone has.
+REFUSED = ["mamba", "qwen3_next", "falcon", "bloom", "gemma2", "phimoe"]
+
+
+def some() -> Samples:
+    """Rows of 24, 15, 10 and 8 tokens."""
+    random, device = torch.Generator().manual_seed(1), DEVICE
+    prompts, responses = (torch.tensor(lengths).unsqueeze(1) for lengths in ([20, 3, 9, 1], [4, 12, 1, 7]))
+    masks = torch.arange(20) >= 20 - prompts, torch.arange(12) < responses
+    ids = torch.randint(2, 17, (4, 32), generator=random)
+    parts = ids[:, :20] * masks[0], masks[0], ids[:, 20:] * masks[1], masks[1], torch.zeros(4, 12), masks[1][:, 0]
+    return Samples(*parts).to(device)
+
+
+def said_by(model: Any, samples: Samples) -> list[Tensor]:
+    """log π of the responses, and the gradient of every weight by a sum of it."""
+    found = response_logprobs(model, samples).logprobs
+    weights = torch.linspace(-1, 2, found.numel(), device=found.device).view_as(found)
+    learning = [weight for weight in model.parameters() if weight.requires_grad]
+    gradients = torch.autograd.grad((weights * found).sum(), learning, allow_unused=True)
+    return [found, *(each for each in gradients if each is not None)]
+
+
+@pytest.mark.parametrize("chunked", [True, False], ids=["chunks", "logits"])
+@pytest.mark.parametrize("family", LAID)
+def test_a_row_sees_itself_alone(monkeypatch: pytest.MonkeyPatch, family: str, chunked: bool) -> None:
+    if not chunked:
+        monkeypatch.setattr(logprobs, "after_head", lambda _: None)
+    model, samples = tiny_model(AutoModelForCausalLM, family).to(DEVICE), some()
+    drawn: Any = {"keys": [(0,), (1,)], "seed": 0, "max_new_tokens": 20, "stop_ids": [], "pad_id": 0}
+    prompts = [[3, 4], [5, 6, 7]]
+    padded, before = said_by(model, samples), sample(model, prompts, **drawn)
+    lay_end_to_end(model, of="the policy")
+    laid = said_by(model, samples)
+    assert len(padded) == len(laid) > 2
+    for one, other in zip(padded, laid, strict=True):
+        assert (one - other).abs().max() <= 2e-5 * max(1.0, float(one.detach().abs().max()))
+    after = sample(model, prompts, **drawn)
+    assert torch.equal(before.completion_ids, after.completion_ids)
+    assert (before.logprobs - after.logprobs).abs().max() < 1e-5
+
+
+def test_a_critic_says_the_same_values() -> None:
+    critic, samples = tiny_model(AutoModelForTokenClassification, "llama", num_labels=1).to(DEVICE), some()
+    with torch.no_grad():
+        padded = response_outputs(critic, samples)
+        lay_end_to_end(critic.train(), of="the critic")  # whose family has dropout
+        assert critic.training
+        laid = response_outputs(critic.eval(), samples)
+    assert (padded - laid)[samples.mask].abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("family", REFUSED)
+def test_a_model_whose_rows_would_see_each_other_is_refused_and_left_as_it_was(family: str) -> None:
+    model = tiny_model(AutoModelForCausalLM, family).to(DEVICE)
+    before, samples = model.config._attn_implementation, some()
+    with torch.no_grad():
+        padded = response_outputs(model, samples)
+    with pytest.raises(ZooError, match=r"^padding_free .*the policy, a.*: leave"):
+        lay_end_to_end(model, of="the policy")
+    assert model.config._attn_implementation == before and not lies_end_to_end(model)
+    with torch.no_grad():
+        assert torch.equal(response_outputs(model, samples), padded)
+
+
+def test_batches_end_to_end_are_filled_with_real_tokens() -> None:
+    samples = some()
+    batches = in_batches(samples, size=64, tokens=34, end_to_end=True)
+    assert [sorted(batch.tolist()) for batch in batches] == [[1, 2, 3], [0]]
+    assert [tokens_of(samples, batch, end_to_end=True) for batch in batches] == [33, 24]
+    assert [len(batch) for batch in in_batches(samples, size=64, tokens=34)] == [2, 1, 1]
+    assert [len(batch) for batch in in_batches(samples, size=2, tokens=34, end_to_end=True)] == [2, 1, 1]
+    assert [len(batch) for batch in in_batches(samples, size=64, tokens=1, end_to_end=True)] == [1] * 4
+
+
+@pytest.mark.parametrize("critic", ["policy", "shared"])
+def test_a_policy_with_an_adapter_learns_the_same(tmp_path: Path, critic: str) -> None:
+    given: dict[str, Any] = {
+        "peft_config": LoraConfig(target_modules=["q_proj", "v_proj"]), "critic": critic, "optim": "sgd",
+        "learning_rate": 0.1, "stop_token_id": 3,
+    }  # fmt: skip
+    runs = []
+    for options in ({}, {"padding_free": True}):
+        torch.manual_seed(0)  # of the adapter's first weights
+        runs.append(trained(tmp_path, **given, **options))
+    plain, laid = runs
+    assert lies_end_to_end(laid.policy) and not lies_end_to_end(plain.policy)
+    assert distance(plain.before, snapshot(plain)) > 1e-3 and distance(snapshot(plain), snapshot(laid)) < 1e-5
+
+
+def test_what_is_saved_names_no_attention_of_ours(tmp_path: Path) -> None:
+    model = make_policy()
+    lay_end_to_end(model, of="the policy")
+    model.save_pretrained(tmp_path)
+    assert NAME not in (tmp_path / "config.json").read_text()
+    assert load_causal(str(tmp_path)).config._attn_implementation == "sdpa"
+    assert critic_from(model).config._attn_implementation in ("sdpa", NAME)
