@@ -34,6 +34,7 @@ import psutil
 from figures.tables import rendered
 from speed.report import (
     DOCUMENT,
+    END_TO_END,
     PEER,
     RESULTS,
     ROOT,
@@ -44,6 +45,7 @@ from speed.report import (
     phase_table,
     profile_table,
     table,
+    with_keys,
 )
 
 PEER_PYTHON = ROOT / ".venv-trl" / "bin" / "python"
@@ -53,13 +55,13 @@ QUIET = {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TRL_EXPERIMENT
 LEVERS: list[dict[str, Any]] = [
     *({"without": lever} for lever in ("logits in chunks", "one pass of the head", "rows alike in length")),
     {"without": "real tokens as padding"}, {"without": "draw by blocks"},
-    {"max_tokens_per_micro_batch": 1_000_000}, {"optim": "adamw_torch"},
+    {"padding_free": True}, {"max_tokens_per_micro_batch": 1_000_000}, {"optim": "adamw_torch"},
     {"gradient_checkpointing": True}, {"max_rollout_batch_tokens": 1024}, {"num_ppo_epochs": 1},
 ]  # fmt: skip
 _OURS = ("--sides", "ours", "--first", "3", "--rounds", "1", "--settings")
 #: What --all runs, in order.
 ALL: list[tuple[str, ...]] = [
-    (),
+    ("--set", json.dumps(END_TO_END)),
     ("eos", "wide", *_OURS, "separate", "--levers"),
     ("eos", "wide", "long", *_OURS, "separate bf16", "shared bf16", "--set", '{"max_tokens_per_micro_batch": 512}'),
     ("--profile",),
@@ -114,7 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         for side, point, setting, keys, number in _turns(points, given):
-            key = f"{point} | {side} | {', '.join([setting, *(f'{name} {keys[name]}' for name in keys)])} | {number}"
+            key = f"{point} | {side} | {with_keys(setting, keys)} | {number}"
             if key not in report["parts"]:
                 print(key, end=": ", flush=True)
                 report["parts"][key] = part = _measured(side, point, setting, keys, updates=given.updates)

@@ -108,7 +108,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lengths = point.lengths(count)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     models = build_models(point, device)
-    if attention := given.set.pop("attn_implementation", "eager" if given.bf16 and device == "cpu" else None):
+    eager = given.bf16 and device == "cpu" and not given.set.get("padding_free")
+    if attention := given.set.pop("attn_implementation", "eager" if eager else None):
         for model in filter(None, vars(models).values()):
             model.set_attn_implementation(attention)
     fields: dict[str, Any] = {

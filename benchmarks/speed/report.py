@@ -19,6 +19,8 @@ SETTINGS = {
     "shared": ("--shared",),
     "shared bf16": ("--shared", "--bf16"),
 }
+#: What this trainer does beside each setting: no padding, and longer passes.
+END_TO_END = {"padding_free": True, "max_tokens_per_micro_batch": 1024}
 PHASES = ("rollout", "reference", "values", "reward", "update")
 #: What was aimed at: a heading, the setting, beside whom, and the figure for each point.
 FAST, NEAR = {"full": 2.8, "eos": 3.5, "wide": 6.0, "long": 3.5}, {"full": 1.15, "eos": 1.15, "long": 1.15}
@@ -122,29 +124,43 @@ def aims_table(report: Report) -> str:
     for heading, setting, beside, aims in AIMS:
         cells = []
         for point in points:
-            here, floor = (timed.get((point, side, setting), {}) for side in ("ours", "floor"))
-            peer = timed.get((point, PEER, "separate"), {})
-            seen = ratios(peer, here) if beside == PEER else ratios(here, floor)
-            more = ""
-            if beside == PEER and (best := ratios(peer, floor)):
-                more = f"; the floor {statistics.median(best):.2f}"
-            cells.append(_aim(aims.get(point), seen, more, least=beside == PEER))
+            here, laid = (timed.get((point, "ours", each), {}) for each in (setting, with_keys(setting, END_TO_END)))
+            floor, peer = timed.get((point, "floor", setting), {}), timed.get((point, PEER, "separate"), {})
+            other, least = (peer, True) if beside == PEER else (floor, False)
+            seen = [ratios(other, each) if least else ratios(each, other) for each in (here, laid)]
+            best = ratios(peer, floor) if least else []
+            cells.append(_aim(aims.get(point), *seen, best=best, least=least))
         rows.append([heading, *cells])
-    kept = [[_mib(parts[point, "ours", "separate"]) / _mib(parts[point, PEER, "separate"])]
-            if (point, PEER, "separate") in parts else [] for point in points]  # fmt: skip
-    cells = [_aim(MEMORY[point], share, "", least=False) for point, share in zip(points, kept, strict=True)]
+    cells = []
+    for point in points:
+        peer = parts.get((point, PEER, "separate"), {})
+        mine = (parts.get((point, "ours", each)) for each in ("separate", with_keys("separate", END_TO_END)))
+        cells.append(_aim(MEMORY[point], *([_mib(each) / _mib(peer)] if each and peer else [] for each in mine)))
     rows.append(["net memory by TRL's, same algorithm", *cells])
     return text.table(["aim", *points], rows) if points else NOTHING
 
 
-def _aim(aim: float | None, seen: Sequence[float], more: str, *, least: bool) -> str:
+def with_keys(setting: str, keys: Mapping[str, Any]) -> str:
+    """What this trainer's figures of a setting with some keys are called."""
+    return ", ".join([setting, *(f"{name} {value}" for name, value in keys.items())])
+
+
+def _aim(
+    aim: float | None, seen: Sequence[float], laid: Sequence[float], *, best: Sequence[float] = (), least: bool = False
+) -> str:
+    """laid: with rows end to end; best: what the floor reaches."""
+
+    def said(name: str, figures: Sequence[float]) -> str:
+        middle = statistics.median(figures)
+        reached = aim is not None and name != "the floor " and (middle >= aim if least else middle <= aim)
+        spread = f" ({min(figures):.2f} to {max(figures):.2f})" if len(figures) > 1 and name != "the floor " else ""
+        return f"{name}{'**' * reached}{middle:.2f}{'**' * reached}{spread}"
+
     if not seen:
         return "–"
-    middle = statistics.median(seen)
-    reached = aim is not None and (middle >= aim if least else middle <= aim)
-    spread = f" ({min(seen):.2f} to {max(seen):.2f})" if len(seen) > 1 else ""
     sign = "" if aim is None else f"{'≥' if least else '≤'} {aim:g}: "
-    return f"{sign}{'**' * reached}{middle:.2f}{'**' * reached}{spread}{more}"
+    named = {"": seen, "end to end ": laid, "the floor ": best}
+    return sign + "; ".join(said(name, figures) for name, figures in named.items() if figures)
 
 
 def page(report: Report) -> str:
