@@ -6,6 +6,7 @@ where a model's head is one linear layer, and scales or caps its logits at most.
 but where a loss is given, in which each token stands alone, what it needs of them is made in the forward pass.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -65,24 +66,21 @@ def in_batches(
 
     tokens: the most that a batch may have, its padding included; a row that has more is alone. even: of the fewest
     batches those with the least padding, instead of batches each as full as can be from the shortest row on.
-    end_to_end: rows lie end to end, and none is padded.
+    end_to_end: rows lie end to end, and none is padded: the fewest batches, of about as many tokens.
     """
     if rows is None:
         rows = torch.arange(len(samples), device=samples.mask.device)
     lengths = (samples.prompt_mask[rows].sum(1) + samples.mask[rows].sum(1)).tolist()
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    if even and tokens is not None and not end_to_end:
-        bounds = _even([lengths[row] for row in order], size=size, tokens=tokens)
+    if (even or end_to_end) and tokens is not None:
+        bounds = (_level if end_to_end else _even)([lengths[row] for row in order], size=size, tokens=tokens)
         return [rows[order[begin:end]] for begin, end in pairwise(bounds)]
     batches: list[list[int]] = []
-    filled = 0
     for row in order:  # the longest so far
-        after = filled + lengths[row] if end_to_end else (len(batches[-1]) + 1 if batches else 1) * lengths[row]
-        if not batches or len(batches[-1]) == size or (tokens is not None and after > tokens):
+        full = not batches or len(batches[-1]) == size
+        if full or (tokens is not None and (len(batches[-1]) + 1) * lengths[row] > tokens):
             batches.append([])
-            after = lengths[row]
         batches[-1].append(row)
-        filled = after
     return [rows[batch] for batch in batches]
 
 
@@ -96,6 +94,22 @@ def _even(lengths: Sequence[int], *, size: int, tokens: int) -> list[int]:
     while bounds[-1]:
         bounds.append(best[bounds[-1]][2])
     return bounds[::-1]
+
+
+def _level(lengths: Sequence[int], *, size: int, tokens: int) -> list[int]:
+    """Where to cut rows, 0 and their number included, for the fewest batches, the largest as small as can be."""
+
+    def bounds(most: int) -> list[int]:
+        found, filled = [0], 0
+        for row, length in enumerate(lengths):
+            if row > found[-1] and (filled + length > most or row - found[-1] == size):
+                found.append(row)
+                filled = 0
+            filled += length
+        return [*found, len(lengths)]
+
+    fewest = len(bounds(tokens))
+    return bounds(bisect_left(range(tokens), True, key=lambda most: len(bounds(most)) == fewest))
 
 
 def tokens_of(samples: Samples, rows: Tensor, *, end_to_end: bool = False) -> int:

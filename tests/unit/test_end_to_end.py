@@ -93,7 +93,7 @@ def test_batches_end_to_end_are_filled_with_real_tokens() -> None:
     assert [sorted(batch.tolist()) for batch in batches] == [[1, 2, 3], [0]]
     assert [tokens_of(samples, batch, end_to_end=True) for batch in batches] == [33, 24]
     assert [len(batch) for batch in in_batches(samples, size=64, tokens=34)] == [2, 1, 1]
-    assert [len(batch) for batch in in_batches(samples, size=2, tokens=34, end_to_end=True)] == [2, 1, 1]
+    assert [len(batch) for batch in in_batches(samples, size=2, tokens=40, end_to_end=True)] == [2, 2]
     assert [len(batch) for batch in in_batches(samples, size=64, tokens=1, end_to_end=True)] == [1] * 4
 
 
