@@ -12,12 +12,14 @@ UPDATES = 3
 
 
 def samples_of(point: Point, update: int) -> Samples:
-    """Masks of the update's prompts and responses; the rest of it is empty."""
+    """The update's prompts, padded on the left, and responses, of random tokens; the rest of it is empty."""
     rows = slice(update * point.batch, (update + 1) * point.batch)
     lengths = [len(each) for each in point.prompts(rows.stop)[rows]]
     responses = [min(each, point.response) for each in point.lengths(rows.stop)[rows]]
     prompts, mask = (torch.arange(max(each)) < torch.tensor(each).unsqueeze(1) for each in (lengths, responses))
-    return Samples(prompts.long(), prompts, mask.long(), mask, mask.float(), mask[:, 0])
+    prompts = prompts.flip(1)
+    ids = [torch.randint(4, point.vocab, part.shape) * part for part in (prompts, mask)]
+    return Samples(ids[0], prompts, ids[1], mask, mask.float(), mask[:, 0])
 
 
 def padding(point: Point, *, tokens: int, even: bool) -> float:

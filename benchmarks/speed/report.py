@@ -137,7 +137,7 @@ def aims_table(report: Report) -> str:
         mine = (parts.get((point, "ours", each)) for each in ("separate", with_keys("separate", END_TO_END)))
         cells.append(_aim(MEMORY[point], *([_mib(each) / _mib(peer)] if each and peer else [] for each in mine)))
     rows.append(["net memory by TRL's, same algorithm", *cells])
-    return text.table(["aim", *points], rows) if points else NOTHING
+    return text.table(["aim", *points], [row for row in rows if set(row[1:]) != {"–"}]) if points else NOTHING
 
 
 def with_keys(setting: str, keys: Mapping[str, Any]) -> str:

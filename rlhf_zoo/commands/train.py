@@ -155,7 +155,7 @@ def run(
     if rounds == 1 and (given := next((flag for flag, value in asked.items() if value is not None), None)):
         raise ZooError(f"{given} is of further rounds, and there is one: give --rounds 2, or leave it out.")
     if labels not in (None, *LABELS):
-        check_judge_name(str(labels))
+        check_judge_name(str(labels), also=LABELS)
     flags = run_flags(ctx, recipe)
     processes.join()
     if rounds > 1 and processes.count() > 1:

@@ -2,6 +2,7 @@
 
 import difflib
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ZooError
@@ -23,19 +24,21 @@ def kind_of(name: str) -> tuple[str, str]:
     return kind, argument
 
 
-def check_judge_name(name: str) -> None:
+def check_judge_name(name: str, *, also: Sequence[str] = ()) -> None:
     """Raises ZooError for a word that is no judge's and no module's, with the one that may be meant.
 
-    It imports nothing, so that this is said at once.
+    It imports nothing, so that this is said at once. also: other words that may stand there.
     """
     meant, argument = kind_of(name)
     if meant == "rule":
         check_word(argument, group=REWARDS)
     if meant != "function":
         return
-    known = ["classifier", SAME_LABELS, *registered(JUDGES)]
+    known = [*also, "classifier", SAME_LABELS, *registered(JUDGES)]
     if ":" not in name and name.partition("(")[0].strip() not in known:
-        near = did_you_mean(name, known) or ": write classifier, KIND:NAME or MODULE:FUNCTION."
+        near = (
+            did_you_mean(name, known) or f": write {', '.join([*also, 'classifier', 'KIND:NAME'])} or MODULE:FUNCTION."
+        )
         raise ZooError(f"There is no judge {name!r}{near}")
     kind, colon, rest = name.partition(":")
     alike = difflib.get_close_matches(kind, KINDS, n=1) if colon and kind.isidentifier() else []

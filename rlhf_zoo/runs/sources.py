@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -99,10 +100,24 @@ class DataSource:
                     has = ", ".join(re.findall(r"'[^']+'", found[1]))
                     asked = f"no {kind} {wanted!r}, only {has}" if wanted else f"several {kind}s, {has}"
                     raise NoSuchPart(f"{name} has {asked}: say which by the key {keys[kind]}.") from error
+            if (broken := _broken_line(Path(self.location))) is not None:
+                raise ZooError(f"{name} cannot be loaded: {broken}; mend that line.") from error
             raise ZooError(
                 f"{what}, cannot be loaded ({reason(error)}): check the names of the data set, its configuration and "
                 f"its split, and {self.hub.flag}."
             ) from error
+
+
+def _broken_line(path: Path) -> str | None:
+    """The first line that is no JSON in a local file of JSON lines, or in those of a folder; None where all are."""
+    for file in [path] if path.is_file() else sorted(path.rglob("*.jsonl")):
+        with file.open(encoding="utf-8", errors="replace") as lines:
+            for number, line in enumerate(lines if file.suffix == ".jsonl" else (), start=1):
+                try:
+                    json.loads(line)
+                except json.JSONDecodeError as error:
+                    return f"line {number} of {file.name} is not JSON ({error.msg}, column {error.colno})"
+    return None
 
 
 @contextlib.contextmanager

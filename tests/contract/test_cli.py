@@ -260,6 +260,10 @@ def test_a_missing_column_and_a_missing_split_name_the_data_set(sentence, tmp_pa
     said = sentence("sft", "mine", "--output_dir", "run", "--dataset_train_split", "trian")
     assert "has no split 'trian', only 'train': say which by the key dataset_train_split or dataset_test_split." in said
     assert "The data set data/none, configuration lines" in sentence("sft", "mine", "--dataset_name", "data/none")
+    (data / "train.jsonl").write_text('{"txt": "a line"}\n{"txt": "a line",}\n')
+    said = sentence("sft", "mine", "--output_dir", "run")
+    assert said.endswith("line 2 of train.jsonl is not JSON (Expecting property name enclosed in "
+                         "double quotes, column 18); mend that line.")  # fmt: skip
     assert not list((tmp_path / "run").rglob("*.json"))
 
 

@@ -60,7 +60,11 @@ def test_a_second_round_names_the_first(base: Run, tmp_path: Path) -> None:
     ("words", "message"),
     [
         (["--labels", "gold"], "--labels is of further rounds, and there is one: give --rounds 2"),
-        (["--rounds", "2", "--labels", "judg"], "There is no judge 'judg'"),
+        (["--rounds", "2", "--labels", "judg"], "There is no judge 'judg', did you mean 'judge'?"),
+        (
+            ["--rounds", "2", "--labels", "nosuch"],
+            "There is no judge 'nosuch': write gold, judge, classifier, KIND:NAME",
+        ),
         (["--rounds", "2", "--labels", "reward:local/nobody"], "The judge reward:local/nobody is not on"),
         (["--rounds", "2", "--labels", "votes:local/nobody"], "The judge votes:local/nobody is not on"),
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import bench
 import pytest
 import torch
-from speed import floor, ours, padding, passes, points, report, side
+from speed import floor, minibatch, ours, padding, passes, points, report, side
 
 from rlhf_zoo import sampling
 from rlhf_zoo.functional import gae, selected_logprobs
@@ -170,6 +170,16 @@ def test_all_is_measured_into_one_file(tmp_path: Path, monkeypatch: pytest.Monke
     assert bench.main(["--all", "--output", str(path)]) == 0
     assert asked == [(path, 1), (path, len(bench.LEVERS)), (path, 1)]
     assert len(json.loads(path.read_text())["profiles"]) == 4 * 4 * 2
+
+
+@pytest.mark.parametrize("options", [[], ["--shared", "--bf16"]])
+def test_a_minibatch_is_timed_by_how_its_rows_are_cut(capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+    minibatch.main(["tiny", "--rounds", "1", *options])
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [row[0] for row in rows] == [
+        "as usual", "1024", "512, end to end", "1024, end to end", "2048, end to end", "floor",
+    ]  # fmt: skip
+    assert rows[-1][2:] == ["1.00", "1.00 to 1.00"] and all(float(row[1]) > 0 for row in rows)
 
 
 def test_passes_of_each_size_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
