@@ -8,7 +8,7 @@ from typing import Any
 import bench
 import pytest
 import torch
-from speed import floor, minibatch, ours, padding, passes, points, report, side
+from speed import floor, minibatch, ours, padding, points, report, side
 
 from rlhf_zoo import sampling
 from rlhf_zoo.functional import gae, selected_logprobs
@@ -180,10 +180,3 @@ def test_a_minibatch_is_timed_by_how_its_rows_are_cut(capsys: pytest.CaptureFixt
         "as usual", "1024", "512, end to end", "1024, end to end", "2048, end to end", "floor",
     ]  # fmt: skip
     assert rows[-1][2:] == ["1.00", "1.00 to 1.00"] and all(float(row[1]) > 0 for row in rows)
-
-
-def test_passes_of_each_size_are_timed(capsys: pytest.CaptureFixture[str]) -> None:
-    passes.main(["tiny", "12", "1,3", "--bf16"])
-    rows = [line.split("|") for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [(int(row[1]), int(row[2])) for row in rows] == [(1, 12), (3, 36)]
-    assert all(float(row[3]) > 0 for row in rows)
