@@ -114,7 +114,7 @@ def _broken_line(path: Path) -> str | None:
         with file.open(encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines if file.suffix == ".jsonl" else (), start=1):
                 try:
-                    json.loads(line)
+                    json.loads(line.strip() or "null")  # the loader passes over empty lines
                 except json.JSONDecodeError as error:
                     return f"line {number} of {file.name} is not JSON ({error.msg}, column {error.colno})"
     return None
