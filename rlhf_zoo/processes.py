@@ -29,6 +29,15 @@ def count() -> int:
     return started() if _joined else 1
 
 
+def check_shards(several: int) -> None:
+    """Raises ZooError where fsdp2 has no other process to share with, of so many."""
+    if several == 1:
+        raise ZooError(
+            "fsdp2 shards weights over several processes, and this one is alone: start more with accelerate launch, or "
+            "leave it out."
+        )
+
+
 def rank() -> int:
     return int(os.environ.get("RANK", "0")) if started() > 1 else 0
 

@@ -42,7 +42,7 @@ def plan(
 
     \b
     Example:
-      rlhf-zoo plan tldr-pythia-6.9b --gpu h100:8 --ppo.fsdp2 true
+      rlhf-zoo plan tldr-pythia-6.9b --gpu h100:8 --sft.fsdp2 true --reward.fsdp2 true --ppo.fsdp2 true
     """
     flags = run_flags(ctx, recipe, names=False)
     from ..planner.devices import here, parse_device

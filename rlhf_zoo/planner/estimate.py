@@ -117,9 +117,11 @@ def _supervised(
 ) -> StagePlan:
     half, numbers = _half(keys, device), model.numbers
     passed = model.training(rows=rows, length=length, half=half, checkpointing=bool(keys.gradient_checkpointing))
-    held = _held(numbers, keys, model)
-    exchanged = held.gradients if device.count > 1 else 0
+    shards = _shards(keys, device, model.kind.adapter is not None)
+    held = _held(numbers, keys, model).over(shards)
+    exchanged = held.gradients if device.count > 1 and shards == 1 else 0
     need = memory.training_need(held, passed, head=head, several=steps > 1, buckets=exchanged)
+    need = replace(need, weights=need.weights + _gathered(shards, model))
     tokens = rows * length * steps
     trunk = _forward(numbers, tokens, length) * _times(numbers, keys)
     work = Work(
@@ -175,11 +177,7 @@ class _PPO:
         passed = keys.recompute_logprobs or keys.rollout_engine != "native"
         self.reads_values = self.critic or (self.policy if passed else None)
         self.adapts = self.policy.kind.adapter is not None
-        if keys.fsdp2 and (self.adapts or self.critic is None or device.count == 1 or keys.offload_frozen):
-            raise ZooError(
-                "fsdp2 shards whole weights of a policy and a critic over several devices: leave it out, or leave out "
-                "use_peft, critic shared and offload_frozen and give --gpu NAME:COUNT."
-            )
+        self.shards = _shards(keys, device, self.adapts or self.critic is None or keys.offload_frozen)
         self.reference = None
         if holds_reference(keys, given=False) and not self.adapts:
             dtype = "bfloat16" if self.half and models.exact and models.policy.dtype != "float32" else "float32"
@@ -212,7 +210,6 @@ class _PPO:
 
     def plan(self) -> StagePlan:
         keys, device = self.keys, self.device
-        self.shards = device.count if keys.fsdp2 else 1
         plain = SimpleNamespace(optim=keys.optim)
         held = {"policy": _held(self.policy.numbers, keys, self.policy)}
         if self.critic is not None:
@@ -351,15 +348,7 @@ class _PPO:
             buckets=exchanged,
             cache=rest.cache,
         )
-        if self.shards == 1:
-            return need
-        # Tables of the policy and the critic, and two layers, are gathered, and the gradients of one of them.
-        gathered = sum(
-            FLOAT32 * (one.numbers.tables + 3 * (one.numbers.everything - one.numbers.tables) / one.numbers.layers)
-            for one in (self.policy, self.critic)
-            if one is not None
-        )
-        return replace(need, weights=need.weights + gathered * (1 - 1 / self.shards))
+        return replace(need, weights=need.weights + _gathered(self.shards, self.policy, self.critic))
 
     def _work(self) -> Work:
         keys, policy = self.keys, self.policy.numbers
@@ -387,6 +376,26 @@ class _PPO:
 
 
 # What both kinds of trainers do
+
+
+def _shards(keys: SimpleNamespace, device: Device, refused: bool) -> int:
+    """Over how many devices each weight lies. refused: for what the stage is set to, it lies whole on each."""
+    if keys.fsdp2 and (refused or device.count == 1):
+        raise ZooError(
+            "fsdp2 shards whole weights of each model over several devices: leave it out, or leave out use_peft, "
+            "critic shared and offload_frozen and give --gpu NAME:COUNT."
+        )
+    return device.count if keys.fsdp2 else 1
+
+
+def _gathered(shards: int, *models: Tracer | None) -> float:
+    """Bytes of shards that are gathered in an update: tables, two layers, and the gradients of one."""
+    whole = sum(
+        FLOAT32 * (one.numbers.tables + 3 * (one.numbers.everything - one.numbers.tables) / one.numbers.layers)
+        for one in models
+        if one is not None
+    )
+    return whole * (1 - 1 / shards)
 
 
 def _forward(numbers: Numbers, tokens: float, length: float) -> float:

@@ -23,7 +23,7 @@ PROMPT = 512
 LORA: Mapping[str, Any] = {"use_peft": True, "lora_target_modules": ["all-linear"], "dtype": "bfloat16"}
 _BOTH = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "optim",
-    "learning_rate", "max_steps",
+    "learning_rate", "max_steps", "fsdp2",
 )  # fmt: skip
 _KEYS = {
     "sft": ("max_length",),
@@ -33,8 +33,7 @@ _KEYS = {
         "max_tokens_per_micro_batch", "max_rollout_batch_tokens", "reference", "ref_load_in_8bit", "ref_adapter_name",
         "metric_for_best_model", "kl_coef", "kl_target", "kl_in", "kl_estimator", "critic", "critic_lora",
         "reward_model_path", "reward_model_loader", "reward_label", "value_model_name_or_path", "offload_frozen",
-        "rollout_engine", "rollout_graphs", "recompute_logprobs", "fsdp2", "max_prompt_length",
-        "total_episodes",
+        "rollout_engine", "rollout_graphs", "recompute_logprobs", "max_prompt_length", "total_episodes",
     ),
 }  # fmt: skip
 
@@ -275,6 +274,8 @@ def _alike(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[s
         yield {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
     if not keys.gradient_checkpointing:
         yield {"gradient_checkpointing": True}
+    if not device.cpu and not keys.fsdp2 and not keys.use_peft and device.count > 1:
+        yield {"fsdp2": True}
     if stage == "ppo":
         yield from _ppo_levers(keys, device)
     if device.bfloat16 and keys.bf16 is False:
@@ -285,7 +286,7 @@ def _other(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[s
     """Changes of keys that train otherwise."""
     if not device.cpu and (state_bytes(str(keys.optim)) or 8) > 3:
         yield {"optim": "adamw_8bit"}
-    lora = {} if keys.use_peft else {**LORA, **({"fsdp2": False} if stage == "ppo" else {})}  # adapters have no shards
+    lora = {} if keys.use_peft else {**LORA, "fsdp2": False}  # adapters have no shards
     if lora:
         yield lora
     if "load_in_4bit" in STAGES[stage].model_keys and not keys.load_in_4bit and not device.cpu:
@@ -293,8 +294,6 @@ def _other(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[s
 
 
 def _ppo_levers(keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
-    if not device.cpu and not keys.fsdp2 and not keys.use_peft and device.count > 1:
-        yield {"fsdp2": True}
     for rows in (16, 4, 1):
         if keys.local_rollout_forward_batch_size > rows:
             yield {"local_rollout_forward_batch_size": rows}

@@ -18,7 +18,6 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
-from transformers.trainer import OPTIMIZER_NAME
 
 from .. import functional as F
 from ..actor_critic import ActorCritic
@@ -26,7 +25,9 @@ from ..data import PROMPT_INDEX, unstacked
 from ..errors import ZooError
 from ..finite import SKIPPED, Guarded, NotFinite
 from ..rewards import RewardFunction, RewardModel, Rewards, Scored
-from ..sharding import full_optimizer, full_weights, shard_optimizer
+from ..shard_trainer import ShardTrainer
+from ..sharding import full_weights
+from ..value_head import ValueHead
 from .assembly import Parts, assemble, prompts_of
 from .completions import COMPLETIONS_DIR, DecodedCompletions, decoded, show_table
 from .config import PPOConfig
@@ -37,7 +38,6 @@ from .frozen import at_hand, place
 from .guards import KLWatch, ReferenceWatch
 from .metrics import Progress, critic_health, of_completions
 from .phases import Phases
-from .processes import shard_all
 from .rollout import Advantages, Rollout
 from .whole import PPO_COMPLETE, Complete
 
@@ -45,7 +45,7 @@ PPO_STATE = "ppo_state.json"
 TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2
 
 
-class BasePPOTrainer(Guarded, ABC):
+class BasePPOTrainer(ShardTrainer, Guarded, ABC):
     """A Trainer of a policy and its critic. Its abstract methods are the steps of an update that evaluation needs."""
 
     args: PPOConfig
@@ -129,8 +129,22 @@ class BasePPOTrainer(Guarded, ABC):
         moving = self.model if args.offload_frozen else None
         place(self.reference, self._scoring, device=self.accelerator.device, training=moving)
         if args.fsdp2:
-            others = [*(one.model for one in self._scoring), self.reference.own if self.reference else None]
-            shard_all(self.policy, self.value_model, *others, optimizer=optimizers[0], accelerator=self.accelerator)
+            self._shard_all(optimizers[0])
+
+    def _shard_all(self, optimizer: Any) -> None:
+        """Shards the models. optimizer: one made before, of whole weights."""
+        for wrong, mend in (
+            (
+                isinstance(self.value_model, ValueHead),
+                "a critic on the policy's trunk: give critic 'policy' or 'reward'",
+            ),
+            (optimizer is not None, "an optimizer of one's own: leave it out"),
+        ):
+            if wrong:
+                raise ZooError(f"fsdp2 is not there for {mend}, or leave fsdp2 out.")
+        reference = self.reference.own if self.reference else None
+        frozen = [*(one.model for one in self._scoring), *([] if reference is None else [reference])]
+        self.shard(self.policy, self.value_model, frozen=frozen)
 
     @property
     def _scoring(self) -> Sequence[RewardModel]:
@@ -456,17 +470,6 @@ class BasePPOTrainer(Guarded, ABC):
             (directory / PPO_STATE).write_text(json.dumps(state, allow_nan=False) + "\n")
         if self.args.push_to_hub and not _internal_call:
             self.push_to_hub(commit_message="Model save", revision=self.args.hub_revision)
-
-    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        state = full_optimizer(self.optimizer) if self.args.fsdp2 else None
-        super()._save_optimizer_and_scheduler(output_dir)
-        if state is not None and self.args.should_save:
-            torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
-
-    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
-        super()._load_optimizer_and_scheduler(checkpoint)
-        if self.args.fsdp2:
-            shard_optimizer(self.optimizer)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Trainer's card, made of the policy: the pair of policy and critic has no configuration to read."""

@@ -9,6 +9,7 @@ from ..devices import has_bfloat16
 from ..errors import ZooError
 from ..functional import AGGREGATIONS, ENSEMBLES, KL_IN_LOSS, KL_IN_REWARD
 from ..limits import check_limits, option
+from ..processes import check_shards
 from ..rewards.model import REWARD_OUTPUTS
 from ..tokenizer import stop_ids
 from ..truncation import Truncation
@@ -193,11 +194,8 @@ class PPOConfig(TrainingArguments):
                 "completions (per_device_train_batch_size × gradient_accumulation_steps × num_generations): change one "
                 "of them."
             )
-        if self.fsdp2 and self.world_size == 1:
-            raise ZooError(
-                "fsdp2 shards weights over several processes, and this one is alone: start more with accelerate "
-                "launch, or leave it out."
-            )
+        if self.fsdp2:
+            check_shards(self.world_size)
         if self.offload_frozen and self.device.type == "cpu":
             raise ZooError("offload_frozen keeps models on the CPU, and this run computes there: leave it out.")
         if self.kl_target is not None and self.episodes_per_update > 5 * self.kl_horizon:

@@ -4,7 +4,6 @@ Every process holds the whole scored rollout, in the order in which one process 
 minibatches, β and metrics are computed as in one process, and only gradients are exchanged.
 """
 
-import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,13 +13,9 @@ import torch
 from torch import Tensor
 
 from ..actor_critic import TextBatch
-from ..errors import ZooError
 from ..logprobs import in_batches
-from ..models import is_peft
 from ..rewards import Scored
 from ..sampling import Samples
-from ..sharding import shard
-from ..value_head import ValueHead
 from .rollout import Rollout
 
 
@@ -140,23 +135,3 @@ def text_shares(texts: TextBatch, *, parts: int, process: int, processes: int) -
     # A text of which no token counts, for a process that has none left.
     nothing = TextBatch(texts.ids[:1], texts.attention[:1], torch.zeros_like(texts.mask[:1]))
     return [part if len(part.ids) else nothing for part in found]
-
-
-def shard_all(policy: Any, critic: Any, *others: Any, optimizer: Any, accelerator: Any) -> None:
-    """Shards the models of a trainer. optimizer: one made before, of whole weights.
-
-    Raises ZooError for what has no shards.
-    """
-    models = [model for model in (policy, critic, *others) if model is not None]
-    for wrong, mend in (
-        (is_peft(policy) or is_peft(critic), "adapters: leave use_peft out"),
-        (isinstance(critic, ValueHead), "a critic on the policy's trunk: give critic 'policy' or 'reward'"),
-        (any(getattr(model, "is_quantized", False) for model in models), "models in few bits: leave them whole"),
-        (optimizer is not None, "an optimizer of one's own: leave it out"),
-    ):
-        if wrong:
-            raise ZooError(f"fsdp2 is not there for {mend}, or leave fsdp2 out.")
-    for model in models:
-        shard(model)
-    # What accelerate would wrap for training it wraps in DDP, which does not take shards.
-    accelerator.prepare_model = functools.partial(accelerator.prepare_model, evaluation_mode=True)

@@ -20,10 +20,10 @@ REPORTERS = ("clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "neptune"
 BITS_OPTIMIZERS = ("8bit", "paged_", "ademamix")
 
 
-def check_model(model: Any, stage: str, *, critic: str | None = None) -> None:
+def check_model(model: Any, stage: str, *, critic: str | None = None, shards: bool = False) -> None:
     """Raises ZooError, before anything trains, for model keys that do not work.
 
-    model: trl's ModelConfig; critic: what PPO's critic begins as.
+    model: trl's ModelConfig; critic: what PPO's critic begins as; shards: whether fsdp2 is set.
     """
     of = f"of the stage {stage}"
     if model.dtype == "float16":
@@ -42,6 +42,8 @@ def check_model(model: Any, stage: str, *, critic: str | None = None) -> None:
         )
     if (model.load_in_4bit or model.load_in_8bit) and critic == "policy":
         raise ZooError(f"critic {of} is 'policy', and weights in few bits cannot be copied: give 'shared' or 'reward'.")
+    if shards and model.use_peft:
+        raise ZooError(f"fsdp2 {of} does not go with use_peft, as adapters have no shards: leave one of them out.")
     if stage == "sft" and model.use_peft and model.model_name_or_path is None:
         raise ZooError(
             "use_peft of the stage sft needs model_name_or_path: nothing could load an adapter on random weights."

@@ -10,6 +10,7 @@ from ..chat import Chat
 from ..errors import ZooError
 from ..limits import option
 from ..plugins import did_you_mean
+from ..processes import check_shards
 from ..recipes import Recipe
 from ..stage import STAGES
 from .choice import ReleaseArguments, check_rule
@@ -69,6 +70,7 @@ class SFTArguments(DataArguments):
     dataset_config: str | None = option("lines", "Configuration of the data set.")
     dataset_train_split: str = option("train", "Split to train on.")
     dataset_test_split: str | None = option("validation", "Split to evaluate on.")
+    fsdp2: bool = option(False, "Shard the model over the processes (docs/scale.md).")
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,7 @@ class RewardArguments(DataArguments):
         None, "Keep this share of the training prompts from the reward model, for the judge same-labels."
     )
     score_samples: int = option(512, "SFT samples over which the scores' mean and deviation are measured.")
+    fsdp2: bool = option(False, "Shard the model over the processes (docs/scale.md).")
 
     @property
     def evaluated_split(self) -> str | None:
@@ -255,7 +258,9 @@ def stage_settings(
         first = str(error).strip().splitlines()[0].rstrip(".")
         raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {first}.") from error
     _check_trainer(trainer, stage)
-    check_model(model, stage, critic=getattr(trainer, "critic", None))
+    check_model(model, stage, critic=getattr(trainer, "critic", None), shards=bool(given.get("fsdp2")))
+    if getattr(data, "fsdp2", False):
+        check_shards(trainer.world_size)
     check_rule(stage, release, trainer, held_out=data.evaluated_split)
     if (
         trainer.eval_strategy != "no"

@@ -94,8 +94,8 @@ class Follow(TrainerCallback):
 class StageCallback(Follow):
     """Follows one `trainer.train()` of a stage: makes its checkpoints whole, and ends it after Ctrl-C.
 
-    finish_checkpoint(path): what the stage adds to a checkpoint before it counts as complete. saved(): called when it
-    does. stop_after: the step to end after.
+    finish_checkpoint(path): what the stage adds to a checkpoint before it counts as complete, called in every process.
+    saved(): called when it does, in the first. stop_after: the step to end after.
     """
 
     def __init__(
@@ -151,11 +151,11 @@ class StageCallback(Follow):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         processes.wait()  # what each of them adds to the checkpoint lies there
-        if not processes.first():
-            return
         checkpoint = self._record.checkpoint_path(state.global_step)
         if self._finish_checkpoint is not None:
             self._finish_checkpoint(checkpoint)
+        if not processes.first():
+            return
         add_code(checkpoint)
         self._record.mark_complete(checkpoint)
         if self._saved is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from datasets import Dataset
 
-from .. import processes
+from .. import processes, sharding
 from ..chat import answer, reading_ids, whole, words
 from ..data import tokenize_prompt
 from ..devices import on_device
@@ -108,6 +108,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     def finish_checkpoint(trainer: Any, path: Path) -> None:
         """μ and σ belong to the weights, so every checkpoint carries those of its own scores."""
         model = trainer.accelerator.unwrap_model(trainer.model)
+        with sharding.whole(model):
+            if processes.first():
+                center(model, path)
+
+    def center(model: Any, path: Path) -> None:
         training = model.training
         model.config.rlhf_zoo = None
         needed = [parameter.requires_grad for parameter in model.parameters()]

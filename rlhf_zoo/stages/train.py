@@ -50,11 +50,14 @@ def make_trainer(kind: Callable[..., Any], settings: StageSettings, **parts: Any
 
     Raises ZooError for what only the trainer finds wrong with them, and where they leave it nothing to train on.
     """
+    from ..shard_trainer import in_shards
     from .by_length import batches_by_length
     from .global_batch import in_processes
 
     if settings.trainer.train_sampling_strategy == "group_by_length":
         kind = batches_by_length(kind)
+    if settings.data.fsdp2:
+        kind = in_shards(kind)
     try:
         trainer = in_processes(kind)(args=copy.copy(settings.trainer), **parts)  # a trainer changes its arguments
     except ValueError as error:

@@ -27,7 +27,7 @@ TWO = Path(__file__).parents[2] / "recipes" / "accelerate" / "two-cpus.yaml"
 #: Batches of 4 over 19 texts and 15 prompts, so that passes end with rows that cannot be dealt out evenly.
 KEYS: dict[str, dict[str, Any]] = {
     "sft": {"num_train_epochs": 2, "max_steps": -1, "per_device_eval_batch_size": 4, "eval_strategy": "epoch",
-            "save_strategy": "epoch", "learning_rate": 1e-3, "bf16": False},
+            "save_strategy": "steps", "save_steps": 4, "learning_rate": 1e-3, "bf16": False},
     "reward": {"num_train_epochs": 2, "max_steps": -1, "per_device_eval_batch_size": 4, "save_strategy": "epoch",
                "logging_steps": 2, "learning_rate": 1e-3, "bf16": False, "train_sampling_strategy": "group_by_length"},
     "ppo": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 6, "save_steps": 2,
@@ -128,16 +128,16 @@ def cut(run: Path, stage: str, step: int, to: Path) -> Path:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("stage", "step", "how"), [pytest.param("sft", 5, [], marks=pytest.mark.full), ("ppo", 2, ["--fsdp2"])]
-)
-def test_a_run_goes_on_in_another_number_of_processes(
-    recipe: Path, runs: tuple[Path, Path], tmp_path: Path, stage: str, step: int, how: list[str]
+@pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
+def test_a_run_goes_on_in_shards_and_then_in_one_process(
+    recipe: Path, runs: tuple[Path, Path], tmp_path: Path, stage: str
 ) -> None:
-    one, two = runs
-    more, fewer = cut(one, stage, step, tmp_path / "more"), cut(two, stage, step, tmp_path / "fewer")
-    codes, said = in_two(stage, recipe, "--output_dir", more, "--hub", NOWHERE, *how, home=tmp_path / "home")
+    one, _ = runs
+    *_, before, then, _ = [0, *(int(each.name.partition("-")[2]) for each in StageRecord(one / stage).checkpoints())]
+    more = cut(one, stage, before, tmp_path / "more")
+    codes, said = in_two(stage, recipe, "--output_dir", more, "--hub", NOWHERE, "--fsdp2", home=tmp_path / "home")
     assert codes == [0, 0], said
+    fewer = cut(more, stage, then, tmp_path / "fewer")
     done = zoo(stage, recipe, "--output_dir", fewer, "--hub", NOWHERE, home=tmp_path / "home", PYTHONPATH=TESTS)
     assert done.returncode == 0, done.stderr
     for run in (more, fewer):

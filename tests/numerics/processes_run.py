@@ -34,9 +34,11 @@ from trainer_fixture import (  # noqa: E402
     snapshot,
     timeless,
 )
+from transformers import Trainer, TrainingArguments  # noqa: E402
 
 from rlhf_zoo.actor_critic import ActorCritic  # noqa: E402
 from rlhf_zoo.errors import ZooError  # noqa: E402
+from rlhf_zoo.shard_trainer import in_shards  # noqa: E402
 
 # By the clock, which runs on while a busy machine does other things: of a hang, not of slowness.
 SECONDS = 240
@@ -158,12 +160,23 @@ def sharded(directory: Path, processes: int) -> Any:
     )  # fmt: skip
 
 
-def placements(trainer: Any) -> dict[str, list[str]]:
-    """Of each model, where its weights lie, and which share of their numbers this process holds."""
-    models = {
+def models_of(trainer: Any) -> dict[str, Any]:
+    return {
         "policy": trainer.policy, "critic": trainer.value_model, "reference": trainer.reference.own,
         **{f"reward {place}": one.model for place, one in enumerate(trainer.rewards.models)},
     }  # fmt: skip
+
+
+def supervised(directory: Path) -> dict[str, Any]:
+    """A model as SFT shards it."""
+    plain = TrainingArguments(str(directory), use_cpu=True, report_to="none")
+    trainer = in_shards(Trainer)(model=make_policy(), args=plain)
+    trainer.create_optimizer()
+    return {"supervised": trainer.model}
+
+
+def placements(models: dict[str, Any]) -> dict[str, list[str]]:
+    """Of each model, where its weights lie, and which share of their numbers this process holds."""
     found = {}
     for name, model in models.items():
         weights = list(model.parameters())
@@ -190,10 +203,12 @@ def train(root: Path, name: str, processes: int) -> dict[str, Any]:
     if name == "by_hand":
         return loop(trainer, processes)
     checkpoint = root / ("together" if name == "resumed" else "start") / "checkpoint-2"
-    began = {"placements": placements(trainer)} if trainer.args.fsdp2 else {}
+    began = {"placements": placements(models_of(trainer))} if trainer.args.fsdp2 else {}
     with counted(ActorCritic, "save_pretrained") as saves:
         trainer.train(resume_from_checkpoint=str(checkpoint) if name.endswith("resumed") else None)
     rows = [{key: float(value) for key, value in row.items()} for row in timeless(trainer.state.log_history)]
+    if trainer.args.fsdp2:  # not before, as a Trainer that is made seeds all that draws
+        began["placements"] |= placements(supervised(root / "supervised"))
     return {
         **began,
         "began": trainer.before,

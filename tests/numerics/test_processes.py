@@ -108,7 +108,9 @@ def test_weights_in_shards_compute_what_one_process_does(directory: Path, tmp_pa
     one = torch.load(directory / "alone" / "process-0.pt", weights_only=True)
     for name in ("sharded", "sharded_resumed"):  # the latter goes on from one process's checkpoint
         for two in found(directory, name):
-            assert two["placements"].keys() == {"policy", "critic", "reference", "reward 0", "reward 1"}
+            assert two["placements"].keys() == {
+                "policy", "critic", "reference", "reward 0", "reward 1", "supervised"
+            }  # fmt: skip
             for where, held in two["placements"].values():
                 assert where == "(Shard(dim=0),)" and 0.4 < held < 0.6
             # Adam divides by the root of what may be near 0, so rounding is larger than SGD's.

@@ -46,6 +46,12 @@ def settings(stage: str, **keys: Any) -> StageSettings:
         ("ppo", {**FOUR, "critic": "policy"}, "give 'shared' or 'reward'"),
         ("sft", {**LORA, "model_name_or_path": None}, "nothing could load an adapter on random weights"),
         ("reward", {"load_in_4bit": True}, "not supported by the stage reward"),
+        (
+            "sft",
+            {**LORA, "fsdp2": True},
+            "fsdp2 of the stage sft does not go with use_peft, as adapters have no shards",
+        ),
+        ("reward", {"fsdp2": True}, "fsdp2 shards weights over several processes, and this one is alone"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_trains(stage: str, keys: dict[str, Any], message: str) -> None:

@@ -227,6 +227,12 @@ def test_shards_lora_and_few_bits_need_less():
 
     lora = {"use_peft": True, "lora_target_modules": ["all-linear"], "dtype": "bfloat16"}
     assert peak("h100:8", fsdp2=True) < 0.3 * peak("h100:8")
+    for stage in ("sft", "reward"):
+        asked = recipe, parse_device("h100:8")
+        shared, whole = (
+            make_plan(*asked, {stage: {"fsdp2": each}}, stages=[stage], mends=False) for each in (True, False)
+        )
+        assert shared.peak < 0.4 * whole.peak
     assert peak("h100:2") > peak("h100"), "processes that exchange gradients hold buckets of them"
     assert peak("h100", **lora, load_in_4bit=True) < peak("h100", **lora) < 0.5 * peak("h100")
     assert peak("h100", offload_frozen=True) < peak("h100") < peak("h100", bf16=False)
