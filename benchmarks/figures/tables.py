@@ -52,7 +52,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "speed-aims": lambda: report.aims_table(report.newest()),
     "speed-keys": lambda: report.key_table(report.newest()),
     "speed-phases": lambda: report.phase_table(report.newest()),
-    "speed-profile": lambda: report.profile_table(report.newest()),
+    "speed-profile": lambda: report.profile_page(report.newest("profiles")),
 }
 
 

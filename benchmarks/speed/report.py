@@ -40,11 +40,11 @@ Report = Mapping[str, Any]
 Parts = dict[tuple[str, str, str], dict[int, dict[str, Any]]]
 
 
-def newest() -> Report:
-    """The last committed figures; empty where there are none."""
+def newest(having: str = "parts") -> Report:
+    """The last committed figures that have such a part; empty where there are none."""
     for path in sorted(RESULTS.glob("*.json"), reverse=True):
         report = json.loads(path.read_text())
-        if report.get("kind") == "bench":
+        if report.get("kind") == "bench" and report.get(having):
             return {"name": path.name, **report}
     return {}
 
@@ -167,10 +167,13 @@ def page(report: Report) -> str:
     """The table, the plot and the name of their file, for the docs."""
     if not report:
         return NOTHING
-    where = f"[{report['name']}](../benchmarks/results/{report['name']})"
     plot = DOCUMENT.with_suffix(".svg").name
     drawn = f"\n\n![Seconds an update by phase]({plot})" if any(quiet(report).values()) else ""
-    return f"{table(report)} Of {where}.{drawn}"
+    return f"{table(report)} Of {_link(report)}.{drawn}"
+
+
+def _link(report: Report) -> str:
+    return f"[{report['name']}](../benchmarks/results/{report['name']})"
 
 
 def key_table(report: Report) -> str:
@@ -199,6 +202,11 @@ def phase_table(report: Report) -> str:
         spent = [statistics.median(update.get(phase, 0.0) for update in updates) for phase in PHASES]
         rows.append([point, f"{side}, {setting}", *(text.number(each, 2) for each in spent)])
     return text.table(["point", "side", *PHASES], rows) if rows else NOTHING
+
+
+def profile_page(report: Report) -> str:
+    """The table of `profile_table` and the name of its file, for the docs."""
+    return f"{profile_table(report)}\n\nOf {_link(report)}, {report['machine']}." if report else NOTHING
 
 
 def profile_table(report: Report) -> str:
