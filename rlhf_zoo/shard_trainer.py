@@ -58,7 +58,7 @@ class OneModel(ShardTrainer):
         return super().create_optimizer(*args, **kwargs)
 
     def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
-        super()._save(output_dir, full_weights(self.model))
+        super()._save(output_dir, full_weights(self.model) if state_dict is None else state_dict)
 
 
 def in_shards(kind: Any) -> Any:

@@ -260,6 +260,8 @@ def stage_settings(
     _check_trainer(trainer, stage)
     check_model(model, stage, critic=getattr(trainer, "critic", None), shards=bool(given.get("fsdp2")))
     if getattr(data, "fsdp2", False):
+        if trainer.load_best_model_at_end:
+            raise ZooError(f"load_best_model_at_end of {of} loads whole weights, and fsdp2 shards them: leave it out.")
         check_shards(trainer.world_size)
     check_rule(stage, release, trainer, held_out=data.evaluated_split)
     if (

@@ -33,6 +33,15 @@ def settings(stage: str, **keys: Any) -> StageSettings:
     return stage_settings(recipe, stage, {}, shared_flags={}, output_dir=Path("runs/toy"))
 
 
+BEST = {
+    "load_best_model_at_end": True,
+    "eval_strategy": "steps",
+    "save_strategy": "steps",
+    "eval_steps": 5,
+    "save_steps": 5,
+}
+
+
 @pytest.mark.parametrize(
     ("stage", "keys", "message"),
     [
@@ -51,6 +60,7 @@ def settings(stage: str, **keys: Any) -> StageSettings:
             {**LORA, "fsdp2": True},
             "fsdp2 of the stage sft does not go with use_peft, as adapters have no shards",
         ),
+        ("sft", {"fsdp2": True, **BEST}, "load_best_model_at_end of the stage sft loads whole weights"),
         ("reward", {"fsdp2": True}, "fsdp2 shards weights over several processes, and this one is alone"),
     ],
 )
