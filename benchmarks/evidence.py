@@ -2,8 +2,9 @@
 
     python benchmarks/evidence.py                      # all of it, resumable; what is finished is not run again
     python benchmarks/evidence.py tiny-world-ablation  # one part: RECIPE, RECIPE-ablation, -ensemble,
-                                                       # -ensemble-reward, -baselines, -critic, -bf16, -sweep,
-                                                       # -rounds, or probe-rates, which reads tiny-world's runs
+                                                       # -ensemble-reward, -baselines, -critic, -bf16,
+                                                       # -shared-bf16, -sweep, -rounds, or probe-rates, which reads
+                                                       # tiny-world's runs
     python benchmarks/evidence.py objections           # what was held against version 1 of the verdict
     python benchmarks/evidence.py gold-2               # the second gold utility: what fools it, and who agrees with it
     python benchmarks/evidence.py remark-judges        # what a judge of product remarks may rest on

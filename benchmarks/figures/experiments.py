@@ -9,7 +9,18 @@ from rlhf_zoo.studies.ablate import Variant, variants
 ROOT = Path(__file__).parents[2]
 #: Where the runs lie: under the repository, or where RLHF_ZOO_EVIDENCE_RUNS says.
 RUNS = Path(os.environ.get("RLHF_ZOO_EVIDENCE_RUNS", ROOT / "runs" / "evidence")).absolute()
-PARTS = ("runs", "ablation", "ensemble", "ensemble-reward", "baselines", "critic", "bf16", "sweep", "rounds")
+PARTS = (
+    "runs",
+    "ablation",
+    "ensemble",
+    "ensemble-reward",
+    "baselines",
+    "critic",
+    "bf16",
+    "shared-bf16",
+    "sweep",
+    "rounds",
+)
 #: Those that need a judge who is the truth itself.
 OF_GOLD = ("ensemble-reward", "sweep", "rounds")
 GRID = "kl_coef=0.02,0.05,0.1"
@@ -50,6 +61,7 @@ _BF16 = ("--ppo.bf16", "true", "--ppo.use_cpu", "true", "--ppo.attn_implementati
 SETTINGS = {
     "critic": Setting("separate", "shared", "critic: shared", ("--ppo.critic", "shared")),
     "bf16": Setting("float32", "bf16", "bf16: true", _BF16),
+    "shared-bf16": Setting("separate", "shared-bf16", "critic: shared, bf16: true", ("--ppo.critic", "shared", *_BF16)),
 }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import StageRecord, read_json, write_text
 
-from .experiments import METHODS, PAID_BY, ROOT, SETTINGS, Experiment
+from .experiments import METHODS, PAID_BY, ROOT, RUNS, SETTINGS, Experiment
 from .gain import stored
 from .pairs import by_pair, parts
 
@@ -227,5 +227,5 @@ def _verdict(run: Path, evaluation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _public(command: str) -> str:
-    """A command with the folder of its data as a variable."""
-    return _DATA.sub(r"$RLHF_ZOO_DATA/\1", command)
+    """A command with the folder of its data as a variable, and the runs where they lie by themselves."""
+    return _DATA.sub(r"$RLHF_ZOO_DATA/\1", command).replace(str(RUNS), "runs/evidence")
