@@ -15,6 +15,8 @@ from .errors import ZooError
 
 #: For what the first process does while the others wait.
 PATIENCE = timedelta(hours=2)
+#: torch's own optimizers, which change each number by itself.
+IN_SHARDS = ("adamw_torch_fused", "adamw_torch", "adagrad", "rmsprop", "sgd")
 _joined = False
 
 
@@ -29,8 +31,10 @@ def count() -> int:
     return started() if _joined else 1
 
 
-def check_shards(several: int) -> None:
-    """Raises ZooError where fsdp2 has no other process to share with, of so many."""
+def check_shards(several: int, optim: str) -> None:
+    """Raises ZooError where fsdp2 has no other process, of so many, or an optimizer that knows no shards."""
+    if optim not in IN_SHARDS:
+        raise ZooError(f"fsdp2 has no shards for the optimizer {optim}: give optim one of {', '.join(IN_SHARDS)}.")
     if several == 1:
         raise ZooError(
             "fsdp2 shards weights over several processes, and this one is alone: start more with accelerate launch, or "

@@ -31,6 +31,11 @@ def stop_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     return list(dict.fromkeys(index for index in wanted if index is not None))
 
 
+def highest_id(tokenizer: Any) -> int:
+    """The highest token that a model may be asked for. Scripts add PAD past the embeddings; it is never looked up."""
+    return max((index for index in tokenizer.get_vocab().values() if index != tokenizer.pad_token_id), default=0)
+
+
 def _added(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """The tokens beside those of the text itself: id -> token."""
     added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})

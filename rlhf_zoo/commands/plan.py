@@ -63,10 +63,11 @@ def plan(
         device = here()
         if device.cpu and found.zoo.get("gpu"):
             device = parse_device(found.zoo["gpu"])
-            for stage, keys in (found.zoo.get("gpu_flags") or {}).items():
-                assumed += [f"{stage}.{key} {json.dumps(keys[key])}, as the recipe's zoo.yaml says for {device.name}"
-                            for key in keys if key not in flags[stage]]  # fmt: skip
-                flags[stage] = {**keys, **flags[stage]}
+    if device == parse_device(found.zoo.get("gpu", "cpu")) and not lora:
+        for stage, keys in (found.zoo.get("gpu_flags") or {}).items():
+            assumed += [f"{stage}.{key} {json.dumps(keys[key])}, as the recipe's zoo.yaml says for {device}"
+                        for key in keys if key not in flags[stage]]  # fmt: skip
+            flags[stage] = {**keys, **flags[stage]}
     made = make_plan(found, device, flags, prompt=prompt_length)
     made = replace(made, assumed=[*made.assumed, *assumed])
     if as_json:

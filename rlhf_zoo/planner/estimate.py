@@ -14,6 +14,7 @@ from ..graphs import COLUMNS, bucket
 from ..kv_cache import ROOM
 from ..logprobs import CHUNK, CHUNK_ELSEWHERE
 from ..ppo.config import holds_reference, usual_tokens
+from ..processes import IN_SHARDS
 from ..runs.shares import divided
 from . import memory
 from .devices import Device
@@ -117,7 +118,7 @@ def _supervised(
 ) -> StagePlan:
     half, numbers = _half(keys, device), model.numbers
     passed = model.training(rows=rows, length=length, half=half, checkpointing=bool(keys.gradient_checkpointing))
-    shards = _shards(keys, device, model.kind.adapter is not None)
+    shards = _shards(stage, keys, device, use_peft=model.kind.adapter is not None)
     held = _held(numbers, keys, model).over(shards)
     exchanged = held.gradients if device.count > 1 and shards == 1 else 0
     need = memory.training_need(held, passed, head=head, several=steps > 1, buckets=exchanged)
@@ -177,7 +178,8 @@ class _PPO:
         passed = keys.recompute_logprobs or keys.rollout_engine != "native"
         self.reads_values = self.critic or (self.policy if passed else None)
         self.adapts = self.policy.kind.adapter is not None
-        self.shards = _shards(keys, device, self.adapts or self.critic is None or keys.offload_frozen)
+        alone = {"use_peft": self.adapts, "critic shared": self.critic is None, "offload_frozen": keys.offload_frozen}
+        self.shards = _shards("ppo", keys, device, **alone)
         self.reference = None
         if holds_reference(keys, given=False) and not self.adapts:
             dtype = "bfloat16" if self.half and models.exact and models.policy.dtype != "float32" else "float32"
@@ -378,14 +380,18 @@ class _PPO:
 # What both kinds of trainers do
 
 
-def _shards(keys: SimpleNamespace, device: Device, refused: bool) -> int:
-    """Over how many devices each weight lies. refused: for what the stage is set to, it lies whole on each."""
-    if keys.fsdp2 and (refused or device.count == 1):
-        raise ZooError(
-            "fsdp2 shards whole weights of each model over several devices: leave it out, or leave out use_peft, "
-            "critic shared and offload_frozen and give --gpu NAME:COUNT."
-        )
-    return device.count if keys.fsdp2 else 1
+def _shards(stage: str, keys: SimpleNamespace, device: Device, **whole: bool) -> int:
+    """Over how many devices each weight lies. whole: what the stage may be set to that shards no weights."""
+    if not keys.fsdp2:
+        return 1
+    of = f"fsdp2 of the stage {stage}"
+    for name in (name for name, given in whole.items() if given):
+        raise ZooError(f"{of} does not go with {name}: leave one of them out.")
+    if str(keys.optim) not in IN_SHARDS:
+        raise ZooError(f"{of} has no shards for the optimizer {keys.optim}: give optim one of {', '.join(IN_SHARDS)}.")
+    if device.count == 1:
+        raise ZooError(f"{of} shards weights over several devices, and this plan is for one: give --gpu NAME:COUNT.")
+    return device.count
 
 
 def _gathered(shards: int, *models: Tracer | None) -> float:

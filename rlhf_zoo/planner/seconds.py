@@ -81,7 +81,8 @@ def duration(work: Work, device: Device, *, half: bool) -> Duration | None:
     spent = {name: each * (1 if name == "sample" else factor) for name, each in found.phases(work).items()}
     # Sampling takes at least as long as reading weights and cache from memory.
     slowest = work.read / (device.bandwidth * 1e9) if device.bandwidth else 0.0
-    return Duration({**spent, "sample": max(spent["sample"], slowest)}, _said(found) + scaled)
+    alone = "" if device.count == 1 else "; what devices send each other is not in it"
+    return Duration({**spent, "sample": max(spent["sample"], slowest)}, _said(found) + scaled + alone)
 
 
 def _said(rates: Rates) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase, TrainingArguments
+from transformers.training_args import OptimizerNames
 
 from ..devices import has_bfloat16
 from ..errors import ZooError
@@ -195,7 +196,7 @@ class PPOConfig(TrainingArguments):
                 "of them."
             )
         if self.fsdp2:
-            check_shards(self.world_size)
+            check_shards(self.world_size, OptimizerNames(self.optim).value)
         if self.offload_frozen and self.device.type == "cpu":
             raise ZooError("offload_frozen keeps models on the CPU, and this run computes there: leave it out.")
         if self.kl_target is not None and self.episodes_per_update > 5 * self.kl_horizon:

@@ -19,6 +19,7 @@ from ..errors import ZooError
 from ..model_files import name_of
 from ..models import context_of, disable_dropout, has_score_statistics, label_index, score_statistics
 from ..sampling import Samples
+from ..tokenizer import highest_id
 
 log = logging.getLogger(__name__)
 
@@ -98,9 +99,7 @@ class RewardModel:
         self.vocabulary = rows = embeddings.weight.shape[0]
         if self.pad_id < rows:
             self.model.config.pad_token_id = self.pad_id
-        # PAD itself may lie past the embeddings, as scripts add it without resizing: it is never looked up.
-        highest = max((index for index in tokenizer.get_vocab().values() if index != self.pad_id), default=0)
-        if highest >= rows:
+        if highest_id(tokenizer) >= rows:
             raise ZooError(
                 f"The reward model {name} has {rows} embedding rows and its tokenizer {len(tokenizer)} tokens: "
                 "give its own tokenizer as reward_processing_class."

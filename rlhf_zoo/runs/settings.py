@@ -260,9 +260,11 @@ def stage_settings(
     _check_trainer(trainer, stage)
     check_model(model, stage, critic=getattr(trainer, "critic", None), shards=bool(given.get("fsdp2")))
     if getattr(data, "fsdp2", False):
+        from transformers.training_args import OptimizerNames
+
         if trainer.load_best_model_at_end:
             raise ZooError(f"load_best_model_at_end of {of} loads whole weights, and fsdp2 shards them: leave it out.")
-        check_shards(trainer.world_size)
+        check_shards(trainer.world_size, OptimizerNames(trainer.optim).value)
     check_rule(stage, release, trainer, held_out=data.evaluated_split)
     if (
         trainer.eval_strategy != "no"

@@ -23,7 +23,7 @@ from ..runs.layout import conversational, fitting, sft_text
 from ..runs.loading import loading_of
 from ..runs.settings import StageSettings
 from ..runs.sources import digest
-from ..tokenizer import settle_padding, train_tokenizer
+from ..tokenizer import highest_id, settle_padding, train_tokenizer
 from .train import make_trainer, quiet, train_stage
 
 log = logging.getLogger(__name__)
@@ -65,6 +65,12 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             path = resolve(base.path, context.hub, revision=base.lineage["commit"]).path
             tokenizer = load_tokenizer(path)
             model = load_causal(path, how=how)
+            table: Any = model.get_input_embeddings()
+            if (highest := highest_id(tokenizer)) >= (rows := len(table.weight)):
+                raise ZooError(
+                    f"{base.path} has {rows} embedding rows and its tokenizer the token {highest}: give a model "
+                    "with the tokenizer that it was trained with."
+                )
         own = _with_template(settings, model, tokenizer, context.hub)
         said = settle_padding(
             tokenizer,

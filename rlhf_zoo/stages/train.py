@@ -113,6 +113,7 @@ def train_stage(
     before = plan.before
     with Interruptible(f"the {stage} stage") as stop:
         trainer = build()
+        quiet()  # a Trainer that is made is as loud as its process: other ones than the first warn
         code = code_lineage(context)
         # Only now: settings that build refuses must not claim the directory, nor cost what lies there.
         if processes.first():
@@ -145,7 +146,8 @@ def train_stage(
             contextlib.closing(callback),
             one_run(trainer.args, known_as, project=context.recipe.name),
         ):
-            trainer.train(resume_from_checkpoint=str(plan.resume) if plan.resume else None)
+            if plan.resume is None or not _at_its_end(trainer, plan.resume):
+                trainer.train(resume_from_checkpoint=str(plan.resume) if plan.resume else None)
         seconds = before.get("seconds", 0.0) + time.monotonic() - started
         if trainer.state.global_step < trainer.state.max_steps:
             stopped = not stop.requested and trainer.state.global_step == context.stop_after
@@ -236,6 +238,18 @@ def _last_whole(record: StageRecord) -> Path | None:
 def _publication(context: RunContext) -> dict[str, Any]:
     """Where the run is to be published, for `push --resume`."""
     return {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
+
+
+def _at_its_end(trainer: Any, checkpoint: Path) -> bool:
+    """Whether a checkpoint is of the last step, which the trainer then stands at: Trainer would make one more."""
+    from transformers import TrainerState
+    from transformers.trainer import TRAINER_STATE_NAME
+
+    state = TrainerState.load_from_json(str(checkpoint / TRAINER_STATE_NAME))
+    if state.global_step < state.max_steps:
+        return False
+    trainer.state = state
+    return True
 
 
 @contextlib.contextmanager

@@ -235,6 +235,21 @@ def test_running_it_again_changes_nothing_and_other_settings_are_refused(base):
     assert (tree(base.path), tree(base.root)) == before
 
 
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_stage_that_was_killed_behind_its_last_step_trains_no_more(base, tmp_path, stage):
+    run = base.copy(tmp_path / "copy")
+    record = run.record(stage)
+    before, rows = record.read(), record.metrics()
+    last = run.record(stage).checkpoint_path(STEPS[stage][-1])
+    held = weights(last)
+    record.write(status="running", chosen=None, finished=None)
+    done = run.zoo(*run.command(stage))
+    assert (done.returncode, errors(done.stderr)) == (0, [])
+    after = record.read()
+    assert after["status"] == "finished" and after["chosen"] == before["chosen"]
+    assert record.last_checkpoint() == last and weights(last) == held and record.metrics() == rows
+
+
 @pytest.mark.full
 def test_restart_does_everything_again_once(base, tmp_path):
     run = base.copy(tmp_path / "copy")

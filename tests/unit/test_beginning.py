@@ -6,6 +6,7 @@ from pathlib import Path
 import miniatures
 import pytest
 from schemas import make_recipe
+from transformers import AutoTokenizer
 
 from rlhf_zoo.cli import cli
 from rlhf_zoo.errors import ZooError
@@ -64,6 +65,17 @@ def test_an_answer_longer_than_the_model_is_found_without_a_hub(recipe: Path) ->
         zoo("run", "mine", *HUB, "--ppo.kl_coef", "abc")
     with pytest.raises(ZooError, match=r"^--kl_coef is 'abc', and it takes a number\.$"):
         zoo("ppo", "mine", *HUB, "--kl_coef", "abc")
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_by_sft(recipe: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained("base")
+    tokenizer.add_tokens(["one more", "and one"])
+    tokenizer.save_pretrained("base")
+    with pytest.raises(
+        ZooError, match=r"base has \d+ embedding rows and its tokenizer the token \d+: give a model with"
+    ):
+        zoo("sft", "mine", *HUB)
+    assert not Path("runs/mine/sft/run.json").exists()
 
 
 def test_what_a_reward_model_leaves_out_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -61,6 +61,16 @@ BEST = {
             "fsdp2 of the stage sft does not go with use_peft, as adapters have no shards",
         ),
         ("sft", {"fsdp2": True, **BEST}, "load_best_model_at_end of the stage sft loads whole weights"),
+        (
+            "sft",
+            {"fsdp2": True, "optim": "adafactor"},
+            "fsdp2 has no shards for the optimizer adafactor: give optim one of",
+        ),
+        (
+            "ppo",
+            {"fsdp2": True, "optim": "adafactor"},
+            "fsdp2 has no shards for the optimizer adafactor: give optim one of",
+        ),
         ("reward", {"fsdp2": True}, "fsdp2 shards weights over several processes, and this one is alone"),
     ],
 )

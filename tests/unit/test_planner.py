@@ -10,10 +10,11 @@ import calibrate
 import plan_check
 import pytest
 import torch
+from click.testing import CliRunner
 from figures import keep
 from transformers import AutoModelForCausalLM
 
-from rlhf_zoo.commands.plan import say
+from rlhf_zoo.commands.plan import plan, say
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.planner import memory, tracing
 from rlhf_zoo.planner.devices import CARDS, Device, parse_device
@@ -238,6 +239,26 @@ def test_shards_lora_and_few_bits_need_less():
     assert peak("h100", offload_frozen=True) < peak("h100") < peak("h100", bf16=False)
 
 
+@pytest.mark.parametrize(
+    ("stage", "gpu", "keys", "said"),
+    [
+        (
+            "sft",
+            "h100:8",
+            {"use_peft": True},
+            "fsdp2 of the stage sft does not go with use_peft: leave one of them out",
+        ),
+        ("ppo", "h100:8", {"critic": "shared"}, "fsdp2 of the stage ppo does not go with critic shared"),
+        ("reward", "h100:8", {"optim": "adafactor"}, "has no shards for the optimizer adafactor: give optim one of"),
+        ("reward", "h100", {}, "this plan is for one: give --gpu NAME:COUNT"),
+    ],
+)
+def test_shards_that_there_are_none_of(stage, gpu, keys, said):
+    recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2})
+    with pytest.raises(ZooError, match=said):
+        make_plan(recipe, parse_device(gpu), {stage: {"fsdp2": True, **keys}}, prompt=64, stages=[stage], mends=False)
+
+
 @pytest.mark.parametrize("text", ["h100:0", "h100:many", "h10", "", "12"])
 def test_what_is_no_device(text):
     with pytest.raises(ZooError, match="--gpu is"):
@@ -257,6 +278,19 @@ def test_the_memory_of_each_recipe_is_the_planners(name):
         readme = (recipe.folder / "README.md").read_text(encoding="utf-8")
         if "extends" not in (recipe.folder / "recipe.yaml").read_text() or "**Needs**" in readme:
             assert needs in readme
+
+
+def test_flags_of_a_recipe_hold_for_its_own_device():
+    def told(*asked):
+        done = CliRunner().invoke(plan, ["tldr-pythia-6.9b", *asked], catch_exceptions=False)
+        assert done.exit_code == 0
+        return done.output
+
+    own, by_hand = told(), told("--gpu", "h100:8")
+    assert own == by_hand and own.count("fsdp2 true, as the recipe's zoo.yaml says for 8 × h100") == 3
+    assert "what devices send each other is not in it" in own and "DOES NOT FIT" not in own
+    other = told("--gpu", "h100:8", "--sft.fsdp2", "false")
+    assert "DOES NOT FIT: sft" in other and "makes it fit is fsdp2: true" in other
 
 
 def test_rates_are_those_of_the_measurements():
