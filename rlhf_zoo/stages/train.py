@@ -56,7 +56,7 @@ def make_trainer(kind: Callable[..., Any], settings: StageSettings, **parts: Any
 
     if settings.trainer.train_sampling_strategy == "group_by_length":
         kind = batches_by_length(kind)
-    if settings.data.fsdp2:
+    if getattr(settings.data, "fsdp2", False):  # a stage of somebody else need not have it
         kind = in_shards(kind)
     try:
         trainer = in_processes(kind)(args=copy.copy(settings.trainer), **parts)  # a trainer changes its arguments

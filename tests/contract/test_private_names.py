@@ -6,13 +6,14 @@ from pathlib import Path
 from transformers import Trainer
 
 from rlhf_zoo.ppo.trainer import PPOTrainer
+from rlhf_zoo.shard_trainer import OneModel
 
 DEPARTURES = Path(__file__).parents[2] / "docs" / "departures.md"
 
 
 def test_the_trainer_overrides_no_private_name_but_those_in_the_list():
     ours = [kind for kind in PPOTrainer.__mro__ if kind.__module__.startswith("rlhf_zoo.")]
-    assert [kind.__name__ for kind in ours] == ["PPOTrainer", "BasePPOTrainer", "Guarded"]
+    assert [kind.__name__ for kind in ours] == ["PPOTrainer", "BasePPOTrainer", "ShardTrainer", "Guarded"]
     private = {
         name
         for kind in ours
@@ -33,3 +34,9 @@ def test_trainer_saves_and_loads_the_optimizer_through_them():
     assert list(inspect.signature(Trainer._save_optimizer_and_scheduler).parameters) == ["self", "output_dir"]
     assert list(inspect.signature(Trainer._load_optimizer_and_scheduler).parameters) == ["self", "checkpoint"]
     assert "self._save_optimizer_and_scheduler(output_dir)" in inspect.getsource(Trainer._save_checkpoint)
+
+
+def test_trainer_saves_a_model_through_it():
+    assert OneModel._save.__name__ in DEPARTURES.read_text()
+    assert list(inspect.signature(Trainer._save).parameters) == ["self", "output_dir", "state_dict"]
+    assert "self._save(output_dir)" in inspect.getsource(Trainer.save_model)
