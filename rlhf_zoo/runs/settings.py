@@ -244,6 +244,7 @@ def stage_settings(
         if hints[name] is float and not name.endswith("_steps"):
             given[name] = float(given[name])
     given |= {"output_dir": str(output_dir), "disable_tqdm": True}
+    given.setdefault("log_level_replica", "passive")  # the other processes say what the first says, and no more
     if given.get("bf16", keys["bf16"][1]) is None and not given.get("use_cpu"):
         from ..devices import has_bfloat16
 

@@ -113,7 +113,6 @@ def train_stage(
     before = plan.before
     with Interruptible(f"the {stage} stage") as stop:
         trainer = build()
-        quiet()  # a Trainer that is made is as loud as its process: other ones than the first warn
         code = code_lineage(context)
         # Only now: settings that build refuses must not claim the directory, nor cost what lies there.
         if processes.first():
