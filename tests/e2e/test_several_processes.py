@@ -140,7 +140,6 @@ def test_a_run_goes_on_in_two_processes_and_then_in_one(
     more = cut(one, stage, before, tmp_path / "more")
     codes, said = in_two(stage, recipe, "--output_dir", more, "--hub", NOWHERE, *how, home=tmp_path / "home")
     assert codes == [0, 0], said
-    assert "missing keys" not in "".join(said), "tied weights are saved once"
     fewer = cut(more, stage, then, tmp_path / "fewer")
     done = zoo(stage, recipe, "--output_dir", fewer, "--hub", NOWHERE, home=tmp_path / "home", PYTHONPATH=TESTS)
     assert done.returncode == 0, done.stderr

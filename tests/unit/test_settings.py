@@ -270,6 +270,14 @@ def test_recipe_config_is_typed(tmp_path):
     )
 
 
+def test_other_processes_are_as_loud_as_the_first_unless_they_are_told(tmp_path):
+    plain, told = (
+        build(make(tmp_path, "sft", {"bf16": False, **keys}), "sft") for keys in ({}, {"log_level_replica": "info"})
+    )
+    assert (plain.trainer.log_level_replica, told.trainer.log_level_replica) == ("passive", "info")
+    assert "log_level_replica" not in plain.resolved
+
+
 def test_recorded_settings_are_typed_and_nothing_else_is_looked_at():
     resolved = {"kl_coef": "0.2", "reward_funcs": ["a(b=1,c=2)", "d"], "deepspeed": object(), "strange": 1}
     found = recorded_settings(resolved, "ppo", ["kl_coef", "reward_funcs", "gamma"], where="recipe.json")
