@@ -60,8 +60,8 @@ bench: .venv/demo.stamp .venv-trl/bench.stamp ## PPO beside TRL 1.12 and a floor
 
 # Where packages were brought along (docs/gpu.md), nothing is installed.
 gpu: $(if $(wildcard .gpu/here),,.venv/test.stamp) ## the trainer on a GPU, in 9 minutes; writes benchmarks/results/DATE-MACHINE.json
-	PYTHONPATH=$(CURDIR)/.gpu/here:$(CURDIR) $(if $(wildcard .gpu/here),$(PYTHON),$(BIN)/python) benchmarks/gpu.py $(ARGS)
-	PYTHONPATH=$(CURDIR)/.gpu/here:$(CURDIR) $(if $(wildcard .gpu/here),$(PYTHON),$(BIN)/python) benchmarks/calibrate.py
+	PYTHONPATH=$(CURDIR):$(CURDIR)/.gpu/here $(if $(wildcard .gpu/here),$(PYTHON),$(BIN)/python) benchmarks/gpu.py $(ARGS)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/.gpu/here $(if $(wildcard .gpu/here),$(PYTHON),$(BIN)/python) benchmarks/calibrate.py
 
 evidence: .venv/demo.stamp ## every figure of the docs, resumable; writes docs/evidence/*.json
 	$(BIN)/python benchmarks/evidence.py

@@ -35,6 +35,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 if __name__ == "__main__":  # and not in tests, which import this
     os.environ["HF_HUB_OFFLINE"] = "1"
 
+import plan_check
 import torch
 from datasets import Dataset
 from speed.points import BOS, EOS, PAD, POINTS, word_tokenizer
@@ -59,10 +60,11 @@ TINY = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "nu
         "intermediate_size": 48, "vocab_size": 64}  # fmt: skip
 TESTS = [
     *(f"tests/numerics/test_{name}.py" for name in (
-        "gpu", "reference", "goldens", "trl_parity", "resume", "properties", "kl_estimators", "learning")),
+        "gpu", "reference", "goldens", "trl_parity", "details", "resume", "properties", "kl_estimators", "learning")),
     *(f"tests/unit/test_{name}.py" for name in (
-        "trainer", "ppo_options", "sampling", "peft", "models", "guards", "compat", "value_head", "trl_defects",
-        "rewards", "ppo_stage", "trace", "config")),
+        "trainer", "own_loop", "training_run", "phases", "ppo_options", "critic", "sampling", "sampling_queue",
+        "logprobs", "finite", "limits", "peft", "models", "guards", "compat", "value_head", "trl_defects", "rewards",
+        "reward_ensemble", "reward_forms", "samples_shown", "ppo_stage", "trace", "config")),
 ]  # fmt: skip
 MATRIX, RATE = "TFLOP/s of bf16 matrices", "TFLOP/s of the update's matrices"
 ON_CPU = "push_to_hub or pushed_and_pulled or the_command_and or the_script_prints"  # in processes that see no GPU
@@ -360,6 +362,27 @@ def peer(device: str, tiny: bool) -> dict[str, Any]:
     return {"here": update(point), "TRL 1.12.0": update(point, side="speed.peer"), "here, bf16": update(point, *BF16)}
 
 
+def plan(device: str, tiny: bool) -> dict[str, Any]:
+    """The planner's memory against what torch comes to hold, in settings of every kind (benchmarks/plan_check.py)."""
+    names = ["nothing"] if tiny else [name for name in plan_check.SETTINGS if name != "nothing"]
+    rows = {str(row.pop("setting")): row for row in plan_check.rows_of(names, device)}
+    apart = {name: row["predicted_mib"] / row["measured_mib"] - 1 for name, row in rows.items()}
+    return {**rows, "farthest apart": max(apart.values(), key=abs)}
+
+
+def profile(device: str, tiny: bool) -> dict[str, Any]:
+    """Seconds of the device by kind of operation, in an update of shape C with 64 completions."""
+    done = subprocess.run(
+        [sys.executable, "-m", "speed.profile", "ours", "tiny" if tiny else "c64", *BF16], cwd=ROOT / "benchmarks",
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    if done.returncode:
+        return {"error": done.stderr.strip()[-500:]}
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
 def tests(device: str, tiny: bool) -> dict[str, Any]:
     """The trainer's tests with models and tensors on the device."""
     chosen = ["tests/unit/test_sampling.py"] if tiny else TESTS
@@ -398,11 +421,16 @@ def tests(device: str, tiny: bool) -> dict[str, Any]:
 
 BF16 = ("--bf16",)
 EAGER = (*BF16, "--set", json.dumps({"rollout_graphs": False}))
+LARGE = (*BF16, "--set", json.dumps({"max_tokens_per_micro_batch": 32_768}))
 PARTS: dict[str, Callable[[str, bool], dict[str, Any]]] = {
     "ceilings": ceilings,
-    "c": shape("c", {"bf16, graphs": BF16, "bf16, eager": EAGER, "bf16, graphs, shared trunk": (*BF16, "--shared")}),
-    "parity": parity, "sampling": sampling, "mismatch": mismatch, "resume": resume, "trl": peer, "tests": tests,
-    "1b": shape("1b", {"bf16": BF16}), "8b-lora": shape("8b-lora", {"bf16 weights": ()}),
+    "c": shape("c", {
+        "bf16, graphs": BF16, "bf16, graphs, 32,768 tokens a pass": LARGE,
+        "bf16, graphs, 32,768 tokens a pass, shared trunk": (*LARGE, "--shared"), "bf16, eager": EAGER,
+    }),
+    "parity": parity, "sampling": sampling, "mismatch": mismatch, "resume": resume, "trl": peer, "plan": plan,
+    "tests": tests, "profile": profile, "1b": shape("1b", {"bf16": BF16}),
+    "8b-lora": shape("8b-lora", {"bf16 weights": ()}),
 }  # fmt: skip
 AT_MOST = {"tests": 120.0}  # seconds, so that the parts behind it have some
 

@@ -1,28 +1,34 @@
-"""The planner's memory against real runs on a CPU: each setting trains in a fresh process with random weights.
+"""The planner's memory against real runs: each setting trains in a fresh process with random weights.
 
     python benchmarks/plan_check.py                  # a table of all settings; a quarter of an hour of two cores
     python benchmarks/plan_check.py separate lora    # some of them
     python benchmarks/evidence.py plan               # all of them, kept in docs/evidence/plan.json and rendered
+    python benchmarks/plan_check.py --device cuda    # on a GPU, four at a time: `make gpu` keeps that
 
-Measured is the peak of the process (VmHWM) less what it held before its models, after all imports (VmRSS). Prompts have
-one length and no answer ends early: the planner plans for the longest.
+Measured on a CPU is the peak of the process (VmHWM) less what it held before its models, after all imports (VmRSS); on
+a GPU the peak of what torch has allocated there. Prompts have one length and no answer ends early: the planner plans
+for the longest.
 """
 
 import argparse
+import functools
 import gc
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-#: The bound: a share of what was measured, or MiB where that is more.
+#: The bound on a CPU: a share of what was measured, or MiB where that is more.
 WITHIN, LEAST = 0.20, 150
+ON_GPU = 0.10
 _LLAMA = {
     "model_type": "llama", "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8,
     "num_key_value_heads": 8, "intermediate_size": 1376, "tie_word_embeddings": True, "max_position_embeddings": 1024,
@@ -35,6 +41,7 @@ _GPT2 = {"model_type": "gpt2", "n_embd": 512, "n_layer": 6, "n_head": 8}
 _QWEN3 = {"model_type": "qwen3", "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8,
           "num_key_value_heads": 4, "head_dim": 64, "intermediate_size": 1536, "tie_word_embeddings": True}  # fmt: skip
 _ROLLOUT = {
+    "bf16": False,
     "per_device_train_batch_size": 4, "gradient_accumulation_steps": 4, "num_ppo_epochs": 1, "num_mini_batches": 2,
     "response_length": 16,
 }  # fmt: skip
@@ -89,9 +96,9 @@ SETTINGS = {
 }  # fmt: skip
 
 
-def predicted(setting: Setting) -> dict[str, Any]:
+def predicted(setting: Setting, device: str = "cpu") -> dict[str, Any]:
     """What the planner says: MiB, by phase."""
-    from rlhf_zoo.planner.devices import processor
+    from rlhf_zoo.planner.devices import here
     from rlhf_zoo.planner.plan import make_plan
     from rlhf_zoo.recipes import Recipe
 
@@ -99,25 +106,30 @@ def predicted(setting: Setting) -> dict[str, Any]:
               "tokenizer": {"vocab_size": setting.vocabulary}}  # fmt: skip
     stages = {"sft": {}, **({"reward": {}} if setting.reward else {}), setting.stage: setting.all_keys}
     recipe = Recipe("check", ROOT, shared, stages)
-    [found] = make_plan(recipe, processor(), prompt=setting.prompt, stages=[setting.stage], mends=False).stages
+    [found] = make_plan(
+        recipe, here(use_cpu=device == "cpu"), prompt=setting.prompt, stages=[setting.stage], mends=False
+    ).stages
     phases = {name: round(need.total / 2**20) for name, need in found.phases.items()}
     return {"predicted_mib": round(found.peak / 2**20), "worst": found.worst, "phases": phases}
 
 
-def measured(name: str) -> dict[str, Any]:
-    """What a fresh process holds at most beyond what it held before its models, MiB."""
+def measured(name: str, device: str = "cpu") -> dict[str, Any]:
+    """What a fresh process holds at most beyond what it held before its models, MiB.
+
+    Raises RuntimeError where it fails.
+    """
     environment = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "2")}
     done = subprocess.run(
-        [sys.executable, __file__, "--child", name], cwd=ROOT, env=environment, capture_output=True, text=True,
-        check=False,
+        [sys.executable, __file__, "--child", name, "--device", device], cwd=ROOT, env=environment,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
+        raise RuntimeError(f"{name} failed:\n{done.stderr[-3000:]}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def train(setting: Setting) -> dict[str, Any]:
+def train(setting: Setting, device: str) -> dict[str, Any]:
     """In a process of its own: trains two optimizer steps, the second beside the first one's moments."""
     import peft  # noqa: F401  # what the first update would import
     import torch
@@ -134,7 +146,7 @@ def train(setting: Setting) -> dict[str, Any]:
     keys = {
         name: value for name, value in setting.all_keys.items() if not name.startswith(("reward_", "lora_", "use_peft"))
     }
-    keys |= {"output_dir": tempfile.mkdtemp(), "use_cpu": True, "report_to": [], "save_strategy": "no",
+    keys |= {"output_dir": tempfile.mkdtemp(), "use_cpu": device == "cpu", "report_to": [], "save_strategy": "no",
              "disable_tqdm": True, "max_steps": 2 // keys.get("num_mini_batches", 1)}  # fmt: skip
     gc.collect()
     before = resident("VmRSS")
@@ -179,26 +191,54 @@ def train(setting: Setting) -> dict[str, Any]:
             classifier.from_config(config), args, train_dataset=Dataset.from_dict(pairs), processing_class=tokenizer
         )
     made.remove_callback(transformers.PrinterCallback)
+    peaks: dict[str, float] = defaultdict(float)
+    if device == "cuda" and setting.stage == "ppo":
+        peaks_by_phase(made.phases, peaks)
     made.train()
-    return {"measured_mib": round(resident("VmHWM") - before), "before_mib": round(before)}
+    if device == "cpu":
+        return {"measured_mib": round(resident("VmHWM") - before), "before_mib": round(before)}
+    whole = max([torch.cuda.max_memory_allocated() / 2**20, *peaks.values()])
+    return {"measured_mib": round(whole), "measured_phases": {name: round(mib) for name, mib in peaks.items()}}
+
+
+def peaks_by_phase(phases: Any, peaks: dict[str, float]) -> None:
+    """Fills `peaks` with the MiB that each phase of the trainer's updates comes to hold on the GPU."""
+    import torch
+
+    lap = phases._lap
+
+    def seen() -> None:
+        running = phases._running[-1] if phases._running else "rest"
+        peaks[running] = max(peaks[running], torch.cuda.max_memory_allocated() / 2**20)
+        torch.cuda.reset_peak_memory_stats()
+        lap()
+
+    phases._lap = seen
 
 
 def length(prompts: Any, completions: Sequence[str], **_: Any) -> list[float]:
     return [float(len(completion)) for completion in completions]
 
 
-def within(row: Mapping[str, Any]) -> bool:
+def within(row: Mapping[str, Any], device: str = "cpu") -> bool:
     """Whether the prediction is as near as is promised."""
-    apart = abs(row["predicted_mib"] - row["measured_mib"])
-    return bool(apart <= max(WITHIN * row["measured_mib"], LEAST))
+    apart, share = abs(row["predicted_mib"] - row["measured_mib"]), WITHIN if device == "cpu" else ON_GPU
+    return bool(apart <= max(share * row["measured_mib"], LEAST if device == "cpu" else 0))
 
 
-def line(row: Mapping[str, Any]) -> str:
+def line(row: Mapping[str, Any], device: str = "cpu") -> str:
     apart = row["predicted_mib"] / row["measured_mib"] - 1
     return (
         f"{row['setting']}: measured {row['measured_mib']:,} MiB, planned {row['predicted_mib']:,} ({apart:+.0%}, "
-        f"{row['worst']}){'' if within(row) else ' OUTSIDE'}"
+        f"{row['worst']}){'' if within(row, device) else ' OUTSIDE'}"
     )
+
+
+def rows_of(names: Sequence[str], device: str = "cpu") -> Iterator[dict[str, Any]]:
+    """What is planned and measured of each setting, on a GPU four at a time."""
+    with ThreadPoolExecutor(1 if device == "cpu" else 4) as pool:
+        for name, seen in zip(names, pool.map(functools.partial(measured, device=device), names), strict=True):
+            yield {"setting": name, **predicted(SETTINGS[name], device), **seen}
 
 
 def check(names: Sequence[str]) -> dict[str, Any]:
@@ -208,9 +248,9 @@ def check(names: Sequence[str]) -> dict[str, Any]:
     from rlhf_zoo.runs.context import versions
 
     rows = []
-    for name in names:
-        rows.append({"setting": name, **predicted(SETTINGS[name]), **measured(name)})
-        print(line(rows[-1]), flush=True)
+    for row in rows_of(names):
+        rows.append(row)
+        print(line(row), flush=True)
     known = versions()
     return {
         "schema": 1,
@@ -227,20 +267,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("settings", nargs="*", metavar="SETTING", help=", ".join(SETTINGS))
     parser.add_argument("--planned", action="store_true", help="run nothing: say what the planner says")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        print(json.dumps(train(SETTINGS[given.child])))
+        print(json.dumps(train(SETTINGS[given.child], given.device)))
         return
     if unknown := set(given.settings) - set(SETTINGS):
         parser.error(f"no setting is called {', '.join(sorted(unknown))}: choose from {', '.join(SETTINGS)}")
     names = given.settings or list(SETTINGS)
     if given.planned:
         for name in names:
-            print(name, predicted(SETTINGS[name]))
+            print(name, predicted(SETTINGS[name], given.device))
         return
-    rows = check(names)["settings"]
-    sys.exit(int(not all(map(within, rows))))
+    good = True
+    for row in rows_of(names, given.device):
+        print(line(row, given.device), flush=True)
+        good &= within(row, given.device)
+    sys.exit(int(not good))
 
 
 if __name__ == "__main__":

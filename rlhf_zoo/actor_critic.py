@@ -110,6 +110,11 @@ class ActorCritic(nn.Module):
         for model in (self.policy,) if self.shared else (self.policy, self.value_model):
             model.activation_checkpointing_enable(**kwargs)
 
+    def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
+        """The same, as transformers 5.17 names it."""
+        for model in (self.policy,) if self.shared else (self.policy, self.value_model):
+            model.gradient_checkpointing_enable(**kwargs)
+
     def save_pretrained(
         self, directory: str | Path, *, merge: bool = False, weights: tuple[Any, Any] = (None, None)
     ) -> None:

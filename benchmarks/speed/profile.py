@@ -1,6 +1,7 @@
 """What the operations of one update are: `python -m speed.profile SIDE POINT [--shared] [--bf16]` in benchmarks/.
 
-Prints JSON: seconds of the thread that calls, by kind. Recording takes time too, so read shares and not seconds.
+Prints JSON: seconds of the thread that calls, by kind; on a GPU seconds of its kernels, and which take most. Recording
+takes time too, so read shares and not seconds.
 """
 
 import contextlib
@@ -11,6 +12,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
+import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from . import side
@@ -35,7 +38,8 @@ class Profiled(side.Clock):
 
     def begin(self) -> None:
         super().begin()
-        self.record = profile(activities=[ProfilerActivity.CPU])
+        gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
+        self.record = profile(activities=[ProfilerActivity.CPU, *gpu])
         self.record.start()
 
     def end(self, rest: str | None = None) -> None:
@@ -43,13 +47,23 @@ class Profiled(side.Clock):
         self.record.stop()
 
 
-def kinds(clock: Profiled) -> dict[str, float]:
+def kinds(clock: Profiled) -> dict[str, Any]:
     """Seconds of each kind, of the update that was recorded last."""
-    found = dict.fromkeys([*KINDS, REST], 0.0)
+    found: dict[str, Any] = dict.fromkeys([*KINDS, REST], 0.0)
+    gpu, kernels = torch.cuda.is_available(), {}
     for one in clock.record.key_averages():
+        if one.device_type != DeviceType.CPU:
+            kernels[one.key[:100]] = one.self_device_time_total / 1e6
+            continue
         kind = next((kind for kind, names in KINDS.items() if re.search(names, one.key)), REST)
-        found[kind] += one.self_cpu_time_total / 1e6
-    return {**found, OUTSIDE: max(0.0, clock.updates[-1]["seconds"] - sum(found.values()))}
+        found[kind] += (one.self_device_time_total if gpu else one.self_cpu_time_total) / 1e6
+    whole = clock.updates[-1]["seconds"]
+    if not gpu:
+        return {**found, OUTSIDE: max(0.0, whole - sum(found.values()))}
+    busy, most = sum(kernels.values()), sorted(kernels, key=kernels.__getitem__, reverse=True)[:30]
+    # What a graph starts has no operation that started it.
+    found |= {"in graphs": busy - sum(found.values()), "idle": whole - busy, "phases": clock.updates[-1]["phases"]}
+    return found | {"kernels": {name: kernels[name] for name in most}}
 
 
 def main() -> None:

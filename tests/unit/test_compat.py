@@ -71,7 +71,10 @@ FIELDS: dict[str, Any] = {
     "ds3_gather_for_generation": True,
 }  # fmt: skip
 # Our default where it is another: what TRL's trainer did, whatever its default said. docs/from-trl.md has them.
-DEPARTURES: dict[str, Any] = {"logging_steps": 1, "bf16": False, "gradient_checkpointing": None}
+OF_TRANSFORMERS = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
+DEPARTURES: dict[str, Any] = {"logging_steps": 1, "bf16": False} | {
+    name: OF_TRANSFORMERS[name] for name in ("gradient_checkpointing",)
+}
 
 
 # TRL 1.12: constructor and configuration
