@@ -3,7 +3,7 @@
     python benchmarks/plan_check.py                  # a table of all settings; a quarter of an hour of two cores
     python benchmarks/plan_check.py separate lora    # some of them
     python benchmarks/evidence.py plan               # all of them, kept in docs/evidence/plan.json and rendered
-    python benchmarks/plan_check.py --device cuda    # on a GPU, four at a time: `make gpu` keeps that
+    python benchmarks/plan_check.py --device cuda    # on a GPU, six at a time: `make gpu` keeps that
 
 Measured on a CPU is the peak of the process (VmHWM) less what it held before its models, after all imports (VmRSS); on
 a GPU the peak of what torch has allocated there. Prompts have one length and no answer ends early: the planner plans
@@ -235,8 +235,8 @@ def line(row: Mapping[str, Any], device: str = "cpu") -> str:
 
 
 def rows_of(names: Sequence[str], device: str = "cpu") -> Iterator[dict[str, Any]]:
-    """What is planned and measured of each setting, on a GPU four at a time."""
-    with ThreadPoolExecutor(1 if device == "cpu" else 4) as pool:
+    """What is planned and measured of each setting, on a GPU six at a time."""
+    with ThreadPoolExecutor(1 if device == "cpu" else 6) as pool:
         for name, seen in zip(names, pool.map(functools.partial(measured, device=device), names), strict=True):
             yield {"setting": name, **predicted(SETTINGS[name], device), **seen}
 

@@ -76,6 +76,8 @@ class Guarded(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # With a mask its gradients may be no numbers, of torch 2.11 to 2.13 at least: pytorch/pytorch#196678.
+        torch.backends.cuda.enable_cudnn_sdp(False)
         self.add_callback(StepGuard())
 
     @property

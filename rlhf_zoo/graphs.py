@@ -75,16 +75,17 @@ class FixedLayer(StaticLayer):
 
     def allocate(self, keys: Tensor, values: Tensor) -> None:
         """All rows and columns, of the kind of these."""
-        # Not empty: what is masked still counts zero times.
-        shape = self.size, keys.shape[1], self.max_cache_len
-        self.keys, self.values = (x.new_zeros(*shape, x.shape[3]) for x in (keys, values))
+        # Not empty: what is masked still counts zero times. Under autocast of the kind that attention takes them in.
+        shape, kind = (self.size, keys.shape[1], self.max_cache_len), keys.device.type
+        half = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        self.keys, self.values = (x.new_zeros(*shape, x.shape[3], dtype=half) for x in (keys, values))
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         at, columns = self.place.column.view(1), self.place.columns
         shown = []
         for held, new in ((self.keys, key_states), (self.values, value_states)):
-            shown.append(held[: self.place.rows, :, :columns].index_copy_(2, at, new))
+            shown.append(held[: self.place.rows, :, :columns].index_copy_(2, at, new.to(held.dtype)))
         return shown[0], shown[1]
 
     def get_seq_length(self) -> Any:
@@ -225,7 +226,8 @@ class CudaGraphs:
     """Captures steps as CUDA graphs that share their memory. Never run: it needs a GPU."""
 
     def __init__(self) -> None:
-        self._pool, self._works = torch.cuda.graph_pool_handle(), True
+        # One stream for all captures, as libraries keep a workspace for each.
+        self._pool, self._aside, self._works = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), True
 
     def __call__(self, step: Callable[[], Next]) -> Callable[[], Next]:
         if not self._works:
@@ -244,7 +246,7 @@ class CudaGraphs:
             return step
 
     def _captured(self, step: Callable[[], Next]) -> Callable[[], Next]:
-        here, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+        here, aside = torch.cuda.current_stream(), self._aside
         caches = torch.is_autocast_cache_enabled()
         # What autocast has cast lies where the next update frees it: the graph casts the weights itself.
         torch.set_autocast_cache_enabled(False)
@@ -254,10 +256,11 @@ class CudaGraphs:
                 step()  # libraries allocate what they need outside of the graph
             here.wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"):
                 found = step()
         finally:
             torch.set_autocast_cache_enabled(caches)
+            torch.cuda.set_stream(here)  # a capture that fails leaves its own
 
         def replay() -> Next:
             graph.replay()

@@ -215,13 +215,15 @@ def response_logprobs(
             return Spoken(logprobs, entropies, read, kept)
         return Spoken(logprobs.detach(), entropies.detach(), read, kept, loss(logprobs, entropies))
 
+    places = mask.flatten().nonzero().squeeze(1)  # found once: on a GPU the CPU waits for it
+
     def padded(flat: Tensor) -> Tensor:
-        return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, flat)
+        return torch.zeros(mask.numel(), device=mask.device).index_copy(0, places, flat).view(mask.shape)
 
     logprobs, entropies, total = chunked_logprobs(
-        read[mask],
+        read.flatten(0, 1).index_select(0, places),
         head,
-        samples.completion_ids[mask],
+        samples.completion_ids.flatten()[places],
         after=after,
         temperature=temperature,
         vocabulary=samples.vocabulary,

@@ -1,7 +1,7 @@
 """What the operations of one update are: `python -m speed.profile SIDE POINT [--shared] [--bf16]` in benchmarks/.
 
-Prints JSON: seconds of the thread that calls, by kind; on a GPU seconds of its kernels, and which take most. Recording
-takes time too, so read shares and not seconds.
+Prints JSON: seconds of the thread that calls, by kind; on a GPU seconds of its kernels, of sampling and reading and of
+the update. Recording takes time too, so read shares and not seconds.
 """
 
 import contextlib
@@ -9,6 +9,8 @@ import io
 import json
 import re
 import sys
+from collections import defaultdict
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
@@ -30,6 +32,16 @@ KINDS = {
     "elementwise": r"::(add|sub|mul|div|neg|pow|r?sqrt|sum|mean|amax|silu|sin|cos|where|clamp|max|min)\w*$",
     "gathering and filling": r"::(cat|stack|_?index\w*|gather|scatter\w*|embedding\w*|fill_|zero_|masked\w*)$",
 }
+#: The same of a GPU's kernels, the first that fits.
+KERNELS = {
+    "attention": r"fmha|flash|attention|sdpa",
+    "matrix products": r"gemm|nvjet|cutlass|gemv",
+    "optimizer": r"[aA]dam|multi_tensor",
+    "softmax and norms": r"[sS]oft[mM]ax|[nN]orm|reduce",
+    "conversions and copies": r"copy|Memcpy|CatArray|Memset",
+    "gathering and filling": r"index|scatter|gather|embedding|[fF]ill",
+    "elementwise": r"elementwise",
+}
 REST, OUTSIDE = "other operations", "outside of operations"
 
 
@@ -38,8 +50,9 @@ class Profiled(side.Clock):
 
     def begin(self) -> None:
         super().begin()
-        gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-        self.record = profile(activities=[ProfilerActivity.CPU, *gpu])
+        # Beside a GPU's kernels the operations that start them would be a million events more.
+        gpu = torch.cuda.is_available()
+        self.record = profile(activities=[ProfilerActivity.CUDA if gpu else ProfilerActivity.CPU])
         self.record.start()
 
     def end(self, rest: str | None = None) -> None:
@@ -49,21 +62,36 @@ class Profiled(side.Clock):
 
 def kinds(clock: Profiled) -> dict[str, Any]:
     """Seconds of each kind, of the update that was recorded last."""
-    found: dict[str, Any] = dict.fromkeys([*KINDS, REST], 0.0)
-    gpu, kernels = torch.cuda.is_available(), {}
+    if torch.cuda.is_available():
+        return kernels(clock)
+    found = dict.fromkeys([*KINDS, REST], 0.0)
     for one in clock.record.key_averages():
-        if one.device_type != DeviceType.CPU:
-            kernels[one.key[:100]] = one.self_device_time_total / 1e6
-            continue
-        kind = next((kind for kind, names in KINDS.items() if re.search(names, one.key)), REST)
-        found[kind] += (one.self_device_time_total if gpu else one.self_cpu_time_total) / 1e6
-    whole = clock.updates[-1]["seconds"]
-    if not gpu:
-        return {**found, OUTSIDE: max(0.0, whole - sum(found.values()))}
-    busy, most = sum(kernels.values()), sorted(kernels, key=kernels.__getitem__, reverse=True)[:30]
-    # What a graph starts has no operation that started it.
-    found |= {"in graphs": busy - sum(found.values()), "idle": whole - busy, "phases": clock.updates[-1]["phases"]}
-    return found | {"kernels": {name: kernels[name] for name in most}}
+        found[_kind(one.key, KINDS)] += one.self_cpu_time_total / 1e6
+    return {**found, OUTSIDE: max(0.0, clock.updates[-1]["seconds"] - sum(found.values()))}
+
+
+def kernels(clock: Profiled) -> dict[str, Any]:
+    """Seconds of a GPU's kernels before the update's passes and in them, and those that take most."""
+    results: Any = clock.record.profiler
+    events = [one for one in results.kineto_results.events() if one.device_type() != DeviceType.CPU]
+    phases = clock.updates[-1]["phases"]
+    passes = max(one.start_ns() + one.duration_ns() for one in events) - 1e9 * phases["update"]
+    found: dict[str, Any] = {"phases": phases}
+    for part, within in (("before", False), ("update", True)):
+        spent: dict[str, float] = defaultdict(float)
+        for one in events:
+            if (one.start_ns() >= passes) == within:
+                spent[one.name()] += one.duration_ns() / 1e9
+        by_kind = dict.fromkeys([*KERNELS, REST], 0.0)
+        for name, seconds in spent.items():
+            by_kind[_kind(name, KERNELS)] += seconds
+        most = sorted(spent.items(), key=lambda each: each[1], reverse=True)[:25]
+        found[part] = by_kind | {"most": [[name[:200], seconds] for name, seconds in most]}
+    return found
+
+
+def _kind(name: str, known: Mapping[str, str]) -> str:
+    return next((kind for kind, names in known.items() if re.search(names, name)), REST)
 
 
 def main() -> None:

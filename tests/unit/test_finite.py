@@ -93,6 +93,12 @@ def test_ppo_skips_a_step_that_is_not_finite_and_counts_it(tmp_path: Path, what:
     assert all(p.isfinite().all() for p in trainer.model.parameters())
 
 
+def test_attention_whose_gradients_may_be_no_numbers_is_off(tmp_path: Path) -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    make_trainer(tmp_path)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_a_resumed_ppo_run_skips_and_counts_as_one_left_alone(tmp_path: Path) -> None:
     given = {"max_steps": 3, "save_strategy": "steps", "save_steps": 1, "logging_steps": 3}
     whole = faulty(tmp_path, (2, 3, 5), **given)

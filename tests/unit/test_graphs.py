@@ -118,6 +118,28 @@ def test_the_next_rollout_has_the_graphs_of_the_last(llama: PreTrainedModel, nar
     assert recorded.captured - before >= 5
 
 
+def test_under_autocast_keys_lie_as_attention_takes_them(
+    llama: PreTrainedModel, narrow: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their rotation leaves them in float32, and each step would cast them all anew, to the same bits."""
+    allocate, seen, found = graphs.FixedLayer.allocate, set[torch.dtype](), []
+
+    def as_they_come(layer: graphs.FixedLayer, keys: Tensor, values: Tensor) -> None:
+        allocate(layer, keys, values)
+        layer.keys, layer.values = layer.keys.to(keys.dtype), layer.values.to(values.dtype)
+
+    def as_they_are(layer: graphs.FixedLayer, keys: Tensor, values: Tensor) -> None:
+        allocate(layer, keys, values)
+        seen.update((keys.dtype, layer.keys.dtype))
+
+    for way in (as_they_come, as_they_are):
+        monkeypatch.setattr(graphs.FixedLayer, "allocate", way)
+        with torch.autocast("cpu", torch.bfloat16):
+            found.append(NativeEngine(Recorded)(llama, request(llama)))
+    assert seen == {torch.float32, torch.bfloat16}
+    assert torch.equal(found[0].logprobs, found[1].logprobs)
+
+
 def test_few_graphs_are_held(llama: PreTrainedModel, narrow: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "GRAPHS", 2)
     engine = NativeEngine(Recorded)
@@ -168,6 +190,7 @@ def test_a_capture_that_fails_is_said_once_and_sampling_goes_on(
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
     monkeypatch.setattr(torch.cuda, "current_stream", refuses)
     asked = request(llama, rows=3)
     with pytest.warns(UserWarning, match=r"not permitted when stream is capturing\), .* rollout_graphs: false") as seen:
