@@ -189,7 +189,8 @@ class StageRecord:
         if key is None:
             raise ZooError(f"The fingerprint in {self.run_file} does not fit its settings: begin again with --restart.")
         stage = document.get("stage")
-        alone = f" (`rlhf-zoo {stage} {recipe} --restart` leaves the other stages as they are)"
+        command = f"rlhf-zoo {stage} {recipe} --output_dir {self.path.parent} --restart"
+        alone = f" (`{command}`, with your other flags, leaves the other stages as they are)"
         raise ZooError(
             f"{self.path} holds a run with {key} = {_at(before, key)}, and this one has {_at(resolved, key)}: "
             "choose another --output_dir, or begin again there with --restart"

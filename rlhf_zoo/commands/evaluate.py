@@ -155,6 +155,7 @@ def _shared(ctx: click.Context) -> dict[str, Any]:
     """The recipe's keys that say something of a policy. Raises ZooError for others."""
     from ..plugins import did_you_mean
     from ..runs.settings import parse_flags
+    from ..runs.values import coerce
 
     flags = parse_flags(ctx.args)
     bare = flags.pop("")
@@ -170,9 +171,16 @@ def _shared(ctx: click.Context) -> dict[str, Any]:
         raise ZooError(f"--seed is {bare['seed']!r}: give a whole number.") from error
     columns = {}
     if "columns" in bare:
-        example = '\'{"prompt": "text"}\''
-        columns = {"columns": json_object(str(bare["columns"]), option="--columns", example=example)}
-    return {**{name: str(bare[name]) for name in SHARED[:3] if name in bare}, **columns, **seed}
+        try:
+            columns = {"columns": coerce(bare["columns"], dict[str, str])}
+        except ValueError as error:
+            raise ZooError(
+                f"--columns is {bare['columns']!r}, and it takes {error}: write '{{prompt: question}}'."
+            ) from error
+    names = {name: str(bare[name]) for name in SHARED[:3] if name in bare}
+    if "dataset_config" in names:
+        names["dataset_config"] = coerce(names["dataset_config"], str | None) or ""
+    return {**names, **columns, **seed}
 
 
 def _show(document: Mapping[str, Any]) -> None:

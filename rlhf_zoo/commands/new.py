@@ -41,7 +41,7 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     Example:
       rlhf-zoo new mine --model Qwen/Qwen3-0.6B --preferences trl-lib/ultrafeedback_binarized
     """
-    from ..draft.wish import Wish
+    from ..draft.wish import Wish, check_folder
     from ..runs.values import coerce
 
     try:
@@ -49,12 +49,12 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     except ValueError as error:
         raise ZooError(f"--columns is {columns!r}, and it takes {error}: write '{{chosen: better}}'.") from error
     wish = Wish(**asked, gib=memory, columns=named)
+    check_folder(folder)
     wish.check()  # before what takes seconds to import
 
-    from ..draft.recipe import check_folder, draft, write
+    from ..draft.recipe import draft, write
     from ..model_code import FLAG, is_trusted
 
-    check_folder(folder)
     here = source_hub in (None, "none")
     with contextlib.nullcontext() if here else settle_hub(source_hub, push_to_hub=False, option="--source_hub"):
         made = draft(wish, title=os.path.basename(os.path.abspath(folder)))

@@ -34,6 +34,11 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
     from ..recipes import load_recipe
 
     found = load_recipe(recipe)
+    if not found.zoo:
+        raise ZooError(
+            f"There is no {found.source('zoo')}, which says of what its models and data are miniatures: "
+            "write one as CONTRIBUTING.md has it, or run the recipe shortened, by --ppo.max_steps and the like."
+        )
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise ZooError(f"{keep} is there already and is not empty: give --keep another folder.")
     with contextlib.ExitStack() as opened:

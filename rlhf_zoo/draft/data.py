@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+from pyarrow import ArrowException
 
 from ..chat import is_conversation
 from ..errors import ZooError
@@ -115,19 +116,26 @@ def read_as(data: Source, form: Form, named: Mapping[str, str] | None = None) ->
     """How a stage would read the data set; None where nothing in it has the stage's form.
 
     Of several configurations the first that has it is taken. named: what somebody says that columns are called, ours ->
-    theirs.
+    theirs. Raises ZooError where the columns of the form are there, and what they hold is none.
     """
+    refused = None
     for part in data.parts:
         train = _first(part.splits, TRAIN[form])
         if train is None or not part.rows[train]:
             continue
-        rows = datasets.Dataset.from_list([dict(row) for row in part.rows[train]])
+        try:
+            rows = datasets.Dataset.from_list([dict(row) for row in part.rows[train]])
+        except ArrowException as error:
+            raise ZooError(
+                f"A column of {data.name} holds texts in some rows and conversations in others: make them alike."
+            ) from error
         columns = _columns(rows, form, named or {})
         if columns is None:
             continue
         try:
             shaped = in_form(rows, form, columns=columns, turns=False, text="text", of=f"The data set {data.name}")
-        except ZooError:
+        except ZooError as error:
+            refused = error
             continue
         test = _first(part.splits, TEST.get(form, ()))
         keys: dict[str, Any] = {
@@ -137,6 +145,8 @@ def read_as(data: Source, form: Form, named: Mapping[str, str] | None = None) ->
             "columns": columns,
         }
         return Reading(data, keys, part.splits[train], list(shaped))
+    if refused is not None:
+        raise refused
     return None
 
 

@@ -18,15 +18,15 @@ from ..evaluator.judges import check_names, check_outputs, split_label
 from ..planner.devices import Device, here
 from ..planner.memory import BFLOAT16, FLOAT32, GIB
 from ..planner.plan import Plan, gib, make_plan
-from ..plugins import REWARDS, load_object
-from ..recipes import Recipe, is_repository_name, load_recipe
+from ..plugins import REWARDS, did_you_mean, load_object
+from ..recipes import Recipe, load_recipe
 from ..rewards.verifiable import Verifiable
 from ..runs.evaluation import LLMConfig
 from ..runs.layout import as_turns, sft_text
 from ..runs.names import SAME_LABELS
 from .data import Reading, Source, look_at_data, read_as
 from .model import ModelFacts, look_at_model, look_at_reward_model
-from .wish import Wish
+from .wish import Wish, check_folder
 
 TEMPLATES = Path(__file__).parent / "templates"
 ASSUMED_GIB = 24.0
@@ -115,18 +115,6 @@ def write(made: Draft, folder: Path) -> None:
             raise ZooError(f"{folder} cannot be written ({error.strerror or error}): choose another place.") from error
 
 
-def check_folder(folder: Path) -> None:
-    """Raises ZooError where a recipe cannot be written, or would be written over something."""
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ZooError(f"{folder} is there already and is not empty: choose another name, or remove it first.")
-    name = os.path.basename(os.path.abspath(folder))
-    if not is_repository_name(name):
-        raise ZooError(
-            f"The recipe would be called {name!r}, and its repositories could not be: use at most 80 "
-            "letters, digits, '-', '_' and '.', with a letter or digit at both ends."
-        )
-
-
 def _check(recipe: Path) -> None:
     from ..runs.forms import check_forms
     from ..runs.settings import recipe_config, stage_settings
@@ -148,6 +136,15 @@ def _readings(wish: Wish) -> dict[str, Reading]:
     def look(name: str) -> Source:
         return seen[name] if name in seen else seen.setdefault(name, look_at_data(name))
 
+    for given in filter(None, (wish.preferences, wish.prompts, wish.texts)):
+        look(given)
+    there = {
+        column for data in seen.values() for part in data.parts for rows in part.rows.values() for column in rows[0]
+    }
+    for ours, theirs in wish.columns.items():
+        if theirs not in there:
+            near = did_you_mean(theirs, there) or f": they have {', '.join(sorted(there))}."
+            raise ZooError(f"--columns calls {ours} {theirs!r}, and the data have no such column{near}")
     pairs = None
     if wish.preferences is not None and not wish.models:
         pairs = read_as(look(wish.preferences), "pairs", wish.columns)

@@ -1,11 +1,13 @@
 """What somebody asks a recipe for, and what is wrong with it by its words alone."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..errors import ZooError
 from ..plugins import REWARDS, did_you_mean, registered
+from ..recipes import is_repository_name
 from ..runs.names import check_judge_name
 
 #: What `new` looks for in data.
@@ -78,3 +80,15 @@ class Wish:
 def _lasting(name: str | None) -> str | None:
     """A folder by a name that holds wherever the recipe is run from; any other name as it is."""
     return str(Path(name).absolute()) if name is not None and Path(name).is_dir() else name
+
+
+def check_folder(folder: Path) -> None:
+    """Raises ZooError where a recipe cannot be written, or would be written over something."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ZooError(f"{folder} is there already and is not empty: choose another name, or remove it first.")
+    name = os.path.basename(os.path.abspath(folder))
+    if not is_repository_name(name):
+        raise ZooError(
+            f"The recipe would be called {name!r}, and its repositories could not be: use at most 80 "
+            "letters, digits, '-', '_' and '.', with a letter or digit at both ends."
+        )

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from ..errors import ZooError
 from ..json_values import hub_id
-from ..record import read_json, write_json
+from ..record import StageRecord, read_json, write_json
 from .connect import CLIENT, Hub
 from .pull import fetch, split_revision
 
@@ -51,12 +51,14 @@ def resolve(
 ) -> Checkpoint:
     """The folder `name`, or NAMESPACE/NAME[@REVISION] fetched from `hub`, else from its source, into the cache.
 
+    A stage's folder means the checkpoint that others start from.
     but: patterns of the files that stay there; () is for what reads the files as they are. own: the source is not
     asked, for what this run or another of the house published. Adapters whose base is of the source name its folder.
     Raises ZooError for what no Hub has, for a revision that is missing where the repository is, and for a pickle.
     """
-    if Path(name).is_dir():
-        return Checkpoint(str(name), Path(name))
+    if (folder := Path(name)).is_dir():
+        stage = StageRecord(folder)
+        return Checkpoint(str(name), (stage.chosen_checkpoint() if stage.run_file.is_file() else None) or folder)
     if str(name).startswith((".", "/", "~")):
         raise ZooError(f"There is no folder {name}: check the path, or write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     full = f"{name}@{revision}" if revision else str(name)

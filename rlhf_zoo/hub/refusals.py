@@ -32,6 +32,8 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 def reason(error: BaseException) -> str:
     """Why, in a few words: what the server answered, else the first line of the exception, else its name."""
+    if type(error).__name__ == "HFValidationError":
+        return "no repository is called so, and no such folder is here"
     answer = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
     return answer.splitlines()[0].rstrip(".").replace(". ", "; ")
 

@@ -110,6 +110,7 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
         raise ZooError(f"{of} is empty: choose another split.")
     need_form(rows.column_names, form, text=text, of=of, given=columns)
     names = set(rows.column_names)
+    _need_texts(rows, form, text=text, of=of)
     if form in ("pairs", "prompts") and {"chosen", "rejected"} <= names:
         first = rows[0]
         apart = "prompt" in names and is_conversation(first["prompt"]) == is_conversation(first["chosen"])
@@ -148,6 +149,30 @@ def need_form(names: Sequence[str], form: Form, *, text: str, of: str, given: It
         f"{of} has no column {missing!r}, only {', '.join(map(repr, names))}: the stage reads {NEEDED[form]}; rename "
         "the column, say `columns` in the stage, or choose another data set."
     )
+
+
+def _need_texts(rows: Dataset, form: Form, *, text: str, of: str) -> None:
+    """Raises ZooError where a column that is read holds numbers, or nothing in some row."""
+    names = set(rows.column_names)
+    asked = [name for name in ("prompt",) if name in names]
+    read = {"pairs": [*asked, "chosen", "rejected"], "prompts": asked, "labeled": ["text"], "texts": [text]}[form]
+    if form == "texts" and "messages" in names:
+        read = ["messages"]
+    elif form == "texts" and {"prompt", "completion"} <= names:
+        read = ["prompt", "completion"]
+    for name in read:
+        kind = getattr(rows.features[name], "dtype", None)
+        if kind is not None and kind not in ("string", "large_string", "null"):
+            raise ZooError(
+                f"The column {name!r} of {of[:1].lower()}{of[1:]} holds {kind}, and texts or conversations are read."
+            )
+        # Of all rows, chosen or not: only where one is empty are they looked at.
+        if rows.data.column(name).null_count:
+            empty = next((place for place, value in enumerate(rows[name]) if value is None), None)
+            if empty is not None:
+                raise ZooError(
+                    f"Row {empty} of {of[:1].lower()}{of[1:]} has nothing in the column {name!r}: mend it, or take it out."
+                )
 
 
 def _mapped(rows: Dataset, function: Callable[[dict], dict], *, drop: Sequence[str] = ()) -> Dataset:

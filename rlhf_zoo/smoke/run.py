@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import ZooError
 from ..hub.connect import Hub
 from ..hub.publish import publish_folder
 from ..recipes import Recipe
@@ -71,15 +70,7 @@ def small(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def publish_miniatures(recipe: Recipe, hub: Hub) -> list[str]:
-    """Miniatures of the models and data that the recipe names, on a Hub under the names that it uses; those names.
-
-    Raises ZooError where zoo.yaml has none for it.
-    """
-    if not recipe.zoo:
-        raise ZooError(
-            f"There is no {recipe.source('zoo')}, which says of what its models and data are miniatures: "
-            "write one as CONTRIBUTING.md has it, or run the recipe shortened, by --ppo.max_steps and the like."
-        )
+    """Miniatures of the models and data that the recipe names, on a Hub under the names that it uses; those names."""
     models, data = recipe.zoo.get("models") or {}, recipe.zoo.get("data") or {}
     texts = [json.dumps(rows, ensure_ascii=False) for keys in data.values() for rows in keys["rows"]]
     with tempfile.TemporaryDirectory() as scratch:

@@ -191,7 +191,7 @@ def said(context: RunContext, stage: str) -> str:
         win = figures["win_rate"]
         parts.append(
             f"win rate of PPO over SFT {win['value']:.3f} [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}] on {win['n']} "
-            f"completions, KL {figures['ppo']['kl']['value']:.2f} nats"
+            f"completions, KL {figures['ppo']['kl']['value']:z.2f} nats"
         )
         parts.append(_verdict(figures))
     return f"{stage} done: " + ", ".join(parts)
@@ -280,7 +280,7 @@ def verdict(context: RunContext, console: Any) -> None:
     )
     console.print(
         f"Reward {sft['reward']:.2f} → {ppo['reward']:.2f}, judge {sft['judge']:.2f} → {ppo['judge']:.2f}, "
-        f"KL {ppo['kl']:.2f} nats per completion, distinct-2 {sft['distinct_2']:.2f} → {ppo['distinct_2']:.2f}; "
+        f"KL {ppo['kl']:z.2f} nats per completion, distinct-2 {sft['distinct_2']:.2f} → {ppo['distinct_2']:.2f}; "
         f"{summary['seconds']['total']:.0f} s, peak memory {summary['peak_rss_mib']:.0f} MiB.",
         highlight=False,
     )

@@ -81,6 +81,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             context.shared.chat.write(tokenizer)
         train, cut = fitting(train, tokenizer, data.max_prompt_length, of=source.location)
         left_out.update(spared | ({"max_prompt_length": cut} if cut else {}))
+        _look_for_equal(train, of=source.location)
         train = _as_read(train, tokenizer)
         if (long := _longer(train, settings.trainer.max_length)) > 0:
             left_out["max_length"] = long
@@ -196,6 +197,15 @@ def _as_read(pairs: Dataset, tokenizer: Any) -> Dataset:
         for side in ("chosen", "rejected")
     }
     return Dataset.from_dict({**ids, **({"margin": pairs["margin"]} if "margin" in pairs.column_names else {})})
+
+
+def _look_for_equal(pairs: Dataset, *, of: str) -> None:
+    """Says of how many pairs both sides are the same. Raises ZooError where all are."""
+    equal = sum(one == other for one, other in zip(pairs["chosen"], pairs["rejected"], strict=True))
+    if equal == len(pairs):
+        raise ZooError(f"Both sides of all pairs of {of} are the same, so that nothing is preferred: give others.")
+    if equal:
+        log.warning("Of %d of %d pairs of %s both sides are the same: they teach nothing.", equal, len(pairs), of)
 
 
 def _longer(pairs: Dataset, most: int | None) -> int:

@@ -62,7 +62,11 @@ def check_labels(context: RunContext, labels: str | None) -> str:
         return labels
     name = config.names[0] if labels == JUDGE else labels
     if kind_of(name)[0] == SAME_LABELS:
-        raise ZooError(f"--labels {SAME_LABELS} would repeat the labels that are there: name another judge.")
+        asked = f"--labels {labels}" + ("" if labels == name else f", which is {name} here,")
+        raise ZooError(
+            f"{asked} would repeat the labels that are there: name another, such as reward:NAME, rule:NAME or "
+            "votes:NAMESPACE/NAME."
+        )
     check_names(
         [name],
         config.asked_llm,
@@ -114,7 +118,8 @@ def _make_pairs(this: RunContext, before: RunContext, *, wanted: int) -> dict[st
     if made is not None and made["asked"] != asked:
         key = first_difference(made["asked"], asked)
         raise ZooError(
-            f"{folder} holds pairs that another value of {key!r} made: choose another --output_dir, or give --restart."
+            f"{folder} holds pairs that another value of {key!r} made: choose another --output_dir, or remove "
+            f"{folder.parent}, which makes this round anew; --restart begins with the first."
         )
     if made is None:
         rows = _labeled(this, before, wanted)

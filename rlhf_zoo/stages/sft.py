@@ -98,6 +98,10 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             processing_class=tokenizer,
             peft_config=adapter,
         )
+        if not trainer.args.packing and (cut := len(train) - len(trainer.train_dataset)) > 0:
+            said = "%d of %d rows are left out: max_length, %s, leaves no token of their answers."
+            log.warning(said, cut, len(train), trainer.args.max_length)
+            left_out["max_length"] = cut
         leave_out_router_logits(trainer.model)  # which trl asks for by itself
         return trainer
 

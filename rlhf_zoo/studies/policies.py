@@ -57,7 +57,10 @@ FEW = 20
 
 @dataclass(frozen=True)
 class Terms:
-    """How two policies are compared. None takes what the policy was trained with, or names in its card."""
+    """How two policies are compared. None takes what the policy was trained with, or names in its card.
+
+    dataset_config: "" for data without one.
+    """
 
     prompts: int = 200
     samples: int = 3
@@ -293,7 +296,8 @@ def _prompts(contest: PolicyPair, data: DataSource, terms: Terms) -> tuple[Datas
     share, train = contest.held_out if terms.split is None else (None, None)
     split = train or terms.split or "test"
     keys = {"configuration": "--dataset_config", "split": "--split"}
-    rows = data.load(terms.dataset_config or configuration, split, columns=[], keys=keys)
+    asked = configuration if terms.dataset_config is None else terms.dataset_config or None
+    rows = data.load(asked, split, columns=[], keys=keys)
     of = f"The data set {data.location}, split {split},"
     named = terms.columns or ({} if column == "prompt" else {"prompt": column})
     turns = Chat.of(tokenizer_of(contest.policy)) is not None

@@ -253,6 +253,12 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
         (["--prompts", "trl-lib/tldr", "--reward", "numeric_mach"], "no model's name, did you mean 'numeric_match'?"),
         (["--prompts", "asked", "--reward", "length"], "asked hold no answers that SFT could learn from: name texts"),
         (["--preferences", "trl-lib/tldr", "--judge", "clasifier"], "clasifier"),
+        (
+            ["--preferences", "trl-lib/ultrafeedback_binarized", "--columns", "{chosen: chsen}"],
+            "--columns calls chosen 'chsen', and the data have no such column, did you mean 'chosen'?",
+        ),
+        (["--preferences", "torn"], "torn has nothing in the column 'chosen': mend it, or take it out."),
+        (["--preferences", "mixed"], "mixed holds texts in some rows and conversations in others"),
         (["--preferences", "nowhere"], "The data set nowhere is no folder and cannot be found"),
         (["--preferences", "asked/train.jsonl"], "asked/train.jsonl is a file: put it into a folder as train.jsonl"),
     ],
@@ -260,6 +266,10 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
 def test_what_no_recipe_can_be_made_of_is_said_and_nothing_written(words: list[str], said: str) -> None:
     on_disk("Pythia", "trl-lib/tldr", "trl-lib/ultrafeedback_binarized")
     schemas.write_data(Path("asked"), [{"prompt": f"what is {row}"} for row in range(24)])
+    pairs = [{"prompt": f"what is {row}", "chosen": "a", "rejected": "b"} for row in range(24)]
+    schemas.write_data(Path("torn"), [*pairs[:3], {**pairs[3], "chosen": None}, *pairs[4:]])
+    turns = [{"role": "user", "content": "what"}]
+    schemas.write_data(Path("mixed"), [*pairs[:3], {**pairs[3], "prompt": turns}, *pairs[4:]])
     with pytest.raises(ZooError, match=re.escape(said)):
         zoo("new", "mine", "--model", "base", *words)
     assert not Path("mine").exists()

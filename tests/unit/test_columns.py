@@ -1,5 +1,8 @@
 """Texts with a row's values in them, and rows left out by a number."""
 
+import re
+from typing import Any
+
 import datasets
 import pytest
 
@@ -35,6 +38,28 @@ def test_mistakes_are_named(text: str, said: str) -> None:
     with pytest.raises(ZooError) as caught:
         filled(text, ROW, of="It")
     assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("form", "rows", "said"),
+    [
+        ("pairs", [{"chosen": "a b", "rejected": "a c"}, {"chosen": "a b", "rejected": None}],
+         "Row 1 of it has nothing in the column 'rejected': mend it, or take it out."),
+        ("texts", [{"prompt": "a", "completion": None}, {"prompt": "a", "completion": "b"}], "Row 0 of it has nothing"),
+        ("texts", [{"messages": [{"role": "user", "content": "a"}]}, {"messages": None}], "Row 1 of it has nothing"),
+        ("prompts", [{"prompt": 5}], "The column 'prompt' of it holds int64, and texts or conversations are read."),
+        ("pairs", [{"chosen": None, "rejected": None}], "Row 0 of it has nothing in the column 'chosen'"),
+    ],
+)  # fmt: skip
+def test_what_is_no_text_is_named_with_its_row(form: Any, rows: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(ZooError, match=re.escape(said)):
+        in_form(datasets.Dataset.from_list(rows), form, columns={}, turns=False, text="text", of="It")
+
+
+def test_an_empty_row_that_is_not_chosen_counts_for_nothing() -> None:
+    rows = datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": None}])
+    read = in_form(rows.select([0]), "prompts", columns={}, turns=False, text="text", of="It")
+    assert read.to_list() == [{"prompt": "a"}]
 
 
 def test_rows_are_kept_above_a_number() -> None:

@@ -59,11 +59,14 @@ def test_flags_of_a_policy() -> None:
     assert read("--seed", "3", "--dataset-name", "x/y") == {"seed": 3, "dataset_name": "x/y"}
     columns = read("--columns", '{"prompt": "text"}', "--dataset_config", "default")
     assert columns == {"columns": {"prompt": "text"}, "dataset_config": "default"}
+    assert read("--columns", "{prompt: question}", "--dataset_config", "null") == {
+        "columns": {"prompt": "question"}, "dataset_config": "",
+    }  # fmt: skip
     for arguments, message in (
         (["--sample", "2"], "--sample is no option for a policy, did you mean 'samples'?"),
         (["--ppo.kl_coef", "0"], "--ppo.kl_coef is no option for a policy"),
         (["--seed", "x"], "--seed is 'x': give a whole number."),
-        (["--columns", "text"], "--columns is 'text', which is not JSON"),
+        (["--columns", "text"], "--columns is 'text', and it takes a mapping"),
     ):
         with pytest.raises(ZooError) as refused:
             read(*arguments)

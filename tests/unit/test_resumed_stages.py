@@ -1,6 +1,7 @@
-"""An SFT or reward stage that was interrupted between two log lines logs what an uninterrupted one logs."""
+"""SFT and reward stages: resumed they log what an uninterrupted one logs, and they say what they do not learn from."""
 
 import hashlib
+import json
 import signal
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ import pytest
 from toy_run import make_context, make_recipe, save_stage, trained_policy
 from trainer_fixture import make_tokenizer
 
+from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import timeless
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.stages import reward, sft
@@ -82,3 +84,29 @@ def test_an_interruption_leaves_no_trace_in_the_metrics(
     metrics = {"sft": {"entropy", "mean_token_accuracy"}, "reward": {"accuracy", "margin", "mean_reward"}}
     assert [row["step"] for row in _rows(whole, stage)] == [5, 8]
     assert _rows(whole, stage)[0].keys() >= {"loss", "grad_norm", *metrics[stage]}
+
+
+def test_rows_of_which_max_length_leaves_no_answer_are_counted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    long = [{"prompt": "ab" * (3 if row else 40), "completion": "cd"} for row in range(6)]
+    write_json_lines(folder / "long" / "train.jsonl", long)
+    run, context = _sft(folder, "short")
+    own = {**context.flags["sft"], "dataset_name": str(folder / "long"), "dataset_config": None, "max_steps": 1}
+    assert run(replace(context, flags={"sft": own}))
+    assert "1 of 6 rows are left out: max_length, 16, leaves no token of their answers." in caplog.text
+    assert context.record("sft").read()["left_out"] == {"max_length": 1}
+
+
+def test_pairs_whose_sides_are_the_same_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    pairs = datasets.Dataset.from_list([{"chosen": "cd", "rejected": "c" * (2 + row)} for row in range(4)])
+    same = pairs.map(lambda row: {"rejected": row["chosen"]})
+    with pytest.raises(ZooError, match=r"Both sides of all pairs of mine are the same"):
+        reward._look_for_equal(same, of="mine")
+    reward._look_for_equal(pairs, of="mine")
+    assert not caplog.text
+    reward._look_for_equal(datasets.concatenate_datasets([pairs, same.select([0])]), of="mine")
+    assert "Of 1 of 5 pairs of mine both sides are the same" in caplog.text
+
+
+def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
