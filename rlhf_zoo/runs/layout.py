@@ -153,7 +153,9 @@ def need_form(names: Sequence[str], form: Form, *, text: str, of: str, given: It
 
 def _need_texts(rows: Dataset, form: Form, *, text: str, of: str) -> None:
     """Raises ZooError where a column that is read holds numbers, or nothing in some row."""
-    names = set(rows.column_names)
+    from datasets import Value
+
+    names, within = set(rows.column_names), of[:1].lower() + of[1:]
     asked = [name for name in ("prompt",) if name in names]
     read = {"pairs": [*asked, "chosen", "rejected"], "prompts": asked, "labeled": ["text"], "texts": [text]}[form]
     if form == "texts" and "messages" in names:
@@ -161,18 +163,14 @@ def _need_texts(rows: Dataset, form: Form, *, text: str, of: str) -> None:
     elif form == "texts" and {"prompt", "completion"} <= names:
         read = ["prompt", "completion"]
     for name in read:
-        kind = getattr(rows.features[name], "dtype", None)
-        if kind is not None and kind not in ("string", "large_string", "null"):
-            raise ZooError(
-                f"The column {name!r} of {of[:1].lower()}{of[1:]} holds {kind}, and texts or conversations are read."
-            )
+        kind = rows.features[name]
+        if isinstance(kind, Value) and kind.dtype not in ("string", "large_string", "null"):
+            raise ZooError(f"The column {name!r} of {within} holds {kind.dtype}, and texts or conversations are read.")
         # Of all rows, chosen or not: only where one is empty are they looked at.
         if rows.data.column(name).null_count:
             empty = next((place for place, value in enumerate(rows[name]) if value is None), None)
             if empty is not None:
-                raise ZooError(
-                    f"Row {empty} of {of[:1].lower()}{of[1:]} has nothing in the column {name!r}: mend it, or take it out."
-                )
+                raise ZooError(f"Row {empty} of {within} has nothing in the column {name!r}: mend it, or take it out.")
 
 
 def _mapped(rows: Dataset, function: Callable[[dict], dict], *, drop: Sequence[str] = ()) -> Dataset:
