@@ -194,7 +194,7 @@ def run_flags(
     from ..plugins import REWARDS, check_word
     from ..recipes import load_recipe
     from ..runs.declared import declared_keys, refused_keys
-    from ..runs.names import check_judge_name
+    from ..runs.names import check_harness, check_judge_name
     from ..runs.settings import parse_flags, recipe_config, recipe_flags, recipe_keys
     from ..runs.values import checked_keys, coerce
 
@@ -220,6 +220,8 @@ def run_flags(
     if names and "ppo" in known.stages and stage in (None, "eval", "ppo"):
         for judge in filter(None, [evaluation.judge, *evaluation.judges]):
             check_judge_name(judge)
+        if evaluation.lm_eval:
+            check_harness()
         rewards = {**known.stages["ppo"], **flags["ppo"]}.get("reward_funcs")
         with contextlib.suppress(ValueError):  # what is no list is told with its key
             for reward in coerce(rewards, list[str] | None) or ():

@@ -5,7 +5,6 @@ knows, or the path of a task's YAML file. Both policies get the same seed, examp
 """
 
 import importlib.metadata
-import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -17,9 +16,9 @@ from ..hub.connect import Hub
 from ..json_values import finite
 from ..plugins import did_you_mean
 from ..runs.evaluation import EvaluationConfig
+from ..runs.names import HARNESS, check_harness
 from ..runs.sources import reading_from
 
-PACKAGE, INSTALL = "lm_eval", "pip install 'lm-eval>=0.4.13'"
 BATCH = 16
 
 
@@ -27,8 +26,7 @@ def check_tasks(tasks: Sequence[str]) -> None:
     """Raises ZooError where lm-evaluation-harness is not installed, or knows no such task; loads no task's data."""
     if not tasks:
         return
-    if importlib.util.find_spec(PACKAGE) is None:
-        raise ZooError(f"lm_eval names tasks of lm-evaluation-harness, which is not installed: `{INSTALL}`.")
+    check_harness()
     unknown = next((task for task in tasks if not Path(task).is_file() and task not in _manager().all_tasks), None)
     if unknown is not None:
         near = did_you_mean(unknown, _manager().all_tasks) or ": `lm_eval ls tasks` lists them, or name a YAML file."
@@ -37,7 +35,7 @@ def check_tasks(tasks: Sequence[str]) -> None:
 
 @cache
 def _manager() -> Any:
-    logging.getLogger(PACKAGE).setLevel(logging.ERROR)
+    logging.getLogger(HARNESS).setLevel(logging.ERROR)
     from lm_eval.tasks import TaskManager
 
     return TaskManager()
@@ -80,7 +78,7 @@ def on_tasks(
                 ) from error
     first = next(iter(found.values()))
     return {
-        "version": importlib.metadata.version(PACKAGE),
+        "version": importlib.metadata.version(HARNESS),
         "limit": config.lm_eval_limit,
         "tasks": {
             task: {
