@@ -14,6 +14,7 @@ from ..errors import ZooError
 from ..hub.connect import CLIENT
 from ..hub.refusals import client_errors, reason, refusals_as
 from ..runs.layout import Form, in_form
+from ..runs.sources import wrong_in
 
 #: Rows that are looked at, of a split whose size nobody says.
 COUNTED = 5000
@@ -94,7 +95,8 @@ def look_at_data(name: str) -> Source:
         names = datasets.get_dataset_config_names(repo, revision=commit)
         parts = [_part(repo, config if len(names) > 1 else None, commit) for config in names]
     except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
-        raise ZooError(f"The data set {name} cannot be loaded ({reason(error)}): check what it holds.") from error
+        said = wrong_in(Path(repo)) or f"{reason(error)}; check what it holds"
+        raise ZooError(f"The data set {name} cannot be loaded: {said}.") from error
     return Source(repo, commit, parts)
 
 

@@ -100,23 +100,26 @@ class DataSource:
                     has = ", ".join(re.findall(r"'[^']+'", found[1]))
                     asked = f"no {kind} {wanted!r}, only {has}" if wanted else f"several {kind}s, {has}"
                     raise NoSuchPart(f"{name} has {asked}: say which by the key {keys[kind]}.") from error
-            if (broken := _broken_line(Path(self.location))) is not None:
-                raise ZooError(f"{name} cannot be loaded: {broken}; mend that line.") from error
+            if (wrong := wrong_in(Path(self.location))) is not None:
+                raise ZooError(f"{name} cannot be loaded: {wrong}.") from error
             raise ZooError(
                 f"{what}, cannot be loaded ({reason(error)}): check the names of the data set, its configuration and "
                 f"its split, and {self.hub.flag}."
             ) from error
 
 
-def _broken_line(path: Path) -> str | None:
-    """The first line that is no JSON in a local file of JSON lines, or in those of a folder; None where all are."""
+def wrong_in(path: Path) -> str | None:
+    """Of a local file of JSON lines, or of those of a folder, the first that is empty, or the line that is no JSON."""
     for file in [path] if path.is_file() else sorted(path.rglob("*.jsonl")):
+        if not file.stat().st_size:
+            return f"{file.name} is empty: give it rows"
         with file.open(encoding="utf-8", errors="replace") as lines:
             for number, line in enumerate(lines if file.suffix == ".jsonl" else (), start=1):
                 try:
                     json.loads(line.strip() or "null")  # the loader passes over empty lines
                 except json.JSONDecodeError as error:
-                    return f"line {number} of {file.name} is not JSON ({error.msg}, column {error.colno})"
+                    where = f"line {number} of {file.name} is not JSON ({error.msg}, column {error.colno})"
+                    return f"{where}; mend that line"
     return None
 
 

@@ -258,6 +258,8 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
             "--columns calls chosen 'chsen', and the data have no such column, did you mean 'chosen'?",
         ),
         (["--preferences", "torn"], "torn has nothing in the column 'chosen': mend it, or take it out."),
+        (["--preferences", "empty"], "empty cannot be loaded: train.jsonl is empty: give it rows."),
+        (["--preferences", "broken"], "broken cannot be loaded: line 2 of train.jsonl is not JSON ("),
         (["--preferences", "mixed"], "mixed holds texts in some rows and conversations in others"),
         (["--preferences", "nowhere"], "The data set nowhere is no folder and cannot be found"),
         (["--preferences", "asked/train.jsonl"], "asked/train.jsonl is a file: put it into a folder as train.jsonl"),
@@ -268,6 +270,9 @@ def test_what_no_recipe_can_be_made_of_is_said_and_nothing_written(words: list[s
     schemas.write_data(Path("asked"), [{"prompt": f"what is {row}"} for row in range(24)])
     pairs = [{"prompt": f"what is {row}", "chosen": "a", "rejected": "b"} for row in range(24)]
     schemas.write_data(Path("torn"), [*pairs[:3], {**pairs[3], "chosen": None}, *pairs[4:]])
+    for name, lines in (("empty", ""), ("broken", '{"prompt": "a"}\n{"prompt": \n')):
+        Path(name).mkdir()
+        Path(name, "train.jsonl").write_text(lines)
     turns = [{"role": "user", "content": "what"}]
     schemas.write_data(Path("mixed"), [*pairs[:3], {**pairs[3], "prompt": turns}, *pairs[4:]])
     with pytest.raises(ZooError, match=re.escape(said)):
