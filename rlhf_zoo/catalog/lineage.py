@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import ZooError
 from ..hub.connect import CLIENT, Hub
 from ..hub.pull import find_revision, split_revision
-from ..hub.refs import Checkpoint, resolve
+from ..hub.refs import Checkpoint, resolve, resolve_model
 from ..hub.refusals import client_errors, reason
 from ..json_values import at, finite, hub_id, whole
 from ..record import StageRecord
@@ -130,7 +130,7 @@ def find_policy(
             f"{policy} is a checkpoint of the stage {card['stage']}, not of PPO: give the PPO model that came of it."
         )
     mend = "--sft" if only_ppo else "--against"
-    base = resolve(against, hub) if against is not None else _parent(source, card, "sft", mend, hub)
+    base = resolve_model(against, hub) if against is not None else _parent(source, card, "sft", mend, hub)
     if base is None:
         raise ZooError(f"{source.name} does not say which SFT model it started from: name it with {mend}.")
     if without_reward or reward is not None:

@@ -50,15 +50,12 @@ def resolve(
     own: bool = False,
 ) -> Checkpoint:
     """The folder `name`, or NAMESPACE/NAME[@REVISION] fetched from `hub`, else from its source, into the cache.
-
-    A stage's folder means the checkpoint that others start from.
     but: patterns of the files that stay there; () is for what reads the files as they are. own: the source is not
     asked, for what this run or another of the house published. Adapters whose base is of the source name its folder.
     Raises ZooError for what no Hub has, for a revision that is missing where the repository is, and for a pickle.
     """
-    if (folder := Path(name)).is_dir():
-        stage = StageRecord(folder)
-        return Checkpoint(str(name), (stage.chosen_checkpoint() if stage.run_file.is_file() else None) or folder)
+    if Path(name).is_dir():
+        return Checkpoint(str(name), Path(name))
     if str(name).startswith((".", "/", "~")):
         raise ZooError(f"There is no folder {name}: check the path, or write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     full = f"{name}@{revision}" if revision else str(name)
@@ -71,6 +68,14 @@ def resolve(
         )
     path = pulled.path if hub.source is None or not but else _on_bases(pulled.path, hub)
     return Checkpoint(full, path, pulled.repo, pulled.commit, at)
+
+
+def resolve_model(name: str | Path, hub: Hub = CLIENT, *, own: bool = False) -> Checkpoint:
+    """As `resolve`; a stage's folder means the checkpoint of it that others start from."""
+    found = resolve(name, hub, own=own)
+    stage = StageRecord(found.path)
+    chosen = stage.chosen_checkpoint() if found.repo is None and stage.run_file.is_file() else None
+    return found if chosen is None else replace(found, path=chosen)
 
 
 def _on_bases(folder: Path, hub: Hub) -> Path:

@@ -18,7 +18,7 @@ from ..hub.claims import RECIPE_FILE
 from ..hub.connect import CLIENT, Hub
 from ..hub.publish import tag_name
 from ..hub.pull import split_revision
-from ..hub.refs import Checkpoint, resolve
+from ..hub.refs import Checkpoint, resolve, resolve_model
 from ..hub.refusals import refusals_as
 from ..json_values import at, hub_id
 from ..model_files import load_tokenizer
@@ -208,7 +208,7 @@ def _named(name: str, hub: Hub, *, own: bool = False) -> Checkpoint:
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
-        found = resolve(name, hub, own=own)
+        found = resolve_model(name, hub, own=own)
     except ZooError as error:
         if not isinstance(error.__cause__, (HFValidationError, RepositoryNotFoundError)):
             raise

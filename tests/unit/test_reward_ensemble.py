@@ -240,7 +240,8 @@ def test_what_looks_at_a_run_scores_with_all_of_them(run: RunContext) -> None:
     found = trace.trace_checkpoint(subject, "abc")
     each = [found.scores[f"reward_model_{place}"] for place in (0, 1)]
     assert found.score == pytest.approx(min(each)) and each[0] != pytest.approx(each[1])
-    alone = trace.find(str(run.directory), reward=str(run.directory / MEMBER / "checkpoint-4"))
+    alone = trace.find(str(run.directory), sft=str(run.directory / "sft"), reward=str(run.directory / MEMBER))
+    assert (alone.reference.path, alone.rewards[0].path.name) == (subject.reference.path, "checkpoint-4")
     assert list(trace.trace_checkpoint(alone, "abc").scores) == ["reward_model"]
 
     make_card(run.record("ppo").path)
