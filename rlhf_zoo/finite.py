@@ -76,7 +76,8 @@ class Guarded(Trainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # With a mask its gradients may be no numbers, of torch 2.11 to 2.13 at least: pytorch/pytorch#196678.
+        # With a mask the gradients of cuDNN's attention may be NaN, which torch takes first from 2.11 on:
+        # https://github.com/pytorch/pytorch/issues/196678
         torch.backends.cuda.enable_cudnn_sdp(False)
         self.add_callback(StepGuard())
 

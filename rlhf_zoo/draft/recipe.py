@@ -138,9 +138,8 @@ def _readings(wish: Wish) -> dict[str, Reading]:
 
     for given in filter(None, (wish.preferences, wish.prompts, wish.texts)):
         look(given)
-    there = {
-        column for data in seen.values() for part in data.parts for rows in part.rows.values() for column in rows[0]
-    }
+    looked_at = (rows for data in seen.values() for part in data.parts for rows in part.rows.values())
+    there = {column for rows in looked_at for row in rows[:1] for column in row}
     for ours, theirs in wish.columns.items():
         if theirs not in there:
             near = did_you_mean(theirs, there) or f": they have {', '.join(sorted(there))}."

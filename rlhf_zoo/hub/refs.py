@@ -50,6 +50,7 @@ def resolve(
     own: bool = False,
 ) -> Checkpoint:
     """The folder `name`, or NAMESPACE/NAME[@REVISION] fetched from `hub`, else from its source, into the cache.
+
     but: patterns of the files that stay there; () is for what reads the files as they are. own: the source is not
     asked, for what this run or another of the house published. Adapters whose base is of the source name its folder.
     Raises ZooError for what no Hub has, for a revision that is missing where the repository is, and for a pickle.
