@@ -22,7 +22,7 @@ from ..release.sender import claim_repository
 from ..run_lock import sole_writer
 from ..runs.beginning import check_prompt_lengths, start_of
 from ..runs.context import Publisher, RunContext
-from ..runs.data import data_source, evaluation_rows, stage_source, to_train
+from ..runs.data import data_source, evaluation_rows, stage_rows, stage_source, to_train
 from ..runs.forms import check_forms
 from ..runs.loading import check_installed
 from ..runs.parents import check_members
@@ -30,6 +30,7 @@ from ..stage import STAGES
 from . import evaluate, ppo
 from .evaluate import check_judges, check_prompts, same_weights, trained_on
 from .merged import whole_model
+from .reward import open_pairs
 from .summary import write_summary
 from .train import quiet
 
@@ -81,6 +82,9 @@ def check(context: RunContext) -> None:
     check_members(context)
     if any(context.settings(stage).data.dataset_name is None for stage in context.recipe.stages):
         data_source(context, again=context.restart and context.base is None)
+    if "reward" in asked and context.settings("reward").data.simulated_pairs is None:
+        owner, source = open_pairs(context)
+        stage_rows(owner, "reward", source, owner.settings("reward").data.dataset_train_split)
     if "ppo" in context.recipe.stages:
         settings, source = context.settings("ppo"), stage_source(context, "ppo")
         functions = ppo.reward_functions(settings)

@@ -16,7 +16,7 @@ from trainer_fixture import make_tokenizer
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import timeless
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.stages import reward, sft
+from rlhf_zoo.stages import pipeline, reward, sft
 from rlhf_zoo.stages.callbacks import StageCallback
 from rlhf_zoo.stages.interrupt import Stopped
 
@@ -94,6 +94,17 @@ def test_rows_of_which_max_length_leaves_no_answer_are_counted(folder: Path, cap
     assert run(replace(context, flags={"sft": own}))
     assert "1 of 6 rows are left out: max_length, 16, leaves no token of their answers." in caplog.text
     assert context.record("sft").read()["left_out"] == {"max_length": 1}
+
+
+def test_a_torn_pair_is_named_before_anything_trains(folder: Path) -> None:
+    context = replace(make_context(folder), flags={"sft": {"model_name_or_path": str(folder / "base")}})
+    pipeline.check(context)
+    [path] = (folder / "data" / "preferences").glob("train*.jsonl")
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[5]["rejected"] = None
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ZooError, match=r"Row 5 of .* has nothing in the column 'rejected'"):
+        pipeline.check(context)
 
 
 def test_pairs_whose_sides_are_the_same_are_counted(caplog: pytest.LogCaptureFixture) -> None:
