@@ -1,6 +1,7 @@
 """Policy and critic as one module: run together, trained by one optimizer, saved beside each other."""
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -107,13 +108,17 @@ class ActorCritic(nn.Module):
         return response_values(self.value_model, samples)
 
     def activation_checkpointing_enable(self, **kwargs: Any) -> None:
-        for model in (self.policy,) if self.shared else (self.policy, self.value_model):
-            model.activation_checkpointing_enable(**kwargs)
+        for trunk in self._trunks:
+            trunk.activation_checkpointing_enable(**kwargs)
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
         """The same, as transformers 5.17 names it."""
-        for model in (self.policy,) if self.shared else (self.policy, self.value_model):
-            model.gradient_checkpointing_enable(**kwargs)
+        for trunk in self._trunks:
+            trunk.gradient_checkpointing_enable(**kwargs)
+
+    @property
+    def _trunks(self) -> Sequence[Any]:
+        return (self.policy,) if self.shared else (self.policy, self.value_model)
 
     def save_pretrained(
         self, directory: str | Path, *, merge: bool = False, weights: tuple[Any, Any] = (None, None)

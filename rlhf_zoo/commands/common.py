@@ -182,6 +182,17 @@ def stage_directories(run: Path) -> list[Path]:
     return found
 
 
+def columns_of(given: Any, *, example: str) -> dict[str, str]:
+    """The option --columns. Raises ZooError for what is no mapping."""
+    from ..runs.values import coerce
+
+    try:
+        found: dict[str, str] = coerce(given, dict[str, str])
+    except ValueError as error:
+        raise ZooError(f"--columns is {given!r}, and it takes {error}: write '{example}'.") from error
+    return found
+
+
 def run_flags(
     ctx: click.Context, recipe: str, *, stage: str | None = None, names: bool = True
 ) -> dict[str, dict[str, Any]]:
@@ -194,7 +205,8 @@ def run_flags(
     from ..plugins import REWARDS, check_word
     from ..recipes import load_recipe
     from ..runs.declared import declared_keys, refused_keys
-    from ..runs.names import check_harness, check_judge_name
+    from ..runs.evaluation import check_harness
+    from ..runs.names import check_judge_name
     from ..runs.settings import parse_flags, recipe_config, recipe_flags, recipe_keys
     from ..runs.values import checked_keys, coerce
 

@@ -11,7 +11,19 @@ import click
 from ..errors import ZooError
 from ..runs.names import check_judge_name
 from ..runs.values import json_object
-from .common import FLAGS, LM_EVAL, TASKS, command_line, print_json, run_flags, run_options, settle_hub, table, writing
+from .common import (
+    FLAGS,
+    LM_EVAL,
+    TASKS,
+    columns_of,
+    command_line,
+    print_json,
+    run_flags,
+    run_options,
+    settle_hub,
+    table,
+    writing,
+)
 from .train import run_one
 
 #: Options of this command that a recipe's run has as keys, and those that only a policy has.
@@ -171,12 +183,7 @@ def _shared(ctx: click.Context) -> dict[str, Any]:
         raise ZooError(f"--seed is {bare['seed']!r}: give a whole number.") from error
     columns = {}
     if "columns" in bare:
-        try:
-            columns = {"columns": coerce(bare["columns"], dict[str, str])}
-        except ValueError as error:
-            raise ZooError(
-                f"--columns is {bare['columns']!r}, and it takes {error}: write '{{prompt: question}}'."
-            ) from error
+        columns = {"columns": columns_of(bare["columns"], example="{prompt: question}")}
     names = {name: str(bare[name]) for name in SHARED[:3] if name in bare}
     if "dataset_config" in names:
         names["dataset_config"] = coerce(names["dataset_config"], str | None) or ""

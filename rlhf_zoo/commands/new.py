@@ -8,8 +8,7 @@ from typing import Any
 
 import click
 
-from ..errors import ZooError
-from .common import SOURCE_HUB, TRUST, UserPath, settle_hub
+from .common import SOURCE_HUB, TRUST, UserPath, columns_of, settle_hub
 
 
 @click.command()
@@ -42,12 +41,8 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
       rlhf-zoo new mine --model Qwen/Qwen3-0.6B --preferences trl-lib/ultrafeedback_binarized
     """
     from ..draft.wish import Wish, check_folder
-    from ..runs.values import coerce
 
-    try:
-        named = {} if columns is None else coerce(columns, dict[str, str])
-    except ValueError as error:
-        raise ZooError(f"--columns is {columns!r}, and it takes {error}: write '{{chosen: better}}'.") from error
+    named = {} if columns is None else columns_of(columns, example="{chosen: better}")
     wish = Wish(**asked, gib=memory, columns=named)
     check_folder(folder)
     wish.check()  # before what takes seconds to import

@@ -15,8 +15,7 @@ from ..errors import ZooError
 from ..hub.connect import Hub
 from ..json_values import finite
 from ..plugins import did_you_mean
-from ..runs.evaluation import EvaluationConfig
-from ..runs.names import HARNESS, check_harness
+from ..runs.evaluation import HARNESS, EvaluationConfig, check_harness
 from ..runs.sources import reading_from
 
 BATCH = 16

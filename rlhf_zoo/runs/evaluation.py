@@ -1,5 +1,6 @@
 """The keys under `evaluation:` in recipe.yaml: prompts, judges, and what judges learn from and are tried on."""
 
+import importlib.util
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 from ..errors import ZooError
 from ..limits import option
 from .values import checked_keys, type_hints
+
+HARNESS = "lm_eval"  # the package that the keys of its name are for
 
 
 @dataclass(frozen=True)
@@ -157,3 +160,11 @@ class EvaluationConfig:
 def llm_config(given: Mapping[str, Any], where: str) -> LLMConfig:
     """The typed settings of LLM judges. Raises ZooError for a key that is unknown or mistyped."""
     return LLMConfig(**checked_keys(given, type_hints(LLMConfig), where, of="an LLM judge"))
+
+
+def check_harness() -> None:
+    """Raises ZooError where lm-evaluation-harness is not installed; it does not import it."""
+    if importlib.util.find_spec(HARNESS) is None:
+        raise ZooError(
+            f"{HARNESS} names tasks of lm-evaluation-harness, which is not installed: `pip install 'lm-eval>=0.4.13'`."
+        )

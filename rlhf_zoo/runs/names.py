@@ -1,4 +1,4 @@
-"""What the name of a judge says, by its words alone, and whether there is what measures tasks."""
+"""What the name of a judge says, by its words alone."""
 
 import difflib
 import importlib.util
@@ -9,7 +9,6 @@ from ..errors import ZooError
 from ..plugins import JUDGES, REWARDS, check_word, did_you_mean, registered
 
 SAME_LABELS = "same-labels"
-HARNESS = "lm_eval"  # the package
 KINDS = ("reward", "rule", "llm", "pairs", "votes", "unlabeled")
 
 
@@ -23,14 +22,6 @@ def kind_of(name: str) -> tuple[str, str]:
     if not argument:
         raise ZooError(f"The judge {name!r} names nothing after its colon: write {kind}:NAME.")
     return kind, argument
-
-
-def check_harness() -> None:
-    """Raises ZooError where lm-evaluation-harness is not installed; it does not import it."""
-    if importlib.util.find_spec(HARNESS) is None:
-        raise ZooError(
-            f"{HARNESS} names tasks of lm-evaluation-harness, which is not installed: `pip install 'lm-eval>=0.4.13'`."
-        )
 
 
 def check_judge_name(name: str, *, also: Sequence[str] = ()) -> None:

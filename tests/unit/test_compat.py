@@ -72,9 +72,9 @@ FIELDS: dict[str, Any] = {
 }  # fmt: skip
 # Our default where it is another: what TRL's trainer did, whatever its default said. docs/from-trl.md has them.
 OF_TRANSFORMERS = {field.name: field.default for field in dataclasses.fields(TrainingArguments)}
-DEPARTURES: dict[str, Any] = {"logging_steps": 1, "bf16": False} | {
-    name: OF_TRANSFORMERS[name] for name in ("gradient_checkpointing",)
-}
+DEPARTURES: dict[str, Any] = {
+    "logging_steps": 1, "bf16": False, "gradient_checkpointing": OF_TRANSFORMERS["gradient_checkpointing"],
+}  # fmt: skip
 
 
 # TRL 1.12: constructor and configuration
