@@ -177,6 +177,12 @@ class StageRecord:
                 "give --restart to begin again there."
             )
 
+    def came_to_nothing(self, resolved: Mapping[str, Any], recipe: str) -> bool:
+        """Whether other settings of the recipe ended before their first checkpoint: to begin again costs nothing."""
+        document, mine = self.read(), fingerprint(resolved)
+        other = document.get("fingerprint", mine) != mine and document.get("recipe") == recipe
+        return other and document.get("status") != "finished" and self.last_checkpoint() is None
+
     def check_fingerprint(self, resolved: Mapping[str, Any], *, recipe: str | None = None) -> None:
         """Raise ZooError if the directory holds a run of another recipe or of other settings; an empty one passes."""
         document = self.read()

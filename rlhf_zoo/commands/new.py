@@ -33,8 +33,8 @@ from .common import SOURCE_HUB, TRUST, UserPath, columns_of, settle_hub
 def new(folder: Path, columns: str | None, memory: float | None, source_hub: str | None, **asked: Any) -> None:
     """Write a recipe for a model and data of your own, after a look at their files. Nothing is trained.
 
-    It says what it took, and why. No weights are downloaded. Data are folders, or names of the Hub with or without
-    @REVISION.
+    It says what it took, and why. No weights are downloaded. Data are folders, files of JSON lines, or names of the Hub
+    with or without @REVISION.
 
     \b
     Example:

@@ -77,35 +77,38 @@ class Reading:
 
 
 def look_at_data(name: str) -> Source:
-    """The splits of each configuration, with their first rows: of a folder, or NAMESPACE/NAME[@REVISION].
+    """The splits of each configuration, with their first rows: of a folder, a file of JSON lines, whose split is train,
+    or NAMESPACE/NAME[@REVISION].
 
     Raises ZooError for what cannot be loaded.
     """
-    if Path(name).is_file():
-        raise ZooError(f"{name} is a file: put it into a folder as train.jsonl, a test.jsonl beside it, and give that.")
-    repo, _, revision = (name, "", "") if Path(name).is_dir() else name.partition("@")
+    here = Path(name).exists()
+    repo, _, revision = (name, "", "") if here else name.partition("@")
     commit = None
-    if not Path(name).is_dir():
+    if not here:
         from huggingface_hub import HfApi
 
-        what = f"The data set {repo} is no folder and cannot be found on {CLIENT.address}"
+        what = f"The data set {repo} is no folder, no file, and cannot be found on {CLIENT.address}"
         with refusals_as(what, "check its name and --source_hub."):
             commit = str(HfApi().dataset_info(repo, revision=revision or None).sha)
     try:
-        names = datasets.get_dataset_config_names(repo, revision=commit)
-        parts = [_part(repo, config if len(names) > 1 else None, commit) for config in names]
+        if Path(name).is_file():
+            parts = [_part(None, path="json", data_files={"train": name})]
+        else:
+            names = datasets.get_dataset_config_names(repo, revision=commit)
+            parts = [_part(config if len(names) > 1 else None, path=repo, revision=commit) for config in names]
     except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
         said = wrong_in(Path(repo)) or f"{reason(error)}; check what it holds"
         raise ZooError(f"The data set {name} cannot be loaded: {said}.") from error
     return Source(repo, commit, parts)
 
 
-def _part(repo: str, configuration: str | None, commit: str | None) -> Part:
-    builder = datasets.load_dataset_builder(repo, configuration, revision=commit)
-    known = builder.info.splits or {}
+def _part(configuration: str | None, **where: Any) -> Part:
+    """where: what datasets loads it by."""
+    known = datasets.load_dataset_builder(name=configuration, **where).info.splits or {}
     sizes, rows = {}, {}
-    for split in datasets.get_dataset_split_names(repo, configuration, revision=commit):
-        stream = datasets.load_dataset(repo, configuration, split=split, revision=commit, streaming=True)
+    for split in datasets.get_dataset_split_names(config_name=configuration, **where):
+        stream = datasets.load_dataset(name=configuration, split=split, streaming=True, **where)
         rows[split] = list(islice(stream, LOOKED_AT))
         said = known[split].num_examples if split in known else 0
         sizes[split] = said or (

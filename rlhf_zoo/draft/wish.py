@@ -78,8 +78,8 @@ class Wish:
 
 
 def _lasting(name: str | None) -> str | None:
-    """A folder by a name that holds wherever the recipe is run from; any other name as it is."""
-    return str(Path(name).absolute()) if name is not None and Path(name).is_dir() else name
+    """A folder or file by a name that holds wherever the recipe is run from; any other name as it is."""
+    return str(Path(name).absolute()) if name is not None and Path(name).exists() else name
 
 
 def check_folder(folder: Path) -> None:

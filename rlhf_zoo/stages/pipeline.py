@@ -92,6 +92,7 @@ def check(context: RunContext) -> None:
         ppo.check_answers(functions, data)
         ppo.check_batch(settings, data)
         if "ppo" in to_train(context):
+            ppo.try_functions(functions, data)
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
         trained_on(check_prompts(context, source), data["train_dataset"])
         check_judges(context, anew=context.restart)
@@ -160,7 +161,9 @@ def _check_begun(context: RunContext, stage: str) -> None:
     before = record.read().get("resolved")
     if before and not context.restart:
         kept = {name: before[name] for name in ("data", "parents") if name in before}
-        record.check_fingerprint({**settings.resolved, **kept}, recipe=context.recipe.name)
+        resolved, recipe = {**settings.resolved, **kept}, context.recipe.name
+        if not record.came_to_nothing(resolved, recipe):
+            record.check_fingerprint(resolved, recipe=recipe)
     again = context.restart and record.path.parent == context.directory
     if record.read().get("status") == "finished" and not again:
         context.restore_chosen(stage)

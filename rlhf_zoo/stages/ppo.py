@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..chat import answer
 from ..errors import ZooError
 from ..model_files import Loading, load_tokenizer
 from ..models import load_causal
 from ..plugins import REWARDS, load_object
+from ..ppo.completions import TAKEN
 from ..rewards import RewardFunction, Rewards
 from ..rewards.ensemble import check_ensemble
+from ..rewards.functions import Batch, FunctionCall, answers
 from ..rewards.loading import find_loader, load_reward_model
-from ..rewards.verifiable import Answered
+from ..rewards.verifiable import Answered, text_of
 from ..runs.choice import REWARD_METRICS, metric_name
 from ..runs.context import Publisher, RunContext
 from ..runs.data import DataSource, parts, stage_source, without_held_out
@@ -82,6 +85,21 @@ def check_answers(functions: Sequence[Any], data: Mapping[str, Any]) -> str:
     for function in reading:
         function.check_columns(data["train_dataset"].column_names)
     return ", ".join(function.column for function in reading) or "none is read"
+
+
+def try_functions(functions: Sequence[RewardFunction], data: Mapping[str, Any]) -> None:
+    """Calls reward functions as the trainer will, on the first prompt, whose own text stands for an answer.
+
+    Raises ZooError for one that raises.
+    """
+    from transformers import TrainerState
+
+    row = data["train_dataset"][0]
+    columns = {name: [value] for name, value in row.items() if name not in TAKEN} | {"trainer_state": TrainerState()}
+    said = answer(row["prompt"], text_of(row["prompt"]))
+    names = Rewards(functions).names if functions else []
+    calls = [FunctionCall(name, function) for name, function in zip(names, functions, strict=True)]
+    answers(calls, Batch([row["prompt"]], [said], [[0]], columns))
 
 
 def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:

@@ -111,6 +111,9 @@ def train_stage(
     if plan.finished:
         return False
     before = plan.before
+    for role, parent in lineage.items():
+        if processes.first() and parent.get("repo") and not parent.get("path"):
+            log.info("The stage %s takes %s from %s at %s.", stage, role, parent["repo"], parent["commit"])
     with Interruptible(f"the {stage} stage") as stop:
         trainer = build()
         code = code_lineage(context)
@@ -198,9 +201,10 @@ def _plan(
     """Raises ZooError where the stage cannot begin or go on in its directory, or be published under its name."""
     stage = settings.stage
     record = context.record(stage)
-    again = context.restart and record.run_file.exists()
+    recipe = context.recipe.name
+    again = record.run_file.exists() and (context.restart or record.came_to_nothing(resolved, recipe))
     if not again:
-        record.check_fingerprint(resolved, recipe=context.recipe.name)
+        record.check_fingerprint(resolved, recipe=recipe)
     before = {} if again else record.read()
     if before.get("status") == "finished":
         if publisher is not None:

@@ -96,6 +96,16 @@ def test_preferences_become_a_recipe_that_passes_every_check(
         assert path.read_text().startswith("# ")
 
 
+def test_a_file_of_json_lines_is_a_data_set(tmp_path: Path) -> None:
+    on_disk("Llama 3", "trl-lib/tldr-preference")
+    file = next(Path("trl-lib/tldr-preference").rglob("train.jsonl")).rename("pairs.jsonl")
+    zoo("new", "mine", "--model", "base", "--preferences", str(file))
+    keys = recipe()
+    assert keys["recipe"]["dataset_name"] == str(tmp_path / "pairs.jsonl")
+    assert keys["ppo"]["dataset_train_split"] == "train" and keys["ppo"]["held_out_share"]
+    zoo("recipes", "validate", "mine")
+
+
 def test_a_reward_that_a_program_checks_needs_no_pairs_and_judges_itself(capsys: pytest.CaptureFixture[str]) -> None:
     on_disk("Qwen2.5", "openai/gsm8k")
     zoo("new", "mine", "--model", "base", "--prompts", "openai/gsm8k", "--reward", "numeric_match")
@@ -261,8 +271,8 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
         (["--preferences", "empty"], "empty cannot be loaded: train.jsonl is empty: give it rows."),
         (["--preferences", "broken"], "broken cannot be loaded: line 2 of train.jsonl is not JSON ("),
         (["--preferences", "mixed"], "mixed holds texts in some rows and conversations in others"),
-        (["--preferences", "nowhere"], "The data set nowhere is no folder and cannot be found"),
-        (["--preferences", "asked/train.jsonl"], "asked/train.jsonl is a file: put it into a folder as train.jsonl"),
+        (["--preferences", "nowhere"], "The data set nowhere is no folder, no file, and cannot be found"),
+        (["--preferences", "notes.txt"], "notes.txt cannot be loaded: "),
     ],
 )
 def test_what_no_recipe_can_be_made_of_is_said_and_nothing_written(words: list[str], said: str) -> None:
@@ -273,6 +283,7 @@ def test_what_no_recipe_can_be_made_of_is_said_and_nothing_written(words: list[s
     for name, lines in (("empty", ""), ("broken", '{"prompt": "a"}\n{"prompt": \n')):
         Path(name).mkdir()
         Path(name, "train.jsonl").write_text(lines)
+    Path("notes.txt").write_text("Chosen and rejected.\n")
     turns = [{"role": "user", "content": "what"}]
     schemas.write_data(Path("mixed"), [*pairs[:3], {**pairs[3], "prompt": turns}, *pairs[4:]])
     with pytest.raises(ZooError, match=re.escape(said)):

@@ -14,7 +14,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluator.judges import Panel
 from rlhf_zoo.evaluator.measure import Evaluator, measure
 from rlhf_zoo.rewards import Rewards
-from rlhf_zoo.stages import evaluate, ppo
+from rlhf_zoo.stages import evaluate, pipeline, ppo
 
 EVALUATION = {"judge": "toy_run:judge", "prompts": 6, "samples": 2}
 ASKED: list[tuple[str, str, int, str]] = []
@@ -101,6 +101,21 @@ def test_a_reward_that_refuses_ends_the_run_in_its_own_sentence(folder: Path) ->
     with pytest.raises(ZooError, match="The service refuses: pay it") as caught:
         ppo.run(make_context(folder, reward_model_path="none", reward_funcs="test_ppo_stage:never_asked"))
     assert caught.value.__cause__ is None
+
+
+def test_what_ended_before_its_first_checkpoint_stands_in_nobodys_way(folder: Path) -> None:
+    with pytest.raises(ZooError, match="The service refuses"):
+        ppo.run(make_context(folder, max_prompt_length="3", reward_funcs="test_ppo_stage:never_asked"))
+    begun = json.loads((folder / "run/ppo/run.json").read_text())
+    assert begun["status"] == "running" and begun["left_out"]
+    other = make_context(folder, learning_rate="1e-3")
+    pipeline._check_begun(other, "ppo")
+    assert ppo.run(other)
+    ended = json.loads((folder / "run/ppo/run.json").read_text())
+    assert ended["status"] == "finished" and ended["fingerprint"] != begun["fingerprint"] and "left_out" not in ended
+    for look in (ppo.run, lambda context: pipeline._check_begun(context, "ppo")):
+        with pytest.raises(ZooError, match=r"holds a run with .*learning_rate = 0.001, and this one has 0.003: choose"):
+            look(make_context(folder))
 
 
 def test_columns_keep_step_with_the_batches_of_an_evaluation() -> None:

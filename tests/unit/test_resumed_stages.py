@@ -3,7 +3,7 @@
 import hashlib
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -105,6 +105,28 @@ def test_a_torn_pair_is_named_before_anything_trains(folder: Path) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ZooError, match=r"Row 5 of .* has nothing in the column 'rejected'"):
         pipeline.check(context)
+
+
+def strict(completions: Sequence[str], solution: Sequence[str]) -> list[float]:
+    """Takes too little, and what the prompts do not have."""
+    return [float(one == wanted) for one, wanted in zip(completions, solution, strict=True)]
+
+
+def careless(completions: Sequence[str], **_: Any) -> list[float]:
+    return [float(one) for one in completions]
+
+
+def test_a_function_that_raises_is_found_before_anything_trains(folder: Path) -> None:
+    context = make_context(folder, reward_funcs="toy_run:answered", reward_weights="1,1")
+    context = replace(context, flags={**context.flags, "sft": {"model_name_or_path": str(folder / "base")}})
+    pipeline.check(context)
+    for name, said in (
+        ("strict", "The reward function strict cannot be called with prompts, completions, .* let it take"),
+        ("careless", "The reward function careless raised ValueError: could not convert .* on row 0, prompt 'ab'"),
+    ):
+        own = {**context.flags["ppo"], "reward_funcs": f"test_resumed_stages:{name}"}
+        with pytest.raises(ZooError, match=said):
+            pipeline.check(replace(context, flags={**context.flags, "ppo": own}))
 
 
 def test_pairs_whose_sides_are_the_same_are_counted(caplog: pytest.LogCaptureFixture) -> None:
