@@ -200,7 +200,8 @@ def numbers(
     given = list(values)
     if len(given) != len(batch):
         raise ZooError(
-            f"The reward function {name} returned {len(given)} rewards for {len(batch)} completions: {wanted}."
+            f"The reward function {name} returned {len(given)} rewards for {len(batch)} "
+            f"completion{'s' if len(batch) != 1 else ''}: {wanted}."
         )
     totals: list[float] = []
     paid = [[0.0] * len(ids) for ids in batch.completion_ids]

@@ -14,8 +14,9 @@ from ..models import load_causal
 from ..plugins import REWARDS, load_object
 from ..ppo.completions import TAKEN
 from ..rewards import RewardFunction, Rewards
+from ..rewards.by_token import is_list
 from ..rewards.ensemble import check_ensemble
-from ..rewards.functions import Batch, FunctionCall, answers
+from ..rewards.functions import Batch, FunctionCall, answers, numbers
 from ..rewards.loading import find_loader, load_reward_model
 from ..rewards.verifiable import Answered, text_of
 from ..runs.choice import REWARD_METRICS, metric_name
@@ -90,7 +91,7 @@ def check_answers(functions: Sequence[Any], data: Mapping[str, Any]) -> str:
 def try_functions(functions: Sequence[RewardFunction], data: Mapping[str, Any]) -> None:
     """Calls reward functions as the trainer will, on the first prompt, whose own text stands for an answer.
 
-    Raises ZooError for one that raises.
+    Raises ZooError for one that raises, or returns no number for it; rewards by token are not looked at.
     """
     from transformers import TrainerState
 
@@ -99,7 +100,10 @@ def try_functions(functions: Sequence[RewardFunction], data: Mapping[str, Any]) 
     said = answer(row["prompt"], text_of(row["prompt"]))
     names = Rewards(functions).names if functions else []
     calls = [FunctionCall(name, function) for name, function in zip(names, functions, strict=True)]
-    answers(calls, Batch([row["prompt"]], [said], [[0]], columns))
+    batch = Batch([row["prompt"]], [said], [[0]], columns)
+    for name, values in answers(calls, batch).items():
+        if not any(map(is_list, values if isinstance(values, list | tuple) else ())):
+            numbers(name, values, batch)
 
 
 def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:

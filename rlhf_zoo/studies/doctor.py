@@ -62,6 +62,7 @@ from ..stages.ppo import (
     policy_tokenizer,
     reward_functions,
     reward_model,
+    try_functions,
     within_length,
 )
 from ..stages.train import quiet
@@ -142,7 +143,7 @@ def examine(context: RunContext) -> list[Finding]:
         check("epochs", _epochs, "keys")
         check("reward functions", _functions, "keys")
         check("prompts", lambda settings: _prompts(settings, data_from), "keys")
-        check("answers", lambda *found: (None, check_answers(*found)), "reward functions", "prompts")
+        check("answers", _answers, "reward functions", "prompts")
         check("batch", lambda *found: (None, check_batch(*found)), "keys", "prompts")
         check("models", lambda *found: _named(context), "keys")
         check("room", lambda *found: _room(data_from, *found), "models", "prompts", "batch")
@@ -221,6 +222,12 @@ def _prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, An
     parts += [] if held_out is None else [f"{len(held_out)} held out"]
     parts += [] if texts is None else [f"{len(texts)} texts for ptx_coef"]
     return data, f"{', '.join(parts)}; columns {', '.join(train.column_names)}"
+
+
+def _answers(functions: list[Any], data: dict[str, Any]) -> tuple[None, str]:
+    said = check_answers(functions, data)
+    try_functions(functions, data)
+    return None, said
 
 
 def _named(context: RunContext) -> tuple[dict[str, Named], str]:

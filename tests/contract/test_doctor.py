@@ -40,7 +40,7 @@ BUILT_IN = "rlhf_zoo.rewards.verifiable"
 
 
 def broken(completions: list[str], **_: Any) -> list[float]:
-    return [1.0] * (len(completions) - 1)
+    return [1.0] * min(7, len(completions))
 
 
 def alike(completions: list[str], **_: Any) -> list[float]:

@@ -116,13 +116,24 @@ def careless(completions: Sequence[str], **_: Any) -> list[float]:
     return [float(one) for one in completions]
 
 
+def alone(completions: Sequence[str], **_: Any) -> float:
+    return float(len(completions))
+
+
+def by_token(completion_ids: Sequence[Sequence[int]], **_: Any) -> list[list[float]]:
+    return [[1.0] * (len(ids) + 1) for ids in completion_ids]
+
+
 def test_a_function_that_raises_is_found_before_anything_trains(folder: Path) -> None:
     context = make_context(folder, reward_funcs="toy_run:answered", reward_weights="1,1")
     context = replace(context, flags={**context.flags, "sft": {"model_name_or_path": str(folder / "base")}})
     pipeline.check(context)
+    own = {**context.flags["ppo"], "reward_funcs": "test_resumed_stages:by_token"}
+    pipeline.check(replace(context, flags={**context.flags, "ppo": own}))
     for name, said in (
         ("strict", "The reward function strict cannot be called with prompts, completions, .* let it take"),
         ("careless", "The reward function careless raised ValueError: could not convert .* on row 0, prompt 'ab'"),
+        ("alone", "The reward function alone returned no list of numbers but 1.0: return a float or None for each"),
     ):
         own = {**context.flags["ppo"], "reward_funcs": f"test_resumed_stages:{name}"}
         with pytest.raises(ZooError, match=said):
