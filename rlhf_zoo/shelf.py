@@ -106,7 +106,7 @@ def _table() -> str:
     lines += [
         "",
         "Published: by others, at the source that the recipe's README names. Licenses: as read, not checked again. "
-        "Memory: of each card, by `rlhf-zoo plan` (docs/plan.md); on a CPU beside what "
+        "Memory: of each card, by `rlhf-zoo plan` (docs/plan.md), measured on no GPU yet; on a CPU beside what "
         "libraries hold, half a GiB. Smoke: the tests in "
         "which `rlhf-zoo smoke` trains it in miniature.",
     ]

@@ -135,6 +135,8 @@ class StubLLM:
         elif self.key is not None and handler.headers.get("Authorization") != f"Bearer {self.key}":
             given = handler.headers.get("Authorization")
             status, text = 401, json.dumps({"error": {"message": f"Incorrect API key provided: {given}"}})
+        elif handler.path.endswith("/models"):
+            text = '{"data": []}'
         elif fault.kind == "malformed":
             text = "<html>It works!</html>"
         elif fault.kind == "shape":

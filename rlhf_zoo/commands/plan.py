@@ -115,7 +115,10 @@ def show(made: Plan) -> None:
             continue
         parts = ", ".join(f"{name} {seconds(value)}" for name, value in spent.seconds.items() if value)
         in_all = made.in_all(stage.stage)
-        click.echo(f"Seconds of {stage.stage}: {seconds(spent.total)} {unit} at most{in_all}: {parts}; {spent.said}.")
+        click.echo(
+            f"Seconds of {stage.stage}: about {seconds(spent.total)} {unit} of the longest texts{in_all}: {parts}; "
+            f"{spent.said}."
+        )
     for one in made.assumed:
         click.echo(f"Assumed: {one}.")
 

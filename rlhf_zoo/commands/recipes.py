@@ -47,7 +47,7 @@ def recipes_list(as_json: bool, readme: Path | None) -> None:
     for hardware in HARDWARE:
         some = [row for row in rows if row.hardware == hardware]
         table(hardware[0].upper() + hardware[1:], ["recipe", "stages", "data", "memory", "description"], [
-            [row.name, " ".join(row.stages), "simulated" if row.simulated else "real", row.memory,
+            [row.name, " ".join(row.stages), row.data + (" (simulated)" if row.simulated else ""), row.memory,
              row.description + (f" (package {row.package})" if row.package else "")]
             for row in some
         ])  # fmt: skip

@@ -34,6 +34,7 @@ from .llm_usage import Meter, Stopped, Usage
 from .pairwise import Verdict, check_lengths, merge_orders
 
 _SCHEMA = 1
+_CHAT = "/chat/completions"
 _GRACE = 5.0  # seconds to wait for answers on their way when a run stops: they are paid for
 _LONGEST_WAIT = 300.0  # seconds; a server that asks for more ends the run
 _LARGEST_ANSWER = 2**22  # bytes
@@ -119,6 +120,19 @@ class LLMJudge:
     @property
     def usage(self) -> Usage:
         return self._meter.usage
+
+    def check_endpoint(self) -> None:
+        """Raises ZooError where nothing answers at the endpoint, or the key is not accepted; it is not paid for."""
+        try:
+            status, headers, content = self._exchange()
+        except (OSError, http.client.HTTPException) as error:
+            problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise ZooError(
+                f"The judge {self.name} cannot be asked: {self._host} does not answer ({problem}): check the network "
+                "and the address, or name another judge."
+            ) from error
+        if status == 401:  # not 403, as a key may be for completions alone
+            raise ZooError(f"The judge {self.name} cannot be asked: {self._refusal(status, headers, content)}")
 
     def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[Verdict]:
         """Both orders of each pair; equal texts are a tie that is not asked for.
@@ -312,9 +326,11 @@ class LLMJudge:
             "again when it is up."
         )
 
-    def _exchange(self, body: bytes) -> tuple[int, Message, bytes]:
+    def _exchange(self, body: bytes | None = None) -> tuple[int, Message, bytes]:
+        """The endpoint's status, headers and answer to a request; without one, to the question which models it has."""
         headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "rlhf-zoo"}
-        request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
+        url = f"{self._url.removesuffix(_CHAT)}/models" if body is None else self._url
+        request = urllib.request.Request(url, data=body, headers=headers)
         key = self._key()
         if key and not (key.isascii() and key.isprintable() and " " not in key):
             raise ZooError(f"The key in {self._key_name} holds what no key has (a space or a sign): set it again.")
@@ -391,12 +407,12 @@ def _address(endpoint: str) -> tuple[str, str, bool]:
         raise ZooError(f"The endpoint of an LLM judge must not hold a user or a password: {form}.")
     if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
         raise ZooError(f"{endpoint!r} is no endpoint of an LLM judge: {form}.")
-    path = parts.path.rstrip("/").removesuffix("/chat/completions")
+    path = parts.path.rstrip("/").removesuffix(_CHAT)
     try:
         loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
         loopback = host == "localhost"
-    address = f"{parts.scheme}://{parts.netloc}{path}/chat/completions"
+    address = f"{parts.scheme}://{parts.netloc}{path}{_CHAT}"
     return address, host if port is None else f"{host}:{port}", loopback
 
 

@@ -4,9 +4,10 @@ The package `lm_eval` is imported where a recipe or a flag names tasks, and nowh
 knows, or the path of a task's YAML file. Both policies get the same seed, examples and shots.
 """
 
+import contextlib
 import importlib.metadata
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,11 @@ from ..runs.sources import reading_from
 BATCH = 16
 
 
-def check_tasks(tasks: Sequence[str]) -> None:
-    """Raises ZooError where lm-evaluation-harness is not installed, or knows no such task; loads no task's data."""
+def check_tasks(tasks: Sequence[str], hub: Hub | None = None) -> None:
+    """Raises ZooError where lm-evaluation-harness is not installed, or knows no such task.
+
+    hub: the run's, to look there for the tasks' data, which are cached; None looks at no data.
+    """
     if not tasks:
         return
     check_harness()
@@ -30,6 +34,23 @@ def check_tasks(tasks: Sequence[str]) -> None:
     if unknown is not None:
         near = did_you_mean(unknown, _manager().all_tasks) or ": `lm_eval ls tasks` lists them, or name a YAML file."
         raise ZooError(f"lm-evaluation-harness has no task {unknown!r}{near}")
+    if hub is not None:
+        with _harness(hub, tasks):
+            _manager().load(list(tasks))
+
+
+@contextlib.contextmanager
+def _harness(hub: Hub, tasks: Sequence[str]) -> Iterator[None]:
+    """Inside, tasks' data come from the run's source; what the harness raises becomes a ZooError."""
+    try:
+        with reading_from(hub.source or hub):
+            yield
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        raise ZooError(
+            f"lm-evaluation-harness ended with {type(error).__name__} ({said}) on {', '.join(tasks)}: mend what it says, "
+            "or leave the task out of lm_eval."
+        ) from error
 
 
 @cache
@@ -52,29 +73,22 @@ def on_tasks(
     from lm_eval.models.huggingface import HFLM
 
     found = {}
-    with reading_from(hub.source or hub):
+    with _harness(hub, config.lm_eval):
         for side, policy in policies.items():
-            try:
-                model = HFLM(pretrained=policy, tokenizer=tokenizer, backend="causal", batch_size=BATCH)
-                found[side] = simple_evaluate(
-                    model=model,
-                    tasks=list(config.lm_eval),
-                    num_fewshot=config.lm_eval_fewshot,
-                    limit=config.lm_eval_limit,
-                    apply_chat_template=chat,
-                    log_samples=False,
-                    task_manager=_manager(),
-                    random_seed=seed,
-                    numpy_random_seed=seed,
-                    torch_random_seed=seed,
-                    fewshot_random_seed=seed,
-                )
-            except Exception as error:
-                said = " ".join(str(error).split())[:300]
-                raise ZooError(
-                    f"lm-evaluation-harness ended with {type(error).__name__} ({said}) on {', '.join(config.lm_eval)}: "
-                    "mend what it says, or leave the task out of lm_eval."
-                ) from error
+            model = HFLM(pretrained=policy, tokenizer=tokenizer, backend="causal", batch_size=BATCH)
+            found[side] = simple_evaluate(
+                model=model,
+                tasks=list(config.lm_eval),
+                num_fewshot=config.lm_eval_fewshot,
+                limit=config.lm_eval_limit,
+                apply_chat_template=chat,
+                log_samples=False,
+                task_manager=_manager(),
+                random_seed=seed,
+                numpy_random_seed=seed,
+                torch_random_seed=seed,
+                fewshot_random_seed=seed,
+            )
     first = next(iter(found.values()))
     return {
         "version": importlib.metadata.version(HARNESS),

@@ -290,6 +290,13 @@ def check_names(
             )
 
 
+def check_endpoints(names: Sequence[str], llm: LLMConfig) -> None:
+    """Raises ZooError for a language model whose endpoint does not answer, or takes no request without another key."""
+    for kind, model in map(kind_of, names):
+        if kind == "llm":
+            _llm(model, llm, None).check_endpoint()
+
+
 def open_panel(
     names: Sequence[str],
     *,

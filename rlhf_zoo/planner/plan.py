@@ -143,7 +143,9 @@ def make_plan(
         for stage, own in recipe.stages.items()
     }
     shapes = _Shapes(recipe, shared, keys)
-    assumed: list[str] = []
+    assumed = (
+        [] if device.cpu else ["what is computed here holds on a GPU: it was held against real runs on a CPU alone"]
+    )
     if "ppo" in keys and prompt is None:
         prompt = keys["ppo"].max_prompt_length or recipe.zoo.get("prompt_length")
         if prompt is None:

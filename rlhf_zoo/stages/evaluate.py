@@ -17,7 +17,7 @@ from ..evaluation.judge_check import JudgeCheck
 from ..evaluation.verdict import Standing
 from ..evaluator.harness import check_tasks, on_tasks
 from ..evaluator.head_to_head import HeadToHead, head_to_head
-from ..evaluator.judges import JUDGES_OF_LABELS, check_names, checked, checks_answers, settled_pairs
+from ..evaluator.judges import JUDGES_OF_LABELS, check_endpoints, check_names, checked, checks_answers, settled_pairs
 from ..evaluator.measure import Evaluator, make_evaluator, training_rewards
 from ..evaluator.references import beside_references
 from ..evaluator.trajectory import Trajectory, follow
@@ -39,6 +39,7 @@ from ..runs.data import (
     own_pairs,
     parts,
     stage_source,
+    to_train,
 )
 from ..runs.evaluation import EvaluationConfig
 from ..runs.judge import as_trained, check_same_labels, evaluation_of, judge_run, of_same_labels
@@ -252,7 +253,9 @@ def check_judges(context: RunContext, *, anew: bool = False) -> None:
     seed, hub = context.shared.seed, context.hub
     check_names(config.names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
     own_pairs(context)
-    check_tasks(config.lm_eval)
+    check_tasks(config.lm_eval, context.hub)
+    if "ppo" in to_train(context):
+        check_endpoints(config.names, config.asked_llm)
     if config.lexicon is not None:
         from ..corpora.product_remarks import lexicon
 

@@ -72,7 +72,7 @@ def check_labels(context: RunContext, labels: str | None) -> str:
         config.asked_llm,
         labeled=lambda: labeled_rows(context),
         seed=context.shared.seed,
-        hub=context.hub,
+        hub=None if kind_of(name)[0] == "votes" else context.hub,  # a page makes their repository, on what is to come
         headline=False,
     )
     return name

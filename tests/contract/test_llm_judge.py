@@ -300,6 +300,19 @@ def test_a_wrong_key_names_its_variable_and_is_not_said(stub, monkeypatch):
     assert "secret" not in str(caught.value)
 
 
+def test_an_endpoint_that_could_not_be_asked_is_told_without_a_question(stub, monkeypatch):
+    judge = LLMJudge(stub.url, "m", name="llm:m")
+    judge.check_endpoint()
+    assert [(one.path, one.body) for one in stub.seen] == [("/v1/models", {})]
+    monkeypatch.delenv("OPENAI_API_KEY")
+    with pytest.raises(ZooError, match=r"llm:m cannot be asked: .* answered 401.*OPENAI_API_KEY, which is not set"):
+        judge.check_endpoint()
+    with StubLLM(longer) as closed:
+        judge = LLMJudge(closed.url, "m", name="llm:m")
+    with pytest.raises(ZooError, match=r"llm:m cannot be asked: 127\.0\.0\.1:\d+ does not answer \(.*refused\): check"):
+        judge.check_endpoint()
+
+
 def test_nobody_else_sees_a_request(stub, monkeypatch):
     """No proxy, where the endpoint is on loopback, and none that a redirect names."""
     with StubLLM(longer) as other:

@@ -48,6 +48,11 @@ REAL = importlib.util.find_spec("lm_eval") is not None
 class TaskManager:
     all_tasks = ("letters", "words")
 
+    def load(self, task_list: list[str]) -> None:
+        """Fetches the tasks' data."""
+        if task_list == ["words"]:
+            raise ConnectionError("no such\ndata set")
+
 
 class HFLM:
     def __init__(self, **given: Any) -> None:
@@ -153,13 +158,22 @@ def test_its_figures_stand_in_the_evaluation_and_on_the_card(trained: RunContext
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_what_it_raises_is_a_sentence(trained: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**_: Any) -> None:
-        raise ConnectionError("no such\ndata set")
-
-    monkeypatch.setattr(sys.modules["lm_eval"], "simple_evaluate", fail)
+def test_data_that_cannot_be_had_are_told_before_anything_is_sampled(
+    trained: RunContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(evaluate, "make_evaluator")
     with pytest.raises(ZooError, match=r"ended with ConnectionError \(no such data set\) on words: mend what it says"):
         evaluate.run(asking(trained, lm_eval="words"))
+
+
+@pytest.mark.usefixtures("stand_in")
+def test_what_it_raises_is_a_sentence(trained: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: Any) -> None:
+        raise ValueError("no such\nlabel")
+
+    monkeypatch.setattr(sys.modules["lm_eval"], "simple_evaluate", fail)
+    with pytest.raises(ZooError, match=r"ended with ValueError \(no such label\) on letters: mend what it says"):
+        evaluate.run(asking(trained, lm_eval="letters"))
 
 
 @pytest.mark.skipif(not REAL, reason="lm-eval is not installed here; `make test-full` installs it beside")
@@ -168,6 +182,7 @@ def test_the_real_one_takes_what_we_call_it_with() -> None:
         module, _, attribute = name.partition(":")
         parameters = inspect.signature(getattr(importlib.import_module(module), attribute)).parameters
         assert keywords <= parameters.keys(), name
+    assert [*inspect.signature(harness._manager().load).parameters] == ["task_list"]
 
 
 @pytest.mark.skipif(not REAL, reason="lm-eval is not installed here; `make test-full` installs it beside")

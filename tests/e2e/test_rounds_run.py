@@ -66,7 +66,10 @@ def test_a_second_round_names_the_first(base: Run, tmp_path: Path) -> None:
             "There is no judge 'nosuch': write gold, judge, classifier, KIND:NAME",
         ),
         (["--rounds", "2", "--labels", "reward:local/nobody"], "The judge reward:local/nobody is not on"),
-        (["--rounds", "2", "--labels", "votes:local/nobody"], "The judge votes:local/nobody is not on"),
+        (
+            ["--rounds", "2", "--labels", "votes:nobody"],
+            "'nobody' is no place for votes on a Hub: give NAMESPACE/NAME.",
+        ),
     ],
 )
 def test_a_labeler_that_is_not_there_is_told_before_anything_trains(

@@ -140,6 +140,15 @@ def test_a_function_that_raises_is_found_before_anything_trains(folder: Path) ->
             pipeline.check(replace(context, flags={**context.flags, "ppo": own}))
 
 
+def test_a_language_model_that_does_not_answer_is_told_before_anything_trains(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    flags = {"sft": {"model_name_or_path": str(folder / "base")}, "recipe": {"evaluation.judge": "llm:m"}}
+    with pytest.raises(ZooError, match=r"The judge llm:m cannot be asked: 127\.0\.0\.1:9 does not answer"):
+        pipeline.check(replace(make_context(folder), flags=flags))
+
+
 def test_pairs_whose_sides_are_the_same_are_counted(caplog: pytest.LogCaptureFixture) -> None:
     pairs = datasets.Dataset.from_list([{"chosen": "cd", "rejected": "c" * (2 + row)} for row in range(4)])
     same = pairs.map(lambda row: {"rejected": row["chosen"]})
