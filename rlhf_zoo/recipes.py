@@ -11,6 +11,7 @@ own on top of them, file by file. That one may not extend another.
 import importlib.metadata
 import importlib.util
 import re
+import shlex
 import shutil
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
@@ -43,6 +44,11 @@ class Recipe:
     zoo: Mapping[str, Any] = field(default_factory=dict)
     base: Path | None = None
     package: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def called(self) -> str:
+        """How a command names it: by its name, or by the path that it was found at."""
+        return self.name if self.package or self.folder.parent == shipped() else shlex.quote(str(self.folder))
 
     def sources(self, stage: str) -> list[Path]:
         """The files that a stage's keys come from, the recipe's own last; the stage may be 'recipe'."""

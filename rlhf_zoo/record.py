@@ -183,8 +183,13 @@ class StageRecord:
         other = document.get("fingerprint", mine) != mine and document.get("recipe") == recipe
         return other and document.get("status") != "finished" and self.last_checkpoint() is None
 
-    def check_fingerprint(self, resolved: Mapping[str, Any], *, recipe: str | None = None) -> None:
-        """Raise ZooError if the directory holds a run of another recipe or of other settings; an empty one passes."""
+    def check_fingerprint(
+        self, resolved: Mapping[str, Any], *, recipe: str | None = None, called: str | None = None
+    ) -> None:
+        """Raise ZooError if the directory holds a run of another recipe or of other settings; an empty one passes.
+
+        called: the recipe as a command names it; None is its name.
+        """
         document = self.read()
         if recipe is not None:
             self.check_recipe(recipe)
@@ -195,7 +200,7 @@ class StageRecord:
         if key is None:
             raise ZooError(f"The fingerprint in {self.run_file} does not fit its settings: begin again with --restart.")
         stage = document.get("stage")
-        command = f"rlhf-zoo {stage} {recipe} --output_dir {self.path.parent} --restart"
+        command = f"rlhf-zoo {stage} {called or recipe} --output_dir {self.path.parent} --restart"
         alone = f" (`{command}`, with your other flags, leaves the other stages as they are)"
         raise ZooError(
             f"{self.path} holds a run with {key} = {_at(before, key)}, and this one has {_at(resolved, key)}: "

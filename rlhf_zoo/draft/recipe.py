@@ -33,6 +33,8 @@ ASSUMED_GIB = 24.0
 CACHED = 0.25  # the most of a card that keys and values may take
 RANK = 16
 MOST_PROMPTS, MOST_EPISODES, MOST_RESPONSE, MOST_TOKENS = 200, 20_000, 256, 1024
+#: Prompts whose texts differ, at the least.
+FEWEST_DIFFERENT = 8
 UPDATE, MICRO = 64, 4
 JUDGED = 0.3  # of the pairs, for the judge same-labels
 
@@ -156,8 +158,8 @@ def _readings(wish: Wish) -> dict[str, Reading]:
     found = next((one for name in texts if (one := read_as(look(name), "texts", wish.columns)) is not None), None)
     if found is None:
         raise ZooError(
-            f"{' and '.join(texts)} hold no answers that SFT could learn from: name texts by --texts, with columns "
-            "messages, prompt and completion, or text."
+            f"{' and '.join(_columns_of(look(name)) for name in texts)}, and SFT learns from messages, prompt and "
+            "completion, or text: name such texts by --texts, or the columns by --columns."
         )
     readings = {"sft": found} | ({} if pairs is None else {"reward": pairs})
     name = wish.prompts or wish.preferences
@@ -226,9 +228,16 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
         )
     fit = sum(length <= prompt for length in lengths) / len(lengths)
     usable = max(int(ppo.count * fit), 1)
-    asked = max(2, min(MOST_PROMPTS, usable // 8))
+    # What is held out is held out by its text, so that of one prompt in many rows all are, or none.
+    different = int(usable * len({repr(row["prompt"]) for row in ppo.rows}) / len(ppo.rows))
+    if different < FEWEST_DIFFERENT:
+        raise ZooError(
+            f"{ppo.data.name} has {different} different prompts that fit, and some are held out of training: give "
+            f"--prompts with {FEWEST_DIFFERENT} at the least."
+        )
+    asked = max(2, min(MOST_PROMPTS, different // 8))
     own = ppo.keys["dataset_test_split"] is not None  # of the evaluation: then both shares are to watch training by
-    share = min(0.1 if own else 0.2, max(0.005, math.ceil((750 if own else 1500) * asked / usable) / 1000))
+    share = min(0.1 if own else 0.2, max(0.005, math.ceil((750 if own else 1500) * asked / different) / 1000))
     rollout = max(2, min(UPDATE, 2 ** int(math.log2(max(usable * (1 - 2 * share) / 2, 2)))))
     rows = min(MICRO, rollout)
     episodes = max(rollout, min(MOST_EPISODES, int(usable * (1 - 2 * share))) // rollout * rollout)
@@ -244,7 +253,7 @@ def _sizes(model: ModelFacts, readings: Mapping[str, Reading], conversational: b
     few = "" if asked >= FEWEST else f"; TOO FEW FOR A VERDICT, which takes {FEWEST}: give --prompts with more"
     for_it = f"{asked} prompts for the evaluation"
     if test:
-        said("evaluation.dataset_test_split", test, f"{for_it}, which no stage trains on{few}")
+        said("evaluation.dataset_test_split", test, f"{for_it}{few}")
     watched = "prompts to watch training by" if test else f"{for_it}, as many to watch training by{few}"
     said("held_out_share", share, watched)
     return {

@@ -56,7 +56,8 @@ class Wish:
     def check(self) -> None:
         """Raises ZooError for what no recipe can be made of; it imports nothing, so that this is said at once."""
         if unknown := next((name for name in self.columns if name not in COLUMNS), None):
-            near = did_you_mean(unknown, COLUMNS) or f": it is one of {', '.join(COLUMNS)}."
+            near = ": YAML wants a space behind a colon." if ":" in unknown else did_you_mean(unknown, COLUMNS)
+            near = near or f": it is one of {', '.join(COLUMNS)}."
             raise ZooError(f"--columns names {unknown!r}, which nothing reads{near}")
         if self.judge is not None:
             check_judge_name(self.judge)

@@ -48,8 +48,8 @@ def _harness(hub: Hub, tasks: Sequence[str]) -> Iterator[None]:
     except Exception as error:
         said = " ".join(str(error).split())[:300]
         raise ZooError(
-            f"lm-evaluation-harness ended with {type(error).__name__} ({said}) on {', '.join(tasks)}: mend what it says, "
-            "or leave the task out of lm_eval."
+            f"lm-evaluation-harness ended with {type(error).__name__} ({said}) on {', '.join(tasks)}: mend what it "
+            "says, or leave the task out of lm_eval."
         ) from error
 
 

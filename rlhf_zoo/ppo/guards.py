@@ -6,7 +6,8 @@ Each check takes what it looks at and nothing else, so that it can be shown to f
 import json
 import warnings
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -39,6 +40,21 @@ NEGATIVE_RUN = 5
 
 class GuardWarning(UserWarning):
     """Something that may be wrong with a run, with the number that says so."""
+
+
+class Unscored(ZooError):
+    """Completions got no reward, and nothing has been learned since the update before."""
+
+
+@contextmanager
+def unscored() -> Iterator[None]:
+    """Inside, what is refused is Unscored."""
+    try:
+        yield
+    except NotFinite:
+        raise
+    except ZooError as error:
+        raise Unscored(str(error)) from error.__cause__
 
 
 def warn_of(message: str) -> None:
@@ -274,6 +290,15 @@ def check_rewards(rewards: Tensor, scores: Tensor, kl: Tensor, mask: Tensor, *, 
         f"{float((scores - charged)[row]):.4g}: mend token_rewards, which places a score and pays nothing on top; a "
         "reward function that returns lists pays tokens."
     )
+
+
+def say_if_equal(scores: Tensor, *, of: str) -> None:
+    """Warns where all completions (B,) are paid the same."""
+    if len(scores) > 1 and bool((scores == scores[0]).all()):
+        warn_of(
+            f"All {len(scores)} completions of the {of} score {float(scores[0]):.4g}, so there is nothing in them to "
+            "learn: look at the rewards, or raise temperature or num_generations."
+        )
 
 
 def _rows_not_finite(x: Tensor, mask: Tensor) -> int:

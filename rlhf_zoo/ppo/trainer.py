@@ -46,6 +46,8 @@ from .guards import (
     check_rewards,
     check_start,
     check_values,
+    say_if_equal,
+    unscored,
 )
 from .loss import micro_batch_loss, token_loss
 from .metrics import Progress
@@ -79,7 +81,7 @@ class PPOTrainer(BasePPOTrainer):
         with self.phases.of_update():
             with self.phases("rollout"):
                 rollout = self.rollout(rows, stream=TRAIN_STREAM)
-            with self.phases("reward"):
+            with self.phases("reward"), unscored():
                 scored = self.score(rollout, rows)
             with self.phases("update"):
                 loss = self.learn(model, *self.of_all(rollout, scored, group=self.args.num_generations))
@@ -103,6 +105,7 @@ class PPOTrainer(BasePPOTrainer):
         if not self._begun:
             if rollout.measured:
                 check_start(self.mean(rollout.kl), at_reference=self._from_reference)
+            say_if_equal(scored.total, of="first update")
             self._begun = True
         moments = self.moments(scored.total).tolist()
         self.scores_seen = self.scores_seen.update(moments)

@@ -100,7 +100,7 @@ class FunctionCall:
             row, error = first
         return ZooError(
             f"The reward function {self.name} raised {_described(error)} on row {row}, prompt {batch.prompt(row)}: "
-            "mend it, or let it return None for such a row."
+            "mend it, or let it return None for such a row where another reward applies."
         )
 
     def _arguments(self, batch: Batch) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from ..recipes import Recipe
 from ..record import StageRecord, fingerprint, first_difference, now, read_json, write_complete, write_json
 from ..run_id import run_id
 from ..wholeness import check_whole
+from .layout import HOLDS_OUT
 from .settings import RecipeConfig, StageSettings, recipe_config, stage_settings
 
 log = logging.getLogger(__name__)
@@ -167,17 +168,23 @@ class RunContext:
             shared_flags=self.flags.get("recipe", {}),
             output_dir=self.record(stage).path,
         )
-        if stage != "reward" or "ppo" not in self.recipe.stages:
+        if "ppo" not in self.recipe.stages:
             return settings
-        # A reward model's samples are drawn as PPO will draw them, so these are its settings too.
-        ppo = self.settings("ppo")
-        drawn = {
-            "dataset_config": ppo.data.dataset_config,
-            "response_length": ppo.trainer.response_length,
-            "temperature": ppo.trainer.temperature,
-            **({"truncation": asdict(ppo.trainer.truncation)} if ppo.trainer.truncation else {}),
-        }
-        return replace(settings, resolved={**settings.resolved, "ppo": drawn})
+        ppo, of_ppo, resolved = settings if stage == "ppo" else self.settings("ppo"), {}, dict(settings.resolved)
+        if stage == "reward":  # its samples are drawn as PPO will draw them, so these are its settings too
+            of_ppo = {
+                "dataset_config": ppo.data.dataset_config,
+                "response_length": ppo.trainer.response_length,
+                "temperature": ppo.trainer.temperature,
+                **({"truncation": asdict(ppo.trainer.truncation)} if ppo.trainer.truncation else {}),
+            }
+        if ppo.data.held_out_share is not None:  # from whose prompts no stage learns
+            if stage != "ppo":
+                of_ppo |= {key: getattr(ppo.data, key) for key in HOLDS_OUT}
+            split = settings.recipe.evaluation.dataset_test_split
+            if stage != "sft" and split is not None:  # then all of them are watched by, and pairs simulated on them
+                resolved["evaluation"] = {"dataset_test_split": split}
+        return replace(settings, resolved=resolved | ({"ppo": of_ppo} if of_ppo else {}))
 
     def checkpoint(self, stage: str, *, step: int | None = None) -> ParentCheckpoint:
         """The finished checkpoint of a stage: from this run directory, else from the Hub at its tag `best`.
@@ -237,7 +244,7 @@ class RunContext:
         target, tag = record.checkpoint_path(step), tag_name(step)
         repo = (document.get("repo") or {}).get("id") or self.repo(stage)
         what = f"{target}, which the finished stage {stage} chose, is gone, and cannot be had from {repo}@{tag}"
-        mend = f"restore it, or train it again with `rlhf-zoo {stage} {self.recipe.name} --restart`."
+        mend = f"restore it, or train it again with `rlhf-zoo {stage} {self.recipe.called} --restart`."
         with refusals_as(what, mend):
             folder = self.hub.snapshot(repo, revision=tag)
         recipe = folder / RECIPE_FILE
@@ -265,7 +272,7 @@ class RunContext:
                 raise
             raise ZooError(
                 f"There is no finished {stage} checkpoint in {self.directory} nor under {repo}@{revision} on "
-                f"{self.hub.described}: run `rlhf-zoo {stage} {self.recipe.name}` first."
+                f"{self.hub.described}: run `rlhf-zoo {stage} {self.recipe.called}` first."
             ) from error.__cause__
         # The same run has the same fingerprint, whether its stages lie here or on the Hub.
         settings = found.path / RECIPE_FILE

@@ -9,10 +9,7 @@ from ..rewards.verifiable import Verifiable
 from .context import RunContext
 from .evaluation import EvaluationConfig
 from .names import SAME_LABELS
-from .settings import StageSettings
-
-#: What a stage's resolved settings hold beside its own keys.
-OF_OTHERS = ("recipe", "ppo", "data", "parents")
+from .settings import BESIDE_KEYS, StageSettings
 
 
 def evaluation_of(context: RunContext) -> EvaluationConfig:
@@ -71,14 +68,14 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
     document = context.record(stage).read()
     if document.get("status") != "finished":
         return context
-    keys = {name: value for name, value in document["resolved"].items() if name not in OF_OTHERS}
+    keys = {name: value for name, value in document["resolved"].items() if name not in BESIDE_KEYS}
     if given := context.flags.get(stage):
         asked = context.settings(stage).resolved
         key = first_difference({name: keys.get(name) for name in given}, {name: asked.get(name) for name in given})
         if key is not None:
             raise ZooError(
                 f"{context.record(stage).path} was trained with another {key} than this command says: leave the flag "
-                f"out, or train it again with `rlhf-zoo {stage} {context.recipe.name} --restart`."
+                f"out, or train it again with `rlhf-zoo {stage} {context.recipe.called} --restart`."
             )
     recipe = replace(context.recipe, stages={**context.recipe.stages, stage: keys})
     return replace(context, recipe=recipe, flags={**context.flags, stage: {}})
@@ -95,7 +92,7 @@ def check_same_labels(context: RunContext, *, anew: bool = False) -> None:
     if "reward" not in context.recipe.stages:
         raise ZooError(f"{wanted} the recipe has no stage reward: name another, such as reward:MODEL.")
     settings, record = (context if anew else judge_run(context)).settings("reward"), context.record("reward")
-    document, again = record.read(), f"train it again with `rlhf-zoo reward {context.recipe.name} --restart`."
+    document, again = record.read(), f"train it again with `rlhf-zoo reward {context.recipe.called} --restart`."
     trained = document.get("status") == "finished" and not anew
     if settings.data.judge_share is None:
         more = f", and {again}" if trained else "."

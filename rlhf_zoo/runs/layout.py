@@ -33,6 +33,11 @@ NEEDED = {
     "prompts": "prompt, messages, or chosen and rejected that begin with one",
     "labeled": "text and label",
 }
+#: Keys of PPO's data that decide which prompts are held out of all stages.
+HOLDS_OUT = (
+    "dataset_name", "dataset_revision", "dataset_config", "dataset_train_split", "columns", "keep_above",
+    "held_out_share",
+)  # fmt: skip
 #: How alike a key is to another that is meant.
 CLOSE = 0.8
 #: By which texts of dialogues, as those of Anthropic/hh-rlhf, begin an answer.
@@ -167,10 +172,34 @@ def _need_texts(rows: Dataset, form: Form, *, text: str, of: str) -> None:
         if isinstance(kind, Value) and kind.dtype not in ("string", "large_string", "null"):
             raise ZooError(f"The column {name!r} of {within} holds {kind.dtype}, and texts or conversations are read.")
         # Of all rows, chosen or not: only where one is empty are they looked at.
-        if rows.data.column(name).null_count:
-            empty = next((place for place, value in enumerate(rows[name]) if value is None), None)
+        if _lacks_text(rows.data.column(name)):
+            empty = next((place for place, value in enumerate(rows[name]) if not _is_spoken(value)), None)
             if empty is not None:
                 raise ZooError(f"Row {empty} of {within} has nothing in the column {name!r}: mend it, or take it out.")
+
+
+def _lacks_text(column: Any) -> bool:
+    """Whether some row of a column of Arrow may be nothing: no text, no turns, or a turn without content."""
+    import pyarrow as pa
+    from pyarrow import compute
+
+    if column.null_count or not (pa.types.is_list(column.type) or pa.types.is_large_list(column.type)):
+        return bool(column.null_count)
+    turns = compute.list_flatten(column)
+    if compute.min(compute.list_value_length(column)).as_py() == 0 or turns.null_count:
+        return True
+    named = pa.types.is_struct(turns.type) and turns.type.get_field_index("content") >= 0
+    return named and bool(compute.struct_field(turns, "content").null_count)
+
+
+def _is_spoken(value: Any) -> bool:
+    """Whether a text, or a conversation whose turns all say something; one that calls tools need not."""
+    if not isinstance(value, list):
+        return value is not None
+    return bool(value) and all(
+        turn is not None and (not isinstance(turn, dict) or turn.get("content") is not None or turn.get("tool_calls"))
+        for turn in value
+    )
 
 
 def _mapped(rows: Dataset, function: Callable[[dict], dict], *, drop: Sequence[str] = ()) -> Dataset:

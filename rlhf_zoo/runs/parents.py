@@ -95,7 +95,7 @@ def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
     """
     member = _of(context, name)
     record = member.record("reward")
-    train = f"`rlhf-zoo ensemble {context.recipe.name} --seeds N` trains reward models of N seeds"
+    train = f"`rlhf-zoo ensemble {context.recipe.called} --seeds N` trains reward models of N seeds"
     if not is_trained(context, name):
         raise ZooError(f"reward_model_path names {name}, and {record.path} holds no finished reward model: {train}.")
     now = context.record("sft").read().get("fingerprint")

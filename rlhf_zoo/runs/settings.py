@@ -148,6 +148,10 @@ def _dataclasses(stage: str) -> tuple[Any, ...]:
     return known.load("arguments"), known.load("trainer"), ModelConfig, ReleaseArguments
 
 
+#: What a run's resolved settings hold beside the keys of its stage.
+BESIDE_KEYS = ("recipe", "ppo", "evaluation", "data", "parents")
+
+
 def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
     """Every key that a stage takes: name -> (type, default, help)."""
     left_out = refused_keys(stage).union(RUN_KEYS)

@@ -109,14 +109,18 @@ class DataSource:
 
 
 def wrong_in(path: Path) -> str | None:
-    """Of a local file of JSON lines, or of those of a folder, the first that is empty, or the line that is no JSON."""
+    """Of a local file, or of those of a folder, the first that is empty or not of JSON lines, or which line is not."""
     for file in [path] if path.is_file() else sorted(path.rglob("*.jsonl")):
         if not file.stat().st_size:
             return f"{file.name} is empty: give it rows"
-        with file.open(encoding="utf-8", errors="replace") as lines:
+        if file.suffix not in (".jsonl", ".json"):
+            return f"{file.name} is read as JSON lines, and its name says otherwise; write it as a .jsonl"
+        with file.open("rb") as lines:
             for number, line in enumerate(lines if file.suffix == ".jsonl" else (), start=1):
                 try:
-                    json.loads(line.strip() or "null")  # the loader passes over empty lines
+                    json.loads(line.decode("utf-8-sig").strip() or "null")  # the loader passes over empty lines
+                except UnicodeDecodeError:
+                    return f"line {number} of {file.name} is not UTF-8; write the file in that"
                 except json.JSONDecodeError as error:
                     where = f"line {number} of {file.name} is not JSON ({error.msg}, column {error.colno})"
                     return f"{where}; mend that line"

@@ -22,7 +22,7 @@ from ..release.sender import claim_repository
 from ..run_lock import sole_writer
 from ..runs.beginning import check_prompt_lengths, start_of
 from ..runs.context import Publisher, RunContext
-from ..runs.data import data_source, evaluation_rows, stage_rows, stage_source, to_train
+from ..runs.data import data_source, evaluation_rows, stage_source, to_train
 from ..runs.forms import check_forms
 from ..runs.loading import check_installed
 from ..runs.parents import check_members
@@ -30,7 +30,7 @@ from ..stage import STAGES
 from . import evaluate, ppo
 from .evaluate import check_judges, check_prompts, same_weights, trained_on
 from .merged import whole_model
-from .reward import open_pairs
+from .reward import check_pairs
 from .summary import write_summary
 from .train import quiet
 
@@ -64,7 +64,7 @@ def _foresee(context: RunContext) -> None:
         check_prompts(context, stage_source(context, "ppo"))
         check_judges(context)
     except ZooError as error:
-        log.warning("`rlhf-zoo eval %s` will not work as it is: %s", context.recipe.name, error)
+        log.warning("`rlhf-zoo eval %s` will not work as it is: %s", context.recipe.called, error)
 
 
 def check(context: RunContext) -> None:
@@ -83,8 +83,7 @@ def check(context: RunContext) -> None:
     if any(context.settings(stage).data.dataset_name is None for stage in context.recipe.stages):
         data_source(context, again=context.restart and context.base is None)
     if "reward" in asked and context.settings("reward").data.simulated_pairs is None:
-        owner, source = open_pairs(context)
-        stage_rows(owner, "reward", source, owner.settings("reward").data.dataset_train_split)
+        check_pairs(context)
     if "ppo" in context.recipe.stages:
         settings, source = context.settings("ppo"), stage_source(context, "ppo")
         functions = ppo.reward_functions(settings)
@@ -163,7 +162,7 @@ def _check_begun(context: RunContext, stage: str) -> None:
         kept = {name: before[name] for name in ("data", "parents") if name in before}
         resolved, recipe = {**settings.resolved, **kept}, context.recipe.name
         if not record.came_to_nothing(resolved, recipe):
-            record.check_fingerprint(resolved, recipe=recipe)
+            record.check_fingerprint(resolved, recipe=recipe, called=context.recipe.called)
     again = context.restart and record.path.parent == context.directory
     if record.read().get("status") == "finished" and not again:
         context.restore_chosen(stage)

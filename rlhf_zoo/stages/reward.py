@@ -164,6 +164,14 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
     return on_pairs(context, pairs), pairs.source(context.hub)
 
 
+def check_pairs(context: RunContext) -> None:
+    """Looks at every pair. Raises ZooError for one without a side, and where both sides of all are the same."""
+    owner, source = open_pairs(context)
+    pairs = stage_rows(owner, "reward", source, owner.settings("reward").data.dataset_train_split)
+    if all(one == other for one, other in zip(pairs["chosen"], pairs["rejected"], strict=True)):
+        raise _all_equal(source.location)
+
+
 def training_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, dict[str, int]]:
     """The pairs to train on, those kept for the judge `same-labels` or the others; and what `learned_rows` left out."""
     data = context.settings("reward").data
@@ -203,9 +211,13 @@ def _look_for_equal(pairs: Dataset, *, of: str) -> None:
     """Says of how many pairs both sides are the same. Raises ZooError where all are."""
     equal = sum(one == other for one, other in zip(pairs["chosen"], pairs["rejected"], strict=True))
     if equal == len(pairs):
-        raise ZooError(f"Both sides of all pairs of {of} are the same, so that nothing is preferred: give others.")
+        raise _all_equal(of)
     if equal:
         log.warning("Of %d of %d pairs of %s both sides are the same: they teach nothing.", equal, len(pairs), of)
+
+
+def _all_equal(of: str) -> ZooError:
+    return ZooError(f"Both sides of all pairs of {of} are the same, so that nothing is preferred: give others.")
 
 
 def _longer(pairs: Dataset, most: int | None) -> int:

@@ -11,14 +11,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from accelerate.state import AcceleratorState
+
 from .. import processes
 from ..errors import ZooError
 from ..finite import NotFinite
 from ..hub.publish import MERGED, unpublished
 from ..hub.refusals import is_disk_full
 from ..model_code import code_run
-from ..ppo.guards import check_step_size
-from ..record import StageRecord, checkpoint_step, now
+from ..ppo.guards import Unscored, check_step_size
+from ..record import COMPLETE, StageRecord, checkpoint_step, now
 from ..release.adapters import check_bases
 from ..release.sender import claim_repository, kept_lineage
 from ..runs.choice import choose, promising, prune, thin
@@ -26,7 +28,7 @@ from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.loading import check_installed
 from ..runs.settings import StageSettings
 from ..stage import STAGES
-from .callbacks import NoRoom, StageCallback
+from .callbacks import NoRoom, StageCallback, check_room
 from .interrupt import Interruptible, Stopped
 from .merged import save_merged
 from .reporting import one_run
@@ -115,6 +117,7 @@ def train_stage(
         if processes.first() and parent.get("repo") and not parent.get("path"):
             log.info("The stage %s takes %s from %s at %s.", stage, role, parent["repo"], parent["commit"])
     with Interruptible(f"the {stage} stage") as stop:
+        AcceleratorState._reset_state()  # which keeps the precision of a stage before, as TrainingArguments resets it
         trainer = build()
         code = code_lineage(context)
         # Only now: settings that build refuses must not claim the directory, nor cost what lies there.
@@ -149,7 +152,7 @@ def train_stage(
             one_run(trainer.args, known_as, project=context.recipe.name),
         ):
             if plan.resume is None or not _at_its_end(trainer, plan.resume):
-                trainer.train(resume_from_checkpoint=str(plan.resume) if plan.resume else None)
+                _train(trainer, plan.resume, record)
         seconds = before.get("seconds", 0.0) + time.monotonic() - started
         if trainer.state.global_step < trainer.state.max_steps:
             stopped = not stop.requested and trainer.state.global_step == context.stop_after
@@ -204,7 +207,7 @@ def _plan(
     recipe = context.recipe.name
     again = record.run_file.exists() and (context.restart or record.came_to_nothing(resolved, recipe))
     if not again:
-        record.check_fingerprint(resolved, recipe=recipe)
+        record.check_fingerprint(resolved, recipe=recipe, called=context.recipe.called)
     before = {} if again else record.read()
     if before.get("status") == "finished":
         if publisher is not None:
@@ -241,6 +244,22 @@ def _last_whole(record: StageRecord) -> Path | None:
 def _publication(context: RunContext) -> dict[str, Any]:
     """Where the run is to be published, for `push --resume`."""
     return {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
+
+
+def _train(trainer: Any, resume: Path | None, record: StageRecord) -> None:
+    """Trains; where a reward cannot be had, saves the updates that were made, as Ctrl-C does."""
+    try:
+        trainer.train(resume_from_checkpoint=str(resume) if resume else None)
+    except Unscored as error:
+        step = trainer.state.global_step
+        # Of several processes the others wait for rewards, and cannot save.
+        if processes.count() > 1 or step == 0 or (record.checkpoint_path(step) / COMPLETE).is_file():
+            raise
+        check_room(record)
+        trainer._save_checkpoint(trainer.model, None)
+        trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+        record.write(status="interrupted")
+        raise Unscored(f"{error} Step {step} is saved, and the same command goes on from it.") from error.__cause__
 
 
 def _at_its_end(trainer: Any, checkpoint: Path) -> bool:

@@ -222,7 +222,7 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
         if record.read().get("status") != "finished":
             raise ZooError(
                 f"The stage {stage} is not finished in {context.directory}, and a baseline is compared with a finished "
-                f"run: `rlhf-zoo run {recipe.name} --output_dir {context.directory}` first."
+                f"run: `rlhf-zoo run {recipe.called} --output_dir {context.directory}` first."
             )
     _check_settings(context)
     source = stage_source(context, "ppo")

@@ -38,6 +38,7 @@ from ..ppo.guards import (
     check_tokens,
     check_values,
     embedding_rows,
+    say_if_equal,
     warn_of,
 )
 from ..ppo.rollout import Advantages, Rollout
@@ -65,6 +66,7 @@ from ..stages.ppo import (
     try_functions,
     within_length,
 )
+from ..stages.reward import check_pairs
 from ..stages.train import quiet
 
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
@@ -191,6 +193,8 @@ def _columns(context: RunContext) -> tuple[None, str]:
     unseen = check_forms(context.shared, stages, context.hub)
     if unseen:
         raise NotYet(f"{', '.join(unseen)} cannot be looked at ({next(iter(unseen.values()))})")
+    if "reward" in stages and stages["reward"].data.simulated_pairs is None:
+        check_pairs(context)
     but = "" if context.shared.corpus is None else ", but for what the corpus is to prepare"
     return None, f"{' and '.join(stages) or 'none'} still to train: every split is there, with its columns{but}"
 
@@ -478,13 +482,8 @@ def _ratio(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[None
 def _rewards(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[Scored, str]:
     rows, rollout = trial
     scored = trainer.score(rollout, rows)
-    low, high = float(scored.total.min()), float(scored.total.max())
-    if len(rows) > 1 and low == high:
-        warn_of(
-            f"All {len(rows)} completions of the trial rollout score {low:.4g}, so there is nothing in them to learn: "
-            "look at the rewards, or raise temperature or num_generations."
-        )
-    return scored, f"{len(rows)} finite scores from {low:.3g} to {high:.3g}"
+    say_if_equal(scored.total, of="trial rollout")
+    return scored, f"{len(rows)} finite scores from {scored.total.min():.3g} to {scored.total.max():.3g}"
 
 
 def _sum(trainer: PPOTrainer, trial: tuple[list[dict], Rollout], scored: Scored) -> tuple[None, str]:

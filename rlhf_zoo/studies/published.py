@@ -22,7 +22,9 @@ from ..recipes import Recipe, is_repository_name
 from ..record import StageRecord, read_json
 from ..release.card import CARD_FILE
 from ..runs.data import CORPORA
+from ..runs.layout import HOLDS_OUT
 from ..runs.parents import reward_roles
+from ..runs.settings import BESIDE_KEYS
 from ..stage import PARENT_TITLES, STAGES
 
 PREFERENCES = "rlhf_zoo.preferences"
@@ -37,10 +39,8 @@ REFUSED = (
     "accelerator_config", "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "model_init_kwargs",
     "parallelism_config",
 )  # fmt: skip
-# Beside the stage's own keys.
-_NOTES = ("recipe", "data", "parents", "ppo")
-# How a reward model's samples were sampled, under `ppo`.
-_SAMPLING = ("dataset_config", "response_length", "temperature")
+# Under `ppo`: how a reward model's samples were sampled, and which prompts PPO held out of earlier stages.
+_OF_PPO = ("response_length", "temperature", *HOLDS_OUT)
 _MODELS = ("model_name_or_path", "reward_model_path", "value_model_name_or_path")
 _OWN = ("rlhf_zoo.corpora", "rlhf_zoo.rewards")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -139,7 +139,7 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
     objects that this package, an entry point or `allowed` does not vouch for. Raises ZooError for these and for a
     parent that was never published.
     """
-    own = {key: value for key, value in published.resolved.items() if key not in (*_NOTES, *NOT_OBEYED)}
+    own = {key: value for key, value in published.resolved.items() if key not in (*BESIDE_KEYS, *NOT_OBEYED)}
     if refused := [key for key in REFUSED if own.get(key)]:
         raise ZooError(
             f"{published.where} says {refused[0]}, which may read files or load code, and no download may say that: "
@@ -149,7 +149,7 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
     if isinstance(architecture, Mapping) and (fields := [key for key in architecture if _CODE.search(str(key))]):
         raise ZooError(f"{published.where} sets architecture.{fields[0]}, by which code is fetched: it is not run.")
     _check_names(published, allowed)
-    stages: dict[str, Mapping[str, Any]] = {published.stage: {**own, "report_to": []}}
+    stages: dict[str, dict[str, Any]] = {published.stage: {**own, "report_to": []}}
     pinned: dict[str, str] = {}
     if published.stage == "reward":
         if published.card.get("round") is not None:
@@ -159,8 +159,6 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
             )
         pinned["sft"] = _pinned(published, "sft")
         stages["sft"] = {}
-        if isinstance(sampled := published.resolved.get("ppo"), Mapping):
-            stages["ppo"] = {key: sampled[key] for key in _SAMPLING if key in sampled}
     elif published.stage == "ppo":
         models = {"sft": own.get("model_name_or_path") or "sft", **reward_roles(own.get("reward_model_path", "reward"))}
         found = {role: _pinned(published, role) for role in models}
@@ -172,9 +170,17 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
             stages["ppo"] = {**stages["ppo"], "model_name_or_path": begun["sft"]}
         if paid and paid != ["reward"]:
             stages["ppo"] = {**stages["ppo"], "reward_model_path": paid if len(paid) > 1 else paid[0]}
+    if published.stage != "ppo" and isinstance(of_ppo := published.resolved.get("ppo"), Mapping):
+        stages["ppo"] = {key: of_ppo[key] for key in _OF_PPO if key in of_ppo}
+        if of_ppo.get("held_out_share") is not None:  # beside which no split is taken
+            stages["ppo"] |= {"dataset_test_split": None}
+        if (data := of_ppo.get("dataset_name")) is not None:
+            _check_repository(published, "dataset_name of the stage ppo", str(data))
     stages = {stage: stages[stage] for stage in STAGES if stage in stages}
     shared = {key: value for key, value in published.shared.items() if key not in ("description", "evaluation")}
     shared["description"] = f"{published.name}, made again."
+    if isinstance(asked := published.resolved.get("evaluation"), Mapping) and "dataset_test_split" in asked:
+        shared["evaluation"] = {"dataset_test_split": asked["dataset_test_split"]}
     return _ReadFrom(published.card["recipe"], Path(published.where), shared, stages), pinned
 
 

@@ -64,6 +64,7 @@ def reproduce(
         command=command,
         pinned=pinned,
         stop_after=published.step,
+        checked=True,  # nothing is evaluated
     )
     if context.directory.exists() and not context.directory.is_dir():
         raise ZooError(f"{context.directory} is a file, so no run can be kept in it: give another --output_dir.")

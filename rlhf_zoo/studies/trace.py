@@ -373,7 +373,8 @@ def _critic(
         return build_critic(None if subject.value is None else subject.value.path, rewards, policy, args)
     if (critic := load_critic(subject.policy.path, policy)) is None:
         raise ZooError(
-            f"{subject.policy.name} holds no {CRITIC_DIR}/, so it has no values to trace: give a checkpoint of PPO."
+            f"{subject.policy.name} holds no {CRITIC_DIR}/, so it has no values to trace: give a checkpoint of PPO, or "
+            "its run directory where push_critic was false."
         )
     return critic
 

@@ -261,7 +261,10 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
         (["--prompts", "trl-lib/tldr"], "Nothing says what is better: give --preferences, or --reward with --prompts."),
         (["--reward", "numeric_match"], "There are no prompts to answer: give --prompts"),
         (["--prompts", "trl-lib/tldr", "--reward", "numeric_mach"], "no model's name, did you mean 'numeric_match'?"),
-        (["--prompts", "asked", "--reward", "length"], "asked hold no answers that SFT could learn from: name texts"),
+        (
+            ["--prompts", "asked", "--reward", "length"],
+            ", and SFT learns from messages, prompt and completion, or text: name",
+        ),
         (["--preferences", "trl-lib/tldr", "--judge", "clasifier"], "clasifier"),
         (
             ["--preferences", "trl-lib/ultrafeedback_binarized", "--columns", "{chosen: chsen}"],
@@ -272,7 +275,13 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
         (["--preferences", "broken"], "broken cannot be loaded: line 2 of train.jsonl is not JSON ("),
         (["--preferences", "mixed"], "mixed holds texts in some rows and conversations in others"),
         (["--preferences", "nowhere"], "The data set nowhere is no folder, no file, and cannot be found"),
-        (["--preferences", "notes.txt"], "notes.txt cannot be loaded: "),
+        (["--preferences", "notes.txt"], "notes.txt is read as JSON lines, and its name says otherwise"),
+        (["--preferences", "latin.jsonl"], "line 2 of latin.jsonl is not UTF-8; write the file in that."),
+        (["--prompts", "same", "--reward", "length"], "same has 1 different prompts that fit, and some are held out"),
+        (
+            ["--preferences", "trl-lib/ultrafeedback_binarized", "--columns", "{chosen:better}"],
+            "--columns names 'chosen:better', which nothing reads: YAML wants a space behind a colon.",
+        ),
     ],
 )
 def test_what_no_recipe_can_be_made_of_is_said_and_nothing_written(words: list[str], said: str) -> None:
@@ -283,6 +292,8 @@ def test_what_no_recipe_can_be_made_of_is_said_and_nothing_written(words: list[s
     for name, lines in (("empty", ""), ("broken", '{"prompt": "a"}\n{"prompt": \n')):
         Path(name).mkdir()
         Path(name, "train.jsonl").write_text(lines)
+    Path("latin.jsonl").write_bytes(b'{"chosen": "a", "rejected": "b"}\n{"chosen": "caf\xe9", "rejected": "b"}\n')
+    schemas.write_data(Path("same"), [{"prompt": "what is it", "completion": f"{row}"} for row in range(24)])
     Path("notes.txt").write_text("Chosen and rejected.\n")
     turns = [{"role": "user", "content": "what"}]
     schemas.write_data(Path("mixed"), [*pairs[:3], {**pairs[3], "prompt": turns}, *pairs[4:]])

@@ -164,7 +164,7 @@ def test_ppo_alone_says_what_its_evaluation_would_stumble_over(
     toy_run.save_start(tmp_path)
     context = replace(toy_run.make_context(tmp_path), flags={"recipe": {"evaluation.prompts": 10_000}})
     assert run_stage(context, "ppo")
-    assert "`rlhf-zoo eval toy` will not work as it is: The test split has " in caplog.text
+    assert f"`rlhf-zoo eval {tmp_path}/toy` will not work as it is: The test split has " in caplog.text
 
 
 def test_bf16_where_the_machine_has_it(tmp_path: Path) -> None:

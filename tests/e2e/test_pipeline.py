@@ -227,7 +227,7 @@ def test_running_it_again_changes_nothing_and_other_settings_are_refused(base):
     assert done.returncode == 2
     (said,) = errors(done.stderr)
     assert said.startswith("Error: run/ppo holds a run with kl_coef = ") and "and this one has 0.2" in said
-    assert "`rlhf-zoo ppo tiny-world --output_dir run --restart`, with your other flags, leaves" in said
+    assert "`rlhf-zoo ppo recipes/tiny-world --output_dir run --restart`, with your other flags, leaves" in said
     # How it is evaluated later does not touch what was trained.
     done = base.zoo(*base.command("ppo", "--evaluation.lexicon", "none"))
     assert done.returncode == 0 and "ppo was finished before in run" in done.stdout

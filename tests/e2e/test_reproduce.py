@@ -25,7 +25,9 @@ SHARED = {
         "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 128, "tie_word_embeddings": True,
         "initializer_range": 0.05,
     },
-    "evaluation": {"prompts": 4, "samples": 1, "judge": "rlhf_zoo.corpora.tiny_world:judge"},
+    "evaluation": {
+        "prompts": 4, "samples": 1, "judge": "rlhf_zoo.corpora.tiny_world:judge", "dataset_test_split": "test",
+    },
 }  # fmt: skip
 TRAINED = {"bf16": False, "gradient_checkpointing": False, "max_length": 128, "save_strategy": "steps"}
 STAGES = {
@@ -41,7 +43,7 @@ STAGES = {
     "ppo": {
         "learning_rate": 1e-3, "per_device_train_batch_size": 8, "total_episodes": 48, "num_mini_batches": 2,
         "response_length": 40, "missing_eos_penalty": 1.0, "save_steps": 2, "eval_strategy": "steps", "eval_steps": 4,
-        "per_device_eval_batch_size": 32,
+        "per_device_eval_batch_size": 32, "held_out_share": 0.2, "dataset_test_split": None,
         "reward_funcs": ["rlhf_zoo.corpora.tiny_world:gold"], "reward_weights": [1, 0],
     },
 }  # fmt: skip

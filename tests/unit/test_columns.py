@@ -47,6 +47,10 @@ def test_mistakes_are_named(text: str, said: str) -> None:
          "Row 1 of it has nothing in the column 'rejected': mend it, or take it out."),
         ("texts", [{"prompt": "a", "completion": None}, {"prompt": "a", "completion": "b"}], "Row 0 of it has nothing"),
         ("texts", [{"messages": [{"role": "user", "content": "a"}]}, {"messages": None}], "Row 1 of it has nothing"),
+        ("texts", [{"messages": [{"role": "user", "content": "a"}]}, {"messages": []}], "Row 1 of it has nothing"),
+        ("texts", [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]}],
+         "Row 0 of it has nothing in the column 'messages'"),
+        ("pairs", [{"chosen": [{"role": "user", "content": "a"}], "rejected": []}], "Row 0 of it has nothing"),
         ("prompts", [{"prompt": 5}], "The column 'prompt' of it holds int64, and texts or conversations are read."),
         ("pairs", [{"chosen": None, "rejected": None}], "Row 0 of it has nothing in the column 'chosen'"),
     ],
@@ -54,6 +58,16 @@ def test_mistakes_are_named(text: str, said: str) -> None:
 def test_what_is_no_text_is_named_with_its_row(form: Any, rows: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(ZooError, match=re.escape(said)):
         in_form(datasets.Dataset.from_list(rows), form, columns={}, turns=False, text="text", of="It")
+
+
+def test_a_turn_that_calls_a_tool_need_not_say_anything() -> None:
+    call = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
+    turns = [
+        {"role": "user", "content": "a", "tool_calls": None},
+        {"role": "assistant", "content": None, "tool_calls": call},
+    ]
+    rows = datasets.Dataset.from_list([{"messages": turns}])
+    assert len(in_form(rows, "texts", columns={}, turns=False, text="text", of="It")) == 1
 
 
 def test_an_empty_row_that_is_not_chosen_counts_for_nothing() -> None:

@@ -1,18 +1,22 @@
 """What the ppo and eval stages hand on: every column of the prompts to reward functions, and the texts of ptx_coef."""
 
 import json
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import datasets
 import pytest
+from accelerate import Accelerator
 from toy_run import make_context, make_recipe, save_start
 from trainer_fixture import LETTERS, make_policy, make_reward_model, make_tokenizer
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluator.judges import Panel
 from rlhf_zoo.evaluator.measure import Evaluator, measure
+from rlhf_zoo.ppo.guards import GuardWarning
 from rlhf_zoo.rewards import Rewards
 from rlhf_zoo.stages import evaluate, pipeline, ppo
 
@@ -116,6 +120,51 @@ def test_what_ended_before_its_first_checkpoint_stands_in_nobodys_way(folder: Pa
     for look in (ppo.run, lambda context: pipeline._check_begun(context, "ppo")):
         with pytest.raises(ZooError, match=r"holds a run with .*learning_rate = 0.001, and this one has 0.003: choose"):
             look(make_context(folder))
+
+
+DOWN: list[int] = []
+
+
+def service(completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[float]:
+    """Does not answer for the third update, where DOWN says so."""
+    DOWN[0] += len(completions)
+    if DOWN[0] == 3 * len(completions):
+        raise ConnectionError("the service is down")
+    return [float(one.startswith(wanted)) for one, wanted in zip(completions, answer, strict=True)]
+
+
+def test_updates_before_a_reward_that_cannot_be_had_are_kept(folder: Path) -> None:
+    keys = {"reward_funcs": "test_ppo_stage:service", "reward_weights": "1,1", "max_steps": "4", "save_steps": "4"}
+    whole, parts = (replace(make_context(folder, **keys), directory=folder / name) for name in ("whole", "parts"))
+    for context in (whole, parts):
+        shutil.copytree(folder / "run", context.directory)
+    DOWN[:] = [100]
+    assert ppo.run(whole)
+    DOWN[:] = [0]
+    said = r"service raised ConnectionError: the service is down .* Step 2 is saved, and the same command goes on from"
+    with pytest.raises(ZooError, match=said):
+        ppo.run(parts)
+    record = parts.record("ppo")
+    assert [path.name for path in record.checkpoints()] == ["checkpoint-2"] and record.read()["status"] == "interrupted"
+    assert ppo.run(parts)
+    ends = [context.record("ppo").checkpoint_path(4) / "model.safetensors" for context in (whole, parts)]
+    assert ends[0].read_bytes() == ends[1].read_bytes()
+
+
+def test_a_reward_that_is_the_same_for_all_is_said(folder: Path) -> None:
+    with pytest.warns(GuardWarning, match=r"All 4 completions of the first update score 1, so .*: look at the rewards"):
+        assert ppo.run(make_context(folder, reward_model_path="none", reward_funcs="test_ppo_stage:alike"))
+
+
+def alike(completions: Sequence[str], **_: Any) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def test_a_stage_may_have_another_precision_than_the_one_before(folder: Path) -> None:
+    context = make_context(folder, bf16="true")
+    assert context.settings("ppo").trainer.bf16
+    Accelerator(cpu=True, mixed_precision="no")
+    assert ppo.run(context)
 
 
 def test_columns_keep_step_with_the_batches_of_an_evaluation() -> None:
