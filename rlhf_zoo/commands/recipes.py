@@ -115,6 +115,7 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
     from ..runs.forms import check_forms, check_labeled, check_own_pairs
     from ..runs.judge import with_judge
     from ..runs.loading import check_installed
+    from ..runs.parents import check_parents
     from ..runs.settings import recipe_config, stage_settings
 
     quiet_hub()
@@ -128,6 +129,8 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]]) -> None:
             from ..stages.ppo import reward_functions
 
             reward_functions(settings)
+    if "ppo" in checked:
+        check_parents(found, checked["ppo"])
     silence = CLIENT.silence()
     hub = CLIENT if silence is None else replace(CLIENT, offline=True)  # asked once, not for each name
     unseen = {f"the columns of {name}": why for name, why in check_forms(shared, checked, hub).items()}

@@ -7,8 +7,9 @@ from typing import Any
 
 from ..errors import ZooError
 from ..hub.refs import NOT_LOADED, came_from, resolve
+from ..recipes import Recipe
 from ..record import StageRecord
-from ..stage import REWARD_ROLES
+from ..stage import REWARD_ROLES, STAGES
 from .context import ParentCheckpoint, RunContext
 from .data import to_train
 from .settings import StageSettings
@@ -43,6 +44,17 @@ def parent_names(settings: StageSettings) -> dict[str, str]:
     if settings.data.value_model_name_or_path is not None:
         names["value"] = settings.data.value_model_name_or_path
     return names
+
+
+def check_parents(recipe: Recipe, ppo: StageSettings) -> None:
+    """Raises ZooError where PPO starts from a stage that the recipe has not."""
+    for role, name in parent_names(ppo).items():
+        if name in STAGES and name not in recipe.stages:
+            key = "model_name_or_path" if role == "sft" else "reward_model_path"
+            raise ZooError(
+                f"The stage ppo takes the model of the stage {name}, and the recipe {recipe.name} has no {name}.yaml: "
+                f"add it, or say in ppo.yaml by {key} which model to take."
+            )
 
 
 def reward_names(path: Any) -> list[str]:

@@ -25,7 +25,7 @@ from ..runs.context import Publisher, RunContext
 from ..runs.data import data_source, evaluation_rows, stage_source, to_train
 from ..runs.forms import check_forms
 from ..runs.loading import check_installed
-from ..runs.parents import check_members
+from ..runs.parents import check_members, check_parents
 from ..stage import STAGES
 from . import evaluate, ppo
 from .evaluate import check_judges, check_prompts, same_weights, trained_on
@@ -78,6 +78,8 @@ def check(context: RunContext) -> None:
     if context.round is not None:  # its pairs are the run's own
         asked.pop("reward", None)
     check_forms(context.shared, asked, context.hub)
+    if "ppo" in asked:
+        check_parents(context.recipe, asked["ppo"])
     models = start_of(context)
     check_members(context)
     if any(context.settings(stage).data.dataset_name is None for stage in context.recipe.stages):

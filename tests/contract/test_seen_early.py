@@ -151,6 +151,19 @@ def test_what_training_would_stumble_over_is_said_before(
         zoo("recipes", "validate", "mine", *flags.split())
 
 
+@pytest.mark.parametrize(("stage", "key"), [("sft", "model_name_or_path"), ("reward", "reward_model_path")])
+def test_a_stage_that_ppo_starts_from_and_the_recipe_has_not(
+    zoo: Callable[..., None], mine: Path, stage: str, key: str
+) -> None:
+    Path("mine", f"{stage}.yaml").unlink()
+    said = (
+        f"takes the model of the stage {stage}, and the recipe mine has no {stage}.yaml: add it, or say in .* by {key}"
+    )
+    for words in (["recipes", "validate", "mine"], ["run", "mine", "--hub", "local"]):
+        with pytest.raises(ZooError, match=said):
+            zoo(*words)
+
+
 def test_what_suits_the_recipe_is_valid(zoo: Callable[..., None], mine: Path) -> None:
     two_labels(Path("two"), mine)
     zoo("recipes", "validate", "mine", "--ppo.reward_model_path", "two", "--ppo.reward_label", "good")
