@@ -181,7 +181,8 @@ class StageRecord:
         """Whether other settings of the recipe ended before their first checkpoint: to begin again costs nothing."""
         document, mine = self.read(), fingerprint(resolved)
         other = document.get("fingerprint", mine) != mine and document.get("recipe") == recipe
-        return other and document.get("status") != "finished" and self.last_checkpoint() is None
+        kept = self.last_checkpoint() is not None or any(self.path.glob(f"{DAMAGED}checkpoint-*"))
+        return other and document.get("status") != "finished" and not kept
 
     def check_fingerprint(
         self, resolved: Mapping[str, Any], *, recipe: str | None = None, called: str | None = None

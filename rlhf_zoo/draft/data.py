@@ -1,5 +1,6 @@
 """What the rows of a data set look like, and by which keys each stage reads them."""
 
+import glob
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -93,7 +94,7 @@ def look_at_data(name: str) -> Source:
             commit = str(HfApi().dataset_info(repo, revision=revision or None).sha)
     try:
         if Path(name).is_file():
-            parts = [_part(None, path="json", data_files={"train": name})]
+            parts = [_part(None, path="json", data_files={"train": glob.escape(name)})]
         else:
             names = datasets.get_dataset_config_names(repo, revision=commit)
             parts = [_part(config if len(names) > 1 else None, path=repo, revision=commit) for config in names]

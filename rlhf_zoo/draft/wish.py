@@ -79,8 +79,9 @@ class Wish:
 
 
 def _lasting(name: str | None) -> str | None:
-    """A folder or file by a name that holds wherever the recipe is run from; any other name as it is."""
-    return str(Path(name).absolute()) if name is not None and Path(name).exists() else name
+    """A folder, or a file with a suffix, by a name that holds wherever the recipe is run from; others as they are."""
+    there = name is not None and (Path(name).is_dir() or (Path(name).suffix and Path(name).is_file()))
+    return str(Path(name).absolute()) if name is not None and there else name
 
 
 def check_folder(folder: Path) -> None:

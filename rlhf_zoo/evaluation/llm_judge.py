@@ -9,6 +9,7 @@ import hashlib
 import http.client
 import ipaddress
 import json
+import logging
 import math
 import os
 import random
@@ -32,6 +33,8 @@ from ..record import read_json, write_json
 from .llm_questions import CRITERION, MIDDLE, PROMPT_VERSION, Question, about_one, about_pair
 from .llm_usage import Meter, Stopped, Usage
 from .pairwise import Verdict, check_lengths, merge_orders
+
+log = logging.getLogger(__name__)
 
 _SCHEMA = 1
 _CHAT = "/chat/completions"
@@ -122,15 +125,19 @@ class LLMJudge:
         return self._meter.usage
 
     def check_endpoint(self) -> None:
-        """Raises ZooError where nothing answers at the endpoint, or the key is not accepted; it is not paid for."""
+        """Raises ZooError where nothing answers at the endpoint, or the key is not accepted; it is not paid for.
+
+        A server of this machine may be started later: that it does not answer is said.
+        """
         try:
             status, headers, content = self._exchange()
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, ValueError) as error:
             problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise ZooError(
-                f"The judge {self.name} cannot be asked: {self._host} does not answer ({problem}): check the network "
-                "and the address, or name another judge."
-            ) from error
+            silent = f"The judge {self.name} cannot be asked: {self._host} does not answer ({problem})"
+            if self._loopback:
+                log.warning("%s, so start it before training ends.", silent)
+                return
+            raise ZooError(f"{silent}: check the network and the address, or name another judge.") from error
         if status == 401:  # not 403, as a key may be for completions alone
             raise ZooError(f"The judge {self.name} cannot be asked: {self._refusal(status, headers, content)}")
 

@@ -22,11 +22,8 @@ from ..runs.sources import reading_from
 BATCH = 16
 
 
-def check_tasks(tasks: Sequence[str], hub: Hub | None = None) -> None:
-    """Raises ZooError where lm-evaluation-harness is not installed, or knows no such task.
-
-    hub: the run's, to look there for the tasks' data, which are cached; None looks at no data.
-    """
+def check_tasks(tasks: Sequence[str]) -> None:
+    """Raises ZooError where lm-evaluation-harness is not installed, or knows no such task."""
     if not tasks:
         return
     check_harness()
@@ -34,7 +31,11 @@ def check_tasks(tasks: Sequence[str], hub: Hub | None = None) -> None:
     if unknown is not None:
         near = did_you_mean(unknown, _manager().all_tasks) or ": `lm_eval ls tasks` lists them, or name a YAML file."
         raise ZooError(f"lm-evaluation-harness has no task {unknown!r}{near}")
-    if hub is not None:
+
+
+def check_data(tasks: Sequence[str], hub: Hub) -> None:
+    """Fetches the tasks' data, which are cached. Raises ZooError for those that the run's source has not."""
+    if tasks:
         with _harness(hub, tasks):
             _manager().load(list(tasks))
 

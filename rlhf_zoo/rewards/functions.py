@@ -185,6 +185,21 @@ def _mean(values: Sequence[float]) -> float:
         return math.nan
 
 
+WANTED = "return a float or None for each completion"
+
+
+def count_of(name: str, values: Any, batch: Batch) -> list[Any]:
+    """What a function returned, as a list. Raises ZooError for what is none, or has not an entry for each row."""
+    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
+        raise ZooError(f"The reward function {name} returned no list of numbers but {_show(values)}: {WANTED}.")
+    given = list(values)
+    if len(given) != len(batch):
+        raise ZooError(
+            f"The reward function {name} returned {len(given)} rewards for {len(batch)} completions: {WANTED}."
+        )
+    return given
+
+
 def numbers(
     name: str, values: Any, batch: Batch, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> tuple[Tensor, list[list[float]] | None]:
@@ -194,15 +209,7 @@ def numbers(
     the number of such a row. tokenizer: finds the tokens of spans. Raises ZooError for what is not B finite numbers, or
     lists that fit their completions.
     """
-    wanted = "return a float or None for each completion"
-    if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
-        raise ZooError(f"The reward function {name} returned no list of numbers but {_show(values)}: {wanted}.")
-    given = list(values)
-    if len(given) != len(batch):
-        raise ZooError(
-            f"The reward function {name} returned {len(given)} rewards for {len(batch)} "
-            f"completion{'s' if len(batch) != 1 else ''}: {wanted}."
-        )
+    given = count_of(name, values, batch)
     totals: list[float] = []
     paid = [[0.0] * len(ids) for ids in batch.completion_ids]
     for row, value in enumerate(given):
@@ -222,7 +229,7 @@ def numbers(
         except (TypeError, ValueError, RuntimeError) as error:
             raise ZooError(
                 f"The reward function {name} returned no list of numbers: {_show(value)} stands for row {row}, prompt "
-                f"{batch.prompt(row)}; {wanted}."
+                f"{batch.prompt(row)}; {WANTED}."
             ) from error
         total = sum(parts)
         # Rewards are computed with in float32: what passes its range is infinite there.

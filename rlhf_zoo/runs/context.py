@@ -20,7 +20,7 @@ from ..recipes import Recipe
 from ..record import StageRecord, fingerprint, first_difference, now, read_json, write_complete, write_json
 from ..run_id import run_id
 from ..wholeness import check_whole
-from .layout import HOLDS_OUT
+from .layout import CUTS, HOLDS_OUT
 from .settings import RecipeConfig, StageSettings, recipe_config, stage_settings
 
 log = logging.getLogger(__name__)
@@ -176,13 +176,14 @@ class RunContext:
                 "dataset_config": ppo.data.dataset_config,
                 "response_length": ppo.trainer.response_length,
                 "temperature": ppo.trainer.temperature,
-                **({"truncation": asdict(ppo.trainer.truncation)} if ppo.trainer.truncation else {}),
+                **({key: getattr(ppo.trainer, key) for key in CUTS} if ppo.trainer.truncation else {}),
             }
         if ppo.data.held_out_share is not None:  # from whose prompts no stage learns
             if stage != "ppo":
                 of_ppo |= {key: getattr(ppo.data, key) for key in HOLDS_OUT}
             split = settings.recipe.evaluation.dataset_test_split
-            if stage != "sft" and split is not None:  # then all of them are watched by, and pairs simulated on them
+            # Then all of them are watched by, and pairs are simulated on them.
+            if split is not None and (stage == "ppo" or getattr(settings.data, "simulated_pairs", None) is not None):
                 resolved["evaluation"] = {"dataset_test_split": split}
         return replace(settings, resolved=resolved | ({"ppo": of_ppo} if of_ppo else {}))
 

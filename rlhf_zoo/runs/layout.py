@@ -38,6 +38,8 @@ HOLDS_OUT = (
     "dataset_name", "dataset_revision", "dataset_config", "dataset_train_split", "columns", "keep_above",
     "held_out_share",
 )  # fmt: skip
+#: Keys of PPO by which completions are cut.
+CUTS = ("response_length_min", "truncate_text", "truncate_after")
 #: How alike a key is to another that is meant.
 CLOSE = 0.8
 #: By which texts of dialogues, as those of Anthropic/hh-rlhf, begin an answer.
@@ -162,7 +164,13 @@ def _need_texts(rows: Dataset, form: Form, *, text: str, of: str) -> None:
 
     names, within = set(rows.column_names), of[:1].lower() + of[1:]
     asked = [name for name in ("prompt",) if name in names]
-    read = {"pairs": [*asked, "chosen", "rejected"], "prompts": asked, "labeled": ["text"], "texts": [text]}[form]
+    within_others = ["messages"] if "messages" in names else ["chosen", "rejected"]
+    read = {
+        "pairs": [*asked, "chosen", "rejected"],
+        "prompts": asked or within_others,
+        "labeled": ["text"],
+        "texts": [text],
+    }[form]
     if form == "texts" and "messages" in names:
         read = ["messages"]
     elif form == "texts" and {"prompt", "completion"} <= names:
@@ -197,9 +205,13 @@ def _is_spoken(value: Any) -> bool:
     if not isinstance(value, list):
         return value is not None
     return bool(value) and all(
-        turn is not None and (not isinstance(turn, dict) or turn.get("content") is not None or turn.get("tool_calls"))
+        turn is not None and (not isinstance(turn, dict) or turn.get("content") is not None or _calls(turn))
         for turn in value
     )
+
+
+def _calls(turn: Mapping[str, Any]) -> bool:
+    return bool(turn.get("tool_calls") or turn.get("function_call"))
 
 
 def _mapped(rows: Dataset, function: Callable[[dict], dict], *, drop: Sequence[str] = ()) -> Dataset:

@@ -1,6 +1,7 @@
 """Data sets as stages load them: a folder, a file of JSON lines, or a repository of a Hub at a commit."""
 
 import contextlib
+import glob
 import hashlib
 import json
 import logging
@@ -72,7 +73,7 @@ class DataSource:
     def _called(self, configuration: str | None, split: str) -> dict[str, Any]:
         """What the loader is called with."""
         if Path(self.location).is_file():
-            return {"path": "json", "data_files": {split: self.location}, "split": split}
+            return {"path": "json", "data_files": {split: glob.escape(self.location)}, "split": split}
         return {"path": self.location, "name": configuration, "split": split, "revision": self.revision}
 
     @contextlib.contextmanager
@@ -113,10 +114,10 @@ def wrong_in(path: Path) -> str | None:
     for file in [path] if path.is_file() else sorted(path.rglob("*.jsonl")):
         if not file.stat().st_size:
             return f"{file.name} is empty: give it rows"
-        if file.suffix not in (".jsonl", ".json"):
+        if file.suffix.lower() in (".csv", ".tsv", ".txt", ".parquet"):
             return f"{file.name} is read as JSON lines, and its name says otherwise; write it as a .jsonl"
         with file.open("rb") as lines:
-            for number, line in enumerate(lines if file.suffix == ".jsonl" else (), start=1):
+            for number, line in enumerate(lines if file.suffix.lower() == ".jsonl" else (), start=1):
                 try:
                     json.loads(line.decode("utf-8-sig").strip() or "null")  # the loader passes over empty lines
                 except UnicodeDecodeError:

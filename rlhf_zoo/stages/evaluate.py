@@ -15,7 +15,7 @@ from ..devices import on_device
 from ..errors import ZooError
 from ..evaluation.judge_check import JudgeCheck
 from ..evaluation.verdict import Standing
-from ..evaluator.harness import check_tasks, on_tasks
+from ..evaluator.harness import check_data, check_tasks, on_tasks
 from ..evaluator.head_to_head import HeadToHead, head_to_head
 from ..evaluator.judges import JUDGES_OF_LABELS, check_endpoints, check_names, checked, checks_answers, settled_pairs
 from ..evaluator.measure import Evaluator, make_evaluator, training_rewards
@@ -84,6 +84,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     done = before.get("status") == "finished" and before.get("fingerprint") == fingerprint(resolved)
     if processes.from_first(lambda: done and not context.restart and not undecided):
         return False
+    processes.from_first(lambda: check_data(config.lm_eval, context.hub))
     prompts, where = check_prompts(context, source, checkpoints["sft"].path), evaluated_part(context)
     both = trained_on(prompts, parts(context, "ppo", source)[0])
     try:
@@ -253,9 +254,10 @@ def check_judges(context: RunContext, *, anew: bool = False) -> None:
     seed, hub = context.shared.seed, context.hub
     check_names(config.names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
     own_pairs(context)
-    check_tasks(config.lm_eval, context.hub)
+    check_tasks(config.lm_eval)
     if "ppo" in to_train(context):
-        check_endpoints(config.names, config.asked_llm)
+        processes.from_first(lambda: check_endpoints(config.names, config.asked_llm))
+        processes.from_first(lambda: check_data(config.lm_eval, context.hub))
     if config.lexicon is not None:
         from ..corpora.product_remarks import lexicon
 

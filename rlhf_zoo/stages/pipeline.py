@@ -93,7 +93,7 @@ def check(context: RunContext) -> None:
         ppo.check_answers(functions, data)
         ppo.check_batch(settings, data)
         if "ppo" in to_train(context):
-            ppo.try_functions(functions, data)
+            processes.from_first(lambda: ppo.try_functions(settings, functions, data))
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
         trained_on(check_prompts(context, source), data["train_dataset"])
         check_judges(context, anew=context.restart)

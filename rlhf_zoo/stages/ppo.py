@@ -14,9 +14,8 @@ from ..models import load_causal
 from ..plugins import REWARDS, load_object
 from ..ppo.completions import TAKEN
 from ..rewards import RewardFunction, Rewards
-from ..rewards.by_token import is_list
 from ..rewards.ensemble import check_ensemble
-from ..rewards.functions import Batch, FunctionCall, answers, numbers
+from ..rewards.functions import Batch, FunctionCall, answers, count_of
 from ..rewards.loading import find_loader, load_reward_model
 from ..rewards.verifiable import Answered, text_of
 from ..runs.choice import REWARD_METRICS, metric_name
@@ -31,6 +30,8 @@ from .merged import whole_model
 from .train import quiet, train_stage
 
 log = logging.getLogger(__name__)
+
+TRIED = 2  # prompts that reward functions are tried on
 
 
 def reward_functions(settings: StageSettings) -> list[RewardFunction]:
@@ -88,22 +89,28 @@ def check_answers(functions: Sequence[Any], data: Mapping[str, Any]) -> str:
     return ", ".join(function.column for function in reading) or "none is read"
 
 
-def try_functions(functions: Sequence[RewardFunction], data: Mapping[str, Any]) -> None:
-    """Calls reward functions as the trainer will, on the first prompt, whose own text stands for an answer.
+def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], data: Mapping[str, Any]) -> None:
+    """Calls reward functions as the trainer will, on the first prompts, whose own texts stand for answers.
 
-    Raises ZooError for one that raises, or returns no number for it; rewards by token are not looked at.
+    Raises ZooError for one that raises, or returns no list of as many entries.
     """
     from transformers import TrainerState
 
-    row = data["train_dataset"][0]
-    columns = {name: [value] for name, value in row.items() if name not in TAKEN} | {"trainer_state": TrainerState()}
-    said = answer(row["prompt"], text_of(row["prompt"]))
+    args, prompts = settings.trainer, data["train_dataset"]
+    tried = prompts.select(range(min(TRIED, len(prompts)))).to_list()
+    rows = [row for row in tried for _ in range(args.num_generations)]
+    state = TrainerState(max_steps=max(args.max_steps, 1), num_train_epochs=max(round(args.num_train_epochs), 1))
+    columns = {name: [row[name] for row in rows] for name in rows[0] if name not in TAKEN} | {"trainer_state": state}
+    asked = [row["prompt"] for row in rows]
+    said = [answer(prompt, text_of(prompt)) for prompt in asked]
     names = Rewards(functions).names if functions else []
     calls = [FunctionCall(name, function) for name, function in zip(names, functions, strict=True)]
-    batch = Batch([row["prompt"]], [said], [[0]], columns)
-    for name, values in answers(calls, batch).items():
-        if not any(map(is_list, values if isinstance(values, list | tuple) else ())):
-            numbers(name, values, batch)
+    batch = Batch(asked, said, [[0] for _ in rows], columns)
+    try:
+        for name, values in answers(calls, batch).items():
+            count_of(name, values, batch)
+    except ZooError as error:
+        raise ZooError(f"Tried on prompts as their own answers, before anything trains: {error}") from error.__cause__
 
 
 def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from ..chat import answer, words
 from ..errors import ZooError
 from ..evaluation.stats import Estimate, bootstrap_mean
-from ..evaluator.judges import check_names, open_panel, scores
+from ..evaluator.judges import check_endpoints, check_names, open_panel, scores
 from ..hub.publish import publish_folder
 from ..hub.refusals import refusals_as
 from ..hub.weights import equal_weights
@@ -75,6 +75,7 @@ def check_labels(context: RunContext, labels: str | None) -> str:
         hub=None if kind_of(name)[0] == "votes" else context.hub,  # a page makes their repository, on what is to come
         headline=False,
     )
+    check_endpoints([name], config.asked_llm)
     return name
 
 

@@ -113,11 +113,17 @@ def train_stage(
     if plan.finished:
         return False
     before = plan.before
+
+    def spent() -> float:
+        return float(before.get("seconds", 0.0) + time.monotonic() - started)
+
     for role, parent in lineage.items():
         if processes.first() and parent.get("repo") and not parent.get("path"):
             log.info("The stage %s takes %s from %s at %s.", stage, role, parent["repo"], parent["commit"])
     with Interruptible(f"the {stage} stage") as stop:
-        AcceleratorState._reset_state()  # which keeps the precision of a stage before, as TrainingArguments resets it
+        # Once made it refuses another precision than that of the stage before.
+        if AcceleratorState._shared_state.get("_mixed_precision") != ("bf16" if settings.trainer.bf16 else "no"):
+            AcceleratorState._reset_state()
         trainer = build()
         code = code_lineage(context)
         # Only now: settings that build refuses must not claim the directory, nor cost what lies there.
@@ -152,12 +158,11 @@ def train_stage(
             one_run(trainer.args, known_as, project=context.recipe.name),
         ):
             if plan.resume is None or not _at_its_end(trainer, plan.resume):
-                _train(trainer, plan.resume, record)
-        seconds = before.get("seconds", 0.0) + time.monotonic() - started
+                _train(trainer, plan.resume, record, spent)
         if trainer.state.global_step < trainer.state.max_steps:
             stopped = not stop.requested and trainer.state.global_step == context.stop_after
             if processes.first():
-                record.write(status="stopped" if stopped else "interrupted", seconds=seconds)
+                record.write(status="stopped" if stopped else "interrupted", seconds=spent())
             if stopped:
                 return True
             raise Stopped
@@ -168,8 +173,7 @@ def train_stage(
         if settings.release.push_merged:
             save_merged(path, path / MERGED, dtype=settings.model.dtype)
         finished = dict(conclude(trainer, path)) if conclude is not None else {}
-    seconds = before.get("seconds", 0.0) + time.monotonic() - started
-    record.write(status="finished", chosen=chosen, seconds=seconds, finished=now(), **finished)
+    record.write(status="finished", chosen=chosen, seconds=spent(), finished=now(), **finished)
     if publisher is not None:
         publisher.notify()
     if stop.requested:
@@ -246,19 +250,23 @@ def _publication(context: RunContext) -> dict[str, Any]:
     return {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
 
 
-def _train(trainer: Any, resume: Path | None, record: StageRecord) -> None:
+def _train(trainer: Any, resume: Path | None, record: StageRecord, spent: Callable[[], float]) -> None:
     """Trains; where a reward cannot be had, saves the updates that were made, as Ctrl-C does."""
     try:
         trainer.train(resume_from_checkpoint=str(resume) if resume else None)
     except Unscored as error:
         step = trainer.state.global_step
         # Of several processes the others wait for rewards, and cannot save.
-        if processes.count() > 1 or step == 0 or (record.checkpoint_path(step) / COMPLETE).is_file():
+        if processes.count() > 1 or step == 0:
             raise
-        check_room(record)
-        trainer._save_checkpoint(trainer.model, None)
-        trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
-        record.write(status="interrupted")
+        if not (record.checkpoint_path(step) / COMPLETE).is_file():
+            try:
+                check_room(record)
+            except NoRoom:
+                raise error from None
+            trainer._save_checkpoint(trainer.model, None)
+            trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
+        record.write(status="interrupted", seconds=spent())
         raise Unscored(f"{error} Step {step} is saved, and the same command goes on from it.") from error.__cause__
 
 

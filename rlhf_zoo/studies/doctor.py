@@ -141,11 +141,11 @@ def examine(context: RunContext) -> list[Finding]:
         check = found.check
         # Before anything is trained.
         check("keys", lambda: _keys(apart))
-        check("columns", lambda settings: _columns(context), "keys")
+        check("columns", lambda settings: _columns(data_from), "keys")
         check("epochs", _epochs, "keys")
         check("reward functions", _functions, "keys")
         check("prompts", lambda settings: _prompts(settings, data_from), "keys")
-        check("answers", _answers, "reward functions", "prompts")
+        check("answers", _answers, "keys", "reward functions", "prompts")
         check("batch", lambda *found: (None, check_batch(*found)), "keys", "prompts")
         check("models", lambda *found: _named(context), "keys")
         check("room", lambda *found: _room(data_from, *found), "models", "prompts", "batch")
@@ -228,9 +228,9 @@ def _prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, An
     return data, f"{', '.join(parts)}; columns {', '.join(train.column_names)}"
 
 
-def _answers(functions: list[Any], data: dict[str, Any]) -> tuple[None, str]:
+def _answers(settings: StageSettings, functions: list[Any], data: dict[str, Any]) -> tuple[None, str]:
     said = check_answers(functions, data)
-    try_functions(functions, data)
+    try_functions(settings, functions, data)
     return None, said
 
 

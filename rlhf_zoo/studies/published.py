@@ -22,7 +22,7 @@ from ..recipes import Recipe, is_repository_name
 from ..record import StageRecord, read_json
 from ..release.card import CARD_FILE
 from ..runs.data import CORPORA
-from ..runs.layout import HOLDS_OUT
+from ..runs.layout import CUTS, HOLDS_OUT
 from ..runs.parents import reward_roles
 from ..runs.settings import BESIDE_KEYS
 from ..stage import PARENT_TITLES, STAGES
@@ -40,7 +40,7 @@ REFUSED = (
     "parallelism_config",
 )  # fmt: skip
 # Under `ppo`: how a reward model's samples were sampled, and which prompts PPO held out of earlier stages.
-_OF_PPO = ("response_length", "temperature", *HOLDS_OUT)
+_OF_PPO = ("response_length", "temperature", *CUTS, *HOLDS_OUT)
 _MODELS = ("model_name_or_path", "reward_model_path", "value_model_name_or_path")
 _OWN = ("rlhf_zoo.corpora", "rlhf_zoo.rewards")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -222,6 +222,8 @@ def _check_names(published: Published, allowed: Sequence[str]) -> None:
         for model in map(str, value if isinstance(value, list) else [value] if value is not None else []):
             if model not in STAGES:
                 _check_repository(published, key, model.partition("@")[0])
+    if (own := published.resolved.get("dataset_name")) is not None:
+        _check_repository(published, f"dataset_name of the stage {published.stage}", str(own))
     if (data := published.shared.get("dataset_name")) is not None and published.shared.get("corpus") is None:
         _check_repository(published, "dataset_name", str(data))
 

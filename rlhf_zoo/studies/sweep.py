@@ -13,6 +13,7 @@ from ..errors import ZooError
 from ..plugins import did_you_mean
 from ..record import write_json
 from ..runs.declared import declared_keys
+from ..runs.layout import HOLDS_OUT
 from ..runs.values import coerce
 from ..stage import STAGES
 from .ablate import Outcome, Variant, told
@@ -49,6 +50,8 @@ def _check_key(key: str, given: Mapping[str, Any]) -> None:
     known = declared_keys("ppo")
     if key.partition(".")[0] in STAGES:
         raise ZooError(f"--grid lists {key}, and all cells share one SFT policy and reward model: list keys of PPO.")
+    if key in HOLDS_OUT:
+        raise ZooError(f"--grid lists {key}, which may decide what SFT learns from: list keys of PPO's training.")
     if key == "seed":
         raise ZooError("--grid lists seeds: say how many by --seeds.")
     if key not in known:

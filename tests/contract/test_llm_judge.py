@@ -3,6 +3,7 @@
 import email.utils
 import json
 import os
+import re
 import subprocess
 import time
 from functools import partial
@@ -300,7 +301,7 @@ def test_a_wrong_key_names_its_variable_and_is_not_said(stub, monkeypatch):
     assert "secret" not in str(caught.value)
 
 
-def test_an_endpoint_that_could_not_be_asked_is_told_without_a_question(stub, monkeypatch):
+def test_an_endpoint_that_could_not_be_asked_is_told_without_a_question(stub, monkeypatch, caplog):
     judge = LLMJudge(stub.url, "m", name="llm:m")
     judge.check_endpoint()
     assert [(one.path, one.body) for one in stub.seen] == [("/v1/models", {})]
@@ -309,8 +310,11 @@ def test_an_endpoint_that_could_not_be_asked_is_told_without_a_question(stub, mo
         judge.check_endpoint()
     with StubLLM(longer) as closed:
         judge = LLMJudge(closed.url, "m", name="llm:m")
-    with pytest.raises(ZooError, match=r"llm:m cannot be asked: 127\.0\.0\.1:\d+ does not answer \(.*refused\): check"):
-        judge.check_endpoint()
+    judge.check_endpoint()  # of this machine, so that it may be started later
+    assert re.search(r"llm:m cannot be asked: 127\.0\.0\.1:\d+ does not answer \(.*refused\), so start it", caplog.text)
+    for host in ("nobody.invalid", f"{'a' * 64}.example"):
+        with pytest.raises(ZooError, match=rf"llm:m cannot be asked: {host} does not answer \(.*\): check the network"):
+            LLMJudge(f"https://{host}/v1", "m", name="llm:m").check_endpoint()
 
 
 def test_nobody_else_sees_a_request(stub, monkeypatch):

@@ -51,6 +51,8 @@ def test_mistakes_are_named(text: str, said: str) -> None:
         ("texts", [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": None}]}],
          "Row 0 of it has nothing in the column 'messages'"),
         ("pairs", [{"chosen": [{"role": "user", "content": "a"}], "rejected": []}], "Row 0 of it has nothing"),
+        ("prompts", [{"messages": [{"role": "user", "content": "a"}]}, {"messages": None}], "Row 1 of it has nothing"),
+        ("prompts", [{"chosen": "a b", "rejected": "a c"}, {"chosen": None, "rejected": "a"}], "Row 1 of it has"),
         ("prompts", [{"prompt": 5}], "The column 'prompt' of it holds int64, and texts or conversations are read."),
         ("pairs", [{"chosen": None, "rejected": None}], "Row 0 of it has nothing in the column 'chosen'"),
     ],

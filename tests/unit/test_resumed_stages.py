@@ -133,7 +133,7 @@ def test_a_function_that_raises_is_found_before_anything_trains(folder: Path) ->
     for name, said in (
         ("strict", "The reward function strict cannot be called with prompts, completions, .* let it take"),
         ("careless", "The reward function careless raised ValueError: could not convert .* on row 0, prompt 'ab'"),
-        ("alone", "The reward function alone returned no list of numbers but 1.0: return a float or None for each"),
+        ("alone", "The reward function alone returned no list of numbers but .*: return a float or None for each"),
     ):
         own = {**context.flags["ppo"], "reward_funcs": f"test_resumed_stages:{name}"}
         with pytest.raises(ZooError, match=said):
@@ -143,9 +143,9 @@ def test_a_function_that_raises_is_found_before_anything_trains(folder: Path) ->
 def test_a_language_model_that_does_not_answer_is_told_before_anything_trains(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://nobody.invalid/v1")
     flags = {"sft": {"model_name_or_path": str(folder / "base")}, "recipe": {"evaluation.judge": "llm:m"}}
-    with pytest.raises(ZooError, match=r"The judge llm:m cannot be asked: 127\.0\.0\.1:9 does not answer"):
+    with pytest.raises(ZooError, match=r"The judge llm:m cannot be asked: nobody\.invalid does not answer"):
         pipeline.check(replace(make_context(folder), flags=flags))
 
 
