@@ -49,7 +49,7 @@ class Wish:
         rewards = tuple(name if name in functions else _lasting(name) for name in self.rewards)
         object.__setattr__(self, "rewards", rewards)
         for name in ("model", "preferences", "prompts", "texts"):
-            object.__setattr__(self, name, _lasting(getattr(self, name)))
+            object.__setattr__(self, name, _lasting(getattr(self, name), data=name != "model"))
         if self.judge is not None and self.judge.startswith("reward:"):
             object.__setattr__(self, "judge", f"reward:{_lasting(self.judge.removeprefix('reward:'))}")
 
@@ -78,9 +78,9 @@ class Wish:
             raise ZooError("There are no prompts to answer: give --prompts, or --preferences, whose prompts are taken.")
 
 
-def _lasting(name: str | None) -> str | None:
-    """A folder, or a file with a suffix, by a name that holds wherever the recipe is run from; others as they are."""
-    there = name is not None and (Path(name).is_dir() or (Path(name).suffix and Path(name).is_file()))
+def _lasting(name: str | None, *, data: bool = False) -> str | None:
+    """A folder by a name that holds wherever the recipe is run from, and a file of data; any other name as it is."""
+    there = name is not None and (Path(name).exists() if data else Path(name).is_dir())
     return str(Path(name).absolute()) if name is not None and there else name
 
 
