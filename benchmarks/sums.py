@@ -1,9 +1,8 @@
-"""tiny-sums over seeds: SFT, PPO and what could be had for less, on 1,000 unseen sums and on longer ones; and two twins
-of the recipe whose rewards are hacked."""
+"""tiny-sums over seeds: SFT, PPO and baselines, on 1,000 unseen sums and on longer ones; and two twins of the recipe
+whose rewards are hacked."""
 
 import json
 import shutil
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any
 from figures import keep
 from figures.experiments import RUNS, shown
 
-from rlhf_zoo.corpora.tiny_sums import MARKER, shows_work
+from rlhf_zoo.corpora.tiny_sums import shows_work
 from rlhf_zoo.evaluation.stats import share
 from rlhf_zoo.model_files import load_tokenizer
 from rlhf_zoo.models import load_causal
-from rlhf_zoo.record import StageRecord, read_json, write_json, write_text
+from rlhf_zoo.record import StageRecord, read_json, write_json
+from rlhf_zoo.release.facts import FRONTIER
 from rlhf_zoo.rewards.verifiable import ExactMatch
 from rlhf_zoo.runs.generate import complete
 from rlhf_zoo.studies.baseline import read_lines
@@ -24,19 +24,17 @@ from rlhf_zoo.studies.baseline import read_lines
 RECIPE = "tiny-sums"
 SEEDS = (1, 2, 3, 4, 5)
 TWIN_SEEDS = (1, 2, 3)
-CHECKS = 7680  # completions of PPO that are checked, and so many of rejection fine-tuning
-SAMPLES = 16
+#: What could be had for less: in the table, and as a method of `rlhf-zoo baseline`.
+RIVALS = {"SFT for twice as long": "sft", "rejection fine-tuning": "rejection"}
 STREAM = 23
 NEW_TOKENS = 80
 GREEDY = 1e-9  # of the probability: the likeliest token alone
-LONGER = ("--max_steps", "1400")  # twice the recipe's
-KEPT = ("--max_steps", "120", "--learning_rate", "5e-4", "--save_steps", "120", "--eval_strategy", "no")
 FORMAT = r'format_match(pattern="#\\d+")'
 WATCHED = "rlhf_zoo.corpora.tiny_sums:shows_work"
 
 Call = Callable[[Sequence[str], Path], None]
 Rows = Sequence[Mapping[str, Any]]
-exact = ExactMatch(marker=MARKER)
+exact = ExactMatch(marker="#")
 
 
 @dataclass(frozen=True)
@@ -54,7 +52,7 @@ class Variant:
     prompts: int | None = None
 
     def command(self, seed: int, runs: str) -> list[str]:
-        words = _words("run", f"{runs}/{self.folder(seed).name}", seed)
+        words = [*_words("run", f"{runs}/{self.folder(seed).name}", seed), "--evaluation.samples", "1"]
         if self.corpus:
             words += ["--corpus_args", json.dumps(self.corpus)]
         if self.steps:
@@ -81,24 +79,15 @@ FOUR = Variant("four-digits", corpus={"digits": 4})
 
 
 def run(call: Call, seeds: Sequence[int]) -> None:
-    """Trains what is not there yet: the recipe, SFT for twice as long, and rejection fine-tuning; and measures them."""
-    runs = str(shown(RUNS))
+    """Trains what is not there yet, the recipe and what could be had for less, and measures it."""
     for seed in (one for one in SEEDS if one in seeds):
         folder = _folder(seed)
         if not keep.finished(folder):
-            call(_words("run", f"{runs}/{RECIPE}-{seed}", seed), folder)
-        longer, rejection = _folder(seed, "longer"), _folder(seed, "rejection")
-        if not _finished(longer):
-            call([*_words("sft", f"{runs}/{longer.name}", seed), *LONGER], longer)
-        if not _finished(rejection):
-            kept = rejection.with_name(f"{rejection.name}-lines")
-            _keep_right(folder, kept)
-            given = ("--model_name_or_path", str(shown(_checkpoint(folder, "sft"))))
-            data = ("--sft.dataset_name", str(shown(kept)), "--dataset_config", "null", "--dataset_test_split", "null")
-            call([*_words("sft", f"{runs}/{rejection.name}", seed), *given, *data, *KEPT], rejection)
-        if not (folder / "sums.json").is_file():
-            rivals = {"SFT for twice as long": longer, "rejection fine-tuning": rejection}
-            write_json(folder / "sums.json", _measured(folder, rivals, samples=SAMPLES))
+            call(_words("run", str(shown(folder)), seed), folder)
+        for method in RIVALS.values():
+            if not (folder / "baseline" / method / "baseline.json").is_file():
+                call([*_words("baseline", str(shown(folder)), seed), "--method", method, "--seeds", "1"], folder)
+        _measure(folder, {name: _rival(folder, method, seed) for name, method in RIVALS.items()})
 
 
 def run_twins(call: Call, seeds: Sequence[int]) -> None:
@@ -111,9 +100,7 @@ def run_four(call: Call, seeds: Sequence[int]) -> None:
     asked = [one for one in SEEDS if one in seeds]
     _run_variant(FOUR, call, asked)
     for seed in asked:
-        folder = FOUR.folder(seed)
-        if not (folder / "sums.json").is_file():
-            write_json(folder / "sums.json", _measured(folder, {}, samples=1))
+        _measure(FOUR.folder(seed), {})
 
 
 def _run_variant(variant: Variant, call: Call, seeds: Sequence[int]) -> None:
@@ -155,14 +142,14 @@ def _kept(folder: Path) -> dict[str, Any]:
     work = next(each for name, each in evaluation["judges"].items() if name != judge)
     return {
         "seed": summary["seed"],
-        "command": StageRecord(folder / "ppo").read()["command"],
+        "command": StageRecord(folder / "eval").read()["command"],
         "seconds": {stage: StageRecord(folder / stage).read()["seconds"] for stage in ("sft", "ppo", "eval")},
         "peak_rss_mib": summary["peak_rss_mib"],
         **{name: {side: evaluation[side][name] for side in ("sft", "ppo")} for name in ("reward", "judge")},
         "kl": evaluation["ppo"]["kl"],
         "shows_work": {side: work[side] for side in ("sft", "ppo")},
         **{name: over[name] for name in ("verdict", "kind", "without_judge", "present", "explained", "reasons")},
-        **({"policies": read_json(path)} if (path := folder / "sums.json").is_file() else {}),
+        **({"policies": _policies(folder)} if (folder / "sums.json").is_file() else {}),
         "curve": [
             {
                 "step": row["step"],
@@ -176,78 +163,67 @@ def _kept(folder: Path) -> dict[str, Any]:
     }
 
 
-def _measured(folder: Path, rivals: Mapping[str, Path], *, samples: int) -> dict[str, Any]:
-    """The figures of a run's policies, and of one answer to a problem those of rivals: name -> run of SFT alone."""
+def _policies(folder: Path) -> dict[str, Any]:
+    sampled = _sampled(folder)
+    return {name: {**found, **sampled[name]} for name, found in read_json(folder / "sums.json").items()}
+
+
+def _measure(folder: Path, rivals: Mapping[str, Path]) -> None:
+    """Writes sums.json, of each policy: greedily and on longer sums, the shares of right answers and of shown work."""
+    if (path := folder / "sums.json").is_file():
+        return
     tests, longer = (read_lines(folder / "data" / name / "test.jsonl") for name in ("prompts", "longer"))
-    own = {stage.upper(): (_checkpoint(folder, stage), samples) for stage in ("sft", "ppo")}
-    others = {name: (_checkpoint(one, "sft"), 1) for name, one in rivals.items()}
-    return {name: figures(path, tests, longer, samples=many) for name, (path, many) in (own | others).items()}
+    policies = {stage.upper(): _checkpoint(folder / stage) for stage in ("sft", "ppo")} | rivals
+    found = {}
+    for name, policy in policies.items():
+        here, there = (answers(policy, rows) for rows in (tests, longer))
+        found[name] = {"greedy": _right(tests, here), "greedy_work": _works(here)}
+        found[name] |= {"longer": _right(longer, there), "longer_work": _works(there)}
+    write_json(path, found)
 
 
-def figures(path: Path, tests: Rows, longer: Rows, *, samples: int) -> dict[str, Any]:
-    """Shares of right answers and of shown work, greedy and at T = 1, and on longer sums; 95% intervals over problems.
+def _sampled(folder: Path) -> dict[str, dict[str, Any]]:
+    """Of each policy at T = 1: right answers, and shown work; and where 16 answers were drawn, vote and pass@16."""
+    evaluation = read_json(folder / "eval" / "evaluation.json")
+    if not (folder / FRONTIER).is_file():
+        work = evaluation["judges"][f"rule:{WATCHED}"]
+        return {
+            side.upper(): {"sampled": evaluation[side]["judge"], "sampled_work": work[side]} for side in ("sft", "ppo")
+        }
+    frontier = read_json(folder / FRONTIER)
+    points = {"SFT": frontier["sft"], "PPO": frontier["ppo"]}
+    points |= {name: frontier["methods"][method][0] for name, method in RIVALS.items()}
+    keys = {"sampled_work": f"rule:{WATCHED}", "majority": "majority of 16", "pass": "pass@16"}
+    return {
+        name: {"sampled": point["judge"], **{key: point["beside"][of] for key, of in keys.items()}}
+        for name, point in points.items()
+    }
 
-    samples: answers to each problem at T = 1; of several also majority vote and pass@samples.
-    """
-    greedy, sampled = answers(path, tests, samples=1, greedy=True), answers(path, tests, samples=samples)
-    found = {"greedy": _right(tests, greedy), "greedy_work": _works(greedy)}
-    found |= {"sampled": _right(tests, sampled), "sampled_work": _works(sampled)}
-    if samples > 1:
-        voted = [[_majority(each)] for each in sampled]
-        passed = [float(any(_scores(row, each))) for row, each in zip(tests, sampled, strict=True)]
-        found |= {"majority": _right(tests, voted), "pass": share(passed, range(len(passed))).to_json()}
-    there = answers(path, longer, samples=1, greedy=True)
-    return {**found, "longer": _right(longer, there), "longer_work": _works(there)}
 
-
-def answers(path: Path, rows: Rows, *, samples: int, greedy: bool = False) -> list[list[str]]:
-    """The completions of a policy, `samples` to each problem."""
-    places = [(row, one) for row in range(len(rows)) for one in range(samples)]
+def answers(path: Path, rows: Rows) -> list[str]:
+    """The likeliest completion of each problem."""
     done = complete(
         load_causal(path),
         load_tokenizer(path),
-        [rows[row]["prompt"] for row, _ in places],
-        keys=[(STREAM, *place) for place in places],
+        [row["prompt"] for row in rows],
+        keys=[(STREAM, place) for place in range(len(rows))],
         seed=1,
         max_new_tokens=NEW_TOKENS,
         temperature=1.0,
-        top_p=GREEDY if greedy else 1.0,
+        top_p=GREEDY,
         batch_size=500,
         desc=path.parent.parent.name,
     )
-    return [done.texts[row * samples : (row + 1) * samples] for row in range(len(rows))]
+    return done.texts
 
 
-def _keep_right(folder: Path, target: Path) -> None:
-    """Writes the right ones of SFT's completions of the training prompts, one to a prompt, as lines."""
-    prompts = read_lines(folder / "data" / "prompts" / "train.jsonl")[:CHECKS]
-    written = answers(_checkpoint(folder, "sft"), prompts, samples=1)
-    lines = [
-        {"prompt": row["prompt"], "completion": each[0]}
-        for row, each in zip(prompts, written, strict=True)
-        if _scores(row, each)[0]
-    ]
-    write_text(target / "train.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
+def _right(rows: Rows, completions: Sequence[str]) -> dict[str, Any]:
+    scores = exact([row["prompt"] for row in rows], completions, answer=[row["answer"] for row in rows])
+    return share([one or 0.0 for one in scores], range(len(rows))).to_json()
 
 
-def _scores(row: Mapping[str, Any], completions: Sequence[str]) -> list[float | None]:
-    many = len(completions)
-    return exact([row["prompt"]] * many, completions, answer=[row["answer"]] * many)
-
-
-def _right(rows: Rows, completions: Sequence[Sequence[str]]) -> dict[str, Any]:
-    scores = [(n, one or 0.0) for n, row in enumerate(rows) for one in _scores(row, completions[n])]
-    return share([one for _, one in scores], [n for n, _ in scores]).to_json()
-
-
-def _works(completions: Sequence[Sequence[str]]) -> dict[str, Any]:
-    works = [(n, one) for n, each in enumerate(completions) for one in shows_work([], each)]
-    return share([one for _, one in works], [n for n, _ in works]).to_json()
-
-
-def _majority(completions: Sequence[str]) -> str:
-    """The answer that most have; of equals the one that came first."""
-    return MARKER + Counter(one.rpartition(MARKER)[2].strip() for one in completions).most_common(1)[0][0]
+def _works(completions: Sequence[str]) -> dict[str, Any]:
+    return share(shows_work([], completions), range(len(completions))).to_json()
 
 
 def _words(verb: str, directory: str, seed: int) -> list[str]:
@@ -258,11 +234,11 @@ def _folder(seed: int, what: str | None = None) -> Path:
     return RUNS / (f"{RECIPE}-{what}-{seed}" if what else f"{RECIPE}-{seed}")
 
 
-def _checkpoint(folder: Path, stage: str) -> Path:
-    path = StageRecord(folder / stage).chosen_checkpoint()
+def _rival(folder: Path, method: str, seed: int) -> Path:
+    return _checkpoint(folder / "baseline" / method / f"seed-{seed}" / "sft")
+
+
+def _checkpoint(stage: Path) -> Path:
+    path = StageRecord(stage).chosen_checkpoint()
     assert path is not None  # a finished stage has one
     return path
-
-
-def _finished(folder: Path) -> bool:
-    return StageRecord(folder / "sft").read().get("status") == "finished"

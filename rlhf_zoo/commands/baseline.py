@@ -1,8 +1,9 @@
-"""`rlhf-zoo baseline`: what best-of-n, DPO or RLOO make of the SFT policy of a finished run."""
+"""`rlhf-zoo baseline`: what simpler methods than PPO make of the SFT policy of a finished run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,15 @@ from .common import FLAGS, TRUST, UserPath, interval, run_context, run_flags, ta
 if TYPE_CHECKING:
     from ..studies.baseline import Method
 
-METHODS = ("best-of-n", "dpo", "rloo")
+METHODS = ("best-of-n", "sft", "rejection", "dpo", "rloo")
+#: The options that a method takes.
+TAKES = {
+    "best-of-n": ("pool",),
+    "sft": ("seeds", "learning_rate"),
+    "rejection": ("seeds", "learning_rate"),
+    "dpo": ("beta", "seeds", "learning_rate"),
+    "rloo": ("beta", "seeds", "learning_rate"),
+}
 SEEDS = 3
 
 
@@ -25,13 +34,13 @@ SEEDS = 3
 @click.option(
     "--beta", metavar="LIST", help="Of dpo and rloo: values of β.  [default: PPO's kl_coef, its half, twice it]"
 )
-@click.option("--seeds", type=click.IntRange(min=1), help=f"Of dpo and rloo: runs of each β.  [default: {SEEDS}]")
+@click.option("--seeds", type=click.IntRange(min=1), help=f"Of all but best-of-n: runs, of each β.  [default: {SEEDS}]")
 @click.option(
     "--learning_rate",
     "--learning-rate",
     "learning_rate",
     type=click.FloatRange(min=0, min_open=True),
-    help="Of dpo and rloo.  [default: PPO's]",
+    help="Of all but best-of-n.  [default: PPO's; of sft its own]",
 )
 @click.option("--pool", type=click.IntRange(min=1), help="Of best-of-n: samples of each prompt.  [default: 64]")
 @click.option(
@@ -59,19 +68,18 @@ def baseline(
     """Compare PPO with a simpler method: at equal KL to the SFT policy, and at equal compute.
 
     It needs a finished run of the recipe, starts from its SFT policy, and learns from its pairs, prompts and reward.
-    What is finished is not done again. Nothing is published. Keys of the recipe are flags as for `rlhf-zoo run`, and
-    must be those of the run.
+    What is finished is not done again. PPO's card has a table of it, and `rlhf-zoo push --resume RUN` sends it. Keys of
+    the recipe are flags as for `rlhf-zoo run`, and must be those of the run.
 
     \b
     Example:
       rlhf-zoo baseline tiny-world --method best-of-n
     """
     flags = run_flags(ctx, recipe)
-    wrong = ("beta", "seeds", "learning_rate") if method == "best-of-n" else ("pool",)
-    if given := [name for name in wrong if asked[name] is not None]:
+    if given := [name for name, value in asked.items() if value is not None and name not in TAKES[method]]:
         raise ZooError(f"--{given[0]} is no option of --method {method}: leave it out.")
     with run_context(recipe, flags, output_dir=output_dir, hub=hub, looking=True) as (context, _):
-        from ..studies.baseline import betas, default_betas, open_baseline, run_best_of_n, run_trained
+        from ..studies.baseline import HELD, betas, default_betas, open_baseline, run_best_of_n, run_trained
         from ..studies.baseline_report import write_report
 
         listed = None if asked["beta"] is None else betas(asked["beta"], method)
@@ -80,9 +88,9 @@ def baseline(
             run_best_of_n(opened, pool=asked["pool"] or 64, restart=restart)
         else:
             first, rate = context.shared.seed, asked["learning_rate"]
-            for value in default_betas(context) if listed is None else listed:
+            for value in (default_betas(context) if listed is None else listed) if method in HELD else [None]:
                 for seed in range(first, first + (asked["seeds"] or SEEDS)):
-                    run_trained(opened, method, value, seed, learning_rate=rate, restart=restart)
+                    run_trained(opened, method, seed, beta=value, learning_rate=rate, restart=restart)
         frontier = write_report(opened, method, served=served)
     path = context.directory / "baseline" / "frontier.json"
     if as_json:
@@ -90,24 +98,28 @@ def baseline(
         return
     _show(frontier)
     click.echo(f"The figures are in {path}, the plot in {path.with_suffix('.png')}.")
+    if context.record("ppo").read().get("publish"):
+        click.echo(f"`rlhf-zoo push --resume {shlex.quote(str(context.directory))}` sends PPO's card with them.")
 
 
 def _show(frontier: Mapping[str, Any]) -> None:
     from ..release.markdown import estimate
 
-    rows = [_row("SFT", frontier["sft"]), _row("PPO", frontier["ppo"])]
+    beside = list(frontier["sft"]["beside"])
+    rows = [_row("SFT", frontier["sft"], beside), _row("PPO", frontier["ppo"], beside)]
     # What the ablation computed is not counted, and its serving alone would look like all.
-    rows += [[*_row(point["label"], point)[:-1], ""] for point in frontier["ppo_ablation"]]
+    rows += [[*_row(point["label"], point, beside)[:-1], ""] for point in frontier["ppo_ablation"]]
     for policy in (frontier["trivial"] or {}).get("policies", []):
         reward = interval(policy["reward"]) if policy["reward"] else ""
         rows.append(
-            [policy["name"], "", reward, interval(policy["judge"]), f"{policy['win_rate']['value']:.3f}", "", ""]
+            [policy["name"], "", reward, interval(policy["judge"]), f"{policy['win_rate']['value']:.3f}"]
+            + [""] * (2 + len(beside))
         )
     for method, points in frontier["methods"].items():
-        rows += [_row(f"{method}, {point['label']}", point) for point in points]
+        rows += [_row(f"{method}, {point['label']}", point, beside) for point in points]
     table(
         f"Held-out prompts; judge: {frontier['judge']}; KL in nats, ≤: an upper bound",
-        ["", "KL", "reward", "judge", "win rate over SFT", "over PPO", "FLOPs"],
+        ["", "KL", "reward", "judge", "win rate over SFT", "over PPO", *beside, "FLOPs"],
         rows,
     )
     against = []
@@ -144,10 +156,12 @@ def _show(frontier: Mapping[str, Any]) -> None:
             )
 
 
-def _row(label: str, point: Mapping[str, Any]) -> list[str]:
+def _row(label: str, point: Mapping[str, Any], beside: Sequence[str]) -> list[str]:
     kl = f"{'≤ ' if point['kl']['is_bound'] else ''}{point['kl']['value']:.2f}"
     won = [f"{point['win_rate'][side]['value']:.3f}" for side in ("sft", "ppo")]
-    return [label, kl, interval(point["reward"]), interval(point["judge"]), *won, f"{point['compute']['flops']:.2e}"]
+    others = [interval(point["beside"][name]) if name in point["beside"] else "" for name in beside]
+    flops = f"{point['compute']['flops']:.2e}"
+    return [label, kl, interval(point["reward"]), interval(point["judge"]), *won, *others, flops]
 
 
 def _against(title: str, found: Mapping[str, Any]) -> list[str]:

@@ -114,6 +114,15 @@ def dpo_compute(sizes: Mapping[str, int], *, pair_tokens: float, epochs: float) 
     )
 
 
+def sft_compute(
+    sizes: Mapping[str, int], *, trained_tokens: float, prompt_tokens: float = 0.0, completion_tokens: float = 0.0
+) -> Compute:
+    """SFT. prompt_tokens, completion_tokens: of texts that the policy sampled for it, which the reward read."""
+    sampled = {role: sizes[role] for role in ("policy", "reward") if role in sizes}
+    trained = Compute({"policy": Passes(sizes["policy"], trained=trained_tokens)})
+    return Compute(_rollout(sampled, prompt_tokens, completion_tokens)) + trained
+
+
 def best_of_n_compute(sizes: Mapping[str, int], n: int, *, prompt_tokens: float, completion_tokens: float) -> Compute:
     """Serving one completion by best-of-n: n samples, each read by the reward. Tokens are means of one sample.
 

@@ -27,7 +27,8 @@ NEAR = 0.5
 class Point:
     """One policy, or the mean of several seeds of one. Each of kl (nats), reward, judge: (P,), the mean of a prompt.
 
-    wins: opponent -> (P,) the share of comparisons won. n: completions behind the point. kl_is_bound: `kl` is an upper
+    wins: opponent -> (P,) the share of comparisons won. beside: other figures by what they are called, (P,) each;
+    nothing of best-of-n, whose completions are not kept. n: completions behind the point. kl_is_bound: `kl` is an upper
     bound. training: once; serving: for each completion that is asked of it. seeds: the points that it is the mean of.
     """
 
@@ -41,6 +42,7 @@ class Point:
     training: Compute = field(default_factory=Compute)
     serving: Compute = field(default_factory=Compute)
     seeds: tuple[Point, ...] = ()
+    beside: Mapping[str, Floats] = field(default_factory=dict)
 
     @property
     def mean_kl(self) -> float:
@@ -88,6 +90,11 @@ def mixed(points: Sequence[Point], weights: Sequence[float] | None = None, *, la
         sum(compute[0], Compute()),
         sum(compute[1], Compute()),
         tuple(points) if weights is None else (),
+        {
+            name: mean([one.beside[name] for one in points])
+            for name in points[0].beside
+            if all(name in one.beside for one in points)
+        },
     )
 
 

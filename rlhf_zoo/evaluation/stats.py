@@ -263,20 +263,6 @@ def accuracy(correct: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
     return share(right, groups)
 
 
-def pass_at(k: int, correct: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
-    """The chance that one of k answers is right: the mean over prompts of 1 − C(n − c, k)/C(n, k), unbiased.
-
-    Of a prompt's n answers c are right. Chen et al. 2021, arXiv:2107.03374, eq. 1. correct: (N,) 1 or 0; groups: (N,)
-    the prompt of each. Raises ValueError where a prompt has fewer than k answers.
-    """
-    right, index = _checked(correct, groups)
-    counts, hits = np.bincount(index), np.bincount(index, weights=right).astype(int)
-    if counts.min() < k:
-        raise ValueError(f"pass@{k} needs {k} answers a prompt, and one has {counts.min()}.")
-    passed = [1 - math.comb(n - c, k) / math.comb(n, k) for n, c in zip(counts.tolist(), hits.tolist(), strict=True)]
-    return share(passed, range(len(passed)))
-
-
 def correlation(
     x: ArrayLike, y: ArrayLike, groups: Sequence[Hashable], *, seed: int, ranks: bool = False, resamples: int = 1000
 ) -> Estimate | None:

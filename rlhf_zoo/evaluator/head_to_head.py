@@ -11,6 +11,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel
 
 from ..chat import readable, words
+from ..evaluation.answers import Answers
 from ..evaluation.judge_check import JudgeCheck, split_half
 from ..evaluation.judges import ClassifierJudge, FunctionJudge
 from ..evaluation.length_control import length_controlled_win_rate
@@ -19,15 +20,13 @@ from ..evaluation.metrics import metric
 from ..evaluation.pairwise import PairReport, compare_pairs
 from ..evaluation.stats import (
     Estimate,
-    accuracy,
     bootstrap_mean,
     bootstrap_perplexity,
     correlation,
-    pass_at,
     perplexity_difference,
 )
 from ..evaluation.text import distinct_n_difference, repetition
-from .judges import RuleJudge, scores
+from .judges import RuleJudge, answers, checks_answers
 from .measure import Evaluator, Measured, measure, repeated
 
 STREAM = 5
@@ -40,8 +39,8 @@ class HeadToHead:
     """What was measured of sft, ppo (the policy) and control (SFT again, other random numbers), by (prompt, sample).
 
     paid: the judges, by name, that the policy was rewarded by. checks: of each judge on labeled pairs, by its name.
-    answers: of each rule that says whether an answer is right, by its name, 1 or 0 of each completion: by how the
-    answer is read, strictly or leniently, and by policy.
+    answers: of each rule that says whether an answer is right, by its name: by policy, and by how they are read,
+    strictly or leniently.
     """
 
     tools: Evaluator
@@ -51,7 +50,7 @@ class HeadToHead:
     seed: int
     paid: Collection[str] = ()
     checks: Mapping[str, JudgeCheck] = field(default_factory=dict)
-    answers: Mapping[str, Mapping[str, Mapping[str, list[float]]]] = field(default_factory=dict)
+    answers: Mapping[str, Mapping[str, Mapping[str, Answers]]] = field(default_factory=dict)
 
     @property
     def judge(self) -> str:
@@ -171,21 +170,15 @@ class HeadToHead:
         }
 
     def _answers(self, name: str) -> dict[str, Any]:
-        """Of right answers: accuracy and pass@k of both policies, and the difference of their accuracy, paired."""
-        most = self.samples
-        sizes = sorted({most, *(2**power for power in range(most.bit_length()))})
+        """Of right answers: what is found of both policies, and the difference of their accuracy, paired."""
+        sft, ppo = (self.answers[name][side] for side in _SIDES)
         return {
             reading: {
-                **{
-                    side: {
-                        "accuracy": accuracy(right[side], self.groups).to_json(),
-                        "pass_at": {str(k): pass_at(k, right[side], self.groups).to_json() for k in sizes},
-                    }
-                    for side in _SIDES
-                },
-                "difference": self._mean(np.subtract(right["ppo"], right["sft"]).tolist()),
+                "sft": sft[reading].to_json(),
+                "ppo": ppo[reading].to_json(),
+                "difference": self._mean((ppo[reading].right - sft[reading].right).ravel().tolist()),
             }
-            for reading, right in self.answers[name].items()
+            for reading in ppo
         }
 
     def _compared(self, name: str) -> dict[str, Any]:
@@ -320,12 +313,11 @@ def head_to_head(
         )
         for name, one in policies.items()
     }
-    answers = {
+    read = {
         judge.name: {
-            reading: {side: scores(rule, prompts, measured[side].completions, others) for side in _SIDES}
-            for reading, rule in judge.readings.items()
+            side: answers(judge, prompts, measured[side].completions, others, samples=samples) for side in _SIDES
         }
         for judge in tools.panel.scoring
-        if isinstance(judge, RuleJudge) and judge.readings
+        if checks_answers(judge)
     }
-    return HeadToHead(tools, measured, prompts, samples, seed, paid, checks or {}, answers)
+    return HeadToHead(tools, measured, prompts, samples, seed, paid, checks or {}, read)

@@ -18,7 +18,7 @@ import contextlib
 import logging
 import os
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from .. import processes
 from ..chat import answer, completion_text, whole, words
 from ..devices import on_device
 from ..errors import ZooError
+from ..evaluation.answers import Answers
 from ..evaluation.judge_check import JudgeCheck, PairCheck, check_pairs, settled
 from ..evaluation.judges import ClassifierJudge, FunctionJudge, Judge, LexiconJudge
 from ..evaluation.llm_judge import LLMJudge
@@ -125,6 +126,11 @@ class RuleJudge:
             return {}
         return {"strict": RuleJudge(self.target, rule.strict), "lenient": RuleJudge(self.target, rule.lenient)}
 
+    @property
+    def read(self) -> Callable[[str], Hashable] | None:
+        """What an answer is read as, for a rule that says."""
+        return getattr(self._call.function, "read", None)
+
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         return self.score(prompts, completions, {})
 
@@ -154,6 +160,26 @@ class RuleJudge:
 def checks_answers(judge: Judge) -> bool:
     """Whether it is a rule that says whether an answer is right: PPO may be paid by it and judged by it."""
     return isinstance(judge, RuleJudge) and bool(judge.readings)
+
+
+def answers(
+    judge: Judge,
+    prompts: Sequence[Any],
+    completions: Sequence[str],
+    columns: Mapping[str, Sequence[Any]] | None,
+    *,
+    samples: int,
+) -> dict[str, Answers]:
+    """What a rule finds of `samples` answers to each prompt, read strictly and leniently; {} of any other judge."""
+    if not isinstance(judge, RuleJudge):
+        return {}
+    found = {}
+    for reading, rule in judge.readings.items():
+        right = np.reshape(scores(rule, prompts, completions, columns), (-1, samples))
+        read, starts = rule.read, range(0, len(completions), samples)
+        said = read and [[read(text) for text in completions[start : start + samples]] for start in starts]
+        found[reading] = Answers(right, said)
+    return found
 
 
 def scores(

@@ -1,8 +1,8 @@
 """The model card of a stage, made from its run directory alone: README.md, rlhf_card.json, plots, .eval_results.
 
-Reads run.json, metrics.jsonl and the checkpoints of the stage, run.json of the stages beside it, and ../eval where
-there is one. A figure that is not in these files reads "not measured". Needs neither torch nor anything of Hugging
-Face.
+Reads run.json, metrics.jsonl and the checkpoints of the stage, run.json of the stages beside it, and ../eval and
+../baseline where there are such. A figure that is not in these files reads "not measured". Needs neither torch nor
+anything of Hugging Face.
 """
 
 import re
@@ -44,6 +44,7 @@ _EVALUATION = (
     "judge", "reward_model", "sft", "ppo", "win_rate", "win_rate_at_equal_length", "control", "verdict", "recommended",
     "over_training", "labeled", "lm_eval", "reference",
 )  # fmt: skip
+_BASELINES = ("judge", "served", "sft", "ppo", "methods")
 _PROMPTS_KEPT = 8
 
 
@@ -102,6 +103,7 @@ def card_json(facts: Facts) -> dict[str, Any]:
     """rlhf_card.json: what a program needs of the card. Figures that were not measured are null."""
     card: StageCard = STAGES[facts.stage].load("card")
     evaluation = {name: facts.evaluation[name] for name in _EVALUATION if name in facts.evaluation}
+    baselines = {name: facts.frontier[name] for name in _BASELINES if name in facts.frontier}
     return {
         "schema": _SCHEMA,
         "stage": facts.stage,
@@ -125,6 +127,7 @@ def card_json(facts: Facts) -> dict[str, Any]:
         "kl": facts.now.get("objective/kl"),
         "reward_model": (facts.reward_report or None) if facts.stage == "reward" else None,
         "evaluation": evaluation or None,
+        **({"baselines": baselines} if facts.stage == "ppo" and baselines else {}),
         "prompts": list(dict.fromkeys(row["prompt"] for row in facts.samples))[:_PROMPTS_KEPT],
         "checkpoints": [
             {"step": one.step, "tag": one.tag, "commit": one.commit}

@@ -53,6 +53,8 @@ def _draw(facts: Facts, draw: Draw) -> None:
     what = "Training reward and judge against √KL, at each checkpoint"
     draw("over_training", what, plots.plot_over_training, followed)
     what = ", ".join(title[0].lower() + title[1:] for _, title, _ in panels)
+    what = "Judge and reward of PPO and of baselines against √KL"
+    draw("baselines", what, plots.plot_frontier, facts.frontier)
     draw("training", f"Against the step: {what}", plots.plot_panels, rows, panels, mark=mark)
 
 
@@ -64,6 +66,9 @@ def _words(facts: Facts) -> dict[str, Any]:
         "ptx_config": stage_key(facts, "ptx_dataset_config"),
         "adaptive": penalty_varies(facts),
         "answers": list(answer_rows(facts.evaluation.get("judges") or {})),
+        "frontier": facts.frontier,
+        "baselines": list(_baselines(facts.frontier)),
+        "beside": list((facts.frontier.get("sft") or {}).get("beside") or {}),
         "others": _other_judges(facts),
         "judge_notes": notes_on_judge(_main_judge(facts)),
         "parts": reward_parts(facts),
@@ -72,6 +77,17 @@ def _words(facts: Facts) -> dict[str, Any]:
         "signs": signs(facts),
         "times": _times(facts),
     }
+
+
+def _baselines(frontier: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """What a policy is called, and its point: SFT, PPO, and those of each method."""
+    if not frontier:
+        return
+    yield "SFT", frontier["sft"]
+    yield "**PPO**", frontier["ppo"]
+    for method, points in frontier["methods"].items():
+        for point in points:
+            yield f"{method}, {point['label']}", point
 
 
 def _times(facts: Facts) -> dict[str, float]:

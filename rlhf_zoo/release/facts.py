@@ -1,6 +1,7 @@
 """What a run directory says about a stage, for its card.
 
-Reads run.json, metrics.jsonl and the checkpoints of the stage, and ../eval beside it where there is one.
+Reads run.json, metrics.jsonl and the checkpoints of the stage, and beside it ../eval and ../baseline where there are
+such.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from ..json_values import at, finite, hub_id
 from ..record import StageRecord, checkpoint_step, read_json
 from ..stage import STAGES
 
+#: In a run's directory, what baselines came to.
+FRONTIER = "baseline/frontier.json"
 _SIBLINGS = ("sft", "reward", "data")  # roles that are also folders of a run directory
 # Of this machine or secret: nothing that a card should carry.
 _PRIVATE = re.compile(r"(^|_)(token|api_key|password)$|^(output|logging|cache|home)_dir$|^resume_from_checkpoint$")
@@ -40,7 +43,7 @@ class Facts:
     """What a run directory says about a stage, up to `step`; None is its end.
 
     foreign: what ../eval is of, where that is not this run: then its figures are left out. merged: it is of the
-    checkpoint with its adapter merged, which the branch `merged` holds.
+    checkpoint with its adapter merged, which the branch `merged` holds. frontier: of baselines beside that evaluation.
     """
 
     path: Path
@@ -51,6 +54,7 @@ class Facts:
     samples: list[dict[str, Any]] = field(default_factory=list)
     foreign: str | None = None
     merged: bool = False
+    frontier: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path, step: int | None, *, merged: bool = False) -> Facts:
@@ -62,9 +66,11 @@ class Facts:
             )
         rows = record.metrics()
         if step is None:
-            foreign = _foreign_evaluation(run, StageRecord(path.parent / "eval").read())
+            evaluated = StageRecord(path.parent / "eval").read()
+            foreign = _foreign_evaluation(run, evaluated)
             found = ({}, []) if foreign else _evaluation(path.parent / "eval")
-            return cls(path, run, rows, None, *found, foreign, merged)
+            frontier = {} if foreign else _frontier(path.parent / FRONTIER, evaluated)
+            return cls(path, run, rows, None, *found, foreign, merged, frontier)
         folders = {checkpoint_step(folder) for folder in path.glob("checkpoint-*") if folder.name[11:].isdigit()}
         known = {row["step"] for row in rows} | folders | {at for at, _ in _step_tags(run)}
         if step not in known:
@@ -381,6 +387,13 @@ def _evaluation(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
                     f"Line {number} of {samples} is not JSON ({error}): run the evaluation again."
                 ) from error
     return read_json(folder / "evaluation.json"), rows
+
+
+def _frontier(path: Path, evaluated: Mapping[str, Any]) -> dict[str, Any]:
+    """What baselines came to, where they were laid beside this very evaluation."""
+    found: dict[str, Any] = read_json(path) if path.is_file() else {}
+    known = found.get("evaluation")
+    return found if known is not None and known == evaluated.get("fingerprint") else {}
 
 
 def _foreign_evaluation(run: Mapping[str, Any], evaluated: Mapping[str, Any]) -> str | None:

@@ -17,7 +17,7 @@ from ..record import write_bytes
 Rows = Sequence[Mapping[str, Any]]
 # (metric, title, unit)
 Panel = tuple[str, str, str]
-_BLUE, _ORANGE, _GREEN, _GRAY = "#1f5fa8", "#c8501e", "#2d7d46", "#777777"
+_BLUE, _ORANGE, _GREEN, _GRAY, _PURPLE, _BROWN = "#1f5fa8", "#c8501e", "#2d7d46", "#777777", "#7b4fa3", "#8a6d3b"
 _WIDTH = 7.2  # inches, at 120 dots each
 _LABEL = 36  # characters of a row's label; of a longer one the end says more
 _ROOTS = "nats$^{1/2}$ per completion"
@@ -149,12 +149,12 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
     Bars are the 95% intervals of the scores. Where a method's KL is an upper bound its line is dashed. Draws nothing
     without a method.
     """
-    if not frontier["methods"]:
+    if not frontier.get("methods"):
         return False
     figure, panels = _figure(7.4, 2, top=0.45, gap=0.15, sharex=True)
     for axes, name in zip(panels, ("judge", "reward"), strict=True):
         for color, marker, (method, points) in zip(
-            (_BLUE, _GREEN, _GRAY), "osD", frontier["methods"].items(), strict=False
+            (_BLUE, _GREEN, _GRAY, _PURPLE, _BROWN), "osD^v", frontier["methods"].items(), strict=False
         ):
             ordered = sorted(points, key=lambda point: point["kl"]["value"])
             bound = any(point["kl"]["is_bound"] for point in ordered)

@@ -106,12 +106,14 @@ def answer_rows(judges: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, Any]
             ours, theirs = sides["ppo"], sides["sft"]
             what = f"right answers by {name}, read {READINGS.get(reading, reading)}"
             yield what, theirs["accuracy"], ours["accuracy"], sides["difference"]
-            for k in ours["pass_at"]:
-                if k != "1":
+            most = max(map(int, ours["pass_at"]))
+            for key, title in (("majority_at", "the majority of {}, right"), ("pass_at", "pass@{}")):
+                if most > 1 and key in ours:
+                    how = READINGS.get(reading, reading).partition(" ")[0]
                     yield (
-                        f"pass@{k}, read {READINGS.get(reading, reading).partition(' ')[0]}",
-                        theirs["pass_at"][k],
-                        ours["pass_at"][k],
+                        f"{title.format(most)}, read {how}",
+                        theirs[key][str(most)],
+                        ours[key][str(most)],
                         None,
                     )
 

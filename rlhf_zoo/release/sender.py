@@ -41,6 +41,7 @@ from ..stage import STAGES
 from .adapters import sent_instead
 from .card import make_card
 from .events import write_events
+from .facts import FRONTIER
 
 log = logging.getLogger(__name__)
 
@@ -261,13 +262,12 @@ class Sender:
         record.write(hub=self._context.hub.label, repo=_repository(repo, tags))
 
     def _release_digest(self, record: StageRecord) -> str:
-        """Differs when the final card would: by the Hub and repository, by the run's end, by the evaluation."""
+        """Differs when the final card would: by the Hub and repository, by the run's end, by what was measured."""
         document, evaluation = record.read(), self._context.record("eval").path
         known = {key: document.get(key) for key in ("finished", "chosen", "fingerprint", "reward_model")}
         content = hashlib.sha256(repr((sorted(known.items(), key=str), self._context.repo(document["stage"]))).encode())
         content.update(self._context.hub.label.encode())
-        for name in ("evaluation.json", "samples.jsonl"):
-            path = evaluation / name
+        for path in (evaluation / "evaluation.json", evaluation / "samples.jsonl", evaluation.parent / FRONTIER):
             content.update(path.read_bytes() if path.is_file() else b"")
         return content.hexdigest()
 

@@ -62,7 +62,8 @@ def text_of(message: Any) -> str:
 class Verifiable(Protocol):
     """A reward that says whether an answer is right, 1 or 0: it may judge what it rewards.
 
-    strict: it with the answer read where it is to stand alone; lenient: with the answer read wherever it stands.
+    strict: it with the answer read where it is to stand alone; lenient: with the answer read wherever it stands. Where
+    one of them has a method `read` (text) -> what it is read as, or None, answers are put to the vote by it.
     """
 
     @property
@@ -173,9 +174,13 @@ class ExactMatch(Answered):
             for completion, answers in zip(completions, self._answers(columns), strict=True)
         ]
 
-    def _matches(self, text: str, answers: Sequence[Any]) -> bool:
+    def read(self, text: str) -> str | None:
+        """The answer that a text gives; None where it has no marker."""
         answer = _after(text, self.marker)
-        return answer is not None and self._plain(answer) in [self._wanted(str(each)) for each in answers]
+        return None if answer is None else self._plain(answer)
+
+    def _matches(self, text: str, answers: Sequence[Any]) -> bool:
+        return self.read(text) in [self._wanted(str(each)) for each in answers]
 
     def _wanted(self, answer: str) -> str:
         marked = _after(answer, self.marker)
@@ -189,6 +194,8 @@ class ExactMatch(Answered):
 
 
 class _Contains(ExactMatch):
+    read = None  # type: ignore[assignment]  # many answers may stand in a text
+
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
         said = " ".join(text.split()).casefold()
         wanted = (self._wanted(str(each)) for each in answers)
@@ -305,13 +312,17 @@ class NumericMatch(Answered):
         log_extra: Callable[[str, list[Any]], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        numbers = [read_number(text_of(text), marker=self.marker, percent=self.percent) for text in completions]
+        numbers = [self.read(text_of(text)) for text in completions]
         if log_extra is not None:
             log_extra(f"{self.name}/read", list(numbers))
         return [
             None if answers is None else float(self._matches(number, answers))
             for number, answers in zip(numbers, self._answers(columns), strict=True)
         ]
+
+    def read(self, text: str) -> float | None:
+        """The number that a text answers with."""
+        return read_number(text, marker=self.marker, percent=self.percent)
 
     def _matches(self, number: float | None, answers: Sequence[Any]) -> bool:
         wanted = [self._wanted(answer) for answer in answers]

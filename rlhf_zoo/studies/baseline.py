@@ -1,8 +1,8 @@
-"""Baselines of a finished run: best-of-n of its SFT policy, and DPO and RLOO from that policy, on the same data.
+"""Baselines of a finished run, on the same data: best-of-n of its SFT policy, more SFT, and DPO and RLOO.
 
 RUN/baseline/METHOD/ holds what a method leaves: for best-of-n the scores of the pool, for the others a directory for
-each β and seed, with run.json, metrics.jsonl and samples.jsonl. `baseline_report` lays them side by side with PPO. All
-are measured as the eval stage measures PPO: on the same prompts, with the same random numbers.
+each seed, and each β where it has one, with run.json and samples.jsonl. `baseline_report` lays them side by side with
+PPO. All are measured as the eval stage measures PPO: on the same prompts, with the same random numbers.
 """
 
 import json
@@ -21,12 +21,13 @@ from transformers import PreTrainedModel
 from ..chat import readable, reading_ids, whole
 from ..data import tokenize_prompt
 from ..errors import ZooError
-from ..evaluation.compute import Compute, Passes, ppo_compute
+from ..evaluation.compute import Compute, Passes, ppo_compute, sft_compute
+from ..evaluation.frontier import Floats, by_prompt
 from ..evaluator.head_to_head import keys_of
-from ..evaluator.judges import scores
+from ..evaluator.judges import RuleJudge, answers, scores
 from ..evaluator.measure import Evaluator, Measured, make_evaluator, measure, repeated
 from ..model_files import load_tokenizer
-from ..models import CRITIC_DIR, critic_from, matrix_parameters
+from ..models import CRITIC_DIR, critic_from, load_causal, matrix_parameters
 from ..record import StageRecord, fingerprint, first_difference, now, write_text
 from ..rewards import Rewards
 from ..runs.context import ParentCheckpoint, RunContext, versions
@@ -36,13 +37,18 @@ from ..runs.layout import fitting
 from ..runs.values import listed_numbers
 from ..stages.evaluate import check_prompts, recorded
 from ..stages.interrupt import Stopped
+from ..stages.merged import whole_model
 from ..stages.reward import open_pairs, training_pairs
 from ..stages.train import quiet
+from .baseline_stages import LINES, liked_arguments, longer_arguments, sample_liked, sft_again, trained_tokens
 from .baseline_trainers import Start, dpo_arguments, rloo_arguments, train_dpo, train_rloo
 
 FOLDER = "baseline"
-Method = Literal["best-of-n", "dpo", "rloo"]
-METHODS: tuple[Method, ...] = ("best-of-n", "dpo", "rloo")
+Trained = Literal["sft", "rejection", "dpo", "rloo"]
+Method = Literal["best-of-n", Trained]
+METHODS: tuple[Method, ...] = ("best-of-n", "sft", "rejection", "dpo", "rloo")
+#: Those that hold a policy near SFT by a β.
+HELD: tuple[Method, ...] = ("dpo", "rloo")
 SIZES = (1, 2, 4, 8, 16, 32, 64)
 POOL_STREAM = 9
 _BLOCK = 8  # prompts whose pools are scored between two writes
@@ -52,14 +58,14 @@ _BLOCK = 8  # prompts whose pools are scored between two writes
 class Baseline:
     """A finished run, opened: its checkpoints, the held-out rows, and N of each of its models by role.
 
-    scores: what eval/samples.jsonl says of sft and ppo, (P · samples,) by prompt: reward, judge, kl, length.
+    lines: what eval/samples.jsonl says of each completion of sft and ppo, P · samples of them, by prompt.
     """
 
     context: RunContext
     source: DataSource
     checkpoints: Mapping[str, ParentCheckpoint]
     rows: Dataset
-    scores: Mapping[str, Mapping[str, list[float]]]
+    lines: Mapping[str, Sequence[Mapping[str, Any]]]
 
     @property
     def folder(self) -> Path:
@@ -70,8 +76,25 @@ class Baseline:
         return self.context.shared.evaluation.samples
 
     @cached_property
+    def _evaluator(self) -> Evaluator:
+        return make_evaluator(self.context, self.checkpoints["sft"].path)
+
+    @property
     def tools(self) -> Evaluator:
-        return make_evaluator(self.context, self.checkpoints["sft"].path).with_one_judge
+        return self._evaluator.with_one_judge
+
+    def beside(self, texts: Sequence[str]) -> dict[str, Floats]:
+        """What rules find of a policy's completions beside the headline's score, by what it is called, (P,) each: what
+        is made of all answers to a prompt, and the scores of the other rules.
+        """
+        _, prompts, columns = repeated(self.rows, self.per_prompt)
+        found: dict[str, Floats] = {}
+        for judge in (one for one in self._evaluator.panel.scoring if isinstance(one, RuleJudge)):
+            if judge.name != self.judge:
+                found[judge.name] = by_prompt(scores(judge, prompts, texts, columns), self.per_prompt)
+            elif read := answers(judge, prompts, texts, columns, samples=self.per_prompt):
+                found |= read["strict"].of_all()
+        return found
 
     @property
     def rewards(self) -> Rewards:
@@ -228,8 +251,8 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
     source = stage_source(context, "ppo")
     rows = check_prompts(context, source, context.checkpoint("sft").path)
     checkpoints = {stage: context.checkpoint(stage) for stage in stages}
-    scores = read_scores(context.record("eval").path / "samples.jsonl", rows, context.shared.evaluation.samples)
-    return Baseline(context, source, checkpoints, rows, scores)
+    lines = read_sides(context.record("eval").path / "samples.jsonl", rows, context.shared.evaluation.samples)
+    return Baseline(context, source, checkpoints, rows, lines)
 
 
 def _check_settings(context: RunContext) -> None:
@@ -269,11 +292,10 @@ def read_samples(path: Path, prompts: Sequence[Any], per_prompt: int) -> list[di
     return lines
 
 
-def read_scores(path: Path, rows: Dataset, per_prompt: int) -> dict[str, dict[str, list[float]]]:
-    """Reward, judge, kl and length of each completion of sft and ppo, in the order of the eval stage."""
+def read_sides(path: Path, rows: Dataset, per_prompt: int) -> dict[str, list[dict[str, Any]]]:
+    """Each completion of sft and ppo and what was found of it, in the order of the eval stage."""
     lines = read_samples(path, rows["prompt"], per_prompt)
-    names = ("reward", "judge", "kl", "length")
-    return {side: {name: [float(line[side][name]) for line in lines] for name in names} for side in ("sft", "ppo")}
+    return {side: [line[side] for line in lines] for side in ("sft", "ppo")}
 
 
 def run_best_of_n(baseline: Baseline, *, pool: int, restart: bool) -> None:
@@ -315,43 +337,83 @@ def _score_pools(baseline: Baseline, places: Sequence[int], pool: int, record: S
 
 def run_trained(
     baseline: Baseline,
-    method: Literal["dpo", "rloo"],
-    beta: float,
+    method: Trained,
     seed: int,
     *,
+    beta: float | None = None,
     learning_rate: float | None,
     restart: bool,
 ) -> None:
-    """Trains and measures one policy under β and a seed, unless that is finished."""
+    """Trains and measures one policy under a seed, and a β where the method has one, unless that is finished."""
     started = time.monotonic()
-    context = baseline.context
-    ppo = context.settings("ppo")
-    if method == "dpo":
-        arguments = dpo_arguments(ppo, context.settings("reward"), learning_rate=learning_rate)
-    else:
-        arguments = rloo_arguments(ppo, episodes=baseline.episodes, learning_rate=learning_rate)
-    arguments = {name: getattr(value, "value", value) for name, value in arguments.items()}
-    resolved = baseline.resolved(method=method, beta=beta, seed=seed, arguments=arguments)
-    folder = baseline.folder / method / f"beta-{beta:g}-seed-{seed}"
-    record = baseline.begin(folder, resolved, restart=restart)
+    arguments = _arguments(baseline, method, learning_rate)
+    under = {} if beta is None else {"beta": beta}
+    resolved = baseline.resolved(method=method, **under, seed=seed, arguments=arguments)
+    name = f"seed-{seed}" if beta is None else f"beta-{beta:g}-seed-{seed}"
+    record = baseline.begin(baseline.folder / method / name, resolved, restart=restart)
     if record is None:
         return
-    record.metrics_file.unlink(missing_ok=True)  # a run that was cut off begins again
+    record.metrics_file.unlink(missing_ok=True)  # a run of trl's trainers that was cut off begins again
     try:
-        policy, compute = _train(baseline, method, beta, seed, arguments, record)
-        found = _measure(baseline, policy, desc=f"evaluating {method} β={beta:g} seed {seed}")
-    except KeyboardInterrupt as error:
+        if method == "dpo" or method == "rloo":
+            assert beta is not None
+            policy, compute = _train(baseline, method, beta, seed, arguments, record)
+        else:
+            policy, compute = _more_sft(baseline, method, seed, arguments, record, restart=restart)
+        found = _measure(baseline, policy, desc=f"evaluating {method} {name.replace('-', ' ')}")
+    except (KeyboardInterrupt, Stopped) as error:
         record.write(status="interrupted")
         raise Stopped from error
     write_text(record.path / "samples.jsonl", _lines(baseline, found))
     record.write(
         status="finished",
-        beta=beta,
+        **under,
         seed=seed,
         compute=compute.to_json(),
         seconds=time.monotonic() - started,
         finished=now(),
     )
+
+
+def _arguments(baseline: Baseline, method: Trained, learning_rate: float | None) -> dict[str, Any]:
+    settings = baseline.context.settings
+    if method == "dpo":
+        found = dpo_arguments(settings("ppo"), settings("reward"), learning_rate=learning_rate)
+    elif method == "rloo":
+        found = rloo_arguments(settings("ppo"), episodes=baseline.episodes, learning_rate=learning_rate)
+    elif method == "rejection":
+        episodes = baseline.episodes
+        found = liked_arguments(settings("ppo"), settings("sft"), episodes=episodes, learning_rate=learning_rate)
+    else:
+        found = longer_arguments(settings("sft"), learning_rate=learning_rate)
+    return {name: getattr(value, "value", value) for name, value in found.items()}
+
+
+def _more_sft(
+    baseline: Baseline,
+    method: Literal["sft", "rejection"],
+    seed: int,
+    arguments: Mapping[str, Any],
+    record: StageRecord,
+    *,
+    restart: bool,
+) -> tuple[PreTrainedModel, Compute]:
+    context, flags = baseline.context, {**arguments, "seed": seed}
+    if method == "rejection":
+        if "sampled" not in record.read():
+            liked = sample_liked(baseline.tools, baseline.prompts(), baseline.episodes, seed=seed)
+            liked.write(record.path)
+            record.write(sampled=liked.counts())
+        start = whole_model(context, baseline.checkpoints["sft"])
+        flags |= {"model_name_or_path": str(start), "dataset_name": str(record.path / LINES)}
+    run = sft_again(context, record.path, flags, restart=restart)
+    policy = load_causal(run.checkpoint("sft").path)
+    tokens = trained_tokens(run, parts(run, "sft", stage_source(run, "sft"))[0], baseline.tools.tokenizer)
+    if method == "sft":  # half of it is the run's own, which no method is charged for
+        return policy, sft_compute(baseline.sizes, trained_tokens=tokens / 2)
+    sampled = record.read()["sampled"]
+    read = {name: sampled[name] for name in ("prompt_tokens", "completion_tokens")}
+    return policy, sft_compute(baseline.sizes, trained_tokens=tokens, **read)
 
 
 def _train(

@@ -27,7 +27,10 @@ from ..evaluation.overoptimization import FEWEST, best_of_n, best_of_n_kl, fit
 from ..record import StageRecord, first_difference, read_json, write_json
 from ..release.plots import plot_frontier
 from .ablate import FOLDER as ABLATION
-from .baseline import METHODS, SIZES, Baseline, Method, read_lines, read_scores
+from .baseline import METHODS, SIZES, Baseline, Method, read_lines, read_sides
+
+#: Labels of the methods that have one policy a seed.
+_UNDER_NO_BETA: dict[Method, str] = {"sft": "twice as long", "rejection": "on what the reward likes"}
 
 
 def _ppo_line(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
@@ -43,8 +46,8 @@ def _ppo_line(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
         if all(_differs_in(("kl_coef", "seed"), folder / stage, run / stage) for stage in ("ppo", "eval")):
             resolved = StageRecord(folder / "ppo").read()["resolved"]
             beta, seed = resolved.get("kl_coef", own.kl_coef), resolved.get("seed", own.seed)
-            scores = read_scores(folder / "eval" / "samples.jsonl", baseline.rows, baseline.per_prompt)
-            found[beta].setdefault(seed, _measured(baseline, f"seed {seed}", scores["ppo"], Compute()))
+            lines = read_sides(folder / "eval" / "samples.jsonl", baseline.rows, baseline.per_prompt)
+            found[beta].setdefault(seed, _measured(baseline, f"seed {seed}", lines["ppo"], Compute()))
     points = {
         beta: mixed(list(seeds.values()), label=f"PPO, β = {beta:g}") if len(seeds) > 1 else next(iter(seeds.values()))
         for beta, seeds in sorted(found.items())
@@ -69,15 +72,14 @@ def _differs_in(keys: Sequence[str], stage: Path, base: Path) -> bool:
     return first_difference(*settings) is None
 
 
-def _measured(baseline: Baseline, label: str, scores: Mapping[str, Sequence[float]], training: Compute) -> Point:
-    """A policy from its scores, (P · samples,) each by prompt."""
+def _measured(baseline: Baseline, label: str, lines: Sequence[Mapping[str, Any]], training: Compute) -> Point:
+    """A policy from what was found of its P · samples completions, by prompt."""
     size = baseline.per_prompt
-    judge = np.asarray(scores["judge"], dtype=float)
-    won = {}
-    for side, others in baseline.scores.items():
+    scores = {name: _column(lines, name) for name in ("reward", "judge", "kl", "length")}
+    judge, won = scores["judge"], {}
+    for side, others in baseline.lines.items():
         # The same sample of the same prompt, drawn with the same random numbers: (N,) 1, 0 or one half.
-        theirs = np.asarray(others["judge"], dtype=float)
-        won[side] = by_prompt(wins(judge[:, None], theirs[:, None])[:, 0], size)
+        won[side] = by_prompt(wins(judge[:, None], _column(others, "judge")[:, None])[:, 0], size)
     return Point(
         label,
         by_prompt(scores["kl"], size),
@@ -89,23 +91,30 @@ def _measured(baseline: Baseline, label: str, scores: Mapping[str, Sequence[floa
         serving=best_of_n_compute(
             baseline.sizes, 1, prompt_tokens=baseline.prompt_tokens, completion_tokens=float(np.mean(scores["length"]))
         ),
+        beside=baseline.beside([line["completion"] for line in lines]),
     )
 
 
+def _column(lines: Sequence[Mapping[str, Any]], name: str) -> Floats:
+    return np.array([line[name] for line in lines], dtype=float)
+
+
 def _points_of(baseline: Baseline, method: Method) -> list[Point]:
-    """The points of a method that are finished and started from what the run holds now; seeds of a β are one point."""
+    """The points of a method that are finished and started from what the run holds now; seeds of one are one point."""
     if method == "best-of-n":
         return _best_of_n_points(baseline)
-    found: dict[float, list[Point]] = defaultdict(list)
-    for record in _finished(baseline, sorted((baseline.folder / method).glob("beta-*"))):
+    found: dict[float | None, list[Point]] = defaultdict(list)
+    for record in _finished(baseline, sorted((baseline.folder / method).glob("*seed-*"))):
         document = record.read()
         compute = Compute.from_json(document["compute"])
-        if method == "rloo":
+        if method in ("rloo", "rejection"):
             compute = compute + baseline.reward_training
-        rows = read_lines(record.path / "samples.jsonl")
-        scores = {name: [float(row[name]) for row in rows] for name in ("reward", "judge", "kl", "length")}
-        found[document["beta"]].append(_measured(baseline, f"seed {document['seed']}", scores, compute))
-    return [mixed(seeds, label=f"β = {beta:g}") for beta, seeds in sorted(found.items())]
+        lines = read_lines(record.path / "samples.jsonl")
+        found[document.get("beta")].append(_measured(baseline, f"seed {document['seed']}", lines, compute))
+    return [
+        mixed(found[beta], label=_UNDER_NO_BETA[method] if beta is None else f"β = {beta:g}")
+        for beta in sorted(found, key=lambda beta: beta or 0.0)
+    ]
 
 
 def _finished(baseline: Baseline, folders: Sequence[Path]) -> Iterator[StageRecord]:
@@ -134,8 +143,8 @@ def _best_of_n_points(baseline: Baseline) -> list[Point]:
     sizes = [n for n in SIZES if n <= reward.shape[1]]
     chosen, judged = best_of_n(reward, sizes), best_of_n(reward, sizes, judge=judge)
     won = {}
-    for side, theirs in baseline.scores.items():
-        against = np.asarray(theirs["judge"], dtype=float).reshape(-1, baseline.per_prompt)
+    for side, theirs in baseline.lines.items():
+        against = _column(theirs, "judge").reshape(-1, baseline.per_prompt)
         won[side] = best_of_n(reward, sizes, judge=wins(judge, against))
     length = float(pool["length"].mean())
     return [
@@ -162,8 +171,8 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
     served: completions that compute counts beside training; None takes as many as were evaluated.
     """
     context = baseline.context
-    sft = _measured(baseline, "SFT", baseline.scores["sft"], Compute())
-    ppo = _measured(baseline, "PPO", baseline.scores["ppo"], baseline.ppo_training + baseline.reward_training)
+    sft = _measured(baseline, "SFT", baseline.lines["sft"], Compute())
+    ppo = _measured(baseline, "PPO", baseline.lines["ppo"], baseline.ppo_training + baseline.reward_training)
     ppo, others = _ppo_line(baseline, ppo)
     asked = ppo.n if served is None else served
     seed = context.shared.seed
@@ -172,6 +181,7 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         "schema": 1,
         "recipe": context.recipe.name,
         "command": context.command,
+        "evaluation": context.record("eval").read()["fingerprint"],
         "seed": seed,
         "judge": baseline.judge,
         "prompts": len(baseline.rows),
@@ -236,6 +246,7 @@ def _told(point: Point, seed: int, served: int) -> dict[str, Any]:
         "kl": {**kl, "is_bound": point.kl_is_bound},
         **{name: estimate(getattr(point, name), n=point.n, seed=seed).to_json() for name in ("reward", "judge")},
         "win_rate": {side: rate(values, n=point.n).to_json() for side, values in point.wins.items()},
+        "beside": {name: estimate(values, n=point.n, seed=seed).to_json() for name, values in point.beside.items()},
         "compute": {
             "training": point.training.to_json(),
             "serving": point.serving.to_json(),

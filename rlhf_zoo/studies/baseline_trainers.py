@@ -78,21 +78,19 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
             "PPO cut its completions (truncate_text or response_length_min), and RLOO cannot: compare with dpo or "
             "best-of-n."
         )
-    rollout = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.num_generations
+    rollout, steps = rollout_of(args)
     group = args.num_generations if args.num_generations > 1 else GENERATIONS
     if rollout % group:
         raise ZooError(
             f"RLOO compares {group} completions of a prompt, and a rollout of {rollout} does not divide by that: "
             "change per_device_train_batch_size of the stage ppo."
         )
-    steps = args.num_mini_batches if rollout % args.num_mini_batches == 0 else 1
     micro = math.gcd(rollout // steps, args.per_device_train_batch_size)
     batches = rollout // micro
     updates = math.ceil(episodes / rollout) * steps * args.num_ppo_epochs
-    warmup = args.warmup_steps if args.warmup_steps < 1 else args.warmup_steps * steps * args.num_ppo_epochs
     return {
         **{name: getattr(args, name) for name in _OPTIMIZER},
-        "warmup_steps": warmup,
+        "warmup_steps": in_optimizer_steps(args),
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": batches // steps,
         "steps_per_generation": batches,
@@ -103,6 +101,18 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
         "temperature": args.temperature,
         "learning_rate": args.learning_rate if learning_rate is None else learning_rate,
     }
+
+
+def rollout_of(args: Any) -> tuple[int, int]:
+    """Completions of PPO's rollout, and optimizer steps of one pass over it."""
+    rollout = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.num_generations
+    return rollout, args.num_mini_batches if rollout % args.num_mini_batches == 0 else 1
+
+
+def in_optimizer_steps(args: Any) -> float:
+    """PPO's warm-up, which it counts in updates; below 1 it is a share."""
+    steps = rollout_of(args)[1]
+    return float(args.warmup_steps if args.warmup_steps < 1 else args.warmup_steps * steps * args.num_ppo_epochs)
 
 
 def train_dpo(

@@ -10,6 +10,7 @@ import click
 import datasets
 import numpy as np
 import pytest
+import yaml
 from json_keys import unexplained
 from toy_run import make_context, make_recipe, save_start
 
@@ -42,8 +43,11 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     cache, datasets.config.HF_DATASETS_CACHE = datasets.config.HF_DATASETS_CACHE, folder / "cache"
     try:
         rewards = {"reward_funcs": ["test_baseline:asked"], "reward_weights": [1, 2], "missing_eos_penalty": 1.0}
-        make_recipe(folder, ppo=rewards, shared={"evaluation": EVALUATION})
+        recipe = make_recipe(folder, ppo=rewards, shared={"evaluation": EVALUATION})
         save_start(folder)
+        start = {"model_name_or_path": str(folder / "run/sft/checkpoint-4"), "max_steps": 4}
+        before = {"bf16": False, "dataset_test_split": None, "packing": False, "use_cpu": True, "report_to": "none"}
+        (recipe / "sft.yaml").write_text(yaml.safe_dump({**before, **start, "per_device_train_batch_size": 4}))
         context = make_context(folder)
         REWARDED.clear()
         assert ppo.run(context)
@@ -84,13 +88,21 @@ def samples(path: Path) -> list[dict[str, Any]]:
 def test_each_method_is_laid_beside_ppo(folder: Path, compare: Compare, capsys: pytest.CaptureFixture[str]) -> None:
     compare("--method", "best-of-n", "--pool", "4")
     compare("--method", "dpo", "--beta", "0.1", "--seeds", "2")
+    compare("--method", "sft", "--seeds", "2")
+    compare("--method", "rejection", "--seeds", "1")
     capsys.readouterr()
     frontier = compare("--method", "rloo", "--beta", "0.05,0.5", "--seeds", "1")
     run = folder / "run" / "baseline"
     assert json.loads(capsys.readouterr().out) == frontier
     assert tuple(frontier["methods"]) == METHODS == baseline.METHODS
     labels = {method: [point["label"] for point in points] for method, points in frontier["methods"].items()}
-    assert labels == {"best-of-n": ["n = 1", "n = 2", "n = 4"], "dpo": ["β = 0.1"], "rloo": ["β = 0.05", "β = 0.5"]}
+    assert labels == {
+        "best-of-n": ["n = 1", "n = 2", "n = 4"],
+        "sft": ["twice as long"],
+        "rejection": ["on what the reward likes"],
+        "dpo": ["β = 0.1"],
+        "rloo": ["β = 0.05", "β = 0.5"],
+    }
     assert [one["label"] for one in frontier["methods"]["dpo"][0]["seeds"]] == ["seed 1", "seed 2"]
     evaluation = json.loads((folder / "run/eval/evaluation.json").read_text())
     assert unexplained([frontier, evaluation]) == []
@@ -101,7 +113,7 @@ def test_each_method_is_laid_beside_ppo(folder: Path, compare: Compare, capsys: 
     assert frontier["ppo"]["win_rate"]["sft"]["value"] == pytest.approx(evaluation["win_rate"]["value"])
     assert frontier["ppo"]["win_rate"]["ppo"]["value"] == 0.5
     assert frontier["fits"] == {}, "a curve needs three values of n above 1"
-    assert set(frontier["equal_kl"]) == set(frontier["equal_compute"]) == {"best-of-n", "dpo", "rloo"}
+    assert set(frontier["equal_kl"]) == set(frontier["equal_compute"]) == set(METHODS)
     assert (run / "frontier.png").read_bytes().startswith(b"\x89PNG")
     own = json.loads((run / "rloo" / "baseline.json").read_text())
     assert own["method"] == "rloo" and own["points"] == frontier["methods"]["rloo"]
@@ -247,7 +259,7 @@ def test_ctrl_c_leaves_what_is_finished(folder: Path, compare: Compare, monkeypa
     monkeypatch.setattr(baseline, "_measure", lambda *a, **k: measured.append(k["desc"]) or keep(*a, **k))
     measured.clear()
     frontier = compare(*asked_for)
-    assert measured == ["evaluating dpo β=0.1 seed 2"]
+    assert measured == ["evaluating dpo beta 0.1 seed 2"]
     assert len(frontier["methods"]["dpo"][0]["seeds"]) == 2
 
 

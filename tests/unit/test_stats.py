@@ -1,6 +1,5 @@
 """Intervals against scipy's bootstrap, known binomials, and their own coverage."""
 
-import itertools
 import math
 
 import numpy as np
@@ -20,7 +19,6 @@ from rlhf_zoo.evaluation.stats import (
     group_indices,
     jackknife,
     over_seeds,
-    pass_at,
     perplexity_difference,
     proportion,
     share,
@@ -211,20 +209,13 @@ def test_a_difference_of_perplexities_is_paired():
         perplexity_difference((ours, lengths * 0), (theirs, lengths), groups, seed=1)
 
 
-def test_accuracy_and_pass_at_k():
-    """pass@k against all choices of k answers; one answer a prompt has Wilson's interval, several that of prompts."""
+def test_accuracy():
+    """One answer a prompt has Wilson's interval, several that of prompts."""
     groups = [prompt for prompt in range(4) for _ in range(5)]
     right = [1, 0, 0, 1, 0] + [0] * 5 + [1] * 5 + [0, 0, 1, 0, 0]
-    for k in (1, 2, 5):
-        chosen = [list(itertools.combinations(right[start : start + 5], k)) for start in range(0, 20, 5)]
-        wanted = np.mean([np.mean([max(one) for one in every]) for every in chosen])
-        found = pass_at(k, right, groups)
-        assert found.value == pytest.approx(wanted) and found.n == 4 and found.ci95[0] <= wanted <= found.ci95[1]
     assert accuracy(right, groups) == share(right, groups)
     assert accuracy(right, range(20)) == proportion(8, 20)
     assert accuracy([1] * 20, groups).ci95 == proportion(4, 4).ci95
-    with pytest.raises(ValueError, match="pass@6 needs 6 answers a prompt"):
-        pass_at(6, right, groups)
 
 
 def test_the_interval_of_a_mean_covers_with_few_prompts():

@@ -1,0 +1,55 @@
+"""Several answers to a prompt: pass@k against all choices of k, and the vote against a count by hand."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from rlhf_zoo.evaluation.answers import Answers
+from rlhf_zoo.evaluator.judges import RuleJudge, answers
+from rlhf_zoo.rewards.verifiable import ExactMatch, NumericMatch
+
+RIGHT = np.array([[1, 0, 0, 1, 0], [0] * 5, [1] * 5, [0, 0, 1, 0, 0]], dtype=float)
+
+
+def test_pass_at_k_is_that_of_all_choices_of_k_answers() -> None:
+    found = Answers(RIGHT)
+    for k in (1, 2, 5):
+        wanted = [np.mean([max(one) for one in itertools.combinations(row, k)]) for row in RIGHT]
+        assert found.passed(k) == pytest.approx(wanted)
+    with pytest.raises(ValueError, match="pass@6 needs 6 answers a prompt"):
+        found.passed(6)
+    told = found.to_json()
+    assert told.keys() == {"accuracy", "pass_at"} and list(told["pass_at"]) == ["1", "2", "4", "5"]
+    assert told["accuracy"]["value"] == RIGHT.mean() == pytest.approx(told["pass_at"]["1"]["value"])
+    assert (told["accuracy"]["n"], told["pass_at"]["5"]["n"]) == (20, 4)
+
+
+def test_the_answer_that_most_give_is_right_or_not() -> None:
+    """By its number; of two that as many give, half of it; what was not read has no vote, and where nothing was, 0."""
+    said = [["4", "5", "4", "5", "5"], ["7", "8", "8", None, None], ["1", "2", "1", "2", "3"], [None] * 5]
+    right = np.array([[1, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 1, 0, 1, 0], [0] * 5], dtype=float)
+    found = Answers(right, said)
+    assert found.voted().tolist() == [0, 0, 0.5, 0]
+    assert list(found.of_all()) == ["majority of 5", "pass@5"]
+    assert found.to_json()["majority_at"]["5"]["value"] == 0.125
+    with pytest.raises(ValueError, match="needs to know what each answer was read as"):
+        Answers(right).voted()
+    assert Answers(right[:, :1]).of_all() == {} and list(Answers(right).of_all()) == ["pass@5"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "texts", "strict", "lenient"),
+    [
+        (NumericMatch(), ["so #### 4", "7 #### 4.0", "4", "#### 9"], [4.0, 4.0, None, 9.0], [4.0, 4.0, 4.0, 9.0]),
+        (ExactMatch(marker="#"), ["#a b", "# a  b", "a b", "#c"], ["a b", "a b", None, "c"], None),
+    ],
+)
+def test_rules_are_put_to_the_vote_by_what_they_read(
+    rule: NumericMatch, texts: list[str], strict: list, lenient: list | None
+) -> None:
+    wanted = {"answer": ["4" if isinstance(rule, NumericMatch) else "a b"] * 4}
+    found = answers(RuleJudge("rule", rule), ["?"] * 4, texts, wanted, samples=2)
+    assert found["strict"].said == [strict[:2], strict[2:]]
+    assert found["lenient"].said == (lenient and [lenient[:2], lenient[2:]])
+    assert found["strict"].right.tolist() == [[1, 1], [0, 0]] and found["strict"].voted().tolist() == [1, 0]
