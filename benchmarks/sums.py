@@ -87,7 +87,7 @@ def run(call: Call, seeds: Sequence[int]) -> None:
         for method in RIVALS.values():
             if not (folder / "baseline" / method / "baseline.json").is_file():
                 call([*_words("baseline", str(shown(folder)), seed), "--method", method, "--seeds", "1"], folder)
-        _measure(folder, {name: _rival(folder, method, seed) for name, method in RIVALS.items()})
+        measure(folder, {name: _rival(folder, method, seed) for name, method in RIVALS.items()})
 
 
 def run_twins(call: Call, seeds: Sequence[int]) -> None:
@@ -100,7 +100,7 @@ def run_four(call: Call, seeds: Sequence[int]) -> None:
     asked = [one for one in SEEDS if one in seeds]
     _run_variant(FOUR, call, asked)
     for seed in asked:
-        _measure(FOUR.folder(seed), {})
+        measure(FOUR.folder(seed), {})
 
 
 def _run_variant(variant: Variant, call: Call, seeds: Sequence[int]) -> None:
@@ -168,7 +168,7 @@ def _policies(folder: Path) -> dict[str, Any]:
     return {name: {**found, **sampled[name]} for name, found in read_json(folder / "sums.json").items()}
 
 
-def _measure(folder: Path, rivals: Mapping[str, Path]) -> None:
+def measure(folder: Path, rivals: Mapping[str, Path]) -> None:
     """Writes sums.json, of each policy: greedily and on longer sums, the shares of right answers and of shown work."""
     if (path := folder / "sums.json").is_file():
         return

@@ -53,8 +53,7 @@ def _draw(facts: Facts, draw: Draw) -> None:
     what = "Training reward and judge against √KL, at each checkpoint"
     draw("over_training", what, plots.plot_over_training, followed)
     what = ", ".join(title[0].lower() + title[1:] for _, title, _ in panels)
-    what = "Judge and reward of PPO and of baselines against √KL"
-    draw("baselines", what, plots.plot_frontier, facts.frontier)
+    draw("baselines", "Judge and reward of PPO and of baselines against √KL", plots.plot_frontier, facts.frontier)
     draw("training", f"Against the step: {what}", plots.plot_panels, rows, panels, mark=mark)
 
 

@@ -121,8 +121,8 @@ def sample_liked(tools: Evaluator, prompts: Dataset, many: int, *, seed: int) ->
     ]
     if not lines:
         raise ZooError(
-            f"Of {many} completions of the SFT policy none that ended was paid more than their mean of {mean:g}, so "
-            "there is nothing to learn from: PPO's reward tells them not apart."
+            f"Of {many} completions of the SFT policy {sum(ended)} ended, and none of these was paid more than the "
+            f"mean of all, {mean:g}, so there is nothing to learn from: look at PPO's reward, or train SFT longer."
         )
     return Liked(lines, many, int(tokens[0]), int(tokens[1]))
 

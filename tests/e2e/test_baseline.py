@@ -1,8 +1,10 @@
 """`rlhf-zoo baseline` on a toy run: each method is trained, measured as PPO was, resumed, and laid beside it."""
 
+import html
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,16 @@ from rlhf_zoo import cli
 from rlhf_zoo.commands.baseline import METHODS
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.record import StageRecord
+from rlhf_zoo.release.card import make_card
+from rlhf_zoo.rewards import Rewards
 from rlhf_zoo.stages import evaluate, ppo
 from rlhf_zoo.studies import baseline
+from rlhf_zoo.studies.baseline_stages import sample_liked
 
 pytestmark = pytest.mark.usefixtures("pictures")
 
-EVALUATION = {"judge": "toy_run:judge", "prompts": 6, "samples": 2}
+ANSWERED = "rule:toy_run:answered"
+EVALUATION = {"judge": "toy_run:judge", "judges": [ANSWERED], "prompts": 6, "samples": 2}
 REWARDED: list[tuple[str, int]] = []
 STILL = ["--learning_rate", "1e-30"]  # trains, and moves nothing
 
@@ -125,16 +131,91 @@ def test_each_method_is_laid_beside_ppo(folder: Path, compare: Compare, capsys: 
     assert {**again, "command": ""} == {**frontier, "command": ""}
 
 
-def is_of_sft(folder: Path, method: str, frontier: dict[str, Any]) -> None:
+def is_of_sft(folder: Path, method: str, frontier: dict[str, Any], *, name: str = "beta-0.1-seed-1") -> None:
     """Prompts, keys and seed are those of the eval stage, so a policy that did not move says what SFT said there."""
-    ours = samples(folder / "run/baseline" / method / "beta-0.1-seed-1/samples.jsonl")
+    ours = samples(folder / "run/baseline" / method / name / "samples.jsonl")
     theirs = samples(folder / "run/eval/samples.jsonl")
     assert len(ours) == 12
     for one, other in zip(ours, theirs, strict=True):
         assert (one["prompt"], one["completion"]) == (other["prompt"], other["sft"]["completion"])
         assert one["reward"] == pytest.approx(other["sft"]["reward"]) and one["judge"] == other["sft"]["judge"]
         assert one["kl"] == pytest.approx(0.0, abs=1e-4)
-    assert frontier["methods"][method][0]["win_rate"]["sft"]["value"] == 0.5
+    point = frontier["methods"][method][0]
+    assert point["win_rate"]["sft"]["value"] == 0.5 and point["beside"] == frontier["sft"]["beside"]
+
+
+def test_rejection_learns_from_what_the_reward_likes_of_as_many_completions(
+    finished: Path, folder: Path, compare: Compare, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that ended and were paid more than the mean; by PPO's steps and minibatches. Cut off, it samples nothing
+    anew; at a rate of nothing it says what SFT says.
+    """
+    asked_for, run = ("--method", "rejection", "--seeds", "1", *STILL), folder / "run/baseline/rejection/seed-1"
+
+    def cut_off(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(baseline, "sft_again", cut_off)
+        with pytest.raises(click.Abort):
+            compare(*asked_for)
+    assert StageRecord(run).read()["status"] == "interrupted"
+    paid = [text for text, _ in REWARDED]
+    assert len(paid) == 12, "as many as PPO's three rollouts of four"
+    REWARDED.clear()
+    frontier = compare(*asked_for)
+    assert len(REWARDED) == 12, "of the evaluation alone"
+    is_of_sft(folder, "rejection", frontier, name="seed-1")
+    lines, sampled = samples(run / "lines/train.jsonl"), StageRecord(run).read()["sampled"]
+    prompts = [row["prompt"] for row in samples(finished / "data/prompts/train.jsonl")]
+    assert 0 < len(lines) == sampled["kept"] < sampled["completions"] == 12
+    assert {(line["prompt"], line["completion"]) for line in lines} <= set(zip(prompts, paid, strict=True))
+    trained = StageRecord(run / "sft").read()
+    asked = {"max_steps": 6, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 1, "learning_rate": 1e-30}
+    assert trained["status"] == "finished" and asked.items() <= trained["resolved"].items()
+    models = StageRecord(run).read()["compute"]["models"]
+    mean = np.mean([len(line["prompt"]) + len(line["completion"]) + 1 for line in lines])
+    assert models["policy"]["trained"] == pytest.approx(6 * 4 * mean)
+    assert models["policy"]["read"] == sampled["prompt_tokens"] == sum(map(len, prompts))
+    assert models["policy"]["generated"] == sampled["completion_tokens"]
+    assert models["reward"]["read"] == sampled["prompt_tokens"] + sampled["completion_tokens"]
+
+
+def test_sft_for_twice_as_long_is_the_stage_with_twice_the_steps(folder: Path, compare: Compare) -> None:
+    frontier = compare("--method", "sft", "--seeds", "1", *STILL)
+    is_of_sft(folder, "sft", frontier, name="seed-1")
+    run = folder / "run/baseline/sft/seed-1"
+    assert StageRecord(run / "sft").read()["resolved"]["max_steps"] == 8
+    training = frontier["methods"]["sft"][0]["compute"]["training"]["models"]
+    assert set(training) == {"policy", "reward"} and training["reward"]["read"] == 0
+    assert training["policy"]["trained"] == 4 * 4 * 7, "four more steps over texts of six letters and an end"
+
+
+def test_ppos_card_has_the_baselines_of_its_own_evaluation(folder: Path, compare: Compare) -> None:
+    ppo = folder / "run/ppo"
+    frontier = compare("--method", "best-of-n", "--pool", "2")
+    compare("--method", "sft", "--seeds", "1")
+    card = html.unescape(make_card(ppo).read_text())
+    rows = card.partition("### Beside simpler methods\n\n")[2].partition("\n\n")[0].splitlines()
+    names = ["policy", "---", "SFT", "**PPO**", "best-of-n, n = 1", "best-of-n, n = 2", "sft, twice as long"]
+    assert [row.split("|")[1].strip() for row in rows] == names
+    assert {row.count("|") for row in rows} == {8} and ANSWERED in rows[0]
+    assert f" {frontier['ppo']['kl']['value']:.3f} |" in rows[3] and " ≤ 0.193 |" in rows[5]
+    assert "plots/baselines.png" in card and (ppo / "plots/baselines.png").is_file()
+    known = json.loads((ppo / "rlhf_card.json").read_text())["baselines"]
+    assert known["ppo"] == frontier["ppo"] and list(known["methods"]) == ["best-of-n", "sft"]
+    record = StageRecord(folder / "run/eval")
+    record.write(fingerprint="another")
+    assert "Beside simpler methods" not in make_card(ppo).read_text() and not (ppo / "plots/baselines.png").exists()
+
+
+def test_a_reward_that_likes_nothing_leaves_nothing_to_learn_from(finished: Path, folder: Path) -> None:
+    opened = baseline.open_baseline(replace(make_context(finished), directory=folder / "run"), "rejection")
+    same = replace(opened.tools, rewards=Rewards([lambda completions, **_: [1.0] * len(completions)]))
+    with pytest.raises(
+        ZooError, match=r"Of 5 completions of the SFT policy [0-5] ended, and none .* the mean of all, 1, so"
+    ):
+        sample_liked(same, opened.prompts(), 5, seed=1)
 
 
 def test_rloo_samples_as_many_completions_as_ppo_and_counts_them(folder: Path, compare: Compare) -> None:
@@ -267,6 +348,7 @@ def test_what_cannot_be_compared(folder: Path, compare: Compare) -> None:
     for arguments, message in (
         (("--method", "dpo", "--pool", "3"), "--pool is no option of --method dpo: leave it out."),
         (("--method", "best-of-n", "--seeds", "3"), "--seeds is no option of --method best-of-n: leave it out."),
+        (("--method", "rejection", "--beta", "1"), "--beta is no option of --method rejection: leave it out."),
         (("--method", "rloo", "--beta", "0.1,x"), "--beta lists 'x': give numbers"),
         (("--method", "dpo", "--ppo.kl_coef", "9"), "ran with another kl_coef than this command says"),
         (("--method", "dpo", "--evaluation.samples", "3"), "ran with another evaluation.samples than this command"),

@@ -7,8 +7,6 @@ import pytest
 import sums
 from zoo_process import zoo
 
-from rlhf_zoo.record import StageRecord
-
 
 @pytest.mark.full
 @pytest.mark.timeout(2400)
@@ -16,17 +14,14 @@ def test_showing_the_work_pays(tmp_path: Path) -> None:
     done = zoo("run", "tiny-sums", home=tmp_path / "home", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-4000:]
     run = tmp_path / "runs" / "tiny-sums"
-    tests, longer = (
-        [json.loads(line) for line in (run / "data" / name / "test.jsonl").read_text().splitlines()]
-        for name in ("prompts", "longer")
-    )
-    sft, ppo = (
-        sums.figures(StageRecord(run / stage).chosen_checkpoint(), tests, longer, samples=1) for stage in ("sft", "ppo")
-    )
+    sums.measure(run, {})
+    sft, ppo = (json.loads((run / "sums.json").read_text())[policy] for policy in ("SFT", "PPO"))
     assert sft["greedy"]["n"] == 1000
     assert ppo["greedy"]["value"] > sft["greedy"]["value"] + 0.4
-    assert ppo["sampled"]["value"] > sft["sampled"]["value"] + 0.3
     assert sft["greedy_work"]["value"] < 0.3 and ppo["greedy_work"]["value"] > 0.9
     evaluation = json.loads((run / "eval" / "evaluation.json").read_text())
-    assert evaluation["verdict"] == "healthy"
+    assert evaluation["verdict"] == "healthy" and evaluation["n"] == 16000
+    answers = evaluation["judges"][evaluation["judge"]["name"]]["answers"]["strict"]
+    assert answers["difference"]["value"] > 0.3
+    assert answers["sft"]["majority_at"]["16"]["value"] > answers["sft"]["accuracy"]["value"] + 0.1
     assert json.loads((run / "summary.json").read_text())["peak_rss_mib"] <= 3 * 1024
