@@ -33,6 +33,16 @@ _PANELS: tuple[plots.Panel, ...] = (
 )
 
 
+#: What `rlhf-zoo baseline` does, by method.
+_METHODS = {
+    "best-of-n": "keeps of n completions of the SFT policy the one that the reward likes best",
+    "sft": "is the SFT stage for twice as long",
+    "rejection": "goes on with SFT on what the reward likes of the SFT policy's completions, as many as PPO sampled",
+    "dpo": "learns from pairs by trl's DPOTrainer, from the SFT policy",
+    "rloo": "maximises the same reward by trl's RLOOTrainer, from the SFT policy",
+}
+
+
 def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
     figures = {key: (facts.figure("ppo", key), name) for key, name in FIGURES.items()}
     figures["win_rate"] = (facts.figure("win_rate"), "win rate over SFT")
@@ -66,6 +76,7 @@ def _words(facts: Facts) -> dict[str, Any]:
         "adaptive": penalty_varies(facts),
         "answers": list(answer_rows(facts.evaluation.get("judges") or {})),
         "frontier": facts.frontier,
+        "methods": _METHODS,
         "baselines": list(_baselines(facts.frontier)),
         "beside": list((facts.frontier.get("sft") or {}).get("beside") or {}),
         "others": _other_judges(facts),
@@ -83,7 +94,7 @@ def _baselines(frontier: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, 
     if not frontier:
         return
     yield "SFT", frontier["sft"]
-    yield "**PPO**", frontier["ppo"]
+    yield Raw("**PPO**"), frontier["ppo"]
     for method, points in frontier["methods"].items():
         for point in points:
             yield f"{method}, {point['label']}", point

@@ -158,7 +158,8 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
         ):
             ordered = sorted(points, key=lambda point: point["kl"]["value"])
             bound = any(point["kl"]["is_bound"] for point in ordered)
-            label = f"{method}, at the upper bound of its KL" if bound else method
+            said = method if len(ordered) > 1 else f"{method}, {ordered[0]['label']}"
+            label = f"{said}, at the upper bound of its KL" if bound else said
             _with_bars(axes, ordered, name, color=color, marker=marker, linestyle="--" if bound else "-", label=label)
         _with_bars(axes, [frontier["sft"]], name, color="black", marker="x", label="SFT")
         line = sorted([*frontier["ppo_ablation"], frontier["ppo"]], key=lambda point: point["kl"]["value"])

@@ -199,7 +199,11 @@ def test_ppos_card_has_the_baselines_of_its_own_evaluation(folder: Path, compare
     rows = card.partition("### Beside simpler methods\n\n")[2].partition("\n\n")[0].splitlines()
     names = ["policy", "---", "SFT", "**PPO**", "best-of-n, n = 1", "best-of-n, n = 2", "sft, twice as long"]
     assert [row.split("|")[1].strip() for row in rows] == names
-    assert {row.count("|") for row in rows} == {8} and ANSWERED in rows[0]
+    assert (
+        "| **PPO** |" in (ppo / "README.md").read_text()
+        and {row.count("|") for row in rows} == {8}
+        and ANSWERED in rows[0]
+    )
     assert f" {frontier['ppo']['kl']['value']:.3f} |" in rows[3] and " ≤ 0.193 |" in rows[5]
     assert "plots/baselines.png" in card and (ppo / "plots/baselines.png").is_file()
     known = json.loads((ppo / "rlhf_card.json").read_text())["baselines"]
