@@ -183,7 +183,7 @@ def measure(folder: Path, rivals: Mapping[str, Path]) -> None:
 
 
 def _sampled(folder: Path) -> dict[str, dict[str, Any]]:
-    """Of each policy at T = 1: right answers, and shown work; and where 16 answers were drawn, vote and pass@16."""
+    """Of each policy at T = 1: right answers, and shown work; beside baselines also vote, pass@16 and FLOPs."""
     evaluation = read_json(folder / "eval" / "evaluation.json")
     if not (folder / FRONTIER).is_file():
         work = evaluation["judges"][f"rule:{WATCHED}"]
@@ -195,7 +195,11 @@ def _sampled(folder: Path) -> dict[str, dict[str, Any]]:
     points |= {name: frontier["methods"][method][0] for name, method in RIVALS.items()}
     keys = {"sampled_work": f"rule:{WATCHED}", "majority": "majority of 16", "pass": "pass@16"}
     return {
-        name: {"sampled": point["judge"], **{key: point["beside"][of] for key, of in keys.items()}}
+        name: {
+            "sampled": point["judge"],
+            **{key: point["beside"][of] for key, of in keys.items()},
+            "teraflops": {"value": point["compute"]["training"]["flops"] / 1e12},
+        }
         for name, point in points.items()
     }
 

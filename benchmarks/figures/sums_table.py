@@ -15,6 +15,7 @@ COLUMNS = (
     ("majority of 16", "majority"),
     ("pass@16", "pass"),
     ("longer sums, greedy", "longer"),
+    ("10¹² FLOPs beyond SFT", "teraflops"),
 )
 Run = Mapping[str, Any]
 
