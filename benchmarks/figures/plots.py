@@ -30,8 +30,19 @@ def draw(experiment: Experiment) -> None:
         plot_frontier(frontier, keep.FOLDER / f"{experiment.recipe}-frontier.png")
 
 
+_RIVALS = (
+    ("SFT for twice as long", "sampled", "right: SFT for twice as long"),
+    ("rejection fine-tuning", "sampled", "right: rejection fine-tuning"),
+    ("SFT", "majority", "right: majority of 16 of SFT's"),
+    ("SFT", "pass", "right: pass@16 of SFT's"),
+)
+
+
 def draw_sums(runs: Sequence[Any], path: Path) -> None:
-    """What sums are paid, and how many show their work, against the update: the mean over seeds, and their range."""
+    """What sums are paid, and how many show their work, against the update: the mean over seeds, and their range.
+
+    Beside them the right answers of what could be had for less, to the test problems.
+    """
     if not runs:
         return
     figure, (panel,) = _figure(1)
@@ -39,11 +50,18 @@ def draw_sums(runs: Sequence[Any], path: Path) -> None:
     _over_runs(panel, runs, "shows_work", color=GREEN, linestyle="-", label="shows its work (watched, unpaid)")
     _over_runs(panel, runs, "reward", color=BLUE, linestyle="-", label="right answer (the reward)")
     _over_runs(right, runs, "kl", color=ORANGE, linestyle="--", label="KL (right)")
+    last = runs[0]["curve"][-1]["step"]
+    for place, (policy, figure_of, label) in enumerate(_RIVALS):
+        found = [run["policies"][policy][figure_of]["value"] for run in runs]
+        panel.errorbar(
+            last + 2 + 2 * place, fmean(found), yerr=[[fmean(found) - min(found)], [max(found) - fmean(found)]],
+            color=BLUE, marker="osD^v"[place], markersize=4, linewidth=1, label=label,
+        )  # fmt: skip
     panel.set_title(f"tiny-sums: rollouts at T = 1 (mean and range of {len(runs)} runs)", fontsize=10.5)
     panel.set(xlabel="PPO update", ylabel="share of completions", ylim=(0, 1.02))
     right.set_ylabel("KL to SFT, nats per completion")
     handles = [*panel.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
-    panel.legend(handles=handles, framealpha=0.7, edgecolor="none", fontsize=8, loc="center right")
+    panel.legend(handles=handles, frameon=False, fontsize=8, ncol=2, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     _save(figure, path)
 
 

@@ -79,6 +79,7 @@ def baseline(
     if given := [name for name, value in asked.items() if value is not None and name not in TAKES[method]]:
         raise ZooError(f"--{given[0]} is no option of --method {method}: leave it out.")
     with run_context(recipe, flags, output_dir=output_dir, hub=hub, looking=True) as (context, _):
+        from ..release.card import make_card
         from ..studies.baseline import HELD, betas, default_betas, open_baseline, run_best_of_n, run_trained
         from ..studies.baseline_report import write_report
 
@@ -92,6 +93,7 @@ def baseline(
                 for seed in range(first, first + (asked["seeds"] or SEEDS)):
                     run_trained(opened, method, seed, beta=value, learning_rate=rate, restart=restart)
         frontier = write_report(opened, method, served=served)
+        make_card(context.record("ppo").path)
     path = context.directory / "baseline" / "frontier.json"
     if as_json:
         click.echo(path.read_text(encoding="utf-8").rstrip())

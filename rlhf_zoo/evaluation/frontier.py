@@ -134,7 +134,7 @@ def filtered(reward: Floats, judge: Floats, target: float) -> dict[str, float] |
     if not len(enough):
         return None
     place, share = int(enough[-1]), float(kept[enough[-1]] / len(kept))
-    return {"share": share, "kl": -math.log(share), "reward": float(means[place]), "judge": float(judged[place])}
+    return {"share": share, "kl": math.log(1 / share), "reward": float(means[place]), "judge": float(judged[place])}
 
 
 def best_within(points: Sequence[Point], flops: float, *, served: int) -> Point | None:

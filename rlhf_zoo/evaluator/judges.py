@@ -18,6 +18,7 @@ import contextlib
 import logging
 import os
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -113,6 +114,7 @@ class RuleJudge:
             )
         self._call = FunctionCall(target, rule)
         self.name = f"rule:{target}"
+        self.said([""])  # so that one that fails is known before anything trains
 
     @property
     def description(self) -> str:
@@ -126,10 +128,20 @@ class RuleJudge:
             return {}
         return {"strict": RuleJudge(self.target, rule.strict), "lenient": RuleJudge(self.target, rule.lenient)}
 
-    @property
-    def read(self) -> Callable[[str], Hashable] | None:
-        """What an answer is read as, for a rule that says."""
-        return getattr(self._call.function, "read", None)
+    def said(self, completions: Sequence[str]) -> list[Hashable] | None:
+        """What each is read as, of a rule that says; None of another. Raises ZooError where its `read` fails."""
+        read = getattr(self._call.function, "read", None)
+        if read is None:
+            return None
+        try:
+            found: list[Hashable] = [read(text) for text in completions]
+            Counter(found)  # a list is no answer that could be counted
+        except Exception as error:
+            raise ZooError(
+                f"`read` of the rule {self._call.name} fails ({error}): let it return, of any text, what it answers as "
+                "a text or number, or None."
+            ) from error
+        return found
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         return self.score(prompts, completions, {})
@@ -171,15 +183,23 @@ def answers(
     samples: int,
 ) -> dict[str, Answers]:
     """What a rule finds of `samples` answers to each prompt, read strictly and leniently; {} of any other judge."""
-    if not isinstance(judge, RuleJudge):
-        return {}
-    found = {}
-    for reading, rule in judge.readings.items():
-        right = np.reshape(scores(rule, prompts, completions, columns), (-1, samples))
-        read, starts = rule.read, range(0, len(completions), samples)
-        said = read and [[read(text) for text in completions[start : start + samples]] for start in starts]
-        found[reading] = Answers(right, said)
-    return found
+    rules = judge.readings if isinstance(judge, RuleJudge) else {}
+    return {name: as_answers(rule, prompts, completions, columns, samples=samples) for name, rule in rules.items()}
+
+
+def as_answers(
+    rule: RuleJudge,
+    prompts: Sequence[Any],
+    completions: Sequence[str],
+    columns: Mapping[str, Sequence[Any]] | None,
+    *,
+    samples: int,
+) -> Answers:
+    """What a rule that says whether an answer is right finds of `samples` answers to each prompt, read as it reads."""
+    right = np.reshape(scores(rule, prompts, completions, columns), (-1, samples))
+    said = rule.said(completions)
+    starts = range(0, len(completions), samples)
+    return Answers(right, None if said is None else [said[start : start + samples] for start in starts])
 
 
 def scores(

@@ -5,6 +5,7 @@ import re
 import shlex
 from collections.abc import Iterable
 from pathlib import PurePath
+from typing import Any
 
 from ..stage import STAGES
 from .facts import CheckpointRow, Facts
@@ -32,15 +33,21 @@ def about(facts: Facts, command: str) -> str | None:
 
 def of_the_run(facts: Facts) -> str:
     """The command that made it, without what is of this machine alone: its folders, and access tokens."""
-    command = facts.run.get("command")
-    if command:
-        command = shlex.join(_public(shlex.split(command) if isinstance(command, str) else map(str, command)))
+    command = public(facts.run.get("command"))
     if not command:
         seed = facts.run.get("seed")
         command = f"rlhf-zoo {facts.stage} {shlex.quote(facts.recipe)}" + (
             f" --seed {seed}" if seed is not None else ""
         )
-    return re.sub(r"hf_\w{8,}", "hf_***", command)
+    return command
+
+
+def public(command: Any) -> str:
+    """A command without what is of this machine alone: its folders, and access tokens."""
+    if not command:
+        return ""
+    words = shlex.split(command) if isinstance(command, str) else map(str, command)
+    return re.sub(r"hf_\w{8,}", "hf_***", shlex.join(_public(words)))
 
 
 def _public(words: Iterable[str]) -> list[str]:

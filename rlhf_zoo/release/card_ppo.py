@@ -36,7 +36,7 @@ _PANELS: tuple[plots.Panel, ...] = (
 #: What `rlhf-zoo baseline` does, by method.
 _METHODS = {
     "best-of-n": "keeps of n completions of the SFT policy the one that the reward likes best",
-    "sft": "is the SFT stage for twice as long",
+    "sft": "is the SFT stage anew, for twice as long",
     "rejection": "goes on with SFT on what the reward likes of the SFT policy's completions, as many as PPO sampled",
     "dpo": "learns from pairs by trl's DPOTrainer, from the SFT policy",
     "rloo": "maximises the same reward by trl's RLOOTrainer, from the SFT policy",

@@ -42,7 +42,7 @@ CHECKS_ANSWERS = (
     "It says whether an answer is right, so it may judge what it rewards: read it strictly and leniently, as a policy "
     "may learn to write answers in the form that is read."
 )
-READINGS = {"strict": "strictly (behind its marker)", "lenient": "leniently (wherever it stands)"}
+READINGS = {"strict": "strictly (where it is to stand)", "lenient": "leniently (wherever it stands)"}
 
 
 def slug(name: str) -> str:

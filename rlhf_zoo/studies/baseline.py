@@ -24,7 +24,7 @@ from ..errors import ZooError
 from ..evaluation.compute import Compute, Passes, ppo_compute, sft_compute
 from ..evaluation.frontier import Floats, by_prompt
 from ..evaluator.head_to_head import keys_of
-from ..evaluator.judges import RuleJudge, answers, scores
+from ..evaluator.judges import RuleJudge, as_answers, checks_answers, scores
 from ..evaluator.measure import Evaluator, Measured, make_evaluator, measure, repeated
 from ..model_files import load_tokenizer
 from ..models import CRITIC_DIR, critic_from, load_causal, matrix_parameters
@@ -92,8 +92,8 @@ class Baseline:
         for judge in (one for one in self._evaluator.panel.scoring if isinstance(one, RuleJudge)):
             if judge.name != self.judge:
                 found[judge.name] = by_prompt(scores(judge, prompts, texts, columns), self.per_prompt)
-            elif read := answers(judge, prompts, texts, columns, samples=self.per_prompt):
-                found |= read["strict"].of_all()
+            elif checks_answers(judge):
+                found |= as_answers(judge, prompts, texts, columns, samples=self.per_prompt).of_all()
         return found
 
     @property
@@ -145,6 +145,11 @@ class Baseline:
                 "train the stage ppo again."
             )
         return int(counts[-1])
+
+    @property
+    def updates(self) -> int:
+        """Rollouts that PPO learned from in training."""
+        return int(self.context.record("ppo").metrics()[-1]["step"])
 
     @cached_property
     def ppo_training(self) -> Compute:
@@ -256,9 +261,9 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
 
 
 def _check_settings(context: RunContext) -> None:
-    """Raises ZooError where PPO or the evaluation ran with other settings than these."""
+    """Raises ZooError where a stage or the evaluation ran with other settings than these."""
     given = {
-        "ppo": dict(context.settings("ppo").resolved),
+        **{stage: dict(context.settings(stage).resolved) for stage in context.recipe.stages},
         "eval": {
             "evaluation": recorded(evaluation_of(context)),
             "seed": context.shared.seed,
@@ -350,7 +355,12 @@ def run_trained(
     under = {} if beta is None else {"beta": beta}
     resolved = baseline.resolved(method=method, **under, seed=seed, arguments=arguments)
     name = f"seed-{seed}" if beta is None else f"beta-{beta:g}-seed-{seed}"
-    record = baseline.begin(baseline.folder / method / name, resolved, restart=restart)
+    folder = baseline.folder / method / name
+    if restart:
+        StageRecord(folder / "sft").clear()
+    elif method not in HELD:
+        _measure_anew(StageRecord(folder), resolved)
+    record = baseline.begin(folder, resolved, restart=restart)
     if record is None:
         return
     record.metrics_file.unlink(missing_ok=True)  # a run of trl's trainers that was cut off begins again
@@ -359,7 +369,7 @@ def run_trained(
             assert beta is not None
             policy, compute = _train(baseline, method, beta, seed, arguments, record)
         else:
-            policy, compute = _more_sft(baseline, method, seed, arguments, record, restart=restart)
+            policy, compute = _more_sft(baseline, method, seed, arguments, record)
         found = _measure(baseline, policy, desc=f"evaluating {method} {name.replace('-', ' ')}")
     except (KeyboardInterrupt, Stopped) as error:
         record.write(status="interrupted")
@@ -375,6 +385,15 @@ def run_trained(
     )
 
 
+def _measure_anew(record: StageRecord, resolved: Mapping[str, Any]) -> None:
+    """Lets a policy that lies on the disk be measured as another evaluation measures; what it learned stays."""
+    before = record.read().get("resolved") or {}
+    of = ("evaluation", "evaluation_seed")
+    learned = [{key: value for key, value in one.items() if key not in of} for one in (before, resolved)]
+    if before and first_difference(*learned) is None and first_difference(before, resolved) is not None:
+        record.write(status="interrupted", resolved=dict(resolved), fingerprint=fingerprint(resolved))
+
+
 def _arguments(baseline: Baseline, method: Trained, learning_rate: float | None) -> dict[str, Any]:
     settings = baseline.context.settings
     if method == "dpo":
@@ -382,8 +401,8 @@ def _arguments(baseline: Baseline, method: Trained, learning_rate: float | None)
     elif method == "rloo":
         found = rloo_arguments(settings("ppo"), episodes=baseline.episodes, learning_rate=learning_rate)
     elif method == "rejection":
-        episodes = baseline.episodes
-        found = liked_arguments(settings("ppo"), settings("sft"), episodes=episodes, learning_rate=learning_rate)
+        updates = baseline.updates
+        found = liked_arguments(settings("ppo"), settings("sft"), updates=updates, learning_rate=learning_rate)
     else:
         found = longer_arguments(settings("sft"), learning_rate=learning_rate)
     return {name: getattr(value, "value", value) for name, value in found.items()}
@@ -395,18 +414,17 @@ def _more_sft(
     seed: int,
     arguments: Mapping[str, Any],
     record: StageRecord,
-    *,
-    restart: bool,
 ) -> tuple[PreTrainedModel, Compute]:
     context, flags = baseline.context, {**arguments, "seed": seed}
     if method == "rejection":
         if "sampled" not in record.read():
             liked = sample_liked(baseline.tools, baseline.prompts(), baseline.episodes, seed=seed)
             liked.write(record.path)
+            StageRecord(record.path / "sft").clear()  # what it learned was of other lines
             record.write(sampled=liked.counts())
         start = whole_model(context, baseline.checkpoints["sft"])
         flags |= {"model_name_or_path": str(start), "dataset_name": str(record.path / LINES)}
-    run = sft_again(context, record.path, flags, restart=restart)
+    run = sft_again(context, record.path, flags)
     policy = load_causal(run.checkpoint("sft").path)
     tokens = trained_tokens(run, parts(run, "sft", stage_source(run, "sft"))[0], baseline.tools.tokenizer)
     if method == "sft":  # half of it is the run's own, which no method is charged for

@@ -24,6 +24,7 @@ from ..evaluation.frontier import (
     wins,
 )
 from ..evaluation.overoptimization import FEWEST, best_of_n, best_of_n_kl, fit
+from ..evaluation.stats import Estimate
 from ..record import StageRecord, first_difference, read_json, write_json
 from ..release.plots import plot_frontier
 from .ablate import FOLDER as ABLATION
@@ -103,18 +104,22 @@ def _points_of(baseline: Baseline, method: Method) -> list[Point]:
     """The points of a method that are finished and started from what the run holds now; seeds of one are one point."""
     if method == "best-of-n":
         return _best_of_n_points(baseline)
-    found: dict[float | None, list[Point]] = defaultdict(list)
+    found: dict[tuple[float | None, float | None], list[Point]] = defaultdict(list)
     for record in _finished(baseline, sorted((baseline.folder / method).glob("*seed-*"))):
         document = record.read()
         compute = Compute.from_json(document["compute"])
         if method in ("rloo", "rejection"):
             compute = compute + baseline.reward_training
         lines = read_lines(record.path / "samples.jsonl")
-        found[document.get("beta")].append(_measured(baseline, f"seed {document['seed']}", lines, compute))
-    return [
-        mixed(found[beta], label=_UNDER_NO_BETA[method] if beta is None else f"β = {beta:g}")
-        for beta in sorted(found, key=lambda beta: beta or 0.0)
-    ]
+        under = document.get("beta"), document["resolved"]["arguments"].get("learning_rate")
+        found[under].append(_measured(baseline, f"seed {document['seed']}", lines, compute))
+    several = len({at for _, at in found}) > 1
+    points = []
+    for beta, at in sorted(found, key=lambda under: (under[0] or 0.0, under[1] or 0.0)):
+        label = _UNDER_NO_BETA[method] if beta is None else f"β = {beta:g}"
+        told = f", learning rate {'its own' if at is None else f'{at:g}'}" if several else ""
+        points.append(mixed(found[beta, at], label=label + told))
+    return points
 
 
 def _finished(baseline: Baseline, folders: Sequence[Path]) -> Iterator[StageRecord]:
@@ -208,7 +213,11 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         "filter": None if pool is None else filtered(pool["reward"], pool["judge"], float(ppo.reward.mean())),
         "ppo_ablation": [_told(point, seed, asked) for point in others],
         "methods": series,
-        "equal_kl": {one: _at_equal_kl(points, sft, ppo, others, seed) for one, points in found.items()},
+        "commands": {one: _command(baseline, one, method) for one in found},
+        # SFT for longer begins anew, and so not at SFT's KL of 0.
+        "equal_kl": {
+            one: _at_equal_kl(points, sft, ppo, others, seed) for one, points in found.items() if one != "sft"
+        },
         "equal_compute": {one: _at_equal_compute(points, ppo, seed, asked) for one, points in found.items()},
     }
     write_json(
@@ -217,6 +226,14 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
     write_json(baseline.folder / "frontier.json", frontier)
     plot_frontier(frontier, baseline.folder / "frontier.png")
     return frontier
+
+
+def _command(baseline: Baseline, method: Method, now: Method) -> str:
+    """By which a method's points were made last."""
+    if method == now:
+        return baseline.context.command
+    path = baseline.folder / method / "baseline.json"
+    return str(read_json(path)["command"]) if path.is_file() else ""
 
 
 def _fitted(points: Sequence[Point], seed: int) -> dict[str, Any]:
@@ -246,7 +263,7 @@ def _told(point: Point, seed: int, served: int) -> dict[str, Any]:
         "kl": {**kl, "is_bound": point.kl_is_bound},
         **{name: estimate(getattr(point, name), n=point.n, seed=seed).to_json() for name in ("reward", "judge")},
         "win_rate": {side: rate(values, n=point.n).to_json() for side, values in point.wins.items()},
-        "beside": {name: estimate(values, n=point.n, seed=seed).to_json() for name, values in point.beside.items()},
+        "beside": {name: _beside(name, values, point, seed).to_json() for name, values in point.beside.items()},
         "compute": {
             "training": point.training.to_json(),
             "serving": point.serving.to_json(),
@@ -259,6 +276,13 @@ def _told(point: Point, seed: int, served: int) -> dict[str, Any]:
             {"label": one.label, **{name: float(getattr(one, name).mean()) for name in names}} for one in point.seeds
         ]
     return document
+
+
+def _beside(name: str, values: Floats, point: Point, seed: int) -> Estimate:
+    """A rule's score of each completion is any number; what is made of all of a prompt's is a share of prompts."""
+    if name.startswith("rule:"):
+        return estimate(values, n=point.n, seed=seed)
+    return rate(values, n=len(values) * max(1, len(point.seeds)))
 
 
 def _at_equal_kl(points: Sequence[Point], sft: Point, ppo: Point, others: Sequence[Point], seed: int) -> dict[str, Any]:

@@ -38,14 +38,14 @@ def longer_arguments(sft: StageSettings, *, learning_rate: float | None) -> dict
 
 
 def liked_arguments(
-    ppo: StageSettings, sft: StageSettings, *, episodes: int, learning_rate: float | None
+    ppo: StageSettings, sft: StageSettings, *, updates: int, learning_rate: float | None
 ) -> dict[str, Any]:
     """Flags of SFT by which it takes PPO's optimizer steps, each over a minibatch of PPO's, at PPO's learning rate."""
     args = ppo.trainer
     rollout, steps = rollout_of(args)
     batch = rollout // steps
     micro = math.gcd(batch, sft.trainer.per_device_train_batch_size)
-    most = math.ceil(episodes / rollout) * steps * args.num_ppo_epochs
+    most = updates * steps * args.num_ppo_epochs
     return {
         "learning_rate": args.learning_rate if learning_rate is None else learning_rate,
         "lr_scheduler_type": args.lr_scheduler_type,
@@ -127,14 +127,15 @@ def sample_liked(tools: Evaluator, prompts: Dataset, many: int, *, seed: int) ->
     return Liked(lines, many, int(tokens[0]), int(tokens[1]))
 
 
-def sft_again(context: RunContext, folder: Path, flags: Mapping[str, Any], *, restart: bool) -> RunContext:
+def sft_again(context: RunContext, folder: Path, flags: Mapping[str, Any]) -> RunContext:
     """The run in `folder` whose SFT stage trained under these flags beside the run's own, on the run's data."""
     given = {stage: dict(keys) for stage, keys in context.flags.items()}
     given["sft"] = {**given.get("sft", {}), **flags}
     run = replace(
-        context, directory=folder, base=context.directory, own=("sft",), flags=given, publish=False, restart=restart
+        context, directory=folder, base=context.directory, own=("sft",), flags=given, publish=False, restart=False
     )
     run_stage(run, "sft")
+    (run.record("sft").path / "README.md").unlink(missing_ok=True)  # trl's, of a model that nobody publishes
     return run
 
 

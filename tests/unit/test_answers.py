@@ -5,6 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
+from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.answers import Answers
 from rlhf_zoo.evaluator.judges import RuleJudge, answers
 from rlhf_zoo.rewards.verifiable import ExactMatch, NumericMatch
@@ -36,6 +37,18 @@ def test_the_answer_that_most_give_is_right_or_not() -> None:
     with pytest.raises(ValueError, match="needs to know what each answer was read as"):
         Answers(right).voted()
     assert Answers(right[:, :1]).of_all() == {} and list(Answers(right).of_all()) == ["pass@5"]
+
+
+def broken(completions: list[str], **_: object) -> list[float]:
+    return [1.0] * len(completions)
+
+
+def test_a_rule_that_cannot_be_read_is_named_at_once() -> None:
+    broken.read = lambda text: [text]  # type: ignore[attr-defined]
+    with pytest.raises(
+        ZooError, match=r"`read` of the rule .*broken.* fails \(unhashable type: 'list'\): let it return"
+    ):
+        RuleJudge("test_answers:broken", broken)
 
 
 @pytest.mark.parametrize(
