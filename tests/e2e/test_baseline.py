@@ -208,17 +208,17 @@ def test_a_policy_is_measured_anew_and_not_trained_for_another_evaluation(folder
     """And begun again it trains anew, also where it was cut off before. Seeds at two rates are two points."""
     asked_for, run = ("--method", "rejection", "--seeds", "1"), folder / "run/baseline/rejection/seed-1"
     first = compare(*asked_for)
-    made = StageRecord(run / "sft").read()["finished"]
-    record = StageRecord(run)
+    record, inner = StageRecord(run), StageRecord(run / "sft")
+    inner.write(mark="of the first")
     old = {**record.read()["resolved"], "evaluation_seed": 99}
     record.write(resolved=old, fingerprint=fingerprint(old))
     REWARDED.clear()
     again = compare(*asked_for)
-    assert again["methods"] == first["methods"] and StageRecord(run / "sft").read()["finished"] == made
+    assert again["methods"] == first["methods"] and inner.read()["mark"] == "of the first"
     assert len(REWARDED) == 12, "of the evaluation alone"
     record.clear()
     compare(*asked_for)
-    assert StageRecord(run / "sft").read()["finished"] > made
+    assert inner.read()["status"] == "finished" and "mark" not in inner.read()
 
     shutil.copytree(run, run.with_name("seed-2"))
     other = StageRecord(run.with_name("seed-2"))
