@@ -24,7 +24,7 @@ from ..rewards.verifiable import Verifiable
 from ..runs.evaluation import LLMConfig
 from ..runs.layout import as_turns, sft_text
 from ..runs.names import SAME_LABELS
-from .data import Reading, Source, look_at_data, read_as
+from .data import COUNTED, Reading, Source, look_at_data, read_as
 from .model import ModelFacts, look_at_model, look_at_reward_model
 from .wish import Wish, check_folder
 
@@ -73,7 +73,8 @@ def draft(wish: Wish, *, title: str) -> Draft:
         columns = ", ".join(f"{ours} from {theirs}" for ours, theirs in reading.keys["columns"].items())
         split = reading.keys["dataset_train_split"]
         where = ":".join(filter(None, (reading.data.name, reading.keys["dataset_config"], split)))
-        said(f"{stage}'s rows", where, f"{reading.count:,} rows{f', {columns}' if columns else ''}")
+        least = "at least " if reading.count == COUNTED else ""
+        said(f"{stage}'s rows", where, f"{least}{reading.count:,} rows{f', {columns}' if columns else ''}")
     if conversational:
         chat.write(model.tokenizer)
     sizes = _sizes(model, readings, conversational, said)

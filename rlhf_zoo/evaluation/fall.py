@@ -71,7 +71,8 @@ def fallen(scores: Floats, steps: Sequence[int], seed: int, resamples: int) -> F
     earlier = int(means[:-1].argmax())
     error = float(contrasts[earlier].std()) / math.sqrt(scores.shape[1])
     gain_before = float(means[earlier] - means[0])
-    to_see = (float(np.quantile(largest, 1 - LEVEL)) + _POWER) * error
+    with np.errstate(invalid="ignore"):  # between two resamples without any spread, whose t is infinite
+        to_see = (float(np.quantile(largest, 1 - LEVEL)) + _POWER) * error
     gained = means[best] - means[0]
     return Fall(
         step=steps[best],

@@ -2,6 +2,7 @@
 
 import json
 import math
+import warnings
 from collections import Counter
 from dataclasses import replace
 
@@ -239,6 +240,15 @@ def test_a_judge_without_labels_agrees_with_itself_and_is_called_unchecked():
     assert made(RISE, Standing(split_half=steady)).text == "healthy (nobody checked the judge)"
     assert made(RISE, replace(GOOD, split_half=unsteady)).text == "healthy", "labels say more"
     assert made(RISE, Standing(is_reward=True, verifiable=True, split_half=unsteady)).text == "healthy"
+
+
+def test_where_one_prompt_alone_tells_nothing_is_warned_of() -> None:
+    """Resamples without that prompt have no spread, and an infinite t: a difference of two such is no number."""
+    scores = np.zeros((3, 20))
+    scores[1], scores[2, -1] = 1.0, 1.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert fallen(scores, [0, 1, 2], 1, 400).noticed is None
 
 
 def test_a_certain_fall_that_does_not_matter_is_healthy():
