@@ -185,7 +185,12 @@ class StageRecord:
         return other and document.get("status") != "finished" and not kept
 
     def check_fingerprint(
-        self, resolved: Mapping[str, Any], *, recipe: str | None = None, called: str | None = None
+        self,
+        resolved: Mapping[str, Any],
+        *,
+        recipe: str | None = None,
+        called: str | None = None,
+        mend: str = "choose another --output_dir, or begin again there with --restart",
     ) -> None:
         """Raise ZooError if the directory holds a run of another recipe or of other settings; an empty one passes.
 
@@ -205,8 +210,7 @@ class StageRecord:
         alone = f" (`{command}`, with your other flags, leaves the other stages as they are)"
         raise ZooError(
             f"{self.path} holds a run with {key} = {_at(before, key)}, and this one has {_at(resolved, key)}: "
-            "choose another --output_dir, or begin again there with --restart"
-            f"{alone if recipe is not None and stage in STAGES else ''}."
+            f"{mend}{alone if recipe is not None and stage in STAGES else ''}."
         )
 
     # metrics.jsonl

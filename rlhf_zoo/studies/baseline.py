@@ -200,7 +200,7 @@ class Baseline:
         if restart:
             record.clear()
         recipe = self.context.recipe.name
-        record.check_fingerprint(resolved, recipe=recipe)
+        record.check_fingerprint(resolved, recipe=recipe, mend="give what it was given, or --restart")
         if record.read().get("status") == "finished":
             return None
         record.write(
