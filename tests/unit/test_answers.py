@@ -7,7 +7,7 @@ import pytest
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.answers import Answers
-from rlhf_zoo.evaluator.judges import RuleJudge, answers
+from rlhf_zoo.evaluator.judges import RuleJudge, answers, as_answers
 from rlhf_zoo.rewards.verifiable import ExactMatch, NumericMatch
 
 RIGHT = np.array([[1, 0, 0, 1, 0], [0] * 5, [1] * 5, [0, 0, 1, 0, 0]], dtype=float)
@@ -65,4 +65,6 @@ def test_rules_are_put_to_the_vote_by_what_they_read(
     found = answers(RuleJudge("rule", rule), ["?"] * 4, texts, wanted, samples=2)
     assert found["strict"].said == [strict[:2], strict[2:]]
     assert found["lenient"].said == (lenient and [lenient[:2], lenient[2:]])
+    own = as_answers(RuleJudge("rule", rule), ["?"] * 4, texts, wanted, samples=2)
+    assert own.said == found["strict" if lenient is None else "lenient"].said, "a number without a marker is any number"
     assert found["strict"].right.tolist() == [[1, 1], [0, 0]] and found["strict"].voted().tolist() == [1, 0]
