@@ -47,6 +47,11 @@ FOLDER = "baseline"
 Trained = Literal["sft", "rejection", "dpo", "rloo"]
 Method = Literal["best-of-n", Trained]
 METHODS: tuple[Method, ...] = ("best-of-n", "sft", "rejection", "dpo", "rloo")
+#: Keys of PPO by which a completion is paid, here as there.
+PAID_BY = (
+    "reward_model_path", "reward_model_loader", "reward_label", "reward_output", "reward_ensemble",
+    "reward_ensemble_lambda", "reward_funcs", "reward_weights", "score_centering", "score_scaling",
+)  # fmt: skip
 #: Those that hold a policy near SFT by a β.
 HELD: tuple[Method, ...] = ("dpo", "rloo")
 SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -181,9 +186,10 @@ class Baseline:
 
     def resolved(self, **own: Any) -> dict[str, Any]:
         """Of a baseline's run.json: its own settings, and what it was measured on and started from."""
-        shared = self.context.shared
+        shared, ppo = self.context.shared, self.context.settings("ppo").resolved
         return {
             **own,
+            "paid_by": {key: ppo[key] for key in PAID_BY if key in ppo},
             "evaluation": recorded(evaluation_of(self.context)),
             "evaluation_seed": shared.seed,
             "response_length": self.tools.max_new_tokens,

@@ -216,14 +216,18 @@ def test_a_policy_is_measured_anew_and_not_trained_for_another_evaluation(folder
     again = compare(*asked_for)
     assert again["methods"] == first["methods"] and inner.read()["mark"] == "of the first"
     assert len(REWARDED) == 12, "of the evaluation alone"
+    other = {**record.read()["resolved"], "paid_by": {"reward_funcs": ["another"]}}
+    record.write(resolved=other, fingerprint=fingerprint(other))
+    with pytest.raises(ZooError, match=r"seed-1 holds a run with paid_by.reward_"):
+        compare(*asked_for)
     record.clear()
     compare(*asked_for)
     assert inner.read()["status"] == "finished" and "mark" not in inner.read()
 
     shutil.copytree(run, run.with_name("seed-2"))
-    other = StageRecord(run.with_name("seed-2"))
-    resolved = other.read()["resolved"]
-    other.write(resolved={**resolved, "arguments": {**resolved["arguments"], "learning_rate": 0.5}})
+    beside = StageRecord(run.with_name("seed-2"))
+    resolved = beside.read()["resolved"]
+    beside.write(resolved={**resolved, "arguments": {**resolved["arguments"], "learning_rate": 0.5}})
     points = compare(*asked_for)["methods"]["rejection"]
     label = "on what the reward likes, learning rate"
     assert [point["label"] for point in points] == [f"{label} 0.003", f"{label} 0.5"]
