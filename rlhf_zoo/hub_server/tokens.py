@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import os
+import re
 import secrets
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ ROLES = ("read", "write")
 _ID_LENGTH = 12
 _KEY_BYTES = 32
 _LINK_SECONDS = 6 * 3600
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def _digest(token: str) -> str:
@@ -38,6 +40,21 @@ class Token:
     created: str
     name: str | None = None
     expires: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a field that somebody wrote by hand and nothing could read."""
+        if not _SHA256.fullmatch(str(self.sha256)):
+            raise ValueError(f"{self.sha256!r:.80} is no sha256")
+        if self.role not in ROLES:
+            raise ValueError(f"the token {self.id} has the role {self.role!r:.80}, not read or write")
+        if not isinstance(self.name, str | None):
+            raise ValueError(f"the name of the token {self.id} is {self.name!r:.80}, not text")
+        for field in ("created", "expires"):
+            date = getattr(self, field)
+            if date is not None and not _is_date(date):
+                raise ValueError(
+                    f"{field} of the token {self.id} is {date!r:.80}, not a date such as 2027-01-31T00:00:00+00:00"
+                )
 
     @property
     def id(self) -> str:
@@ -77,8 +94,8 @@ class TokenFile:
             return [Token(**entry) for entry in read_json(self._path, [])]
         except (ValueError, TypeError) as error:
             raise ZooError(
-                f"{self._path} is damaged ({error}): restore it from a copy, or remove it, which ends every token, "
-                "and make others with `rlhf-zoo hub token`."
+                f"{self._path} is damaged ({error}): mend it or restore it from a copy, or remove it, which ends every "
+                "token, and make others with `rlhf-zoo hub token`."
             ) from error
 
     def add(self, role: str, *, name: str | None = None, seconds: int | None = None) -> str:
@@ -104,6 +121,14 @@ class TokenFile:
         """Expired ones are dropped."""
         valid = [token for token in tokens if not token.expired]
         write_json(self._path, [{key: value for key, value in vars(t).items() if value is not None} for t in valid])
+
+
+def _is_date(value: object) -> bool:
+    """Whether it is ISO 8601 with a time zone, so that it can be compared with the present time."""
+    try:
+        return isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None
+    except ValueError:
+        return False
 
 
 def _date(seconds: int) -> str:

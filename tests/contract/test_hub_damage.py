@@ -211,10 +211,20 @@ def test_a_file_in_the_place_of_a_repository(thread_hub: ThreadHub) -> None:
     assert thread_hub.api().model_info("local/good").sha
 
 
+def _token(**fields: object) -> bytes:
+    """tokens.json with one token, in which these fields are as nobody writes them."""
+    whole = {"sha256": "0" * 64, "role": "write", "created": "2026-01-01T00:00:00+00:00"}
+    return json.dumps([whole | fields]).encode()
+
+
 @pytest.mark.parametrize(
     "content",
-    [b"", b"[1]", b"null", b"\xff", b'[{"sha256": "\\ud800", "role": "write", "created": "2026-01-01"}]'],
-)
+    [
+        b"", b"[1]", b"null", b"\xff", b"[" * 100_000, _token(sha256="\ud800"), _token(sha256=5), _token(role="admin"),
+        _token(role=[]), _token(name=5), _token(created=5), _token(expires="tomorrow"), _token(expires=1893456000),
+        _token(expires="2030-01-01"), _token(expires="2030-01-01T00:00:00"), _token(expires={}), _token(expires=""),
+    ],
+)  # fmt: skip
 def test_damaged_tokens_are_one_sentence(
     thread_hub: ThreadHub, content: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
