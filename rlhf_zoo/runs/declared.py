@@ -16,6 +16,11 @@ RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_to
 # What only the scripts of transformers and trl read, or what goes to a Hub by another way here.
 SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank", "model_init_kwargs",
                "trust_remote_code", "hub_private_repo", "hub_revision")  # fmt: skip
+#: Keys that are known and refused, with what the message says in place of "not supported".
+REFUSED = {
+    "auto_find_batch_size": "refused, as it would train with another batch than the recipe says, and the run would "
+    "record the recipe's: set per_device_train_batch_size to one that fits, with gradient_accumulation_steps",
+}
 _TYPES = {"int": int, "float": float, "bool": bool, "int | None": int | None, "float | None": float | None}
 
 
@@ -44,8 +49,8 @@ def declared_keys(stage: str) -> Mapping[str, Declared]:
 
 @functools.cache
 def refused_keys(stage: str) -> frozenset[str]:
-    """Keys of the stage's dataclasses that it would take and not obey."""
-    return frozenset({*SCRIPT_KEYS, *_fields("trl:ModelConfig")} - {*STAGES[stage].model_keys})
+    """Keys of the stage's dataclasses that it would take and not obey, or that would make its record untrue."""
+    return frozenset({*SCRIPT_KEYS, *REFUSED, *_fields("trl:ModelConfig")} - {*STAGES[stage].model_keys})
 
 
 def _fields(reference: str) -> dict[str, Declared]:

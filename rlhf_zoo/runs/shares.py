@@ -18,7 +18,7 @@ def share_of_batch(said: Mapping[str, Any], stage: str) -> dict[str, Any]:
     number = processes.count()
     if number == 1:
         return {}
-    alike = {"train_sampling_strategy": ("random", "sequential", "group_by_length"), "auto_find_batch_size": (False,)}
+    alike = {"train_sampling_strategy": ("random", "sequential", "group_by_length")}
     for key, only in alike.items():
         if key in said and said[key] not in only:
             raise ZooError(

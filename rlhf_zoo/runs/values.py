@@ -16,7 +16,7 @@ from ..limits import check_limits
 from ..model_code import FLAG
 from ..plain_yaml import BadYAML, load_yaml
 from ..plugins import did_you_mean
-from .declared import RUN_KEYS
+from .declared import REFUSED, RUN_KEYS
 
 MAX_DEPTH = 64
 MAX_SHOWN = 200
@@ -252,6 +252,8 @@ def checked_keys(
                 f"{said} not for a recipe to say, which may be a stranger's: give {FLAG} to the command itself, with "
                 "no stage before it."
             )
+        if name in refused and name in REFUSED:
+            raise ZooError(f"{said} {REFUSED[name]}.")
         if name in refused:
             raise ZooError(f"{said} not supported by {of}: leave it out.")
         if name not in hints:

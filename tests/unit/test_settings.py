@@ -216,6 +216,16 @@ def test_keys_of_the_run_are_refused_in_recipes_and_flags(tmp_path):
             build(make(tmp_path), **flags)
 
 
+def test_a_batch_that_the_record_would_not_know_is_refused(tmp_path):
+    why = "refused, as it would train with another batch than the recipe says"
+    for stage in STAGES:
+        with pytest.raises(ZooError, match=rf"{stage}\.yaml says auto_find_batch_size, which is {why}"):
+            build(make(tmp_path, stage, {"auto_find_batch_size": True}), stage)
+        with pytest.raises(ZooError, match=rf"--{stage}\.auto_find_batch_size is {why}"):
+            build(make(tmp_path, stage), stage, {"auto_find_batch_size": "true"})
+        assert "auto_find_batch_size" not in stage_keys(stage)
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
