@@ -102,9 +102,9 @@ def save_stage(folder: Path, stage: str, model: PreTrainedModel, tokenizer: PreT
     return checkpoint
 
 
-def trained_policy() -> PreTrainedModel:
-    """A policy that has learned the alphabet, and to end a text after six letters or so."""
-    policy, tokenizer = make_policy(make_tokenizer()), make_tokenizer()
+def trained_policy(**fields: Any) -> PreTrainedModel:
+    """A policy that has learned the alphabet, and to end a text after six letters or so. fields: of its config."""
+    policy, tokenizer = make_policy(make_tokenizer(), **fields), make_tokenizer()
     rows = [[*tokenizer(_run_of(start, 6))["input_ids"], EOS] for start in range(len(LETTERS))]
     ids = torch.tensor(rows)
     optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-2)

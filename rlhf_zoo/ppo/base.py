@@ -21,6 +21,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 
 from .. import functional as F
 from ..actor_critic import ActorCritic
+from ..by_length import GroupsByLength
 from ..data import PROMPT_INDEX, unstacked
 from ..errors import ZooError
 from ..finite import SKIPPED, Guarded, NotFinite
@@ -45,7 +46,7 @@ PPO_STATE = "ppo_state.json"
 TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2
 
 
-class BasePPOTrainer(ShardTrainer, Guarded, ABC):
+class BasePPOTrainer(GroupsByLength, ShardTrainer, Guarded, ABC):
     """A Trainer of a policy and its critic. Its abstract methods are the steps of an update that evaluation needs."""
 
     args: PPOConfig

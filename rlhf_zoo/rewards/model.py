@@ -17,7 +17,7 @@ from ..chat import Chat, reading_ids
 from ..devices import MicroBatches
 from ..errors import ZooError
 from ..model_files import name_of
-from ..models import context_of, disable_dropout, has_score_statistics, label_index, score_statistics
+from ..models import context_of, has_score_statistics, label_index, score_statistics
 from ..sampling import Samples
 from ..tokenizer import highest_id
 
@@ -75,7 +75,6 @@ class RewardModel:
                 f"The reward model {name} has an encoder and no eos_token_id, which is where it reads its score: set "
                 "it in the model's configuration."
             )
-        disable_dropout(model)
         self.model = model.requires_grad_(False).eval()
         self.tokenizer = tokenizer
         self.pad_id: int = tokenizer.pad_token_id
@@ -157,7 +156,7 @@ class RewardModel:
                     "rows: resize the policy's embeddings to its tokenizer, or the reward model's to the policy's."
                 )
             mask = pad_sequence([torch.ones_like(row) for row in batch], batch_first=True)
-            with self._pad_understood():
+            with self._without_dropout(), self._pad_understood():
                 output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device), **kwargs)
             logits = output if isinstance(output, Tensor) else output.logits
             raw = self._read(logits.float(), mask.to(device))
@@ -184,6 +183,16 @@ class RewardModel:
         if self.model.config.problem_type == "multi_label_classification":
             return F.logsigmoid(logits[:, self.label])
         return logits.log_softmax(1)[:, self.label]
+
+    @contextmanager
+    def _without_dropout(self) -> Iterator[None]:
+        """While open, the model is in evaluation mode. A model that is still being trained gets its own mode back."""
+        training = self.model.training
+        self.model.eval()
+        try:
+            yield
+        finally:
+            self.model.train(training)
 
     @contextmanager
     def _pad_understood(self) -> Iterator[None]:

@@ -114,9 +114,9 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
                 center(model, path)
 
     def center(model: Any, path: Path) -> None:
-        training = model.training
         model.config.rlhf_zoo = None
-        needed = [parameter.requires_grad for parameter in model.parameters()]
+        # RewardModel freezes the model and leaves it in evaluation mode; training goes on after this.
+        training, needed = model.training, [parameter.requires_grad for parameter in model.parameters()]
         raw = RewardModel(model, tokenizer, tokenizer).score_texts(scored[0].texts, ended=scored[0].ended)
         for parameter, needs in zip(model.parameters(), needed, strict=True):
             parameter.requires_grad_(needs)

@@ -52,12 +52,11 @@ def make_trainer(kind: Callable[..., Any], settings: StageSettings, **parts: Any
 
     Raises ZooError for what only the trainer finds wrong with them, and where they leave it nothing to train on.
     """
+    from ..by_length import grouping_by_length
     from ..shard_trainer import in_shards
-    from .by_length import batches_by_length
     from .global_batch import in_processes
 
-    if settings.trainer.train_sampling_strategy == "group_by_length":
-        kind = batches_by_length(kind)
+    kind = grouping_by_length(kind)
     if getattr(settings.data, "fsdp2", False):  # a stage of somebody else need not have it
         kind = in_shards(kind)
     try:

@@ -56,6 +56,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "max_tokens_per_micro_batch": 40,
         "eval_dataset": prompt_rows(8), "eval_strategy": "steps", "eval_steps": 1,
     },
+    "by-length": {"train_dataset": prompt_rows(13), "train_sampling_strategy": "group_by_length"},
     "log-every-3": {"logging_steps": 3, "kl_target": 0.3, "kl_horizon": 32, "padding_free": True},
 }  # fmt: skip
 
@@ -75,7 +76,8 @@ def test_a_run_resumed_from_any_checkpoint_is_the_run_left_alone(tmp_path: Path,
     wanted, history = digests(whole), timeless(whole.state.log_history)
     last = fingerprint(tmp_path / "whole" / "checkpoint-5")
     assert len({row["step"] for row in history}) == (1 if "logging_steps" in VARIANTS[variant] else 5)
-    for step in (1, 2, 4) if variant == "all at once" else (2,):  # 2 ends a pass over 13 prompts
+    # 2 ends a pass over 13 prompts; 3 lies within the second pass.
+    for step in {"all at once": (1, 2, 4), "by-length": (2, 3)}.get(variant, (2,)):
         directory = tmp_path / f"from-{step}"
         resumed = build(directory, **VARIANTS[variant])
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))

@@ -27,12 +27,15 @@ COMMON = {
     "learning_rate": 1e-3, "use_cpu": True, "eval_strategy": "no",
 }  # fmt: skip
 
+#: Saving a reward model scores with it: training must go on with dropout afterwards, as a resumed run does.
+DROPOUT = {"attention_dropout": 0.3}
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     make_recipe(tmp_path)
-    base = save_stage(tmp_path, "sft", trained_policy(), make_tokenizer())
+    base = save_stage(tmp_path, "sft", trained_policy(**DROPOUT), make_tokenizer())
     base.rename(tmp_path / "base")
     (tmp_path / "run").rename(tmp_path / "not-a-run")
     return tmp_path
@@ -44,7 +47,7 @@ def _sft(folder: Path, name: str) -> tuple[Callable[[RunContext], bool], RunCont
 
 
 def _reward(folder: Path, name: str) -> tuple[Callable[[RunContext], bool], RunContext]:
-    save_stage(folder, "sft", trained_policy(), make_tokenizer())
+    save_stage(folder, "sft", trained_policy(**DROPOUT), make_tokenizer())
     (folder / "run").rename(folder / name)
     own = {**COMMON, "dataset_test_split": None, "score_samples": 4, "max_length": 16}
     return reward.run, replace(make_context(folder), directory=folder / name, flags={"reward": own})

@@ -1,6 +1,7 @@
 """Reward models: each row's score is that of the row alone, by ids or by text, and what would be misread is refused."""
 
 import math
+from pathlib import Path
 
 import pytest
 import test_rewards
@@ -8,7 +9,7 @@ import torch
 from families import tiny_model
 from test_rewards import PROMPTS, call, one
 from trainer_fixture import EOS, LETTERS, make_policy, make_reward_model, make_tokenizer
-from transformers import AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, pipeline
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.rewards import RewardModel, Rewards
@@ -144,3 +145,13 @@ def test_a_reward_model_is_frozen_and_without_dropout() -> None:
     model.train()
     twice = [scorer.score_texts(["abcdef"], ended=[True]) for _ in range(2)]
     assert torch.equal(*twice) and not any(p.requires_grad for p in model.parameters())
+    assert model.training and model.config.attention_dropout == model.model.layers[0].self_attn.attention_dropout == 0.5
+
+
+def test_transformers_pipeline_gives_the_score_of_a_published_reward_model(tmp_path: Path) -> None:
+    model, tokenizer = make_reward_model(), make_tokenizer()
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    score = RewardModel(model, tokenizer, tokenizer, center=False, scale=False).score_texts(["abcdef"], ended=[False])
+    result = pipeline("text-classification", model=str(tmp_path), device="cpu")("abcdef")
+    assert result[0]["score"] == pytest.approx(float(score[0]), abs=1e-6)

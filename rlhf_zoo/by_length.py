@@ -1,7 +1,7 @@
-"""`train_sampling_strategy: group_by_length` for trl's trainers: rows of like length in a batch, and little padding.
+"""`train_sampling_strategy: group_by_length`: rows of similar length in a batch, and little padding.
 
-Transformers' own sampler draws from the global random state, so that a run resumed within a pass reads other rows, and
-it does not know the rows of a reward model.
+Transformers' own sampler draws from the global random state, so a run that resumes within a pass reads other rows. It
+also does not know the rows of a reward model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from transformers import Trainer
 
 #: Batches that are drawn from one pool of rows, which is sorted: more make batches tighter, and more alike each pass.
 POOL = 50
-#: What the length of a row is read from, in trl's data sets. Of a pair the longer side counts: both are padded to it.
+#: Columns that hold a row's tokens, here and in trl. Of a pair the longer side counts: both are padded to it.
 IDS = ("input_ids", "chosen_ids", "rejected_ids")
 
 
@@ -44,17 +44,19 @@ class ByLength(Sampler[int]):
         yield from rows[last:]
 
 
-class _Grouped(Trainer):
-    """Stands before a trainer of trl's."""
+class GroupsByLength(Trainer):
+    """Mixin for a trainer: obeys `group_by_length` with a sampler whose order a resumed run repeats."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
+        if self.args.train_sampling_strategy != "group_by_length" or rows is None:
+            return super()._get_train_sampler(train_dataset)
         sides = [rows[name] for name in IDS if name in rows.column_names]
         lengths = [max(map(len, row)) for row in zip(*sides, strict=True)]
         size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return ByLength(lengths, size, seed=self.args.seed if self.args.data_seed is None else self.args.data_seed)
 
 
-def batches_by_length(kind: Any) -> Any:
-    """This trainer of trl's, which obeys the key."""
-    return type(kind.__name__, (_Grouped, kind), {})
+def grouping_by_length(kind: Any) -> Any:
+    """A subclass of a trainer class that obeys `group_by_length` with our sampler."""
+    return type(kind.__name__, (GroupsByLength, kind), {})
