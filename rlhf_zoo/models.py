@@ -275,7 +275,11 @@ def has_score_statistics(model: PreTrainedModel) -> bool:
 
 
 def set_score_statistics(model: PreTrainedModel, *, mean: float, std: float, over: str) -> None:
-    """Stores (μ, σ) and the texts that they were measured over in the model's config, saved with it."""
+    """Stores (μ, σ) and the texts that they were measured over in the model's config, saved with it.
+
+    The config also says that the one output is a score: transformers' pipeline would else return its sigmoid.
+    """
+    model.config.problem_type = "regression"
     model.config.rlhf_zoo = {"score_mean": mean, "score_std": std, "score_statistics_over": over}
 
 
