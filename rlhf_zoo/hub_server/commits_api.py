@@ -6,10 +6,8 @@ import base64
 import binascii
 import re
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .access import Api
 from .cards import read_card
@@ -18,11 +16,9 @@ from .git import GitRepository, Quarantine, TreeEdit
 from .large_files import Pointer, parse_pointer
 from .messages import Request, Response, json_response, member, objects, plain_json
 from .names import RepoId, check_oid, check_path
+from .patterns import Budget, IgnoredPaths, LfsPaths
 from .routing import Router
 from .storage import Storage
-
-if TYPE_CHECKING:
-    from dulwich.ignore import IgnoreFilter
 
 _REGULAR_LIMIT = 10 * 2**20
 _CARD_BODY = 16 * 2**20
@@ -31,7 +27,6 @@ _MAX_FILES = 5000
 _COMMIT_BODY = 4 * 2**30
 _MAX_CHANGES = 100_000
 _MAX_ATTRIBUTE_LINE = 2000
-_MAX_STARS = 4
 _ATTRIBUTES = ".gitattributes"
 _TRACKED = " filter=lfs diff=lfs merge=lfs -text"
 _NO_PULL_REQUESTS = "The embedded Hub has no pull requests: commit to a branch (revision=...) instead."
@@ -85,8 +80,10 @@ class CommitsApi(Api):
         with self._storage.git(repo) as git:
             _, commit = _branch_head(git, revision)
             tree = TreeEdit(git, git.root_tree(commit))
-            large = _Attributes(git, tree)
-            ignored = _ignored(git, tree, member(fields, "gitIgnore", str))
+            budget = Budget()
+            large = LfsPaths(_content_at(git, tree, _ATTRIBUTES), budget)
+            sent = member(fields, "gitIgnore", str)
+            ignored = IgnoredPaths(_content_at(git, tree, ".gitignore") if sent is None else sent.encode(), budget)
             files = []
             needed = 0
             for item in objects(fields, "files", most=_MAX_FILES):
@@ -98,7 +95,7 @@ class CommitsApi(Api):
                     # The path goes back as it came: the client looks its answer up by it.
                     "path": item["path"],
                     "uploadMode": "lfs" if is_large else "regular",
-                    "shouldIgnore": bool(ignored.is_ignored(path)),
+                    "shouldIgnore": ignored(path),
                 }
                 stored = tree.get(path)
                 pointer = git.blob_info(stored).pointer if stored is not None else None
@@ -174,10 +171,10 @@ class CommitsApi(Api):
         """Tell git-lfs about big files that no pattern of .gitattributes covers, as the Hub does."""
         if not paths:
             return
-        known = _Attributes(git, tree, quarantine)
+        content = _content_at(git, tree, _ATTRIBUTES, quarantine)
+        known = LfsPaths(content, Budget())
         added = [f"{_attribute_pattern(path)}{_TRACKED}\n".encode() for path in paths if not known(path)]
         if added:
-            content = known.content
             if content and not content.endswith(b"\n"):
                 content += b"\n"
             tree.put(_ATTRIBUTES, quarantine.blob(content + b"".join(added)))
@@ -263,44 +260,16 @@ def _content(value: dict[str, Any], path: str) -> bytes:
     return _base64(content, path) if value.get("encoding") == "base64" else content.encode()
 
 
-class _Attributes:
-    """Tells which paths .gitattributes hands to git-lfs."""
-
-    def __init__(self, git: GitRepository, tree: TreeEdit, quarantine: Quarantine | None = None) -> None:
-        from dulwich.attrs import Pattern, parse_git_attributes
-        from dulwich.wildmatch import MalformedPattern
-
-        oid = tree.get(_ATTRIBUTES)
-        stored = quarantine.read(oid) if oid and quarantine else None
-        self.content = stored if stored is not None else git.blob(oid) if oid else b""
-        self._rules = []
-        for pattern, attributes in parse_git_attributes(_quick(self.content)):
-            with suppress(MalformedPattern):  # git skips such a line, and so do we
-                self._rules.append((Pattern(pattern), attributes))
-
-    def __call__(self, path: str) -> bool:
-        from dulwich.attrs import match_path
-
-        return match_path(self._rules, path.encode()).get(b"filter") == b"lfs"
-
-
-def _quick(content: bytes) -> BytesIO:
-    """Without patterns whose matching could take a minute and hold every thread, as regular expressions backtrack."""
-    return BytesIO(
-        b"\n".join(line for line in content.split(b"\n") if line.replace(b"\\*", b"").count(b"*") <= _MAX_STARS)
-    )
+def _content_at(git: GitRepository, tree: TreeEdit, path: str, quarantine: Quarantine | None = None) -> bytes:
+    """The content of a file, which may wait in the quarantine; empty where there is no such file."""
+    oid = tree.get(path)
+    if oid is None:
+        return b""
+    waiting = quarantine.read(oid) if quarantine is not None else None
+    return git.blob(oid) if waiting is None else waiting
 
 
 def _attribute_pattern(path: str) -> str:
     """A .gitattributes pattern for exactly this path, or, where git would not read so long a line, close to it."""
     exact = "/" + re.sub(r"([*?\[\]])", r"\\\1", path).replace(" ", "[[:space:]]")
     return exact if len(exact.encode()) <= _MAX_ATTRIBUTE_LINE - 100 else "/" + re.sub(r"[*?\[\] ]", "?", path)
-
-
-def _ignored(git: GitRepository, tree: TreeEdit, sent: str | None) -> IgnoreFilter:
-    """The .gitignore that was sent along, else the repository's."""
-    from dulwich.ignore import IgnoreFilter, read_ignore_patterns
-
-    oid = tree.get(".gitignore")
-    content = sent.encode() if sent is not None else git.blob(oid) if oid else b""
-    return IgnoreFilter(read_ignore_patterns(_quick(content)))
