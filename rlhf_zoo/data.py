@@ -1,5 +1,6 @@
 """Data sets in the forms that the trainers take: prompts, lines and preference pairs."""
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,11 +10,9 @@ from transformers import PreTrainedTokenizerBase
 
 from .chat import prompt_ids as tokenize_prompt
 from .errors import ZooError
+from .reserved import PROMPT_INDEX, PROMPT_TOKENS, how_to_rename, withheld
 
-PROMPT_TOKENS = "input_ids"
-PROMPT_INDEX = "prompt_index"
-# Which of several completions of its prompt a row stands for.
-GENERATION = "generation_index"
+log = logging.getLogger(__name__)
 
 
 def need_columns(dataset: Dataset, columns: list[str], *, of: str) -> None:
@@ -47,7 +46,7 @@ def prepare_prompts(
     room: int,
     num_proc: int | None = None,
 ) -> Dataset:
-    """Adds token ids and a fixed index to each prompt.
+    """Adds token ids and a fixed index to each prompt, in columns of our own names.
 
     dataset: has `prompt` (texts or conversations) or, as TRL's PPO took them, `input_ids`. context: positions of the
     model, None if unbounded; room: tokens that a completion may take; num_proc: processes that tokenize. Raises
@@ -64,9 +63,15 @@ def prepare_prompts(
         )
     for row, ids in enumerate(dataset[PROMPT_TOKENS]):
         check_room(row, ids, context=context, room=room)
-    if PROMPT_INDEX not in dataset.column_names:
-        dataset = dataset.add_column(PROMPT_INDEX, list(range(len(dataset))))
-    return dataset
+    if PROMPT_INDEX in dataset.column_names:  # part of a data set that a trainer prepared
+        dataset = dataset.remove_columns(PROMPT_INDEX)
+    return dataset.add_column(PROMPT_INDEX, list(range(len(dataset))))
+
+
+def say_withheld(dataset: Dataset) -> None:
+    """Says in a line which columns reward functions do not get, as these get something of ours by that name."""
+    for name in withheld(dataset.column_names):
+        log.warning("Reward functions do not get the prompts' column %r: to pass it on, %s.", name, how_to_rename(name))
 
 
 def unstacked(batch: Mapping[str, Any], tokenizer: Any) -> list[dict[str, Any]]:

@@ -23,8 +23,8 @@ from ..logprobs import response_logits
 from ..model_files import Loading, load_tokenizer
 from ..models import load_causal
 from ..plugins import load_object
-from ..ppo.completions import TAKEN
 from ..release.reward_reading import reading_of
+from ..reserved import passed_on
 from ..rewards import RewardModel, Rewards
 from ..rewards.loading import load_reward
 from ..runs.context import RunContext
@@ -155,7 +155,7 @@ def repeated(rows: Dataset, samples: int) -> tuple[list[int], list[Any], dict[st
     """Each row `samples` times in turn: the place of its row, its prompt, and the other columns."""
     groups = [place for place in range(len(rows)) for _ in range(samples)]
     columns = rows.select(groups).to_dict()
-    return groups, columns["prompt"], {name: values for name, values in columns.items() if name not in TAKEN}
+    return groups, columns["prompt"], passed_on(columns)
 
 
 def measure(

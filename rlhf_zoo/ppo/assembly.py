@@ -10,7 +10,7 @@ from datasets import Dataset
 from transformers import MODEL_MAPPING, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..actor_critic import shared_value_head
-from ..data import PROMPT_TOKENS, prepare_prompts
+from ..data import prepare_prompts, say_withheld
 from ..end_to_end import lay_end_to_end
 from ..errors import ZooError
 from ..model_files import AS_SAVED, FLOAT32, first_line, load_tokenizer
@@ -24,6 +24,7 @@ from ..models import (
     with_adapter,
 )
 from ..reference import Reference
+from ..reserved import PROMPT_TOKENS
 from ..rewards import RewardEnsemble, RewardModel, Rewards
 from ..rewards.ensemble import check_ensemble
 from ..sampling import Vocabulary, check_cached, check_fits
@@ -365,6 +366,8 @@ def prompts_of(
     prepared = prepare_prompts(
         data, tokenizer, context=context, room=args.response_length, num_proc=args.dataset_num_proc
     )
+    if training:
+        say_withheld(data)
     check_ids(prepared[PROMPT_TOKENS], narrowest)
     check_fits(map(len, prepared[PROMPT_TOKENS]), args.response_length, args.max_rollout_batch_tokens)
     needed = args.prompts_per_update * args.world_size

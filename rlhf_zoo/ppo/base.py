@@ -22,9 +22,10 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallba
 from .. import functional as F
 from ..actor_critic import ActorCritic
 from ..by_length import GroupsByLength
-from ..data import PROMPT_INDEX, unstacked
+from ..data import unstacked
 from ..errors import ZooError
 from ..finite import SKIPPED, Guarded, NotFinite
+from ..reserved import PROMPT_INDEX
 from ..rewards import RewardFunction, RewardModel, Rewards, Scored
 from ..shard_trainer import ShardTrainer
 from ..sharding import full_weights
@@ -274,9 +275,9 @@ class BasePPOTrainer(GroupsByLength, ShardTrainer, Guarded, ABC):
     def decode_and_score(self, rollout: Rollout, rows: Sequence[Mapping]) -> tuple[DecodedCompletions, Scored]:
         """The completions as texts, and their rewards. rows: the prompts' rows of the data set, one a completion."""
         texts = decoded(self.processing_class, rollout.samples, rows)
-        columns = {**texts.columns, "trainer_state": self.state}
-        rewards, held = self.rewards, partial(at_hand, device=self.accelerator.device)
-        return texts, rewards(rollout.samples, texts.prompts, texts.completions, texts.texts, columns, at_hand=held)
+        held = partial(at_hand, device=self.accelerator.device)
+        given = texts.prompts, texts.completions, texts.texts, texts.columns
+        return texts, self.rewards(rollout.samples, *given, trainer_state=self.state, at_hand=held)
 
     def remember(self, texts: DecodedCompletions, rollout: Rollout, scored: Scored) -> None:
         """Keeps the first completions of a rollout, for the table of the next log line."""

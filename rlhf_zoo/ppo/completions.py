@@ -10,12 +10,10 @@ from transformers import PreTrainedTokenizerBase, TrainerCallback
 from transformers.integrations import TensorBoardCallback  # type: ignore[attr-defined]
 
 from ..chat import answer, completion_text, readable, spoken, whole
-from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
+from ..reserved import PROMPT_TOKENS, passed_on
 from ..sampling import Samples
 
 COMPLETIONS_DIR = "completions"
-# Not passed on to reward functions as columns: they come as arguments of their own, or are ours.
-TAKEN = ("prompt", PROMPT_TOKENS, PROMPT_INDEX, GENERATION, "completion", "completion_ids", "attention_mask")
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ def decoded(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequence
             whole(text if isinstance(prompt, str) else prompt, completion)
             for prompt, text, completion in zip(prompts, decoded_prompts, completions, strict=True)
         ],
-        columns={name: [row[name] for row in rows] for name in rows[0] if name not in TAKEN},
+        columns={name: [row[name] for row in rows] for name in passed_on(rows[0])},
     )
 
 

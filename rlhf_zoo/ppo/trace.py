@@ -11,10 +11,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import functional as F
 from ..actor_critic import ActorCritic
 from ..chat import as_prompt
-from ..data import PROMPT_TOKENS, tokenize_prompt
+from ..data import tokenize_prompt
 from ..errors import ZooError
 from ..logprobs import token_logprobs
 from ..models import context_of, disable_dropout
+from ..reserved import PROMPT_TOKENS
 from ..rewards import Rewards
 from ..sampling import Vocabulary, sample
 from ..value_head import ValueHead

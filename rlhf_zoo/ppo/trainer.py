@@ -23,10 +23,10 @@ from torch import Tensor, nn
 
 from .. import functional as F
 from ..actor_critic import TextBatch
-from ..data import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
 from ..devices import too_large, unless_full
 from ..errors import ZooError
 from ..logprobs import in_batches, response_logits, token_logprobs, tokens_of
+from ..reserved import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
 from ..rewards import Scored
 from ..sampling import Samples, SamplingRequest
 from ..sharding import full, whole

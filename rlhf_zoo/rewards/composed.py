@@ -102,9 +102,13 @@ class Rewards:
         texts: Sequence[Any],
         columns: Mapping[str, Any],
         *,
+        trainer_state: Any = None,
         at_hand: Callable[..., AbstractContextManager] = nullcontext,
     ) -> Scored:
         """Scores B completions. texts: prompt and completion of a row together, a text or a conversation.
+
+        columns: others of the data set, for functions; names of `reserved.RESERVED` are left out. trainer_state: None
+        where nothing trains, and functions get none.
 
         at_hand: called with each reward model, and open while that one scores.
 
@@ -112,7 +116,7 @@ class Rewards:
         number, when a model's score is not finite, or when nothing applies to a row. A function's own ZooError passes.
         """
         device = samples.logprobs.device
-        batch = Batch(list(prompts), list(completions), samples.token_lists(), columns)
+        batch = Batch(list(prompts), list(completions), samples.token_lists(), columns, trainer_state)
         paying = self.names[: len(self.rewards)]
         named = list(zip(paying, self.rewards, strict=True))
         learned = RewardModel | RewardEnsemble

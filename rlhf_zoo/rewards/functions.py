@@ -10,7 +10,7 @@ import os
 import threading
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
+from ..reserved import TABLE, passed_on
 from .by_token import Misfit, is_list, number, paid_by_token
 from .verifiable import text_of
 
@@ -28,12 +29,16 @@ SHOWN = 80  # characters of a prompt or value in an error's sentence
 
 @dataclass(frozen=True)
 class Batch:
-    """What functions are told of B rows; columns holds lists of B values, and what belongs to no row."""
+    """What functions are told of B rows.
+
+    columns: of the data set, lists of B values, or what belongs to no row. trainer_state: None where nothing trains.
+    """
 
     prompts: list[Any]
     completions: list[Any]
     completion_ids: list[list[int]]
     columns: Mapping[str, Any]
+    trainer_state: Any = None
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -45,7 +50,13 @@ class Batch:
             name: values[one] if isinstance(values, (list, tuple)) and len(values) == len(self) else values
             for name, values in self.columns.items()
         }
-        return Batch(self.prompts[one], self.completions[one], self.completion_ids[one], columns)
+        return replace(
+            self,
+            prompts=self.prompts[one],
+            completions=self.completions[one],
+            completion_ids=self.completion_ids[one],
+            columns=columns,
+        )
 
     def prompt(self, index: int) -> str:
         """A row's prompt, quoted and shortened."""
@@ -104,12 +115,17 @@ class FunctionCall:
         )
 
     def _arguments(self, batch: Batch) -> dict[str, Any]:
-        """The lists are copies, so that no function can change what the next one sees."""
+        """The lists are copies, so that no function can change what the next one sees.
+
+        No column of the data takes the place of ours: names of RESERVED are left out.
+        """
+        state = {} if batch.trainer_state is None else {"trainer_state": batch.trainer_state}
         return {
+            **passed_on(batch.columns),
+            **state,
             "prompts": list(batch.prompts),
             "completions": list(batch.completions),
             "completion_ids": [list(ids) for ids in batch.completion_ids],
-            **batch.columns,
             "log_extra": self._log_extra,
             "log_metric": self._log_metric,
         }
@@ -161,7 +177,11 @@ def answers(calls: Sequence[FunctionCall], batch: Batch) -> dict[str, Any]:
 
 
 def logged(calls: Sequence[FunctionCall], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
-    """Extra columns, and means of metrics. A column that two functions log has the second one's name behind it."""
+    """Extra columns, and means of metrics.
+
+    A column that two functions log has the second one's name behind it, and so has one that the table of completions
+    has already.
+    """
     extra: dict[str, list[Any]] = {}
     metrics: dict[str, list[float]] = defaultdict(list)
     for call in calls:
@@ -171,7 +191,7 @@ def logged(calls: Sequence[FunctionCall], count: int) -> tuple[dict[str, list[An
                     f"The reward function {call.name} logged {len(values)} values as {column!r} for {count} "
                     "completions: log one for each."
                 )
-            extra[f"{column} ({call.name})" if column in extra else column] = values
+            extra[f"{column} ({call.name})" if column in extra or column in TABLE else column] = values
         for name, seen in call.metrics.items():
             metrics[name] += seen
     return extra, {name: _mean(seen) for name, seen in metrics.items()}

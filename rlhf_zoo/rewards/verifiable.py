@@ -23,6 +23,7 @@ import regex
 from ..errors import ZooError
 from ..evaluation.text import words
 from ..json_values import finite, whole
+from ..reserved import RESERVED, how_to_rename, withheld
 
 __all__ = [
     "ExactMatch",
@@ -41,8 +42,6 @@ __all__ = [
 ]
 
 GSM8K = "####"  # stands before the answer in GSM8K, arXiv:2110.14168
-# Not columns of the data set, though they come by keyword as columns do.
-SERVICES = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
 
 
 def text_of(message: Any) -> str:
@@ -107,7 +106,13 @@ class Answered(_Named):
 
     def check_columns(self, names: Iterable[str]) -> None:
         """Raises ZooError where prompts with these columns lack the one that holds the answers."""
-        column, others = self.column, [one for one in names if one not in (*SERVICES, "prompt")]
+        names, column = list(names), self.column
+        others = [one for one in names if one not in RESERVED]
+        if column in withheld(names):
+            raise ZooError(
+                f"The reward {self.name} reads the column {column!r}, and reward functions get no column of that name: "
+                f"{how_to_rename(column)}, and name it, {self.name}(column=…)."
+            )
         if column not in others:
             known = ", ".join(map(repr, others)) or "no columns but the prompt"
             raise ZooError(

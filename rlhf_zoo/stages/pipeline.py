@@ -14,11 +14,11 @@ from ..evaluator.measure import make_evaluator, measure
 from ..hub.publish import published_tags, unpublished
 from ..hub.refs import resolve
 from ..models import load_causal
-from ..ppo.completions import TAKEN
 from ..record import read_json
 from ..release.adapters import check_plan, sent_instead
 from ..release.card import make_card
 from ..release.sender import claim_repository
+from ..reserved import passed_on
 from ..run_lock import sole_writer
 from ..runs.beginning import check_prompt_lengths, start_of
 from ..runs.context import Publisher, RunContext
@@ -229,7 +229,7 @@ def show(context: RunContext, console: Any) -> None:
     config = context.shared.evaluation
     rows = evaluation_rows(context, source, path=context.checkpoint("sft").path)
     asked = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
-    prompts, columns = asked["prompt"], {name: values for name, values in asked.items() if name not in TAKEN}
+    prompts, columns = asked["prompt"], passed_on(asked)
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as altered:
         hub, pulled = replace(context.hub, cache=Path(cache)), {}
         for stage in context.recipe.stages:

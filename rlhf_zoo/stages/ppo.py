@@ -12,7 +12,7 @@ from ..errors import ZooError
 from ..model_files import Loading, load_tokenizer
 from ..models import load_causal
 from ..plugins import REWARDS, load_object
-from ..ppo.completions import TAKEN
+from ..reserved import passed_on
 from ..rewards import RewardFunction, Rewards
 from ..rewards.ensemble import check_ensemble
 from ..rewards.functions import Batch, FunctionCall, answers, count_of
@@ -100,12 +100,12 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
     tried = prompts.select(range(min(TRIED, len(prompts)))).to_list()
     rows = [row for row in tried for _ in range(args.num_generations)]
     state = TrainerState(max_steps=max(args.max_steps, 1), num_train_epochs=max(round(args.num_train_epochs), 1))
-    columns = {name: [row[name] for row in rows] for name in rows[0] if name not in TAKEN} | {"trainer_state": state}
+    columns = {name: [row[name] for row in rows] for name in passed_on(rows[0])}
     asked = [row["prompt"] for row in rows]
     said = [answer(prompt, text_of(prompt)) for prompt in asked]
     names = Rewards(functions).names if functions else []
     calls = [FunctionCall(name, function) for name, function in zip(names, functions, strict=True)]
-    batch = Batch(asked, said, [[0] for _ in rows], columns)
+    batch = Batch(asked, said, [[0] for _ in rows], columns, trainer_state=state)
     try:
         for name, values in answers(calls, batch).items():
             count_of(name, values, batch)

@@ -18,8 +18,8 @@ from ..hub.publish import publish_folder
 from ..hub.refusals import refusals_as
 from ..hub.weights import equal_weights
 from ..plugins import load_object
-from ..ppo.completions import TAKEN
 from ..record import first_difference, read_json, write_json, write_text
+from ..reserved import passed_on
 from ..runs.context import Publisher, RunContext
 from ..runs.data import MADE, card_head, labeled_rows, learned_rows, stage_rows, stage_source, write_configuration
 from ..runs.judge import evaluation_of
@@ -162,7 +162,7 @@ def _labeled(this: RunContext, before: RunContext, wanted: int) -> list[dict[str
     tokenizer = ppo.policy_tokenizer(before, policy.path, data)
     asked = ppo.within_length(before.settings("ppo"), tokenizer, data)[0]["train_dataset"]
     rows = asked.select([place % len(asked) for place in range(wanted)]).to_dict()
-    prompts, columns = rows["prompt"], {name: values for name, values in rows.items() if name not in TAKEN}
+    prompts, columns = rows["prompt"], passed_on(rows)
     seed = this.settings("reward").trainer.seed
     kept, *texts = two_samples(before, prompts, seed, (STREAM, this.round.number), policy)
     prompts = [prompts[place] for place in kept]

@@ -23,8 +23,8 @@ from ..evaluation.compute import Compute, dpo_compute, rloo_compute
 from ..evaluator.written import written_samples
 from ..model_files import ADAPTER_CONFIG
 from ..models import is_peft, load_causal
-from ..ppo.completions import TAKEN
 from ..record import StageRecord
+from ..reserved import withheld
 from ..rewards import Rewards
 from ..runs.settings import StageSettings
 from ..stages.callbacks import Follow
@@ -36,8 +36,6 @@ _OPTIMIZER = (
     "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "lr_scheduler_type",
     "lr_scheduler_kwargs", "bf16", "fp16", "use_cpu",
 )  # fmt: skip
-# What trl passes to reward functions beside columns; `Rewards` brings its own.
-_NOT_COLUMNS = (*TAKEN, "log_extra", "log_metric")
 
 
 @dataclass(frozen=True)
@@ -144,6 +142,7 @@ def train_rloo(
     """
     from trl import RLOOConfig, RLOOTrainer
 
+    prompts = prompts.remove_columns(withheld(prompts.column_names))  # trl would call functions with a name twice
     meter = Meter()
     paid = ppo_reward(rewards, start.tokenizer, meter, missing_eos=missing_eos, score_clip=score_clip)
     _, policy = _train(
@@ -231,8 +230,8 @@ def ppo_reward(
         meter.prompt_tokens += int(samples.prompt_mask.sum())
         meter.completion_tokens += int(samples.mask.sum())
         texts = [whole(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
-        others = {name: values for name, values in columns.items() if name not in _NOT_COLUMNS}
-        scores = rewards(samples, prompts, completions, texts, others).total
+        state = columns.get("trainer_state")
+        scores = rewards(samples, prompts, completions, texts, columns, trainer_state=state).total
         scores = F.shape_scores(scores, mean=0.0, std=1.0, clip=score_clip)
         scores = F.missing_eos_penalty(scores, samples.ended, penalty=missing_eos["penalty"])
         scores = F.missing_eos_score(scores, samples.ended, score=missing_eos["score"])

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import functional as F
-from ..data import GENERATION, PROMPT_TOKENS, prepare_prompts
+from ..data import prepare_prompts
 from ..devices import MicroBatches, on_device
 from ..errors import ZooError
 from ..logprobs import text_logprobs
@@ -44,6 +44,7 @@ from ..ppo.guards import (
 from ..ppo.rollout import Advantages, Rollout
 from ..ppo.trainer import PPOTrainer
 from ..release.adapters import check_plan
+from ..reserved import GENERATION, PROMPT_TOKENS
 from ..rewards import RewardModel, Scored
 from ..runs.beginning import Named, check_prompt_lengths, start_of
 from ..runs.context import ParentCheckpoint, RunContext

@@ -25,6 +25,7 @@ from rlhf_zoo.models import (
     set_score_statistics,
 )
 from rlhf_zoo.ppo.guards import check_decoding
+from rlhf_zoo.reserved import PROMPT_INDEX
 from rlhf_zoo.sampling import Samples, Vocabulary, sample
 
 pytestmark = pytest.mark.attack
@@ -98,7 +99,7 @@ def test_rows_that_no_token_names_are_never_sampled(tmp_path: Path) -> None:
         tmp_path, model=policy, ref_model=reference, reward_model=make_reward_model(tokenizer), max_steps=2,
         kl_in="loss", kl_estimator="full",
     )  # fmt: skip
-    rows = [{"input_ids": [5, 6 + i], "prompt_index": i} for i in range(8)]
+    rows = [{"input_ids": [5, 6 + i], PROMPT_INDEX: i} for i in range(8)]
     rollout = trainer.rollout(rows, stream=0)
     assert int(rollout.samples.completion_ids.max()) < len(tokenizer)
     logits = response_logits(reference, rollout.samples)

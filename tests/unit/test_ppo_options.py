@@ -38,6 +38,7 @@ from rlhf_zoo.ppo.loss import micro_batch_loss
 from rlhf_zoo.ppo.metrics import Progress
 from rlhf_zoo.ppo.rollout import Advantages, MinibatchSize, Rollout
 from rlhf_zoo.ppo.trainer import TRAIN_STREAM
+from rlhf_zoo.reserved import GENERATION, PROMPT_INDEX
 from rlhf_zoo.rewards import Scored
 from rlhf_zoo.sampling import Samples
 
@@ -318,14 +319,14 @@ def test_several_completions_of_a_prompt(tmp_path: Path) -> None:
     topics = dict(zip(prompt_rows(16)["prompt"], range(16), strict=True))
     for call in calls:
         assert call["topic"] == [topics[prompt] for prompt in call["prompts"]]
-        assert "generation_index" not in call["columns"]
+        assert GENERATION not in call["columns"]
     # The first of each prompt's completions is what it has alone.
     single = trained(tmp_path, max_steps=1, **few)
     assert rows[::3] == [(tuple(p), tuple(c)) for p, c in rows_of(single.updates[0][0])]
     # Their order is irrelevant: a completion's stream is keyed by prompt and its place among that prompt's own.
     fresh = make_trainer(tmp_path, num_generations=3, **few)
     prompts = {tuple(row["input_ids"]): row for row in fresh.train_dataset}
-    given = [prompts[prompt] | {"generation_index": place % 3} for place, (prompt, _) in enumerate(rows)]
+    given = [prompts[prompt] | {GENERATION: place % 3} for place, (prompt, _) in enumerate(rows)]
     turned = fresh.rollout(given[::-1], stream=TRAIN_STREAM)
     assert [(tuple(p), tuple(c)) for p, c in rows_of(turned)] == rows[::-1]
 
@@ -356,7 +357,7 @@ class Collated(Spy):
             """As TRL's PPO was given it: without an attention mask, as TRL read none."""
             with torch.device("cpu"):  # a batch in pinned memory
                 batch = pad(rows)
-            return {"input_ids": batch["input_ids"], "prompt_index": batch["prompt_index"]}
+            return {"input_ids": batch["input_ids"], PROMPT_INDEX: batch[PROMPT_INDEX]}
 
         super().__init__(*args, data_collator=bare, **kwargs)
 
@@ -373,8 +374,8 @@ def test_a_collator_that_pads(tmp_path: Path) -> None:
     # A mask is heeded, also where a prompt holds PAD; rows without a number get one each.
     batch = {"input_ids": torch.tensor([[0, 0, 5], [4, 0, 3]]), "attention_mask": torch.tensor([[0, 0, 1], [1, 1, 1]])}
     assert plain.as_rows(batch) == [
-        {"input_ids": [5], "prompt_index": 0},
-        {"input_ids": [4, 0, 3], "prompt_index": 1},
+        {"input_ids": [5], PROMPT_INDEX: 0},
+        {"input_ids": [4, 0, 3], PROMPT_INDEX: 1},
     ]
 
 

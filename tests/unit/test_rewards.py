@@ -38,7 +38,8 @@ def call(rewards: Rewards, samples: Samples, **columns: Any) -> Any:
     tokenizer = make_tokenizer()
     completions = tokenizer.batch_decode(samples.token_lists(), skip_special_tokens=True)
     texts = [p + c for p, c in zip(PROMPTS, completions, strict=True)]
-    return rewards(samples, PROMPTS, completions, texts, columns)
+    state = columns.pop("trainer_state", None)
+    return rewards(samples, PROMPTS, completions, texts, columns, trainer_state=state)
 
 
 def one(completions: list[str], **_: Any) -> list[float]:

@@ -1,0 +1,46 @@
+"""Column names that are taken: by our own columns of a prompt, and by what reward functions and rules are called with.
+
+A data set may have columns of these names. They are never passed on: what a function gets under such a name is ours.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+_Values = TypeVar("_Values")
+
+PROMPT_TOKENS = "input_ids"
+#: Which prompt of the data set a row is: it keys the random stream. No data set has a column of this name.
+PROMPT_INDEX = "_rlhf_zoo_prompt_index"
+#: Which of several completions of its prompt a row stands for.
+GENERATION = "_rlhf_zoo_generation_index"
+
+#: What reward functions and rules are called with, beside columns of the data set.
+ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
+#: As in TRL, `completion` is not passed on; the others come as `prompts` and `completion_ids`, or are ours.
+RESERVED = frozenset({*ARGUMENTS, "prompt", "completion", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION})
+#: Columns of the table of completions: what a function logs by such a name stands beside them, under its own name too.
+TABLE = ("prompt", "completion", "score", "kl", "ended")
+#: Columns that every data set of prompts may have without anybody expecting a reward function to get them.
+_USUAL = frozenset({"prompt", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION})
+
+
+def passed_on(columns: Mapping[str, _Values]) -> dict[str, _Values]:
+    """The columns that reward functions, rules and judges get beside prompts and completions."""
+    return {name: values for name, values in columns.items() if name not in RESERVED}
+
+
+def withheld(names: Iterable[str]) -> list[str]:
+    """Columns that somebody may expect reward functions to get, and that these never get.
+
+    Args:
+        names: Column names of a data set of prompts.
+
+    Returns:
+        Those that carry a reserved name, in order.
+    """
+    return [name for name in names if name in RESERVED - _USUAL]
+
+
+def how_to_rename(name: str) -> str:
+    """The mend for a column with a reserved name, as the end of a sentence."""
+    return f"rename the column, in a recipe by `columns: {{given_{name}: {name}}}`"
