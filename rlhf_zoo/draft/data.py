@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from pyarrow import ArrowException
 
 from ..chat import is_conversation
 from ..errors import ZooError
@@ -16,6 +15,7 @@ from ..hub.connect import CLIENT
 from ..hub.refusals import client_errors, reason, refusals_as
 from ..runs.layout import Form, in_form
 from ..runs.sources import wrong_in
+from ..runs.tables import dataset_of
 
 #: Rows that are looked at, of a split whose size nobody says.
 COUNTED = 5000
@@ -129,12 +129,8 @@ def read_as(data: Source, form: Form, named: Mapping[str, str] | None = None) ->
         train = _first(part.splits, TRAIN[form])
         if train is None or not part.rows[train]:
             continue
-        try:
-            rows = datasets.Dataset.from_list([dict(row) for row in part.rows[train]])
-        except ArrowException as error:
-            raise ZooError(
-                f"A column of {data.name} holds texts in some rows and conversations in others: make them alike."
-            ) from error
+        names = dict.fromkeys(name for row in part.rows[train] for name in row)
+        rows = dataset_of({name: [row.get(name) for row in part.rows[train]] for name in names})
         columns = _columns(rows, form, named or {})
         if columns is None:
             continue

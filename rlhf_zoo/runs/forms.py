@@ -16,6 +16,7 @@ from .data import FORMS, evaluated_split, own_pairs_at, text_field
 from .layout import Form, conversational, in_form
 from .settings import RecipeConfig, StageSettings
 from .sources import NoSuchPart, find_data
+from .tables import dataset_of
 
 
 def check_forms(shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = CLIENT) -> dict[str, str]:
@@ -77,7 +78,7 @@ class _Look:
             self._seen[key] = self._look(*key, of=of)
         if (first := self._seen[key]) is None:
             return None
-        rows, what = datasets.Dataset.from_list([first]), f"The data set {name} of {of}"
+        rows, what = dataset_of({name: [value] for name, value in first.items()}), f"The data set {name} of {of}"
         for column in data.keep_above:
             value_of(first, column, of=what)
         return in_form(rows, form, columns=data.columns, turns=shared.conversational, text=text, of=what)

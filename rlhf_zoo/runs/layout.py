@@ -160,7 +160,7 @@ def need_form(names: Sequence[str], form: Form, *, text: str, of: str, given: It
 
 def _need_texts(rows: Dataset, form: Form, *, text: str, of: str) -> None:
     """Raises ZooError where a column that is read holds numbers, or nothing in some row."""
-    from datasets import Value
+    from datasets import Json, Value
 
     names, within = set(rows.column_names), of[:1].lower() + of[1:]
     asked = [name for name in ("prompt",) if name in names]
@@ -179,11 +179,26 @@ def _need_texts(rows: Dataset, form: Form, *, text: str, of: str) -> None:
         kind = rows.features[name]
         if isinstance(kind, Value) and kind.dtype not in ("string", "large_string", "null"):
             raise ZooError(f"The column {name!r} of {within} holds {kind.dtype}, and texts or conversations are read.")
+        if isinstance(kind, Json):  # of several types
+            _need_one_kind(rows[name], name, of=within)
         # Of all rows, chosen or not: only where one is empty are they looked at.
         if _lacks_text(rows.data.column(name)):
             empty = next((place for place, value in enumerate(rows[name]) if not _is_spoken(value)), None)
             if empty is not None:
                 raise ZooError(f"Row {empty} of {within} has nothing in the column {name!r}: mend it, or take it out.")
+
+
+def _need_one_kind(values: Iterable[Any], name: str, *, of: str) -> None:
+    """Raises ZooError where not all values of a column are texts, or not all of them conversations."""
+    first = None
+    for place, value in enumerate(values):
+        if value is None:
+            continue
+        kind = "a text" if isinstance(value, str) else "a conversation" if is_conversation(value) else None
+        first = first or (place, kind)
+        if kind is None or kind != first[1]:
+            has = "neither a text nor a conversation" if kind is None else f"{kind}, and row {first[0]} {first[1]},"
+            raise ZooError(f"Row {place} of {of} has {has} in the column {name!r}: mend it, or take it out.")
 
 
 def _lacks_text(column: Any) -> bool:
@@ -216,12 +231,14 @@ def _calls(turn: Mapping[str, Any]) -> bool:
 
 def _mapped(rows: Dataset, function: Callable[[dict], dict], *, drop: Sequence[str] = ()) -> Dataset:
     """As Dataset.map, where a column may change from texts to conversations."""
-    from datasets import Dataset
+    from datasets import concatenate_datasets
+
+    from .tables import dataset_of
 
     changed = [function(row) for row in rows]
-    made = {name: [row[name] for row in changed] for name in changed[0]}
-    kept = [name for name in rows.column_names if name not in made and name not in drop]
-    return Dataset.from_dict({**{name: rows[name] for name in kept}, **made})
+    made = dataset_of({name: [row[name] for row in changed] for name in changed[0]})
+    kept = [name for name in rows.column_names if name not in made.column_names and name not in drop]
+    return concatenate_datasets([rows.select_columns(kept), made], axis=1) if kept else made
 
 
 def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from ..hub.refs import ask, came_from
 from ..hub.refusals import client_errors, is_disk_full, is_silence, reason, refusals_as
 from ..plain_yaml import BadYAML, load_yaml
 from ..record import fingerprint, records_at_rest
+from .tables import read_whole
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +61,28 @@ class DataSource:
         with self._loading(configuration, split, keys) as (what, options), records_at_rest():
             if (cache := _cache_of(self.location)) is not None:
                 options["cache_dir"] = cache
-            loaded = datasets.load_dataset(**self._called(configuration, split), **options)
+            called = self._called(configuration, split)
+            try:
+                loaded = datasets.load_dataset(**called, **options)
+            except datasets.exceptions.DatasetGenerationError as error:
+                loaded = self._of_all_rows(called, split, options, error)
         need_columns(loaded, columns, of=f"{what},")
         return loaded
+
+    def _of_all_rows(
+        self, called: Mapping[str, Any], split: str, options: Mapping[str, Any], error: Exception
+    ) -> datasets.Dataset:
+        """The split where a column has another type further down than in the first rows. Raises `error` for others."""
+        if is_disk_full(error):
+            raise error
+        try:
+            found = read_whole(called, split, cache=options.get("cache_dir"), token=options.get("token"))
+        except (ValueError, RecursionError):
+            raise error from error.__cause__
+        if found is None:
+            raise error
+        log.info("The columns of %s change their types further down, so all of it is read at once.", self.location)
+        return found
 
     def first_row(self, configuration: str | None, split: str) -> dict[str, Any] | None:
         """None of an empty split; the rest is not fetched. Raises ZooError, and NoSuchPart, as `load` does."""
@@ -104,9 +124,15 @@ class DataSource:
             if (wrong := wrong_in(Path(self.location))) is not None:
                 raise ZooError(f"{name} cannot be loaded: {wrong}.") from error
             raise ZooError(
-                f"{what}, cannot be loaded ({reason(error)}): check the names of the data set, its configuration and "
-                f"its split, and {self.hub.flag}."
+                f"{what}, cannot be loaded ({reason(_cause_of(error))}): check the names of the data set, its "
+                f"configuration and its split, and {self.hub.flag}."
             ) from error
+
+
+def _cause_of(error: Exception) -> BaseException:
+    """What `datasets` stumbled over, where it says no more than that it did."""
+    vague = type(error) is datasets.exceptions.DatasetGenerationError and error.__cause__ is not None
+    return error.__cause__ if vague and error.__cause__ is not None else error
 
 
 def wrong_in(path: Path) -> str | None:
@@ -125,6 +151,8 @@ def wrong_in(path: Path) -> str | None:
                 except json.JSONDecodeError as error:
                     where = f"line {number} of {file.name} is not JSON ({error.msg}, column {error.colno})"
                     return f"{where}; mend that line"
+                except RecursionError:
+                    return f"line {number} of {file.name} is nested too deep; mend that line"
     return None
 
 

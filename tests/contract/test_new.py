@@ -283,7 +283,10 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
         (["--preferences", "torn"], "torn has nothing in the column 'chosen': mend it, or take it out."),
         (["--preferences", "empty"], "empty cannot be loaded: train.jsonl is empty: give it rows."),
         (["--preferences", "broken"], "broken cannot be loaded: line 2 of train.jsonl is not JSON ("),
-        (["--preferences", "mixed"], "mixed holds texts in some rows and conversations in others"),
+        (
+            ["--preferences", "mixed"],
+            "mixed has a conversation, and row 0 a text, in the column 'prompt': mend it",
+        ),
         (["--preferences", "nowhere"], "The data set nowhere is no folder, no file, and cannot be found"),
         (["--preferences", "notes.txt"], "notes.txt is read as JSON lines, and its name says otherwise"),
         (["--preferences", "latin.jsonl"], "line 2 of latin.jsonl is not UTF-8; write the file in that."),

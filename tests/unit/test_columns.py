@@ -1,14 +1,21 @@
 """Texts with a row's values in them, and rows left out by a number."""
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas as pd
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.connect import CLIENT
 from rlhf_zoo.runs.columns import above, filled
 from rlhf_zoo.runs.layout import in_form
+from rlhf_zoo.runs.sources import find_data
 
 ROW = {"question": "How many?", "prompt": {"text": "a b  c d e f", "toxicity": 0.5}, "answer": "#### 2"}
 
@@ -83,3 +90,73 @@ def test_rows_are_kept_above_a_number() -> None:
     assert [row["at"]["n"] for row in above(rows, {"at[n]": 0.3}, of="It")] == [0.31]
     with pytest.raises(ZooError, match="no row whose at"):
         above(rows, {"at[n]": 1}, of="It")
+
+
+def write(folder: Path, ending: str, parts: list[list[dict[str, Any]]]) -> Path:
+    """A data set of one split in files of this kind."""
+    folder.mkdir()
+    for number, rows in enumerate(parts):
+        path = folder / f"train-{number}.{ending}"
+        if ending == "jsonl":
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        elif ending == "csv":
+            pd.DataFrame(rows).to_csv(path, index=False)
+        else:
+            parquet.write_table(pa.Table.from_pylist(rows), path)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "read"),
+    [
+        ({"x": None}, {"x": "late"}, [None, "late"]),
+        ({}, {"x": "late"}, [None, "late"]),
+        ({"x": 5}, {"x": 1.5}, [5.0, 1.5]),
+        ({"x": 5}, {"x": "late"}, [5, "late"]),
+        ({"x": {"a": 1}}, {"x": {"b": 2}}, [{"a": 1, "b": None}, {"a": None, "b": 2}]),
+        ({"x": []}, {"x": ["late"]}, [[], ["late"]]),
+        ({"x": [5]}, {"x": "late"}, [[5], "late"]),
+    ],
+)
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_column_may_change_its_type_in_a_later_file(
+    tmp_path: Path, ending: str, first: dict[str, Any], later: dict[str, Any], read: list[Any]
+) -> None:
+    data = write(tmp_path / "data", ending, [[{"prompt": "a"} | first], [{"prompt": "b"} | later]])
+    rows = find_data(str(data), None, CLIENT).load(None, "train", columns=[])
+    assert rows["prompt"][:] == ["a", "b"] and rows["x"][:] == read
+    shaped = in_form(rows, "prompts", columns={}, turns=True, text="text", of="It")
+    assert shaped["x"][:] == read and shaped[1]["prompt"] == [{"role": "user", "content": "b"}]
+
+
+@pytest.mark.parametrize(("ending", "count", "late"), [("jsonl", 11_000, "late"), ("csv", 20_000, "late")])
+@pytest.mark.parametrize("early", [None, 5])
+def test_a_column_may_change_its_type_in_a_later_block(
+    tmp_path: Path, ending: str, count: int, early: Any, late: str
+) -> None:
+    rows = [{"prompt": "p" * (1000 if ending == "jsonl" else 1), "x": early} for _ in range(count)]
+    data = write(tmp_path / "data", ending, [[*rows, {"prompt": "q", "x": late}]])
+    read = find_data(str(data), None, CLIENT).load(None, "train", columns=[])
+    assert len(read) == count + 1
+    assert (read[0]["x"], read[count]["x"]) == (early if ending == "jsonl" or early is None else str(early), late)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (["a", 5], "Row 1 of it has neither a text nor a conversation in the column 'prompt'"),
+        (["a", {"b": 1}], "Row 1 of it has neither a text nor a conversation in the column 'prompt'"),
+        (["a", [{"role": "user", "content": "b"}]], "Row 1 of it has a conversation, and row 0 a text, in the column"),
+    ],
+)
+def test_a_column_that_is_read_has_one_type(tmp_path: Path, values: list[Any], said: str) -> None:
+    data = write(tmp_path / "data", "jsonl", [[{"prompt": value} for value in values]])
+    rows = find_data(str(data), None, CLIENT).load(None, "train", columns=[])
+    with pytest.raises(ZooError, match=re.escape(said)):
+        in_form(rows, "prompts", columns={}, turns=False, text="text", of="It")
+
+
+def test_data_that_are_nested_too_deep_are_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "data.jsonl").write_text('{"prompt": "a"}\n{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
+    with pytest.raises(ZooError, match=r"line 2 of data\.jsonl is nested too deep; mend that line"):
+        find_data(str(tmp_path / "data.jsonl"), None, CLIENT).load(None, "train", columns=[])

@@ -1,0 +1,120 @@
+"""Tables whose columns do not keep one type: `datasets` takes those of a file's first block for the whole of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+from datasets.packaged_modules.csv.csv import Csv
+from datasets.packaged_modules.json.json import Json
+from datasets.packaged_modules.parquet.parquet import Parquet
+
+#: What Arrow raises for values that no one type holds.
+MIXED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
+
+
+def dataset_of(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
+    """A data set of these columns; a column that mixes types holds its values as JSON.
+
+    Args:
+        columns: The values of each column, all of them equally many.
+
+    Returns:
+        The data set, in memory.
+    """
+    parts = []
+    for name, values in columns.items():
+        try:
+            part = datasets.Dataset.from_dict({name: values})
+        except MIXED:
+            part = datasets.Dataset.from_dict({name: values}, on_mixed_types="use_json")
+        parts.append(part)
+    return datasets.concatenate_datasets(parts, axis=1) if parts else datasets.Dataset.from_dict({})
+
+
+def read_whole(
+    called: Mapping[str, Any], split: str, *, cache: str | None, token: str | bool | None
+) -> datasets.Dataset | None:
+    """A split whose types are those of all its rows, for what `load_dataset` fails on.
+
+    It reads all files into memory, so it is for data sets that cannot be loaded otherwise.
+
+    Args:
+        called: The keywords of `load_dataset` that say which data set is meant.
+        split: The split.
+        cache: The folder of downloaded files; None takes the client's.
+        token: The token of its Hub.
+
+    Returns:
+        The rows of all files; None for files that are neither JSON, CSV nor Parquet.
+
+    Raises:
+        ValueError: A file cannot be read.
+        RecursionError: A file holds JSON that is nested too deep.
+    """
+    builder = datasets.load_dataset_builder(
+        **{name: value for name, value in called.items() if name != "split"}, cache_dir=cache, token=token
+    )
+    read = next((reads for kind, reads in _READERS.items() if isinstance(builder, kind)), None)
+    files = (builder.config.data_files or {}).get(split)
+    if read is None or not files:
+        return None
+    download = datasets.DownloadManager(
+        base_path=builder.base_path, download_config=datasets.DownloadConfig(cache_dir=cache, token=token)
+    )
+    paths = list(download.iter_files(download.download_and_extract(list(files))))
+    return read(paths, builder.config)
+
+
+def _read_json(paths: Iterable[str], _: Any) -> datasets.Dataset:
+    rows: list[Any] = []
+    for path in paths:
+        content = Path(path).read_text(encoding="utf-8-sig")
+        if content.lstrip()[:1] == "[":
+            rows += json.loads(content)
+        else:
+            rows += [json.loads(line) for line in content.split("\n") if line.strip()]
+    rows = [{"text": row} if isinstance(row, str) else row for row in rows]
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError("not every row is a JSON object")
+    names = dict.fromkeys(name for row in rows for name in row)
+    return dataset_of({name: [row.get(name) for row in rows] for name in names})
+
+
+def _read_csv(paths: Iterable[str], config: Any) -> datasets.Dataset:
+    import pandas as pd
+
+    how = {name: value for name, value in config.pd_read_csv_kwargs.items() if name != "chunksize"}
+    # Not in blocks, each of which would have types of its own.
+    frames = [pd.read_csv(path, **how, low_memory=False) for path in paths]
+    return _joined([pa.Table.from_pandas(frame, preserve_index=False) for frame in frames])
+
+
+def _read_parquet(paths: Iterable[str], _: Any) -> datasets.Dataset:
+    from pyarrow import parquet
+
+    return _joined([parquet.read_table(path) for path in paths])
+
+
+def _joined(tables: Sequence[pa.Table]) -> datasets.Dataset:
+    """The rows of all tables, also where a column is missing, empty or of another type in one of them."""
+    try:
+        return datasets.Dataset(pa.concat_tables(tables, promote_options="permissive"))
+    except MIXED:
+        names = dict.fromkeys(name for table in tables for name in table.column_names)
+        return dataset_of({name: [value for table in tables for value in _values(table, name)] for name in names})
+
+
+def _values(table: pa.Table, name: str) -> list[Any]:
+    return table.column(name).to_pylist() if name in table.column_names else [None] * len(table)
+
+
+_READERS: Mapping[type, Callable[[Iterable[str], Any], datasets.Dataset]] = {
+    Json: _read_json,
+    Csv: _read_csv,
+    Parquet: _read_parquet,
+}
