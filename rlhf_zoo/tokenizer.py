@@ -1,5 +1,6 @@
 """The special tokens of a policy: what ends a completion, what pads; and a tokenizer trained from scratch."""
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable
@@ -8,14 +9,17 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from .chat import end_of_turn
+from .chat import end_of_turn, prompt_ids
 from .errors import ZooError
 
 ADDED_PAD = "[PAD]"
-# Tokens that a vocabulary keeps for padding, or for nothing: the first pattern that one of them has is taken.
+# Tokens that a vocabulary keeps for padding or for nothing, or writes between documents: the first pattern that one of
+# them has is taken.
 SPARE = (r"pad(ding)?", r"(finetune_)?right_pad(_id)?", r"fim_pad", r"vision_pad", r"(image|video)_pad",
-         r"reserved(_special)?_token_?\d+", r"unused_?(token_?)?\d+", r"control_\d+")  # fmt: skip
+         r"reserved(_special)?_token_?\d+", r"unused_?(token_?)?\d+", r"control_\d+", r"end_?of_?text")  # fmt: skip
 _BRACKETS = "<>[]|"
+# Text of several scripts and kinds, and a code point that nobody has assigned, which no vocabulary knows as a whole.
+_ORDINARY = 'Ordinary text, 0 to 9: (a + b) * c = {"key": [1.5]};\n\tÉtude, Москва, 漢字, العربية, 🙂, \u0378'
 
 
 def stop_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
@@ -52,7 +56,8 @@ def settle_padding(
 ) -> str | None:
     """Sees to it that the tokenizer pads with a token that ends nothing, and that the model's configs name it.
 
-    Takes `pad_token`, else what the tokenizer has, else a token that its vocabulary keeps for such uses, else adds one.
+    Takes `pad_token`, else what the tokenizer has, else a token of the vocabulary that no text uses, else adds one. One
+    that is added and has no row among the embeddings makes them grow, and peft then saves them with every adapter.
     eos_token: EOS from now on. Returns a line that says what changed, None where nothing had to. Raises ZooError for a
     token that the vocabulary does not have, and for a PAD that is EOS.
     """
@@ -104,14 +109,27 @@ def _spare(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:
         for index, token in sorted(_added(tokenizer).items())
         if index < rows and index not in kept and token not in template
     }
-    for pattern in SPARE:
-        for token in added:
-            if re.fullmatch(pattern, token.strip(_BRACKETS), re.IGNORECASE):
-                return token
+    named = (
+        token for pattern in SPARE for token in added if re.fullmatch(pattern, token.strip(_BRACKETS), re.IGNORECASE)
+    )
     # Where every text can be spelled in bytes, nothing is unknown.
-    unknown = tokenizer.unk_token
-    spelled = getattr(getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None), "byte_fallback", False)
-    return unknown if spelled and unknown in added else None
+    unknown = [tokenizer.unk_token] if tokenizer.unk_token in added else []
+    return next((token for token in (*named, *unknown) if not _is_written(token, tokenizer)), None)
+
+
+def _is_written(token: str, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a token comes up in ordinary text, or in a conversation once it is PAD, which a template may write."""
+    index, own = tokenizer.convert_tokens_to_ids(token), tokenizer.pad_token
+    turns = [{"role": "user", "content": _ORDINARY}, {"role": "assistant", "content": _ORDINARY}]
+    ids = [*prompt_ids(_ORDINARY, tokenizer)]
+    tokenizer.pad_token = token
+    try:
+        if tokenizer.chat_template is not None:
+            with contextlib.suppress(ZooError):  # a template for other conversations than this
+                ids += [*prompt_ids(turns[:1], tokenizer), *prompt_ids(turns, tokenizer)]
+    finally:
+        tokenizer.pad_token = own
+    return index in ids
 
 
 def train_tokenizer(

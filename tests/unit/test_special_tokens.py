@@ -1,7 +1,12 @@
 """What ends a completion and what pads, as public families have it."""
 
 import pytest
-from miniatures import FAMILIES, load
+from miniatures import FAMILIES, load, save
+from peft import LoraConfig, get_peft_model
+from safetensors import safe_open
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.tokenizer import settle_padding, stop_ids
@@ -39,3 +44,45 @@ def test_an_ordinary_token_ends_nothing():
     model, tokenizer = load("GPT-2")
     model.generation_config.eos_token_id = [tokenizer.eos_token_id, 17]
     assert stop_ids(model, tokenizer) == [tokenizer.eos_token_id]
+
+
+def adapter_of(folder, *, rows=None):
+    """The PAD that a base in `folder` is given, and the tensors of an adapter that is saved of it."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    if rows is not None:
+        model.resize_token_embeddings(rows)
+        model.save_pretrained(folder)
+    settle_padding(tokenizer, model)
+    get_peft_model(model, LoraConfig(target_modules="all-linear")).save_pretrained(folder / "adapter")
+    with safe_open(folder / "adapter" / "adapter_model.safetensors", framework="pt") as tensors:
+        return tokenizer.pad_token, set(tensors.keys())
+
+
+def test_an_adapter_holds_no_embeddings_where_a_token_or_a_row_is_to_spare(tmp_path):
+    pad, tensors = adapter_of(save("SmolLM2", tmp_path / "chat"))
+    assert pad == "<|endoftext|>" and tensors and all("lora_" in name for name in tensors)
+    # No token is to spare, and the embedding has more rows than the tokenizer has tokens, as Pythia's and Qwen's have.
+    pad, tensors = adapter_of(save("GPT-2", tmp_path / "spare rows"), rows=320)
+    assert pad == "[PAD]" and tensors and all("lora_" in name for name in tensors)
+    pad, tensors = adapter_of(save("GPT-2", tmp_path / "full"))
+    assert pad == "[PAD]" and any("wte" in name for name in tensors)
+
+
+@pytest.mark.parametrize(
+    "written", ["{{ '<|endoftext|>' }}{{ messages[0].content }}", "{{ pad_token }}{{ messages[0].content }}"]
+)
+def test_a_token_that_the_template_writes_does_not_pad(written):
+    model, tokenizer = load("SmolLM2")
+    tokenizer.chat_template = written
+    settle_padding(tokenizer, model)
+    assert tokenizer.pad_token == "[PAD]"
+
+
+def test_what_stands_for_unknown_text_does_not_pad():
+    model, tokenizer = load("Mistral")
+    settle_padding(tokenizer, model)
+    assert tokenizer.pad_token == "<unk>"
+    words = Tokenizer(WordLevel({"<unk>": 0, "</s>": 1, "a": 2}, unk_token="<unk>"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>")
+    settle_padding(tokenizer, model)
+    assert tokenizer.pad_token == "[PAD]"
