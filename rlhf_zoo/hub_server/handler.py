@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import ipaddress
 import logging
 import re
@@ -15,6 +16,7 @@ from urllib.parse import parse_qs
 
 from .faults import Fault, bad_request, disk_full, is_disk_full
 from .messages import Body, FilePart, Request, Response, json_response
+from .pace import PacedReader, Waiting
 
 if TYPE_CHECKING:
     from .application import Application
@@ -26,8 +28,9 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _MAX_CONNECTIONS = 256
 _ROOM_SECONDS = 2.0
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-# A client may keep its thread waiting for so long: between two requests, and in the middle of one.
+# A client may keep its thread waiting for so long: between two requests, for the whole head of one, and in its body.
 _IDLE_SECONDS = 15.0
+_HEAD_SECONDS = 15.0
 _PATIENCE_SECONDS = 120.0
 
 
@@ -48,6 +51,7 @@ class HubServer(ThreadingHTTPServer):
         self._busy = 0
         self._idle = threading.Condition()
         self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
+        self.waiting = Waiting()
         super().__init__(address[:2], Handler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
@@ -58,8 +62,13 @@ class HubServer(ThreadingHTTPServer):
         self.server_name, self.server_port = self.server_address[:2]  # type: ignore[assignment]
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give a connection its thread; 503 where there are too many."""
-        if not self._slots.acquire(timeout=_ROOM_SECONDS):
+        """Give a connection its thread. Where there are too many, the one that has waited longest without a whole head
+        makes room; where each has a request under way, 503."""
+        if not self._slots.acquire(blocking=False):
+            self.waiting.end_one()
+            if self._slots.acquire(timeout=_ROOM_SECONDS):
+                super().process_request(request, client_address)
+                return
             with suppress(OSError):
                 request.sendall(_BUSY)
             self.shutdown_request(request)
@@ -124,9 +133,19 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     server: HubServer
 
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self._reader = PacedReader(self.connection)
+        self.rfile = io.BufferedReader(self._reader)
+
     def handle_one_request(self) -> None:
-        self.connection.settimeout(_IDLE_SECONDS)
-        super().handle_one_request()
+        self._reader.await_head(_IDLE_SECONDS, _HEAD_SECONDS)
+        self.server.waiting.add(self.connection)
+        try:
+            super().handle_one_request()
+        finally:
+            self.server.waiting.remove(self.connection)
 
     def handle(self) -> None:
         try:
@@ -136,7 +155,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         started = time.monotonic()
-        self.connection.settimeout(_PATIENCE_SECONDS)
+        self.server.waiting.remove(self.connection)
+        self._reader.await_body(_PATIENCE_SECONDS)
         self.server.enter()
         try:
             body: Body | None = None
@@ -186,6 +206,7 @@ class Handler(BaseHTTPRequestHandler):
         return host
 
     def _send(self, response: Response) -> None:
+        self.connection.settimeout(_PATIENCE_SECONDS)
         self.send_response_only(response.status)
         self.send_header("Server", self.server_version)
         self.send_header("Date", self.date_time_string())

@@ -1,5 +1,6 @@
 """What somebody on the same machine would send to bring the embedded Hub down, or to write where nobody should."""
 
+import contextlib
 import hashlib
 import json
 import socket
@@ -297,8 +298,8 @@ def test_bodies_are_bounded(here):
 
 
 def test_silent_senders_do_not_keep_a_thread(here, monkeypatch):
-    monkeypatch.setattr(handler, "_IDLE_SECONDS", 0.3)
-    monkeypatch.setattr(handler, "_PATIENCE_SECONDS", 0.3)
+    for name in ("_IDLE_SECONDS", "_HEAD_SECONDS", "_PATIENCE_SECONDS"):
+        monkeypatch.setattr(handler, name, 0.3)
     head = b"POST /v1/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n"
     for start in (b"", b"POST /v1", head):
         with here.connect() as connection:
@@ -307,11 +308,49 @@ def test_silent_senders_do_not_keep_a_thread(here, monkeypatch):
                 pass
 
 
-def test_no_more_threads_than_slots(here, monkeypatch):
-    monkeypatch.setattr(handler, "_ROOM_SECONDS", 0.0)
-    monkeypatch.setattr(handler, "_IDLE_SECONDS", 1000.0)
+@pytest.mark.parametrize("start", ["GET / HTTP/1.1\r\nA: ", "POST /v1/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\n"
+                                   "Transfer-Encoding: chunked\r\n\r\n"])  # fmt: skip
+def test_a_byte_now_and_then_does_not_keep_a_thread(here, monkeypatch, start):
+    """A limit on each read alone would: no pause is as long as it."""
+    for name in ("_IDLE_SECONDS", "_HEAD_SECONDS", "_PATIENCE_SECONDS"):
+        monkeypatch.setattr(handler, name, 0.5)
+    began = time.monotonic()
+    piece = b"x" if start.startswith("GET") else b"1\r\nx\r\n"
+    with here.connect() as connection, pytest.raises((ConnectionError, BrokenPipeError)):
+        _drip(connection, start.encode(), piece, until=began + 10)
+    assert time.monotonic() - began < 5
+
+
+def _drip(connection: socket.socket, start: bytes, piece: bytes, until: float) -> None:
+    connection.sendall(start)
+    while time.monotonic() < until:
+        connection.sendall(piece)
+        time.sleep(0.05)
+
+
+def test_connections_without_a_request_make_room_for_one(here, monkeypatch):
+    """However many begin a request that they do not end, another one is answered at once."""
+    monkeypatch.setattr(handler, "_ROOM_SECONDS", 1.0)
     many = [here.connect() for _ in range(300)]
-    assert many[-1].recv(100).startswith(b"HTTP/1.1 503 ")
+    for connection in many:
+        with contextlib.suppress(OSError):  # the first are closed by now
+            connection.sendall(b"GET / HTTP/1.1\r\nA: b")
+    began = time.monotonic()
+    assert here.send("GET", "/api/models").status == 200
+    assert time.monotonic() - began < 5
+    for connection in many:
+        connection.close()
+
+
+def test_no_more_threads_than_slots(here, monkeypatch):
+    monkeypatch.setattr(handler, "_ROOM_SECONDS", 0.5)
+    head = b"POST /v1/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"
+    many = [here.connect() for _ in range(256)]
+    for connection in many:
+        connection.sendall(head)
+    wait_until(lambda: here.server._busy == 256)
+    with here.connect() as last:
+        assert last.recv(100).startswith(b"HTTP/1.1 503 ")
     for connection in many:
         connection.close()
     wait_until(lambda: here.server._slots._value > 250)
