@@ -189,6 +189,7 @@ class PPOConfig(TrainingArguments):
         if self.bf16 is None:
             self.bf16 = not self.use_cpu and has_bfloat16()
         super().__post_init__()
+        self.mixed_precision = "bf16" if self.bf16 else "no"  # not what ACCELERATE_MIXED_PRECISION says
         if self.episodes_per_update % self.num_mini_batches:
             raise ZooError(
                 f"num_mini_batches {self.num_mini_batches} does not divide the rollout of {self.episodes_per_update} "

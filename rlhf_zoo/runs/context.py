@@ -34,14 +34,17 @@ PACKAGES = ("rlhf-zoo", "torch", "transformers", "trl", "huggingface-hub", "data
 
 
 def versions() -> dict[str, str]:
-    """What decides, beside its settings, what a run computes: versions, the kind of processor, and torch's threads."""
+    """What decides, beside its settings, what a run computes: versions, the kind of processor, torch's threads, and
+    variables of the shell that change how it rounds.
+    """
     import torch
 
+    from ..environment import recorded
     from ..sampling import SAMPLER
 
     found = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
     machine = {"platform": f"{platform.system()} {platform.machine()}", "cpu": torch.backends.cpu.get_cpu_capability()}
-    return found | machine | {"threads": str(torch.get_num_threads()), "sampler": str(SAMPLER)}
+    return found | machine | {"threads": str(torch.get_num_threads()), "sampler": str(SAMPLER)} | recorded()
 
 
 class Publisher(Protocol):

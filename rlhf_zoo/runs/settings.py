@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..chat import Chat
+from ..environment import settle
 from ..errors import ZooError
 from ..limits import option
 from ..plugins import did_you_mean
@@ -229,6 +230,7 @@ def stage_settings(
     if stage not in recipe.stages:
         raise ZooError(f"The recipe {recipe.name} has no {stage}.yaml, so it has no stage {stage!r}.")
     shared = recipe_config(recipe, shared_flags)
+    settle()
     keys = stage_keys(stage)
     hints = {name: hint for name, (hint, _, _) in keys.items()}
     of, refused = f"the stage {stage}", refused_keys(stage)

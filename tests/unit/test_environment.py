@@ -1,0 +1,72 @@
+"""Variables of the shell that change training: each is ignored, refused or recorded, and none is obeyed silently."""
+
+import re
+from pathlib import Path
+
+import accelerate
+import pytest
+import transformers
+
+from rlhf_zoo.environment import IGNORED, RECORDED, REFUSED, recorded, settle
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.ppo.config import PPOConfig
+from rlhf_zoo.recipes import Recipe
+from rlhf_zoo.runs.context import versions
+from rlhf_zoo.runs.settings import stage_settings
+
+#: Where things run, who watches, or details of what `REFUSED` refuses.
+HARMLESS = re.compile(
+    "ACCELERATE_(MIN_VERSION|DEBUG_MODE|DEBUG_RDV_FILE|ENABLE_RICH|CPU_AFFINITY|BYPASS_DEVICE_MAP|ALLOW_CP_STANDALONE"
+    "|USE_CPU|USE_SAGEMAKER|SAGEMAKER_.*|CONFIG_DS_FIELDS|DEEPSPEED_.*|FP8_.*|DYNAMO_)"
+)
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
+@pytest.mark.parametrize("half", [False, True])
+def test_the_key_bf16_decides_and_not_the_shell(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, stage: str, half: bool
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no" if half else "bf16")
+    recipe = Recipe("toy", Path(), {"description": "A toy."}, {stage: {"bf16": half, "use_cpu": True}})
+    settings = stage_settings(recipe, stage, {}, shared_flags={}, output_dir=Path("runs/toy"))
+    assert settings.trainer.mixed_precision == ("bf16" if half else "no")
+    assert ("ACCELERATE_MIXED_PRECISION=bf16 in the environment is ignored" in caplog.text) is not half
+
+
+def test_a_script_with_ppo_trainer_has_the_precision_of_its_configuration(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert PPOConfig(output_dir=str(tmp_path), use_cpu=True).mixed_precision == "no"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_training_under_another_system_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "false")
+    settle()
+    monkeypatch.setenv(name, "true")
+    with pytest.raises(ZooError, match=name):
+        settle()
+
+
+def test_what_changes_rounding_is_written_into_run_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in RECORDED:
+        monkeypatch.delenv(name, raising=False)
+    assert recorded() == {}
+    monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
+    assert versions()["ONEDNN_DEFAULT_FPMATH_MODE"] == "BF16"
+
+
+def test_every_variable_of_accelerate_is_classified() -> None:
+    accelerator, trainer = Path(accelerate.__file__).parent, Path(transformers.__file__).parent
+    files = [
+        *(accelerator / f"{name}.py" for name in ("accelerator", "state", "data_loader", "optimizer", "scheduler")),
+        *(accelerator / "utils").glob("*.py"),
+        *(trainer / f"{name}.py" for name in ("trainer", "training_args")),
+    ]
+    names = {
+        name for file in files for name in re.findall(r"\bACCELERATE_[A-Z0-9_]+", file.read_text(encoding="utf-8"))
+    }
+    assert len(names) > 20
+    known = {*IGNORED, *REFUSED, *RECORDED}
+    assert sorted(name for name in names - known if not HARMLESS.fullmatch(name)) == []
