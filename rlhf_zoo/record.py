@@ -181,8 +181,14 @@ class StageRecord:
         """Whether other settings of the recipe ended before their first checkpoint: to begin again costs nothing."""
         document, mine = self.read(), fingerprint(resolved)
         other = document.get("fingerprint", mine) != mine and document.get("recipe") == recipe
-        kept = self.last_checkpoint() is not None or any(self.path.glob(f"{DAMAGED}checkpoint-*"))
-        return other and document.get("status") != "finished" and not kept
+        return other and not self.has_trained
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether the stage is finished, or has saved a checkpoint that it can go on from."""
+        if self.read().get("status") == "finished" or self.last_checkpoint() is not None:
+            return True
+        return any(self.path.glob(f"{DAMAGED}checkpoint-*"))
 
     def check_fingerprint(
         self,

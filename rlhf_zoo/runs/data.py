@@ -26,7 +26,7 @@ from .context import RunContext
 from .evaluation import LabeledArguments, OwnPairsArguments
 from .layout import Form, fitting, hold_out, in_form, parts_of, without_prompts
 from .settings import RecipeConfig, StageSettings
-from .sources import DataSource, digest, find_data
+from .sources import DataSource, check_unchanged, digest, find_data
 
 CORPORA = "rlhf_zoo.corpora"
 #: Under run.json's `left_out`: rows of a stage before PPO whose prompts PPO holds out.
@@ -38,16 +38,21 @@ MADE = "made.json"
 def stage_source(context: RunContext, stage: str, source: DataSource | None = None) -> DataSource:
     """The stage's data: those that it names, else the recipe's, which are `source` where they were opened before.
 
-    A reward model of a later round has its own.
+    A reward model of a later round has its own. Raises ZooError where a local file is not what the stage has learned
+    from so far.
     """
     if stage == "reward" and context.round is not None:
         folder = context.round.folder
         return DataSource(str(folder), None, read_json(folder / MADE)["lineage"])
-    data = context.settings(stage).data
-    if data.dataset_name is None:
-        return data_source(context) if source is None else source
-    before = None if context.restart else context.record(stage).read().get("dataset")
-    return find_data(data.dataset_name, data.dataset_revision, context.hub, before=before)
+    data, record = context.settings(stage).data, context.record(stage)
+    before = None if context.restart else record.read().get("dataset")
+    if data.dataset_name is not None:
+        source = find_data(data.dataset_name, data.dataset_revision, context.hub, before=before)
+    elif source is None:
+        source = data_source(context)
+    if record.has_trained:
+        check_unchanged(f"The data set {source.location}", source.lineage, before)
+    return source
 
 
 def stage_rows(

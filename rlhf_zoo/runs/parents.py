@@ -13,6 +13,7 @@ from ..stage import REWARD_ROLES, STAGES
 from .context import ParentCheckpoint, RunContext
 from .data import to_train
 from .settings import StageSettings
+from .sources import model_digest
 
 #: The folder of a run with what `rlhf-zoo ensemble` trained: ENSEMBLE/seed-K/reward.
 ENSEMBLE = "ensemble"
@@ -32,7 +33,9 @@ def parent(context: RunContext, name: str) -> ParentCheckpoint:
         what = f"{name!r} is no stage of {context.recipe.name}, no folder, and no model that can be had"
         raise ZooError(f"{what}. {error}") from error.__cause__
     if found.hub is None:
-        return ParentCheckpoint(found.path, {"repo": None, "commit": None, "path": name, "fingerprint": name})
+        files = {"folder": found.path.resolve().name, "files": model_digest(found.path)}
+        lineage = {"repo": None, "commit": None, "path": name, "fingerprint": name, **files}
+        return ParentCheckpoint(found.path, lineage)
     lineage = {"repo": found.repo, "commit": found.commit, "path": None, "fingerprint": found.commit}
     return ParentCheckpoint(found.path, lineage | came_from(found.hub, context.hub))
 

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,12 @@ _PARTS = {
     "split": re.compile(r"(?:Unknown split|Bad split).*(\[.*\])"),
 }
 KEYS: Mapping[str, str] = {"configuration": "dataset_config", "split": "dataset_train_split or dataset_test_split"}
+#: What a model and its tokenizer are loaded from, in their folder: weights, configuration, vocabulary, template, code.
+LOADED = (
+    "*.safetensors", "*.gguf", "*.safetensors.index.json", "config.json", "generation_config.json",
+    "adapter_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
+    "*.model", "*.jinja", "chat_template.json", "additional_chat_templates/*.jinja", "*.py",
+)  # fmt: skip
 BENCHMARK = "eval.yaml"  # in a data set's repository: the Hub's mark of a benchmark
 
 
@@ -178,18 +184,20 @@ def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str,
     """The data set `name`: a folder or file, or a repository of `hub`, else of its source. Its lineage has repo, commit
     and, where it is one, the benchmark that it is registered as.
 
-    before: the lineage that the run wrote when it began, whose commit stands. Where a Hub does not answer, the data set
-    may lie in the cache all the same, and what the recipe says stands. Raises ZooError where no Hub has it.
+    before: the lineage that the run wrote when it began, whose commit stands; see `check_unchanged` for what lies here.
+    Where a Hub does not answer, the data set may lie in the cache all the same, and what the recipe says stands. Raises
+    ZooError where no Hub has it.
     """
     asked = fingerprint({"repo": name, "commit": revision})
     at, unanswered = hub, None
-    if before is not None and before.get("fingerprint") == asked:
+    lineage: Mapping[str, Any]
+    if Path(name).exists():
+        # What lies here has no name that others know, but its files can be told from others.
+        lineage = {"repo": None, "commit": None, "folder": Path(name).resolve().name, "files": digest(Path(name))}
+    elif before is not None and before.get("fingerprint") == asked:
         lineage = before
         if hub.source is not None and lineage.get("hub") == hub.source.label:
             at = hub.source
-    elif Path(name).exists():
-        # What lies here has no name that others know, but its files can be told from others.
-        lineage = {"repo": None, "commit": None, "folder": Path(name).resolve().name, "files": digest(Path(name))}
     else:
         at, lineage, unanswered = _looked_up(name, revision, hub)
     if unanswered is not None:
@@ -247,11 +255,38 @@ def _cache_of(location: str) -> str | None:
     return str(Path(datasets.config.HF_DATASETS_CACHE) / "folders" / digest(folder)[:32])
 
 
+def check_unchanged(what: str, lineage: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
+    """Checks that a local file or folder is what the run was begun with.
+
+    Args:
+        what: The file or folder, for the message.
+        lineage: What lies there now; `files` is its digest.
+        before: What the run recorded when it began. None, or a record without `files`, passes.
+
+    Raises:
+        ZooError: The files are others.
+    """
+    recorded, present = (before or {}).get("files"), lineage.get("files")
+    if recorded is not None and present is not None and recorded != present:
+        raise ZooError(
+            f"{what} changed since this run was begun with it: restore it, choose another --output_dir, or begin again "
+            "with --restart."
+        )
+
+
+def model_digest(folder: Path) -> str:
+    """sha256 over the names and bytes of the files that a model and its tokenizer are loaded from."""
+    return _digest(folder, {path for pattern in LOADED for path in folder.glob(pattern)})
+
+
 def digest(folder: Path, ending: str = "") -> str:
     """sha256 over the names and bytes of the files in a folder that end so; of a file, over its bytes."""
+    return _digest(folder, [folder] if folder.is_file() else folder.rglob(f"*{ending}"))
+
+
+def _digest(folder: Path, files: Iterable[Path]) -> str:
     content = hashlib.sha256()
-    every = [folder] if folder.is_file() else folder.rglob(f"*{ending}")
-    for path in sorted(path for path in every if path.is_file()):
+    for path in sorted(path for path in files if path.is_file()):
         content.update(str(path.relative_to(folder)).encode())
         with path.open("rb") as file:
             while part := file.read(1 << 20):

@@ -22,7 +22,7 @@ from ..runs.data import data_source, parts, stage_source
 from ..runs.layout import conversational, fitting, sft_text
 from ..runs.loading import loading_of
 from ..runs.settings import StageSettings
-from ..runs.sources import digest
+from ..runs.sources import model_digest
 from ..tokenizer import highest_id, settle_padding, train_tokenizer
 from .train import make_trainer, quiet, train_stage
 
@@ -144,7 +144,7 @@ def _with_template(settings: StageSettings, model: Any, tokenizer: Any, hub: Hub
 
 def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | None:
     """The model that SFT starts from: of a Hub, at the commit that its revision meant when the run began; of a folder,
-    by its weights' digest.
+    by the digest of its files.
 
     None for random weights. Raises ZooError where no Hub has such a model.
     """
@@ -155,12 +155,7 @@ def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | No
     before = {} if context.restart else (record.read().get("parents") or {}).get("base") or {}
     if (folder := Path(name)).is_dir():
         # No other machine knows the path, and the settings that tell runs apart have it.
-        own = {"folder": folder.resolve().name, "files": digest(folder, ".safetensors")}
-        if before.get("files", own["files"]) != own["files"]:
-            raise ZooError(
-                f"{record.path} holds a run on other weights than those that lie in {name} now: choose another "
-                "--output_dir, or --restart."
-            )
+        own = {"folder": folder.resolve().name, "files": model_digest(folder)}
         return ParentCheckpoint(folder, {"repo": None, "commit": None, "fingerprint": None, **own})
     told = f"{name}@{revision}"
     if before.get("fingerprint") == told:

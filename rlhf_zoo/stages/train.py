@@ -27,7 +27,8 @@ from ..runs.choice import choose, promising, prune, thin
 from ..runs.context import ParentCheckpoint, Publisher, RunContext
 from ..runs.loading import check_installed
 from ..runs.settings import StageSettings
-from ..stage import STAGES
+from ..runs.sources import check_unchanged, digest
+from ..stage import PARENT_TITLES, STAGES
 from .callbacks import NoRoom, StageCallback, check_room
 from .interrupt import Interruptible, Stopped
 from .merged import save_merged
@@ -105,7 +106,11 @@ def train_stage(
     resolved = {
         **settings.resolved,
         "data": data.get("fingerprint"),
-        "parents": {name: parent["fingerprint"] for name, parent in lineage.items() if "files" not in parent},
+        "parents": {
+            name: parent["fingerprint"]
+            for name, parent in lineage.items()
+            if parent["fingerprint"] or "files" not in parent
+        },
     }
     # Of several processes the first one decides what is done, and writes.
     plan: _Plan = processes.from_first(lambda: _plan(context, settings, resolved, parents, publisher))
@@ -138,6 +143,7 @@ def train_stage(
                     for role, parent in lineage.items()
                 },
                 dataset=kept_lineage(before.get("dataset") or {}, data),
+                **({"chat_template": template} if (template := _template_lineage(settings)) else {}),
                 hub=before.get("hub") or context.hub.label,
                 publish=before.get("publish") if publisher is None else _publication(context),
                 repo=before.get("repo"),
@@ -212,6 +218,8 @@ def _plan(
     if not again:
         record.check_fingerprint(resolved, recipe=recipe, called=context.recipe.called)
     before = {} if again else record.read()
+    if before and record.has_trained:
+        _check_files(settings, parents, before)
     if before.get("status") == "finished":
         if publisher is not None:
             record.write(publish=_publication(context))
@@ -229,6 +237,21 @@ def _plan(
         resume = _last_whole(record)
         record.truncate_metrics(checkpoint_step(resume) if resume else -1)
     return _Plan(False, again, before, resume)
+
+
+def _template_lineage(settings: StageSettings) -> dict[str, Any]:
+    """The digest of the file that chat_template_path names, for run.json; {} where it names none."""
+    path = getattr(settings.trainer, "chat_template_path", None)
+    return {"files": digest(Path(path))} if path is not None and Path(path).is_file() else {}
+
+
+def _check_files(settings: StageSettings, parents: Mapping[str, ParentCheckpoint], before: Mapping[str, Any]) -> None:
+    """Raises ZooError where a model or a chat template on this machine is not what the stage began with."""
+    recorded = before.get("parents") or {}
+    for role, parent in parents.items():
+        check_unchanged(f"The {PARENT_TITLES.get(role, role)} in {parent.path}", parent.lineage, recorded.get(role))
+    path = getattr(settings.trainer, "chat_template_path", None)
+    check_unchanged(f"The chat template {path}", _template_lineage(settings), before.get("chat_template"))
 
 
 def _last_whole(record: StageRecord) -> Path | None:

@@ -38,7 +38,7 @@ from ..runs.layout import check_columns, in_form, parts_of
 from ..runs.names import SAME_LABELS
 from ..runs.pairs import COLUMNS
 from ..runs.settings import recorded_settings
-from ..runs.sources import DataSource, find_data
+from ..runs.sources import DataSource, check_unchanged, find_data
 from ..stages.train import quiet
 from ..tokenizer import stop_ids
 from ..truncation import Truncation
@@ -179,7 +179,10 @@ def _named_data(stage: Path, resolved: Mapping[str, Any], hub: Hub) -> DataSourc
     keys = resolved if resolved.get("dataset_name") else {} if shared.get("corpus") else shared
     if not isinstance(name := keys.get("dataset_name"), str):
         return None
-    return find_data(name, keys.get("dataset_revision"), hub, before=StageRecord(stage).read().get("dataset"))
+    before = StageRecord(stage).read().get("dataset")
+    source = find_data(name, keys.get("dataset_revision"), hub, before=before)
+    check_unchanged(f"The data set {name}", source.lineage, before)
+    return source
 
 
 def _loader(resolved: Mapping[str, Any], where: str) -> str | None:

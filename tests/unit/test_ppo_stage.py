@@ -89,6 +89,10 @@ def test_completions_are_cut_and_a_label_is_read_in_training_and_evaluation(fold
     assert evaluate.run(context)
     sides = [json.loads(line)[side] for line in (folder / "run/eval/samples.jsonl").open() for side in ("sft", "ppo")]
     at_text = [side for side in sides if "c" in side["completion"][1:]]
+    with (folder / "classifier" / "config.json").open("a") as config:
+        config.write(" ")
+    with pytest.raises(ZooError, match=r"The reward model in .*classifier changed since this run was begun with it"):
+        ppo.run(context)
     assert at_text and all(side["ended"] and side["completion"].index("c", 1) == side["length"] - 1 for side in at_text)
     assert len({side["length"] for side in sides if not side["ended"]}) > 1
 

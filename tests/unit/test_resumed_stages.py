@@ -10,11 +10,12 @@ from typing import Any
 
 import datasets
 import pytest
+from safetensors.torch import load_file, save_file
 from toy_run import make_context, make_recipe, save_stage, trained_policy
 from trainer_fixture import make_tokenizer
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.record import timeless
+from rlhf_zoo.record import COMPLETE, timeless
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.stages import pipeline, reward, sft
 from rlhf_zoo.stages.callbacks import StageCallback
@@ -87,6 +88,48 @@ def test_an_interruption_leaves_no_trace_in_the_metrics(
     metrics = {"sft": {"entropy", "mean_token_accuracy"}, "reward": {"accuracy", "margin", "mean_reward"}}
     assert [row["step"] for row in _rows(whole, stage)] == [5, 8]
     assert _rows(whole, stage)[0].keys() >= {"loss", "grad_norm", *metrics[stage]}
+
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{{ eos_token }}{% endfor %}"
+
+
+def _append(path: Path, text: str) -> None:
+    path.write_text(path.read_text(encoding="utf-8") + text, encoding="utf-8")
+
+
+def _other_weights(path: Path) -> None:
+    save_file({name: weight + 1 for name, weight in load_file(path).items()}, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda folder: _append(folder / "texts.jsonl", json.dumps({"prompt": "ab", "completion": "ef"})), "data set"),
+        (lambda folder: _append(folder / "base" / "chat_template.jinja", " "), "base"),
+        (lambda folder: _append(folder / "base" / "tokenizer_config.json", " "), "base"),
+        (lambda folder: _other_weights(folder / "base" / "model.safetensors"), "base"),
+        (lambda folder: _append(folder / "mine.jinja", "{# another #}"), "chat template"),
+    ],
+    ids=["rows", "template of the base", "tokenizer of the base", "weights of the base", "chat_template_path"],
+)
+def test_a_run_does_not_go_on_from_changed_files(folder: Path, change: Callable[[Path], None], what: str) -> None:
+    write_json_lines(folder / "texts.jsonl", [{"prompt": "ab", "completion": "cd"}] * 4)
+    (folder / "base" / COMPLETE).unlink()  # a model of somebody else
+    for path in (folder / "base" / "chat_template.jinja", folder / "mine.jinja"):
+        path.write_text(TEMPLATE, encoding="utf-8")
+    run, context = _sft(folder, "run")
+    own = {"dataset_name": str(folder / "texts.jsonl"), "dataset_config": None, "max_steps": 4, "save_steps": 2}
+    own |= {"chat_template_path": str(folder / "mine.jinja")}
+    context = replace(context, flags={"sft": {**context.flags["sft"], **own}})
+    assert run(replace(context, stop_after=2)) and context.record("sft").read()["status"] == "stopped"
+    before = context.record("sft").read()
+    (folder / "base" / "README.md").write_text("Not read by any loader.", encoding="utf-8")
+    change(folder)
+    for stop_after in (2, None):
+        with pytest.raises(ZooError, match=f"The {what} .* changed since this run was begun with it: .*--restart"):
+            run(replace(context, stop_after=stop_after))
+    assert context.record("sft").read() == before
+    assert run(replace(context, restart=True)) and context.record("sft").read()["status"] == "finished"
 
 
 def test_rows_of_which_max_length_leaves_no_answer_are_counted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -164,5 +207,5 @@ def test_pairs_whose_sides_are_the_same_are_counted(caplog: pytest.LogCaptureFix
 
 
 def write_json_lines(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir()
+    path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
