@@ -16,6 +16,7 @@ from ..hub.refusals import client_errors, reason, refusals_as
 from ..runs.layout import Form, in_form
 from ..runs.sources import wrong_in
 from ..runs.tables import dataset_of
+from ..runs.turns import SHAREGPT, speaker
 
 #: Rows that are looked at, of a split whose size nobody says.
 COUNTED = 5000
@@ -169,9 +170,11 @@ def _columns(rows: datasets.Dataset, form: Form, named: Mapping[str, str]) -> di
 
     pairs = "chosen" in renamed and "rejected" in renamed
     asked = renamed.get("prompt") not in (None, "text")
+    if SHAREGPT in names and "prompt" not in (*names, *named):  # which the likes of `input` do not take the place of
+        asked = False
     if form == "pairs":
         return only("chosen", "rejected", *(["prompt"] if asked else [])) if pairs else None
-    if "messages" in names:
+    if "messages" in names or (SHAREGPT in names and not pairs):
         return {}
     if form == "prompts":
         if pairs and not asked:
@@ -181,7 +184,9 @@ def _columns(rows: datasets.Dataset, form: Form, named: Mapping[str, str]) -> di
         return only("prompt", "completion")
     if pairs:
         chosen = renamed["chosen"]
-        if is_conversation(first[chosen]) and first[chosen][0]["role"] != "assistant":
+        if speaker(first[chosen]) not in (None, "assistant"):
             return {"messages": chosen}
+        if SHAREGPT in names:
+            return only("chosen", "rejected")
         return {**only("prompt"), "completion": chosen} if asked else {"text": chosen}
     return {} if "text" in names else None

@@ -12,6 +12,7 @@ from ..hub.connect import CLIENT, Hub
 from ..hub.refusals import reason
 from ..record import StageRecord
 from ..runs.columns import filled, is_text
+from ..runs.turns import messages_of
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,8 @@ def _loaded(
         rows = find_data(location, revision, hub).load(configuration, split, columns=[])
         if not made:
             rows = rows.select_columns([column]) if column in rows.column_names else []
-    prompts = (filled(column, row, of=f"The data set {location}") if made else row.get(column) for row in rows)
+    of = f"The data set {location}"
+    prompts = (filled(column, row, of=of) if made else messages_of(row.get(column), of=of) for row in rows)
     return [
         readable(one) for one in prompts if isinstance(one, str) or (one and is_conversation(one) and len(one) == 1)
     ]

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 #: {column}, {column[key]} of a mapping, {column:8 words} or {column:2-8 words}: its first words, so many drawn a row.
-_PLACE = re.compile(r"\{(?P<name>\w+(?:\[\w+\])?)(?::(?P<low>[1-9]\d*)(?:-(?P<high>[1-9]\d*))? words)?\}")
+#: {{ and }} are braces, as in str.format.
+_PART = re.compile(r"\{\{|\}\}|\{(?P<name>\w+(?:\[\w+\])?)(?::(?P<low>[1-9]\d*)(?:-(?P<high>[1-9]\d*))? words)?\}|[{}]")
 
 
 def is_text(named: str) -> bool:
@@ -37,21 +38,24 @@ def value_of(row: Mapping[str, Any], name: str, *, of: str) -> Any:
 
 
 def filled(text: str, row: Mapping[str, Any], *, of: str) -> str:
-    """The text with the row's values; which words are kept depends on the value alone. Raises ZooError for a place that
-    is not written as one."""
-    rest = _PLACE.sub("", text)
-    if "{" in rest or "}" in rest:
-        raise ZooError(
-            f"`columns` for {of} says {text!r}: write a value's place as {{column}}, {{column[key]}} or "
-            "{column:2-8 words}."
-        )
+    """The text with the row's values; which words are kept depends on the value alone.
+
+    Raises ZooError for a place that is not written as one. Braces in a value stay as they are.
+    """
 
     def written(place: re.Match[str]) -> str:
+        if place[0] in ("{{", "}}"):
+            return place[0][0]
+        if place["name"] is None:
+            raise ZooError(
+                f"`columns` for {of} says {text!r}: write a value's place as {{column}}, {{column[key]}} or "
+                "{column:2-8 words}, and a brace of the text itself twice, {{ or }}."
+            )
         value = value_of(row, place["name"], of=of)
         value = "" if value is None else str(value)
         return value if place["low"] is None else _first_words(value, int(place["low"]), place["high"])
 
-    return _PLACE.sub(written, text)
+    return _PART.sub(written, text)
 
 
 def _first_words(value: str, low: int, high: str | None) -> str:

@@ -19,6 +19,7 @@ from ..errors import ZooError
 from ..limits import option
 from ..plugins import did_you_mean
 from .columns import filled, is_text
+from .turns import SHAREGPT, in_our_turns, named_conversations, of_one_kind
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -28,9 +29,9 @@ log = logging.getLogger(__name__)
 
 Form = Literal["texts", "pairs", "prompts", "labeled"]
 NEEDED = {
-    "texts": "messages, prompt and completion, or text",
-    "pairs": "chosen and rejected, and prompt where they do not begin with it",
-    "prompts": "prompt, messages, or chosen and rejected that begin with one",
+    "texts": "messages, conversations, prompt and completion, or text",
+    "pairs": "chosen and rejected, and prompt or conversations where they do not begin with it",
+    "prompts": "prompt, messages, conversations, or chosen and rejected that begin with one",
     "labeled": "text and label",
 }
 #: Keys of PPO's data that decide which prompts are held out of all stages.
@@ -115,9 +116,17 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
             rows = rows.rename_column(theirs, ours)
     if len(rows) == 0:
         raise ZooError(f"{of} is empty: choose another split.")
-    need_form(rows.column_names, form, text=text, of=of, given=columns)
+    rows = _in_turns(rows, form, text=text, given=columns, of=of)
     names = set(rows.column_names)
     _need_texts(rows, form, text=text, of=of)
+    if form in ("pairs", "texts") and (changed := of_one_kind(rows[0])):
+        other = next((place for place, row in enumerate(rows) if of_one_kind(row).keys() != changed.keys()), None)
+        if other is not None:
+            raise ZooError(
+                f"Row {other} of {of[:1].lower() + of[1:]} has its prompt and answers in another form than row 0: write "
+                "all rows as texts, or all as conversations."
+            )
+        rows = _mapped(rows, of_one_kind)
     if form in ("pairs", "prompts") and {"chosen", "rejected"} <= names:
         first = rows[0]
         apart = "prompt" in names and is_conversation(first["prompt"]) == is_conversation(first["chosen"])
@@ -130,19 +139,43 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
     return _mapped(rows, as_turns) if turns and "prompt" in rows.column_names else rows
 
 
-def need_form(names: Sequence[str], form: Form, *, text: str, of: str, given: Iterable[str] = ()) -> None:
-    """Raises ZooError where columns of these names are none of the forms that a stage takes; given: keys of `columns`.
+def _in_turns(rows: Dataset, form: Form, *, text: str, given: Iterable[str], of: str) -> Dataset:
+    """The rows with conversations of any form as lists of {role, content}, in the columns that the stage reads.
 
-    A key that no stage reads is for reward functions, unless it is next to one that is read.
+    Raises ZooError where there are no such columns.
     """
+    names = set(rows.column_names)
+    fits = any(needed <= names for needed in _columns_of(form, text))
+    named = named_conversations(rows, of_texts=form == "texts", fits=fits) if form != "labeled" else {}
+    for ours, theirs in named.items():
+        rows = rows.rename_column(theirs, ours)
+    need_form(rows.column_names, form, text=text, of=of, given=given)
+    if form == "prompts" and "prompt" in rows.column_names:
+        read = ["prompt"]  # any other is for reward functions
+    else:
+        read = ["prompt", "messages", "completion", "chosen", "rejected"] if form != "labeled" else []
+    return in_our_turns(rows, read, system=bool(named), of=of[:1].lower() + of[1:])
+
+
+def _columns_of(form: Form, text: str) -> tuple[set[str], ...]:
+    """The columns that a form takes, in each of its kinds."""
     known: dict[str, tuple[set[str], ...]] = {
         "texts": ({"messages"}, {"prompt", "completion"}, {text}),
         "pairs": ({"chosen", "rejected"},),
         "prompts": ({"prompt"}, {"messages"}, {"chosen", "rejected"}),
         "labeled": ({"text", "label"},),
     }
-    reads = {"prompt"}.union(*known[form])
-    fits = any(needed <= set(names) for needed in known[form])
+    return known[form]
+
+
+def need_form(names: Sequence[str], form: Form, *, text: str, of: str, given: Iterable[str] = ()) -> None:
+    """Raises ZooError where columns of these names are none of the forms that a stage takes; given: keys of `columns`.
+
+    A key that no stage reads is for reward functions, unless it is next to one that is read.
+    """
+    known = _columns_of(form, text)
+    reads = {"prompt", *([] if form == "labeled" else [SHAREGPT])}.union(*known)
+    fits = any(needed <= set(names) for needed in known)
     for ours in given:
         if ours not in reads and (get_close_matches(ours, reads, cutoff=CLOSE) or not fits):
             near = did_you_mean(ours, reads)
@@ -150,7 +183,7 @@ def need_form(names: Sequence[str], form: Form, *, text: str, of: str, given: It
             raise ZooError(f"`columns` for {of} says {ours!r}, which nothing reads{near or ':'} {listed}.")
     if fits:
         return
-    usual = known[form][-1 if form == "texts" else 0]
+    usual = known[-1 if form == "texts" else 0]
     missing = next(name for name in sorted(usual) if name not in names)
     raise ZooError(
         f"{of} has no column {missing!r}, only {', '.join(map(repr, names))}: the stage reads {NEEDED[form]}; rename "
@@ -248,7 +281,7 @@ def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
     same = next((place for place in range(most) if chosen[place] != rejected[place]), most)
     if isinstance(chosen, str):
         place = chosen[:same].rfind(_ANSWER)
-        same = place + len(_ANSWER) if place >= 0 else chosen[:same].rfind(" ") + 1
+        same = place + len(_ANSWER) if place >= 0 else _last_space(chosen[:same]) + 1
     else:
         same = min(same, most - 1)
         if same == 0:
@@ -257,6 +290,11 @@ def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
                 "'prompt', or mend the row."
             )
     return {"prompt": chosen[:same], "chosen": chosen[same:], "rejected": rejected[same:]}
+
+
+def _last_space(text: str) -> int:
+    """Where the last white space of a text is, be it a newline; -1 where there is none."""
+    return next((place for place in range(len(text) - 1, -1, -1) if text[place].isspace()), -1)
 
 
 def _first_turns(row: Mapping[str, Any]) -> dict[str, Any]:

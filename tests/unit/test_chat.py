@@ -72,6 +72,10 @@ def test_implicit_prompts() -> None:
     row = schemas.rows_of("Anthropic/hh-rlhf", 1)[0]
     found = split_pair({"chosen": row["chosen"] + " one", "rejected": row["chosen"] + " two"})
     assert found["prompt"].endswith("really\n\nAssistant:") and found["chosen"].endswith(" one")
+    lines = split_pair({"chosen": "Is it so?\nYes", "rejected": "Is it so?\nNo"})
+    assert lines == {"prompt": "Is it so?\n", "chosen": "Yes", "rejected": "No"}
+    tabs = split_pair({"chosen": "a b\tcd", "rejected": "a b\tce"})
+    assert tabs["prompt"] == "a b\t"
     row = schemas.rows_of("trl-lib/ultrafeedback_binarized", 1)[0]
     assert split_pair(row)["prompt"] == row["chosen"][:1]
     same = split_pair({"chosen": row["chosen"], "rejected": row["chosen"]})

@@ -26,6 +26,9 @@ def test_a_text_has_a_rows_values() -> None:
     assert filled("{prompt[text]:99 words}", ROW, of="it") == "a b  c d e f"
     drawn = {filled("{q:2-4 words}", {"q": f"a b c d {n}"}, of="it") for n in range(40)}
     assert drawn == {"a b", "a b c", "a b c d"}
+    assert filled(r"{question} Answer in \boxed{{}}.", ROW, of="it") == r"How many? Answer in \boxed{}."
+    assert filled('{{"a": "{answer}"}}', {"answer": "{x} }}"}, of="it") == '{"a": "{x} }}"}'
+    assert filled(r"\boxed{{{answer}}}", ROW, of="it") == r"\boxed{#### 2}"
     rows = datasets.Dataset.from_list([ROW])
     read = in_form(rows, "prompts", columns={"prompt": "{question} {answer}"}, turns=True, text="text", of="It")
     assert read[0]["prompt"] == [{"role": "user", "content": "How many? #### 2"}] and read[0]["answer"] == "#### 2"
@@ -39,6 +42,8 @@ def test_a_text_has_a_rows_values() -> None:
         ("{question[text]}", "It has no 'question[text]', as its column 'question' is no mapping"),
         ("{question.__class__}", "write a value's place as"),
         ("{question:some words}", "write a value's place as"),
+        (r"{question} \boxed{}", "and a brace of the text itself twice, {{ or }}"),
+        ("{question}}", "and a brace of the text itself twice, {{ or }}"),
     ],
 )
 def test_mistakes_are_named(text: str, said: str) -> None:

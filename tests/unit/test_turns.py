@@ -1,0 +1,98 @@
+"""Conversations as data sets in the wild write them, read in every stage as lists of {role, content}."""
+
+from typing import Any
+
+import datasets
+import pytest
+
+from rlhf_zoo.draft.data import Part, Source, read_as
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.runs.layout import Form, in_form
+
+ASKED = {"from": "human", "value": "2+2?"}
+RIGHT, WRONG = {"from": "gpt", "value": "4"}, {"from": "gpt", "value": "5"}
+USER, FOUR, FIVE = (
+    {"role": role, "content": content} for role, content in (("user", "2+2?"), ("assistant", "4"), ("assistant", "5"))
+)
+
+
+def read(form: Form, *rows: dict[str, Any], columns: dict[str, str] | None = None, turns: bool = False) -> list[dict]:
+    given = datasets.Dataset.from_list(list(rows))
+    return in_form(given, form, columns=columns or {}, turns=turns, text="text", of="It").to_list()
+
+
+def test_sharegpt_is_read_by_sft() -> None:
+    whole = [{"from": "system", "value": "Be brief."}, ASKED, RIGHT]
+    assert read("texts", {"id": 1, "conversations": whole}) == [
+        {"messages": [{"role": "system", "content": "Be brief."}, USER, FOUR]}
+    ]
+    weighed = [{**turn, "weight": None} for turn in (ASKED, RIGHT)]
+    assert read("texts", {"conversations": weighed, "system": "Be brief."})[0]["messages"][0]["role"] == "system"
+    assert read("texts", {"dialog": whole[1:]}, columns={"messages": "dialog"}) == [{"messages": [USER, FOUR]}]
+    tools = [ASKED, {"from": "function_call", "value": "add(2, 2)"}, {"from": "observation", "value": "4"}, RIGHT]
+    roles = [turn["role"] for turn in read("texts", {"conversations": tools})[0]["messages"]]
+    assert roles == ["user", "assistant", "tool", "assistant"]
+    named = [{"role": "human", "content": "2+2?"}, {"role": "gpt", "content": "4"}]
+    assert read("texts", {"conversations": named}) == [{"messages": [USER, FOUR]}]
+
+
+PAIR = {"prompt": [USER], "chosen": [FOUR], "rejected": [FIVE]}
+PAIRS: dict[str, dict[str, Any]] = {
+    "single messages behind conversations": {"conversations": [ASKED], "chosen": RIGHT, "rejected": WRONG},
+    "lists behind conversations": {"conversations": [ASKED], "chosen": [RIGHT], "rejected": [WRONG]},
+    "texts behind conversations": {"conversations": [ASKED], "chosen": "4", "rejected": "5"},
+    "whole conversations": {"chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]},
+    "whole ones beside conversations": {
+        "conversations": [ASKED], "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG],
+    },
+    "single messages behind a prompt's turns": {"prompt": [USER], "chosen": FOUR, "rejected": FIVE},
+    "single messages behind a text": {"prompt": "2+2?", "chosen": RIGHT, "rejected": WRONG},
+    "texts behind a prompt's turns": {"prompt": [USER], "chosen": "4", "rejected": "5"},
+    "a text that the sides begin with": {"prompt": "2+2?", "chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_pairs_are_read_however_they_are_written(kind: str) -> None:
+    found = read("pairs", PAIRS[kind])[0]
+    assert {name: found[name] for name in PAIR} == PAIR
+
+
+def test_prompts_are_read_however_they_are_written() -> None:
+    answered = {"conversations": [ASKED, RIGHT], "solution": "4"}
+    assert read("prompts", answered) == [{"prompt": [USER], "solution": "4"}]
+    asked = read("prompts", {"conversations": [ASKED], "chosen": RIGHT, "rejected": WRONG})[0]
+    assert asked["prompt"] == [USER]
+    assert read("prompts", {"prompt": [ASKED], "system": "no business of ours"})[0]["prompt"] == [USER]
+    assert read("prompts", {"conversations": [ASKED], "system": "Be brief."})[0]["prompt"][0]["role"] == "system"
+
+
+def test_sft_on_pairs_learns_the_chosen_answer() -> None:
+    rows = {"conversations": [ASKED], "chosen": RIGHT, "rejected": WRONG}
+    assert read("texts", rows) == [{"prompt": [USER], "completion": [FOUR]}]
+    assert read("texts", {"prompt": [USER], "completion": "4"}) == [{"prompt": [USER], "completion": [FOUR]}]
+
+
+def test_a_turn_from_nobody_known_is_named_with_its_row() -> None:
+    rows = [{"conversations": [ASKED, RIGHT]}, {"conversations": [ASKED, {"from": "narrator", "value": "x"}]}]
+    with pytest.raises(ZooError, match=r"Row 1 of it has a turn from 'narrator', and turns are from human"):
+        read("texts", *rows)
+    with pytest.raises(ZooError, match=r"Row 1 of it has its prompt and answers in another form than row 0"):
+        read("pairs", PAIRS["single messages behind a text"], {"prompt": "a", "chosen": ASKED, "rejected": ASKED})
+    with pytest.raises(ZooError, match="Row 0 of it has nothing in the column 'messages'"):
+        read("texts", {"conversations": [ASKED, {"from": "gpt", "value": None}]})
+
+
+@pytest.mark.parametrize(
+    ("form", "row", "wanted"),
+    [
+        ("texts", {"conversations": [ASKED, RIGHT], "input": "x"}, {"messages": [USER, FOUR]}),
+        ("pairs", {"conversations": [ASKED], "chosen": RIGHT, "rejected": WRONG, "input": "x"}, PAIR),
+        ("prompts", {"conversations": [ASKED, RIGHT]}, {"prompt": [USER]}),
+        ("texts", {"chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]}, {"messages": [USER, FOUR]}),
+    ],
+)
+def test_new_drafts_a_recipe_on_sharegpt(form: Form, row: dict[str, Any], wanted: dict[str, Any]) -> None:
+    found = read_as(Source("some/data", None, [Part(None, {"train": 1}, {"train": [row]})]), form)
+    assert found is not None and not found.plain
+    assert wanted.items() <= found.rows[0].items()
