@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from .access import Access, Api
-from .durable import locked, read_json, write_json
-from .faults import Fault, bad_request
+from .durable import check_kinds, locked, read_json, write_json
+from .faults import Fault, bad_request, is_of_the_file
 from .messages import SMALL_BODY, Request, Response, json_response, member
 from .names import KINDS, OWNER, RepoId, parse_repo_id
 from .routing import Router
@@ -19,6 +19,9 @@ from .storage import now
 
 log = logging.getLogger(__name__)
 _PAGE = 100
+_COLLECTION = {"slug": str, "title": str, "description": str | None, "owner": str, "private": bool, "theme": str,
+               "position": int, "upvotes": int, "items": list, "lastUpdated": str}  # fmt: skip
+_ITEM = {"_id": str, "id": str, "type": str, "note": str}
 
 
 class CollectionsApi(Api):
@@ -101,7 +104,7 @@ class CollectionsApi(Api):
             if "private" in fields:
                 collection["private"] = bool(fields["private"])
             if isinstance(fields.get("position"), int):
-                collection["position"] = fields["position"]
+                collection["position"] = int(fields["position"])
             ident = collection["slug"].rpartition("-")[2]
             collection["slug"] = f"{collection['owner']}/{_slug(collection['title'])}-{ident}"
             self._save(collection)
@@ -201,15 +204,33 @@ class CollectionsApi(Api):
 
 
 def _read_all(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """The collections in these files; a damaged one is left out, and logged."""
+    """The collections in these files; what is none, or cannot be read, is left out and logged."""
+    removed = object()  # meanwhile
     for path in sorted(paths):
         try:
-            collection = read_json(path)
-        except ValueError as error:
+            collection = read_json(path, removed)
+            if collection is removed:
+                continue
+            _check(collection, path)
+        except (ValueError, OSError) as error:
+            if isinstance(error, OSError) and not is_of_the_file(error):
+                raise
             log.warning("%s is damaged (%s): restore it from a copy, or remove it.", path, error)
-            continue
-        if collection is not None:  # removed meanwhile
+        else:
             yield collection
+
+
+def _check(collection: Any, path: Path) -> None:
+    """ValueError where the file at `path` holds anything else than this Hub writes there."""
+    check_kinds(collection, _COLLECTION)
+    if (collection["owner"], collection["slug"]) != (path.parent.name, f"{path.parent.name}/{path.stem}"):
+        raise ValueError(f"it is of '{collection['slug']:.80}', which belongs into another file")
+    for item in collection["items"]:
+        check_kinds(item, _ITEM)
+        try:
+            parse_repo_id(item["type"], *item["id"].split("/", 1))
+        except (Fault, TypeError):
+            raise ValueError(f"'{item['id']:.80}' is no repository") from None
 
 
 def _slug(title: str) -> str:

@@ -6,10 +6,12 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import UnionType
 from typing import Any
 
 from ..durable import replace_file
@@ -57,6 +59,51 @@ def read_json(path: Path, default: Any = None) -> Any:
         return plain_json(path.read_bytes())
     except FileNotFoundError:
         return default
+
+
+def check_kinds(value: Any, kinds: Mapping[str, type | UnionType]) -> None:
+    """That `value` is a JSON object in which each of these keys has a value of its kind (ValueError otherwise)."""
+    if not isinstance(value, dict):
+        raise ValueError(f"{value!r:.80} is no JSON object")
+    for key, kind in kinds.items():
+        if not isinstance(value.get(key), kind):
+            raise ValueError(f"'{key}' is {value.get(key)!r:.80}" if key in value else f"'{key}' is missing")
+
+
+class Clock:
+    """The time for what may be removed: nothing seems older because somebody sets the clock of the machine."""
+
+    def __init__(self) -> None:
+        self._began, self._ticks = time.time(), time.monotonic()
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return min(time.time(), self._began + time.monotonic() - self._ticks)
+
+
+@contextmanager
+def in_use(path: Path) -> Iterator[None]:
+    """Marks a file or folder as being written, for `is_in_use`; the kernel takes the mark away at death."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(fd)
+
+
+def is_in_use(path: Path) -> bool:
+    """True while a process, this one or another, is inside `in_use` for it."""
+    if path.is_symlink() or not (path.is_file() or path.is_dir()):
+        return False
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 @contextmanager

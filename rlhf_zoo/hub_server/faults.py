@@ -1,6 +1,7 @@
 """What the server answers when it refuses: a status, a sentence, and the Hub's error code."""
 
 import errno
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -76,3 +77,32 @@ def is_of_the_file(error: OSError) -> bool:
 def disk_full(root: object) -> Fault:
     message = f"The Hub's disk is full: free some space under {root} and push again; nothing of this push was kept."
     return Fault(507, message)
+
+
+def cannot_write(root: object, reason: str) -> Fault:
+    message = (
+        f"The Hub cannot write under {root} ({reason}): make that folder writable again; nothing of this was kept."
+    )
+    return Fault(507, message)
+
+
+def disk_fault(error: OSError, root: Path, *, changes: bool) -> Fault | None:
+    """What is said of a file or folder under `root` that is not as a Hub keeps it; None for any other error.
+
+    Args:
+        error: What the system answered.
+        root: The Hub's folder.
+        changes: True for a request that was to change something.
+
+    Returns:
+        507 where the disk is full or nothing can be written there, 410 for the one file that is to blame: clients ask
+        again after a 500, and no repetition mends it.
+    """
+    if is_disk_full(error):
+        return disk_full(root)
+    if error.errno == errno.EROFS or (changes and error.errno in (errno.EACCES, errno.EPERM)):
+        return cannot_write(root, os.strerror(error.errno or errno.EROFS))
+    if is_of_the_file(error) or error.errno in (errno.EEXIST, errno.ENOTEMPTY):
+        message = f"A file or folder of this Hub is not as it keeps it ({error.strerror}); its log on stderr names it."
+        return Fault(410, message, code="RepoDamaged")
+    return None

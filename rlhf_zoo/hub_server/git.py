@@ -10,12 +10,13 @@ import stat
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ..durable import replace_file, sync_folder
+from .durable import in_use
 from .faults import Damaged, Fault, is_of_the_file
 from .large_files import Pointer, parse_pointer
 from .names import OWNER
@@ -297,12 +298,15 @@ class Quarantine:
         self._repository = repository
         self._folder = repository / f"incoming-{secrets.token_hex(8)}"
         self._names: list[str] = []
+        self._used = ExitStack()
 
     def __enter__(self) -> Quarantine:
         self._folder.mkdir()
+        self._used.enter_context(in_use(self._folder))
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._used.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def blob(self, content: bytes) -> str:

@@ -14,7 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs
 
-from .faults import Fault, bad_request, disk_full, is_disk_full
+from .faults import Fault, bad_request, disk_fault
 from .messages import Body, FilePart, Request, Response, json_response
 from .pace import PacedReader, Waiting
 
@@ -177,13 +177,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
                 return
             except Exception as error:
-                if isinstance(error, OSError) and is_disk_full(error):
-                    response = _refusal(disk_full(self.server.application.root))
-                else:
-                    log.exception("%s %s failed", self.command, _shown(self.path))
-                    response = _refusal(
-                        Fault(500, "The embedded Hub failed on this request; its log on stderr says where.")
-                    )
+                response = self._failure(error)
             if body is None or not body.drain():
                 self.close_connection = True
             self._send(response)
@@ -191,6 +185,17 @@ class Handler(BaseHTTPRequestHandler):
             log.info("%s %s %d %.0f ms", self.command, _shown(self.path), response.status, 1000 * seconds)
         finally:
             self.server.leave()
+
+    def _failure(self, error: Exception) -> Response:
+        """The answer to a request that the application could not finish."""
+        if isinstance(error, OSError):
+            changes = self.command not in ("GET", "HEAD")
+            fault = disk_fault(error, self.server.application.root, changes=changes)
+            if fault is not None:
+                log.warning("%s %s: %s", self.command, _shown(self.path), error)
+                return _refusal(fault)
+        log.exception("%s %s failed", self.command, _shown(self.path))
+        return _refusal(Fault(500, "The embedded Hub failed on this request; its log on stderr says where."))
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _answer
 

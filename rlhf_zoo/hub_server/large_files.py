@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..durable import sync_folder
+from .durable import in_use
 from .faults import Damaged, bad_request
 
 _POINTER = re.compile(
@@ -70,7 +71,7 @@ class LargeFiles:
         digest = hashlib.sha256()
         written = unsynced = 0
         try:
-            with open(incomplete, "xb", buffering=0) as file:
+            with open(incomplete, "xb", buffering=0) as file, in_use(incomplete):
                 for block in chunks:
                     written += len(block)
                     unsynced += len(block)

@@ -8,13 +8,13 @@ ROOT/locks/                             one lock file per repository name
 ROOT/collections/                       see `collections_api`
 """
 
+import errno
 import logging
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,8 +22,8 @@ from typing import Any
 
 from ..durable import sync_folder
 from . import xet_store
-from .durable import locked, read_json, write_json
-from .faults import Damaged, Fault, disk_full, is_of_the_file, repo_not_found
+from .durable import Clock, check_kinds, in_use, is_in_use, locked, read_json, write_json
+from .faults import Damaged, Fault, cannot_write, disk_full, is_of_the_file, repo_not_found
 from .git import MAIN, GitRepository, Quarantine, TreeEdit
 from .large_files import LargeFiles
 from .names import KINDS, RepoId
@@ -38,6 +38,14 @@ _LARGE_SUFFIXES = (
 GIT_ATTRIBUTES = "".join(f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in _LARGE_SUFFIXES.split()) + (
     "*tfevents* filter=lfs diff=lfs merge=lfs -text\n"
 )
+_SETTINGS = {
+    "created": str,
+    "private": bool,
+    "gated": str | bool,
+    "sdk": str | None,
+    "variables": dict,
+    "secrets": dict,
+}
 _STALE_SECONDS = 24 * 3600
 _SPARE = 16 * 2**20
 
@@ -58,6 +66,13 @@ class Settings:
     variables: dict[str, dict[str, Any]] = field(default_factory=dict)
     secrets: dict[str, dict[str, Any]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """ValueError for a value of another kind than a Hub writes."""
+        check_kinds(vars(self), _SETTINGS)
+        for kind in (self.variables, self.secrets):
+            for entry in kind.values():
+                check_kinds(entry, {})
+
 
 class Storage:
     """Creates, finds, moves and removes repositories under `root`, which must exist."""
@@ -67,6 +82,7 @@ class Storage:
         self._repos = root / "repos"
         self._locks = root / "locks"
         self._trash = root / "trash"
+        self.clock = Clock()
         for folder in (self._repos, self._locks, self._trash, root / "collections"):
             folder.mkdir(exist_ok=True)
 
@@ -136,7 +152,7 @@ class Storage:
             new.mkdir()
             try:
                 GitRepository.initialize(new)
-                with GitRepository(new) as git, Quarantine(new) as quarantine:
+                with in_use(new), GitRepository(new) as git, Quarantine(new) as quarantine:
                     edit = TreeEdit(git, None)
                     edit.put(".gitattributes", quarantine.blob(GIT_ATTRIBUTES.encode()))
                     commit = quarantine.commit(edit.write(quarantine), [], "Create the repository")
@@ -179,7 +195,9 @@ class Storage:
         sync_folder(target.parent)
 
     def require_room(self, size: int) -> None:
-        """Fault 507 where `size` bytes more would fill the disk: commits need some room too."""
+        """Fault 507 where nothing can be written, or `size` bytes more would fill the disk: commits need room too."""
+        if not os.access(self.root, os.W_OK):
+            raise cannot_write(self.root, os.strerror(errno.EROFS))
         if size > self.free():
             raise disk_full(self.root)
 
@@ -195,8 +213,11 @@ class Storage:
                     yield RepoId(each, folder.parent.name, folder.name.removesuffix(".git"))
 
     def sweep(self) -> None:
-        """Remove what killed servers left behind a day ago or earlier: rubbish, half uploads, unused objects."""
-        limit = time.time() - _STALE_SECONDS
+        """Remove what killed servers left behind a day ago or earlier: rubbish, half uploads, unused objects.
+
+        What a process still writes is locked by it, whatever the clock says. What cannot be removed is logged.
+        """
+        limit = self.clock.now() - _STALE_SECONDS
         leftovers = [*self._trash.iterdir(), *self.root.glob(".*.tmp"), *self.root.glob("collections/*/.*.tmp")]
         for pattern in (
             "*/*/*.git/incoming-*",
@@ -206,11 +227,19 @@ class Storage:
         ):
             leftovers += self._repos.glob(pattern)
         for path in leftovers:
-            try:
-                if path.lstat().st_mtime < limit:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-            except FileNotFoundError:  # another server swept it
-                continue
+            with _sweeping(path):
+                if path.lstat().st_mtime < limit and not is_in_use(path):
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         for folder in self._repos.glob("*/*/*.git/xet"):
-            with suppress(FileNotFoundError):  # the repository was deleted or moved meanwhile
-                xet_store.sweep(folder.parent)
+            with _sweeping(folder):
+                xet_store.sweep(folder.parent, self.clock.now())
+
+
+@contextmanager
+def _sweeping(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:  # another server swept it, or the repository was deleted or moved meanwhile
+        pass
+    except OSError as error:
+        log.warning("%s cannot be swept (%s); it stays where it is.", path, error.strerror)

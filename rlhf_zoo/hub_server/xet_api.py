@@ -43,7 +43,7 @@ class XetApi(Api):
                 if revision == "None" or revision.startswith("refs/pr/"):
                     raise forbidden("The embedded Hub has no pull requests: commit to a branch instead.")
                 raise revision_not_found(revision)
-        epoch = current_epoch(self._storage.path(repo))
+        epoch = current_epoch(self._storage.path(repo), self._storage.clock.now())
         token = self._access.signer.sign("xet", *identity(repo, settings), seconds=_TOKEN_SECONDS)
         expiry = token.partition(".")[0]
         address = f"{request.base}{XET_PREFIX}{repo.plural}/{repo}/{epoch}"

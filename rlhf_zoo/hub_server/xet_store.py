@@ -12,13 +12,12 @@ import os
 import re
 import secrets
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ..durable import sync_folder
-from .durable import locked
+from .durable import in_use, is_in_use, locked
 from .faults import Fault, bad_request
 from .large_files import LargeFiles, write_all
 from .xet_format import Chunk, ShardFile, chunks_of, parse_shard, unpack
@@ -27,14 +26,17 @@ _CURRENT_SECONDS = 3600
 _IDLE_SECONDS = 2 * 3600
 
 
-def current_epoch(repository: Path) -> str:
-    """The epoch for new uploads; sweeps as it goes. FileNotFoundError where the repository has gone."""
+def current_epoch(repository: Path, now: float) -> str:
+    """The epoch for new uploads; sweeps as it goes. FileNotFoundError where the repository has gone.
+
+    now: of the storage's clock.
+    """
     base = repository / "xet"
     base.mkdir(exist_ok=True)
     with locked(base / "lock"):
-        _sweep(base)
+        _sweep(base, now)
         for folder in _epochs(base):
-            if folder.stat().st_mtime > time.time() - _CURRENT_SECONDS:
+            if folder.stat().st_mtime > now - _CURRENT_SECONDS:
                 return folder.name
         epoch = base / uuid.uuid4().hex
         for name in ("xorbs", "incomplete"):
@@ -42,18 +44,19 @@ def current_epoch(repository: Path) -> str:
         return epoch.name
 
 
-def sweep(repository: Path) -> None:
-    """Remove the epochs in which nothing is under way any more."""
+def sweep(repository: Path, now: float) -> None:
+    """Remove the epochs in which nothing is under way any more. now: of the storage's clock."""
     base = repository / "xet"
     with locked(base / "lock"):
-        _sweep(base)
+        _sweep(base, now)
 
 
-def _sweep(base: Path) -> None:
-    limit = time.time() - _IDLE_SECONDS
+def _sweep(base: Path, now: float) -> None:
+    limit = now - _IDLE_SECONDS
     for folder in _epochs(base):
         xorbs = folder / "xorbs"
-        if folder.stat().st_mtime < limit and (not xorbs.is_dir() or xorbs.stat().st_mtime < limit):
+        is_idle = folder.stat().st_mtime < limit and (not xorbs.is_dir() or xorbs.stat().st_mtime < limit)
+        if is_idle and not is_in_use(folder):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -78,7 +81,7 @@ class XetStore:
             return False
         incomplete = self._folder / "incomplete" / f"{xorb}.{secrets.token_hex(8)}"
         try:
-            with open(incomplete, "xb", buffering=0) as file:
+            with open(incomplete, "xb", buffering=0) as file, in_use(self._folder), in_use(incomplete):
                 for piece in pieces:
                     write_all(file.fileno(), piece)
                 if not file.tell():
@@ -97,6 +100,10 @@ class XetStore:
         """
         for _ in parse_shard(shard):
             pass
+        with in_use(self._folder):
+            self._rebuild(shard, require_room)
+
+    def _rebuild(self, shard: bytes, require_room: Callable[[int], None]) -> None:
         try:
             for file in parse_shard(shard):
                 if self._large.size(file.sha256) != file.size:

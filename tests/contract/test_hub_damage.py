@@ -52,6 +52,10 @@ def spoil(path: Path, content: bytes | None) -> None:
 DISK: dict[str, tuple[Callable[[Path], None], str]] = {
     "empty-settings": (lambda folder: spoil(folder / "hub.json", b""), "its hub.json is not what a Hub writes"),
     "half-settings": (lambda folder: spoil(folder / "hub.json", b'{"created": "\\ud800"}'), "half a character"),
+    "list-settings": (lambda folder: spoil(folder / "hub.json", b"[1]"), "its hub.json is not what a Hub writes"),
+    "odd-settings": (lambda folder: spoil(folder / "hub.json", b'{"created": 5}'), "'created' is 5"),
+    "odd-privacy": (lambda folder: spoil(folder / "hub.json", b'{"created": "", "private": 5}'), "'private' is 5"),
+    "odd-secrets": (lambda folder: spoil(folder / "hub.json", b'{"created": "", "secrets": {"a": 5}}'), "5 is no"),
     "lost-settings": (lambda folder: spoil(folder / "hub.json", None), "its hub.json is lost"),
     "empty-main": (lambda folder: spoil(folder / "refs/heads/main", b""), "its branch main is lost"),
     "lost-commit": (lambda folder: spoil(loose(folder, b"commit"), None), "is lost"),
@@ -262,17 +266,42 @@ def test_a_key_that_was_cut_is_replaced(tmp_path: Path) -> None:
     assert Signer(tmp_path).verify(signer.sign("PUT"), "PUT")
 
 
+#: What is changed in a collection's file, or stands there in its place.
+COLLECTIONS: list[bytes | dict[str, object] | None] = [
+    b"", b"\xff", b"[]", b"5", b"null", b"{}", b"[" * 100_000, None,
+    {"title": 5}, {"items": None}, {"items": [5]}, {"items": [{}]}, {"private": "no"}, {"lastUpdated": 5},
+    {"description": []}, {"slug": "local/../../tokens"}, {"slug": "other/x"}, {"owner": "other"},
+    {"items": [{"_id": "1", "id": "local/m", "type": "paper", "note": ""}]},
+    {"items": [{"_id": "1", "id": "local/../m", "type": "model", "note": ""}]},
+    {"items": [{"_id": "1", "id": "m", "type": "model", "note": ""}]},
+]  # fmt: skip
+
+
 def test_a_damaged_collection_spoils_no_list(thread_hub: ThreadHub, caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever its file holds: it is left out and logged, and the others are served."""
     api = thread_hub.api()
-    whole, *lost = [api.create_collection(f"number {number}").slug for number in range(3)]
-    for slug, content in zip(lost, (b"", b"\xff"), strict=True):
-        (thread_hub.root / "collections" / f"{slug}.json").write_bytes(content)
+    whole, *lost = [api.create_collection(f"number {number}").slug for number in range(1 + len(COLLECTIONS))]
+    for slug, content in zip(lost, COLLECTIONS, strict=True):
+        path = thread_hub.root / "collections" / f"{slug}.json"
+        value = json.loads(path.read_text())
+        path.unlink()
+        if content is None:
+            path.mkdir()
+        else:
+            path.write_bytes(content if isinstance(content, bytes) else json.dumps(value | content).encode())
+    (thread_hub.root / "collections" / "file").write_text("in the place of a folder")
     with caplog.at_level(logging.WARNING, SERVER):
-        assert [one.slug for one in thread_hub.api(None).list_collections()] == [whole]
-    assert len(caplog.records) == len(lost)
+        for role in (None, "write"):
+            caplog.clear()
+            assert [one.slug for one in thread_hub.api(role).list_collections()] == [whole]
+            assert len(caplog.records) == len(lost)
     assert api.create_collection("number 1").slug not in lost
-    with pytest.raises(HfHubHTTPError, match="was not found"):
-        api.get_collection(lost[0])
+    for slug in lost:
+        for method, more in (("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/items"), ("DELETE", "/items/1")):
+            body = {"item": {"type": "model", "id": "local/m"}, "title": "x"}
+            assert thread_hub.send(method, f"/api/collections/{slug}{more}", body).status == 404, (method, slug)
+    assert thread_hub.send("POST", "/api/collections", {"title": "x", "namespace": "file"}).status == 410
+    assert (thread_hub.root / "tokens.json").exists()
 
 
 # Private is private
